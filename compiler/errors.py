@@ -1,0 +1,88 @@
+"""Errors of the compile side. Each cause has its own class and exit code; see runtime/errors.py for the base."""
+
+from __future__ import annotations
+
+from ..runtime.errors import IccError, UsageError
+
+__all__ = [
+    "CheckpointError",
+    "IccError",
+    "OutputExistsError",
+    "PassError",
+    "SequenceLengthError",
+    "TensorError",
+    "TraceError",
+    "UnsupportedModel",
+    "UsageError",
+    "VerifyError",
+    "WriteError",
+]
+
+
+class CheckpointError(IccError):
+    """The checkpoint directory cannot be read: no config.json, a missing or truncated shard, pickle weights."""
+
+    exit_code = 10
+
+
+class TensorError(IccError):
+    """A tensor of the checkpoint is missing, misshapen or holds NaN or Inf. `tensor` is its name."""
+
+    exit_code = 11
+
+    def __init__(self, tensor: str, problem: str, hint: str = "") -> None:
+        super().__init__(f"tensor {tensor!r}: {problem}", hint)
+        self.tensor = tensor
+
+
+class UnsupportedModel(IccError):
+    """The model is not a causal decoder that icc can compile. `op` and `module` say where, if it is one operation."""
+
+    exit_code = 12
+
+    def __init__(self, message: str, hint: str = "", op: str = "", module: str = "") -> None:
+        super().__init__(message, hint)
+        self.op = op
+        self.module = module
+
+
+class TraceError(UnsupportedModel):
+    """`torch.export` could not trace the model."""
+
+    exit_code = 13
+
+
+class SequenceLengthError(IccError):
+    """`--max-seq-len` is above what the model's positions allow."""
+
+    exit_code = 14
+
+
+class OutputExistsError(IccError):
+    """The output directory exists and --force was not given."""
+
+    exit_code = 15
+
+
+class WriteError(IccError):
+    """The engine could not be written: disk full, no permission, file too large."""
+
+    exit_code = 16
+
+
+class PassError(IccError):
+    """A pass failed: an icc bug, or an option that does not fit the model."""
+
+    exit_code = 17
+
+
+class VerifyError(PassError):
+    """The graph breaks a rule of its stage after `pass_name`."""
+
+    exit_code = 18
+
+    def __init__(self, stage: str, pass_name: str, node: str, problem: str) -> None:
+        super().__init__(f"after pass {pass_name!r} the graph is not a valid {stage} graph: {node}: {problem}")
+        self.stage = stage
+        self.pass_name = pass_name
+        self.node = node

@@ -1,0 +1,209 @@
+"""The one door into transformers: our attention, mask and expert functions, registered under the name "icc".
+
+While a model is traced these functions run instead of a real implementation, and leave one custom op each in the graph,
+whatever the family.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..errors import UnsupportedModel
+
+NAME = "icc"
+
+
+@torch.library.custom_op("icc_trace::attention", mutates_args=())
+def traced_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    layer: int,
+    scale: float,
+    window: int,
+    chunk: int,
+    softcap: float,
+) -> Tensor:
+    """Attention as the models call it: q[1, Hq, T, D], k[1, Hkv, T, D], v[1, Hkv, T, Dv] -> [1, T, Hq, Dv]."""
+    raise NotImplementedError("only traced, never run")
+
+
+@traced_attention.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    layer: int,
+    scale: float,
+    window: int,
+    chunk: int,
+    softcap: float,
+) -> Tensor:
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
+
+
+@torch.library.custom_op("icc_trace::expert_linear", mutates_args=())
+def traced_expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor) -> Tensor:
+    """As icc::expert_linear: x[T, K] or [T, S, K], weight[E, N, K], index[T, S] -> [T, S, N]."""
+    raise NotImplementedError("only traced, never run")
+
+
+@traced_expert_linear.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor) -> Tensor:
+    return x.new_empty(index.shape[0], index.shape[1], weight.shape[1])
+
+
+@dataclass(frozen=True)
+class MaskSpec:
+    """What a causal mask allows beyond causality; models hand it to the attention function without looking inside."""
+
+    window: int = 0
+    chunk: int = 0
+
+
+def icc_mask(*args: Any, mask_function: Callable[..., Any] | None = None, **kwargs: Any) -> MaskSpec:
+    """Mask function for transformers: finds out by asking what the mask lets through."""
+    local = int(kwargs.get("local_size") or 0)
+    if mask_function is None:
+        return MaskSpec()
+    candidates = [MaskSpec()] + ([MaskSpec(window=local), MaskSpec(chunk=local)] if local else [])
+    table, q, k = _ask(mask_function, local)
+    with _disable_current_modes():
+        fitting = [spec for spec in candidates if torch.equal(table, _allowed(spec, q, k))]
+        looks_ahead = bool((table & (k > q)).any())
+    if fitting:
+        return fitting[0]
+    if looks_ahead:
+        raise UnsupportedModel(
+            "attention is bidirectional: the model is an encoder, not a causal decoder",
+            "icc compiles causal language models",
+        )
+    raise UnsupportedModel("the attention mask is neither causal, sliding-window nor chunked")
+
+
+def _ask(mask_function: Callable[..., Any], local: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(allowed[Q, K], q[Q, 1], k[1, K]) at small indices and around multiples of the local size."""
+    near = {d for base in (0, local, 2 * local, 3 * local) for d in range(base - 2, base + 3) if d >= 0}
+    places = sorted(near | set(range(24)))
+    with _disable_current_modes():  # the trace is under way, and these are real numbers
+        q, k = torch.tensor(places)[:, None], torch.tensor(places)[None, :]
+        zero = torch.zeros_like(q)
+        try:
+            table = mask_function(zero, zero, q, k).expand(len(places), len(places)).to(torch.bool)
+        except Exception as error:
+            raise UnsupportedModel(f"the attention mask cannot be analysed: {error}") from error
+    return table, q, k
+
+
+def _allowed(spec: MaskSpec, q: Tensor, k: Tensor) -> Tensor:
+    with _disable_current_modes():
+        allowed = k <= q
+        if spec.window:
+            allowed = allowed & (k > q - spec.window)
+        if spec.chunk:
+            allowed = allowed & (q // spec.chunk == k // spec.chunk)
+        return allowed
+
+
+class _LayerCounter:
+    """Numbers the attention calls of one trace; each call owns one KV cache."""
+
+    count = 0
+
+
+_layers = _LayerCounter()
+
+
+def icc_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention function for transformers' AttentionInterface."""
+    if isinstance(attention_mask, Tensor):
+        raise UnsupportedModel("the model builds its own attention mask tensor", op="attention_mask")
+    if position_bias is not None:
+        raise UnsupportedModel("attention with a learned position bias is not supported", op="position_bias")
+    is_causal = kwargs.get("is_causal")
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    if attention_mask is None and causal is False:
+        raise UnsupportedModel(
+            "attention is bidirectional: the model is an encoder, not a causal decoder",
+            "icc compiles causal language models",
+        )
+    spec = attention_mask if isinstance(attention_mask, MaskSpec) else MaskSpec(window=int(sliding_window or 0))
+    sinks = s_aux if s_aux is not None else kwargs.get("sinks")
+    layer = _layers.count
+    _layers.count += 1
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    out = torch.ops.icc_trace.attention(
+        query, key, value, sinks, layer, scale, spec.window, spec.chunk, float(softcap or 0.0)
+    )
+    return out, None
+
+
+def icc_experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Expert function for transformers' ExpertsInterface: hidden_states[T, H], top_k_*[T, S] -> [T, H]."""
+    name = "gate_up_proj" if self.has_gate else "up_proj"
+
+    def weight(which: str) -> Tensor:
+        value = getattr(self, which)
+        return value.transpose(1, 2) if self.is_transposed else value
+
+    def bias(which: str) -> Tensor | None:
+        return getattr(self, f"{which}_bias") if self.has_bias else None
+
+    up = torch.ops.icc_trace.expert_linear(hidden_states, weight(name), bias(name), top_k_index)
+    hidden = self._apply_gate(up) if self.has_gate else self.act_fn(up)
+    out = torch.ops.icc_trace.expert_linear(hidden, weight("down_proj"), bias("down_proj"), top_k_index)
+    if self.has_post_expert_norm:
+        out = self.post_expert_norm(out)
+    return (out * top_k_weights.unsqueeze(-1)).sum(dim=1)
+
+
+def _chunked_overlay(chunk_size: int, left_padding: Any) -> Callable[..., Any]:
+    """transformers' chunked overlay without left padding, so that it can be asked about plain integers."""
+    return lambda batch, head, q, k: k // chunk_size == q // chunk_size
+
+
+def register_interfaces() -> None:
+    """Make attention and experts implementation "icc" known to transformers."""
+    from transformers import masking_utils
+    from transformers.integrations import moe
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(NAME, icc_attention)
+    masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, icc_mask)
+    moe.ALL_EXPERTS_FUNCTIONS.register(NAME, icc_experts)
+
+
+@contextlib.contextmanager
+def tracing_interfaces() -> Iterator[None]:
+    """Switch off what transformers would derive from tensor values, and number the attention layers from 0."""
+    from transformers import masking_utils
+
+    _layers.count = 0
+    with (
+        mock.patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
+        mock.patch.object(masking_utils, "chunked_overlay", _chunked_overlay),
+    ):
+        yield

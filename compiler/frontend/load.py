@@ -1,0 +1,66 @@
+"""Checkpoint directory -> Graph: the frontend as one function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import SequenceLengthError, UnsupportedModel
+from ..graph.graph import Graph, ModelInfo
+from ..graph.weights import Weight
+from . import aten_handlers, reduce_handlers  # noqa: F401  (registers the handlers)
+from .checkpoint import open_checkpoint
+from .conversion import model_weights
+from .model import build_meta_model, computed_buffers, load_config
+from .token_major import Lowering
+from .trace import export
+
+DEFAULT_MAX_SEQ_LEN = 4096
+
+
+def load_graph(model_dir: Path, max_seq_len: int | None = None) -> Graph:
+    """Read, build and trace a checkpoint; nothing but headers and small constants is in memory afterwards."""
+    config = load_config(model_dir)
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedModel(
+            f"{model_dir} is already quantized ({_quant_method(config)})", "give the unquantized checkpoint"
+        )
+    tensors = open_checkpoint(model_dir)
+    model = build_meta_model(config)
+    weights = model_weights(model, tensors, computed_buffers(model))
+    return trace_model(model, config, weights, max_seq_len)
+
+
+def trace_model(model: nn.Module, config: Any, weights: dict[str, Weight], max_seq_len: int | None = None) -> Graph:
+    """Trace a model on meta and bring it into the IR."""
+    text = config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None)
+    if max_seq_len is not None and limit is not None and max_seq_len > limit:
+        raise SequenceLengthError(
+            f"--max-seq-len {max_seq_len} is above the {limit} positions of the model",
+            f"give at most {limit}",
+        )
+    length = max_seq_len or min(DEFAULT_MAX_SEQ_LEN, limit or DEFAULT_MAX_SEQ_LEN)
+    parameters = {id(p): p.numel() for p in model.parameters()}
+    floats = [w.dtype for w in weights.values() if w.dtype.is_floating_point and len(w.shape) > 1]
+    info = ModelInfo(
+        architecture=type(model).__name__,
+        vocab_size=int(text.vocab_size),
+        hidden_size=int(getattr(text, "hidden_size", 0) or 0),
+        num_layers=int(getattr(text, "num_hidden_layers", 0) or 0),
+        num_parameters=sum(parameters.values()),
+        max_position_embeddings=limit,
+        dtype=max(set(floats), key=floats.count) if floats else torch.float32,
+    )
+    graph = Lowering(export(model, length), weights, info).run()
+    graph.max_seq_len = length
+    return graph
+
+
+def _quant_method(config: Any) -> str:
+    found = config.quantization_config
+    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+    return str(method or "unknown method")

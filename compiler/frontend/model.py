@@ -1,0 +1,102 @@
+"""Building the model that transformers defines, on the meta device: shapes and code, no weights in memory."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import CheckpointError, IccError, UnsupportedModel
+from .interfaces import NAME, register_interfaces
+
+
+def load_config(model_dir: Path) -> Any:
+    """The transformers config of a checkpoint directory; refuses unknown types and remote code."""
+    if not (model_dir / "config.json").is_file():
+        raise CheckpointError(
+            f"{model_dir} has no config.json", "give the directory of a Hugging Face checkpoint, or its config.json"
+        )
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UnsupportedModel(f"{model_dir / 'config.json'}: {reason}") from error
+    return config
+
+
+def build_meta_model(config: Any) -> nn.Module:
+    """The causal language model of `config` on meta, float32, with icc's attention and expert functions."""
+    from transformers import AutoModelForCausalLM
+
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise UnsupportedModel(
+            f"model type {config.model_type!r} is not a causal language model in transformers",
+            "icc compiles decoders that AutoModelForCausalLM can load",
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModel(f"model type {config.model_type!r} is an encoder-decoder")
+    register_interfaces()
+    text = config.get_text_config()
+    for part in {id(config): config, id(text): text}.values():
+        part._experts_implementation = NAME
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=NAME)
+    except IccError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
+        raise UnsupportedModel(f"transformers cannot build {config.model_type!r}: {reason}") from error
+    for module in model.modules():
+        if hasattr(module, "config") and hasattr(module.config, "_experts_implementation"):
+            module.config._experts_implementation = NAME
+    return model.eval()
+
+
+def computed_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Values of the buffers that no checkpoint stores (inverse frequencies and the like), computed on the CPU.
+
+    transformers computes them in `_init_weights` when it loads a model from meta, so that is what runs here, on the
+    modules that own such buffers only; their parameters stay on meta and are not touched.
+    """
+    values: dict[str, Tensor] = {}
+    for path, module in list(model.named_modules()):
+        names = [n for n in module._non_persistent_buffers_set if module._buffers.get(n) is not None]
+        if not names:
+            continue
+        saved = {n: module._buffers[n] for n in names}
+        for n in names:
+            module._buffers[n] = torch.full_like(saved[n], float("nan"), device="cpu") if saved[
+                n
+            ].is_floating_point() else torch.zeros_like(saved[n], device="cpu")  # type: ignore[union-attr, arg-type]
+        with torch.no_grad():
+            owner = _owner(model, path)
+            owner._init_weights(module)
+        for n in names:
+            values[f"{path}.{n}" if path else n] = module._buffers[n]  # type: ignore[assignment]
+            module._buffers[n] = saved[n]
+    return values
+
+
+def _owner(model: nn.Module, path: str) -> Any:
+    """The innermost PreTrainedModel around `path`, whose `_init_weights` knows the module."""
+    from transformers import PreTrainedModel
+
+    owner: Any = model
+    for i in range(len(path.split("."))):
+        module = model.get_submodule(".".join(path.split(".")[: i + 1])) if path else model
+        if isinstance(module, PreTrainedModel):
+            owner = module
+    return owner
+
+
+def accepts_positions(model: nn.Module) -> bool:
+    """Whether the model's forward takes position_ids."""
+    return "position_ids" in inspect.signature(model.forward).parameters

@@ -1,0 +1,75 @@
+"""torch.export of a causal language model on meta, with a dynamic token count."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from ..errors import IccError, TraceError
+from .interfaces import tracing_interfaces
+from .model import accepts_positions
+
+# Kept whole instead of decomposed, because the dialect has them or their decomposition would lose precision.
+KEPT_ATEN = ("linear", "silu", "gelu", "softplus", "layer_norm", "native_layer_norm", "rms_norm", "stack", "split")
+
+
+class _Forward(nn.Module):
+    """The traced signature: (input_ids[1, T], position_ids[1, T]) -> logits[1, T, vocab]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.positions = accepts_positions(model)
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        extra: dict[str, Any] = {"position_ids": position_ids} if self.positions else {}
+        return self.model(input_ids=input_ids, use_cache=False, return_dict=True, **extra).logits
+
+
+def _decompositions() -> dict[Any, Any]:
+    table = dict(torch.export.default_decompositions())
+    return {op: fn for op, fn in table.items() if op.name().split("::")[1].split(".")[0] not in KEPT_ATEN}
+
+
+def export(model: nn.Module, max_tokens: int) -> ExportedProgram:
+    """Trace `model` (on meta) for 2..max_tokens tokens; raises TraceError with the first line of the reason."""
+    tokens = torch.export.Dim("tokens", min=2, max=max(max_tokens, 16))
+    ids, positions = (torch.zeros(1, 13, dtype=torch.long, device="meta") for _ in range(2))
+    dynamic = {"input_ids": {1: tokens}, "position_ids": {1: tokens}}
+    try:
+        with tracing_interfaces(), torch.no_grad():
+            program = torch.export.export(_Forward(model), (ids, positions), dynamic_shapes=dynamic, strict=False)
+            return program.run_decompositions(_decompositions())
+    except IccError:
+        raise
+    except Exception as error:
+        cause = next((e for e in _chain(error) if isinstance(e, IccError)), None)
+        if cause is not None:
+            raise cause from error
+        reason = next((line for line in str(error).split("\n") if line.strip()), type(error).__name__)
+        raise TraceError(
+            f"cannot trace {type(model).__name__}: {type(error).__name__}: {reason.strip()[:300]}",
+            "the model's code depends on the values or the number of tokens in a way that torch.export refuses",
+        ) from error
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def module_path(node: torch.fx.Node) -> str:
+    """Where in the model a node comes from, such as model.layers.0.self_attn.q_proj."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [value[0] for value in stack.values() if isinstance(value, tuple)]
+    return paths[-1].removeprefix("model.") if paths and paths[-1] != "model" else ""
+
+
+GETITEM = operator.getitem

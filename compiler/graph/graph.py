@@ -1,0 +1,165 @@
+"""The IR: a torch.fx graph over token-major tensors, with types on its nodes and weights as lazy handles.
+
+Every value that depends on tokens has the token axis (or the logit row axis) first; `TensorType.shape` leaves it out. There
+are no symbolic sizes: where an argument must name the token axis, as in aten.view, it is -1.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from .weights import Weight, short_dtype
+
+TOKENS = "tokens"
+LOGIT_ROWS = "logit_rows"
+# Row counts used when types are inferred by running an op on meta tensors. Any sizes serve, as ops are row-wise.
+_ROW_SAMPLE = {TOKENS: 7, LOGIT_ROWS: 3}
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """dtype and per-row shape of a value; `rows` is None for constants, which have no row axis."""
+
+    rows: str | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def rank(self) -> int:
+        """Number of axes of the tensor, the row axis included."""
+        return len(self.shape) + (self.rows is not None)
+
+    @property
+    def full_shape(self) -> tuple[int, ...]:
+        """Shape with -1 for the row axis."""
+        return self.shape if self.rows is None else (-1, *self.shape)
+
+    def meta(self) -> torch.Tensor:
+        """A meta tensor of this type with a sample row count."""
+        lead = () if self.rows is None else (_ROW_SAMPLE[self.rows],)
+        return torch.empty((*lead, *self.shape), dtype=self.dtype, device="meta")
+
+    def __str__(self) -> str:
+        lead = {TOKENS: ["T"], LOGIT_ROWS: ["L"], None: []}[self.rows]
+        return f"{short_dtype(self.dtype)}[{', '.join(lead + [str(s) for s in self.shape])}]"
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """Facts of the model that the graph does not show. `architecture` is for people only."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_parameters: int
+    max_position_embeddings: int | None
+    dtype: torch.dtype
+
+
+@dataclass
+class Graph:
+    """The fx graph, its weights by name, and the facts that passes have established."""
+
+    fx: fx.Graph
+    weights: dict[str, Weight]
+    info: ModelInfo
+    facts: set[str] = field(default_factory=set)
+    max_seq_len: int = 0
+
+    @property
+    def nodes(self) -> Iterable[fx.Node]:
+        """Nodes in execution order."""
+        return self.fx.nodes
+
+    def input(self, name: str) -> fx.Node | None:
+        """The placeholder of that name."""
+        return next((n for n in self.fx.nodes if n.op == "placeholder" and n.target == name), None)
+
+    @property
+    def output(self) -> fx.Node:
+        """The node whose value is the logits."""
+        return next(n for n in reversed(self.fx.nodes) if n.op == "output").args[0]  # type: ignore[return-value]
+
+    def weight(self, node: fx.Node) -> Weight:
+        """The handle behind a get_attr node."""
+        return self.weights[str(node.target)]
+
+    def add_weight(self, name: str, weight: Weight) -> fx.Node:
+        """A new get_attr node at the insertion point; the name is made unique."""
+        base, count = name, 1
+        while name in self.weights and self.weights[name] is not weight:
+            count += 1
+            name = f"{base}#{count}"
+        self.weights[name] = weight
+        node = self.fx.create_node("get_attr", name, name=name.replace(".", "_").replace("#", "_"))
+        node.meta["type"] = TensorType(None, weight.shape, weight.dtype)
+        return node
+
+    def call(self, target: Any, *args: Any, origin: fx.Node | None = None) -> fx.Node:
+        """A new typed call at the insertion point; `origin` gives it its module path."""
+        node = self.fx.call_function(target, args)
+        node.meta["type"] = infer_type(node)
+        if origin is not None and "module" in origin.meta:
+            node.meta["module"] = origin.meta["module"]
+        return node
+
+    def replace(self, old: fx.Node, new: fx.Node) -> None:
+        """Send the users of `old` to `new`; dead nodes go at the next `sweep`."""
+        old.replace_all_uses_with(new)
+
+    def sweep(self) -> int:
+        """Remove nodes without users and weights without nodes; returns how many nodes went."""
+        removed = 0
+        for node in reversed(list(self.fx.nodes)):
+            if node.op in ("call_function", "get_attr") and not node.users:
+                self.fx.erase_node(node)
+                removed += 1
+        used = {str(n.target) for n in self.fx.nodes if n.op == "get_attr"}
+        self.weights = {k: w for k, w in self.weights.items() if k in used}
+        return removed
+
+
+def type_of(node: fx.Node) -> TensorType:
+    """The single tensor type of a node."""
+    found = node.meta["type"]
+    assert isinstance(found, TensorType), f"{node} has several results"
+    return found
+
+
+def _rows_of(node: fx.Node) -> str | None:
+    if getattr(node.target, "_schema", None) is not None and node.target.name() == "icc::select_rows":  # type: ignore[union-attr]
+        return LOGIT_ROWS
+    rows = {t.rows for arg in node.all_input_nodes for t in _types(arg)} - {None}
+    assert len(rows) <= 1, f"{node} mixes token rows and logit rows"
+    return rows.pop() if rows else None
+
+
+def _types(node: fx.Node) -> tuple[TensorType, ...]:
+    found = node.meta["type"]
+    return found if isinstance(found, tuple) else (found,)
+
+
+def infer_type(node: fx.Node) -> TensorType | tuple[TensorType, ...]:
+    """The type of a call, found by running its target on meta tensors; raises what the target raises."""
+    if node.target is operator.getitem:
+        source, index = node.args
+        return source.meta["type"][index]  # type: ignore[union-attr, index]
+    args = fx.map_arg(node.args, lambda n: n.meta["type"].meta())
+    result = node.target(*args, **node.kwargs)  # type: ignore[operator]
+    rows = _rows_of(node)
+
+    def strip(value: torch.Tensor) -> TensorType:
+        shape = tuple(value.shape)
+        if rows is None:
+            return TensorType(None, shape, value.dtype)
+        assert shape and shape[0] == _ROW_SAMPLE[rows], f"{node.target} lost the row axis: {shape}"
+        return TensorType(rows, shape[1:], value.dtype)
+
+    return tuple(strip(v) for v in result) if isinstance(result, (tuple, list)) else strip(result)

@@ -1,0 +1,58 @@
+"""The reference interpreter: runs a graph eagerly on one sequence, the oracle of every pass and backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from .graph import Graph
+
+
+def as_compute(value: Tensor) -> Tensor:
+    """Weights of any storage type compute in float32; integers and booleans stay."""
+    return value.to(torch.float32) if value.is_floating_point() else value
+
+
+Observer = Callable[[fx.Node, tuple[Any, ...]], None]
+
+
+@torch.no_grad()
+def interpret(
+    graph: Graph, token_ids: Sequence[int], logit_rows: Sequence[int] | None = None, observer: Observer | None = None
+) -> Tensor:
+    """Logits float32 [T or L, vocab] of one sequence that starts at position 0.
+
+    `observer(node, args)` sees each call's evaluated arguments before it runs.
+    """
+    tokens = torch.tensor(list(token_ids), dtype=torch.int64)
+    rows = torch.arange(len(tokens)) if logit_rows is None else torch.tensor(list(logit_rows))
+    inputs = {"token_ids": tokens, "positions": torch.arange(len(tokens)), "logit_rows": rows}
+    env: dict[fx.Node, Any] = {}
+    last_use = {arg: node for node in graph.nodes for arg in node.all_input_nodes}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            env[node] = inputs[str(node.target)]
+        elif node.op == "get_attr":
+            continue  # loaded where it is used, so that one weight at a time is in memory
+        elif node.op == "output":
+            return _value(node.args[0], graph, env)
+        else:
+            args = tuple(_value(a, graph, env) for a in node.args)
+            if observer is not None:
+                observer(node, args)
+            env[node] = node.target(*args, **node.kwargs)  # type: ignore[operator]
+        for arg in node.all_input_nodes:
+            if last_use[arg] is node:
+                env.pop(arg, None)
+    raise AssertionError("a graph ends with an output node")
+
+
+def _value(arg: Any, graph: Graph, env: dict[fx.Node, Any]) -> Any:
+    if isinstance(arg, fx.Node):
+        return as_compute(graph.weight(arg).load()) if arg.op == "get_attr" else env[arg]
+    if isinstance(arg, (list, tuple)):
+        return [_value(a, graph, env) for a in arg]
+    return arg

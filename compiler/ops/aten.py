@@ -1,0 +1,111 @@
+"""Elementwise aten ops as instructions of `icc.pointwise`: what the generic fusion can compile.
+
+Each entry takes a `Body` and the op's operands (registers or literals) and returns the result's register.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Body:
+    """A pointwise body being written, with common subexpressions shared."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._known: dict[str, str] = {}
+
+    def __call__(self, opcode: str, *operands: Any) -> str:
+        """Append one instruction and return its register."""
+        text = f"{opcode} {' '.join(literal(o) for o in operands)}"
+        if text not in self._known:
+            register = f"t{len(self.lines)}"
+            self.lines.append(f"{register} = {text}")
+            self._known[text] = register
+        return self._known[text]
+
+    @property
+    def text(self) -> str:
+        """The body as the op takes it."""
+        return "; ".join(self.lines)
+
+
+def literal(value: Any) -> str:
+    """A register stays as it is; numbers are written so that they read back exactly."""
+    if isinstance(value, str):
+        return value
+    return repr(value) if not isinstance(value, bool) else str(value)
+
+
+Builder = Callable[..., str]
+
+
+def _simple(opcode: str) -> Builder:
+    return lambda b, *args: b(opcode, *args)
+
+
+def _clamp(b: Body, x: Any, low: Any = None, high: Any = None) -> str:
+    if low is not None:
+        x = b("maximum", x, low)
+    return b("minimum", x, high) if high is not None else b("copy", x) if low is None else x
+
+
+def _softplus(b: Body, x: Any, beta: Any = 1, threshold: Any = 20) -> str:
+    if beta == 1:
+        return b("softplus", x)
+    return b("div", b("softplus", b("mul", x, float(beta))), float(beta))
+
+
+def _leaky_relu(b: Body, x: Any, slope: float = 0.01) -> str:
+    return b("where", b("gt", x, 0.0), x, b("mul", x, slope))
+
+
+def _elu(b: Body, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> str:
+    grown = b("mul", b("expm1", b("mul", x, float(input_scale))), float(alpha) * float(scale))
+    return b("where", b("gt", x, 0.0), b("mul", x, float(scale)), grown)
+
+
+def _pow(b: Body, x: Any, exponent: Any) -> str:
+    if exponent == 2:
+        return b("mul", x, x)
+    if exponent == 3:
+        return b("mul", b("mul", x, x), x)
+    if exponent == 0.5:
+        return b("sqrt", x)
+    return b("pow", x, exponent)
+
+
+# op name without overload -> builder
+POINTWISE: dict[str, Builder] = {
+    **{f"aten.{n}": _simple(n) for n in ("mul", "neg", "abs", "sign", "exp", "expm1", "log", "log1p", "sin", "cos")},
+    **{f"aten.{n}": _simple(n) for n in ("tan", "tanh", "erf", "sigmoid", "silu", "relu", "sqrt", "rsqrt", "floor")},
+    **{f"aten.{n}": _simple(n) for n in ("ceil", "round", "trunc", "reciprocal", "maximum", "minimum", "where")},
+    **{f"aten.{n}": _simple(n) for n in ("eq", "ne", "lt", "le", "gt", "ge", "remainder", "logical_not")},
+    **{f"aten.{n}": _simple(n) for n in ("logical_and", "logical_or")},
+    "aten.bitwise_and": _simple("logical_and"),
+    "aten.bitwise_or": _simple("logical_or"),
+    "aten.bitwise_not": _simple("logical_not"),
+    "aten.floor_divide": _simple("floordiv"),
+    "aten.pow": _pow,
+    "aten.clamp": _clamp,
+    "aten.clamp_min": lambda b, x, low: b("maximum", x, low),
+    "aten.clamp_max": lambda b, x, high: b("minimum", x, high),
+    "aten.hardtanh": lambda b, x, low=-1.0, high=1.0: _clamp(b, x, low, high),
+    "aten.relu6": lambda b, x: _clamp(b, x, 0.0, 6.0),
+    "aten.softplus": _softplus,
+    "aten.leaky_relu": _leaky_relu,
+    "aten.elu": _elu,
+    "aten.rsub": lambda b, x, y, alpha=1: b("sub", y, x),
+    "aten.square": lambda b, x: b("mul", x, x),
+    "aten.masked_fill": lambda b, x, mask, value: b("where", mask, value, x),
+    "aten.addcmul": lambda b, x, y, z: b("add", x, b("mul", y, z)),
+    "aten.lerp": lambda b, x, y, w: b("add", x, b("mul", w, b("sub", y, x))),
+    "aten.log_sigmoid": lambda b, x: b("neg", b("softplus", b("neg", x))),
+    "aten.hardswish": lambda b, x: b("div", b("mul", x, _clamp(b, b("add", x, 3.0), 0.0, 6.0)), 6.0),
+    "aten.hardsigmoid": lambda b, x: b("div", _clamp(b, b("add", x, 3.0), 0.0, 6.0), 6.0),
+    "aten.mish": lambda b, x: b("mul", x, b("tanh", b("softplus", x))),
+}
+
+# these have options that the frontend normalizes before they get here
+ARITHMETIC: dict[str, Builder] = {"aten.add": _simple("add"), "aten.sub": _simple("sub"), "aten.div": _simple("div")}

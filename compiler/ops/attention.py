@@ -1,0 +1,156 @@
+"""Causal attention, before and after it meets the paged KV cache, and rotary position embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .base import Cost, op, tensor_bytes
+
+
+def visible(positions: Tensor, window: int, chunk: int) -> Tensor:
+    """Boolean [T, T]: may the query at positions[i] attend to the key at positions[j]?"""
+    q, k = positions[:, None], positions[None, :]
+    allowed = k <= q
+    if window:
+        allowed = allowed & (k > q - window)
+    if chunk:
+        allowed = allowed & (k // chunk == q // chunk)
+    return allowed
+
+
+@op(kernels={"cpu": "attention"})
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    alibi: Tensor | None,
+    layer: int,
+    scale: float,
+    window: int,
+    chunk: int,
+    softcap: float,
+) -> Tensor:
+    """Causal attention of one sequence: q[T, Hq, D], k[T, Hkv, D], v[T, Hkv, Dv] -> [T, Hq, Dv]; Hq is a multiple of Hkv.
+
+    window: keys further back are not seen (0: all). chunk: only keys of the query's own chunk are seen (0: all).
+    softcap: scores become softcap * tanh(score / softcap). sinks[Hq] add exp(sink) to the denominator. alibi[Hq] adds
+    slope * (key position - query position). `layer` numbers the KV cache.
+    """
+    tokens, heads, _ = q.shape
+    if q.device.type == "meta":
+        return q.new_empty(tokens, heads, v.shape[2])
+    groups = heads // k.shape[1]
+    keys = k.repeat_interleave(groups, dim=1).transpose(0, 1)
+    values = v.repeat_interleave(groups, dim=1).transpose(0, 1)
+    scores = q.transpose(0, 1) @ keys.transpose(1, 2) * scale
+    positions = torch.arange(tokens)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if alibi is not None:
+        scores = scores + alibi[:, None, None] * (positions[None, :] - positions[:, None])
+    scores = scores.masked_fill(~visible(positions, window, chunk), float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(heads, tokens, 1)], dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., :tokens]
+    return (weights @ values).transpose(0, 1).contiguous()
+
+
+@attention.set_cost
+def _attention_cost(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> Cost:
+    return Cost(2.0 * q.numel() * k.shape[0] * 2, tensor_bytes(q, k, v))
+
+
+@attention.set_samples
+def _attention_samples() -> Iterator[tuple[object, ...]]:
+    def qkv(t: int, hq: int, hkv: int, d: int, dv: int) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.randn(t, hq, d), torch.randn(t, hkv, d), torch.randn(t, hkv, dv)
+
+    yield *qkv(1, 2, 1, 16, 16), None, None, 0, 0.25, 0, 0, 0.0
+    yield *qkv(19, 6, 2, 40, 24), None, None, 0, 0.2, 5, 0, 0.0
+    yield *qkv(9, 3, 3, 8, 8), torch.randn(3), None, 0, 0.3, 0, 0, 20.0
+    yield *qkv(9, 4, 2, 8, 8), None, torch.rand(4), 0, 0.3, 0, 4, 0.0
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
+    """Rotary embedding of the first R = cos.shape[-1] dims of x[T, H, D] by cos, sin[T, R]; the rest passes through.
+
+    style "half" pairs dim i with i + R/2 (GPT-NeoX), "interleaved" pairs 2i with 2i + 1 (GPT-J; Su et al. 2021).
+    """
+    r = cos.shape[-1]
+    head, tail = x[..., :r], x[..., r:]
+    if style == "half":
+        turned = torch.cat((-head[..., r // 2 :], head[..., : r // 2]), dim=-1)
+    else:
+        turned = torch.stack((-head[..., 1::2], head[..., ::2]), dim=-1).flatten(-2)
+    return torch.cat((head * cos[:, None] + turned * sin[:, None], tail), dim=-1)
+
+
+@op(kernels={"cpu": "rope"})
+def rope(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
+    """Rotary position embedding, see `rotate`: x[T, H, D], cos and sin [T, R] with R <= D."""
+    return rotate(x, cos, sin, style).clone()
+
+
+@rope.set_cost
+def _rope_cost(x: Tensor, *rest: object) -> Cost:
+    return Cost(3.0 * x.numel(), 2 * tensor_bytes(x))
+
+
+@rope.set_samples
+def _rope_samples() -> Iterator[tuple[Tensor, Tensor, Tensor, str]]:
+    yield torch.randn(3, 2, 16), torch.randn(3, 16), torch.randn(3, 16), "half"
+    yield torch.randn(3, 2, 24), torch.randn(3, 8), torch.randn(3, 8), "half"
+    yield torch.randn(3, 1, 8), torch.randn(3, 8), torch.randn(3, 8), "interleaved"
+
+
+@op(kernels={"cpu": "paged_attention"})
+def paged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    q_cos: Tensor | None,
+    q_sin: Tensor | None,
+    k_cos: Tensor | None,
+    k_sin: Tensor | None,
+    sinks: Tensor | None,
+    alibi: Tensor | None,
+    layer: int,
+    scale: float,
+    window: int,
+    chunk: int,
+    softcap: float,
+    rope_style: str,
+) -> Tensor:
+    """Attention over the paged KV cache with rotary embedding and KV write fused.
+
+    As `attention`, where q and k are first rotated by the rows `positions` of the tables q_cos/q_sin and k_cos/k_sin
+    [P, R] (absent: no rotation), and k, v are written to the pages of KV layer `layer`. The reference sees one sequence
+    whose tokens are all in this step.
+    """
+    tokens, heads, _ = q.shape
+    if q.device.type == "meta":
+        return q.new_empty(tokens, heads, v.shape[2])
+    if q_cos is not None and q_sin is not None:
+        q = rotate(q, q_cos[positions], q_sin[positions], rope_style)
+    if k_cos is not None and k_sin is not None:
+        k = rotate(k, k_cos[positions], k_sin[positions], rope_style)
+    return attention.reference(q, k, v, sinks, alibi, layer, scale, window, chunk, softcap)
+
+
+@paged_attention.set_cost
+def _paged_cost(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> Cost:
+    return Cost(2.0 * q.numel() * k.shape[0] * 2, 2 * tensor_bytes(q, k, v))
+
+
+@paged_attention.set_samples
+def _paged_samples() -> Iterator[tuple[object, ...]]:
+    t, d, r = 21, 16, 8
+    tables = [torch.randn(32, r) for _ in range(2)] * 2
+    q, k, v = torch.randn(t, 4, d), torch.randn(t, 2, d), torch.randn(t, 2, d)
+    yield q, k, v, torch.arange(t), *tables, None, None, 0, 0.25, 0, 0, 0.0, "half"
+    yield q, k, v, torch.arange(t), None, None, None, None, torch.randn(4), None, 0, 0.25, 7, 0, 0.0, "half"

@@ -1,0 +1,105 @@
+"""Ops over one axis of each token's own values: reductions, softmax, top-k and indexed moves (routers need them)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from .base import Cost, op, tensor_bytes
+
+
+def _cost(x: Tensor, *rest: object) -> Cost:
+    return Cost(4.0 * x.numel(), 2 * tensor_bytes(x))
+
+
+REDUCTIONS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "sum": lambda x, d: x.sum(d),
+    "mean": lambda x, d: x.mean(d),
+    "amax": lambda x, d: x.amax(d),
+    "amin": lambda x, d: x.amin(d),
+    "prod": lambda x, d: x.prod(d),
+    "argmax": lambda x, d: x.argmax(d),
+}
+
+
+@op(kernels={"cpu": "reduce"})
+def reduce(x: Tensor, kind: str, dim: int) -> Tensor:
+    """Reduce axis `dim` (not the token axis) away; kind is one of REDUCTIONS."""
+    return REDUCTIONS[kind](x, dim)
+
+
+@op(kernels={"cpu": "softmax"})
+def softmax(x: Tensor) -> Tensor:
+    """Softmax over the last axis."""
+    return torch.softmax(x, dim=-1)
+
+
+@op(kernels={"cpu": "topk"})
+def topk(x: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
+    """The k largest (or smallest) of the last axis in order, and their indices; ties go to the lower index."""
+    order = torch.argsort(x, dim=-1, descending=largest, stable=True)[..., :k]
+    return torch.gather(x, -1, order), order
+
+
+@op(kernels={"cpu": "gather"})
+def gather(x: Tensor, index: Tensor) -> Tensor:
+    """x[..., index[..., j]] along the last axis."""
+    return torch.gather(x, -1, index.long())
+
+
+@op(kernels={"cpu": "scatter"})
+def scatter(x: Tensor, index: Tensor, src: Tensor | None, value: float, accumulate: bool) -> Tensor:
+    """A copy of x where the last axis at `index` is set to (or has added) src, or `value` where src is absent."""
+    source = torch.full_like(index, value, dtype=x.dtype) if src is None else src
+    out = x.clone()
+    return out.scatter_add(-1, index.long(), source) if accumulate else out.scatter(-1, index.long(), source)
+
+
+@op(kernels={"cpu": "cumsum"})
+def cumsum(x: Tensor) -> Tensor:
+    """Running sum over the last axis."""
+    return torch.cumsum(x, dim=-1, dtype=x.dtype)
+
+
+for _op in (reduce, softmax, topk, gather, scatter, cumsum):
+    _op.set_cost(_cost)
+
+
+@reduce.set_samples
+def _reduce_samples() -> Iterator[tuple[Tensor, str, int]]:
+    for kind in REDUCTIONS:
+        yield torch.randn(3, 5, 7), kind, 2
+        yield torch.randn(3, 5, 7), kind, 1
+
+
+@softmax.set_samples
+def _softmax_samples() -> Iterator[tuple[Tensor]]:
+    yield (torch.randn(3, 5, 7),)
+    yield (torch.randn(1, 64),)
+
+
+@topk.set_samples
+def _topk_samples() -> Iterator[tuple[Tensor, int, bool]]:
+    yield torch.randn(5, 9), 3, True
+    yield torch.tensor([[1.0, 2.0, 2.0, 1.0]]), 2, True
+    yield torch.randn(5, 9), 9, False
+
+
+@gather.set_samples
+def _gather_samples() -> Iterator[tuple[Tensor, Tensor]]:
+    yield torch.randn(3, 7), torch.randint(0, 7, (3, 4))
+
+
+@scatter.set_samples
+def _scatter_samples() -> Iterator[tuple[Tensor, Tensor, Tensor | None, float, bool]]:
+    index = torch.stack([torch.randperm(7)[:4] for _ in range(3)])
+    yield torch.zeros(3, 7), index, torch.randn(3, 4), 0.0, False
+    yield torch.randn(3, 7), index, None, 1.0, False
+    yield torch.randn(3, 7), index, torch.randn(3, 4), 0.0, True
+
+
+@cumsum.set_samples
+def _cumsum_samples() -> Iterator[tuple[Tensor]]:
+    yield (torch.randn(3, 7),)

@@ -1,0 +1,81 @@
+"""engine.json: the typed, versioned, closed description of an engine directory. The runtime owns the format."""
+
+from __future__ import annotations
+
+import msgspec
+
+FORMAT_VERSION = 1
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Size in bytes and sha256 (hex) of one file of the engine."""
+
+    size: int
+    sha256: str
+
+
+class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the runtime must know of the model. `architecture` is for people only; nothing branches on it."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_parameters: int
+    max_seq_len: int
+    bos_token_id: int | None
+    eos_token_ids: list[int]
+    pad_token_id: int | None
+
+
+class QuantFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How weights are stored. `bits_per_weight` counts scales and zero points, over all parameters."""
+
+    method: str
+    bits_per_weight: float
+    kept: list[str]  # linears left unquantized, "name: reason"
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Static limits: sequence length, sequences per step and tokens per step."""
+
+    max_seq_len: int
+    max_batch_size: int
+    max_step_tokens: int
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """generation_config.json of the checkpoint, as far as it concerns sampling. None means greedy / off."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class Library(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One compiled kernel library. `isa` is a level name; `cpu_flags` are the /proc/cpuinfo flags that it needs."""
+
+    isa: str
+    path: str
+    cpu_flags: list[str]
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """engine.json. Paths are relative to the engine directory; `libraries` go from best to most portable."""
+
+    format_version: int
+    icc_version: str
+    target: str
+    backend: str  # "cpu", "cuda", "hip"
+    model: ModelFacts
+    quantization: QuantFacts
+    limits: Limits
+    sampling: SamplingDefaults
+    libraries: list[Library]
+    weights_file: str
+    program_file: str
+    tokenizer_dir: str | None
+    files: dict[str, FileEntry]
+    digest: str = ""  # seals this file itself, see engine/digest.py; "" if it is not sealed

@@ -1,0 +1,125 @@
+"""The program: the lowered model as a list of kernel launches over an arena, shared by compiler and runtime.
+
+A program is what remains of the graph after the passes: a list of steps, each one kernel and its operands. Activations
+live in one static arena. A buffer holds one row per token (or per logit row), and its address is
+`arena + buffer.offset * num_tokens`, so one plan serves every batch size. All shapes below exclude that leading row
+dimension.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+Param = int | float | str | bool | list[int | str]
+
+# element sizes in bytes of everything that a buffer or weight can hold
+ITEM_SIZE = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4, "i8": 1, "u8": 1}
+
+
+class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One activation in the arena: `rows` rows of `shape` elements, contiguous.
+
+    `offset` is in bytes per token: the buffer starts at `arena + offset * num_tokens` and spans
+    `row_bytes * num_tokens` bytes. Offsets are multiples of 64. Buffers whose lifetimes do not overlap may share bytes.
+    """
+
+    name: str
+    dtype: str
+    shape: list[int]
+    rows: str  # "tokens" or "logit_rows" (never more rows than tokens)
+    offset: int
+
+
+class Operand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a kernel finds one argument.
+
+    space: "buffer" (name of a Buffer; `offset` in elements is added to each row's start), "weight" (name in
+    `Program.weights`), "input" (a field of the batch: token_ids, positions), "output" (the logits, float32
+    `[logit_rows, vocab]`), or "none" (an optional operand that is absent).
+    """
+
+    space: str
+    name: str = ""
+    offset: int = 0
+
+
+class Kernel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One specialised kernel: the lowered op it implements and every compile-time fact, strides included."""
+
+    op: str
+    params: dict[str, Param]
+
+
+class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One launch: `kernel` names an entry of `Program.kernels`; `layer` is the KV layer of attention steps, else -1."""
+
+    kernel: str
+    inputs: list[Operand]
+    outputs: list[Operand]
+    layer: int = -1
+
+
+class Weight(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One weight as packed in the weights file.
+
+    `format` is the packed layout (f32, bf16, f16 rows as they are, or a packed format of the target such as q4);
+    `shape` is the logical shape before packing; `nbytes` the packed size, a multiple of 64.
+    """
+
+    format: str
+    shape: list[int]
+    nbytes: int
+
+
+class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The KV cache of one attention layer. `window` is the number of tokens attended to, 0 for all."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int = 0
+
+
+class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The paged KV cache: blocks of `block_size` tokens; `dtype` is f32, bf16, f16 or i8.
+
+    The layers lie one after the other; layer l starts at `kv + num_blocks * layer_offset(l)` where layer_offset is the
+    sum of the block bytes of the layers before it. Within a layer, block b starts at `b * block_bytes(l)`; keys come
+    first, then values; the order inside is the executor's.
+    """
+
+    block_size: int
+    dtype: str
+    layers: list[KVLayer]
+
+    def block_bytes(self, layer: int) -> int:
+        """Bytes of one block in one layer, keys and values, rounded up to 64."""
+        spec = self.layers[layer]
+        item = ITEM_SIZE[self.dtype]
+        raw = self.block_size * spec.kv_heads * (spec.key_dim + spec.value_dim) * item
+        if self.dtype == "i8":  # one float32 scale per token, head and tensor
+            raw += self.block_size * spec.kv_heads * 2 * 4
+        return (raw + 63) // 64 * 64
+
+    def total_block_bytes(self) -> int:
+        """Bytes that one block id takes over all layers."""
+        return sum(self.block_bytes(layer) for layer in range(len(self.layers)))
+
+
+class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything an executor needs besides the bytes of weights and kernels."""
+
+    kernels: dict[str, Kernel]
+    steps: list[Step]
+    buffers: list[Buffer]
+    weights: dict[str, Weight]
+    kv: KVLayout
+    arena_bytes_per_token: int
+    vocab_size: int
+
+    def buffer(self, name: str) -> Buffer:
+        """The buffer of that name; KeyError if there is none."""
+        for buffer in self.buffers:
+            if buffer.name == name:
+                return buffer
+        raise KeyError(name)

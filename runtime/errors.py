@@ -1,0 +1,65 @@
+"""Errors of icc: each cause is one class with facts as fields, one clear line, a hint and its own exit code."""
+
+from __future__ import annotations
+
+
+class IccError(Exception):
+    """Base of every error that icc raises on purpose.
+
+    `exit_code` is what the command line returns, `hint` is what the user can do about it.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class EngineFormatError(IccError):
+    """The engine directory is damaged, changed, incomplete or of another format version."""
+
+    exit_code = 20
+
+
+class EngineVersionError(EngineFormatError):
+    """The engine was written in a format version that this runtime does not read."""
+
+    exit_code = 21
+
+    def __init__(self, found: object, supported: int) -> None:
+        super().__init__(
+            f"engine format version {found!r} is not supported: this runtime reads version {supported}",
+            "compile the model again with this version of icc, or install the icc version that wrote the engine",
+        )
+        self.found = found
+        self.supported = supported
+
+
+class MissingIsaError(IccError):
+    """The machine has none of the instruction sets that the engine was compiled for."""
+
+    exit_code = 22
+
+
+class CapacityError(IccError):
+    """A request or a batch needs more memory (KV blocks, tokens, sequences) than the engine has."""
+
+    exit_code = 23
+
+
+class RequestError(IccError):
+    """One request is invalid: its parameters, token ids or length. `field` names the parameter, if it is one."""
+
+    exit_code = 24
+
+    def __init__(self, message: str, hint: str = "", field: str = "") -> None:
+        super().__init__(message, hint)
+        self.field = field
+
+
+class UsageError(IccError):
+    """An argument of a command or an API call is invalid."""
+
+    exit_code = 2
