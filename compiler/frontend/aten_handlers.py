@@ -142,10 +142,13 @@ def permute(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any
     return Value(low.emit(aten.permute.default, value.node, [*lead, *moved]), dims)
 
 
-@handles("aten.expand")
+@handles("aten.expand", "aten.broadcast_to")
 def expand(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    value: Value = args[0]
-    dims = dims_of(_val(node))
+    return expand_to(low, args[0], dims_of(_val(node)))
+
+
+def expand_to(low: Lowering, value: Value, dims: Dims) -> Value:
+    """The value repeated along axes where `dims` is larger; a constant stays one row."""
     aligned = align(low, value, dims)
     if T in dims and value.axis is None:
         value = Value(aligned, (T, *(1,) * (len(dims) - 1 - type_of(aligned).rank), *type_of(aligned).shape))
@@ -156,6 +159,20 @@ def expand(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
         return Value(aligned, dims)
     lead = [-1] if found.rows is not None else []
     return Value(low.emit(aten.expand.default, aligned, [*lead, *shape]), dims)
+
+
+def per_token(low: Lowering, value: Value, dims: Dims) -> Value:
+    """A constant written out once per token, for ops that need a row for each; `dims` are its logical dims."""
+    value = expand_to(low, value, dims)
+    if value.per_token:
+        return value
+    if type_of(value.node).dtype == torch.bool:
+        raise ValueError("a boolean constant per token")
+    positions = low.graph.input("positions")
+    is_float = type_of(value.node).dtype.is_floating_point
+    zero = low.emit(aten.mul.Tensor, positions, 0.0 if is_float else 0)
+    zero = low.emit(aten.view.default, zero, [-1, *(1,) * len(value.features)])
+    return Value(low.emit(aten.add.Tensor, zero, value.node), dims)
 
 
 @handles("aten.slice")
@@ -171,8 +188,19 @@ def slice_(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
     if dims == value.dims:
         return value
     length = value.dims[axis]
+    if isinstance(end, torch.SymInt):
+        return first_rows(low, value, axis, start, dims)
     start, end, _ = slice(start, end).indices(length)
     return Value(low.emit(aten.slice.Tensor, value.node, value.canonical(axis), start, end, step or 1), dims)
+
+
+def first_rows(low: Lowering, table: Value, axis: int, start: Any, dims: Dims) -> Value:
+    """table[:number of tokens]: row p of the table at position p."""
+    if dims[axis] is not T or table.per_token or start not in (None, 0) or math.prod(table.dims[:axis]) != 1:
+        raise ValueError("a slice whose end depends on the number of tokens")
+    rows = low.view(table, table.dims[axis:])
+    out = low.emit(OPS["embedding"].overload, low.graph.input("positions"), rows.node)
+    return low.view(Value(out, (T, *table.dims[axis + 1 :])), dims)
 
 
 @handles("aten.select")
@@ -218,11 +246,18 @@ def cat(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -
     values: list[Value] = args[0]
     if "stack" in op_name(node.target):
         values = [low.view(v, v.dims[:axis] + (1,) + v.dims[axis:]) for v in values]
+    return cat_parts(low, values, axis, dims)
+
+
+def cat_parts(low: Lowering, values: list[Value], axis: int, dims: Dims) -> Value:
+    """The values joined along a logical axis; constants among tokens are written out per token."""
     if dims[axis] is T:
         raise ValueError("a concatenation along the token axis")
     values = [v for v in values if math.prod(v.features) > 0]
-    if any(v.per_token for v in values) and not all(v.per_token for v in values):
-        raise ValueError("a concatenation of tokens with a constant")
+    if any(v.per_token for v in values):
+        values = [per_token(low, v, (*dims[:axis], v.dims[axis], *dims[axis + 1 :])) for v in values]
+    if len(values) == 1:
+        return Value(values[0].node, dims)
     return Value(low.emit(aten.cat.default, [v.node for v in values], values[0].canonical(axis)), dims)
 
 

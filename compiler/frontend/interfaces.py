@@ -69,6 +69,31 @@ class MaskSpec:
 
     window: int = 0
     chunk: int = 0
+    bidirectional: bool = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise MaskUsed()
+
+    def __getitem__(self, index: Any) -> Any:
+        raise MaskUsed()
+
+    def __radd__(self, other: Any) -> Any:
+        raise MaskUsed()
+
+    __add__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __and__ = __rand__ = __invert__ = __radd__  # type: ignore
+
+
+class MaskUsed(UnsupportedModel):
+    """A model computes with its attention mask instead of handing it to an attention function."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model computes with its attention mask (attention of its own, such as learned sparse attention)",
+            "icc compiles causal, sliding-window, chunked and ALiBi attention",
+            op="attention_mask",
+        )
 
 
 def icc_mask(*args: Any, mask_function: Callable[..., Any] | None = None, **kwargs: Any) -> MaskSpec:
@@ -84,10 +109,7 @@ def icc_mask(*args: Any, mask_function: Callable[..., Any] | None = None, **kwar
     if fitting:
         return fitting[0]
     if looks_ahead:
-        raise UnsupportedModel(
-            "attention is bidirectional: the model is an encoder, not a causal decoder",
-            "icc compiles causal language models",
-        )
+        return MaskSpec(bidirectional=True)  # refused where it is used: a decoder may have one it does not need
     raise UnsupportedModel("the attention mask is neither causal, sliding-window nor chunked")
 
 
@@ -145,7 +167,8 @@ def icc_attention(
         raise UnsupportedModel("attention with a learned position bias is not supported", op="position_bias")
     is_causal = kwargs.get("is_causal")
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    if attention_mask is None and causal is False:
+    bidirectional = isinstance(attention_mask, MaskSpec) and attention_mask.bidirectional
+    if bidirectional or (attention_mask is None and causal is False):
         raise UnsupportedModel(
             "attention is bidirectional: the model is an encoder, not a causal decoder",
             "icc compiles causal language models",
@@ -180,6 +203,36 @@ def icc_experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_wei
     return (out * top_k_weights.unsqueeze(-1)).sum(dim=1)
 
 
+def _tensor_with_its_value(data: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """torch.tensor of numbers as ops that keep the numbers: on meta, torch.tensor itself would lose them."""
+    if isinstance(data, (int, float, bool)) and not args:
+        dtype = kwargs.get("dtype") or (
+            torch.bool if isinstance(data, bool) else torch.int64 if isinstance(data, int) else torch.float32
+        )
+        return torch.full((), data, dtype=dtype, device=kwargs.get("device"))
+    if isinstance(data, (list, tuple)) and data and all(isinstance(d, (int, float, bool)) for d in data) and not args:
+        return torch.stack([_tensor_with_its_value(d, **kwargs) for d in data])
+    return _torch_tensor(data, *args, **kwargs)
+
+
+def _index_without_lists(self: Tensor, index: Any) -> Tensor:
+    """x[.., [2, 3]] as a slice: on meta, the tensor that torch makes of the list would lose its values."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return _getitem(self, tuple(_as_slice(p) for p in parts) if any(isinstance(p, list) for p in parts) else index)
+
+
+def _as_slice(part: Any) -> Any:
+    if not isinstance(part, list) or not part or not all(type(p) is int for p in part):
+        return part
+    if part != list(range(part[0], part[0] + len(part))):
+        return part
+    return slice(part[0], part[-1] + 1 or None)
+
+
+_torch_tensor = torch.tensor
+_getitem = Tensor.__getitem__
+
+
 def _chunked_overlay(chunk_size: int, left_padding: Any) -> Callable[..., Any]:
     """transformers' chunked overlay without left padding, so that it can be asked about plain integers."""
     return lambda batch, head, q, k: k // chunk_size == q // chunk_size
@@ -205,5 +258,7 @@ def tracing_interfaces() -> Iterator[None]:
     with (
         mock.patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
         mock.patch.object(masking_utils, "chunked_overlay", _chunked_overlay),
+        mock.patch.object(torch, "tensor", _tensor_with_its_value),
+        mock.patch.object(Tensor, "__getitem__", _index_without_lists),
     ):
         yield

@@ -11,14 +11,16 @@ from torch import nn
 from ..errors import SequenceLengthError, UnsupportedModel
 from ..graph.graph import Graph, ModelInfo
 from ..graph.weights import Weight
-from . import aten_handlers, reduce_handlers  # noqa: F401  (registers the handlers)
+from . import aten_handlers, index_handlers, reduce_handlers  # noqa: F401  (registers the handlers)
 from .checkpoint import open_checkpoint
 from .conversion import model_weights
+from .interfaces import MaskUsed
 from .model import build_meta_model, computed_buffers, load_config
 from .token_major import Lowering
 from .trace import export
 
 DEFAULT_MAX_SEQ_LEN = 4096
+_POSITION_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
 
 
 def load_graph(model_dir: Path, max_seq_len: int | None = None) -> Graph:
@@ -29,15 +31,25 @@ def load_graph(model_dir: Path, max_seq_len: int | None = None) -> Graph:
             f"{model_dir} is already quantized ({_quant_method(config)})", "give the unquantized checkpoint"
         )
     tensors = open_checkpoint(model_dir)
-    model = build_meta_model(config)
-    weights = model_weights(model, tensors, computed_buffers(model))
-    return trace_model(model, config, weights, max_seq_len)
+
+    def attempt(written_out: bool) -> Graph:
+        model = build_meta_model(config, written_out)
+        weights = model_weights(model, tensors, computed_buffers(model))
+        return trace_model(model, config, weights, max_seq_len)
+
+    try:
+        return attempt(written_out=False)
+    except MaskUsed as error:
+        try:
+            return attempt(written_out=True)
+        except UnsupportedModel:
+            raise error from None
 
 
 def trace_model(model: nn.Module, config: Any, weights: dict[str, Weight], max_seq_len: int | None = None) -> Graph:
     """Trace a model on meta and bring it into the IR."""
     text = config.get_text_config()
-    limit = getattr(text, "max_position_embeddings", None)
+    limit = position_limit(text)
     if max_seq_len is not None and limit is not None and max_seq_len > limit:
         raise SequenceLengthError(
             f"--max-seq-len {max_seq_len} is above the {limit} positions of the model",
@@ -55,9 +67,18 @@ def trace_model(model: nn.Module, config: Any, weights: dict[str, Weight], max_s
         max_position_embeddings=limit,
         dtype=max(set(floats), key=floats.count) if floats else torch.float32,
     )
-    graph = Lowering(export(model, length), weights, info).run()
+    graph = Lowering(export(model, length), weights, info, length).run()
     graph.max_seq_len = length
     return graph
+
+
+def position_limit(config: Any) -> int | None:
+    """How many positions the model has, by any of the names that configurations use; None if it does not say."""
+    for name in _POSITION_LIMITS:
+        found = getattr(config, name, None)
+        if isinstance(found, int) and found > 0:
+            return found
+    return None
 
 
 def _quant_method(config: Any) -> str:

@@ -30,8 +30,22 @@ def load_config(model_dir: Path) -> Any:
     return config
 
 
-def build_meta_model(config: Any) -> nn.Module:
-    """The causal language model of `config` on meta, float32, with icc's attention and expert functions."""
+def attention_implementation(config: Any) -> str:
+    """icc's attention function where the model's code asks an attention interface, else its own written-out attention."""
+    import sys
+
+    from transformers import AutoModelForCausalLM
+
+    cls = AutoModelForCausalLM._model_mapping[type(config)]
+    asks = hasattr(sys.modules[cls.__module__], "ALL_ATTENTION_FUNCTIONS") or cls._supports_attention_backend
+    return NAME if asks else "eager"
+
+
+def build_meta_model(config: Any, written_out: bool = False) -> nn.Module:
+    """The causal language model of `config` on meta, float32, with icc's attention and expert functions.
+
+    `written_out` keeps the model's own attention code, which the frontend then recognises by data flow.
+    """
     from transformers import AutoModelForCausalLM
 
     if type(config) not in AutoModelForCausalLM._model_mapping:
@@ -46,9 +60,10 @@ def build_meta_model(config: Any) -> nn.Module:
     for part in {id(config): config, id(text): text}.values():
         part._experts_implementation = NAME
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    attention = "eager" if written_out else attention_implementation(config)
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=NAME)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     except IccError:
         raise
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Handlers for ops over a whole axis of each token, matrix products, gathers, and what makes values from nothing."""
+"""Handlers for ops over a whole axis of each token, matrix products, norms, and what makes values from nothing."""
 
 from __future__ import annotations
 
@@ -81,32 +81,6 @@ def _token_in_matrix(low: Lowering, a: Value, b: Value, dims: tuple[Any, ...]) -
     raise ValueError("a matrix product that mixes tokens")
 
 
-@handles("aten.embedding", "aten.index_select")
-def embedding(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if "index_select" in op_name(node.target):
-        table, axis, index = args
-        if axis != 0:
-            raise ValueError("index_select along an inner axis")
-    else:
-        table, index = args[0], args[1]
-    if table.per_token:
-        raise ValueError("a gather of tokens")
-    if math.prod(index.features) != 1:
-        flat = index.node
-        return Value(low.emit(icc("embedding"), flat, table.node), dims_of(_val(node)))
-    index = low.view(index, (T,))
-    out = low.emit(icc("embedding"), index.node, table.node)
-    return low.view(Value(out, (T, *table.dims[1:])), dims_of(_val(node)))
-
-
-@handles("aten.index")
-def index(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    table, indices = args
-    if table.per_token or len(indices) != 1:
-        raise ValueError("advanced indexing")
-    return Value(low.emit(icc("embedding"), indices[0].node, table.node), dims_of(_val(node)))
-
-
 _REDUCTIONS = {"sum": "sum", "mean": "mean", "amax": "amax", "amin": "amin", "prod": "prod", "argmax": "argmax"}
 
 
@@ -156,7 +130,7 @@ def var(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -
     return low.view(variance, dims_of(result))
 
 
-def _last_axis(low: Lowering, value: Value, axis: int) -> Value:
+def last_axis(low: Lowering, value: Value, axis: int) -> Value:
     if value.dims[axis] is T:
         raise ValueError("an op along the token axis")
     if axis % len(value.dims) != len(value.dims) - 1:
@@ -166,61 +140,11 @@ def _last_axis(low: Lowering, value: Value, axis: int) -> Value:
 
 @handles("aten._softmax", "aten.softmax", "aten._log_softmax", "aten.log_softmax")
 def softmax(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    value = _last_axis(low, args[0], args[1])
+    value = last_axis(low, args[0], args[1])
     out = low.emit(icc("softmax"), value.node)
     if "log" in op_name(node.target):
         out = low.emit(aten.log.default, out)
     return Value(out, value.dims)
-
-
-@handles("aten.topk", "aten.sort")
-def topk(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    value: Value = args[0]
-    is_sort = "sort" in str(node.target)
-    rest = list(args[1:])
-    k = value.dims[-1] if is_sort else rest.pop(0)
-    axis = rest[0] if rest else kwargs.get("dim", -1)
-    if is_sort:
-        largest = rest[1] if len(rest) > 1 else kwargs.get("descending", False)
-    else:
-        largest = rest[1] if len(rest) > 1 else kwargs.get("largest", True)
-    value = _last_axis(low, value, axis)
-    pair = low.emit(icc("topk"), value.node, k, bool(largest))
-    dims = (*value.dims[:-1], k)
-    return [Value(_item(low, pair, i), dims) for i in range(2)]
-
-
-def _item(low: Lowering, pair: fx.Node, index: int) -> fx.Node:
-    import operator
-
-    return low.graph.call(operator.getitem, pair, index)
-
-
-@handles("aten.gather")
-def gather(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    value = _last_axis(low, args[0], args[1])
-    return Value(low.emit(icc("gather"), value.node, args[2].node), dims_of(_val(node)))
-
-
-@handles("aten.scatter", "aten.scatter_add", "aten.scatter_reduce")
-def scatter(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    name = str(node.target)
-    if "reduce" in name:
-        raise ValueError("scatter_reduce")
-    value = _last_axis(low, args[0], args[1])
-    index_, source = args[2], args[3]
-    base = value.node
-    if not value.per_token:
-        zero = low.emit(aten.mul.Tensor, index_.node, 0.0)
-        zero = low.emit(icc("reduce"), zero, "sum", type_of(zero).rank - 1)
-        zero = low.emit(aten.view.default, zero, [-1, *type_of(index_.node).shape[:-1], 1])
-        base = low.emit(aten.add.Tensor, zero, align(low, value, (T, *value.features)))
-    tensor = isinstance(source, Value)
-    if tensor and not source.per_token:
-        raise ValueError("a scatter of constants")
-    src, number = (source.node, 0.0) if tensor else (None, float(source))
-    out = low.emit(icc("scatter"), base, index_.node, src, number, "add" in name)
-    return Value(out, dims_of(_val(node)))
 
 
 @handles("aten.cumsum")
@@ -230,14 +154,14 @@ def cumsum(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
         if value.per_token:
             raise ValueError("a running sum over the tokens")
         # the same number at every token: its running sum counts tokens
-        count = low.emit(aten.add.Tensor, _positions(low), 1)
+        count = low.emit(aten.add.Tensor, positions_of(low), 1)
         feature = type_of(value.node).shape
         shaped = low.emit(aten.view.default, count, [-1, *(1,) * len(feature)])
         return Value(low.emit(aten.mul.Tensor, shaped, value.node), value.dims)
-    return Value(low.emit(icc("cumsum"), _last_axis(low, value, axis).node), value.dims)
+    return Value(low.emit(icc("cumsum"), last_axis(low, value, axis).node), value.dims)
 
 
-def _positions(low: Lowering) -> fx.Node:
+def positions_of(low: Lowering) -> fx.Node:
     found = low.graph.input("positions")
     assert found is not None
     return found
@@ -256,7 +180,7 @@ def arange(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
     start = numbers[0] if len(numbers) > 1 else 0
     if start != 0 or (len(numbers) > 2 and numbers[2] != 1):
         raise ValueError("a range over tokens that does not count from 0")
-    positions = Value(_positions(low), (T,))
+    positions = Value(positions_of(low), (T,))
     if _val(node).dtype.is_floating_point:
         out = low.emit(torch.ops.prims.convert_element_type.default, positions.node, torch.float32)
         return Value(out, (T,))
@@ -319,12 +243,13 @@ def rms_norm(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, An
 
 @handles("icc_trace.attention")
 def attention(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    q, k, v, sinks, layer, scale, window, chunk, softcap = args
+    q, k, v, sinks, _, scale, window, chunk, softcap = args
     heads = []
     for value in (q, k, v):
         if value.dims[0] != 1 or value.dims[2] is not T:
             raise ValueError(f"attention over a tensor of dims {value.dims}")
         heads.append(low.view(value, (value.dims[1], T, value.dims[3])).node)
+    layer = low.next_layer()
     out = low.emit(
         icc("attention"), *heads, sinks.node if sinks else None, None, layer, scale, window, chunk, softcap
     )

@@ -20,6 +20,7 @@ from torch.export.graph_signature import InputKind
 from ..errors import UnsupportedModel
 from ..graph.graph import TOKENS, Graph, ModelInfo, TensorType, type_of
 from ..graph.weights import Constant, Weight
+from .static_values import StaticValues
 from .trace import module_path
 
 
@@ -115,9 +116,15 @@ class Unrepresentable:
 class Lowering:
     """State of one conversion: the graph being built and the values seen so far."""
 
-    def __init__(self, program: ExportedProgram, weights: dict[str, Weight], info: ModelInfo) -> None:
+    def __init__(
+        self, program: ExportedProgram, weights: dict[str, Weight], info: ModelInfo, max_tokens: int
+    ) -> None:
         self.program = program
         self.source_weights = weights
+        self.max_tokens = max_tokens
+        self.static = StaticValues(program, weights)
+        self.analysed_masks: dict[Any, Any] = {}
+        self._layers = 0
         self.graph = Graph(fx.Graph(), {}, info)
         self.env: dict[fx.Node, Any] = {}
         self.current: fx.Node | None = None
@@ -151,6 +158,11 @@ class Lowering:
             return Value(value.node, dims)
         lead = (-1,) if value.per_token else ()
         return Value(self.emit(torch.ops.aten.view.default, value.node, [*lead, *shape]), dims)
+
+    def next_layer(self) -> int:
+        """The number of a new attention layer, each of which owns one KV cache."""
+        self._layers += 1
+        return self._layers - 1
 
     def refuse(self, node: fx.Node, reason: str) -> Unrepresentable:
         """The value of a node that cannot be converted."""
@@ -192,6 +204,14 @@ class Lowering:
 
     def _call(self, node: fx.Node) -> Any:
         self.current = node
+        from .scores import attention_step
+
+        try:
+            found = attention_step(self, node)
+        except ValueError as error:
+            return self.refuse(node, str(error))
+        if found is not None:
+            return found
         args = [self._arg(a) for a in node.args]
         kwargs = {k: self._arg(v) for k, v in node.kwargs.items()}
         bad = _first_unrepresentable([*args, *kwargs.values()])

@@ -9,12 +9,24 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from ..errors import IccError, TraceError
+from ..errors import IccError, TraceError, UnsupportedModel
 from .interfaces import tracing_interfaces
 from .model import accepts_positions
 
 # Kept whole instead of decomposed, because the dialect has them or their decomposition would lose precision.
-KEPT_ATEN = ("linear", "silu", "gelu", "softplus", "layer_norm", "native_layer_norm", "rms_norm", "stack", "split")
+KEPT_ATEN = (
+    "linear",
+    "silu",
+    "gelu",
+    "softplus",
+    "layer_norm",
+    "native_layer_norm",
+    "rms_norm",
+    "stack",
+    "split",
+    "scaled_dot_product_attention",
+    "_safe_softmax",
+)
 
 
 class _Forward(nn.Module):
@@ -37,7 +49,8 @@ def _decompositions() -> dict[Any, Any]:
 
 def export(model: nn.Module, max_tokens: int) -> ExportedProgram:
     """Trace `model` (on meta) for 2..max_tokens tokens; raises TraceError with the first line of the reason."""
-    tokens = torch.export.Dim("tokens", min=2, max=max(max_tokens, 16))
+    # One less, as code that slices a table of max_tokens rows treats the whole table as a case of its own.
+    tokens = torch.export.Dim("tokens", min=2, max=max(max_tokens, 16) - 1)
     ids, positions = (torch.zeros(1, 13, dtype=torch.long, device="meta") for _ in range(2))
     dynamic = {"input_ids": {1: tokens}, "position_ids": {1: tokens}}
     try:
@@ -50,11 +63,28 @@ def export(model: nn.Module, max_tokens: int) -> ExportedProgram:
         cause = next((e for e in _chain(error) if isinstance(e, IccError)), None)
         if cause is not None:
             raise cause from error
+        mixing = _mixing_module(model)
+        if mixing is not None:
+            raise mixing from error
         reason = next((line for line in str(error).split("\n") if line.strip()), type(error).__name__)
         raise TraceError(
             f"cannot trace {type(model).__name__}: {type(error).__name__}: {reason.strip()[:300]}",
             "the model's code depends on the values or the number of tokens in a way that torch.export refuses",
         ) from error
+
+
+def _mixing_module(model: nn.Module) -> UnsupportedModel | None:
+    """The refusal of a model whose layers mix neighbouring tokens, if a convolution shows it."""
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1:
+            return UnsupportedModel(
+                f"aten.conv1d in module {path!r} cannot be compiled: it mixes neighbouring tokens "
+                "(a state-space, linear-attention or convolution layer)",
+                "only ops that work per token, and attention, are supported",
+                op="aten.conv1d",
+                module=path,
+            )
+    return None
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:

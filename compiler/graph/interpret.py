@@ -16,6 +16,8 @@ def as_compute(value: Tensor) -> Tensor:
     return value.to(torch.float32) if value.is_floating_point() else value
 
 
+# In the IR every value is dense, so a view never fails; torch's own refuses the strided results of slice and permute.
+_RUN_AS: dict[Any, Any] = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
 Observer = Callable[[fx.Node, tuple[Any, ...]], None]
 
 
@@ -43,7 +45,7 @@ def interpret(
             args = tuple(_value(a, graph, env) for a in node.args)
             if observer is not None:
                 observer(node, args)
-            env[node] = node.target(*args, **node.kwargs)  # type: ignore[operator]
+            env[node] = _RUN_AS.get(node.target, node.target)(*args, **node.kwargs)  # type: ignore[operator]
         for arg in node.all_input_nodes:
             if last_use[arg] is node:
                 env.pop(arg, None)

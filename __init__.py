@@ -1,0 +1,38 @@
+"""icc: an ahead-of-time inference compiler for language models. Importing it loads nothing heavy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .compiler.driver import compile_model as compile
+    from .runtime.errors import IccError
+    from .runtime.llm import LLM, load
+    from .runtime.params import SamplingParams
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "IccError", "SamplingParams", "__version__", "compile", "load"]
+
+# public name -> (module, name there), imported when first asked for
+_LAZY = {
+    "compile": (".compiler.driver", "compile_model"),
+    "load": (".runtime.llm", "load"),
+    "LLM": (".runtime.llm", "LLM"),
+    "SamplingParams": (".runtime.params", "SamplingParams"),
+    "IccError": (".runtime.errors", "IccError"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    module, attribute = _LAZY[name]
+    value = getattr(import_module(module, __name__), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,268 @@
+"""Walk all causal-LM types of the installed transformers: traced | compiled | logits equal | refused and why.
+
+Each type gets a tiny random checkpoint, saved and loaded like any other, in a process of its own with a time limit:
+
+    python benchmarks/families.py [TYPE ...] [--engine] [--jobs 2] [--limit 120] [--out benchmarks/results/families]
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+from tiny_config import tiny_configs
+
+TOLERANCE = 2e-5
+TOKENS = 21
+MAX_PARAMETERS = 20_000_000
+
+
+@dataclasses.dataclass
+class Row:
+    """What happened to one model type. `error` is the largest logit difference relative to the largest logit."""
+
+    model_type: str
+    built: bool = False
+    traced: bool = False
+    compiled: bool | None = None
+    error: float | None = None
+    engine_error: float | None = None
+    reason: str = ""
+    seconds: float = 0.0
+
+    @property
+    def equal(self) -> bool:
+        """Whether every comparison that was made is within the tolerance."""
+        errors = [e for e in (self.error, self.engine_error) if e is not None]
+        return bool(errors) and max(errors) <= TOLERANCE
+
+
+def random_model(config: Any) -> Any:
+    """The model of `config`, eager attention, with random weights that make every layer matter."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        shape = AutoModelForCausalLM.from_config(config)
+    count = sum(p.numel() for p in shape.parameters())
+    if count > MAX_PARAMETERS:
+        raise ValueError(f"the tiny configuration has {count / 1e6:.0f} M parameters")
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, 0.15)
+        else:
+            parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def reference(model: Any, ids: Any) -> Any:
+    """transformers' own logits [T, vocab]."""
+    import torch
+
+    with torch.no_grad():
+        out = model(input_ids=ids[None], use_cache=False)
+    logits = out.logits[0]
+    if not torch.isfinite(logits).all():
+        raise ValueError("transformers' own logits are not finite")
+    return logits
+
+
+def walk_one(model_type: str, engine: bool) -> Row:
+    """Build, save, trace and compare one type."""
+    import torch
+
+    from icc.compiler.errors import IccError
+    from icc.compiler.frontend.load import load_graph
+    from icc.compiler.graph.interpret import interpret
+
+    row = Row(model_type)
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "model"
+        ids = torch.randint(3, 119, (TOKENS,), generator=torch.Generator().manual_seed(1))
+        try:
+            expected = _save_first_that_works(model_type, path, ids, row)
+            graph = load_graph(path)
+            row.traced = True
+            row.error = _difference(interpret(graph, ids.tolist()), expected)
+            if row.error > TOLERANCE:
+                row.reason = "the logits differ"
+            if engine:
+                _compare_engine(path, Path(scratch) / "engine", ids.tolist(), expected, row)
+        except IccError as error:
+            row.reason = f"{type(error).__name__}: {error.message}".replace(str(path), "MODEL")
+        except Exception as error:
+            row.reason = f"{type(error).__name__}: {str(error).strip()}".split("\n")[0][:300]
+            if not row.built:
+                row.reason = f"transformers: {row.reason}"
+            else:
+                row.reason = f"icc crashed: {row.reason} {traceback.format_exc().strip().split(chr(10))[-3].strip()}"
+    row.seconds = round(time.monotonic() - start, 1)
+    return row
+
+
+def _save_first_that_works(model_type: str, path: Path, ids: Any, row: Row) -> Any:
+    """Save the first tiny configuration whose model runs in transformers; its logits."""
+    last: Exception | None = None
+    for config in tiny_configs(model_type):
+        try:
+            model = random_model(config)
+            expected = reference(model, ids)
+            model.save_pretrained(path)
+            config.save_pretrained(path)  # a model that is a part of another saves the part's type
+            row.built = True
+            return expected
+        except Exception as error:
+            last = last or error
+    assert last is not None
+    raise last
+
+
+def _compare_engine(path: Path, engine: Path, ids: list[int], expected: Any, row: Row) -> None:
+    """Compile for the CPU and compare the engine's logits; fills `compiled` and `engine_error`."""
+    import icc
+    import torch
+
+    row.compiled = False
+    icc.compile(path, engine, target="cpu", quant="none")
+    row.compiled = True
+    with icc.load(engine, threads=1) as llm:
+        row.engine_error = _difference(torch.tensor(llm.logits(ids)), expected)
+    if row.engine_error > TOLERANCE:
+        row.reason = "the engine's logits differ"
+
+
+def _difference(found: Any, expected: Any) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def _child(connection: Any, model_type: str, engine: bool, verbose: bool) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    with contextlib.ExitStack() as stack:
+        if not verbose:
+            quiet = stack.enter_context(open("/dev/null", "w"))
+            stack.enter_context(contextlib.redirect_stdout(quiet))
+            stack.enter_context(contextlib.redirect_stderr(quiet))
+        warnings.filterwarnings("ignore")
+        connection.send(walk_one(model_type, engine))
+
+
+def walk(types: list[str], engine: bool, jobs: int, limit: float, verbose: bool = False) -> list[Row]:
+    """Rows of all types; a type that takes longer than `limit` seconds or dies gets a row that says so."""
+    context = multiprocessing.get_context("fork")  # torch and transformers are imported once, in the parent
+    waiting, rows = collections.deque(types), []
+    running: dict[str, tuple[Any, Any, float]] = {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            name = waiting.popleft()
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_child, args=(sender, name, engine, verbose))
+            process.start()
+            sender.close()
+            running[name] = process, receiver, time.monotonic()
+        multiprocessing.connection.wait([r for _, r, _ in running.values()], timeout=1.0)
+        for name, (process, receiver, started) in list(running.items()):
+            row = None
+            if receiver.poll():
+                try:
+                    row = receiver.recv()
+                except EOFError:
+                    process.join()
+                    row = Row(name, reason=f"the process died with exit code {process.exitcode}")
+            elif time.monotonic() - started > limit:
+                process.kill()
+                row = Row(name, reason=f"not done within {limit:.0f} s")
+            if row is not None:
+                process.join()
+                del running[name]
+                rows.append(row)
+                _show(row, len(rows), len(types))
+    return sorted(rows, key=lambda r: r.model_type)
+
+
+def _show(row: Row, done: int, total: int) -> None:
+    state = "equal" if row.equal else "traced" if row.traced else "refused"
+    error = "" if row.error is None else f" {row.error:.1e}"
+    print(f"[{done}/{total}] {row.model_type:28} {state:8}{error} {row.seconds:5.1f}s {row.reason}", flush=True)
+
+
+def markdown(rows: list[Row], versions: str) -> str:
+    """The table and its counts."""
+    mark = {True: "yes", False: "no", None: ""}
+    count = f"{len(rows)} types: {sum(r.traced for r in rows)} traced, {sum(r.equal for r in rows)} with equal logits"
+    if any(r.compiled is not None for r in rows):
+        count += f", {sum(bool(r.compiled) for r in rows)} compiled"
+    lines = [
+        "# Causal-LM types of transformers through icc",
+        "",
+        f"{versions}; one tiny random checkpoint each, {TOKENS} tokens, against eager float32 logits; error is the largest "
+        f"difference over the largest logit, equal means at most {TOLERANCE:g}. Made by benchmarks/families.py.",
+        "",
+        f"{count}.",
+        "",
+        "| type | traced | compiled | logits equal | error | refused, and why |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        errors = [e for e in (row.error, row.engine_error) if e is not None]
+        error = f"{max(errors):.0e}" if errors else ""
+        reason = row.reason.replace("|", "\\|")
+        equal = mark[row.equal] if errors else ""
+        lines.append(
+            f"| {row.model_type} | {mark[row.traced]} | {mark[row.compiled]} | {equal} | {error} | {reason} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str]) -> int:
+    """Command line; exit code 1 if a traced type has other logits than transformers."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*", help="model types (default: all)")
+    parser.add_argument("--engine", action="store_true", help="also compile for the CPU and run the engine")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds per type")
+    parser.add_argument("--out", type=Path, help="write PATH.md and PATH.json")
+    parser.add_argument("--verbose", action="store_true", help="show what the workers print")
+    options = parser.parse_args(argv)
+    warnings.filterwarnings("ignore")
+    import torch
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    from icc.compiler.frontend import load  # noqa: F401  (so that the workers inherit it)
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    rows = walk(
+        options.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+        options.engine,
+        options.jobs,
+        options.limit,
+        options.verbose,
+    )
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
+        options.out.with_suffix(".md").write_text(markdown(rows, versions))
+        options.out.with_suffix(".json").write_text(json.dumps([dataclasses.asdict(r) for r in rows], indent=1) + "\n")
+    print(f"{len(rows)} types: {sum(r.traced for r in rows)} traced, {sum(r.equal for r in rows)} equal")
+    return int(any(r.traced and not r.equal for r in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,104 @@
+"""Held-out perplexity of a checkpoint per quantization, through the reference interpreter: how much each method loses.
+
+    python benchmarks/perplexity.py [--model samples/pystd] [--text samples/pystd/heldout] [--quant none,rtn4,awq4,gptq4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from icc.compiler.calibration import load_calibration, tokenize
+from icc.compiler.frontend.load import load_graph
+from icc.compiler.graph.graph import Graph
+from icc.compiler.graph.interpret import interpret
+from icc.compiler.graph.weights import Constant, QuantizedWeight
+from icc.passes.base import Pass, PassContext
+from icc.passes.manager import run_passes
+from icc.passes.pipelines import canonicalize
+from icc.passes.quantize.awq import QuantizeAwq
+from icc.passes.quantize.gptq import QuantizeGptq
+from icc.passes.quantize.rtn import QuantizeRtn
+
+SAMPLE = Path(__file__).resolve().parents[1] / "samples" / "pystd"
+
+
+def quantization(name: str, sequences: Sequence[Sequence[int]]) -> list[Pass]:
+    """The passes of one column of the table."""
+    makers = {
+        "none": list,
+        "rtn4": lambda: [QuantizeRtn()],
+        "awq4": lambda: [QuantizeAwq(sequences=sequences)],
+        "gptq4": lambda: [QuantizeGptq(sequences=sequences)],
+    }
+    return makers[name]()
+
+
+def windows(model: Path, text: Path, length: int, limit: int) -> list[list[int]]:
+    """Token windows of the held-out text, each document on its own, evenly thinned to about `limit` tokens."""
+    files = sorted(text.glob("*.txt")) if text.is_dir() else [text]
+    found: list[list[int]] = []
+    for file in files:
+        ids = tokenize(file.read_text(encoding="utf-8"), model / "tokenizer.json")
+        found += [ids[i : i + length] for i in range(0, len(ids) - length // 2, length)]
+    step = max(1, len(found) * length // limit)
+    return found[::step]
+
+
+def perplexity(graph: Graph, sequences: Sequence[Sequence[int]]) -> float:
+    """exp of the mean negative log likelihood of each token after the first."""
+    total, count = 0.0, 0
+    for ids in sequences:
+        logits = interpret(graph, ids)[:-1]
+        total += float(torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="sum"))
+        count += len(ids) - 1
+    return math.exp(total / count)
+
+
+def hold_values(graph: Graph) -> None:
+    """Dequantize every weight once: the interpreter loads them for every window."""
+    for name, weight in graph.weights.items():
+        if isinstance(weight, QuantizedWeight) or len(weight.shape) < 3:
+            value = weight.load()
+            held = Constant(value)
+            graph.weights[name] = held
+
+
+def main() -> None:
+    """Print one row per quantization."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=SAMPLE)
+    parser.add_argument("--text", type=Path, default=SAMPLE / "heldout")
+    parser.add_argument("--calib", type=Path)
+    parser.add_argument("--quant", default="none,rtn4,awq4,gptq4")
+    parser.add_argument("--window", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=20000)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+
+    graph = load_graph(options.model)
+    calibration = load_calibration(options.calib, options.model / "tokenizer.json", graph.info.vocab_size)
+    held_out = windows(options.model, options.text, options.window, options.tokens)
+    rows: dict[str, float] = {}
+    for name in options.quant.split(","):
+        graph, ctx, start = load_graph(options.model), PassContext(), time.perf_counter()
+        run_passes(graph, [*canonicalize(), *quantization(name, calibration.sequences)], ctx)
+        seconds = time.perf_counter() - start
+        hold_values(graph)
+        rows[name] = perplexity(graph, held_out)
+        closed = ""
+        if {"none", "rtn4"} <= rows.keys() and name not in ("none", "rtn4"):
+            closed = f"  closes {(rows['rtn4'] - rows[name]) / (rows['rtn4'] - rows['none']):.0%} of the gap"
+        if not options.json:
+            print(f"{name:6} perplexity {rows[name]:.4f}  passes {seconds:.1f} s{closed}", flush=True)
+    if options.json:
+        print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+// The C interface of a generated CPU library: one library per ISA level, loaded through ctypes by runtime/executor/cpu.py.
+// Every pointer stays owned by the caller and must live as long as the handle (weights, arena, kv) or the call (batch).
+#pragma once
+#include <stdint.h>
+
+#define ICC_ABI_VERSION 1
+
+extern "C" {
+
+// One packed step: T tokens of S sequences, sequence s owning tokens [seq_starts[s], seq_starts[s+1]).
+struct icc_batch {
+    int32_t num_tokens;             // T
+    int32_t num_seqs;               // S
+    int32_t num_logit_rows;         // L
+    int32_t max_blocks;             // B, the row length of block_tables
+    const int32_t* token_ids;       // [T]
+    const int32_t* positions;       // [T] position of each token in its sequence
+    const int32_t* slot_mapping;    // [T] block * block_size + offset where the token's K and V go
+    const int32_t* seq_starts;      // [S+1]
+    const int32_t* context_lens;    // [S] tokens in the cache after this step, this step's included
+    const int32_t* block_tables;    // [S, B]
+    const int32_t* logit_rows;      // [L] ascending token indices whose logits are wanted
+    float* logits;                  // [L, vocab] written by the step
+};
+
+int32_t icc_abi_version(void);
+
+// weights[i] is the address of the i-th weight of program.json (in its order), 64-byte aligned. kv points to
+// num_blocks * total_block_bytes bytes. Starts num_threads - 1 threads, which park between steps. NULL on failure.
+void* icc_create(int32_t num_threads, const void* const* weights, void* arena, void* kv, int64_t num_blocks);
+
+// Executes the whole program once. 0 on success.
+int32_t icc_step(void* handle, const struct icc_batch* batch);
+
+void icc_destroy(void* handle);
+
+}

@@ -1,0 +1,179 @@
+// Drives the rendered micro-kernels over a whole product y = x W^T (+ bias) (+ residual).
+//
+// W lies in tiles of 16 output rows. A thread owns a range of tiles. It copies the activation rows of an M-chunk that
+// fits its scratch into panels of `mr` interleaved rows (so that a micro-kernel has one activation pointer), then runs
+// every tile over every panel. The order of additions over K lives in the micro-kernel alone and is the same for every
+// mr, so the bits of a row do not depend on how many rows there are or which panel it falls into.
+#pragma once
+#include "team.h"
+
+// Where row i of y comes from and goes to. `bias` is per output column, `residual` is added last; either may be null.
+struct Sink {
+    const float* bias;
+    const float* residual;
+    int64_t residual_stride;
+    float* y;
+    int64_t y_stride;
+};
+
+// One rendered micro-kernel: mr panel rows x nt tiles -> out[mr][nt][16].
+struct DenseMicro {
+    int mr, nt;
+    void (*run)(const char* const* tiles, const float* panel, int64_t k, float* out);
+};
+struct QuantMicro {
+    int mr, nt;
+    void (*run)(const char* const* tiles, const int8_t* panel, const float* scales, const float* sums, int groups,
+                int group, float* out);
+};
+
+constexpr int MAX_BLOCK = 16 * 16 * 4;   // floats of the largest out block
+constexpr int MAX_PANELS = 64;
+constexpr int TILE_GROUP = 4;            // tiles that stay in L2 while the panels of a chunk pass
+
+struct Panel { int first, rows, micro; char* data; };
+
+// The smallest micro-kernel (the list ascends in mr) that holds `rows`, or the largest there is.
+template <class Micro, int COUNT> ICC_INLINE int pick(const Micro (&list)[COUNT], int rows) {
+    for (int i = 0; i < COUNT; ++i)
+        if (list[i].mr >= rows) return i;
+    return COUNT - 1;
+}
+
+// out[mr][nt][16] -> rows first..first+rows of y. `row` maps a row number to its place in y.
+template <class RowOf>
+ICC_INLINE void store_block(const Sink& sink, const float* out, int rows, int nt, int first, int64_t tile, int tiles,
+                            int64_t n, RowOf row) {
+    for (int r = 0; r < rows; ++r) {
+        const int64_t place = row(first + r);
+        for (int t = 0; t < tiles; ++t) {
+            const int64_t col = (tile + t) * 16;
+            const int width = (int)(n - col < 16 ? n - col : 16);
+            VF v = vload(out + (r * nt + t) * 16);
+            float* dst = sink.y + place * sink.y_stride + col;
+            if (sink.bias) v = v + vload_n(sink.bias + col, width);
+            if (sink.residual) v = v + vload_n(sink.residual + place * sink.residual_stride + col, width);
+            vstore_n(dst, v, width);
+        }
+    }
+}
+
+// Splits rows [0, m) into chunks of panels that fit `budget` bytes, packs each by pack(first, rows, mr, data) and calls
+// body(panels, count) per chunk.
+template <class Micro, int COUNT, class Pack, class Body>
+ICC_INLINE void for_chunks(const Micro (&list)[COUNT], int m, int64_t row_bytes, char* scratch, int64_t budget,
+                           Pack pack, Body body) {
+    Panel panels[MAX_PANELS];
+    for (int done = 0; done < m;) {
+        int count = 0;
+        int64_t used = 0;
+        while (done < m && count < MAX_PANELS) {
+            const int micro = pick(list, m - done), mr = list[micro].mr;
+            const int64_t need = (mr * row_bytes + 63) / 64 * 64;
+            if (count && used + need > budget) break;
+            const int rows = m - done < mr ? m - done : mr;
+            panels[count] = {done, rows, micro, scratch + used};
+            pack(done, rows, mr, scratch + used);
+            used += need, done += rows, ++count;
+        }
+        body(panels, count);
+    }
+}
+
+// x_row(i) -> const float*: K contiguous activations of row i.
+template <int COUNT, class XRow, class YRow>
+ICC_INLINE void gemm_dense(const DenseMicro (&list)[COUNT], const char* w, int64_t tile_bytes, int64_t k, int64_t n,
+                           Range tiles, int m, XRow x_row, YRow y_row, const Sink& sink, char* scratch,
+                           int64_t budget) {
+    const auto pack = [&](int first, int rows, int mr, char* data) {
+        float* panel = (float*)data;
+        for (int r = 0; r < mr; ++r) {
+            const float* x = x_row(first + (r < rows ? r : 0));  // padding rows repeat the first and are dropped
+            for (int64_t i = 0; i < k; ++i) panel[i * mr + r] = x[i];
+        }
+    };
+    const auto body = [&](const Panel* panels, int count) {
+        for (int64_t group = tiles.begin; group < tiles.end; group += TILE_GROUP) {
+            const int64_t end = group + TILE_GROUP < tiles.end ? group + TILE_GROUP : tiles.end;
+            for (int p = 0; p < count; ++p) {
+                const DenseMicro& micro = list[panels[p].micro];
+                for (int64_t tile = group; tile < end; tile += micro.nt) {
+                    alignas(64) float out[MAX_BLOCK];
+                    const char* at[8];
+                    for (int t = 0; t < micro.nt; ++t) at[t] = w + (tile + t < end ? tile + t : tile) * tile_bytes;
+                    micro.run(at, (const float*)panels[p].data, k, out);
+                    const int live = (int)(end - tile < micro.nt ? end - tile : micro.nt);
+                    store_block(sink, out, panels[p].rows, micro.nt, panels[p].first, tile, live, n, y_row);
+                }
+            }
+        }
+    };
+    for_chunks(list, m, k * 4, scratch, budget, pack, body);
+}
+
+// q_row(i), s_row(i), sum_row(i): row i's K int8 activations and its scale and sum per group.
+template <int COUNT, class QRow, class SRow, class SumRow, class YRow>
+ICC_INLINE void gemm_quant(const QuantMicro (&list)[COUNT], const char* w, int64_t tile_bytes, int64_t k, int group_size,
+                           int64_t n, Range tiles, int m, QRow q_row, SRow s_row, SumRow sum_row, YRow y_row,
+                           const Sink& sink, char* scratch, int64_t budget) {
+    const int groups = (int)(k / group_size);
+    const auto pack = [&](int first, int rows, int mr, char* data) {
+        int8_t* panel = (int8_t*)data;
+        float* scales = (float*)(data + mr * k);
+        float* sums = scales + (int64_t)mr * groups;
+        for (int r = 0; r < mr; ++r) {
+            const int i = first + (r < rows ? r : 0);
+            const int8_t* q = q_row(i);
+            for (int64_t j = 0; j < k; j += 4) memcpy(panel + j * mr + 4 * r, q + j, 4);
+            const float *s = s_row(i), *sum = sum_row(i);
+            for (int g = 0; g < groups; ++g) scales[g * mr + r] = s[g], sums[g * mr + r] = sum[g];
+        }
+    };
+    const auto body = [&](const Panel* panels, int count) {
+        for (int64_t group = tiles.begin; group < tiles.end; group += TILE_GROUP) {
+            const int64_t end = group + TILE_GROUP < tiles.end ? group + TILE_GROUP : tiles.end;
+            for (int p = 0; p < count; ++p) {
+                const QuantMicro& micro = list[panels[p].micro];
+                const float* scales = (const float*)(panels[p].data + micro.mr * k);
+                const float* sums = scales + (int64_t)micro.mr * groups;
+                for (int64_t tile = group; tile < end; tile += micro.nt) {
+                    alignas(64) float out[MAX_BLOCK];
+                    const char* at[8];
+                    for (int t = 0; t < micro.nt; ++t) at[t] = w + (tile + t < end ? tile + t : tile) * tile_bytes;
+                    micro.run(at, (const int8_t*)panels[p].data, scales, sums, groups, group_size, out);
+                    const int live = (int)(end - tile < micro.nt ? end - tile : micro.nt);
+                    store_block(sink, out, panels[p].rows, micro.nt, panels[p].first, tile, live, n, y_row);
+                }
+            }
+        }
+    };
+    for_chunks(list, m, k + 8 * groups, scratch, budget, pack, body);
+}
+
+constexpr int MAX_PAIRS = 2048;  // (token, slot) pairs that are grouped by expert at a time
+
+// Calls body(expert, pairs, count) for each expert with the (token, slot) pair numbers routed to it, in ascending
+// order, at most MAX_PAIRS at a time; expert -1 collects the pairs that are not routed.
+template <int EXPERTS, class Body> ICC_INLINE void by_expert(const int32_t* index, int64_t pairs, Body body) {
+    int32_t order[MAX_PAIRS];
+    int32_t start[EXPERTS + 2];
+    const auto expert_of = [&](int64_t pair) {
+        const int32_t e = index[pair];
+        return e >= 0 && e < EXPERTS ? e + 1 : 0;
+    };
+    for (int64_t base = 0; base < pairs; base += MAX_PAIRS) {
+        const int64_t end = base + MAX_PAIRS < pairs ? base + MAX_PAIRS : pairs;
+        memset(start, 0, sizeof start);
+        for (int64_t i = base; i < end; ++i) ++start[expert_of(i)];
+        int32_t sum = 0;
+        for (int e = 0; e <= EXPERTS; ++e) {
+            const int32_t count = start[e];
+            start[e] = sum, sum += count;
+        }
+        for (int64_t i = base; i < end; ++i) order[start[expert_of(i)]++] = (int32_t)i;
+        for (int e = 0; e <= EXPERTS; ++e) {  // start[e] now ends list e
+            const int32_t from = e ? start[e - 1] : 0;
+            if (start[e] > from) body(e - 1, order + from, start[e] - from);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+// The thread team of a library: threads that walk the same step list, one barrier per step, asleep between steps.
+// A waiting thread spins for a short while, then yields, then sleeps on a futex: on a busy machine a pure spin would
+// burn the time slice that the late thread needs.
+#pragma once
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "abi.h"
+#include "simd.h"
+
+struct Gate {  // a counter that threads wait on to move past a value
+    alignas(64) std::atomic<int32_t> value{0};
+    std::atomic<int32_t> sleepers{0};
+
+    void advance() {
+        value.fetch_add(1, std::memory_order_seq_cst);
+        if (sleepers.load(std::memory_order_seq_cst) > 0)
+            syscall(SYS_futex, &value, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+    }
+    void wait_past(int32_t old) {
+        for (int i = 0; i < 2000; ++i) {
+            if (value.load(std::memory_order_acquire) != old) return;
+            _mm_pause();
+        }
+        for (int i = 0; i < 64; ++i) {
+            if (value.load(std::memory_order_acquire) != old) return;
+            sched_yield();
+        }
+        sleepers.fetch_add(1, std::memory_order_seq_cst);
+        while (value.load(std::memory_order_seq_cst) == old)
+            syscall(SYS_futex, &value, FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0);
+        sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    }
+};
+
+struct Barrier {
+    int32_t members = 1;
+    alignas(64) std::atomic<int32_t> arrived{0};
+    Gate gate;
+
+    void wait() {
+        if (members == 1) return;
+        const int32_t phase = gate.value.load(std::memory_order_relaxed);
+        if (arrived.fetch_add(1, std::memory_order_acq_rel) == members - 1) {
+            arrived.store(0, std::memory_order_relaxed);
+            gate.advance();
+        } else {
+            gate.wait_past(phase);
+        }
+    }
+};
+
+// What a kernel sees of the step being executed.
+struct Ctx {
+    const icc_batch* batch;
+    int tid, threads;
+    char* kv;                    // first block of this step's KV layer
+    int64_t kv_block_bytes;
+    void* in[10];
+    void* out[4];
+    char* scratch;               // this thread's, ICC_SCRATCH_BYTES
+    char* shared;                // the team's, ICC_SHARED_BYTES
+    std::atomic<int32_t>* next;  // work counter of this step, zero at its start
+    Barrier* barrier;
+
+    int tokens() const { return batch->num_tokens; }
+    int logit_rows() const { return batch->num_logit_rows; }
+    template <class T> T* input(int i) const { return (T*)in[i]; }
+    template <class T> T* output(int i) const { return (T*)out[i]; }
+};
+
+struct Range { int64_t begin, end; };
+
+// This thread's contiguous share of `count` items.
+ICC_INLINE Range share(const Ctx& c, int64_t count) {
+    return {count * c.tid / c.threads, count * (c.tid + 1) / c.threads};
+}

@@ -1,0 +1,67 @@
+"""Calibration text -> token sequences for the passes that look at activations."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import UsageError
+
+DEFAULT_TEXT = Path(__file__).parent / "data" / "calib.txt"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Token sequences of one length, and a sentence to show where they are not what the user may expect."""
+
+    sequences: list[list[int]]
+    warning: str = ""
+
+
+def load_calibration(
+    path: Path | None,
+    tokenizer_file: Path | None,
+    vocab_size: int,
+    num_sequences: int = 32,
+    sequence_length: int = 512,
+    seed: int = 0,
+) -> Calibration:
+    """Windows of the text in `path` (default: the bundled text), spread evenly over it; random tokens without a tokenizer.
+
+    A text with fewer tokens than asked for gives fewer windows; one that does not fill a single window is refused.
+    """
+    if tokenizer_file is None:
+        source = random.Random(seed)
+        ids = [[source.randrange(vocab_size) for _ in range(sequence_length)] for _ in range(num_sequences)]
+        return Calibration(ids, "the model has no tokenizer.json: calibrating on random token ids")
+    text = read_text(path or DEFAULT_TEXT)
+    tokens = [i for i in tokenize(text, tokenizer_file) if i < vocab_size]
+    if len(tokens) < sequence_length:
+        raise UsageError(
+            f"calibration text {path or DEFAULT_TEXT} is too short: {len(tokens)} tokens, {sequence_length} are needed",
+            "give a longer --calib file",
+        )
+    count = min(num_sequences, len(tokens) // sequence_length)
+    stride = (len(tokens) - sequence_length) / max(1, count - 1)
+    starts = [int(i * stride) for i in range(count)]
+    return Calibration([tokens[start : start + sequence_length] for start in starts])
+
+
+def read_text(path: Path) -> str:
+    """The file's text; raises UsageError in one line."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError as error:
+        raise UsageError(f"calibration text {path}: no such file") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"calibration text {path} is not UTF-8 (byte {error.start})") from error
+    except OSError as error:
+        raise UsageError(f"calibration text {path} cannot be read: {error.strerror}") from error
+
+
+def tokenize(text: str, tokenizer_file: Path) -> list[int]:
+    """Token ids of a text, without special tokens."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(tokenizer_file)).encode(text, add_special_tokens=False).ids

@@ -1,0 +1,66 @@
+"""The ISA levels of the CPU backend, best first: compiler flags, required CPU flags and register blocking."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Isa:
+    """One level. Blocks are (activation rows, weight tiles) of the micro-kernels, ascending in rows; a block of m x n
+    needs m * n accumulators of sixteen lanes, which must fit the registers (32 zmm, or 16 ymm of half that)."""
+
+    name: str
+    flags: tuple[str, ...]
+    cpu_flags: tuple[str, ...]
+    dense_blocks: tuple[tuple[int, int], ...]
+    quant_blocks: tuple[tuple[int, int], ...]
+    attention_vectors: int  # sixteen-lane columns per four rows in the attention micro-kernels
+
+
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
+
+AVX512VNNI = Isa(
+    "avx512vnni",
+    (*_AVX512, "-mavx512vnni"),
+    ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"),
+    ((1, 4), (2, 4), (4, 4), (6, 4), (8, 2), (12, 2)),
+    ((1, 4), (2, 4), (3, 4), (4, 4), (6, 2), (8, 2), (12, 2)),
+    4,
+)
+AVX512 = Isa(
+    "avx512",
+    _AVX512,
+    ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq"),
+    ((1, 4), (2, 4), (4, 4), (6, 4), (8, 2), (12, 2)),
+    ((1, 4), (2, 4), (3, 2), (4, 2), (6, 2), (8, 2)),
+    4,
+)
+AVX2 = Isa(
+    "avx2",
+    _AVX2,
+    ("avx2", "fma", "f16c"),
+    ((1, 4), (2, 2), (4, 1), (6, 1)),
+    ((1, 2), (2, 1), (3, 1), (4, 1)),
+    1,
+)
+
+ALL = (AVX512VNNI, AVX512, AVX2)
+
+
+def host_cpu_flags() -> frozenset[str]:
+    """The CPU flags of this machine as /proc/cpuinfo names them; empty where there is no such file."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    line = next((line for line in text.splitlines() if line.startswith("flags")), ":")
+    return frozenset(line.split(":", 1)[1].split())
+
+
+def host_isas() -> tuple[Isa, ...]:
+    """The levels that this machine can run, best first."""
+    flags = host_cpu_flags()
+    return tuple(isa for isa in ALL if flags.issuperset(isa.cpu_flags))

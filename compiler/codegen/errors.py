@@ -1,0 +1,26 @@
+"""Errors of code generation: a program that cannot be rendered, and a C++ compiler that is missing or fails."""
+
+from __future__ import annotations
+
+from ...runtime.errors import IccError
+
+
+class CodegenError(IccError):
+    """The program holds a kernel that the backend cannot generate; names the kernel and the reason."""
+
+    exit_code = 30
+
+
+class ToolchainError(IccError):
+    """The C++ compiler could not be run or refused generated code. `cmd` and `stderr` hold the details."""
+
+    exit_code = 31
+
+    def __init__(self, cmd: list[str], stderr: str) -> None:
+        first = next(
+            (line for line in stderr.splitlines() if "error" in line), stderr.strip().splitlines()[-1:] or [""]
+        )
+        detail = first if isinstance(first, str) else first[0]
+        super().__init__(f"C++ compiler failed: {detail.strip()}", "install g++ 11 or newer, or set CXX to one")
+        self.cmd = cmd
+        self.stderr = stderr

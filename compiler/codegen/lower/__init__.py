@@ -1,0 +1,1 @@
+"""Graph -> program: choose kernels, place values in the arena, list the steps."""

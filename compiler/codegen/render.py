@@ -1,0 +1,31 @@
+"""Renders templates of `codegen_templates/`: the only home of jinja2. A template takes one frozen dataclass, as `p`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import jinja2
+
+TEMPLATES = Path(__file__).resolve().parents[2] / "codegen_templates"
+
+
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+        keep_trailing_newline=True,
+        trim_blocks=False,
+    )
+
+
+def render(template: str, params: object) -> str:
+    """The text of `template` (a path under codegen_templates/) for `params`; an unknown field is an error."""
+    return _environment().get_template(template).render(p=params)
+
+
+def read_header(path: str) -> str:
+    """A shared header as it is."""
+    return (TEMPLATES / path).read_text()

@@ -1,0 +1,151 @@
+"""What the compiler did, for report.json, the manifest and the summary. Holds no times: equal compiles report equally."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...passes.base import PassContext
+from ...passes.manager import PassReport
+from ..graph.graph import Graph, TensorType
+from ..graph.verify import ICC_OPS
+from ..graph.weights import QuantizedWeight, RowConcat, Weight
+from ..ops import OPS
+from ..options import CompileOptions
+from ..targets import Target
+from .lower.lower import Lowered
+
+
+@dataclass(frozen=True)
+class RooflineRow:
+    """Work of all calls of one op in one step. `seconds` is the bound of the target's bandwidth and peak."""
+
+    op: str
+    calls: int
+    flops: float
+    bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """Facts about one compile. Bytes are of packed weights; bits_per_weight is over all parameters."""
+
+    target: str
+    quant: str
+    num_parameters: int
+    weight_bytes: int
+    bits_per_weight: float
+    arena_bytes_per_token: int
+    kv_bytes_per_token: float
+    steps: int
+    kernels: int
+    fused: dict[str, int]
+    kept: list[str]
+    passes: list[dict[str, Any]]
+    quantization: list[dict[str, Any]]
+    roofline: dict[str, list[RooflineRow]]
+    engine_bytes: int = field(default=0, compare=False)
+
+    def to_json(self) -> bytes:
+        """report.json."""
+        facts = asdict(self)
+        facts.pop("engine_bytes")
+        return json.dumps(facts, indent=1).encode() + b"\n"
+
+
+def make_report(
+    graph: Graph,
+    lowered: Lowered,
+    passes: Sequence[PassReport],
+    context: PassContext,
+    options: CompileOptions,
+    target: Target,
+) -> CompileReport:
+    """Collect the facts; weights must have been packed, so that their errors are known."""
+    program = lowered.program
+    weight_bytes = sum(w.nbytes for w in program.weights.values())
+    fused: Counter[str] = Counter()
+    for report in passes:
+        fused.update(report.counts)
+    return CompileReport(
+        target=target.name,
+        quant=options.quant,
+        num_parameters=graph.info.num_parameters,
+        weight_bytes=weight_bytes,
+        bits_per_weight=round(8 * weight_bytes / max(1, graph.info.num_parameters), 3),
+        arena_bytes_per_token=program.arena_bytes_per_token,
+        kv_bytes_per_token=program.kv.total_block_bytes() / program.kv.block_size,
+        steps=len(program.steps),
+        kernels=len(program.kernels),
+        fused=dict(sorted(fused.items())),
+        kept=sorted({f"{r.node}: {r.reason}" for r in context.refusals if r.rule == "quantize"}),
+        passes=[_pass_facts(r) for r in passes],
+        quantization=[r.as_json() for r in context.quant_records],
+        roofline={"decode": _roofline(graph, target, 1), "prefill_512": _roofline(graph, target, 512)},
+    )
+
+
+def _pass_facts(report: PassReport) -> dict[str, Any]:
+    refusals = [asdict(r) for r in report.refusals if r.reason]
+    return {"name": report.name, "modified": report.modified, "counts": dict(report.counts), "refusals": refusals}
+
+
+def _roofline(graph: Graph, target: Target, tokens: int) -> list[RooflineRow]:
+    """Per op: flops, bytes (weights in their storage type) and the least time that the target needs, for one step."""
+    rows: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
+    for node in graph.nodes:
+        if node.target not in ICC_OPS:
+            continue
+        op = OPS[ICC_OPS[node.target]]
+        cost = op.cost(*(_argument(graph, a, tokens) for a in node.args)) if op.cost else None
+        if cost is None:
+            continue
+        moved = cost.bytes - sum(_stored_less(graph, a) for a in node.all_input_nodes if _streams(op.name))
+        row = rows[op.name]
+        row[0] += 1
+        row[1] += cost.flops
+        row[2] += moved
+        row[3] += max(moved / (target.bandwidth * 1e9), cost.flops / (target.peak_f16 * 1e12))
+    return [RooflineRow(name, int(r[0]), r[1], r[2], r[3]) for name, r in sorted(rows.items())]
+
+
+def _streams(op: str) -> bool:
+    return op in ("linear", "expert_linear")
+
+
+def _argument(graph: Graph, arg: Any, tokens: int) -> Any:
+    if isinstance(arg, fx.Node):
+        kind = arg.meta["type"]
+        assert isinstance(kind, TensorType)
+        rows = () if kind.rows is None else (tokens if kind.rows == "tokens" else 1,)
+        return torch.empty((*rows, *kind.shape), dtype=kind.dtype, device="meta")
+    if isinstance(arg, (list, tuple)):
+        return [_argument(graph, a, tokens) for a in arg]
+    return arg
+
+
+def _stored_less(graph: Graph, node: fx.Node) -> float:
+    """Bytes that quantized storage saves against the type that the graph shows."""
+    if node.op != "get_attr":
+        return 0.0
+    weight = graph.weight(node)
+    bits = _bits(weight)
+    elements = 1
+    for size in weight.shape:
+        elements *= size
+    return elements * (weight.dtype.itemsize - bits / 8)
+
+
+def _bits(weight: Weight) -> float:
+    if isinstance(weight, RowConcat):
+        return _bits(weight.parts[0])
+    if isinstance(weight, QuantizedWeight):
+        return weight.bits + 24 / weight.group  # a 16-bit scale and an 8-bit zero point per group
+    return weight.dtype.itemsize * 8

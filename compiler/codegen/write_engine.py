@@ -1,0 +1,181 @@
+"""Writes an engine directory: into a temporary sibling, flushed to disk, then renamed.
+
+A failed or killed compile leaves no half engine and loses no old one. Nothing here depends on time or place, so equal
+inputs give equal bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...runtime.engine.digest import encode_sealed
+from ...runtime.engine.manifest import FileEntry, Manifest
+from ...runtime.engine.program import Program
+from ..errors import OutputExistsError, WriteError
+from ..graph.weights import quant_parts
+from .cpu.pack import pack_dense, pack_quantized
+from .lower.builder import WeightSource
+
+Progress = Callable[[str, int, int], None]
+RUNTIME_DIR = Path(__file__).resolve().parents[2] / "runtime"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+
+
+def check_output(path: Path, force: bool) -> None:
+    """Refuse an output path that exists, unless --force; checked before anything is computed."""
+    if path.exists() and not force:
+        raise OutputExistsError(f"{path} exists", "give --force to replace it, or another path with -o")
+    if path.exists() and not (path / "engine.json").is_file():
+        raise OutputExistsError(f"{path} exists and is not an engine, so --force does not replace it", "remove it")
+    if not path.resolve().parent.is_dir():
+        raise WriteError(f"{path.resolve().parent} is not a directory", "create it first")
+
+
+@contextlib.contextmanager
+def engine_directory(path: Path) -> Iterator[Path]:
+    """A temporary directory that becomes `path` when the block ends well, and vanishes when it does not."""
+    path = path.resolve()
+    with _write_errors(path):
+        stage = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+        try:
+            yield stage
+            stage.chmod(0o755)
+            _sync_tree(stage)
+            _replace(stage, path)
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reasons = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EFBIG: "too large"}
+        reason = reasons.get(error.errno or 0, error.strerror or str(error))
+        free = shutil.disk_usage(path.parent).free // 2**20
+        raise WriteError(
+            f"cannot write {path}: {reason}", f"{free} MiB are free on that disk; nothing was left behind"
+        ) from error
+
+
+def _sync_tree(root: Path) -> None:
+    for folder, _, files in os.walk(root):
+        for name in [*files, "."]:
+            handle = os.open(os.path.join(folder, name), os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+
+def _replace(stage: Path, path: Path) -> None:
+    if path.exists():
+        old = stage.with_suffix(".old")
+        os.rename(path, old)
+        try:
+            os.rename(stage, path)
+        except OSError:
+            os.rename(old, path)
+            raise
+        shutil.rmtree(old)
+    else:
+        os.rename(stage, path)
+    handle = os.open(path.parent, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+def write_weights(stage: Path, program: Program, sources: dict[str, WeightSource], progress: Progress) -> None:
+    """weights.safetensors: every weight packed as 64-byte aligned bytes, one at a time in memory."""
+    header: dict[str, object] = {}
+    start = 0
+    for name, weight in program.weights.items():
+        header[name] = {"dtype": "U8", "shape": [weight.nbytes], "data_offsets": [start, start + weight.nbytes]}
+        start += weight.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    with (stage / "weights.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for index, (name, source) in enumerate(sources.items()):
+            progress(name, index, len(sources))
+            packed = pack(source)
+            assert packed.nbytes == program.weights[name].nbytes, f"{name}: {packed.nbytes} bytes packed"
+            file.write(packed.data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def pack(source: WeightSource) -> np.ndarray:
+    """The packed bytes of one weight."""
+    if source.format in ("q4", "q8"):
+        parts = quant_parts(source.handle)
+        assert parts is not None
+        codes, scales, zeros = (t.numpy() for t in (parts.codes, parts.scales, parts.zeros))
+        return pack_quantized(codes, scales, zeros, int(source.format[1:]), source.group)
+    value = source.handle.load()
+    if source.format in ("f32", "i32"):
+        value = value.to(torch.float32 if source.format == "f32" else torch.int32)
+    elif value.dtype == torch.float64:
+        value = value.to(torch.float32)
+    return pack_dense(_numpy(value.contiguous()), source.format)
+
+
+def _numpy(value: Tensor) -> np.ndarray:
+    """bf16 has no numpy type: its bits as uint16."""
+    return value.view(torch.uint16).numpy() if value.dtype == torch.bfloat16 else value.numpy()
+
+
+def write_program(stage: Path, program: Program) -> None:
+    """program.json."""
+    (stage / "program.json").write_bytes(msgspec.json.format(msgspec.json.encode(program), indent=1) + b"\n")
+
+
+def copy_tokenizer(stage: Path, model: Path) -> str | None:
+    """The tokenizer's files; None if the checkpoint has no tokenizer.json."""
+    if not (model / "tokenizer.json").is_file():
+        return None
+    (stage / "tokenizer").mkdir()
+    for name in TOKENIZER_FILES:
+        if (model / name).is_file():
+            shutil.copyfile(model / name, stage / "tokenizer" / name)
+    return "tokenizer"
+
+
+def copy_runtime(stage: Path) -> None:
+    """A copy of icc.runtime and the __main__ that runs it."""
+
+    def skip(folder: str, names: list[str]) -> list[str]:
+        return [n for n in names if n in ("__pycache__", "server") or not (n.endswith(".py") or "." not in n)]
+
+    shutil.copytree(RUNTIME_DIR, stage / "runtime", ignore=skip, copy_function=shutil.copyfile)
+    shutil.copyfile(RUNTIME_DIR / "embedded_main.py", stage / "__main__.py")
+
+
+def write_manifest(stage: Path, manifest: Manifest) -> None:
+    """engine.json with size and sha256 of every file written before it."""
+    files: dict[str, FileEntry] = {}
+    for path in sorted(p for p in stage.rglob("*") if p.is_file()):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        files[path.relative_to(stage).as_posix()] = FileEntry(path.stat().st_size, digest)
+    (stage / "engine.json").write_bytes(encode_sealed(msgspec.structs.replace(manifest, files=files)))

@@ -1,0 +1,114 @@
+"""The whole compile on one screen: checkpoint -> graph -> passes -> program -> kernels -> engine directory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..passes import pipelines
+from ..passes.base import Pass, PassContext
+from ..passes.manager import PassReport, run_passes
+from .codegen import write_engine as writer
+from .codegen.backend import build_kernels
+from .codegen.lower.lower import LowerOptions, lower
+from .codegen.manifest import make_manifest
+from .codegen.report import CompileReport, make_report
+from .errors import UsageError
+from .frontend.load import load_graph
+from .graph.graph import Graph
+from .options import KV_DTYPES, CompileOptions, default_output
+from .progress import Reporter, SilentReporter
+from .targets import find_target
+
+
+def compile_model(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    reporter: Reporter | None = None,
+    **options: Any,
+) -> Path:
+    """Compile a Hugging Face checkpoint directory to an engine directory and return its path.
+
+    `options` are the fields of CompileOptions: target, quant, max_seq_len, force, ... Raises IccError with one clear line; nothing
+    is left behind then.
+    """
+    unknown = set(options) - set(CompileOptions.__dataclass_fields__)
+    if unknown:
+        raise UsageError(f"unknown compile option {sorted(unknown)[0]!r}")
+    paths = {k: Path(v) for k, v in options.items() if k in ("calib", "dump_passes") and v is not None}
+    source = Path(model)
+    target = Path(output) if output is not None else default_output(source)
+    compile_engine(CompileOptions(model=source, output=target, **{**options, **paths}), reporter or SilentReporter())
+    return target
+
+
+def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport:
+    """Run every stage; `reporter` hears of stages and progress. Returns what report.json and the summary are made of."""
+    target = find_target(options.target)
+    writer.check_output(options.output, options.force)
+    with reporter.stage("trace"):
+        graph = load_graph(options.model, options.max_seq_len)
+    with reporter.stage("optimize"):
+        context = PassContext(progress=reporter.progress)
+        passes = _run(graph, options, context, "canonicalize", pipelines.canonicalize())
+    if options.quant != "none":
+        with reporter.stage("quantize"):
+            passes += _run(graph, options, context, "quantize", _quantize(options, graph, reporter))
+    with reporter.stage("lower"):
+        passes += _run(graph, options, context, "attention", pipelines.attention())
+        passes += _run(graph, options, context, "fuse", pipelines.fuse())
+        lowered = lower(graph, LowerOptions(kv_dtype(options, graph)))
+    with writer.engine_directory(options.output) as stage:
+        with reporter.stage("kernels"):
+            libraries = build_kernels(lowered.program, stage / "kernels", target)
+        with reporter.stage("weights"):
+            writer.write_weights(stage, lowered.program, lowered.sources, reporter.progress)
+        with reporter.stage("engine"):
+            report = make_report(graph, lowered, passes, context, options, target)
+            writer.write_program(stage, lowered.program)
+            (stage / "report.json").write_bytes(report.to_json())
+            tokenizer = writer.copy_tokenizer(stage, options.model)
+            writer.copy_runtime(stage)
+            writer.write_manifest(stage, make_manifest(graph, lowered, report, options, target, libraries, tokenizer))
+    return replace(report, engine_bytes=sum(p.stat().st_size for p in options.output.rglob("*") if p.is_file()))
+
+
+def _run(
+    graph: Graph,
+    options: CompileOptions,
+    context: PassContext,
+    phase: str,
+    passes: list[Pass],
+) -> list[PassReport]:
+    """One phase of the pipeline."""
+    dump = options.dump_passes / phase if options.dump_passes else None
+    return run_passes(graph, passes, context, dump)
+
+
+def _quantize(options: CompileOptions, graph: Graph, reporter: Reporter) -> list[Pass]:
+    """The quantization pass; calibrated methods read and tokenize their text here."""
+    calibration: list[list[int]] = []
+    if options.quant in ("awq4", "gptq4"):
+        from .calibration import load_calibration
+
+        calibration = load_calibration(
+            options.calib,
+            options.model / "tokenizer.json",
+            graph.info.vocab_size,
+            num_sequences=options.calib_sequences,
+            sequence_length=min(options.calib_length, graph.max_seq_len),
+            seed=options.seed,
+            warn=reporter.warn,
+        )
+    return pipelines.quantize(options.quant, options.quant_head, options.keep, calibration)
+
+
+def kv_dtype(options: CompileOptions, graph: Graph) -> str:
+    """Storage of the KV cache: by default as precise as the checkpoint's own type allows, 16 bits for 16-bit weights."""
+    chosen = KV_DTYPES[options.kv_cache]
+    if chosen:
+        return chosen
+    return "f32" if graph.info.dtype.itemsize == 4 else "f16"

@@ -1,0 +1,81 @@
+"""The verifier: which ops a graph may hold at each stage, and that its types are true."""
+
+from __future__ import annotations
+
+import operator
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..errors import VerifyError
+from ..ops import OPS
+from ..ops.aten import ARITHMETIC, POINTWISE
+from .graph import LOGIT_ROWS, Graph, infer_type
+from .printer import target_name
+
+aten = torch.ops.aten
+
+
+class Stage(StrEnum):
+    """exported: as the frontend made it. optimized: only what the code generators know."""
+
+    EXPORTED = "exported"
+    OPTIMIZED = "optimized"
+
+
+# ops that only rearrange elements; the memory plan turns them into strides or copies
+SHAPE_OPS: frozenset[Any] = frozenset(
+    {aten.view.default, aten.permute.default, aten.expand.default, aten.slice.Tensor, aten.cat.default, aten.repeat.default}
+)
+ICC_OPS: dict[Any, str] = {op.overload: name for name, op in OPS.items()}
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """Whether the node is an elementwise aten op that the generic fusion can compile."""
+    if node.op != "call_function" or not hasattr(node.target, "_schema"):
+        return False
+    name = node.target._schema.name.replace("::", ".")  # type: ignore[union-attr]
+    return name in POINTWISE or name in ARITHMETIC or name == "prims.convert_element_type"
+
+
+def _allowed(node: fx.Node, stage: Stage) -> bool:
+    if node.target is operator.getitem or node.target in SHAPE_OPS or node.target in ICC_OPS:
+        return True
+    return stage is Stage.EXPORTED and is_pointwise(node)
+
+
+def verify(graph: Graph, stage: Stage, pass_name: str) -> None:
+    """Raise VerifyError naming the first node that breaks the stage's rules."""
+    seen: set[fx.Node] = set()
+    for node in graph.nodes:
+        problem = _problem(graph, node, seen, stage)
+        if problem:
+            raise VerifyError(stage, pass_name, f"{node.name} = {target_name(node.target)}", problem)
+        seen.add(node)
+
+
+def _problem(graph: Graph, node: fx.Node, seen: set[fx.Node], stage: Stage) -> str:
+    if any(arg not in seen for arg in node.all_input_nodes):
+        return "uses a value before it is defined"
+    if node.op == "get_attr":
+        if str(node.target) not in graph.weights:
+            return "names a weight that the graph does not have"
+        weight, found = graph.weight(node), node.meta["type"]
+        return "" if (weight.shape, weight.dtype) == (found.shape, found.dtype) else "has another type than its weight"
+    if node.op == "call_function":
+        if not _allowed(node, stage):
+            return "is not an op of this stage"
+        try:
+            inferred = infer_type(node)
+        except Exception as error:
+            return f"does not accept its operands: {str(error).splitlines()[0]}"
+        return "" if inferred == node.meta["type"] else f"has type {node.meta['type']}, its operands give {inferred}"
+    if node.op == "output":
+        result = node.args[0]
+        if not isinstance(result, fx.Node) or len(result.meta["type"].shape) != 1:
+            return "must return logits with one row per token or logit row"
+        if result.meta["type"].rows == LOGIT_ROWS and graph.input("logit_rows") is None:
+            return "returns logit rows without that input"
+    return ""

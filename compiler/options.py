@@ -1,0 +1,57 @@
+"""What a compile is asked to do, as one checked value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import UsageError
+
+QUANT_METHODS = ("none", "rtn4", "awq4", "gptq4")
+HEAD_METHODS = ("none", "int8", "4bit")
+KV_DTYPES = {"auto": "", "f32": "f32", "bf16": "bf16", "f16": "f16", "fp16": "f16", "int8": "i8"}
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """Options of one compile. Limits are in tokens and sequences; None means the default for the model.
+
+    quant_head: how the LM head is stored when `quant` is not none. keep: patterns of linears to leave unquantized.
+    """
+
+    model: Path
+    output: Path
+    target: str = "cpu"
+    quant: str = "none"
+    quant_head: str = "int8"
+    keep: tuple[str, ...] = ()
+    calib: Path | None = None
+    calib_sequences: int = 64
+    calib_length: int = 512
+    kv_cache: str = "auto"
+    max_seq_len: int | None = None
+    max_batch_size: int = 16
+    max_step_tokens: int = 512
+    seed: int = 0
+    dump_passes: Path | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        _choice("--quant", self.quant, QUANT_METHODS)
+        _choice("--quant-head", self.quant_head, HEAD_METHODS)
+        _choice("--kv-cache", self.kv_cache, tuple(KV_DTYPES))
+        for name in ("max_seq_len", "max_batch_size", "max_step_tokens", "calib_sequences", "calib_length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+
+
+def _choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{option} {value!r} is unknown", f"choose from: {', '.join(allowed)}")
+
+
+def default_output(model: Path) -> Path:
+    """model/ -> model.engine beside it."""
+    resolved = model.resolve()
+    return resolved.with_name(resolved.name + ".engine")

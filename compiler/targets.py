@@ -1,0 +1,49 @@
+"""The targets: what icc can compile for, and the limits that a roofline needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .errors import UsageError
+
+
+@dataclass(frozen=True)
+class Target:
+    """One machine. Bandwidth in GB/s; peaks in TFLOP/s or TOP/s (dense); `implemented` says whether icc has its backend."""
+
+    name: str
+    backend: str  # "cpu", "cuda" or "hip"
+    arch: str
+    bandwidth: float
+    peak_f16: float
+    peak_i8: float
+    shared_memory_kib: int = 0
+    implemented: bool = False
+
+
+# CPU figures are those of two cores with AVX-512 VNNI (shared/PEERS.md); the roofline of a CPU engine is relative to them.
+_TABLE = (
+    Target("cpu", "cpu", "x86-64", 22.0, 0.3, 1.2, implemented=True),
+    Target("native", "cpu", "x86-64", 22.0, 0.3, 1.2, implemented=True),
+    Target("a100", "cuda", "sm_80", 2039.0, 312.0, 624.0, 163),
+    Target("a10g", "cuda", "sm_86", 600.0, 70.0, 140.0, 99),
+    Target("rtx4090", "cuda", "sm_89", 1008.0, 165.0, 330.0, 99),
+    Target("l4", "cuda", "sm_89", 300.0, 121.0, 242.0, 99),
+    Target("l40s", "cuda", "sm_89", 864.0, 362.0, 733.0, 99),
+    Target("h100", "cuda", "sm_90", 3350.0, 989.0, 1979.0, 227),
+    Target("h200", "cuda", "sm_90", 4800.0, 989.0, 1979.0, 227),
+    Target("b200", "cuda", "sm_100", 8000.0, 2250.0, 4500.0, 227),
+    Target("mi300x", "hip", "gfx942", 5300.0, 1307.0, 2615.0, 64),
+)
+TARGETS = {target.name: target for target in _TABLE}
+
+
+def find_target(name: str) -> Target:
+    """The target of that name; UsageError if there is none or its backend is not there yet."""
+    if name not in TARGETS:
+        raise UsageError(f"unknown target {name!r}", f"targets: {', '.join(sorted(TARGETS))}")
+    target = TARGETS[name]
+    if not target.implemented:
+        done = ", ".join(t.name for t in _TABLE if t.implemented)
+        raise UsageError(f"target {name!r} is not implemented yet", f"implemented: {done}")
+    return target

@@ -1,0 +1,65 @@
+"""Compute logits only for the token rows that the scheduler asks for.
+
+The rows are selected as early as possible: everything after the last place where tokens or branches meet works on the
+selected rows, the final norm and the LM head above all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from ...compiler.graph.graph import LOGIT_ROWS, Graph, TensorType, infer_type, type_of
+from ...compiler.ops import OPS
+from ..base import Pass, PassContext, PassResult
+
+SELECT = OPS["select_rows"].overload
+
+
+@dataclass(frozen=True)
+class SelectLogitRows(Pass):
+    """Insert select_rows in front of the tail of the graph."""
+
+    name: ClassVar[str] = "select-logit-rows"
+    ensures: ClassVar[frozenset[str]] = frozenset({"logit-rows"})
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        if graph.input("logit_rows") is not None:
+            return PassResult(False)
+        positions = graph.input("positions") or graph.input("token_ids")
+        assert positions is not None
+        with graph.fx.inserting_after(positions):
+            rows = graph.fx.placeholder("logit_rows")
+        rows.meta["type"] = TensorType(LOGIT_ROWS, (), torch.int64)
+        tail = _tail(graph)
+        first = tail[0]
+        source = _token_inputs(first)[0]
+        with graph.fx.inserting_before(first):
+            selected = graph.call(SELECT, source, rows, origin=source)
+        for node in tail:
+            node.replace_input_with(source, selected)
+            if node.op == "call_function":
+                node.meta["type"] = infer_type(node)
+        return PassResult(True, Counter({"selected": 1}))
+
+
+def _token_inputs(node: fx.Node) -> list[fx.Node]:
+    return [n for n in node.all_input_nodes if n.op != "get_attr" and type_of(n).rows is not None]
+
+
+def _tail(graph: Graph) -> list[fx.Node]:
+    """The nodes after the selection, in order: a chain with one token input and no other users."""
+    end = next(n for n in graph.nodes if n.op == "output")
+    tail = [end]
+    while True:
+        inputs = _token_inputs(tail[0])
+        source = inputs[0]
+        if source.op == "placeholder" or len(source.users) > 1 or len(_token_inputs(source)) != 1:
+            return tail
+        if isinstance(source.meta["type"], tuple) or "attention" in str(source.target):
+            return tail
+        tail.insert(0, source)

@@ -1,0 +1,60 @@
+"""What a pass is. The manager, not the pass, verifies, times, dumps and reports."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ..compiler.graph.graph import Graph
+from .quantize.record import QuantRecord
+
+
+# the fact that only ops of the dialect are left, which the code generators require
+OPTIMIZED = "optimized"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a rule did not fire at a place where its pattern nearly or fully matched."""
+
+    rule: str
+    node: str
+    reason: str
+
+
+@dataclass
+class PassContext:
+    """What passes may use besides the graph: where refusals and quantization records go, and a progress callback (text, done, total)."""
+
+    refusals: list[Refusal] = field(default_factory=list)
+    progress: Callable[[str, int, int], None] = lambda text, done, total: None
+    quant_records: list[QuantRecord] = field(default_factory=list)
+
+
+@dataclass
+class PassResult:
+    """Whether the graph changed, and how often each rewrite was applied."""
+
+    modified: bool
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class Pass(ABC):
+    """One transformation of a graph. Its dataclass fields are its options.
+
+    `requires` and `ensures` are facts in `Graph.facts`. `tolerance` bounds max |after - before| / max |before| of the logits in
+    the reference interpreter, float32; None means that the pass changes numbers on purpose (quantization).
+    """
+
+    name: ClassVar[str]
+    requires: ClassVar[frozenset[str]] = frozenset()
+    ensures: ClassVar[frozenset[str]] = frozenset()
+    tolerance: ClassVar[float | None] = 1e-5
+
+    @abstractmethod
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        """Transform the graph in place."""

@@ -1,0 +1,42 @@
+"""Common subexpression elimination: the same call on the same operands is made once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import fx
+
+from ...compiler.graph.graph import Graph
+from ..base import Pass, PassContext, PassResult
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(_key(v) for v in value)
+    return value if isinstance(value, fx.Node) else (type(value).__name__, value)
+
+
+@dataclass(frozen=True)
+class EliminateCommon(Pass):
+    """Later duplicates use the first. Attention is left alone: each call owns a KV cache."""
+
+    name: ClassVar[str] = "eliminate-common"
+    tolerance: ClassVar[float | None] = 0.0
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        seen: dict[Any, fx.Node] = {}
+        counts: Counter[str] = Counter()
+        for node in list(graph.nodes):
+            if node.op == "get_attr":
+                key: Any = ("get_attr", node.target)
+            elif node.op == "call_function" and "attention" not in str(node.target):
+                key = (node.target, _key(node.args))
+            else:
+                continue
+            first = seen.setdefault(key, node)
+            if first is not node:
+                graph.replace(node, first)
+                counts["merged"] += 1
+        return PassResult(bool(counts), counts)

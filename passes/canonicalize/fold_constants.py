@@ -1,0 +1,68 @@
+"""Operations on weights alone become weights: `1 + w`, transposes, reshaped tables.
+
+The values are not computed here: the new weight is a lazy handle over the old ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx
+
+from ...compiler.graph.graph import Graph, TensorType
+from ...compiler.graph.weights import Weight, derive
+from ..base import Pass, PassContext, PassResult
+
+
+@dataclass(frozen=True)
+class FoldConstants(Pass):
+    """A call whose operands are all weights is replaced by a derived weight."""
+
+    name: ClassVar[str] = "fold-constants"
+    tolerance: ClassVar[float | None] = 0.0
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        counts: Counter[str] = Counter()
+        for node in list(graph.nodes):
+            inputs = node.all_input_nodes
+            if node.op != "call_function" or not inputs or any(n.op != "get_attr" for n in inputs):
+                continue
+            if not isinstance(node.meta["type"], TensorType):
+                continue
+            with graph.fx.inserting_before(node):
+                graph.replace(node, graph.add_weight(_name(node), _fold(graph, node)))
+            counts["folded"] += 1
+        return PassResult(bool(counts), counts)
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.all_input_nodes[0].target).split("#")[0]
+
+
+def _fold(graph: Graph, node: fx.Node) -> Weight:
+    sources = node.all_input_nodes
+    target: Callable[..., Tensor] = node.target  # type: ignore[assignment]
+    args = node.args
+
+    def compute(*values: Tensor) -> Tensor:
+        env = dict(zip(sources, (_compute_dtype(v) for v in values), strict=True))
+        return target(*fx.map_arg(args, lambda n: env[n]))
+
+    moves_only = target.__name__.split(".")[0] in ("view", "permute", "slice", "expand", "cat", "repeat")
+    if not moves_only:
+        return derive(compute, *(graph.weight(n) for n in sources))
+
+    def move(*values: Tensor) -> Tensor:  # storage dtype stays, so that a transposed bf16 weight is still bf16
+        env = dict(zip(sources, values, strict=True))
+        result: Any = target(*fx.map_arg(args, lambda n: env[n]))
+        return result.contiguous()
+
+    return derive(move, *(graph.weight(n) for n in sources))
+
+
+def _compute_dtype(value: Tensor) -> Tensor:
+    return value.to(torch.float32) if value.is_floating_point() else value

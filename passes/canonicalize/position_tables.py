@@ -1,0 +1,100 @@
+"""Subgraphs that depend only on positions and constants become tables with one row per position.
+
+Rotary tables of every kind, learned positions with an offset, ALiBi: whatever the model computes from position ids is evaluated
+here for all positions below `max_seq_len`, and the graph keeps a gather.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx
+
+from ...compiler.errors import SequenceLengthError
+from ...compiler.graph.graph import Graph, type_of
+from ...compiler.graph.interpret import as_compute
+from ...compiler.graph.weights import Constant
+from ...compiler.ops import OPS
+from ..base import Pass, PassContext, PassResult
+
+aten = torch.ops.aten
+EMBEDDING = OPS["embedding"].overload
+_MOVES = (aten.view.default, aten.slice.Tensor, aten.expand.default, aten.permute.default)
+
+
+@dataclass(frozen=True)
+class PositionTables(Pass):
+    """Replace each value that only positions determine by a row of a table."""
+
+    name: ClassVar[str] = "position-tables"
+    ensures: ClassVar[frozenset[str]] = frozenset({"position-tables"})
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        positions = graph.input("positions")
+        if positions is None:
+            return PassResult(False)
+        computed = _position_only(graph, positions)
+        counts: Counter[str] = Counter()
+        for node in [n for n in computed if _is_frontier(n, computed, positions)]:
+            table = _evaluate(graph, node, positions)
+            with graph.fx.inserting_before(node):
+                weight = graph.add_weight("position_table", Constant(table))
+                graph.replace(node, graph.call(EMBEDDING, positions, weight, origin=node))
+            counts["tables"] += 1
+        return PassResult(bool(counts), counts)
+
+
+def _position_only(graph: Graph, positions: fx.Node) -> dict[fx.Node, None]:
+    found: dict[fx.Node, None] = {positions: None}
+    for node in graph.nodes:
+        if node.op == "call_function" and "attention" not in str(node.target):
+            inputs = [n for n in node.all_input_nodes if n.op != "get_attr"]
+            if inputs and all(n in found for n in inputs):
+                found[node] = None
+    return found
+
+
+def _is_frontier(node: fx.Node, computed: dict[fx.Node, None], positions: fx.Node) -> bool:
+    """Values that others need; views of a table are free, so the table is taken before them."""
+    if node is positions or node.target in _MOVES or _is_table(node, positions):
+        return False
+    if _through_moves(node) is positions:
+        return False
+    return any(user not in computed or user.target in _MOVES for user in node.users)
+
+
+def _through_moves(node: fx.Node) -> fx.Node:
+    while node.target in _MOVES:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _is_table(node: fx.Node, positions: fx.Node) -> bool:
+    return node.target is EMBEDDING and node.args[0] is positions and node.args[1].op == "get_attr"  # type: ignore[union-attr]
+
+
+def _evaluate(graph: Graph, root: fx.Node, positions: fx.Node) -> Tensor:
+    values: dict[fx.Node, Any] = {positions: torch.arange(graph.max_seq_len)}
+
+    def value(node: fx.Node) -> Any:
+        if node not in values:
+            if node.op == "get_attr":
+                values[node] = as_compute(graph.weight(node).load())
+            else:
+                args = fx.map_arg(node.args, value)
+                values[node] = node.target(*args, **node.kwargs)  # type: ignore[operator]
+        return values[node]
+
+    try:
+        table = value(root)
+    except (IndexError, RuntimeError) as error:
+        if "index" not in str(error):
+            raise
+        raise SequenceLengthError(
+            f"--max-seq-len {graph.max_seq_len} is above the positions that the model has an embedding for",
+            "give a smaller --max-seq-len",
+        ) from error
+    return table.to(torch.int32 if type_of(root).dtype == torch.int64 else type_of(root).dtype).contiguous()

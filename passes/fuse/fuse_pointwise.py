@@ -1,0 +1,131 @@
+"""Chains of elementwise operations become generated kernels.
+
+Every elementwise aten op is turned into an `icc.pointwise`; a producer is drawn into its consumer where it has the
+consumer's shape and no other reader, so that the intermediate value never reaches memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from ...compiler.graph.graph import Graph, type_of
+from ...compiler.graph.verify import is_pointwise
+from ...compiler.ops import OPS
+from ...compiler.ops.aten import ARITHMETIC, POINTWISE, Body, literal
+from ...compiler.ops.pointwise import is_literal, parse
+from ..base import OPTIMIZED, Pass, PassContext, PassResult
+
+POINT = OPS["pointwise"].overload
+MAX_INPUTS = 8
+
+
+@dataclass(frozen=True)
+class FusePointwise(Pass):
+    """Fuse backwards from each elementwise node that something else reads."""
+
+    name: ClassVar[str] = "fuse-pointwise"
+    ensures: ClassVar[frozenset[str]] = frozenset({OPTIMIZED})
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        counts: Counter[str] = Counter()
+        for node in reversed(list(graph.nodes)):
+            if not _fusible(node) or not node.users:
+                continue
+            fused = _Fusion(node)
+            if node.target is POINT and len(fused.members) == 1:
+                continue
+            with graph.fx.inserting_before(node):
+                graph.replace(node, graph.call(POINT, fused.inputs, fused.body.text, origin=node))
+            counts["kernels"] += 1
+            counts["fused-ops"] += len(fused.members)
+            for member in [node, *reversed(fused.members)]:
+                if not member.users:
+                    graph.fx.erase_node(member)
+        return PassResult(bool(counts), counts)
+
+
+def _fusible(node: fx.Node) -> bool:
+    return is_pointwise(node) or node.target is POINT
+
+
+def _members(root: fx.Node) -> set[fx.Node]:
+    """`root` and the producers of its shape that only members read."""
+    kind = type_of(root)
+    members, frontier = {root}, True
+    while frontier:
+        frontier = False
+        inputs = {n for m in members for n in m.all_input_nodes} - members
+        for node in sorted(inputs, key=lambda n: n.name):
+            alike = _fusible(node) and type_of(node).shape == kind.shape and type_of(node).rows == kind.rows
+            operands = (inputs | set(node.all_input_nodes)) - members - {node}
+            if alike and all(user in members for user in node.users) and len(operands) <= MAX_INPUTS:
+                members.add(node)
+                frontier = True
+                break
+    return members
+
+
+class _Fusion:
+    """The instructions of `root` and of the producers drawn into it."""
+
+    def __init__(self, root: fx.Node) -> None:
+        self.inputs: list[fx.Node] = []
+        self.members: list[fx.Node] = []
+        self.body = Body()
+        self._chosen = _members(root)
+        self._registers: dict[fx.Node, str] = {}
+        result = self._emit(root)
+        if not self.body.lines or not self.body.lines[-1].startswith(f"{result} "):
+            self.body.lines.append(f"t{len(self.body.lines)} = copy {result}")
+
+    def _operand(self, value: Any) -> Any:
+        if not isinstance(value, fx.Node):
+            return value
+        if value in self._registers:
+            return self._registers[value]
+        if value in self._chosen:
+            return self._emit(value)
+        if value not in self.inputs:
+            self.inputs.append(value)
+        return f"a{self.inputs.index(value)}"
+
+    def _emit(self, node: fx.Node) -> str:
+        self.members.append(node)
+        if node.target is POINT:
+            register = self._inline(node)
+        elif node.target is torch.ops.prims.convert_element_type.default:
+            register = self.body(_conversion(node.args[1]), self._operand(node.args[0]))
+        else:
+            name = node.target._schema.name.replace("::", ".")  # type: ignore[union-attr]
+            builder = POINTWISE.get(name) or ARITHMETIC[name]
+            register = builder(self.body, *(_whole(self._operand(a), node) for a in node.args))
+        self._registers[node] = register
+        return register
+
+    def _inline(self, node: fx.Node) -> str:
+        inputs, text = node.args
+        renamed = {f"a{i}": self._operand(value) for i, value in enumerate(inputs)}  # type: ignore[arg-type]
+        register = ""
+        for line in str(text).split("; "):
+            target, opcode, operands = parse(line)
+            register = self.body(opcode, *(o if is_literal(o) else renamed[o] for o in operands))
+            renamed[target] = register
+        return register
+
+
+def _conversion(dtype: Any) -> str:
+    if dtype == torch.bool:
+        return "to_bool"
+    return "to_f32" if dtype.is_floating_point else "to_i32"
+
+
+def _whole(operand: Any, node: fx.Node) -> Any:
+    """A whole number in a float operation is written as a float."""
+    is_number = isinstance(operand, int) and not isinstance(operand, bool)
+    floats = [n for n in node.all_input_nodes if type_of(n).dtype.is_floating_point]
+    return literal(float(operand)) if is_number and floats else operand

@@ -1,0 +1,83 @@
+"""Linear layers that read the same input become one product: QKV, gate and up.
+
+linear(x, A), linear(x, B) -> slices of linear(x, concat(A, B)). Weights must be stored alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from ...compiler.graph.graph import Graph, type_of
+from ...compiler.graph.weights import Constant, QuantizedWeight, RowConcat, Weight
+from ...compiler.ops import OPS
+from ..base import Pass, PassContext, PassResult, Refusal
+
+aten = torch.ops.aten
+LINEAR = OPS["linear"].overload
+
+
+def storage(weight: Weight) -> str:
+    """What must agree for two weights to be stored as one."""
+    if isinstance(weight, RowConcat):
+        return storage(weight.parts[0])
+    if isinstance(weight, QuantizedWeight):
+        return f"q{weight.bits}g{weight.group}"
+    return str(weight.dtype)
+
+
+@dataclass(frozen=True)
+class MergeLinears(Pass):
+    """Merge groups of two or more; an absent bias counts as zeros where another has one."""
+
+    name: ClassVar[str] = "merge-linears"
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        groups: dict[fx.Node, list[fx.Node]] = defaultdict(list)
+        for node in graph.nodes:
+            if node.target is LINEAR and node.args[1].op == "get_attr":  # type: ignore[union-attr]
+                groups[node.args[0]].append(node)  # type: ignore[index]
+        counts: Counter[str] = Counter()
+        for members in groups.values():
+            by_storage: dict[str, list[fx.Node]] = defaultdict(list)
+            for node in members:
+                by_storage[storage(graph.weight(node.args[1]))].append(node)  # type: ignore[arg-type]
+            if len(by_storage) > 1:
+                ctx.refusals.append(Refusal(self.name, members[0].name, f"stored differently: {sorted(by_storage)}"))
+            for alike in by_storage.values():
+                if len(alike) > 1:
+                    _merge(graph, alike)
+                    counts["merged"] += len(alike)
+        return PassResult(bool(counts), counts)
+
+
+def _merge(graph: Graph, nodes: list[fx.Node]) -> None:
+    weights = [graph.weight(n.args[1]) for n in nodes]  # type: ignore[arg-type]
+    name = "+".join(str(n.args[1].target) for n in nodes)  # type: ignore[union-attr]
+    with graph.fx.inserting_before(nodes[0]):
+        weight = graph.add_weight(name, RowConcat(tuple(weights)))
+        bias = _merged_bias(graph, nodes, weights, name)
+        whole = graph.call(LINEAR, nodes[0].args[0], weight, bias, origin=nodes[0])
+        axis, start = type_of(whole).rank - 1, 0
+        for node, part in zip(nodes, weights, strict=True):
+            end = start + part.shape[0]
+            graph.replace(node, graph.call(aten.slice.Tensor, whole, axis, start, end, 1, origin=node))
+            start = end
+
+
+def _merged_bias(graph: Graph, nodes: list[fx.Node], weights: list[Weight], name: str) -> fx.Node | None:
+    if all(n.args[2] is None for n in nodes):
+        return None
+    parts: list[Weight] = []
+    for node, weight in zip(nodes, weights, strict=True):
+        bias = node.args[2]
+        parts.append(Constant(torch.zeros(weight.shape[0])) if bias is None else graph.weight(bias))  # type: ignore[arg-type]
+    dtypes = {p.dtype for p in parts if not isinstance(p, Constant)}
+    if len(dtypes) == 1:
+        dtype = dtypes.pop()
+        parts = [Constant(p.value.to(dtype)) if isinstance(p, Constant) else p for p in parts]
+    return graph.add_weight(f"{name}.bias", RowConcat(tuple(parts)))

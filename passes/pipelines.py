@@ -1,0 +1,67 @@
+"""The compile as a list of passes, in phases."""
+
+from __future__ import annotations
+
+from .attention.paged_attention import PagedAttention
+from .attention.recognize_rope import RecognizeRope
+from .attention.select_logit_rows import SelectLogitRows
+from .base import Pass
+from .canonicalize.dead_code import DeadCode
+from .canonicalize.eliminate_common import EliminateCommon
+from .canonicalize.fold_constants import FoldConstants
+from .canonicalize.position_tables import PositionTables
+from .canonicalize.recognize_norms import RecognizeNorms
+from .canonicalize.simplify import Simplify
+from .fuse.add_norm import FuseAddNorm
+from .fuse.fuse_pointwise import FusePointwise
+from .fuse.merge_linears import MergeLinears
+
+
+def canonicalize() -> list[Pass]:
+    """One way to write each thing; the form that quantization reads."""
+    return [
+        DeadCode(),
+        FoldConstants(),
+        Simplify(),
+        EliminateCommon(),
+        PositionTables(),
+        RecognizeNorms(),
+        FoldConstants(),
+        Simplify(),
+        EliminateCommon(),
+    ]
+
+
+def attention() -> list[Pass]:
+    """Attention over the paged cache."""
+    return [RecognizeRope(), FoldConstants(), Simplify(), PagedAttention(), SelectLogitRows()]
+
+
+def fuse() -> list[Pass]:
+    """Fewer, larger kernels; afterwards the graph holds only ops of the dialect."""
+    return [
+        MergeLinears(),
+        FuseAddNorm(),
+        FoldConstants(),
+        Simplify(merge_slices=True),
+        EliminateCommon(),
+        FusePointwise(),
+    ]
+
+
+def quantize(method: str, head: str, keep: tuple[str, ...], calibration: list[list[int]]) -> list[Pass]:
+    """Weights to 4 bits by `method`; empty for "none"."""
+    options = {"head": head, "keep": keep}
+    if method == "rtn4":
+        from .quantize.rtn import QuantizeRtn
+
+        return [QuantizeRtn(**options)]
+    if method == "awq4":
+        from .quantize.awq import QuantizeAwq
+
+        return [QuantizeAwq(calibration=calibration, **options)]
+    if method == "gptq4":
+        from .quantize.gptq import QuantizeGptq
+
+        return [QuantizeGptq(calibration=calibration, **options)]
+    return []

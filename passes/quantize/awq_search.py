@@ -1,0 +1,85 @@
+"""The two searches of AWQ (Lin et al. 2023): per-channel scales for layers that share an input, and clipping per group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .fold import factors
+from .inputs import LayerInputs, output_energy
+from .rounding import round_values
+
+ALPHAS = tuple(i / 20 for i in range(20))
+CLIPS = tuple(1.0 - i / 20 for i in range(11))
+_ROWS = 512
+
+
+@dataclass(frozen=True)
+class Member:
+    """A linear layer in a search: float weights [E?, N, K], its inputs, and the scale class of each input channel."""
+
+    weight: Tensor
+    inputs: LayerInputs
+    classes: Tensor | None
+    group: int
+
+
+def search_scales(members: list[Member], count: int, bits: int) -> Tensor | None:
+    """Scales [count] = magnitude ** alpha for the alpha with the least output error; None where no scale is better."""
+    magnitude = _class_magnitude(members, count)
+    best, best_loss = None, float("inf")
+    for alpha in ALPHAS:
+        scales = magnitude.pow(alpha).clamp(min=1e-4)
+        scales = scales / (scales.max() * scales.min()).sqrt()
+        loss = sum(_loss(member, scales, min(bits, 4)) for member in members)
+        if loss < best_loss:
+            best, best_loss = (scales if alpha else None), loss
+    return best
+
+
+def _class_magnitude(members: list[Member], count: int) -> Tensor:
+    total, seen = torch.zeros(count), torch.zeros(count)
+    for member in members:
+        if member.classes is not None:
+            free = member.classes >= 0
+            total.index_add_(0, member.classes[free], member.inputs.magnitude[free])
+            seen.index_add_(0, member.classes[free], torch.ones(int(free.sum())))
+    return total / seen.clamp(min=1)
+
+
+def _loss(member: Member, scales: Tensor, bits: int) -> float:
+    """Squared error of the layer's outputs when its scaled weights are rounded."""
+    weight = member.weight
+    factor = torch.ones(weight.shape[-1]) if member.classes is None else factors(scales, member.classes)
+    noise = round_values(weight * factor, bits, member.group) / factor - weight
+    planes = noise.reshape(-1, *noise.shape[-2:])
+    return sum(output_energy(w, rows) for w, rows in zip(planes, member.inputs.rows, strict=True))
+
+
+def search_clip(weight: Tensor, rows: tuple[Tensor, ...], bits: int, group: int) -> Tensor:
+    """Shrink factors float16 [E?, N, K / group] of the group ranges, each chosen for the error of its own contribution."""
+    planes = weight.reshape(-1, *weight.shape[-2:])
+    chosen = [_clip_plane(w, r, bits, group) for w, r in zip(planes, rows, strict=True)]
+    return torch.stack(chosen).reshape(*weight.shape[:-1], -1).to(torch.float16)
+
+
+def _clip_plane(weight: Tensor, rows: Tensor, bits: int, group: int) -> Tensor:
+    count = weight.shape[-1] // group
+    grouped = rows.reshape(len(rows), count, group).transpose(0, 1)
+    gram = grouped.transpose(1, 2) @ grouped
+    best = torch.ones(weight.shape[0], count)
+    if not len(rows):
+        return best
+    for start in range(0, weight.shape[0], _ROWS):
+        part = weight[start : start + _ROWS]
+        least = torch.full((len(part), count), float("inf"))
+        for ratio in CLIPS:
+            clip = torch.full((len(part), count), ratio)
+            noise = (round_values(part, bits, group, clip) - part).reshape(len(part), count, group).transpose(0, 1)
+            loss = ((noise @ gram) * noise).sum(-1).T
+            better = loss < least
+            best[start : start + _ROWS][better] = ratio
+            least = torch.where(better, loss, least)
+    return best

@@ -1,0 +1,132 @@
+"""How the elements of a value follow from the elements of its operands, for ops through which a scale can travel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ...compiler.graph.graph import Graph, type_of
+from ...compiler.graph.printer import target_name
+from ...compiler.graph.verify import SHAPE_OPS
+from ...compiler.ops import OPS
+
+aten = torch.ops.aten
+_PRODUCERS = {OPS[n].overload for n in ("linear", "expert_linear", "rms_norm", "layer_norm")}
+_ATTENTION = {OPS[n].overload for n in ("attention", "paged_attention")}
+# f(s * x) = s * f(x) for s > 0
+_HOMOGENEOUS = {
+    aten.neg.default,
+    aten.abs.default,
+    aten.relu.default,
+    aten.leaky_relu.default,
+    torch.ops.prims.convert_element_type.default,
+    OPS["select_rows"].overload,
+}
+
+
+@dataclass(frozen=True)
+class Tie:
+    """Element out[i] of a value scales as element source[i] of `operand`, which is its argument number `arg`."""
+
+    operand: fx.Node
+    arg: int
+    out: Tensor
+    source: Tensor
+
+
+def full_shape(node: fx.Node) -> torch.Size:
+    """Shape of the value with one row."""
+    kind = type_of(node)
+    return torch.Size(kind.shape if kind.rows is None else (1, *kind.shape))
+
+
+def is_absorbing(node: fx.Node) -> bool:
+    """Whether the node's own weights can take a scale per output channel."""
+    return node.op == "call_function" and node.target in _PRODUCERS
+
+
+def ties(graph: Graph, node: fx.Node) -> list[Tie] | str:
+    """The ties of a call, or its name where a scale cannot travel through it. Other operands must not be scaled."""
+    target = node.target
+    if node.op != "call_function" or isinstance(node.meta["type"], tuple):
+        return target_name(target) if node.op == "call_function" else "an input of the model"
+    x = node.args[0] if node.args else None
+    if target is aten.cat.default:
+        return _cat(node)
+    if target in SHAPE_OPS and isinstance(x, fx.Node):
+        index = target(torch.arange(full_shape(x).numel()).view(full_shape(x)), *node.args[1:])  # type: ignore[operator]
+        return [Tie(x, 0, torch.arange(index.numel()), index.reshape(-1))]
+    if target in _HOMOGENEOUS and isinstance(x, fx.Node) and type_of(x).dtype.is_floating_point:
+        return [_broadcast(node, 0)]
+    if target in _ATTENTION:
+        return [_values(node)]
+    if target in (aten.add.Tensor, aten.sub.Tensor) and all(isinstance(a, fx.Node) for a in node.args[:2]):
+        return [_broadcast(node, 0), _broadcast(node, 1)]
+    if target is aten.div.Tensor and isinstance(x, fx.Node):
+        return [_broadcast(node, 0)]
+    if target is aten.mul.Tensor:
+        carrier = _factor(graph, node)
+        if carrier is not None:
+            return [_broadcast(node, carrier)]
+    return target_name(target)
+
+
+def _cat(node: fx.Node) -> list[Tie]:
+    parts: Any = node.args[0]
+    found: list[Tie] = []
+    for part in parts:
+        pieces = [
+            torch.arange(full_shape(p).numel()).view(full_shape(p)) if p is part else torch.full(full_shape(p), -1)
+            for p in parts
+        ]
+        if part.op != "get_attr" and all(tie.operand is not part for tie in found):
+            index = torch.cat(pieces, *node.args[1:]).reshape(-1)  # type: ignore[arg-type]
+            out = torch.nonzero(index >= 0).reshape(-1)
+            found.append(Tie(part, 0, out, index[out]))
+    return found
+
+
+def _broadcast(node: fx.Node, arg: int) -> Tie:
+    operand = node.args[arg]
+    assert isinstance(operand, fx.Node)
+    shape, out = full_shape(operand), full_shape(node)
+    index = torch.arange(shape.numel()).view(shape).expand(out).reshape(-1)
+    return Tie(operand, arg, torch.arange(out.numel()), index)
+
+
+def _values(node: fx.Node) -> Tie:
+    """Output channel d of query head h is a mean of channel d of the values of its KV head."""
+    v = node.args[2]
+    assert isinstance(v, fx.Node)
+    (_, heads, dim), kv_heads = full_shape(node), full_shape(v)[1]
+    head = torch.arange(heads) // (heads // kv_heads)
+    index = head[:, None] * dim + torch.arange(dim)
+    return Tie(v, 2, torch.arange(heads * dim), index.reshape(-1))
+
+
+def _factor(graph: Graph, node: fx.Node) -> int | None:
+    """Which factor of a product takes the scale: a constant vector, or what leads back to a linear layer or norm."""
+    width = full_shape(node)[-1]
+    nodes = [(i, a) for i, a in enumerate(node.args[:2]) if isinstance(a, fx.Node)]
+    for i, a in nodes:
+        if a.op == "get_attr" and full_shape(a) and full_shape(a)[-1] == width and width > 1:
+            return i
+    if len(nodes) == 1 and nodes[0][1].op != "get_attr":
+        other = node.args[1 - nodes[0][0]]
+        return nodes[0][0] if isinstance(other, (int, float)) and other != 0 else None
+    carrying = [(i, a) for i, a in nodes if a.op != "get_attr" and full_shape(a)[-1] == width and _carries(graph, a, 0)]
+    return min(carrying, key=lambda found: len(found[1].users))[0] if carrying else None
+
+
+def _carries(graph: Graph, node: fx.Node, depth: int) -> bool:
+    if is_absorbing(node):
+        return True
+    if depth > 24:
+        return False
+    found = ties(graph, node)
+    if isinstance(found, str):
+        return False
+    return bool(found) and all(t.operand.op == "get_attr" or _carries(graph, t.operand, depth + 1) for t in found)

@@ -1,0 +1,45 @@
+"""What quantization did to one weight, for report.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...compiler.graph.weights import QuantizedWeight
+
+
+@dataclass
+class QuantRecord:
+    """One quantized weight: how, and how well. `scaled` tells whether AWQ folded scales into what produces its input.
+
+    `output_snr_db` compares the layer's outputs on calibration inputs (None where there were none).
+    """
+
+    name: str
+    method: str
+    bits: int
+    group: int
+    weight: QuantizedWeight = field(repr=False)
+    output_snr_db: float | None = None
+    scaled: bool = False
+
+    @property
+    def weight_snr_db(self) -> float:
+        """Signal-to-noise ratio of the stored weights; free once they were packed, computed before that."""
+        if self.weight.snr_db is None:
+            self.weight.parts()
+        assert self.weight.snr_db is not None, "parts() measures"
+        return self.weight.snr_db
+
+    def as_json(self) -> dict[str, Any]:
+        """The record as report.json shows it."""
+        snr = None if self.output_snr_db is None else round(self.output_snr_db, 2)
+        return {
+            "name": self.name,
+            "method": self.method,
+            "bits": self.bits,
+            "group": self.group,
+            "scaled": self.scaled,
+            "weight_snr_db": round(self.weight_snr_db, 2),
+            "output_snr_db": snr,
+        }

@@ -1,0 +1,202 @@
+"""Which linear layers are quantized and how; whatever is left alone is named with its reason."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from ...compiler.errors import UsageError
+from ...compiler.graph.graph import Graph, TensorType, infer_type
+from ...compiler.graph.verify import SHAPE_OPS, is_pointwise
+from ...compiler.graph.weights import QuantizedWeight, Weight
+from ...compiler.ops import OPS
+from ..base import Pass, PassContext, Refusal
+from .record import QuantRecord
+
+LINEAR, EXPERT, TOPK = (OPS[n].overload for n in ("linear", "expert_linear", "topk"))
+_TRANSPARENT = {*SHAPE_OPS, *(OPS[n].overload for n in ("pointwise", "select_rows"))}
+_ROUTING = {*_TRANSPARENT, *(OPS[n].overload for n in ("softmax", "reduce", "gather", "scatter")), operator.getitem}
+GROUPS = (128, 64, 32, 16)
+MIN_OUTPUTS = 16
+
+Head = Literal["none", "int8", "4bit"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A weight to quantize, and the linear nodes that use it (several where layers share it)."""
+
+    name: str
+    nodes: tuple[fx.Node, ...]
+    bits: int
+    group: int
+
+    @property
+    def node(self) -> fx.Node:
+        """The first node that uses the weight."""
+        return self.nodes[0]
+
+
+@dataclass(frozen=True)
+class QuantizePass(Pass):
+    """The options that every quantization has.
+
+    group: values per scale; smaller where K is not a multiple. keep: patterns (fnmatch) over weight and module names that are
+    left as stored. head: what happens to the LM head; the token embedding is no linear layer and stays as stored.
+    """
+
+    bits: int = 4
+    group: int = 128
+    keep: tuple[str, ...] = field(default=())
+    head: Head = "int8"
+
+    def jobs(self, graph: Graph, ctx: PassContext) -> list[Job]:
+        """What to quantize, in execution order; refusals go to `ctx`."""
+        return select(graph, self, ctx)
+
+    def finish(self, graph: Graph, ctx: PassContext, job: Job, weight: QuantizedWeight, **facts: Any) -> None:
+        """Store `weight` as the job's weight and record it."""
+        set_weight(graph, [(node, 1) for node in job.nodes], weight)
+        method = self.name.removeprefix("quantize-") if job.bits == self.bits else "rtn"
+        ctx.quant_records.append(QuantRecord(job.name, method, job.bits, job.group, weight, **facts))
+
+
+def plain_name(node: fx.Node) -> str:
+    """The checkpoint's name of the weight behind a get_attr node, without the number that made it unique."""
+    return str(node.target).split("#")[0]
+
+
+def select(graph: Graph, options: QuantizePass, ctx: PassContext) -> list[Job]:
+    """Jobs in execution order; raises UsageError for a `keep` pattern that fits no linear layer."""
+    by_weight: dict[str, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in (LINEAR, EXPERT):
+            weight = node.args[1]
+            assert isinstance(weight, fx.Node)
+            key = str(weight.target) if weight.op == "get_attr" else weight.name
+            by_weight.setdefault(key, []).append(node)
+    heads, jobs, used = lm_heads(graph), [], set()
+    for nodes in by_weight.values():
+        found = _job(graph, nodes, nodes[0] in heads, options, used)
+        if isinstance(found, Refusal):
+            ctx.refusals.append(found)
+        elif found is not None:
+            jobs.append(found)
+    unused = [pattern for pattern in options.keep if pattern not in used]
+    if unused:
+        names = sorted({plain_name(nodes[0].args[1]) for nodes in by_weight.values()})  # type: ignore[arg-type]
+        hint = f"names look like {names[0]}" if names else "the model has no linear layers"
+        raise UsageError(f"--keep {unused[0]!r} matches no linear layer", hint)
+    return jobs
+
+
+def _job(
+    graph: Graph, nodes: list[fx.Node], is_head: bool, options: QuantizePass, used: set[str]
+) -> Job | Refusal | None:
+    weight_node = nodes[0].args[1]
+    assert isinstance(weight_node, fx.Node)
+    name = plain_name(weight_node)
+    kept = [p for p in options.keep if any(_matches(p, name, node) for node in nodes)]
+    used.update(kept)
+    if weight_node.op != "get_attr":
+        return Refusal("quantize", nodes[0].name, "its weight is computed in the graph, not stored")
+    if isinstance(graph.weight(weight_node), QuantizedWeight):
+        return None
+    k, n = weight_node.meta["type"].shape[-1], weight_node.meta["type"].shape[-2]
+    group = next((g for g in GROUPS if g <= options.group and k % g == 0), 0)
+    reason = ""
+    if kept:
+        reason = f"kept by --keep {kept[0]}"
+    elif is_head and options.head == "none":
+        reason = "LM head, left as stored (head=none)"
+    elif any(feeds_topk(node) for node in nodes):
+        reason = "router: its outputs choose experts"
+    elif not group:
+        reason = f"K = {k} is not a multiple of {GROUPS[-1]}"
+    elif n < MIN_OUTPUTS:
+        reason = f"only {n} outputs: nothing to gain"
+    if reason:
+        return Refusal("quantize", name, reason)
+    bits = 8 if is_head and options.head == "int8" else options.bits
+    return Job(name, tuple(nodes), bits, group)
+
+
+def _matches(pattern: str, name: str, node: fx.Node) -> bool:
+    names = (name, name.removesuffix(".weight"), str(node.meta.get("module") or ""))
+    return any(fnmatchcase(candidate, pattern) for candidate in names if candidate)
+
+
+def lm_heads(graph: Graph) -> set[fx.Node]:
+    """Linear nodes whose result reaches the logits through views and elementwise ops only."""
+    found: set[fx.Node] = set()
+    for node in _walk([graph.output], lambda n: n.all_input_nodes, _TRANSPARENT):
+        if node.target is LINEAR:
+            found.add(node)
+    return found
+
+
+def feeds_topk(node: fx.Node) -> bool:
+    """Whether expert choice reads the result of `node`, through softmax, views and elementwise ops."""
+    users = _walk(list(node.users), lambda n: list(n.users), _ROUTING)
+    return any(user.target is TOPK for user in users)
+
+
+def _walk(start: Sequence[fx.Node], step: Any, through: set[Any]) -> Iterator[fx.Node]:
+    """Nodes reached from `start`; the walk goes on behind elementwise ops and targets in `through`."""
+    stack, seen = list(start), set(start)
+    while stack:
+        node = stack.pop()
+        yield node
+        if node.target in through or is_pointwise(node):
+            fresh = [n for n in step(node) if n not in seen]
+            seen.update(fresh)
+            stack += fresh
+
+
+def set_weight(graph: Graph, sites: Sequence[tuple[fx.Node, int]], weight: Weight) -> None:
+    """Make `weight` argument i of each (node, i) of `sites`, which read one weight now; other readers keep theirs."""
+    old = [node.args[index] for node, index in sites]
+    first = old[0]
+    assert isinstance(first, fx.Node) and first.op == "get_attr"
+    readers = [(n, u) for n in graph.nodes if n.op == "get_attr" and n.target == first.target for u in n.users]
+    inside = {node for node, _ in sites}
+    if all(reader in inside for _, reader in readers) and sum(_reads(u, n) for n, u in readers) == len(sites):
+        graph.weights[str(first.target)] = weight
+        for node, _ in readers:
+            node.meta["type"] = TensorType(None, weight.shape, weight.dtype)
+        return
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    with graph.fx.inserting_before(min(inside, key=lambda n: order[n])):
+        fresh = graph.add_weight(plain_name(first), weight)
+    for node, index in sites:
+        node.update_arg(index, fresh)
+
+
+def retype(graph: Graph) -> None:
+    """Infer all types again: a weight that was float16 or bfloat16 may be float32 now."""
+    for node in graph.nodes:
+        if node.op == "call_function":
+            node.meta["type"] = infer_type(node)
+
+
+def _reads(user: fx.Node, node: fx.Node) -> int:
+    count = 0
+
+    def see(found: fx.Node) -> fx.Node:
+        nonlocal count
+        count += found is node
+        return found
+
+    fx.map_arg(user.args, see)
+    return count
+
+
+def as_float(weight: Weight) -> torch.Tensor:
+    """The values in float32."""
+    return weight.load().to(torch.float32)

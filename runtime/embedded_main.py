@@ -1,0 +1,24 @@
+"""What becomes ENGINE/__main__.py: `python ENGINE run -p "..."` with the copy of this runtime inside the engine."""
+
+import os
+import sys
+
+ENGINE = os.path.dirname(os.path.abspath(__file__))
+
+
+def keep_clean() -> None:
+    """Leave the engine as it was written: no bytecode of what is imported, nor of this file, which has some already."""
+    sys.dont_write_bytecode = True
+    try:
+        os.unlink(__spec__.cached)  # type: ignore[name-defined,arg-type]
+        os.rmdir(os.path.join(ENGINE, "__pycache__"))
+    except (OSError, NameError, AttributeError, TypeError):
+        pass  # there is none
+
+
+if __name__ == "__main__":
+    keep_clean()
+    sys.path.insert(0, ENGINE)  # first: its own `runtime`, whatever else is installed
+    from runtime.cli import main  # type: ignore[import-not-found]
+
+    sys.exit(main(sys.argv[1:], engine=ENGINE))

@@ -1,0 +1,23 @@
+"""The seal of engine.json: its last field is a digest of the file's other bytes, so that no byte can change unseen."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from .manifest import Manifest
+
+_BLANK = "0" * 64
+
+
+def digest_of(raw: bytes, digest: str) -> str:
+    """sha256 (hex) of the file's bytes with the digest itself blanked out."""
+    return hashlib.sha256(raw.replace(digest.encode(), _BLANK.encode())).hexdigest()
+
+
+def encode_sealed(manifest: Manifest) -> bytes:
+    """The bytes of engine.json: indented JSON, keys in declaration order, files sorted, sealed with its digest."""
+    blank = msgspec.structs.replace(manifest, files=dict(sorted(manifest.files.items())), digest=_BLANK)
+    raw = msgspec.json.format(msgspec.json.encode(blank), indent=2) + b"\n"
+    return raw.replace(_BLANK.encode(), digest_of(raw, _BLANK).encode())

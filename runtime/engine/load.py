@@ -1,0 +1,126 @@
+"""Opening an engine directory: read, check, map. Nothing of it is executed here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from ..errors import EngineFormatError, EngineVersionError
+from .digest import digest_of
+from .isa import cpu_flags, select_library
+from .manifest import FORMAT_VERSION, Library, Manifest
+from .program import Program
+from .verify import MANIFEST_FILE, check_hashes, check_listing, check_paths
+from .weights import MappedWeights
+
+_HINT = "copy the engine again from where it was made, or compile the model again"
+T = TypeVar("T")
+_MAX_JSON = 256 << 20  # bytes; a manifest or program beyond this is not one
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine directory that has been read, checked and mapped. `library` is the one for this machine."""
+
+    path: Path
+    manifest: Manifest
+    program: Program
+    weights: MappedWeights
+    library: Library
+
+    def library_file(self) -> Path:
+        return self.path / self.library.path
+
+    def tokenizer_file(self) -> Path | None:
+        """tokenizer.json, or None for an engine that takes and gives token ids only."""
+        if self.manifest.tokenizer_dir is None:
+            return None
+        file = f"{self.manifest.tokenizer_dir}/tokenizer.json"
+        return self.path / file if file in self.manifest.files else None
+
+    def close(self) -> None:
+        self.weights.close()
+
+
+def open_engine(path: str | os.PathLike[str], *, verify: bool = True, isa: str | None = None) -> Engine:
+    """Open an engine directory.
+
+    verify: compare every file with its sha256 in the manifest before anything is used; False only checks names and
+    sizes. isa (or the environment variable ICC_ISA): take this library instead of the best one. Raises
+    EngineVersionError, EngineFormatError (which file, which field), MissingIsaError or UsageError.
+    """
+    root = Path(path)
+    manifest = read_manifest(root)
+    check_listing(root, manifest)
+    library = select_library(manifest, cpu_flags(), isa or os.environ.get("ICC_ISA"))
+    if verify:
+        check_hashes(root, manifest.files)
+    program = read_program(root / manifest.program_file)
+    _check_agreement(manifest, program)
+    weights = MappedWeights(root / manifest.weights_file)
+    return Engine(root, manifest, program, weights, library)
+
+
+def read_manifest(root: Path) -> Manifest:
+    """engine.json of an engine directory, decoded strictly, its paths checked. The version is checked first."""
+    raw = _read(root)
+    facts = _decode(raw, MANIFEST_FILE, dict[str, msgspec.Raw])
+    version = _decode(bytes(facts["format_version"]), MANIFEST_FILE, object) if "format_version" in facts else None
+    if version is None:
+        raise EngineFormatError(f"{MANIFEST_FILE}: field `format_version` is missing", _HINT)
+    if version != FORMAT_VERSION or isinstance(version, bool):
+        raise EngineVersionError(version, FORMAT_VERSION)
+    manifest = _decode(raw, MANIFEST_FILE, Manifest)
+    if manifest.digest and digest_of(raw, manifest.digest) != manifest.digest:
+        raise EngineFormatError(f"{MANIFEST_FILE} has changed since it was written", _HINT)
+    check_paths(manifest)
+    return manifest
+
+
+def read_program(file: Path) -> Program:
+    """program.json, decoded strictly."""
+    try:
+        return _decode(file.read_bytes(), file.name, Program)
+    except OSError as error:
+        raise EngineFormatError(f"{file.name} cannot be read: {error.strerror}", _HINT) from error
+
+
+def _read(root: Path) -> bytes:
+    if not root.is_dir():
+        found = "is not a directory" if root.exists() else "does not exist"
+        raise EngineFormatError(f"{root} {found}", "give the engine directory that `icc compile` wrote")
+    file = root / MANIFEST_FILE
+    if not file.is_file():
+        checkpoint = (root / "config.json").is_file()
+        hint = "this looks like a checkpoint: `icc compile` it first" if checkpoint else "give what `icc compile` wrote"
+        raise EngineFormatError(f"{root} is not an engine: it has no {MANIFEST_FILE}", hint)
+    try:
+        if file.stat().st_size > _MAX_JSON:
+            raise EngineFormatError(f"{MANIFEST_FILE} is too large to be a manifest", _HINT)
+        return file.read_bytes()
+    except OSError as error:
+        raise EngineFormatError(f"{MANIFEST_FILE} cannot be read: {error.strerror}", _HINT) from error
+
+
+def _decode(raw: bytes, name: str, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise EngineFormatError(f"{name}: {error}", _HINT) from error
+
+
+def _check_agreement(manifest: Manifest, program: Program) -> None:
+    """The facts that manifest and program both state must be equal."""
+    found, stated = program.vocab_size, manifest.model.vocab_size
+    if found != stated:
+        raise EngineFormatError(
+            f"{manifest.program_file}: vocab_size is {found}, {MANIFEST_FILE} says {stated}",
+            _HINT,
+        )
+    limits = manifest.limits
+    if min(limits.max_seq_len, limits.max_batch_size, limits.max_step_tokens, program.kv.block_size) < 1:
+        raise EngineFormatError(f"{MANIFEST_FILE}: limits must be at least 1", _HINT)

@@ -1,0 +1,84 @@
+"""Verification: the files of an engine directory are exactly those that the manifest lists, byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+
+from ..errors import EngineFormatError
+from .manifest import FileEntry, Manifest
+
+MANIFEST_FILE = "engine.json"
+_CHUNK = 4 << 20  # bytes read at a time while hashing
+_HINT = "copy the engine again from where it was made, or compile the model again"
+
+
+def check_paths(manifest: Manifest) -> None:
+    """EngineFormatError unless every path in the manifest stays inside the engine and is listed under `files`."""
+    for path in manifest.files:
+        _check_relative(path)
+    named = [manifest.weights_file, manifest.program_file, *(library.path for library in manifest.libraries)]
+    for path in named:
+        if path not in manifest.files:
+            raise EngineFormatError(f"{MANIFEST_FILE}: {path!r} is used but not listed under files", _HINT)
+    if manifest.tokenizer_dir is not None:
+        _check_relative(manifest.tokenizer_dir)
+
+
+def _check_relative(path: str) -> None:
+    parts = PurePosixPath(path).parts
+    clean = parts and "/".join(parts) == path and ".." not in parts and not path.startswith("/") and "\0" not in path
+    if not clean or "\\" in path:
+        raise EngineFormatError(f"{MANIFEST_FILE}: path {path!r} does not stay inside the engine directory", _HINT)
+
+
+def check_listing(root: Path, manifest: Manifest) -> None:
+    """EngineFormatError for a file that is missing, not listed, of another size, or no plain file (links included).
+
+    Python's own `__pycache__` folders are the one thing that may come after the engine was written.
+    """
+    found: dict[str, int] = {}
+    for folder, folders, files in os.walk(root, followlinks=False):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in [*files, *(name for name in folders if os.path.islink(os.path.join(folder, name)))]:
+            full = os.path.join(folder, name)
+            path = os.path.relpath(full, root).replace(os.sep, "/")
+            status = os.lstat(full)
+            if not stat.S_ISREG(status.st_mode):
+                raise EngineFormatError(f"{path} is not a plain file", _HINT)
+            found[path] = status.st_size
+    found.pop(MANIFEST_FILE, None)
+    for path, entry in manifest.files.items():
+        if path not in found:
+            raise EngineFormatError(f"{path} is missing", _HINT)
+        if found[path] != entry.size:
+            raise EngineFormatError(f"{path} has {found[path]} bytes, {MANIFEST_FILE} says {entry.size}", _HINT)
+    extra = sorted(found.keys() - manifest.files.keys())
+    if extra:
+        raise EngineFormatError(f"{extra[0]} is not part of the engine", f"remove it, or {_HINT}")
+
+
+def check_hashes(root: Path, files: dict[str, FileEntry]) -> None:
+    """EngineFormatError for the first file (by path) whose sha256 differs. One thread per file, largest first."""
+    order = sorted(files, key=lambda path: -files[path].size)
+    with ThreadPoolExecutor(min(len(order), os.cpu_count() or 1) or 1) as threads:
+        digests = dict(zip(order, threads.map(lambda path: sha256_of(root / path), order), strict=True))
+    for path in sorted(files):
+        if digests[path] != files[path].sha256:
+            raise EngineFormatError(f"{path} has changed: its sha256 is not the one in {MANIFEST_FILE}", _HINT)
+
+
+def sha256_of(file: Path) -> str:
+    """sha256 (hex) of a file, read in large chunks with one buffer."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_CHUNK))
+    try:
+        with open(file, "rb", buffering=0) as stream:
+            while count := stream.readinto(buffer):
+                digest.update(buffer[:count])
+    except OSError as error:
+        raise EngineFormatError(f"{file.name} cannot be read: {error.strerror}", _HINT) from error
+    return digest.hexdigest()

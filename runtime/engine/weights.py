@@ -1,0 +1,95 @@
+"""The weights file, mapped: safetensors whose tensors are opaque packed bytes. Nothing is copied."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from ..errors import EngineFormatError
+from .program import Program
+
+ALIGNMENT = 64
+_HINT = "copy the engine again from where it was made, or compile the model again"
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tensor of a safetensors header; offsets are relative to the end of the header."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+class MappedWeights:
+    """A read-only memory map of the weights file. Addresses are valid until `close`."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        try:
+            with open(file, "rb") as stream:
+                self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:  # ValueError: the file is empty
+            raise EngineFormatError(f"{file.name} cannot be mapped: {error}", _HINT) from error
+        self._bytes = np.frombuffer(self._map, dtype=np.uint8)
+        self._entries = self._parse_header()
+
+    def _parse_header(self) -> dict[str, tuple[int, int]]:
+        """name -> (offset in the file, bytes)."""
+        total = len(self._bytes)
+        size = int.from_bytes(self._bytes[:8].tobytes(), "little") if total >= 8 else total
+        if 8 + size > total:
+            raise self._damaged("its header is longer than the file")
+        try:
+            raw = msgspec.json.decode(self._bytes[8 : 8 + size].tobytes(), type=dict[str, msgspec.Raw])
+            raw.pop("__metadata__", None)
+            header = {name: msgspec.json.decode(value, type=_Entry) for name, value in raw.items()}
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise self._damaged(f"its header is not valid: {error}") from error
+        entries: dict[str, tuple[int, int]] = {}
+        for name, entry in header.items():
+            first, last = entry.data_offsets
+            if entry.dtype != "U8" or entry.shape != [last - first] or not 0 <= first <= last <= total - 8 - size:
+                raise self._damaged(f"tensor {name!r} is not a byte range of it")
+            if (8 + size + first) % ALIGNMENT:
+                raise self._damaged(f"tensor {name!r} is not aligned to {ALIGNMENT} bytes")
+            entries[name] = (8 + size + first, last - first)
+        return entries
+
+    def _damaged(self, reason: str) -> EngineFormatError:
+        return EngineFormatError(f"{self._file.name} is damaged: {reason}", _HINT)
+
+    def addresses(self, program: Program) -> list[int]:
+        """The address of each weight, in the order of `program.weights`.
+
+        EngineFormatError if one is missing, has another size, or the file holds a tensor the program does not know.
+        """
+        base = self._bytes.ctypes.data
+        result: list[int] = []
+        for name, weight in program.weights.items():
+            if name not in self._entries:
+                raise self._damaged(f"weight {name!r} is missing")
+            offset, nbytes = self._entries[name]
+            if nbytes != weight.nbytes:
+                raise self._damaged(f"weight {name!r} has {nbytes} bytes, the program says {weight.nbytes}")
+            result.append(base + offset)
+        unknown = sorted(self._entries.keys() - program.weights.keys())
+        if unknown:
+            raise self._damaged(f"weight {unknown[0]!r} is not in the program")
+        return result
+
+    def view(self, name: str) -> np.ndarray:
+        """The bytes of one weight, uint8, read-only, not copied. KeyError if there is none."""
+        offset, nbytes = self._entries[name]
+        return self._bytes[offset : offset + nbytes]
+
+    def close(self) -> None:
+        """Unmap. Addresses and views given out are invalid from here on."""
+        del self._bytes
+        self._bytes = np.zeros(0, dtype=np.uint8)
+        try:
+            self._map.close()
+        except BufferError:  # a view is still alive: the map goes when it does
+            pass

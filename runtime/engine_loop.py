@@ -1,0 +1,231 @@
+"""EngineLoop: schedule -> step -> sample -> update -> outputs, where requests, executor and sampler meet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from .engine.manifest import Manifest
+from .errors import RequestError
+from .executor.base import Executor
+from .generation import Generation, Output
+from .params import SamplingParams
+from .sampler import Sampler
+from .scheduler.batch import ScheduledBatch, StepOutcome, Verdict
+from .scheduler.request import RequestSpec
+from .scheduler.scheduler import Scheduler, SchedulerConfig
+from .tokenizer import Detokenizer, StopFinder, Tokenizer
+
+
+class EngineLoop:
+    """All requests of one executor. Not thread-safe: one thread adds, steps and aborts.
+
+    `step` gives outputs; they also wait in `Generation.outputs` until taken, so that several callers can share the
+    loop.
+    """
+
+    def __init__(self, manifest: Manifest, executor: Executor, tokenizer: Tokenizer | None) -> None:
+        self.manifest = manifest
+        self.executor = executor
+        self.tokenizer = tokenizer
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                max_batch_size=executor.max_batch_size,
+                max_step_tokens=executor.max_step_tokens,
+                max_logit_rows=executor.max_logit_rows,
+                num_blocks=executor.num_blocks,
+                block_size=executor.block_size,
+            )
+        )
+        self._generations: dict[int, Generation] = {}
+        self._scores: dict[int, list[np.ndarray]] = {}  # logits of scoring requests, not taken yet
+        self._next_id = 0
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def add(self, prompt: Sequence[int], params: SamplingParams, priority: int = 0) -> list[Generation]:
+        """Queue a prompt; one Generation for each of its `params.n` completions, which share the prompt's KV.
+
+        RequestError if it is invalid, CapacityError if it can never fit; then nothing is queued.
+        """
+        token_ids = self.check_prompt(prompt)
+        params = params.resolve(self.manifest.sampling)
+        self._check_params(params)
+        generations = [self._generation(token_ids, params, index) for index in range(params.n)]
+        room = self.manifest.limits.max_seq_len - len(token_ids)
+        for generation in generations:
+            if room == 0:
+                self._finish(generation, "length")
+                continue
+            limit = min(params.max_tokens, room)
+            self.scheduler.add(RequestSpec(generation.request_id, token_ids, limit, priority))
+            self._generations[generation.request_id] = generation
+        return generations
+
+    def check_prompt(self, prompt: Sequence[int]) -> tuple[int, ...]:
+        """The prompt's token ids. RequestError if one is out of range, too many, or none and no bos token."""
+        model, limits = self.manifest.model, self.manifest.limits
+        token_ids = tuple(int(token) for token in prompt)
+        if not token_ids:
+            if model.bos_token_id is None:
+                raise RequestError("the prompt is empty", "give at least one token", field="prompt")
+            token_ids = (model.bos_token_id,)
+        if len(token_ids) > limits.max_seq_len:
+            raise RequestError(
+                f"the prompt has {len(token_ids)} tokens, the engine takes at most {limits.max_seq_len}",
+                "shorten it, or compile with a larger --max-seq-len",
+                field="prompt",
+            )
+        if min(token_ids) < 0 or max(token_ids) >= model.vocab_size:
+            wrong = next(token for token in token_ids if not 0 <= token < model.vocab_size)
+            raise RequestError(f"token id {wrong} is not in the vocabulary of {model.vocab_size}", field="prompt")
+        return token_ids
+
+    def abort(self, generation: Generation) -> None:
+        """End a generation now; nothing happens if it has ended."""
+        if generation.finish_reason is None:
+            self.scheduler.abort(generation.request_id)
+            del self._generations[generation.request_id]
+            self._finish(generation, "abort", generation.flush())
+
+    def has_work(self) -> bool:
+        return self.scheduler.has_work()
+
+    def score(self, token_ids: Sequence[int]) -> Iterator[np.ndarray]:
+        """The logits of every position of a sequence, as float32 `[rows, vocab]` chunks in order.
+
+        Each chunk is valid until the next is asked for. Other requests go on beside it.
+        """
+        request_id = self._take_id()
+        spec = RequestSpec(request_id, self.check_prompt(token_ids), 0, all_logits=True, use_cache=False)
+        self.scheduler.add(spec)
+        self._scores[request_id] = []
+        remaining = len(spec.token_ids)
+        try:
+            while remaining:
+                self.step()
+                for chunk in self._scores[request_id]:
+                    remaining -= len(chunk)
+                    yield chunk
+                self._scores[request_id].clear()
+        finally:
+            self.scheduler.abort(request_id)
+            del self._scores[request_id]
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Output]:
+        """Run one step; outputs of the requests that got a token or ended. Nothing if there is no work.
+
+        If the executor or a sampler raises, every request ends with "error" and the exception goes on.
+        """
+        batch = self.scheduler.schedule()
+        if not batch.sequences:
+            self.scheduler.update(())
+            return []
+        try:
+            logits = self.executor.step(batch)
+            now = time.perf_counter()
+            outcomes, texts = self._sample_all(batch, logits)
+        except BaseException:
+            self._fail_all()
+            raise
+        reasons = {done.request_id: done.reason for done in self.scheduler.update(outcomes)}
+        outputs: list[Output] = []
+        for outcome in outcomes:
+            generation = self._generations.get(outcome.request_id)
+            if generation is None:
+                continue
+            if generation.first_token is None:
+                generation.first_token = now
+            outputs.append(
+                self._deliver(generation, outcome, texts[outcome.request_id], reasons.get(outcome.request_id))
+            )
+        return outputs
+
+    def _sample_all(self, batch: ScheduledBatch, logits: np.ndarray) -> tuple[list[StepOutcome], dict[int, str]]:
+        outcomes: list[StepOutcome] = []
+        texts: dict[int, str] = {}
+        row = 0
+        for sequence in batch.sequences:
+            rows = logits[row : row + sequence.num_logits]
+            row += sequence.num_logits
+            if not len(rows):
+                continue
+            if sequence.request_id in self._scores:
+                self._scores[sequence.request_id].append(rows.copy())
+                outcomes.append(StepOutcome(sequence.request_id, None))
+                continue
+            generation = self._generations[sequence.request_id]
+            sample = generation.sampler.sample(rows[-1])
+            if sample is None:
+                outcomes.append(StepOutcome(sequence.request_id, None, Verdict.ERROR))
+                texts[sequence.request_id] = ""
+                continue
+            verdict, texts[sequence.request_id] = generation.accept(sample)
+            outcomes.append(StepOutcome(sequence.request_id, sample.token_id, verdict))
+        return outcomes, texts
+
+    def _deliver(self, generation: Generation, outcome: StepOutcome, text: str, reason: str | None) -> Output:
+        if reason in ("length", "error"):
+            text += generation.flush()
+        logprob = generation.logprobs[-1] if generation.logprobs and outcome.token_id is not None else None
+        if reason is not None:
+            del self._generations[generation.request_id]
+            return self._finish(generation, reason, text, outcome.token_id, logprob)
+        output = Output(generation.request_id, outcome.token_id, text, logprob)
+        generation.outputs.append(output)
+        return output
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    def _check_params(self, params: SamplingParams) -> None:
+        vocab_size = self.manifest.model.vocab_size
+        for name in ("stop_token_ids", "logit_bias"):
+            for token in getattr(params, name):
+                if token >= vocab_size:
+                    raise RequestError(f"{name}: token id {token} is not in the vocabulary of {vocab_size}", field=name)
+        if params.stop and self.tokenizer is None:
+            raise RequestError(
+                "stop: the engine has no tokenizer, so there is no text", "use stop_token_ids", field="stop"
+            )
+
+    def _generation(self, prompt: tuple[int, ...], params: SamplingParams, index: int) -> Generation:
+        model = self.manifest.model
+        end_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else model.eos_token_ids)
+        tokenizer = self.tokenizer
+        return Generation(
+            request_id=self._take_id(),
+            prompt=prompt,
+            params=params,
+            sampler=Sampler(params, prompt, model.vocab_size, end_ids, index),
+            end_ids=end_ids,
+            detokenizer=None if tokenizer is None else Detokenizer(tokenizer, prompt),
+            stop_finder=None if tokenizer is None else StopFinder(params.stop),
+            arrival=time.perf_counter(),
+            index=index,
+        )
+
+    def _take_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    def _finish(
+        self, generation: Generation, reason: str, text: str = "", token: int | None = None, logprob=None
+    ) -> Output:
+        generation.finish_reason = reason
+        generation.finished = time.perf_counter()
+        output = Output(generation.request_id, token, text, logprob, reason)
+        generation.outputs.append(output)
+        return output
+
+    def _fail_all(self) -> None:
+        """End every request after the executor failed in the middle of a step: what the cache holds is unknown."""
+        for request_id in [*self._generations, *self._scores]:
+            self.scheduler.abort(request_id)
+        for generation in self._generations.values():
+            self._finish(generation, "error", generation.flush())
+        self._generations.clear()
+        self.scheduler.update(())

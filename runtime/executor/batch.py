@@ -1,0 +1,62 @@
+"""PackedBatch: a ScheduledBatch as the int32 arrays that kernels read, allocated once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..scheduler.batch import ScheduledBatch
+
+
+class PackedBatch:
+    """Arrays of the largest possible step; `pack` fills their beginnings.
+
+    token_ids, positions, slot_mapping `[T]`; seq_starts `[S+1]`; context_lens `[S]`; block_tables `[S, max_blocks]`,
+    of whose row s only the first `ceil(context_lens[s] / block_size)` entries mean something; logit_rows `[L]`,
+    ascending.
+    """
+
+    def __init__(self, max_tokens: int, max_seqs: int, max_blocks: int, max_logit_rows: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.token_ids = np.zeros(max_tokens, dtype=np.int32)
+        self.positions = np.zeros(max_tokens, dtype=np.int32)
+        self.slot_mapping = np.zeros(max_tokens, dtype=np.int32)
+        self.seq_starts = np.zeros(max_seqs + 1, dtype=np.int32)
+        self.context_lens = np.zeros(max_seqs, dtype=np.int32)
+        self.block_tables = np.zeros((max_seqs, max_blocks), dtype=np.int32)
+        self.logit_rows = np.zeros(max_logit_rows, dtype=np.int32)
+        self.num_tokens = self.num_seqs = self.num_logit_rows = 0
+        self._tables: list[tuple[int, ...] | None] = [None] * max_seqs  # what each row of block_tables holds
+
+    def pack(self, batch: ScheduledBatch) -> None:
+        """Fill the arrays. The batch must be within the limits given when they were made."""
+        token = row = 0
+        for index, sequence in enumerate(batch.sequences):
+            count = len(sequence.token_ids)
+            if self._tables[index] is not sequence.block_table:  # unchanged tables are the same object
+                self.block_tables[index, : len(sequence.block_table)] = sequence.block_table
+                self._tables[index] = sequence.block_table
+            self.seq_starts[index] = token
+            self.context_lens[index] = sequence.end
+            if count == 1:
+                self._pack_token(token, sequence.token_ids[0], sequence.start, sequence.block_table)
+            else:
+                self._pack_chunk(token, sequence.token_ids, sequence.start, index)
+            token += count
+            if sequence.num_logits:
+                self.logit_rows[row : row + sequence.num_logits] = range(token - sequence.num_logits, token)
+                row += sequence.num_logits
+        self.seq_starts[len(batch.sequences)] = token
+        self.num_tokens, self.num_seqs, self.num_logit_rows = token, len(batch.sequences), row
+
+    def _pack_token(self, at: int, token_id: int, position: int, table: tuple[int, ...]) -> None:
+        self.token_ids[at] = token_id
+        self.positions[at] = position
+        self.slot_mapping[at] = table[position // self.block_size] * self.block_size + position % self.block_size
+
+    def _pack_chunk(self, at: int, token_ids: tuple[int, ...], start: int, row: int) -> None:
+        end = at + len(token_ids)
+        positions = np.arange(start, start + len(token_ids), dtype=np.int32)
+        self.token_ids[at:end] = token_ids
+        self.positions[at:end] = positions
+        blocks = self.block_tables[row, positions // self.block_size]
+        self.slot_mapping[at:end] = blocks * self.block_size + positions % self.block_size

@@ -1,0 +1,101 @@
+"""A generated kernel library and its C interface (codegen_templates/cpp/abi.h), through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
+from pathlib import Path
+
+from ..engine.verify import sha256_of
+from ..errors import EngineFormatError, IccError
+
+ABI_VERSION = 1
+
+
+class IccBatch(Structure):
+    """struct icc_batch; array fields are addresses of int32 and float32 arrays."""
+
+    _fields_ = (
+        ("num_tokens", c_int32),
+        ("num_seqs", c_int32),
+        ("num_logit_rows", c_int32),
+        ("max_blocks", c_int32),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slot_mapping", c_void_p),
+        ("seq_starts", c_void_p),
+        ("context_lens", c_void_p),
+        ("block_tables", c_void_p),
+        ("logit_rows", c_void_p),
+        ("logits", c_void_p),
+    )
+
+
+_loaded: dict[tuple[str, str], str] = {}  # (real path, sha256) -> the path given to the dynamic loader
+
+
+class KernelLibrary:
+    """The functions of one library, typed. Calls release the GIL.
+
+    EngineFormatError if the file is no library, or of another ABI version.
+    """
+
+    def __init__(self, file: Path) -> None:
+        try:
+            library = ctypes.CDLL(_loadable_path(file), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+            version = library.icc_abi_version
+            self._create, self._step, self._destroy = library.icc_create, library.icc_step, library.icc_destroy
+        except (OSError, AttributeError) as error:
+            raise EngineFormatError(
+                f"{file.name} is not a kernel library: {error}", "compile the model again"
+            ) from error
+        version.restype = c_int32
+        found = version()
+        if found != ABI_VERSION:
+            raise EngineFormatError(
+                f"{file.name} has kernel interface version {found}, this runtime needs {ABI_VERSION}",
+                "compile the model again with this version of icc",
+            )
+        self._create.restype = c_void_p
+        self._create.argtypes = (c_int32, POINTER(c_void_p), c_void_p, c_void_p, c_int64)
+        self._step.restype = c_int32
+        self._step.argtypes = (c_void_p, POINTER(IccBatch))
+        self._destroy.restype = None
+        self._destroy.argtypes = (c_void_p,)
+
+    def create(self, num_threads: int, weights: list[int], arena: int, kv: int, num_blocks: int) -> int:
+        """A handle over memory that must outlive it. IccError if the library cannot start."""
+        pointers = self._pointers = (c_void_p * max(len(weights), 1))(*weights)  # the library keeps its address
+        handle = self._create(num_threads, pointers, arena, kv, num_blocks)
+        if not handle:
+            raise IccError("the kernel library could not start", "try fewer threads, or look at the memory limits")
+        return handle
+
+    def step(self, handle: int, batch: IccBatch) -> None:
+        """Run the program once. IccError with the library's code if it fails."""
+        code = self._step(handle, ctypes.byref(batch))
+        if code != 0:
+            raise IccError(f"a step failed in the kernel library with code {code}")
+
+    def destroy(self, handle: int) -> None:
+        self._destroy(handle)
+
+
+def _loadable_path(file: Path) -> str:
+    """A path under which the dynamic loader finds the present content of `file`.
+
+    The loader keeps libraries by path for the life of the process. If another library was loaded from this path before
+    (the engine was compiled again), it would be given once more; so the new one goes through an anonymous file,
+    which stays open because its name must never mean something else.
+    """
+    path, digest = os.path.realpath(file), sha256_of(file)
+    if (path, digest) not in _loaded:
+        if any(known == path for known, _ in _loaded):
+            descriptor = os.memfd_create(f"icc-{digest[:12]}")
+            with open(descriptor, "wb", closefd=False) as stream:
+                stream.write(file.read_bytes())
+            _loaded[path, digest] = f"/proc/self/fd/{descriptor}"
+        else:
+            _loaded[path, digest] = path
+    return _loaded[path, digest]

@@ -1,0 +1,118 @@
+"""What goes into a generation and what comes out of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .params import SamplingParams
+from .sampler import Sample, Sampler, TokenLogprob
+from .scheduler.batch import Verdict
+
+if TYPE_CHECKING:
+    from .tokenizer import Detokenizer, StopFinder
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds from the arrival of a request: `ttft` to its first token, `total` to its end."""
+
+    ttft: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished completion of one prompt.
+
+    finish_reason: "stop" (end token, stop id or stop string), "length" (max_tokens or the engine's max_seq_len),
+    "abort", or "error" (the model's logits were not numbers; the tokens before are kept). `token_ids` include the token
+    that ended it, `text` does not. `logprobs` are per token, if wanted. `index` counts the completions of one prompt.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    prompt_token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    index: int = 0
+    timing: Timing = field(default=Timing(0.0, 0.0), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one step gave to one request: at most one token, and the text that became safe to show."""
+
+    request_id: int
+    token_id: int | None
+    text: str = ""
+    logprob: TokenLogprob | None = None
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """A request under way: its sampler, its text so far, and the outputs that nobody has taken yet.
+
+    `detokenizer` and `stop_finder` are None in an engine without tokenizer. `end_ids` are the tokens that end it.
+    """
+
+    request_id: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    sampler: Sampler
+    end_ids: frozenset[int]
+    detokenizer: Detokenizer | None
+    stop_finder: StopFinder | None
+    arrival: float
+    index: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    outputs: deque[Output] = field(default_factory=deque)
+    first_token: float | None = None
+    finished: float | None = None
+    finish_reason: str | None = None
+
+    def accept(self, sample: Sample) -> tuple[Verdict, str]:
+        """Take a sampled token: whether the request goes on, and the text that the token made safe to show."""
+        self.token_ids.append(sample.token_id)
+        if sample.logprob is not None:
+            self.logprobs.append(sample.logprob)
+        if sample.token_id in self.end_ids:
+            return Verdict.STOP, self.flush()
+        if self.detokenizer is None:
+            return Verdict.CONTINUE, ""
+        return self._show(self.detokenizer.push(sample.token_id))
+
+    def _show(self, piece: str) -> tuple[Verdict, str]:
+        assert self.stop_finder is not None
+        text, stopped = self.stop_finder.push(piece)
+        self.pieces.append(text)
+        return (Verdict.STOP if stopped else Verdict.CONTINUE), text
+
+    def flush(self) -> str:
+        """The text that is still held back when the request ends without a stop string."""
+        if self.detokenizer is None or self.stop_finder is None:
+            return ""
+        verdict, text = self._show(self.detokenizer.flush())
+        if verdict is Verdict.CONTINUE:
+            held = self.stop_finder.flush()
+            self.pieces.append(held)
+            text += held
+        return text
+
+    def completion(self) -> Completion:
+        """The result; requires that the request has finished."""
+        assert self.finish_reason is not None and self.finished is not None
+        first = self.finished if self.first_token is None else self.first_token
+        return Completion(
+            text="".join(self.pieces),
+            token_ids=tuple(self.token_ids),
+            finish_reason=self.finish_reason,
+            prompt_token_ids=self.prompt,
+            logprobs=None if self.params.logprobs is None else tuple(self.logprobs),
+            index=self.index,
+            timing=Timing(first - self.arrival, self.finished - self.arrival),
+        )

@@ -1,0 +1,171 @@
+"""LLM: an engine, loaded, for use from Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from operator import index
+from types import TracebackType
+
+import numpy as np
+
+from .engine.load import Engine, open_engine
+from .engine.manifest import Manifest
+from .engine_loop import EngineLoop
+from .errors import RequestError, UsageError
+from .executor.base import Executor
+from .generation import Completion, Output
+from .params import SamplingParams
+from .tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    threads: int | None = None,
+    isa: str | None = None,
+    verify: bool = True,
+    kv_bytes: int | None = None,
+) -> LLM:
+    """Load an engine directory, ready to generate.
+
+    threads: of the kernels (default: the physical cores this process may use). isa: a library of the engine by name
+    instead of the best for this machine. verify: compare every file with its sha256 first. kv_bytes: memory for the KV
+    cache (default: a full batch of full sequences, within 40 % of the available memory). Errors are IccErrors.
+    """
+    engine = open_engine(path, verify=verify, isa=isa)
+    try:
+        executor = _executor(engine, threads, kv_bytes)
+        tokenizer_file = engine.tokenizer_file()
+        tokenizer = None if tokenizer_file is None else Tokenizer(tokenizer_file)
+    except BaseException:
+        engine.close()
+        raise
+    return LLM(engine.manifest, executor, tokenizer, engine)
+
+
+def _executor(engine: Engine, threads: int | None, kv_bytes: int | None) -> Executor:
+    backend = engine.manifest.backend
+    if backend != "cpu":
+        raise UsageError(
+            f"the engine is for target {engine.manifest.target} ({backend}), which this runtime cannot run yet",
+            "compile the model with --target cpu to run it here",
+        )
+    from .executor.cpu import CpuExecutor
+
+    return CpuExecutor(engine, threads, kv_bytes)
+
+
+class LLM:
+    """A loaded model. A context manager; not thread-safe.
+
+    Made by `load`; tests may pass any executor with a manifest that describes it.
+    """
+
+    def __init__(
+        self, manifest: Manifest, executor: Executor, tokenizer: Tokenizer | None = None, engine: Engine | None = None
+    ) -> None:
+        self.manifest = manifest
+        self.tokenizer = tokenizer
+        self.engine = engine
+        self.executor = executor
+        self.loop = EngineLoop(manifest, executor, tokenizer)
+        self._closed = False
+
+    def generate(
+        self, prompts: Sequence[Prompt] | str, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """Complete every prompt (text, or token ids). All run together, as many at a time as the engine allows.
+
+        `params` is one for all or one per prompt; default: 128 tokens with the engine's sampling defaults. The
+        completions come in the order of the prompts, the n completions of one prompt one after the other. RequestError
+        (nothing has run then) if a prompt or a parameter is invalid.
+        """
+        encoded = [self.encode(prompt) for prompt in ([prompts] if isinstance(prompts, str) else prompts)]
+        each = _params_for(len(encoded), params)
+        generations = []
+        try:
+            for token_ids, one in zip(encoded, each, strict=True):
+                generations += self.loop.add(token_ids, one)
+            while any(generation.finish_reason is None for generation in generations):
+                self.loop.step()
+        finally:  # after an error or an interrupt nothing may run on
+            for generation in generations:
+                self.loop.abort(generation)
+        return [generation.completion() for generation in generations]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+        """The text of one completion in pieces, as it comes. Closing the iterator ends the request."""
+        for output in self.outputs(prompt, params):
+            if output.text:
+                yield output.text
+
+    def outputs(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Output]:
+        """Like `stream`, with token ids, logprobs and the finish reason."""
+        params = params or SamplingParams()
+        if params.n != 1:
+            raise RequestError("n must be 1 when streaming", "use generate", field="n")
+        [generation] = self.loop.add(self.encode(prompt), params)
+        try:
+            while True:
+                while generation.outputs:
+                    output = generation.outputs.popleft()
+                    yield output
+                    if output.finish_reason is not None:
+                        return
+                self.loop.step()
+        finally:
+            self.loop.abort(generation)
+
+    def logits(self, token_ids: Sequence[int]) -> np.ndarray:
+        """Teacher-forced logits, float32 `[len(token_ids), vocab]`: row i is the prediction after tokens 0 .. i."""
+        result = np.empty((len(token_ids), self.manifest.model.vocab_size), dtype=np.float32)
+        row = 0
+        for chunk in self.iter_logits(token_ids):
+            result[row : row + len(chunk)] = chunk
+            row += len(chunk)
+        return result
+
+    def iter_logits(self, token_ids: Sequence[int]) -> Iterator[np.ndarray]:
+        """The rows of `logits` in chunks, so that a long text needs no more memory than a short one."""
+        return self.loop.score(token_ids)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt: text through the tokenizer with its special tokens, token ids as they are."""
+        if not isinstance(prompt, str):
+            try:
+                return [index(token) for token in prompt]
+            except TypeError as error:
+                hint = "a prompt is a text or a list of integers; generate takes a list of prompts"
+                raise RequestError(f"the prompt is not token ids: {error}", hint, field="prompt") from error
+        if self.tokenizer is None:
+            raise RequestError("the engine has no tokenizer", "give token ids instead of text", field="prompt")
+        return self.tokenizer.encode(prompt)
+
+    def close(self) -> None:
+        """Stop the kernels' threads and free all memory. Calling it again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self.executor.close()
+        if self.engine is not None:
+            self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _params_for(count: int, params: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
+    """One SamplingParams per prompt."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise RequestError(f"{count} prompts but {len(params)} params", field="params")
+    return list(params)

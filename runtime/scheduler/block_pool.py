@@ -1,0 +1,105 @@
+"""BlockPool: the ids of the KV blocks, who owns them, and which to give away next."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+from .prefix_cache import PrefixCache
+
+
+class BlockPool:
+    """Reference-counted block ids `0 .. num_blocks - 1`.
+
+    Every block is in exactly one of three states:
+    - owned: reference count > 0, in that many block tables;
+    - cached: reference count 0 but its content can still be found in the prefix cache;
+    - free: reference count 0 and no content.
+    Allocation takes free blocks first, then evicts cached blocks, least recently released first.
+    """
+
+    def __init__(self, num_blocks: int, cache: PrefixCache) -> None:
+        self._cache = cache
+        self._refs = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: low ids first, so that little memory is touched
+        self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._refs)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be allocated now: free and cached ones."""
+        return len(self._free) + len(self._cached)
+
+    def references(self, block: int) -> int:
+        """How many block tables hold the block."""
+        return self._refs[block]
+
+    def can_allocate(self, count: int) -> bool:
+        return count <= self.num_available
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` blocks, each with one reference. Requires `can_allocate`."""
+        assert self.can_allocate(count), (count, self.num_available)
+        blocks = [self._take() for _ in range(count)]
+        for block in blocks:
+            self._refs[block] = 1
+        return blocks
+
+    def _take(self) -> int:
+        if self._free:
+            return self._free.pop()
+        block, _ = self._cached.popitem(last=False)
+        self._cache.forget(block)
+        return block
+
+    def share(self, block: int) -> None:
+        """Add a reference to a block whose content is known: an owned or a cached one."""
+        if self._refs[block] == 0:
+            del self._cached[block]
+        self._refs[block] += 1
+
+    def release(self, table: Sequence[int]) -> None:
+        """Drop one reference of each block of a table.
+
+        Last block first: of one sequence the tail is evicted before the head, which others are likelier to share.
+        """
+        for block in reversed(table):
+            self._refs[block] -= 1
+            assert self._refs[block] >= 0, block
+            if self._refs[block] > 0:
+                continue
+            if self._cache.holds(block):
+                self._cached[block] = None
+            else:
+                self._free.append(block)
+
+    def discard(self, block: int) -> None:
+        """Make the block's content unfindable, because it is wrong. Owners keep it."""
+        self._cache.forget(block)
+        if block in self._cached:
+            del self._cached[block]
+            self._free.append(block)
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Assert free + cached + owned == all, and that reference counts are the number of tables holding a block."""
+        held = Counter(block for table in tables for block in table)
+        assert all(self._refs[block] == held[block] for block in range(self.num_blocks)), "reference counts"
+        free, cached = set(self._free), set(self._cached)
+        assert len(free) == len(self._free), "a block is free twice"
+        owned = {block for block, count in enumerate(self._refs) if count}
+        assert not (free & cached or free & owned or cached & owned), "a block is in two states"
+        assert len(free) + len(cached) + len(owned) == self.num_blocks, "a block is lost"
+        assert all(self._cache.holds(block) for block in cached), "a cached block has no content"
+        assert not any(self._cache.holds(block) for block in free), "a free block has content"
+        self._cache.check()

@@ -1,0 +1,68 @@
+"""PrefixCache: which block holds the KV of which token prefix. Full blocks only, found by a hash chain."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKey:
+    """The identity of a full block's content: digest of (salt, all tokens up to and including the block)."""
+
+    digest: bytes
+
+
+def root_key(salt: bytes = b"") -> BlockKey:
+    """The key before the first block. Requests share blocks only if their salts are equal."""
+    return BlockKey(hashlib.blake2b(salt, digest_size=32, person=b"icc-kv-root").digest())
+
+
+def child_key(parent: BlockKey, token_ids: Sequence[int]) -> BlockKey:
+    """The key of the block that follows `parent` and holds exactly `token_ids`.
+
+    Fixed-width integers after a fixed-width digest: two different chains never hash the same bytes.
+    """
+    content = parent.digest + array("q", token_ids).tobytes()
+    return BlockKey(hashlib.blake2b(content, digest_size=32, person=b"icc-kv-block").digest())
+
+
+class PrefixCache:
+    """A one-to-one map between keys and blocks. It owns no block: the pool says when one is evicted."""
+
+    def __init__(self) -> None:
+        self._block_of: dict[BlockKey, int] = {}
+        self._key_of: dict[int, BlockKey] = {}
+
+    def __len__(self) -> int:
+        return len(self._block_of)
+
+    def find(self, key: BlockKey) -> int | None:
+        """The block with that content, or None."""
+        return self._block_of.get(key)
+
+    def holds(self, block: int) -> bool:
+        """Whether the block can be found by a key."""
+        return block in self._key_of
+
+    def can_publish(self, key: BlockKey, block: int) -> bool:
+        """False if the content is cached already (the first block that held it stays) or the block has a key."""
+        return key not in self._block_of and block not in self._key_of
+
+    def publish(self, key: BlockKey, block: int) -> None:
+        """Make a full, computed block findable. Requires `can_publish`."""
+        assert self.can_publish(key, block), (key, block)
+        self._block_of[key] = block
+        self._key_of[block] = key
+
+    def forget(self, block: int) -> None:
+        """Drop the block's key, if it has one."""
+        key = self._key_of.pop(block, None)
+        if key is not None:
+            del self._block_of[key]
+
+    def check(self) -> None:
+        """Assert that both directions of the map agree."""
+        assert {key: block for block, key in self._key_of.items()} == self._block_of

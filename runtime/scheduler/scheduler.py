@@ -1,0 +1,292 @@
+"""Scheduler: which tokens of which requests run in the next step, and in which KV blocks."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..errors import CapacityError, RequestError
+from .batch import Finished, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict
+from .block_pool import BlockPool
+from .prefix_cache import BlockKey, PrefixCache
+from .request import Request, RequestSpec
+
+# a request preempted this often is let in again only when the worst case of all that runs with it fits
+PATIENCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits per step (sequences, tokens, logit rows) and the size of the KV cache (blocks, tokens per block)."""
+
+    max_batch_size: int
+    max_step_tokens: int
+    max_logit_rows: int
+    num_blocks: int
+    block_size: int
+
+    def __post_init__(self) -> None:
+        # every running request must be able to run one token, or a prefill could starve behind decodes
+        assert 1 <= self.max_batch_size <= min(self.max_step_tokens, self.max_logit_rows), self
+        assert self.num_blocks >= 1 and self.block_size >= 1, self
+
+
+class Scheduler:
+    """The cycle is `schedule() -> step -> update(outcomes)`; `add` and `abort` may come at any time between calls.
+
+    Running and waiting requests are kept in order of rank (priority, then arrival). A step first runs one token of each
+    decoding request, then chunks of unfinished prefills, then lets waiting requests in. Who is let in gets blocks for
+    all tokens known so far, so only decodes ever ask for more; if there are none left, the request of the lowest rank
+    is preempted: it loses its blocks and computes them again later. The first in rank can always run, because it fits
+    alone (`add` refuses what does not), so something always finishes.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.cache = PrefixCache()
+        self.pool = BlockPool(config.num_blocks, self.cache)
+        self._requests: dict[int, Request] = {}
+        self._running: list[Request] = []
+        self._waiting: list[Request] = []
+        self._pending: dict[BlockKey, Request] = {}  # prompt blocks that a running request is about to compute
+        self._arrivals = 0
+        self._stepping = False
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def can_ever_fit(self, spec: RequestSpec) -> bool:
+        """Whether the request fits in the KV cache when it runs alone."""
+        longest = len(spec.token_ids) + max(spec.max_new_tokens - 1, 0)
+        return self._blocks_for(longest) <= self.config.num_blocks
+
+    def add(self, spec: RequestSpec) -> None:
+        """Queue a request. CapacityError if it can never fit; RequestError if empty or its id is in use."""
+        if spec.request_id in self._requests:
+            raise RequestError(f"request id {spec.request_id} is in use")
+        if not spec.token_ids:
+            raise RequestError("a request needs at least one token")
+        if not self.can_ever_fit(spec):
+            longest = len(spec.token_ids) + max(spec.max_new_tokens - 1, 0)
+            raise CapacityError(
+                f"the request needs {self._blocks_for(longest)} KV blocks of {self.config.block_size} tokens, "
+                f"the cache has {self.config.num_blocks}",
+                "shorten the prompt, lower max_tokens, or give the KV cache more memory",
+            )
+        request = Request(spec, self._arrivals, tokens=list(spec.token_ids))
+        self._arrivals += 1
+        self._requests[spec.request_id] = request
+        insort(self._waiting, request, key=lambda item: item.rank)
+
+    def abort(self, request_id: int) -> bool:
+        """End a request now and free its blocks. False if there is no such request (it ended already)."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        self._remove(request)
+        return True
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> ScheduledBatch:
+        """The next step; no sequences if nothing waits or runs. `update` must follow before the next `schedule`."""
+        assert not self._stepping, "schedule() called twice without update()"
+        step = _Step(self.config.max_step_tokens, self.config.max_logit_rows)
+        preempted = self._schedule_decodes(step)
+        for request in self._running:
+            if request.num_scheduled_tokens == 0:
+                step.take(request)
+        if not preempted:  # whoever lost blocks in this step must not take them back in the same step
+            self._admit_waiting(step)
+        self._stepping = True
+        return ScheduledBatch(tuple(step.sequences))
+
+    def update(self, outcomes: Iterable[StepOutcome]) -> list[Finished]:
+        """Account for an executed step: one outcome per sequence that wanted logits. Returns the requests that ended.
+
+        Outcomes of requests aborted since `schedule` are ignored.
+        """
+        assert self._stepping, "update() without schedule()"
+        self._stepping = False
+        for request in self._running:
+            request.num_computed_tokens += request.num_scheduled_tokens
+            request.num_scheduled_tokens = 0
+        finished = [done for outcome in outcomes if (done := self._apply(outcome)) is not None]
+        for request in self._running:
+            self._publish(request)
+        return finished
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    def check(self) -> None:
+        """Assert every invariant: blocks conserved, tables long enough, each request in one place."""
+        self.pool.check(request.block_table for request in self._running)
+        assert not any(request.block_table for request in self._waiting), "a waiting request owns blocks"
+        assert len(self._running) <= self.config.max_batch_size
+        assert sorted(self._requests) == sorted(request.id for request in self._running + self._waiting)
+        for queue in (self._running, self._waiting):
+            assert queue == sorted(queue, key=lambda item: item.rank), "order of rank"
+        for request in self._running:
+            assert len(request.block_table) >= self._blocks_for(request.num_computed_tokens)
+        assert set(self._pending.values()) <= set(self._running), "a pending block has no owner"
+
+    # -- parts of a step ---------------------------------------------------------------------------------------------
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.config.block_size)
+
+    def _schedule_decodes(self, step: _Step) -> bool:
+        """Run one token of each request that has one left, preempting from the end of the line if blocks run out."""
+        preempted = False
+        index = 0
+        while index < len(self._running):  # the list shrinks at its end, never before `index`
+            request = self._running[index]
+            index += 1
+            if request.num_remaining != 1:
+                continue
+            missing = self._blocks_for(request.num_tokens) - len(request.block_table)
+            while not self.pool.can_allocate(missing) and self._running[-1] is not request:
+                self._preempt(self._running[-1])
+                preempted = True
+            if not self.pool.can_allocate(missing):  # it is the last in rank itself
+                self._preempt(request)
+                return True
+            request.block_table += self.pool.allocate(missing)
+            step.take(request)
+        return preempted
+
+    def _admit_waiting(self, step: _Step) -> None:
+        """Let waiting requests in, strictly in order of rank: a big one is not overtaken for ever by small ones."""
+        while self._waiting and len(self._running) < self.config.max_batch_size and step.has_room():
+            request = self._waiting[0]
+            prefix = self._cached_prefix(request)
+            if not self._can_admit(request, prefix):
+                return
+            del self._waiting[0]
+            self._admit(request, prefix)
+            step.take(request)
+
+    def _cached_prefix(self, request: Request) -> list[int]:
+        """Cached blocks that the request's tokens start with; at least one token stays to be computed."""
+        blocks: list[int] = []
+        if request.spec.use_cache:
+            for index in range((request.num_tokens - 1) // self.config.block_size):
+                block = self.cache.find(request.key(index, self.config.block_size))
+                if block is None:
+                    break
+                blocks.append(block)
+        return blocks
+
+    def _can_admit(self, request: Request, prefix: list[int]) -> bool:
+        first_missing = len(prefix)
+        if request.spec.use_cache and (first_missing + 1) * self.config.block_size < request.num_tokens:
+            if request.key(first_missing, self.config.block_size) in self._pending:
+                return False  # a running request is computing just that block: wait for it rather than do it twice
+        if request.num_preemptions >= PATIENCE:
+            worst = sum(self._blocks_for(other.max_cached_tokens) for other in [*self._running, request])
+            return worst <= self.config.num_blocks
+        # cached blocks of the prefix stop being available once they are shared
+        revived = sum(self.pool.references(block) == 0 for block in prefix)
+        missing = self._blocks_for(request.num_tokens) - len(prefix)
+        # one block of headroom per running request, so that it is not preempted at once
+        return self.pool.can_allocate(missing + revived + len(self._running))
+
+    def _admit(self, request: Request, prefix: list[int]) -> None:
+        for block in prefix:
+            self.pool.share(block)
+        missing = self._blocks_for(request.num_tokens) - len(prefix)
+        request.block_table = prefix + self.pool.allocate(missing)
+        request.num_computed_tokens = len(prefix) * self.config.block_size
+        request.num_published = len(prefix)
+        insort(self._running, request, key=lambda item: item.rank)
+        for index in range(len(prefix), request.num_tokens // self.config.block_size):
+            self._pending.setdefault(request.key(index, self.config.block_size), request)
+
+    def _preempt(self, request: Request) -> None:
+        """Take the blocks of a running request away; it waits again, with the tokens it has sampled so far."""
+        self._running.remove(request)
+        self._release(request)
+        request.num_preemptions += 1
+        insort(self._waiting, request, key=lambda item: item.rank)
+
+    def _release(self, request: Request) -> None:
+        for key in request.keys:
+            if self._pending.get(key) is request:
+                del self._pending[key]
+        self.pool.release(request.block_table)
+        request.clear_table()
+
+    def _remove(self, request: Request) -> None:
+        queue = self._running if request in self._running else self._waiting
+        queue.remove(request)
+        self._release(request)
+        del self._requests[request.id]
+
+    def _apply(self, outcome: StepOutcome) -> Finished | None:
+        request = self._requests.get(outcome.request_id)
+        if request is None or request.num_remaining > 0:
+            return None  # aborted since, or not all of its prompt is computed
+        if outcome.token_id is not None:
+            request.tokens.append(outcome.token_id)
+        if outcome.verdict is Verdict.ERROR:
+            for block in request.block_table:
+                self.pool.discard(block)
+            reason = "error"
+        elif outcome.verdict is Verdict.STOP:
+            reason = "stop"
+        elif request.num_new_tokens >= request.spec.max_new_tokens:
+            reason = "length"
+        else:
+            return None
+        if reason != "error":
+            self._publish(request)
+        self._remove(request)
+        return Finished(request.id, reason)
+
+    def _publish(self, request: Request) -> None:
+        """Make the blocks that are full and computed by now findable."""
+        for index in range(request.num_published, request.num_computed_tokens // self.config.block_size):
+            key, block = request.key(index, self.config.block_size), request.block_table[index]
+            self._pending.pop(key, None)
+            if self.cache.can_publish(key, block):
+                self.cache.publish(key, block)
+            request.num_published = index + 1
+
+
+class _Step:
+    """The step under construction and what is left of its budgets."""
+
+    def __init__(self, tokens: int, logit_rows: int) -> None:
+        self.tokens = tokens
+        self.logit_rows = logit_rows
+        self.sequences: list[ScheduledSequence] = []
+
+    def has_room(self) -> bool:
+        return self.tokens > 0 and self.logit_rows > 0
+
+    def take(self, request: Request) -> None:
+        """Schedule as many of the request's remaining tokens as the budgets allow (perhaps none)."""
+        count = min(request.num_remaining, self.tokens)
+        if request.spec.all_logits:
+            count = min(count, self.logit_rows)
+        if count <= 0 or not self.has_room():
+            return
+        start = request.num_computed_tokens
+        if request.spec.all_logits:
+            num_logits = count
+        else:
+            num_logits = int(count == request.num_remaining)
+        request.num_scheduled_tokens = count
+        self.tokens -= count
+        self.logit_rows -= num_logits
+        token_ids = tuple(request.tokens[start : start + count])
+        self.sequences.append(ScheduledSequence(request.id, token_ids, start, request.table(), num_logits))

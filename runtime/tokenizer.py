@@ -1,0 +1,112 @@
+"""Tokenizer: text to token ids and back, piece by piece. The one home of the `tokenizers` library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+
+from .errors import EngineFormatError, RequestError
+
+_CONTEXT = 6  # prompt tokens that the first piece is decoded after, so that it gets its leading space
+_PATIENCE = 32  # tokens after which bytes that never become a character are shown as they are
+_REPLACEMENT = "\ufffd"
+
+
+class Tokenizer:
+    """The tokenizer of an engine, from `tokenizer.json`. Special tokens are added as its own post-processor says."""
+
+    def __init__(self, file: Path) -> None:
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception
+            raise EngineFormatError(f"{file} is not a tokenizer: {error}", "compile the model again") from error
+        # a checkpoint may store settings for training batches; here one text in must give all its tokens
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of the text. RequestError if it holds surrogates, which are no characters."""
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError("the prompt is not valid Unicode text", field="prompt") from error
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of the token ids; bytes that are not UTF-8 come out as U+FFFD."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._tokenizer.get_vocab_size()
+
+
+class Detokenizer:
+    """Turns one request's tokens into text as they come.
+
+    A token alone may be half a character or carry a space that depends on its neighbours, so each new token is decoded
+    together with a few before it, and what it adds is the piece. Text that ends in U+FFFD may be an unfinished
+    character: it is held back until more tokens complete it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._window = list(prompt[-_CONTEXT:])  # tokens shown (up to `_shown`), then tokens held back
+        self._shown = len(self._window)
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; may be empty."""
+        self._window.append(token_id)
+        return self._piece(flush=len(self._window) - self._shown >= _PATIENCE)
+
+    def flush(self) -> str:
+        """What is still held back, as it is."""
+        return self._piece(flush=True)
+
+    def _piece(self, flush: bool) -> str:
+        before = self._tokenizer.decode(self._window[: self._shown])
+        after = self._tokenizer.decode(self._window)
+        if after.endswith(_REPLACEMENT) and not flush:
+            return ""
+        if len(after) <= len(before):
+            if flush:  # tokens without text: forget them, or the window would grow for ever
+                del self._window[self._shown :]
+            return ""
+        del self._window[: self._shown]
+        self._shown = len(self._window)
+        return after[len(before) :]
+
+
+class StopFinder:
+    """Finds stop strings in text that comes in pieces, and holds back what may be the start of one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def push(self, piece: str) -> tuple[str, bool]:
+        """Text that is safe to show, and whether a stop string was found (then the text ends just before it)."""
+        if not self._stops:
+            return piece, False
+        text = self._held + piece
+        found = [index for stop in self._stops if (index := text.find(stop)) >= 0]
+        if found:
+            self._held = ""
+            return text[: min(found)], True
+        keep = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], False
+
+    def flush(self) -> str:
+        """What is held back: no stop string came of it."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0

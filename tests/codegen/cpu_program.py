@@ -1,0 +1,40 @@
+"""The program of the op tests: every lowered op at odd shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cpu_cases import add_all_rowwise, add_embedding, add_experts, add_linear, add_linear_q, add_norm
+from cpu_harness import Builder
+from cpu_pointwise_cases import add_pointwise
+
+
+def all_ops(every_opcode: bool = True) -> Builder:
+    """A program with every op at odd shapes (and every pointwise opcode)."""
+    b, rng = Builder(), np.random.default_rng(7)
+    for k, n, fmt, extra, rows in (
+        (1, 1, "f32", False, "tokens"), (17, 15, "bf16", True, "tokens"), (40, 16, "f16", True, "tokens"),
+        (33, 17, "bf16", False, "logit_rows"), (64, 130, "bf16", True, "tokens"), (130, 81, "f32", True, "tokens"),
+    ):  # fmt: skip
+        add_linear(b, rng, k, n, fmt, extra, rows)
+    for k, n, bits, group, extra in (
+        (16, 1, 4, 16, False), (96, 17, 4, 32, True), (128, 15, 4, 64, True), (256, 130, 4, 128, True),
+        (48, 33, 8, 16, True), (256, 16, 8, 128, False), (128, 81, 8, 64, True),
+    ):  # fmt: skip
+        add_linear_q(b, rng, k, n, bits, group, extra)
+    for bits in (0, 4, 8):
+        for per_slot in (False, True):
+            add_experts(b, rng, bits, per_slot)
+    for kind in ("rms_norm", "layer_norm"):
+        for d, groups, add, weight in (
+            (1, 1, False, True),
+            (33, 1, False, True),
+            (130, 1, True, True),
+            (64, 3, False, False),
+        ):
+            add_norm(b, rng, kind, d, groups, add, weight)
+    for fmt, n in (("f32", 7), ("bf16", 33), ("f16", 16), ("tile_bf16", 19), ("q4", 32), ("q8", 48)):
+        add_embedding(b, rng, fmt, n, "positions" if fmt == "f16" else "token_ids")
+    add_all_rowwise(b)
+    add_pointwise(b, every_opcode)
+    return b

@@ -1,0 +1,169 @@
+"""The commands, in an engine of its own and through `icc.runtime.cli`, and what importing costs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from icc.runtime.bench import BenchOptions, run_bench
+from icc.runtime.cli import main
+from icc.runtime.errors import CapacityError, UsageError
+from icc.runtime.evaluate import evaluate_text, windows
+from icc.runtime.llm import load
+
+Make = Callable[..., Path]
+HEAVY = ("torch", "transformers", "triton", "jinja2", "click", "rich", "fastapi")
+EMBEDDED_BAN = f"""
+import sys
+class Ban:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {(*HEAVY, "icc")!r}:
+            raise ImportError("banned: " + name)
+sys.meta_path.insert(0, Ban())
+import runpy
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def python(*arguments: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], check=check, capture_output=True, text=True, env={**os.environ, **environment}
+    )
+
+
+def test_an_engine_runs_itself_without_icc_and_stays_as_it_was(make_engine: Make) -> None:
+    root = make_engine(embed=True)
+    before = sorted(root.rglob("*"))
+    done = python("-c", EMBEDDED_BAN, str(root), "run", "-p", "abc", "--max-tokens", "4", PYTHONDONTWRITEBYTECODE="")
+    assert done.stdout == "defg\n"
+    assert python(str(root), "run", "-p", "abc", "--max-tokens", "4", PYTHONDONTWRITEBYTECODE="").stdout == "defg\n"
+    assert "first token" in done.stderr and "tok/s" in done.stderr
+    assert sorted(root.rglob("*")) == before
+    assert python(str(root), "inspect", PYTHONPATH="").stdout.startswith("engine: ")
+
+
+def test_run_prints_json_and_takes_ids(make_engine: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    root = str(make_engine())
+    assert main(["run", root, "-p", "abc", "--max-tokens", "3", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["text"], shown["token_ids"], shown["finish_reason"]) == ("def", [100, 101, 102], "length")
+    assert shown["ttft_ms"] > 0 and shown["prompt_tokens"] == 3
+    assert main(["run", root, "--ids", "97,98", "--max-tokens", "2", "--threads", "1", "--isa", "any"]) == 0
+    assert capsys.readouterr().out == "cd\n"
+    bare = str(make_engine("bare.engine", tokenizer_dir=None))
+    assert main(["run", bare, "--ids", "97,98", "--max-tokens", "2"]) == 0
+    assert capsys.readouterr().out == "99 100 \n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["run", "{nothing}", "-p", "a"], 20, "does not exist"),
+        (["run", "{root}", "-p", "a", "--isa", "x"], 2, "no library for isa 'x'"),
+        (["run", "{root}", "-p", "a", "--isa", "future"], 22, "need a_flag_that_no_cpu_has"),
+        (["run", "{root}", "-p", "a", "--temperature", "-1"], 24, "temperature = -1.0"),
+        (["run", "{root}", "--ids", "300"], 24, "token id 300"),
+        (["run", "{root}", "-p", ""], 24, "the prompt is empty"),
+        (["bench", "{root}", "--prompt-tokens", "60", "--output-tokens", "60"], 2, "exceed the engine's 64"),
+        (["eval", "{root}", "--text", "{nothing}"], 2, "cannot be read"),
+        (["inspect", "{nothing}"], 20, "does not exist"),
+    ],
+)
+def test_errors_are_a_line_and_a_code(
+    make_engine: Make, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str
+) -> None:
+    root = make_engine()
+    filled = [argument.format(root=root, nothing=root / "nothing") for argument in arguments]
+    assert main(filled) == code
+    shown = capsys.readouterr()
+    assert shown.err.startswith("error: ") and message in shown.err and "Traceback" not in shown.err
+    assert len(shown.err.splitlines()) <= 2 and shown.out == ""
+
+
+def test_bench_measures_each_batch_size(make_engine: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    root = str(make_engine())
+    assert main(["bench", root, "--prompt-tokens", "20", "--output-tokens", "8", "--batch-size", "1,3", "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert [result["batch_size"] for result in results] == [1, 3]
+    assert all(result["prefill_tokens_per_s"] > 0 and result["decode_tokens_per_s"] > 0 for result in results)
+    assert main(["bench", root, "--prompt-tokens", "4", "--output-tokens", "1", "--rounds", "1"]) == 0
+    assert "decode tok/s" in capsys.readouterr().out
+    with load(root, kv_bytes=64 * 16) as llm:
+        with pytest.raises(CapacityError):
+            run_bench(llm, BenchOptions(40, 20, (2,)))
+        with pytest.raises(UsageError):
+            run_bench(llm, BenchOptions(4, 4, (5,)))
+
+
+@pytest.mark.parametrize("bos", [None, 256])
+@pytest.mark.parametrize(("window", "stride"), [(None, None), (8, None), (8, 7), (16, 1), (2, 1)])
+def test_eval_scores_each_token_once(
+    make_engine: Make, bos: int | None, window: int | None, stride: int | None
+) -> None:
+    text = "abcdefgh" * 12 + "é"
+    with load(make_engine(bos_token_id=bos)) as llm:
+        result = evaluate_text(llm, text, window=window, stride=stride)
+    raw = text.encode()
+    assert result.tokens == len(raw) - (bos is None)
+    # the toy predicts the byte after the last: logit 10 against 0
+    window = window or 64
+    room = window - (bos is not None)
+    cut = windows(len(raw), room, stride or max(room // 2, 1))
+    before = {
+        index: raw[index - 1] if index > begin else bos for begin, first, end in cut for index in range(first, end)
+    }
+    hits = sum(last is not None and last + 1 == raw[index] for index, last in before.items())
+    total = math.log(math.exp(10) + 257)
+    misses = result.tokens - hits
+    assert result.nll_per_token == pytest.approx((hits * (total - 10) + misses * total) / result.tokens, rel=1e-5)
+    assert result.perplexity == pytest.approx(math.exp(result.nll_per_token))
+    assert result.bits_per_byte == pytest.approx(result.nll_per_token * result.tokens / math.log(2) / result.bytes)
+
+
+@pytest.mark.parametrize("count", [1, 5, 8, 9, 40])
+@pytest.mark.parametrize(("room", "stride"), [(8, 4), (8, 8), (3, 1)])
+def test_windows_partition_the_text(count: int, room: int, stride: int) -> None:
+    cut = windows(count, room, stride)
+    assert [index for _, first, end in cut for index in range(first, end)] == list(range(count))
+    assert all(end - begin <= room and begin <= first for begin, first, end in cut)
+
+
+def test_inspect_says_what_is_inside(make_engine: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    root = str(make_engine())
+    assert main(["inspect", root, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["limits"] == {"max_seq_len": 64, "max_batch_size": 4, "max_step_tokens": 16}
+    assert facts["kv_cache"]["bytes_per_token"] == 16 and facts["weights_bytes"] == {"i32": 64}
+    assert [library["runs_here"] for library in facts["libraries"]] == [False, True]
+    assert main(["inspect", root]) == 0
+    assert "max_seq_len: 64" in capsys.readouterr().out
+
+
+def loaded_after(code: str) -> set[str]:
+    done = python("-c", f"{code}\nimport sys; print(*sorted({{name.split('.')[0] for name in sys.modules}}))")
+    return set(done.stdout.split())
+
+
+def test_importing_icc_loads_nothing_heavy() -> None:
+    assert not loaded_after("import icc; icc.__version__; dir(icc)") & {*HEAVY, "numpy", "tokenizers", "msgspec"}
+    assert not loaded_after("import icc; icc.load; icc.SamplingParams; icc.IccError") & set(HEAVY)
+    assert not loaded_after("import icc.runtime.cli, icc.runtime.bench, icc.runtime.evaluate") & set(HEAVY)
+
+
+def test_the_scheduler_needs_the_standard_library_alone() -> None:
+    names = loaded_after("import icc.runtime.scheduler.scheduler")
+    assert not names & {*HEAVY, "numpy", "tokenizers", "msgspec", "asyncio", "logging"}
+
+
+def test_an_unknown_public_name_is_an_attribute_error() -> None:
+    import icc
+
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        icc.nonsense  # noqa: B018

@@ -1,0 +1,161 @@
+"""Scheduler and block pool: each behaviour once, by example."""
+
+from __future__ import annotations
+
+import pytest
+from icc.runtime.errors import CapacityError, RequestError
+from icc.runtime.scheduler.batch import ScheduledBatch, StepOutcome, Verdict
+from icc.runtime.scheduler.block_pool import BlockPool
+from icc.runtime.scheduler.prefix_cache import PrefixCache, child_key, root_key
+from icc.runtime.scheduler.request import RequestSpec
+from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
+
+
+def scheduler(blocks: int = 16, block_size: int = 4, batch: int = 4, tokens: int = 8, rows: int = 8) -> Scheduler:
+    return Scheduler(SchedulerConfig(batch, tokens, rows, blocks, block_size))
+
+
+def shape(batch: ScheduledBatch) -> list[tuple[int, int, int, int]]:
+    """(request, start, tokens, logits) of each sequence."""
+    return [(s.request_id, s.start, len(s.token_ids), s.num_logits) for s in batch.sequences]
+
+
+def step(s: Scheduler, token: int = 1, verdict: Verdict = Verdict.CONTINUE) -> list[tuple[int, int, int, int]]:
+    """Run a step in which every sequence that wants logits samples `token`."""
+    batch = s.schedule()
+    s.update([StepOutcome(q.request_id, token, verdict) for q in batch.sequences if q.num_logits])
+    s.check()
+    return shape(batch)
+
+
+def test_a_long_prompt_is_cut_into_chunks_beside_decodes() -> None:
+    s = scheduler()
+    s.add(RequestSpec(1, (1, 2, 3), 9))
+    assert step(s) == [(1, 0, 3, 1)]
+    s.add(RequestSpec(2, tuple(range(17)), 9))
+    assert step(s) == [(1, 3, 1, 1), (2, 0, 7, 0)]
+    assert step(s) == [(1, 4, 1, 1), (2, 7, 7, 0)]
+    assert step(s) == [(1, 5, 1, 1), (2, 14, 3, 1)]
+    assert step(s) == [(1, 6, 1, 1), (2, 17, 1, 1)]
+
+
+def test_a_cached_prefix_is_not_computed_again() -> None:
+    s = scheduler(tokens=16, rows=4)
+    s.add(RequestSpec(1, tuple(range(10)), 1))
+    assert step(s) == [(1, 0, 10, 1)]
+    assert s.pool.num_cached == 2  # the third block is not full
+    s.add(RequestSpec(2, (*range(8), 99), 1))
+    assert step(s) == [(2, 8, 1, 1)]
+    s.add(RequestSpec(3, tuple(range(8)), 1))  # the last token must run, so the last block is computed again
+    assert step(s) == [(3, 4, 4, 1)]
+    s.add(RequestSpec(4, (*range(8), 99), 1, salt=b"other"))
+    assert step(s) == [(4, 0, 9, 1)]
+    s.add(RequestSpec(5, (*range(8), 99), 1, use_cache=False))
+    assert step(s) == [(5, 0, 9, 1)]
+
+
+def test_the_same_prompt_at_the_same_time_is_computed_once() -> None:
+    s = scheduler(tokens=16, rows=4)
+    for request_id in (1, 2, 3):
+        s.add(RequestSpec(request_id, tuple(range(10)), 3))
+    assert step(s) == [(1, 0, 10, 1)]
+    assert step(s) == [(1, 10, 1, 1), (2, 8, 2, 1), (3, 8, 2, 1)]
+    assert s.pool.num_free + s.pool.num_cached == 16 - (2 + 3)
+
+
+def test_an_aborted_first_request_does_not_hold_up_those_that_wait_for_its_prefix() -> None:
+    s = scheduler(tokens=4, rows=4)
+    s.add(RequestSpec(1, tuple(range(10)), 3))
+    s.add(RequestSpec(2, tuple(range(10)), 3))
+    assert step(s) == [(1, 0, 4, 0)]
+    s.abort(1)
+    assert step(s) == [(2, 4, 4, 0)]
+
+
+def test_preemption_takes_the_latest_and_gives_the_same_tokens_back() -> None:
+    s = scheduler(blocks=5, block_size=2, tokens=8)
+    s.add(RequestSpec(1, (1, 2, 3), 6))
+    s.add(RequestSpec(2, (5, 6), 6))
+    assert step(s, 7) == [(1, 0, 3, 1), (2, 0, 2, 1)]
+    assert step(s, 7) == [(1, 3, 1, 1), (2, 2, 1, 1)]
+    assert step(s, 7) == [(1, 4, 1, 1), (2, 3, 1, 1)]  # five blocks: 3 + 2
+    assert step(s, 7) == [(1, 5, 1, 1)]  # request 2 needs a third block, is the last itself, and goes
+    assert s.num_running == 1 and s.num_waiting == 1
+    while s.num_running == 1 and s.has_work():
+        assert step(s, 7)[0][0] == 1 or s.num_running
+        if s.num_waiting == 0:
+            break
+    s.check()
+    while s.has_work():
+        step(s, 7)
+    assert s.pool.num_available == 5
+
+
+def test_priority_goes_before_arrival() -> None:
+    s = scheduler(batch=1, tokens=8)
+    s.add(RequestSpec(1, (1,), 1, priority=1))
+    s.add(RequestSpec(2, (2,), 1, priority=0))
+    assert [step(s)[0][0], step(s)[0][0]] == [2, 1]
+
+
+def test_all_logits_are_cut_by_the_rows_that_fit() -> None:
+    s = scheduler(batch=2, tokens=8, rows=3)
+    s.add(RequestSpec(1, tuple(range(7)), 0, all_logits=True, use_cache=False))
+    assert [step(s), step(s), step(s)] == [[(1, 0, 3, 3)], [(1, 3, 3, 3)], [(1, 6, 1, 1)]]
+    assert not s.has_work()
+
+
+def test_what_can_never_fit_is_refused() -> None:
+    s = scheduler(blocks=2, block_size=4)
+    s.add(RequestSpec(1, (1,) * 8, 1))  # the one new token is never computed
+    with pytest.raises(CapacityError, match="needs 3 KV blocks of 4 tokens, the cache has 2"):
+        s.add(RequestSpec(2, (1,) * 8, 2))
+    with pytest.raises(RequestError, match="in use"):
+        s.add(RequestSpec(1, (1,), 1))
+    with pytest.raises(RequestError, match="at least one token"):
+        s.add(RequestSpec(3, (), 1))
+
+
+def test_an_error_makes_the_blocks_unfindable() -> None:
+    s = scheduler(tokens=16, rows=4)
+    s.add(RequestSpec(1, tuple(range(9)), 4))
+    step(s)
+    assert len(s.cache) == 2
+    step(s, verdict=Verdict.ERROR)
+    assert len(s.cache) == 0 and s.pool.num_free == 16
+    s.add(RequestSpec(2, tuple(range(9)), 1))
+    assert step(s) == [(2, 0, 9, 1)]
+
+
+def test_a_block_table_is_the_same_object_while_it_does_not_change() -> None:
+    s = scheduler()
+    s.add(RequestSpec(1, (1, 2), 9))
+    tables = []
+    for _ in range(4):
+        batch = s.schedule()
+        tables.append(batch.sequences[0].block_table)
+        s.update([StepOutcome(1, 1)])
+    assert tables[0] is tables[1] is tables[2] and len(tables[3]) == 2
+
+
+def test_pool_evicts_the_least_recently_released_tail_first() -> None:
+    cache = PrefixCache()
+    pool = BlockPool(3, cache)
+    table = pool.allocate(3)
+    key = root_key()
+    for block in table:
+        key = child_key(key, [block])
+        cache.publish(key, block)
+    pool.release(table)
+    assert (pool.num_free, pool.num_cached) == (0, 3)
+    assert pool.allocate(1) == [table[2]]  # the tail goes before the head
+    assert not cache.holds(table[2]) and cache.holds(table[0])
+    pool.share(table[0])
+    pool.check([[table[2]], [table[0]]])
+    assert not pool.can_allocate(2)
+
+
+def test_keys_depend_on_every_token_and_on_the_salt() -> None:
+    keys = {child_key(root_key(salt), tokens) for salt in (b"", b"a") for tokens in ([1, 2], [2, 1], [1], [12], [258])}
+    assert len(keys) == 10
+    assert child_key(child_key(root_key(), [1]), [2]) != child_key(root_key(), [1, 2])

@@ -1,0 +1,216 @@
+"""The scheduler as a state machine under random events, with a shadow of what every KV slot must hold."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from icc.runtime.errors import CapacityError
+from icc.runtime.scheduler.batch import ScheduledBatch, StepOutcome, Verdict
+from icc.runtime.scheduler.request import RequestSpec
+from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
+
+ALPHABET = 2  # so few tokens that prefixes collide all the time
+
+
+class Device:
+    """Executes batches on shadow memory: each slot carries the salt and the whole prefix that its KV stands for."""
+
+    def __init__(self, config: SchedulerConfig, scheduler: Scheduler) -> None:
+        self.config, self.scheduler = config, scheduler
+        self.slots: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+        self.tokens: dict[int, tuple[int, ...]] = {}  # request -> all its tokens
+        self.salts: dict[int, bytes] = {}
+        self.scoring: set[int] = set()
+
+    def add(self, spec: RequestSpec) -> None:
+        self.tokens[spec.request_id], self.salts[spec.request_id] = spec.token_ids, spec.salt
+        if spec.max_new_tokens == 0:
+            self.scoring.add(spec.request_id)
+
+    def run(self, batch: ScheduledBatch) -> list[StepOutcome]:
+        config = self.config
+        assert batch.num_tokens <= config.max_step_tokens
+        assert batch.num_logit_rows <= config.max_logit_rows
+        assert len(batch.sequences) <= config.max_batch_size
+        assert len({sequence.request_id for sequence in batch.sequences}) == len(batch.sequences)
+        outcomes = []
+        for sequence in batch.sequences:
+            tokens, salt = self.tokens[sequence.request_id], self.salts[sequence.request_id]
+            assert sequence.token_ids == tokens[sequence.start : sequence.end] and sequence.token_ids
+            for position in range(sequence.end):
+                block = sequence.block_table[position // config.block_size]
+                slot = block * config.block_size + position % config.block_size
+                if position >= sequence.start:
+                    assert self.scheduler.pool.references(block) == 1, "a shared block is written"
+                    self.slots[slot] = (salt, tokens[: position + 1])
+                assert self.slots[slot] == (salt, tokens[: position + 1]), "wrong KV"
+            assert sequence.num_logits <= len(sequence.token_ids)
+            if sequence.num_logits:
+                token = None if sequence.request_id in self.scoring else (sum(tokens) + len(tokens) // 3) % ALPHABET
+                outcomes.append(StepOutcome(sequence.request_id, token))
+        return outcomes
+
+    def sampled(self, outcomes: list[StepOutcome]) -> None:
+        for outcome in outcomes:
+            if outcome.token_id is not None and outcome.request_id in self.tokens:
+                self.tokens[outcome.request_id] += (outcome.token_id,)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        blocks=st.integers(2, 12),
+        block_size=st.integers(1, 4),
+        batch=st.integers(1, 4),
+        extra_tokens=st.integers(0, 8),
+        extra_rows=st.integers(0, 3),
+    )
+    def start(self, blocks: int, block_size: int, batch: int, extra_tokens: int, extra_rows: int) -> None:
+        rows = batch + min(extra_rows, extra_tokens)
+        self.config = SchedulerConfig(batch, batch + extra_tokens, rows, blocks, block_size)
+        self.scheduler = Scheduler(self.config)
+        self.device = Device(self.config, self.scheduler)
+        self.live: dict[int, RequestSpec] = {}
+        self.ended: set[int] = set()
+        self.next_id = 0
+
+    @rule(
+        tokens=st.lists(st.integers(0, ALPHABET - 1), min_size=1, max_size=14),
+        new=st.integers(0, 8),
+        priority=st.sampled_from([0, 0, 0, 1]),
+        salt=st.sampled_from([b"", b"", b"other"]),
+        use_cache=st.booleans(),
+    )
+    def add(self, tokens: list[int], new: int, priority: int, salt: bytes, use_cache: bool) -> None:
+        self.next_id += 1
+        spec = RequestSpec(
+            self.next_id, tuple(tokens), new, priority, salt, all_logits=new == 0, use_cache=use_cache and new > 0
+        )
+        if not self.scheduler.can_ever_fit(spec):
+            with pytest.raises(CapacityError):
+                self.scheduler.add(spec)
+            return
+        self.scheduler.add(spec)
+        self.live[spec.request_id] = spec
+        self.device.add(spec)
+
+    @precondition(lambda self: self.live)
+    @rule(pick=st.integers(0, 100))
+    def fork(self, pick: int) -> None:
+        spec = self.live[sorted(self.live)[pick % len(self.live)]]
+        self.add(list(spec.token_ids), spec.max_new_tokens, spec.priority, spec.salt, True)
+
+    @rule(
+        stop=st.sampled_from([None, None, None, Verdict.STOP, Verdict.ERROR]),
+        late_abort=st.sampled_from([None, None, None, 0, 1]),
+    )
+    def step(self, stop: Verdict | None = None, late_abort: int | None = None) -> None:
+        batch = self.scheduler.schedule()
+        assert batch.sequences or not self.live, "there is work but nothing is scheduled"
+        outcomes = self.device.run(batch)
+        if stop is not None and outcomes and outcomes[0].token_id is not None:
+            outcomes[0] = StepOutcome(outcomes[0].request_id, outcomes[0].token_id, stop)
+        if late_abort is not None and late_abort < len(batch.sequences):
+            self.abort_id(batch.sequences[late_abort].request_id)
+        self.device.sampled(outcomes)
+        for done in self.scheduler.update(outcomes):
+            self.end(done.request_id)
+
+    @precondition(lambda self: self.live)
+    @rule(pick=st.integers(0, 100))
+    def abort(self, pick: int) -> None:
+        self.abort_id(sorted(self.live)[pick % len(self.live)])
+
+    def abort_id(self, request_id: int) -> None:
+        assert self.scheduler.abort(request_id)
+        assert not self.scheduler.abort(request_id)
+        self.end(request_id)
+
+    def end(self, request_id: int) -> None:
+        assert request_id not in self.ended, "a request ended twice"
+        spec = self.live.pop(request_id)
+        self.ended.add(request_id)
+        assert len(self.device.tokens.pop(request_id)) <= len(spec.token_ids) + spec.max_new_tokens
+
+    @invariant()
+    def consistent(self) -> None:
+        if hasattr(self, "scheduler"):
+            self.scheduler.check()
+            assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.live)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        # every step computes a token of the first in rank, which is never preempted
+        bound = sum(len(spec.token_ids) + spec.max_new_tokens for spec in self.live.values()) * 2
+        while self.live:
+            assert bound >= 0, "no progress"
+            bound -= 1
+            self.step()
+        pool = self.scheduler.pool
+        assert pool.num_available == pool.num_blocks and not self.scheduler.has_work()
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=120,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+def test_all_orders_of_three_requests_in_four_blocks() -> None:
+    """Exhaustive: when each of three requests arrives, and whether and when the second is aborted."""
+    prompts = [(0, 1, 0), (0, 1, 0, 1, 1), (0, 1)]
+    for arrivals in itertools.product(range(4), repeat=3):
+        for abort_at in (None, 0, 1, 2, 3, 5):
+            config = SchedulerConfig(2, 4, 2, 4, 2)
+            scheduler = Scheduler(config)
+            device = Device(config, scheduler)
+            ended: list[int] = []
+            for now in range(40):
+                for request_id, arrival in enumerate(arrivals):
+                    if arrival == now:
+                        spec = RequestSpec(request_id, prompts[request_id], 4 - request_id)
+                        scheduler.add(spec)
+                        device.add(spec)
+                batch = scheduler.schedule()
+                assert batch.sequences or not scheduler.has_work()
+                outcomes = device.run(batch)
+                if abort_at == now and scheduler.abort(1):
+                    ended.append(1)
+                device.sampled(outcomes)
+                ended += [done.request_id for done in scheduler.update(outcomes)]
+                scheduler.check()
+            assert sorted(ended) == [0, 1, 2], (arrivals, abort_at)
+
+
+@pytest.mark.parametrize(("blocks", "new"), [(17, 26), (20, 26), (33, 26), (64, 120)])
+def test_little_memory_preempts_each_request_at_most_four_times(blocks: int, new: int) -> None:
+    """KV for about one of the largest request: all complete, few preemptions (RELIABILITY R3)."""
+    config = SchedulerConfig(16, 32, 16, blocks, 2)
+    scheduler = Scheduler(config)
+    device = Device(config, scheduler)
+    for request_id in range(40):
+        spec = RequestSpec(request_id, tuple((request_id >> bit) & 1 for bit in range(1 + request_id % 5)), new)
+        scheduler.add(spec)
+        device.add(spec)
+    requests = dict(scheduler._requests)
+    ended, steps = [], 0
+    while scheduler.has_work():
+        batch = scheduler.schedule()
+        assert batch.sequences
+        outcomes = device.run(batch)
+        device.sampled(outcomes)
+        ended += [done.reason for done in scheduler.update(outcomes)]
+        if steps % 16 == 0:
+            scheduler.check()
+        steps += 1
+    assert ended == ["length"] * 40
+    assert max(request.num_preemptions for request in requests.values()) <= 4
+    assert steps < 40 * (new + 5)
