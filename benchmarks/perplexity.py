@@ -17,7 +17,7 @@ from icc.compiler.calibration import load_calibration, tokenize
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.interpret import interpret
-from icc.compiler.graph.weights import Constant, QuantizedWeight
+from icc.compiler.graph.weights import Constant
 from icc.passes.base import Pass, PassContext
 from icc.passes.manager import run_passes
 from icc.passes.pipelines import canonicalize
@@ -62,11 +62,7 @@ def perplexity(graph: Graph, sequences: Sequence[Sequence[int]]) -> float:
 
 def hold_values(graph: Graph) -> None:
     """Dequantize every weight once: the interpreter loads them for every window."""
-    for name, weight in graph.weights.items():
-        if isinstance(weight, QuantizedWeight) or len(weight.shape) < 3:
-            value = weight.load()
-            held = Constant(value)
-            graph.weights[name] = held
+    graph.weights = {name: Constant(weight.load().to(torch.float32)) for name, weight in graph.weights.items()}
 
 
 def main() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Protocol
 
 import numpy as np
 
+from .engine.manifest import Manifest
 from .errors import RequestError, UsageError
-from .llm import LLM
+from .tokenizer import Tokenizer
 
 _WINDOW = 1024  # tokens of a window unless told otherwise
 
@@ -28,8 +30,19 @@ class Evaluation:
         return asdict(self)
 
 
+class Scorer(Protocol):
+    """What is evaluated: an LLM, or anything else that gives logits."""
+
+    manifest: Manifest
+    tokenizer: Tokenizer | None
+
+    def iter_logits(self, token_ids: Sequence[int]) -> Iterator[np.ndarray]:
+        """Logits float32 [rows, vocab], a chunk of rows at a time."""
+        ...
+
+
 def evaluate_text(
-    llm: LLM,
+    llm: Scorer,
     text: str,
     *,
     window: int | None = None,
@@ -86,7 +99,7 @@ def windows(count: int, room: int, stride: int) -> list[tuple[int, int, int]]:
     return result
 
 
-def _nll(llm: LLM, inputs: list[int]) -> np.ndarray:
+def _nll(llm: Scorer, inputs: list[int]) -> np.ndarray:
     """Negative log-likelihood in nats of inputs[1:], float64."""
     losses: list[np.ndarray] = []
     row = 0

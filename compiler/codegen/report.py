@@ -140,7 +140,7 @@ def _stored_less(graph: Graph, node: fx.Node) -> float:
     elements = 1
     for size in weight.shape:
         elements *= size
-    return elements * (weight.dtype.itemsize - bits / 8)
+    return elements * (node.meta["type"].dtype.itemsize - bits / 8)
 
 
 def _bits(weight: Weight) -> float:

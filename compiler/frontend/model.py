@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from pathlib import Path
 from typing import Any
@@ -110,8 +109,3 @@ def _owner(model: nn.Module, path: str) -> Any:
         if isinstance(module, PreTrainedModel):
             owner = module
     return owner
-
-
-def accepts_positions(model: nn.Module) -> bool:
-    """Whether the model's forward takes position_ids."""
-    return "position_ids" in inspect.signature(model.forward).parameters

@@ -11,7 +11,6 @@ from torch.export import ExportedProgram
 
 from ..errors import IccError, TraceError, UnsupportedModel
 from .interfaces import tracing_interfaces
-from .model import accepts_positions
 
 # Kept whole instead of decomposed, because the dialect has them or their decomposition would lose precision.
 KEPT_ATEN = (
@@ -30,16 +29,18 @@ KEPT_ATEN = (
 
 
 class _Forward(nn.Module):
-    """The traced signature: (input_ids[1, T], position_ids[1, T]) -> logits[1, T, vocab]."""
+    """The traced signature: (input_ids[1, T], position_ids[1, T]) -> logits[1, T, vocab].
+
+    The model makes its own positions, as it does for any caller: some count from another number than 0, and a given
+    position_ids would hide that. What it makes from `arange` becomes the graph's `positions` input.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.positions = accepts_positions(model)
 
     def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-        extra: dict[str, Any] = {"position_ids": position_ids} if self.positions else {}
-        return self.model(input_ids=input_ids, use_cache=False, return_dict=True, **extra).logits
+        return self.model(input_ids=input_ids, use_cache=False, return_dict=True).logits
 
 
 def _decompositions() -> dict[Any, Any]:

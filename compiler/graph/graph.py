@@ -99,7 +99,7 @@ class Graph:
             name = f"{base}#{count}"
         self.weights[name] = weight
         node = self.fx.create_node("get_attr", name, name=name.replace(".", "_").replace("#", "_"))
-        node.meta["type"] = TensorType(None, weight.shape, weight.dtype)
+        node.meta["type"] = weight_type(weight)
         return node
 
     def call(self, target: Any, *args: Any, origin: fx.Node | None = None) -> fx.Node:
@@ -124,6 +124,11 @@ class Graph:
         used = {str(n.target) for n in self.fx.nodes if n.op == "get_attr"}
         self.weights = {k: w for k, w in self.weights.items() if k in used}
         return removed
+
+
+def weight_type(weight: Weight) -> TensorType:
+    """The type of a weight in the graph: whatever it is stored as, floating point computes in float32."""
+    return TensorType(None, weight.shape, torch.float32 if weight.dtype.is_floating_point else weight.dtype)
 
 
 def type_of(node: fx.Node) -> TensorType:

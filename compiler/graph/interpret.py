@@ -18,6 +18,13 @@ def as_compute(value: Tensor) -> Tensor:
 
 # In the IR every value is dense, so a view never fails; torch's own refuses the strided results of slice and permute.
 _RUN_AS: dict[Any, Any] = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
+
+
+def eager(target: Any) -> Callable[..., Any]:
+    """The function that computes a node's target on tensors of any strides."""
+    return _RUN_AS.get(target, target)
+
+
 Observer = Callable[[fx.Node, tuple[Any, ...]], None]
 
 
@@ -45,7 +52,7 @@ def interpret(
             args = tuple(_value(a, graph, env) for a in node.args)
             if observer is not None:
                 observer(node, args)
-            env[node] = _RUN_AS.get(node.target, node.target)(*args, **node.kwargs)  # type: ignore[operator]
+            env[node] = eager(node.target)(*args, **node.kwargs)
         for arg in node.all_input_nodes:
             if last_use[arg] is node:
                 env.pop(arg, None)

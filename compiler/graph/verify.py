@@ -12,7 +12,7 @@ from torch import fx
 from ..errors import VerifyError
 from ..ops import OPS
 from ..ops.aten import ARITHMETIC, POINTWISE
-from .graph import LOGIT_ROWS, Graph, infer_type
+from .graph import LOGIT_ROWS, Graph, infer_type, weight_type
 from .printer import target_name
 
 aten = torch.ops.aten
@@ -62,8 +62,8 @@ def _problem(graph: Graph, node: fx.Node, seen: set[fx.Node], stage: Stage) -> s
     if node.op == "get_attr":
         if str(node.target) not in graph.weights:
             return "names a weight that the graph does not have"
-        weight, found = graph.weight(node), node.meta["type"]
-        return "" if (weight.shape, weight.dtype) == (found.shape, found.dtype) else "has another type than its weight"
+        same = weight_type(graph.weight(node)) == node.meta["type"]
+        return "" if same else "has another type than its weight"
     if node.op == "call_function":
         if not _allowed(node, stage):
             return "is not an op of this stage"

@@ -103,7 +103,8 @@ class QuantizedWeight(Weight):
 
 @dataclass
 class RoundedWeight(QuantizedWeight):
-    """`source` rounded to nearest at every `parts`; `clip` [..., N, K / group] shrinks the range of each group."""
+    """`source` rounded to nearest at every `parts`; `clip` [..., N, K / group] bounds each group's range
+    to that part of its largest magnitude."""
 
     source: Weight
     bits: int
@@ -193,7 +194,8 @@ def group_range(groups: Tensor, bits: int, clip: Tensor | None = None) -> tuple[
     """(scale, zero point) [...] of groups [..., group]: asymmetric, zero always representable, scale an fp16 value."""
     low, high = groups.amin(-1).clamp(max=0.0), groups.amax(-1).clamp(min=0.0)
     if clip is not None:
-        low, high = low * clip, high * clip
+        bound = torch.maximum(-low, high) * clip
+        low, high = torch.maximum(low, -bound), torch.minimum(high, bound)
     top = 2**bits - 1
     scale = ((high - low) / top).clamp(_FP16_TINY, _FP16_MAX).to(torch.float16).to(torch.float32)
     return scale, torch.round(-low / scale).clamp(0, top)

@@ -4,18 +4,20 @@ x * cos + cat(-x[D/2:], x[:D/2]) * sin                    -> rope(x, cos, sin, "
 cat(a * cos - b * sin, b * cos + a * sin), x = cat(a, b)  -> rope(x, cat(cos, cos), cat(sin, sin), "half")
 x * cos + stack(-x[1::2], x[0::2]) * sin                  -> rope(x, cos, sin, "interleaved")
 cat(rope(x[:R]), x[R:])                                   -> rope(x), which leaves dims above R alone
-cos and sin must be rows of position tables.
+cos and sin must be rows of position tables, seen through any ops that only move elements: these become part of the table.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 import torch
 from torch import Tensor, fx
 
 from ...compiler.graph.graph import Graph, type_of
+from ...compiler.graph.interpret import eager
 from ...compiler.graph.weights import Weight, derive
 from ...compiler.ops import OPS
 from ..base import Pass, PassContext, PassResult
@@ -24,10 +26,24 @@ from ..rules import Bindings, Fail, Lit, Rule, Var, apply_rules, call, either, t
 aten = torch.ops.aten
 ROPE, EMBEDDING = OPS["rope"].overload, OPS["embedding"].overload
 X, AXIS, HALF = Var("x"), Lit("axis"), Lit("half")
-COS = through_views(call(EMBEDDING, Var("positions"), Var("cos")))
-SIN = through_views(call(EMBEDDING, Var("positions"), Var("sin")))
+COS, SIN = Var("cos"), Var("sin")
 FIRST = call(aten.slice.Tensor, X, AXIS, 0, HALF, 1)
 SECOND = call(aten.slice.Tensor, X, AXIS, HALF, Lit("dim"), 1)
+
+
+_MOVES = (aten.view.default, aten.slice.Tensor, aten.expand.default, aten.permute.default)
+
+
+def _table_moves(graph: Graph, node: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
+    """(table, moves in execution order) where `node` is moved elements of the table's rows at the positions."""
+    moves: list[fx.Node] = []
+    while node.target in _MOVES:
+        moves.insert(0, node)
+        node = node.args[0]  # type: ignore[assignment]
+    if node.target is not EMBEDDING or node.args[0] is not graph.input("positions"):
+        return None
+    table: fx.Node = node.args[1]  # type: ignore[assignment]
+    return (table, moves) if table.op == "get_attr" else None
 
 
 class _RopeRule(Rule):
@@ -40,11 +56,12 @@ class _RopeRule(Rule):
     def check(self, graph: Graph, root: fx.Node, found: Bindings) -> Fail | None:
         shape = type_of(found["x"]).shape
         width = shape[-1] // 2 if self.doubled else shape[-1]
-        if graph.input("positions") is not found["positions"] or "get_attr" != found["cos"].op:
+        tables = [found["cos"], found["sin"]]
+        if any(_table_moves(graph, table) is None for table in tables):
             return Fail("cos and sin are not rows of a position table")
-        if type_of(found["cos"]).shape[-1] != width or type_of(found["cos"]).shape != type_of(found["sin"]).shape:
+        if any(type_of(table).shape[-1] != width for table in tables):
             return Fail("the table's width is not the rotated width")
-        if any(size != 1 for size in type_of(found["cos"]).shape[1:-1]):
+        if any(size != 1 for table in tables for size in type_of(table).shape[:-1]):
             return Fail("the table differs between heads")
         if len(shape) < 2:
             return Fail("there is no head axis")
@@ -55,33 +72,31 @@ class _RopeRule(Rule):
     def rewrite(self, graph: Graph, root: fx.Node, found: Bindings) -> fx.Node:
         x = found["x"]
         *lead, dim = type_of(x).shape
-        heads = graph.call(aten.view.default, x, [-1, _product(lead), dim], origin=root)
-        cos, sin = (self._row(graph, found, name, dim) for name in ("cos", "sin"))
+        heads = graph.call(aten.view.default, x, [-1, prod(lead), dim], origin=root)
+        cos, sin = (self._row(graph, found[name], dim) for name in ("cos", "sin"))
         turned = graph.call(ROPE, heads, cos, sin, self.style, origin=root)
         return graph.call(aten.view.default, turned, [-1, *type_of(root).shape], origin=root)
 
-    def _row(self, graph: Graph, found: Bindings, name: str, dim: int) -> fx.Node:
-        node = found[name]
-        width = type_of(node).shape[-1]
+    def _row(self, graph: Graph, node: fx.Node, dim: int) -> fx.Node:
+        """The gather from a table [positions, dim] that holds the values of `node`."""
+        source = _table_moves(graph, node)
+        assert source is not None
+        table, moves = source
+        steps = [(eager(move.target), move.args[1:]) for move in moves]
         double = self.doubled
 
-        def flatten(table: Tensor) -> Tensor:
-            flat = table.reshape(-1, width)
+        def flatten(values: Tensor) -> Tensor:
+            for target, args in steps:  # the table has all positions where the graph has the step's tokens
+                values = target(values, *args)
+            flat = values.reshape(len(values), -1)
             return torch.cat([flat, flat], dim=-1) if double else flat
 
-        source = str(node.target)
-        if source not in self._tables:
-            self._tables[source] = (f"{source}.rope", derive(flatten, graph.weight(node)))
-        table = graph.add_weight(*self._tables[source])
-        assert type_of(table).shape[-1] == dim
-        return graph.call(EMBEDDING, found["positions"], table)
-
-
-def _product(sizes: list[int]) -> int:
-    out = 1
-    for size in sizes:
-        out *= size
-    return out
+        key = f"{table.target} {[(str(move.target), move.args[1:]) for move in moves]}"
+        if key not in self._tables:
+            self._tables[key] = (f"{table.target}.rope", derive(flatten, graph.weight(table)))
+        weight = graph.add_weight(*self._tables[key])
+        assert type_of(weight).shape[-1] == dim
+        return graph.call(EMBEDDING, graph.input("positions"), weight)
 
 
 class HalfRope(_RopeRule):
@@ -164,7 +179,7 @@ class PartialRope(Rule):
         rope = root.args[0][0]  # type: ignore[index]
         while rope.target is not ROPE:  # type: ignore[union-attr]
             rope = rope.args[0]  # type: ignore[union-attr]
-        heads = graph.call(aten.view.default, found["x"], [-1, _product(lead), dim], origin=root)
+        heads = graph.call(aten.view.default, found["x"], [-1, prod(lead), dim], origin=root)
         turned = graph.call(ROPE, heads, found["cos"], found["sin"], rope.args[3], origin=root)  # type: ignore[union-attr]
         return graph.call(aten.view.default, turned, [-1, *type_of(root).shape], origin=root)
 

@@ -6,7 +6,6 @@ The values are not computed here: the new weight is a lazy handle over the old o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from ...compiler.graph.graph import Graph, TensorType
+from ...compiler.graph.interpret import eager
 from ...compiler.graph.weights import Weight, derive
 from ..base import Pass, PassContext, PassResult
 
@@ -45,14 +45,14 @@ def _name(node: fx.Node) -> str:
 
 def _fold(graph: Graph, node: fx.Node) -> Weight:
     sources = node.all_input_nodes
-    target: Callable[..., Tensor] = node.target  # type: ignore[assignment]
+    target = eager(node.target)
     args = node.args
 
     def compute(*values: Tensor) -> Tensor:
         env = dict(zip(sources, (_compute_dtype(v) for v in values), strict=True))
         return target(*fx.map_arg(args, lambda n: env[n]))
 
-    moves_only = target.__name__.split(".")[0] in ("view", "permute", "slice", "expand", "cat", "repeat")
+    moves_only = node.target.__name__.split(".")[0] in ("view", "permute", "slice", "expand", "cat", "repeat")
     if not moves_only:
         return derive(compute, *(graph.weight(n) for n in sources))
 

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from ...compiler.errors import SequenceLengthError
 from ...compiler.graph.graph import Graph, type_of
-from ...compiler.graph.interpret import as_compute
+from ...compiler.graph.interpret import as_compute, eager
 from ...compiler.graph.weights import Constant
 from ...compiler.ops import OPS
 from ..base import Pass, PassContext, PassResult
@@ -85,7 +85,7 @@ def _evaluate(graph: Graph, root: fx.Node, positions: fx.Node) -> Tensor:
                 values[node] = as_compute(graph.weight(node).load())
             else:
                 args = fx.map_arg(node.args, value)
-                values[node] = node.target(*args, **node.kwargs)  # type: ignore[operator]
+                values[node] = eager(node.target)(*args, **node.kwargs)
         return values[node]
 
     try:

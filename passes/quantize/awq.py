@@ -71,7 +71,6 @@ class QuantizeAwq(QuantizePass):
         """Run the calibration text through the float model; search each group as soon as its inputs are there."""
         where = {job.node: (group, job) for group in groups for job in group.jobs}
         found: dict[fx.Node, tuple[Tensor | None, dict[str, Any]]] = {}
-        shared: dict[fx.Node, LayerInputs] = {}
 
         def visit(node: fx.Node, inputs: Inputs) -> None:
             group, _ = where[node]
@@ -84,7 +83,6 @@ class QuantizeAwq(QuantizePass):
             if len(group.inputs) == len(group.jobs):
                 found.update(self._solve(graph, group))
                 group.inputs.clear()
-                shared.clear()
                 ctx.progress("awq", len(found), total)
 
         if where:

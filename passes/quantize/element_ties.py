@@ -71,6 +71,7 @@ def ties(graph: Graph, node: fx.Node) -> list[Tie] | str:
         carrier = _factor(graph, node)
         if carrier is not None:
             return [_broadcast(node, carrier)]
+        return "a product whose factors are not linear in any layer's output"
     return target_name(target)
 
 

@@ -17,12 +17,12 @@ from torch import Tensor, fx
 
 from ...compiler.graph.graph import Graph
 from ...compiler.graph.printer import target_name
-from ...compiler.graph.weights import Derived, Weight
+from ...compiler.graph.weights import Constant, Derived, Weight
 from ...compiler.ops import OPS
 from .element_ties import Tie, full_shape, is_absorbing, ties
-from .select import EXPERT, LINEAR, as_float, set_weight
+from .select import EXPERT, LINEAR, set_weight
 
-RMS, LAYER = OPS["rms_norm"].overload, OPS["layer_norm"].overload
+LAYER = OPS["layer_norm"].overload
 MAX_REGION = 400
 
 
@@ -223,14 +223,9 @@ def _multiply(graph: Graph, node: fx.Node, arg: int, factor: Tensor) -> None:
 
 def _scale_norm(graph: Graph, node: fx.Node, factor: Tensor) -> None:
     if node.args[1] is None:
-        from ...compiler.graph.weights import Constant
-
         with graph.fx.inserting_before(node):
             node.update_arg(1, graph.add_weight("norm_scale", Constant(factor)))
     else:
         _multiply(graph, node, 1, factor)
     if node.target is LAYER:
         _multiply(graph, node, 2, factor)
-
-
-__all__ = ["RMS", "End", "FoldGroup", "apply_fold", "as_float", "factors", "fold_group"]

@@ -8,11 +8,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
-from icc.compiler.codegen.cpu.build import build_libraries
-from icc.compiler.codegen.cpu.isa import host_isas
-
 from cpu_harness import Builder
 from cpu_program import all_ops
+from icc.compiler.codegen.cpu.build import build_libraries
+from icc.compiler.codegen.cpu.isa import host_isas
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy as np
 from icc.compiler.codegen.cpu.pack import pack_dense
-from icc.runtime.engine.program import Buffer, Kernel, KVLayer, KVLayout, Operand, Program, Step, Weight
+from icc.runtime.engine.program import (
+    Buffer,
+    Kernel,
+    KVLayer,
+    KVLayout,
+    Operand,
+    Program,
+    Step,
+    Weight,
+)
 
 DTYPES = {"f32": np.float32, "i32": np.int32, "i8": np.int8}
 NONE = Operand("none")

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from cpu_harness import Builder, Case
 from icc.compiler.ops.pointwise import OPCODES, is_literal, parse
 
-from cpu_harness import Builder, Case
-
 UNARY_RANGES = {"log": (0.01, 9.0), "log1p": (-0.9, 9.0), "sqrt": (0.0, 9.0), "rsqrt": (0.01, 9.0), "tan": (-1.2, 1.2)}
-BINARY = ("add", "sub", "mul", "div", "floordiv", "remainder", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge",
-          "logical_and", "logical_or")  # fmt: skip
+BINARY = (
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "floordiv",
+    "remainder",
+    "maximum",
+    "minimum",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "logical_and",
+    "logical_or",
+)
 SKIPPED = ("where", "pow", *BINARY)
 
 
@@ -37,9 +52,14 @@ def reference(inputs: list[np.ndarray], body: list[str]) -> torch.Tensor:
 
 
 def add_chain(
-    b: Builder, name: str, shape: list[int], inputs: list[tuple[str, str, list[int], tuple[float, float]]], body: list[str],
-    out: str = "f32", tolerance: float = 2e-6,
-) -> None:  # fmt: skip
+    b: Builder,
+    name: str,
+    shape: list[int],
+    inputs: list[tuple[str, str, list[int], tuple[float, float]]],
+    body: list[str],
+    out: str = "f32",
+    tolerance: float = 2e-6,
+) -> None:
     """inputs: (kind "row" or "weight", dtype, own shape broadcast to `shape`, value range)."""
     specs, operands, feeds, fixed = [], [], {}, {}
     rng = np.random.default_rng(len(b.cases))
@@ -69,7 +89,12 @@ def add_chain(
     y = b.buffer(f"{name}.y", shape, out)
     last = body[-1].split(" = ")[0]
     outputs = [f"{last}:{out}:{step}:{','.join(map(str, contiguous))}"]
-    b.step("pointwise", dict(shape=shape, inputs=specs, body=body, outputs=outputs, rows="tokens"), operands, [y])
+    b.step(
+        "pointwise",
+        {"shape": shape, "inputs": specs, "body": body, "outputs": outputs, "rows": "tokens"},
+        operands,
+        [y],
+    )
 
     def expect(a: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         arrays = []
@@ -100,8 +125,22 @@ def add_pointwise(b: Builder, every_opcode: bool = True) -> None:
     add_chain(b, "weight", [2100], [x, wide], ["t0 = mul a0 a1", "t1 = gelu_tanh t0", "t2 = mul t1 0.5"])
     add_chain(b, "where", [33], [("row", "f32", [33], (-1.0, 1.0))], ["t0 = gt a0 0.25", "t1 = where t0 a0 -inf"])
     add_chain(b, "pow", [9], [("row", "f32", [9], (0.1, 3.0))], ["t0 = pow a0 3", "t1 = pow t0 0.5", "t2 = pow t1 2"])
-    add_chain(b, "middle", [4, 3, 6], [("row", "f32", [4, 3, 6], (-2.0, 2.0)), ("row", "f32", [4, 1, 6], (-2.0, 2.0)),
-                                       ("weight", "f32", [3, 1], (-2.0, 2.0))], ["t0 = add a0 a1", "t1 = mul t0 a2"])  # fmt: skip
+    add_chain(
+        b,
+        "middle",
+        [4, 3, 6],
+        [
+            ("row", "f32", [4, 3, 6], (-2.0, 2.0)),
+            ("row", "f32", [4, 1, 6], (-2.0, 2.0)),
+            ("weight", "f32", [3, 1], (-2.0, 2.0)),
+        ],
+        ["t0 = add a0 a1", "t1 = mul t0 a2"],
+    )
     add_chain(b, "scalar", [1], [("row", "f32", [1], (-2.0, 2.0))], ["t0 = mul a0 2", "t1 = add t0 1.5"])
-    add_chain(b, "mixed", [21], [("row", "i32", [21], (-9.0, 9.0)), ("row", "f32", [21], (-9.0, 9.0))],
-              ["t0 = mul a0 a1", "t1 = lt a0 3", "t2 = where t1 t0 a0", "t3 = remainder t2 2.5"])  # fmt: skip
+    add_chain(
+        b,
+        "mixed",
+        [21],
+        [("row", "i32", [21], (-9.0, 9.0)), ("row", "f32", [21], (-9.0, 9.0))],
+        ["t0 = mul a0 a1", "t1 = lt a0 3", "t2 = where t1 t0 a0", "t3 = remainder t2 2.5"],
+    )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-
-from cpu_cases import add_all_rowwise, add_embedding, add_experts, add_linear, add_linear_q, add_norm
+from cpu_cases import add_embedding, add_experts, add_linear, add_linear_q, add_norm
 from cpu_harness import Builder
 from cpu_pointwise_cases import add_pointwise
+from cpu_rowwise_cases import add_all_rowwise
 
 
 def all_ops(every_opcode: bool = True) -> Builder:

@@ -1,4 +1,4 @@
-"""Paged attention against numpy: shuffled blocks, chunked prefill mixed with decode, every option, poisoned free blocks."""
+"""Paged attention against numpy: shuffled blocks, prefill mixed with decodes, every option, poisoned free blocks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cpu_harness import NONE, Batch, Builder, Runner
 from icc.compiler.codegen.cpu.build import build_libraries
 from icc.compiler.codegen.cpu.isa import host_isas
-from icc.runtime.engine.program import KVLayer
-
-from cpu_harness import NONE, Batch, Builder, Runner
+from icc.runtime.engine.program import KVLayer, Operand
 
 POSITIONS = 1300  # long enough for more than one segment of 1024 keys
 ISAS = [isa.name for isa in host_isas()]
@@ -72,25 +71,38 @@ def build_model(dtype: str, block_size: int) -> Model:
             tables = [b.plain(f"cos{i}", model.cos[i]), b.plain(f"sin{i}", model.sin[i])]
         model.extra[i] = rng.uniform(0.1, 1.0, s.q_heads).astype(np.float32)
         extra = b.plain(f"extra{i}", model.extra[i])
-        cache = dict(
-            kv_heads=s.kv_heads, key_dim=s.key_dim, value_dim=s.value_dim, dtype=dtype, block_size=block_size,
-            rotary_dim=s.rotary_dim, rope_style=s.rope_style, table_rows=POSITIONS,
-        )  # fmt: skip
+        cache = {
+            "kv_heads": s.kv_heads,
+            "key_dim": s.key_dim,
+            "value_dim": s.value_dim,
+            "dtype": dtype,
+            "block_size": block_size,
+            "rotary_dim": s.rotary_dim,
+            "rope_style": s.rope_style,
+            "table_rows": POSITIONS,
+        }
 
-        def part(offset: int, name: str = qkv.name):
-            return type(qkv)("buffer", name, offset)
+        def part(offset: int, name: str = qkv.name) -> Operand:
+            return Operand("buffer", name, offset)
 
         b.step(
             "kv_write",
-            cache | dict(k_stride=stride, v_stride=stride),
+            cache | {"k_stride": stride, "v_stride": stride},
             [part(q_size), part(q_size + k_size), *tables],
             [],
             i,
         )
-        params = cache | dict(
-            q_heads=s.q_heads, q_stride=stride, o_stride=s.q_heads * s.value_dim, scale=s.key_dim**-0.5, window=s.window,
-            chunk=s.chunk, softcap=s.softcap, has_sinks=s.sinks, has_alibi=s.alibi,
-        )  # fmt: skip
+        params = cache | {
+            "q_heads": s.q_heads,
+            "q_stride": stride,
+            "o_stride": s.q_heads * s.value_dim,
+            "scale": s.key_dim**-0.5,
+            "window": s.window,
+            "chunk": s.chunk,
+            "softcap": s.softcap,
+            "has_sinks": s.sinks,
+            "has_alibi": s.alibi,
+        }
         b.step("attention", params, [qkv, *tables, extra if s.sinks else NONE, extra if s.alibi else NONE], [out], i)
     return model
 

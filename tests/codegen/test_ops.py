@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from icc.compiler.codegen.cpu.isa import host_isas
-
 from cpu_harness import Batch, Builder, Runner, flat_batch
 from cpu_program import all_ops
+from icc.compiler.codegen.cpu.isa import host_isas
 
 CASES = [case.name for case in all_ops().cases]
 ISAS = [isa.name for isa in host_isas()]
@@ -73,7 +72,8 @@ def test_rows_do_not_depend_on_their_batch(ops_program: Builder, ops_libraries: 
         single = alone.step(one, {name: value[t : t + 1] for name, value in feeds.items()})
         for name in outputs:
             assert np.array_equal(single[name][0].view(np.uint8), together[name][t].view(np.uint8)), (name, t)
-    many.close(), alone.close()
+    many.close()
+    alone.close()
 
 
 def test_a_step_without_logit_rows_runs(ops_program: Builder, ops_libraries: dict[str, Path]) -> None:
@@ -87,7 +87,7 @@ def test_a_step_without_logit_rows_runs(ops_program: Builder, ops_libraries: dic
 def test_a_value_that_is_not_a_number_reaches_the_quantized_product(
     ops_program: Builder, ops_libraries: dict[str, Path]
 ) -> None:
-    """Int8 activations have no NaN: the scale carries it, so that the executor can see a broken row; others stay whole."""
+    """Int8 has no NaN: the scale carries it, so that the executor sees a broken row; the others stay whole."""
     runner = Runner(ops_libraries[ISAS[0]], ops_program, 2)
     batch = flat_batch(3)
     name = next(c.name for c in ops_program.cases if c.name.startswith("linear_q4"))

@@ -1,9 +1,9 @@
 """Packed weight formats of the CPU backend: names and sizes, shared by packing and code generation.
 
-Plain `f32 bf16 f16`: row-major. `tile_f32 tile_bf16 tile_f16`: tiles of 16 output rows, `tile[k][16]`. `q4 q8`: tiles of 16
-rows; per group of k a 64-byte header (16 f16 scales, 16 u8 zero points, one f32 that multiplies the scales) and 64-byte
-lines of codes, a line holding 16 rows x 8 k (q4: k 0..3 in the low nibbles, k 4..7 in the high ones) or x 4 k (q8), four
-consecutive k of one row in four consecutive bytes. Experts `[E, N, K]` follow one another.
+Plain `f32 bf16 f16`: row-major. `tile_f32 tile_bf16 tile_f16`: tiles of 16 output rows, `tile[k][16]`. `q4 q8`: tiles
+of 16 rows; per group of k a 64-byte header (16 f16 scales, 16 u8 zero points, one f32 that multiplies the scales) and
+64-byte lines of codes, a line holding 16 rows x 8 k (q4: k 0..3 in the low nibbles, k 4..7 in the high ones) or x 4 k
+(q8), four consecutive k of one row in four consecutive bytes. Experts `[E, N, K]` follow one another.
 """
 
 from __future__ import annotations

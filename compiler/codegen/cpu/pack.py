@@ -1,7 +1,7 @@
 """Packs weights into the layouts of `formats.py`, one weight at a time, and unpacks them for tests.
 
-Dense weights come as numpy arrays of float32 or float16, or of uint16 holding bf16 bits; quantized ones as codes, scales
-and zero points with w = (code - zero) * scale.
+Dense weights come as numpy arrays of float32 or float16, or of uint16 holding bf16 bits; quantized ones as codes,
+scales and zero points with w = (code - zero) * scale.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def pack_dense(array: np.ndarray, fmt: str) -> np.ndarray:
     """Pack `[..., N, K]` (any shape for plain formats) as `fmt`; uint8 of `packed_nbytes(fmt, shape)` bytes."""
     if fmt in PLAIN:
         return _bytes(_convert(array, fmt))
-    *experts, n, k = array.shape
+    n, k = array.shape[-2:]
     item = _convert(array, fmt.removeprefix("tile_")).reshape(-1, n, k)
     padded = round_up(n, TILE)
     tiles = np.zeros((item.shape[0], padded // TILE, k, TILE), item.dtype)
@@ -96,7 +96,7 @@ def _tiled_scales(scales: np.ndarray) -> np.ndarray:
 
 
 def stored_scales(scales: np.ndarray) -> np.ndarray:
-    """What the kernels multiply by after `scales` [N, K/group] went through the format (relative error below 2**-11)."""
+    """What the kernels multiply by for `scales` [N, K/group]: at most 2**-11 away, relatively."""
     halves, unit = _split_scales(_tiled_scales(scales))
     return (halves.astype(np.float32) * unit[:, None]).reshape(-1, scales.shape[1])[: scales.shape[0]]
 

@@ -6,8 +6,8 @@ A body is SSA text, `t0 = mul a0 a1`, with the opcodes of `compiler/ops/pointwis
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from math import prod
 from typing import ClassVar
 
 from ..errors import CodegenError
@@ -61,7 +61,7 @@ def literal(text: str) -> Value:
         number = float(text)
     except ValueError:
         raise CodegenError(f"pointwise kernel: {text!r} is neither an operand nor a number") from None
-    if number != number:
+    if math.isnan(number):
         return Value("vf(NAN)", "f")
     if number in (float("inf"), float("-inf")):
         return Value("vf(INFINITY)" if number > 0 else "vf(-INFINITY)", "f")
@@ -150,7 +150,7 @@ class PointwiseParams(KernelParams):
 
     @property
     def lines(self) -> int:
-        return prod(self.dims[:-1])
+        return math.prod(self.dims[:-1])
 
 
 def _access(text: str) -> Access:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -111,7 +112,7 @@ class ScatterParams(RowwiseParams):
     def value_text(self) -> str:
         """The value as a C++ expression."""
         value = float(self.value)
-        if value != value:
+        if math.isnan(value):
             return "NAN"
         if value in (float("inf"), float("-inf")):
             return "INFINITY" if value > 0 else "(-INFINITY)"

@@ -1,0 +1,130 @@
+"""The `icc` command: a skin over compile_engine and over the runtime's own commands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .. import __version__
+from ..runtime.errors import IccError
+from .options import HEAD_METHODS, KV_DTYPES, QUANT_METHODS
+
+PATH = click.Path(path_type=Path)
+RUNTIME_SETTINGS: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+class _Group(click.Group):
+    """Turns an IccError into one line, a hint and its exit code; --debug shows the traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except IccError as error:
+            if ctx.params.get("debug"):
+                raise
+            click.echo(f"error: {error.message}", err=True)
+            if error.hint:
+                click.echo(f"hint: {error.hint}", err=True)
+            ctx.exit(error.exit_code)
+
+
+@click.group(cls=_Group)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(__version__, prog_name="icc")
+def main(debug: bool) -> None:
+    """icc compiles language models ahead of time and runs the engines."""
+
+
+@main.command("compile")
+@click.argument("model", type=PATH)
+@click.option("-o", "--output", type=PATH, help="Engine directory to write (default: MODEL.engine).")
+@click.option("--target", default="cpu", show_default=True, help="What to compile for.")
+@click.option("--quant", type=click.Choice(QUANT_METHODS), default="none", show_default=True)
+@click.option("--quant-head", type=click.Choice(HEAD_METHODS), default="int8", show_default=True, help="The LM head.")
+@click.option("--keep", multiple=True, metavar="PATTERN", help="Leave matching linears unquantized (repeatable).")
+@click.option("--calib", type=PATH, help="UTF-8 text to calibrate on (default: a bundled one).")
+@click.option("--calib-sequences", default=64, show_default=True)
+@click.option("--calib-length", default=512, show_default=True, help="Tokens per calibration sequence.")
+@click.option("--kv-cache", type=click.Choice(tuple(KV_DTYPES)), default="auto", show_default=True)
+@click.option("--max-seq-len", type=int, help="Longest sequence, prompt included (default: the model's, at most 4096).")
+@click.option("--max-batch-size", default=16, show_default=True)
+@click.option("--max-step-tokens", default=512, show_default=True, help="Tokens of one step, prompts and decodes.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--dump-passes", type=PATH, help="Write the graph after each pass into this directory.")
+@click.option("--explain", metavar="PASS", help="Print where and why a pass or rule refused.")
+@click.option("--force", is_flag=True, help="Replace an engine that exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the summary.")
+def compile_command(model: Path, output: Path | None, explain: str | None, as_json: bool, **options: Any) -> None:
+    """Compile the checkpoint directory MODEL to an engine directory."""
+    from .console import ConsoleReporter, show_explanation, show_summary
+    from .driver import compile_engine
+    from .options import CompileOptions, default_output
+
+    chosen = CompileOptions(model=model, output=output or default_output(model), **options)
+    with ConsoleReporter() as reporter:
+        report = compile_engine(chosen, reporter)
+    if as_json:
+        click.echo(report.to_json().decode(), nl=False)
+    else:
+        show_summary(chosen, report, reporter)
+    if explain:
+        show_explanation(report, explain)
+
+
+def _runtime_command(name: str, text: str) -> Callable[..., None]:
+    @main.command(name, context_settings=RUNTIME_SETTINGS, help=text)
+    @click.pass_context
+    def command(ctx: click.Context) -> None:
+        from ..runtime.cli import main as runtime_main
+
+        ctx.exit(runtime_main([name, *ctx.args], prog="icc"))
+
+    return command
+
+
+_runtime_command("run", "Complete a prompt with an engine, streamed.")
+_runtime_command("bench", "Measure an engine's latency and throughput.")
+
+
+@main.command("eval", context_settings=RUNTIME_SETTINGS)
+@click.pass_context
+@click.argument("engine", type=PATH)
+@click.option("--baseline", type=PATH, help="Also evaluate this unquantized checkpoint and compare.")
+@click.option("--text", type=PATH, required=True)
+def eval_command(ctx: click.Context, engine: Path, baseline: Path | None, text: Path) -> None:
+    """Perplexity of an engine on a text."""
+    from ..runtime.cli import main as runtime_main
+
+    code = runtime_main(["eval", str(engine), "--text", str(text), *ctx.args], prog="icc")
+    if code or baseline is None:
+        ctx.exit(code)
+    from .baseline import evaluate_checkpoint
+
+    result = evaluate_checkpoint(baseline, engine, text)
+    click.echo(
+        f"baseline {baseline}: nll per token {result.nll_per_token:.5f} nats, perplexity {result.perplexity:.4f}, "
+        f"bits per byte {result.bits_per_byte:.5f}"
+    )
+
+
+@main.command("inspect", context_settings=RUNTIME_SETTINGS)
+@click.pass_context
+@click.argument("path", type=PATH)
+def inspect_command(ctx: click.Context, path: Path) -> None:
+    """Show what is inside an engine, or the graph of a checkpoint."""
+    if (path / "config.json").is_file() and not (path / "engine.json").is_file():
+        from .console import show_checkpoint
+
+        show_checkpoint(path)
+        return
+    from ..runtime.cli import main as runtime_main
+
+    ctx.exit(runtime_main(["inspect", str(path), *ctx.args], prog="icc"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""What a compile prints: stages with progress and time left, and a summary at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from .codegen.report import CompileReport
+from .errors import UsageError
+from .options import CompileOptions
+from .progress import Reporter
+
+
+class ConsoleReporter(Reporter):
+    """Progress bars on stderr; finished stages stay as lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.console = Console(stderr=True, highlight=False)
+        self._progress = Progress(
+            TextColumn("{task.fields[stage]:<9}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}", table_column=None),
+            console=self.console,
+            transient=True,
+        )
+        self._task = self._progress.add_task("", stage="", total=None)
+
+    def __enter__(self) -> ConsoleReporter:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def enter(self, name: str) -> None:
+        self._progress.reset(self._task, total=None, stage=name, description="")
+
+    def leave(self, name: str, seconds: float) -> None:
+        self.console.print(f"{name:<9} {seconds:6.1f} s")
+
+    def progress(self, text: str, done: int, total: int) -> None:
+        self._progress.update(self._task, completed=done, total=total, description=text[-60:])
+
+    def warn(self, text: str) -> None:
+        self.console.print(f"warning: {text}")
+
+
+def show_summary(options: CompileOptions, report: CompileReport, reporter: Reporter) -> None:
+    """The end of `icc compile`: time per stage, bytes, bits per weight, fusions, and what was left unquantized."""
+    console = Console(highlight=False)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("engine", f"{options.output}  ({_mib(report.engine_bytes)})")
+    times = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in reporter.seconds.items())
+    table.add_row("time", f"{sum(reporter.seconds.values()):.1f} s: {times}")
+    weights = f"{_mib(report.weight_bytes)}, {report.bits_per_weight:.2f} bits per weight ({options.quant})"
+    table.add_row("weights", f"{report.num_parameters / 1e6:.1f} M parameters, {weights}")
+    table.add_row("memory", f"{report.arena_bytes_per_token} B arena and {report.kv_bytes_per_token:.0f} B KV per token")
+    table.add_row("program", f"{report.steps} steps, {report.kernels} kernels for {report.target}")
+    fusions = ", ".join(f"{name} {count}" for name, count in report.fused.items() if count)
+    table.add_row("rewrites", fusions or "none")
+    if options.quant != "none":
+        table.add_row("kept", "\n".join(report.kept) or "nothing: every linear is quantized")
+    console.print(table)
+
+
+def show_explanation(report: CompileReport, name: str) -> None:
+    """Where and why `name`, a pass or a rule, did not fire."""
+    known = {p["name"] for p in report.passes} | {r["rule"] for p in report.passes for r in p["refusals"]}
+    if name not in known:
+        raise UsageError(f"--explain: no pass or rule is called {name!r}", f"known: {', '.join(sorted(known))}")
+    console = Console(highlight=False)
+    for entry in report.passes:
+        for refusal in entry["refusals"]:
+            if name in (entry["name"], refusal["rule"]):
+                console.print(f"{refusal['rule']} at {refusal['node']}: {refusal['reason']}")
+        if entry["name"] == name:
+            console.print(f"{name}: {entry['counts'] or 'nothing to do'}")
+
+
+def show_checkpoint(model: Path) -> None:
+    """`icc inspect MODEL`: the canonical graph as quantization sees it."""
+    from ..passes import pipelines
+    from ..passes.base import PassContext
+    from ..passes.manager import run_passes
+    from .frontend.load import load_graph
+    from .graph.printer import print_graph
+
+    graph = load_graph(model)
+    run_passes(graph, pipelines.canonicalize(), PassContext())
+    info = graph.info
+    print(f"{info.architecture}: {info.num_parameters / 1e6:.1f} M parameters, {info.num_layers} layers, {info.dtype}")
+    print(print_graph(graph), end="")
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"

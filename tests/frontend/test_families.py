@@ -1,0 +1,86 @@
+"""Every listed family through the frontend: the reference interpreter's logits equal those of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from icc.compiler.frontend.load import load_graph
+from icc.compiler.graph.graph import Graph
+from icc.compiler.graph.interpret import interpret
+
+TOLERANCE = 2e-5
+IDS = torch.randint(3, 119, (21,), generator=torch.Generator().manual_seed(1)).tolist()
+NAMES = """
+    llama llama-mha llama-mqa_tied_biases_llama3 llama-odd llama-linear llama-yarn llama-dynamic
+    mistral mistral-no_window_tied mistral-odd qwen2 qwen2-tied_yarn qwen2-window qwen3 qwen3-odd_tied_biases
+    gemma2 gemma2-no_caps gemma2-odd gemma3 gemma3-odd_untied phi3 phi3-mha_partial_tied phi3-longrope
+    gpt2 gpt2-untied_scaled_relu gpt2-odd gpt_neox gpt_neox-sequential_full_rotary gpt_neox-no_bias_tied
+    opt opt-projected_untied opt-post_norm_no_bias mixtral mixtral-top1_window mixtral-odd
+    qwen3_moe qwen3_moe-mixed_renormalized gpt_oss gpt_oss-yarn_odd
+    bloom-alibi gptj-written_out_attention falcon-written_out_mqa gpt_neo-local_attention cohere-interleaved_rotary
+    granite-multipliers deepseek_v3-latent_grouped_routing
+""".split()
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference over the largest logit."""
+    assert found.shape == expected.shape
+    assert expected.std() > 1e-3, "the reference says nothing"
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def check(tiny: ModuleType, name: str, path: Path, max_seq_len: int | None = None, **options: object) -> Graph:
+    """Save, trace, interpret and compare one configuration."""
+    torch.set_num_threads(1)
+    model = tiny.save_tiny(tiny.tiny_configs()[name], path, **options)
+    graph = load_graph(path, max_seq_len)
+    assert relative_error(interpret(graph, IDS), tiny.reference_logits(model, IDS)) < TOLERANCE
+    return graph
+
+
+def test_names_are_complete(tiny: ModuleType) -> None:
+    assert sorted(NAMES) == sorted(tiny.tiny_configs())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_equal_transformers(tiny: ModuleType, name: str, tmp_path: Path) -> None:
+    check(tiny, name, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["llama-odd", "gpt2", "qwen3_moe"])
+def test_half_precision_checkpoints(tiny: ModuleType, name: str, dtype: str, tmp_path: Path) -> None:
+    graph = check(tiny, name, tmp_path, dtype=dtype)
+    assert graph.info.dtype == getattr(torch, dtype)
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral", "gemma2"])
+def test_sharded_checkpoints(tiny: ModuleType, name: str, tmp_path: Path) -> None:
+    check(tiny, name, tmp_path, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+
+
+def test_window_longer_than_the_trace_is_kept(tiny: ModuleType, tmp_path: Path) -> None:
+    graph = check(tiny, "gpt_neo-local_attention", tmp_path)
+    windows = [n.args[7] for n in graph.nodes if "icc.attention" in str(n.target)]
+    assert windows == [0, 6]
+
+
+def test_alibi_becomes_slopes(tiny: ModuleType, tmp_path: Path) -> None:
+    graph = check(tiny, "bloom-alibi", tmp_path)
+    calls = [n for n in graph.nodes if "icc.attention" in str(n.target)]
+    slopes = graph.weight(calls[0].args[4]).load()  # type: ignore[arg-type]
+    assert len(calls) == 2 and slopes.shape == (3,) and bool((slopes > 0).all())
+
+
+def test_each_attention_layer_has_its_own_cache(tiny: ModuleType, tmp_path: Path) -> None:
+    graph = check(tiny, "llama", tmp_path)
+    assert [n.args[5] for n in graph.nodes if "icc.attention" in str(n.target)] == [0, 1]
+
+
+def test_positions_that_do_not_start_at_zero_are_the_models_own(tiny: ModuleType, tmp_path: Path) -> None:
+    graph = check(tiny, "opt", tmp_path)  # its table has two rows before position 0
+    assert graph.input("positions") is not None
