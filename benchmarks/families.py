@@ -83,7 +83,6 @@ def reference(model: Any, ids: Any) -> Any:
 def walk_one(model_type: str, engine: bool) -> Row:
     """Build, save, trace and compare one type."""
     import torch
-
     from icc.compiler.errors import IccError
     from icc.compiler.frontend.load import load_graph
     from icc.compiler.graph.interpret import interpret
@@ -210,8 +209,8 @@ def markdown(rows: list[Row], versions: str) -> str:
     lines = [
         "# Causal-LM types of transformers through icc",
         "",
-        f"{versions}; one tiny random checkpoint each, {TOKENS} tokens, against eager float32 logits; error is the largest "
-        f"difference over the largest logit, equal means at most {TOLERANCE:g}. Made by benchmarks/families.py.",
+        f"{versions}; one tiny random checkpoint each, {TOKENS} tokens, against eager float32 logits; error is the "
+        f"largest difference over the largest logit, equal means at most {TOLERANCE:g}. Made by benchmarks/families.py.",
         "",
         f"{count}.",
         "",
@@ -223,9 +222,7 @@ def markdown(rows: list[Row], versions: str) -> str:
         error = f"{max(errors):.0e}" if errors else ""
         reason = row.reason.replace("|", "\\|")
         equal = mark[row.equal] if errors else ""
-        lines.append(
-            f"| {row.model_type} | {mark[row.traced]} | {mark[row.compiled]} | {equal} | {error} | {reason} |"
-        )
+        lines.append(f"| {row.model_type} | {mark[row.traced]} | {mark[row.compiled]} | {equal} | {error} | {reason} |")
     return "\n".join(lines) + "\n"
 
 
@@ -242,9 +239,8 @@ def main(argv: list[str]) -> int:
     warnings.filterwarnings("ignore")
     import torch
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
     from icc.compiler.frontend import load  # noqa: F401  (so that the workers inherit it)
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)

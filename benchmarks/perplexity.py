@@ -1,6 +1,6 @@
 """Held-out perplexity of a checkpoint per quantization, through the reference interpreter: how much each method loses.
 
-    python benchmarks/perplexity.py [--model samples/pystd] [--text samples/pystd/heldout] [--quant none,rtn4,awq4,gptq4]
+Run it as `python benchmarks/perplexity.py`; `--model`, `--text`, `--calib` and `--quant` choose other inputs.
 """
 
 from __future__ import annotations

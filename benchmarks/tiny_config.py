@@ -1,7 +1,7 @@
 """Tiny configurations of any transformers model type, chosen by what its attributes are called.
 
-There is no table of families: a configuration class is built with its defaults, every size that it turns out to have is
-replaced by a tiny one, and a few profiles (other head counts, other widths) are tried where the class refuses the first.
+There is no table of families: a configuration class is built with its defaults, every size that it turns out to have
+is replaced by a tiny one, and a few profiles (other head counts, other widths) are tried where the class refuses the first.
 """
 
 from __future__ import annotations
@@ -28,10 +28,16 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("num_global_key_value_heads", "swa_num_key_value_heads", "cca_num_k_heads"), 2),
     **dict.fromkeys(("head_dim", "attention_head_dim", "v_head_dim", "d_kv", "d_head", "kv_channels", "dim_head"), 16),
     **dict.fromkeys(("global_head_dim", "attention_head_size", "attention_key_value_head_size", "attn_head_dim"), 16),
-    **dict.fromkeys(("swa_head_dim", "swa_v_head_dim", "query_pre_attn_scalar", "index_head_dim", "qk_nope_head_dim"), 16),
+    **dict.fromkeys(
+        ("swa_head_dim", "swa_v_head_dim", "query_pre_attn_scalar", "index_head_dim", "qk_nope_head_dim"), 16
+    ),
     **dict.fromkeys(("qk_rope_head_dim", "rotary_dim", "hidden_size_per_layer_input", "moe_latent_size"), 8),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "d_inner", "dim_ff", "dff", "ffn_hidden_size", "d_ff"), 96),
-    **dict.fromkeys(("decoder_ffn_dim", "encoder_ffn_dim", "feed_forward_size", "intermediate_size_mlp", "ffn_size"), 96),
+    **dict.fromkeys(
+        ("intermediate_size", "ffn_dim", "n_inner", "d_inner", "dim_ff", "dff", "ffn_hidden_size", "d_ff"), 96
+    ),
+    **dict.fromkeys(
+        ("decoder_ffn_dim", "encoder_ffn_dim", "feed_forward_size", "intermediate_size_mlp", "ffn_size"), 96
+    ),
     **dict.fromkeys(("feed_forward_proj_dim", "block_ff_dim", "block_dim", "dense_intermediate_size"), 96),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 48),
     **dict.fromkeys(("shared_intermediate_size", "moe_shared_expert_intermediate_size", "expert_dim"), 48),
@@ -39,8 +45,12 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), 16),
     **dict.fromkeys(("linear_num_key_heads", "mamba_num_heads", "mamba_n_groups", "linear_num_heads"), 4),
     **dict.fromkeys(("linear_num_value_heads",), 4),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts"), 2),
+    **dict.fromkeys(
+        ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts"), 4
+    ),
+    **dict.fromkeys(
+        ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts"), 2
+    ),
     **dict.fromkeys(("num_selected_experts", "num_experts_per_topk", "moe_num_active_primary_experts"), 2),
     **dict.fromkeys(("n_group", "num_expert_group", "num_expert_groups"), 2),
     **dict.fromkeys(("topk_group", "n_shared_experts", "num_shared_experts", "moe_num_shared_experts"), 1),
@@ -49,8 +59,12 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("kv_lora_rank", "index_n_heads"), 16),
     **dict.fromkeys(("index_topk",), 512),
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), _VOCAB),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len"), _POSITIONS),
-    **dict.fromkeys(("original_max_position_embeddings", "max_target_positions", "seq_length", "max_seq_length"), _POSITIONS),
+    **dict.fromkeys(
+        ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len"), _POSITIONS
+    ),
+    **dict.fromkeys(
+        ("original_max_position_embeddings", "max_target_positions", "seq_length", "max_seq_length"), _POSITIONS
+    ),
     **dict.fromkeys(("sliding_window", "window_size", "sliding_window_size", "local_attention", "swa_window_size"), 8),
     **dict.fromkeys(("attention_chunk_size", "attention_window_size"), 8),
     **dict.fromkeys(("sliding_window_pattern", "_sliding_window_pattern", "layers_block_type_period"), 2),
@@ -135,11 +149,11 @@ def _names(config: Any) -> list[str]:
 
 
 def _attribute(config: Any, name: str) -> Any:
-    """A value of the config; an ordinary number where it has one for each layer."""
+    """A value of the config; None where it has one for each layer."""
     try:
         return getattr(config, name, None)
-    except AttributeError:
-        return 1
+    except Exception:
+        return None
 
 
 def _wanted_when_unset(name: str) -> bool:
@@ -174,4 +188,8 @@ def _rope(config: Any, known: list[str]) -> dict[str, Any]:
         return kept
 
     nested = any(isinstance(v, dict) for v in rope.values())
-    return {"rope_parameters": {k: shrink(v) if isinstance(v, dict) else v for k, v in rope.items()} if nested else shrink(rope)}
+    return {
+        "rope_parameters": {k: shrink(v) if isinstance(v, dict) else v for k, v in rope.items()}
+        if nested
+        else shrink(rope)
+    }

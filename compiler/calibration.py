@@ -27,7 +27,7 @@ def load_calibration(
     sequence_length: int = 512,
     seed: int = 0,
 ) -> Calibration:
-    """Windows of the text in `path` (default: the bundled text), spread evenly over it; random tokens without a tokenizer.
+    """Windows of the text in `path` (default: the bundled one), spread evenly; random tokens without a tokenizer.
 
     A text with fewer tokens than asked for gives fewer windows; one that does not fill a single window is refused.
     """

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from .codegen.report import CompileReport
 from .errors import UsageError
 from .options import CompileOptions
 from .progress import Reporter
+from .report import CompileReport
 
 
 class ConsoleReporter(Reporter):

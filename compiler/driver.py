@@ -10,16 +10,17 @@ from typing import Any
 from ..passes import pipelines
 from ..passes.base import Pass, PassContext
 from ..passes.manager import PassReport, run_passes
+from ..runtime.engine.manifest import QuantFacts
 from .codegen import write_engine as writer
 from .codegen.backend import build_kernels
 from .codegen.lower.lower import LowerOptions, lower
 from .codegen.manifest import make_manifest
-from .codegen.report import CompileReport, make_report
 from .errors import UsageError
 from .frontend.load import load_graph
 from .graph.graph import Graph
 from .options import KV_DTYPES, CompileOptions, default_output
 from .progress import Reporter, SilentReporter
+from .report import CompileReport, make_report
 from .targets import find_target
 
 
@@ -72,7 +73,8 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
             (stage / "report.json").write_bytes(report.to_json())
             tokenizer = writer.copy_tokenizer(stage, options.model)
             writer.copy_runtime(stage)
-            writer.write_manifest(stage, make_manifest(graph, lowered, report, options, target, libraries, tokenizer))
+            facts = QuantFacts(options.quant, report.bits_per_weight, report.kept)
+            writer.write_manifest(stage, make_manifest(graph, lowered, facts, options, target, libraries, tokenizer))
     return replace(report, engine_bytes=sum(p.stat().st_size for p in options.output.rglob("*") if p.is_file()))
 
 

@@ -27,7 +27,10 @@ class Refusal:
 
 @dataclass
 class PassContext:
-    """What passes may use besides the graph: where refusals and quantization records go, and a progress callback (text, done, total)."""
+    """What passes may use besides the graph: where refusals and quantization records go, and a progress callback.
+
+    The callback takes (text, done, total).
+    """
 
     refusals: list[Refusal] = field(default_factory=list)
     progress: Callable[[str, int, int], None] = lambda text, done, total: None

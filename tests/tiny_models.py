@@ -104,9 +104,7 @@ def tiny_configs() -> dict[str, Any]:
             **{**moe, "decoder_sparse_step": 2}, norm_topk_prob=True, tie_word_embeddings=True
         ),
         "gpt_oss": t.GptOssConfig(**oss, **rope("default")),
-        "gpt_oss-yarn_odd": t.GptOssConfig(
-            **ODD, num_local_experts=3, num_experts_per_tok=2, sliding_window=8, **YARN
-        ),
+        "gpt_oss-yarn_odd": t.GptOssConfig(**ODD, num_local_experts=3, num_experts_per_tok=2, sliding_window=8, **YARN),
         "bloom-alibi": t.BloomConfig(hidden_size=60, n_layer=2, n_head=3, vocab_size=120),
         "gptj-written_out_attention": t.GPTJConfig(**gpt2, rotary_dim=8),
         "falcon-written_out_mqa": t.FalconConfig(**BASE, multi_query=True, parallel_attn=True),

@@ -20,13 +20,12 @@ from ..graph.graph import Graph
 from ..options import CompileOptions
 from ..targets import Target
 from .lower.lower import Lowered
-from .report import CompileReport
 
 
 def make_manifest(
     graph: Graph,
     lowered: Lowered,
-    report: CompileReport,
+    quantization: QuantFacts,
     options: CompileOptions,
     target: Target,
     libraries: list[Library],
@@ -52,7 +51,7 @@ def make_manifest(
             eos_token_ids=_token_ids(config, generation, "eos_token_id"),
             pad_token_id=_first(_token_ids(config, generation, "pad_token_id")),
         ),
-        quantization=QuantFacts(options.quant, report.bits_per_weight, report.kept),
+        quantization=quantization,
         limits=Limits(graph.max_seq_len, options.max_batch_size, min(options.max_step_tokens, graph.max_seq_len)),
         sampling=_sampling(generation),
         libraries=libraries,

@@ -55,7 +55,8 @@ def engine_directory(path: Path) -> Iterator[Path]:
     """A temporary directory that becomes `path` when the block ends well, and vanishes when it does not."""
     path = path.resolve()
     with _write_errors(path):
-        stage = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+        _remove_abandoned(path)
+        stage = Path(tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}.", suffix=".partial", dir=path.parent))
         try:
             yield stage
             stage.chmod(0o755)
@@ -76,6 +77,14 @@ def _write_errors(path: Path) -> Iterator[None]:
         raise WriteError(
             f"cannot write {path}: {reason}", f"{free} MiB are free on that disk; nothing was left behind"
         ) from error
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Delete what compiles of the same engine left that were killed: their process is gone."""
+    for left in path.parent.glob(f".{path.name}.*.partial"):
+        owner = left.name.removeprefix(f".{path.name}.").split(".")[0]
+        if owner.isdigit() and not Path("/proc", owner).exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _sync_tree(root: Path) -> None:

@@ -28,7 +28,7 @@ def align(low: Lowering, value: Value, dims: Dims) -> fx.Node:
     if value.axis is not None:
         if padded.index(T) != axis:
             raise ValueError("an elementwise op over two different token axes")
-        return low.view(value, padded).node if value.per_token else low.view(value, padded).node
+        return low.view(value, padded).node
     if axis is None:
         return value.node
     if padded[axis] != 1:
@@ -74,9 +74,7 @@ def arithmetic(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, 
     if mode is not None:
         body = "t0 = floordiv a0 {}" if mode == "floor" else "t0 = div a0 {}; t1 = trunc t0"
         inputs = [left] + ([right] if isinstance(right, fx.Node) else [])
-        return Value(
-            low.emit(OPS["pointwise"].overload, inputs, body.format("a1" if len(inputs) > 1 else right)), dims
-        )
+        return Value(low.emit(OPS["pointwise"].overload, inputs, body.format("a1" if len(inputs) > 1 else right)), dims)
     base = {"aten.div": aten.div.Tensor, "aten.add": aten.add.Tensor, "aten.sub": aten.sub.Tensor}
     name = op_name(node.target)
     return Value(low.emit(base[name], left, right), dims)
@@ -213,7 +211,7 @@ def select(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
     index %= value.dims[axis]
     part = low.emit(aten.slice.Tensor, value.node, at, index, index + 1, 1)
     dims = dims_of(_val(node))
-    return low.view(Value(part, value.dims[:axis] + (1,) + value.dims[axis + 1 :]), dims)
+    return low.view(Value(part, (*value.dims[:axis], 1, *value.dims[axis + 1 :])), dims)
 
 
 @handles("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unbind")
@@ -228,7 +226,7 @@ def split(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any])
     for result in _val(node):
         width = 1 if unbind else int(result.shape[axis])
         piece = low.emit(aten.slice.Tensor, value.node, value.canonical(axis), start, start + width, 1)
-        kept = Value(piece, value.dims[:axis] + (width,) + value.dims[axis + 1 :])
+        kept = Value(piece, (*value.dims[:axis], width, *value.dims[axis + 1 :]))
         parts.append(low.view(kept, dims_of(result)) if unbind else kept)
         start += width
     return parts
@@ -245,7 +243,7 @@ def cat(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -
     axis = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % len(dims)
     values: list[Value] = args[0]
     if "stack" in op_name(node.target):
-        values = [low.view(v, v.dims[:axis] + (1,) + v.dims[axis:]) for v in values]
+        values = [low.view(v, (*v.dims[:axis], 1, *v.dims[axis:])) for v in values]
     return cat_parts(low, values, axis, dims)
 
 

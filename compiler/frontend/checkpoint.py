@@ -94,8 +94,10 @@ def open_checkpoint(model_dir: Path) -> dict[str, CheckpointTensor]:
 
 def _open_sharded(model_dir: Path, index: Path) -> dict[str, CheckpointTensor]:
     try:
-        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
+        weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        if not all(isinstance(shard, str) for shard in weight_map.values()):
+            raise ValueError("a shard name is not a string")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index} is not a valid shard index: {error}") from error
     tensors: dict[str, CheckpointTensor] = {}
     for shard in sorted(set(weight_map.values())):
@@ -122,7 +124,7 @@ def _read_header(path: Path) -> dict[str, CheckpointTensor]:
         header: dict[str, Any] = json.loads(text)
         header.pop("__metadata__", None)
         tensors = {name: _tensor(path, name, entry, 8 + length) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: malformed safetensors header: {error}") from error
     for tensor in tensors.values():
         if tensor.end > size:

@@ -55,9 +55,7 @@ class Converted(Weight):
         return self.group.convert(on_meta=False)[self.key]
 
 
-def model_weights(
-    model: nn.Module, tensors: Mapping[str, Weight], computed: Mapping[str, Tensor]
-) -> dict[str, Weight]:
+def model_weights(model: nn.Module, tensors: Mapping[str, Weight], computed: Mapping[str, Tensor]) -> dict[str, Weight]:
     """A handle for every parameter and buffer of `model` (on meta) by its qualified name.
 
     `computed` holds the buffers that no checkpoint stores. Raises TensorError for a missing or misshapen tensor.

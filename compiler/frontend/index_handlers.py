@@ -30,6 +30,9 @@ def embedding(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, A
     if math.prod(index.features) != 1:
         flat = index.node
         return Value(low.emit(icc("embedding"), flat, table.node), dims_of(_val(node)))
+    if not index.per_token:  # every token takes the same row
+        row = low.emit(icc("embedding"), low.view(Value(index.node, index.features), (1,)).node, table.node)
+        return low.view(Value(row, (1, *table.dims[1:])), dims_of(_val(node)))
     index = low.view(index, (T,))
     out = low.emit(icc("embedding"), index.node, table.node)
     return low.view(Value(out, (T, *table.dims[1:])), dims_of(_val(node)))
@@ -47,7 +50,12 @@ def index(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any])
 def index_put(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     value, indices, source = args[:3]
     mask = indices[0]
-    if len(indices) != 1 or type_of(mask.node).dtype != torch.bool or math.prod(source.features) != 1 or source.per_token:
+    if (
+        len(indices) != 1
+        or type_of(mask.node).dtype != torch.bool
+        or math.prod(source.features) != 1
+        or source.per_token
+    ):
         raise ValueError("a write to places that depend on values")
     if mask.dims != value.dims or (len(args) > 3 and args[3]):
         raise ValueError("a masked write of this form")
@@ -175,5 +183,3 @@ def scatter(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any
     src, number = (source.node, 0.0) if tensor else (None, float(source))
     out = low.emit(icc("scatter"), base, index_.node, src, number, "add" in name)
     return Value(out, dims_of(_val(node)))
-
-

@@ -11,11 +11,12 @@ from torch import nn
 from ..errors import SequenceLengthError, UnsupportedModel
 from ..graph.graph import Graph, ModelInfo
 from ..graph.weights import Weight
-from . import aten_handlers, index_handlers, reduce_handlers  # noqa: F401  (registers the handlers)
+from . import aten_handlers, index_handlers, reduce_handlers, scores  # noqa: F401  (they register themselves)
 from .checkpoint import open_checkpoint
 from .conversion import model_weights
 from .interfaces import MaskUsed
 from .model import build_meta_model, computed_buffers, load_config
+from .rope import settle_rope
 from .token_major import Lowering
 from .trace import export
 
@@ -67,6 +68,7 @@ def trace_model(model: nn.Module, config: Any, weights: dict[str, Weight], max_s
         max_position_embeddings=limit,
         dtype=max(set(floats), key=floats.count) if floats else torch.float32,
     )
+    settle_rope(model, weights, length)
     graph = Lowering(export(model, length), weights, info, length).run()
     graph.max_seq_len = length
     return graph

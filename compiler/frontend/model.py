@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,29 @@ def load_config(model_dir: Path) -> Any:
         )
     from transformers import AutoConfig
 
+    _check_config(model_dir / "config.json")
     try:
         config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
     except Exception as error:
-        reason = str(error).strip().split("\n")[0]
+        reason = " ".join(str(error).split())[:300]
         raise UnsupportedModel(f"{model_dir / 'config.json'}: {reason}") from error
     return config
 
 
+def _check_config(path: Path) -> None:
+    """Refuse a config.json that is not a JSON object that names a model type."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}", "download the checkpoint again") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is not a JSON object", "download the checkpoint again")
+    if not isinstance(found.get("model_type"), str):
+        raise UnsupportedModel(f"{path} names no model_type", "icc compiles checkpoints that transformers can load")
+
+
 def attention_implementation(config: Any) -> str:
-    """icc's attention function where the model's code asks an attention interface, else its own written-out attention."""
+    """icc's attention function where the model's code asks an interface for one, else its own written-out attention."""
     import sys
 
     from transformers import AutoModelForCausalLM
@@ -66,7 +80,9 @@ def build_meta_model(config: Any, written_out: bool = False) -> nn.Module:
     except IccError:
         raise
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
+        if not written_out and isinstance(error, KeyError) and error.args == (NAME,):
+            return build_meta_model(config, written_out=True)  # a table of attention classes of its own
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UnsupportedModel(f"transformers cannot build {config.model_type!r}: {reason}") from error
     for module in model.modules():
         if hasattr(module, "config") and hasattr(module.config, "_experts_implementation"):
@@ -87,9 +103,11 @@ def computed_buffers(model: nn.Module) -> dict[str, Tensor]:
             continue
         saved = {n: module._buffers[n] for n in names}
         for n in names:
-            module._buffers[n] = torch.full_like(saved[n], float("nan"), device="cpu") if saved[
-                n
-            ].is_floating_point() else torch.zeros_like(saved[n], device="cpu")  # type: ignore[union-attr, arg-type]
+            module._buffers[n] = (
+                torch.full_like(saved[n], float("nan"), device="cpu")
+                if saved[n].is_floating_point()
+                else torch.zeros_like(saved[n], device="cpu")
+            )  # type: ignore[union-attr, arg-type]
         with torch.no_grad():
             owner = _owner(model, path)
             owner._init_weights(module)

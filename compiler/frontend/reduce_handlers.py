@@ -222,7 +222,7 @@ def full(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) 
 @handles("aten.native_layer_norm", "aten.layer_norm")
 def layer_norm(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     value, shape = args[0], args[1]
-    weight, bias = (args[2:4] + [None, None])[:2]
+    weight, bias = ([*args[2:4], None, None])[:2]
     eps = args[4] if len(args) > 4 else 1e-5
     if len(shape) != 1:
         raise ValueError("layer_norm over several axes")
@@ -250,9 +250,7 @@ def attention(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, A
             raise ValueError(f"attention over a tensor of dims {value.dims}")
         heads.append(low.view(value, (value.dims[1], T, value.dims[3])).node)
     layer = low.next_layer()
-    out = low.emit(
-        icc("attention"), *heads, sinks.node if sinks else None, None, layer, scale, window, chunk, softcap
-    )
+    out = low.emit(icc("attention"), *heads, sinks.node if sinks else None, None, layer, scale, window, chunk, softcap)
     return low.view(Value(out, (T, *type_of(out).shape)), dims_of(_val(node)))
 
 

@@ -18,7 +18,7 @@ from ..graph.graph import type_of
 from ..ops import OPS
 from ..ops.attention import visible
 from .static_values import StaticValues
-from .token_major import Dims, Lowering, T, Value, dims_of, op_name
+from .token_major import Dims, Lowering, T, Value, dims_of, op_name, pattern
 
 MASKED = -9000.0  # exp(-9000) is 0 in float32 next to any ordinary score
 _LARGEST_TABLE = 4096  # tokens for which a mask is computed, to find out what it is
@@ -57,6 +57,7 @@ def pair_dims(val: Any) -> tuple[Any, ...]:
     return tuple(T if isinstance(s, torch.SymInt) and not s.node.expr.is_Integer else int(s) for s in val.shape)
 
 
+@pattern
 def attention_step(low: Lowering, node: fx.Node) -> Any:
     """Follow `node` if it is part of a written-out attention: a Scores or the attention's Value, else None.
 
@@ -191,7 +192,8 @@ def _whole(low: Lowering, node: fx.Node) -> Value | None:
         boolean = mask.meta["val"].dtype == torch.bool
         scores = replace(scores, steps=(Step("keep", mask, -math.inf) if boolean else Step("add", mask),))
     heads = (*k.dims[:-2], k.dims[-1], T)
-    return _emit(low, replace(scores, k=Value(k.node, heads)), v, dims_of(node.meta["val"]), bool(rest.get("is_causal")))
+    scores = replace(scores, k=Value(k.node, heads))
+    return _emit(low, scores, v, dims_of(node.meta["val"]), bool(rest.get("is_causal")))
 
 
 def _attend(low: Lowering, node: fx.Node, scores: Scores) -> Value:
@@ -215,9 +217,8 @@ def _emit(low: Lowering, scores: Scores, v: Value, dims: Dims, causal: bool) -> 
     k = low.view(scores.k, (shared, T, scores.k.dims[-2])).node
     value = low.view(v, (shared, T, v.dims[-1])).node
     slopes = low.constant("alibi_slopes", alibi).node if alibi is not None else None
-    out = low.emit(
-        OPS["attention"].overload, q, k, value, None, slopes, low.next_layer(), scores.scale, window, chunk, scores.softcap
-    )
+    options = (low.next_layer(), scores.scale, window, chunk, scores.softcap)
+    out = low.emit(OPS["attention"].overload, q, k, value, None, slopes, *options)
     return low.view(Value(out, (T, *type_of(out).shape)), dims)
 
 
@@ -298,7 +299,10 @@ def _mask_of(allowed: Tensor) -> tuple[int, int]:
 
 
 def _slopes(table: Tensor, window: int, chunk: int, heads: int) -> Tensor | None:
-    """ALiBi slopes per head of an additive table, None if it only masks. A softmax does not see what a row has in common."""
+    """ALiBi slopes per head of an additive table, None if it only masks.
+
+    A softmax does not see what a row has in common, so only differences within a row count.
+    """
     tokens = table.shape[-1]
     allowed = visible(torch.arange(tokens), window, chunk)
     flat = table.reshape(-1, tokens, tokens).double()

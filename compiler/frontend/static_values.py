@@ -1,7 +1,7 @@
-"""Values of an exported program that do not depend on what the tokens are: masks, biases and tables, for a given count.
+"""Values of an exported program that do not depend on what the tokens are: masks, biases and tables.
 
-Some models build their masks as tensors over pairs of tokens. Such a value depends only on sizes, positions and weights, so
-it can be computed for a number of tokens and looked at.
+Some models build their masks as tensors over pairs of tokens. Such a value depends only on sizes, positions and weights,
+so it can be computed for a number of tokens and looked at.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """From an exported program to the IR: every value becomes token-major.
 
-The export has logical shapes such as [1, T, H] or [1, heads, T, D]. Here each value is followed together with the place of
-its token axis, and the emitted graph keeps that axis first: [T, 1, H], [T, 1, heads, D]. Ops that only move the token
-axis disappear; ops that would mix tokens, other than attention, are refused by name. This is what lets one graph serve
-a packed batch of many sequences.
+The export has logical shapes such as [1, T, H] or [1, heads, T, D]. Here each value is followed together with the place
+of its token axis, and the emitted graph keeps that axis first: [T, 1, H], [T, 1, heads, D]. Ops that only move the
+token axis disappear; ops that would mix tokens, other than attention, are refused by name. This is what lets one graph
+serve a packed batch of many sequences.
 """
 
 from __future__ import annotations
@@ -98,6 +98,17 @@ def handles(*names: str) -> Callable[[Handler], Handler]:
     return register
 
 
+# asked before the handlers: patterns over several ops, which return None for a node that is not theirs
+Pattern = Callable[["Lowering", fx.Node], Any]
+PATTERNS: list[Pattern] = []
+
+
+def pattern(fn: Pattern) -> Pattern:
+    """Register a pattern."""
+    PATTERNS.append(fn)
+    return fn
+
+
 def op_name(target: Any) -> str:
     """aten.view for aten::view.default; plain functions go by their own name."""
     if not hasattr(target, "_schema"):
@@ -116,9 +127,7 @@ class Unrepresentable:
 class Lowering:
     """State of one conversion: the graph being built and the values seen so far."""
 
-    def __init__(
-        self, program: ExportedProgram, weights: dict[str, Weight], info: ModelInfo, max_tokens: int
-    ) -> None:
+    def __init__(self, program: ExportedProgram, weights: dict[str, Weight], info: ModelInfo, max_tokens: int) -> None:
         self.program = program
         self.source_weights = weights
         self.max_tokens = max_tokens
@@ -204,14 +213,13 @@ class Lowering:
 
     def _call(self, node: fx.Node) -> Any:
         self.current = node
-        from .scores import attention_step
-
-        try:
-            found = attention_step(self, node)
-        except ValueError as error:
-            return self.refuse(node, str(error))
-        if found is not None:
-            return found
+        for follow in PATTERNS:
+            try:
+                found = follow(self, node)
+            except ValueError as error:
+                return self.refuse(node, str(error))
+            if found is not None:
+                return found
         args = [self._arg(a) for a in node.args]
         kwargs = {k: self._arg(v) for k, v in node.kwargs.items()}
         bad = _first_unrepresentable([*args, *kwargs.values()])
@@ -226,6 +234,10 @@ class Lowering:
             return handler(self, node, args, kwargs)
         except ValueError as error:
             return self.refuse(node, str(error))
+        except (RuntimeError, TypeError, IndexError, AttributeError, AssertionError) as error:
+            # a form that the handler did not expect is refused like any other, unless nothing uses the value
+            reason = " ".join(str(error).split())[:200]
+            return self.refuse(node, f"an unexpected form ({type(error).__name__}: {reason})")
 
     def _arg(self, arg: Any) -> Any:
         if isinstance(arg, fx.Node):

@@ -67,11 +67,22 @@ def export(model: nn.Module, max_tokens: int) -> ExportedProgram:
         mixing = _mixing_module(model)
         if mixing is not None:
             raise mixing from error
-        reason = next((line for line in str(error).split("\n") if line.strip()), type(error).__name__)
+        reason = _reason(error)
         raise TraceError(
-            f"cannot trace {type(model).__name__}: {type(error).__name__}: {reason.strip()[:300]}",
+            f"cannot trace {type(model).__name__}: {reason}",
             "the model's code depends on the values or the number of tokens in a way that torch.export refuses",
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The line of torch.export's message that says something."""
+    lines = [" ".join(line.split()) for line in str(error).split("\n") if line.strip()]
+    for line in lines:
+        for mark in ("satisfy the generated guard ", "your code "):
+            if mark in line:
+                guard = line.split(mark)[1].replace("L['input_ids'].size()[1]", "T").rstrip(".")
+                return f"the code is specialised by the number of tokens T: {guard[:120]}"
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
 def _mixing_module(model: nn.Module) -> UnsupportedModel | None:

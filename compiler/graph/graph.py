@@ -1,7 +1,7 @@
 """The IR: a torch.fx graph over token-major tensors, with types on its nodes and weights as lazy handles.
 
-Every value that depends on tokens has the token axis (or the logit row axis) first; `TensorType.shape` leaves it out. There
-are no symbolic sizes: where an argument must name the token axis, as in aten.view, it is -1.
+Every value that depends on tokens has the token axis (or the logit row axis) first; `TensorType.shape` leaves it
+out. There are no symbolic sizes: where an argument must name the token axis, as in aten.view, it is -1.
 """
 
 from __future__ import annotations

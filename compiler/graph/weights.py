@@ -68,7 +68,7 @@ def derive(fn: Callable[..., Tensor], *sources: Weight) -> Derived:
 
 @dataclass(frozen=True)
 class QuantParts:
-    """A quantized matrix: codes uint8 [..., N, K], scales float32 (fp16 values) and zeros uint8, both [..., N, K / group]."""
+    """A quantized matrix: codes uint8 [..., N, K]; scales float32 (fp16 values) and zeros uint8 [..., N, K / group]."""
 
     codes: Tensor
     scales: Tensor
@@ -202,7 +202,7 @@ def group_range(groups: Tensor, bits: int, clip: Tensor | None = None) -> tuple[
 
 
 def round_to_groups(weight: Tensor, bits: int, group: int, clip: Tensor | None = None) -> tuple[QuantParts, float]:
-    """Round `weight` [..., K] to nearest with a scale and a zero point per group; returns the parts and the SNR in dB."""
+    """Round `weight` [..., K] to nearest with a scale and a zero point per group; also gives the SNR in dB."""
     count = weight.shape[-1] // group
     rows = weight.reshape(-1, count, group)
     clips = None if clip is None else clip.reshape(-1, count)

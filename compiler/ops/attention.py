@@ -34,7 +34,7 @@ def attention(
     chunk: int,
     softcap: float,
 ) -> Tensor:
-    """Causal attention of one sequence: q[T, Hq, D], k[T, Hkv, D], v[T, Hkv, Dv] -> [T, Hq, Dv]; Hq is a multiple of Hkv.
+    """Causal attention of one sequence: q[T, Hq, D], k[T, Hkv, D], v[T, Hkv, Dv] -> [T, Hq, Dv], Hq a multiple of Hkv.
 
     window: keys further back are not seen (0: all). chunk: only keys of the query's own chunk are seen (0: all).
     softcap: scores become softcap * tanh(score / softcap). sinks[Hq] add exp(sink) to the denominator. alibi[Hq] adds

@@ -49,7 +49,7 @@ OPS: dict[str, Op] = {}
 
 
 def op(kernels: dict[str, str], tolerance: float = 1e-5) -> Callable[[Callable[..., Any]], Op]:
-    """Declare `icc::<function name>`; `tolerance` is the bound on max |kernel - reference| / max |reference| in float32."""
+    """Declare `icc::<function name>`; `tolerance` bounds max |kernel - reference| / max |reference| in float32."""
 
     def declare(fn: Callable[..., Any]) -> Op:
         custom = torch.library.custom_op(f"icc::{fn.__name__}", fn, mutates_args=())

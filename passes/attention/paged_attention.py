@@ -36,9 +36,11 @@ class PagedAttention(Pass):
             with graph.fx.inserting_before(node):
                 fused = _rewrite(graph, node)
             counts["paged-attention"] += 1
-            counts["fused-rope"] += fused
-            if not fused and _has_rope(node):
-                ctx.refusals.append(Refusal(self.name, node.name, "q and k are rotated in ways that one kernel cannot do"))
+            if fused:
+                counts["fused-rope"] += fused
+            elif _has_rope(node):
+                reason = "q and k are rotated in ways that one kernel cannot do"
+                ctx.refusals.append(Refusal(self.name, node.name, reason))
         return PassResult(bool(counts), counts)
 
 

@@ -4,7 +4,7 @@ x * cos + cat(-x[D/2:], x[:D/2]) * sin                    -> rope(x, cos, sin, "
 cat(a * cos - b * sin, b * cos + a * sin), x = cat(a, b)  -> rope(x, cat(cos, cos), cat(sin, sin), "half")
 x * cos + stack(-x[1::2], x[0::2]) * sin                  -> rope(x, cos, sin, "interleaved")
 cat(rope(x[:R]), x[R:])                                   -> rope(x), which leaves dims above R alone
-cos and sin must be rows of position tables, seen through any ops that only move elements: these become part of the table.
+cos and sin must be rows of position tables, seen through ops that only move elements: these go into the table.
 """
 
 from __future__ import annotations

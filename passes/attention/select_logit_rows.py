@@ -6,6 +6,7 @@ selected rows, the final norm and the LM head above all.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ...compiler.graph.graph import LOGIT_ROWS, Graph, TensorType, infer_type, type_of
+from ...compiler.graph.graph import LOGIT_ROWS, Graph, TensorType, infer_type
 from ...compiler.ops import OPS
 from ..base import Pass, PassContext, PassResult
 
@@ -48,7 +49,12 @@ class SelectLogitRows(Pass):
 
 
 def _token_inputs(node: fx.Node) -> list[fx.Node]:
-    return [n for n in node.all_input_nodes if n.op != "get_attr" and type_of(n).rows is not None]
+    return [n for n in node.all_input_nodes if n.op != "get_attr" and _rows(n) is not None]
+
+
+def _rows(node: fx.Node) -> str | None:
+    found = node.meta["type"]
+    return found[0].rows if isinstance(found, tuple) else found.rows
 
 
 def _tail(graph: Graph) -> list[fx.Node]:
@@ -60,6 +66,6 @@ def _tail(graph: Graph) -> list[fx.Node]:
         source = inputs[0]
         if source.op == "placeholder" or len(source.users) > 1 or len(_token_inputs(source)) != 1:
             return tail
-        if isinstance(source.meta["type"], tuple) or "attention" in str(source.target):
+        if source.target is operator.getitem or "attention" in str(source.target):
             return tail
         tail.insert(0, source)

@@ -23,7 +23,8 @@ class FoldConstants(Pass):
     """A call whose operands are all weights is replaced by a derived weight."""
 
     name: ClassVar[str] = "fold-constants"
-    tolerance: ClassVar[float | None] = 0.0
+    # the values are the same; a product with a weight that lay transposed may sum in another order
+    tolerance: ClassVar[float | None] = 1e-6
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         counts: Counter[str] = Counter()

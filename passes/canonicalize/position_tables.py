@@ -1,7 +1,7 @@
 """Subgraphs that depend only on positions and constants become tables with one row per position.
 
-Rotary tables of every kind, learned positions with an offset, ALiBi: whatever the model computes from position ids is evaluated
-here for all positions below `max_seq_len`, and the graph keeps a gather.
+Rotary tables of every kind, learned positions with an offset, ALiBi: whatever the model computes from position ids is
+evaluated here for all positions below `max_seq_len`, and the graph keeps a gather.
 """
 
 from __future__ import annotations
@@ -63,7 +63,12 @@ def _is_frontier(node: fx.Node, computed: dict[fx.Node, None], positions: fx.Nod
         return False
     if _through_moves(node) is positions:
         return False
-    return any(user not in computed or user.target in _MOVES for user in node.users)
+    return _is_needed(node, computed)
+
+
+def _is_needed(node: fx.Node, computed: dict[fx.Node, None]) -> bool:
+    """Whether something that is not position-only reads the value, perhaps through moves."""
+    return any(user not in computed or (user.target in _MOVES and _is_needed(user, computed)) for user in node.users)
 
 
 def _through_moves(node: fx.Node) -> fx.Node:

@@ -1,6 +1,7 @@
 """RMSNorm and LayerNorm written out in elementwise ops become one op.
 
-w * (x * rsqrt(mean(x * x) + eps)) -> rms_norm(x, w, eps), whatever constant vector w is (Gemma's 1 + w is folded before).
+w * (x * rsqrt(mean(x * x) + eps)) -> rms_norm(x, w, eps), whatever constant vector w is (Gemma's 1 + w is folded
+before).
 (x - mean(x)) * rsqrt(mean((x - mean(x))^2) + eps) * w + b -> layer_norm(x, w, b, eps).
 """
 
@@ -44,22 +45,13 @@ def _is_vector(graph: Graph, node: fx.Node, size: int) -> bool:
     return node.op == "get_attr" and type_of(node).shape in ((size,), (1, size), (1, 1, size))
 
 
+def _as_vector(graph: Graph, node: fx.Node) -> fx.Node:
+    return node if type_of(node).rank == 1 else graph.call(aten.view.default, node, [type_of(node).shape[-1]])
+
+
 class _Norm(Rule):
     def check(self, graph: Graph, root: fx.Node, found: Bindings) -> Fail | None:
-        wrong_axis = _is_last_axis(found)
-        if wrong_axis:
-            return wrong_axis
-        size = type_of(found["x"]).shape[-1]
-        for name in ("w", "b"):
-            if name in found and not _is_vector(graph, found[name], size):
-                return Fail(f"the {'scale' if name == 'w' else 'shift'} is not a constant vector over the last axis")
-        return None
-
-    def _vector(self, graph: Graph, found: Bindings, name: str) -> fx.Node | None:
-        node = found.get(name)
-        if node is None or type_of(node).rank == 1:
-            return node
-        return graph.call(aten.view.default, node, [type_of(node).shape[-1]])
+        return _is_last_axis(found)
 
 
 class RmsNorm(_Norm):
@@ -72,49 +64,65 @@ class RmsNorm(_Norm):
         return graph.call(RMS, found["x"], None, float(found["eps"]), origin=root)
 
 
-class ScaleRmsNorm(Rule):
+class LayerNorm(_Norm):
+    """The form without scale and shift."""
+
+    name = "layer-norm"
+    pattern = _normalized(call(aten.sub.Tensor, X, through_views(call(REDUCE, X, "mean", AXIS))))
+
+    def rewrite(self, graph: Graph, root: fx.Node, found: Bindings) -> fx.Node:
+        return graph.call(LAYER, found["x"], None, None, float(found["eps"]), origin=root)
+
+
+class _Scale(Rule):
+    def check(self, graph: Graph, root: fx.Node, found: Bindings) -> Fail | None:
+        good = _is_vector(graph, found["w"], type_of(found["x"]).shape[-1])
+        return None if good else Fail("the scale is not a constant vector over the last axis")
+
+
+class ScaleRmsNorm(_Scale):
     """rms_norm(x) * w -> rms_norm(x, w)."""
 
     name = "scaled-rms-norm"
     pattern = call(aten.mul.Tensor, call(RMS, X, None, EPS), W)
 
+    def rewrite(self, graph: Graph, root: fx.Node, found: Bindings) -> fx.Node:
+        return graph.call(RMS, found["x"], _as_vector(graph, found["w"]), float(found["eps"]), origin=root)
+
+
+class ScaleLayerNorm(_Scale):
+    """layer_norm(x) * w -> layer_norm(x, w)."""
+
+    name = "scaled-layer-norm"
+    pattern = call(aten.mul.Tensor, call(LAYER, X, None, None, EPS), W)
+
+    def rewrite(self, graph: Graph, root: fx.Node, found: Bindings) -> fx.Node:
+        return graph.call(LAYER, found["x"], _as_vector(graph, found["w"]), None, float(found["eps"]), origin=root)
+
+
+class ShiftLayerNorm(Rule):
+    """layer_norm(x, w) + b -> layer_norm(x, w, b)."""
+
+    name = "shifted-layer-norm"
+    pattern = call(aten.add.Tensor, call(LAYER, X, W, None, EPS), B)
+
     def check(self, graph: Graph, root: fx.Node, found: Bindings) -> Fail | None:
-        if not _is_vector(graph, found["w"], type_of(found["x"]).shape[-1]):
-            return Fail("the scale is not a constant vector over the last axis")
-        return None
+        good = _is_vector(graph, found["b"], type_of(found["x"]).shape[-1])
+        return None if good else Fail("the shift is not a constant vector over the last axis")
 
     def rewrite(self, graph: Graph, root: fx.Node, found: Bindings) -> fx.Node:
-        weight = found["w"]
-        if type_of(weight).rank > 1:
-            weight = graph.call(aten.view.default, weight, [type_of(weight).shape[-1]])
-        return graph.call(RMS, found["x"], weight, float(found["eps"]), origin=root)
-
-
-_CENTRED = call(aten.sub.Tensor, X, through_views(call(REDUCE, X, "mean", AXIS)))
-
-
-class LayerNorm(_Norm):
-    """The form with scale and shift, or with neither."""
-
-    name = "layer-norm"
-    pattern = either(
-        call(aten.add.Tensor, call(aten.mul.Tensor, _normalized(_CENTRED), W), B),
-        _normalized(_CENTRED),
-    )
-
-    def rewrite(self, graph: Graph, root: fx.Node, found: Bindings) -> fx.Node:
-        weight, bias = self._vector(graph, found, "w"), self._vector(graph, found, "b")
-        return graph.call(LAYER, found["x"], weight, bias, float(found["eps"]), origin=root)
+        bias = _as_vector(graph, found["b"])
+        return graph.call(LAYER, found["x"], found["w"], bias, float(found["eps"]), origin=root)
 
 
 @dataclass(frozen=True)
 class RecognizeNorms(Pass):
-    """Apply the rules; layer norm first, as it contains the other."""
+    """Apply the rules; layer norm first, as it contains the other. Scale and shift are drawn in afterwards."""
 
     name: ClassVar[str] = "recognize-norms"
     ensures: ClassVar[frozenset[str]] = frozenset({"norms"})
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         result = apply_rules(graph, [LayerNorm(), RmsNorm()], ctx)
-        scaled = apply_rules(graph, [ScaleRmsNorm()], ctx)
+        scaled = apply_rules(graph, [ScaleRmsNorm(), ScaleLayerNorm(), ShiftLayerNorm()], ctx)
         return PassResult(result.modified or scaled.modified, result.counts + scaled.counts)

@@ -1,7 +1,7 @@
 """Remove operations that do nothing, and write the same thing one way.
 
-view(view(x)) -> view(x); view to the same shape -> x; x * 1, x + 0, x / 1 -> x; x ** 2 -> x * x; x / c -> x * (1 / c) where
-exact; cat([x]) -> x; slice of everything -> x; expand to the same shape -> x; slices of slices -> one slice.
+view(view(x)) -> view(x); view to the same shape -> x; x * 1, x + 0, x / 1 -> x; x ** 2 -> x * x; x / c -> x * (1 / c)
+where exact; cat([x]) -> x; slice of everything -> x; expand to the same shape -> x; slices of slices -> one slice.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from torch import fx
 from ...compiler.graph.graph import Graph, type_of
 from ...compiler.graph.verify import is_pointwise
 from ...compiler.ops import OPS
-from ...compiler.ops.aten import ARITHMETIC, POINTWISE, Body, literal
+from ...compiler.ops.aten import ARITHMETIC, POINTWISE, Body
 from ...compiler.ops.pointwise import is_literal, parse
 from ..base import OPTIMIZED, Pass, PassContext, PassResult
 
@@ -43,7 +43,7 @@ class FusePointwise(Pass):
                 graph.replace(node, graph.call(POINT, fused.inputs, fused.body.text, origin=node))
             counts["kernels"] += 1
             counts["fused-ops"] += len(fused.members)
-            for member in [node, *reversed(fused.members)]:
+            for member in reversed(fused.members):  # readers before what they read
                 if not member.users:
                     graph.fx.erase_node(member)
         return PassResult(bool(counts), counts)
@@ -95,7 +95,6 @@ class _Fusion:
         return f"a{self.inputs.index(value)}"
 
     def _emit(self, node: fx.Node) -> str:
-        self.members.append(node)
         if node.target is POINT:
             register = self._inline(node)
         elif node.target is torch.ops.prims.convert_element_type.default:
@@ -105,6 +104,7 @@ class _Fusion:
             builder = POINTWISE.get(name) or ARITHMETIC[name]
             register = builder(self.body, *(_whole(self._operand(a), node) for a in node.args))
         self._registers[node] = register
+        self.members.append(node)
         return register
 
     def _inline(self, node: fx.Node) -> str:
@@ -128,4 +128,4 @@ def _whole(operand: Any, node: fx.Node) -> Any:
     """A whole number in a float operation is written as a float."""
     is_number = isinstance(operand, int) and not isinstance(operand, bool)
     floats = [n for n in node.all_input_nodes if type_of(n).dtype.is_floating_point]
-    return literal(float(operand)) if is_number and floats else operand
+    return float(operand) if is_number and floats else operand

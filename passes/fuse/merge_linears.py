@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from ...compiler.graph.graph import Graph, type_of
-from ...compiler.graph.weights import Constant, QuantizedWeight, RowConcat, Weight
+from ...compiler.graph.weights import Constant, QuantizedWeight, RowConcat, Weight, derive
 from ...compiler.ops import OPS
 from ..base import Pass, PassContext, PassResult, Refusal
 
@@ -72,12 +72,13 @@ def _merge(graph: Graph, nodes: list[fx.Node]) -> None:
 def _merged_bias(graph: Graph, nodes: list[fx.Node], weights: list[Weight], name: str) -> fx.Node | None:
     if all(n.args[2] is None for n in nodes):
         return None
+    found = [None if n.args[2] is None else graph.weight(n.args[2]) for n in nodes]  # type: ignore[arg-type]
+    dtypes = {bias.dtype for bias in found if bias is not None}
+    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     parts: list[Weight] = []
-    for node, weight in zip(nodes, weights, strict=True):
-        bias = node.args[2]
-        parts.append(Constant(torch.zeros(weight.shape[0])) if bias is None else graph.weight(bias))  # type: ignore[arg-type]
-    dtypes = {p.dtype for p in parts if not isinstance(p, Constant)}
-    if len(dtypes) == 1:
-        dtype = dtypes.pop()
-        parts = [Constant(p.value.to(dtype)) if isinstance(p, Constant) else p for p in parts]
+    for bias, weight in zip(found, weights, strict=True):
+        if bias is None:
+            parts.append(Constant(torch.zeros(weight.shape[0], dtype=dtype)))
+        else:
+            parts.append(bias if bias.dtype == dtype else derive(lambda value: value.to(torch.float32), bias))
     return graph.add_weight(f"{name}.bias", RowConcat(tuple(parts)))

@@ -1,1 +1,1 @@
-"""Quantization of linear layers: round to nearest, AWQ and GPTQ. What changes is how a weight is stored, not the graph."""
+"""Quantization of linear layers: round to nearest, AWQ, GPTQ. What changes is how weights are stored, not the graph."""

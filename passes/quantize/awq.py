@@ -1,7 +1,7 @@
 """AWQ: activation-aware weight quantization (Lin et al. 2023, arXiv:2306.00978).
 
-Salient channels, those with large inputs, are scaled up before rounding and their inputs scaled down by the same factor, which is
-folded into whatever produces them (see fold.py); then the range of each group is clipped where that lowers the error.
+Salient channels, those with large inputs, are scaled up before rounding and their inputs scaled down by as much, which
+is folded into whatever produces them (see fold.py); then group ranges are clipped where that lowers the error.
 """
 
 from __future__ import annotations
@@ -98,9 +98,7 @@ class QuantizeAwq(QuantizePass):
             members.append(Member(weight, group.inputs[job.node], classes, job.group))
         if group.fold.count:
             group.scales = search_scales(members, group.fold.count, self.bits)
-        return {
-            job.node: self._clip(member, group.scales) for job, member in zip(group.jobs, members, strict=True)
-        }
+        return {job.node: self._clip(member, group.scales) for job, member in zip(group.jobs, members, strict=True)}
 
     def _clip(self, member: Member, scales: Tensor | None) -> tuple[Tensor | None, dict[str, Any]]:
         if self.bits == FULL_PRECISION:
@@ -121,7 +119,9 @@ class QuantizeAwq(QuantizePass):
 
 def _groups(graph: Graph, jobs: list[Job], ctx: PassContext) -> list[_Group]:
     """Fold groups of all jobs; jobs whose input cannot be scaled are grouped by the input they read."""
-    blocked = {node: "its weight is shared by several layers" for job in jobs for node in job.nodes if len(job.nodes) > 1}
+    blocked = {
+        node: "its weight is shared by several layers" for job in jobs for node in job.nodes if len(job.nodes) > 1
+    }
     by_node = {job.node: job for job in jobs}
     done: set[fx.Node] = set()
     groups: list[_Group] = []

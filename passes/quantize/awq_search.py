@@ -1,4 +1,4 @@
-"""The two searches of AWQ (Lin et al. 2023): per-channel scales for layers that share an input, and clipping per group."""
+"""The two searches of AWQ (Lin et al. 2023): channel scales for layers that share an input, and clipping per group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .inputs import LayerInputs, output_energy
 from .rounding import round_values
 
 ALPHAS = tuple(i / 20 for i in range(20))
-CLIPS = tuple(1.0 - i / 20 for i in range(11))
+CLIPS = tuple(1.0 - i / 40 for i in range(15))
 _ROWS = 512
 
 
@@ -59,7 +59,7 @@ def _loss(member: Member, scales: Tensor, bits: int) -> float:
 
 
 def search_clip(weight: Tensor, rows: tuple[Tensor, ...], bits: int, group: int) -> Tensor:
-    """Shrink factors float16 [E?, N, K / group] of the group ranges, each chosen for the error of its own contribution."""
+    """Clip ratios float16 [E?, N, K / group], each chosen for the output error that its own group makes."""
     planes = weight.reshape(-1, *weight.shape[-2:])
     chosen = [_clip_plane(w, r, bits, group) for w, r in zip(planes, rows, strict=True)]
     return torch.stack(chosen).reshape(*weight.shape[:-1], -1).to(torch.float16)

@@ -1,11 +1,11 @@
 """Where a per-channel scale on the input of a linear layer can be folded, found by data flow.
 
 To divide channel k of a layer's input by s[k] without changing the model, whatever produces the channel must be able to
-take 1 / s[k], and every reader of it must take s[k]. The values between producers and readers form a region: ops that only
-move elements, add, or scale by something positive tie each of their elements to elements of their operands. The region ends at
-producers (rows of a linear layer, a norm's weight, a constant vector) and at consumers (columns of a linear layer); all else that
-touches an element pins it to scale 1. Elements tied together form a class, one free scale each (with grouped-query attention the
-o_proj channels of all query heads that share a KV head are one class; Lin et al. 2023 fold by module names instead).
+take 1 / s[k], and every reader of it must take s[k]. The values between producers and readers form a region: ops that
+only move elements, add them, or multiply them by something else tie each of their elements to elements of their
+operands. The region ends at producers (rows of a linear layer, a norm's weight, a constant vector) and at consumers
+(columns of a linear layer); all else that touches an element pins it to scale 1. Elements tied together form a class
+with one free scale: with grouped-query attention, the o_proj channels of the query heads that share a KV head are one.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class _Region:
         return None
 
     def labels(self) -> Tensor:
-        """The class of every element: the least element tied to it, or a pin's number where it is pinned (pins are lowest)."""
+        """The class of every element: the least element tied to it, or the number of a pin, which is lower than any."""
         first = len(self.pins)
         label = torch.arange(first, first + self.size)
         for number, (elements, _) in enumerate(self.pins):

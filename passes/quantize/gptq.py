@@ -1,4 +1,4 @@
-"""GPTQ: quantize column by column and let later columns make up for the error (Frantar et al. 2022, arXiv:2210.17323)."""
+"""GPTQ: quantize column by column, later columns make up for the error (Frantar et al. 2022, arXiv:2210.17323)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MIN_EXPERT_TOKENS = 16
 
 @dataclass(frozen=True)
 class QuantizeGptq(QuantizePass):
-    """`sequences` are the calibration token ids; each layer is calibrated on the outputs of the quantized layers before it.
+    """`sequences` are the calibration token ids; each layer sees the outputs of the quantized layers before it.
 
-    damping: added to the Hessian's diagonal, relative to its mean. act_order: columns with large inputs first; groups stay those of
-    the original column order, so that the stored layout does not change.
+    damping: added to the Hessian's diagonal, relative to its mean. act_order: columns with large inputs first; groups
+    stay those of the original column order, so that the stored layout does not change.
     """
 
     name: ClassVar[str] = "quantize-gptq"

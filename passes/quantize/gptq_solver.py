@@ -16,8 +16,10 @@ CLIPS = tuple(1.0 - i / 20 for i in range(11))
 
 @dataclass(frozen=True)
 class Hessian:
-    """Second moments of a layer's inputs: `gram` [K, K], the order of columns, and the upper Cholesky factor of the inverse
-    of the damped, reordered gram matrix."""
+    """Second moments of a layer's inputs.
+
+    gram: [K, K]. order: of the columns. factor: upper Cholesky factor of the inverse of the damped, reordered gram.
+    """
 
     gram: Tensor
     order: Tensor

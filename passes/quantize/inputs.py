@@ -17,7 +17,7 @@ EXACT_WIDTH = 1024
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """rows[e]: float32 [R, K] whose Gram matrix is that of expert e's inputs, up to a factor; magnitude[K]: mean |x|."""
+    """rows[e]: float32 [R, K] with the Gram matrix of expert e's inputs, up to a factor; magnitude[K]: mean |x|."""
 
     rows: tuple[Tensor, ...]
     magnitude: Tensor
@@ -49,14 +49,9 @@ def _compress(rows: Tensor) -> Tensor:
         return rows.clone()
     if width > EXACT_WIDTH:
         return rows[:: max(1, count // EXACT_WIDTH)].clone()
-    gram = gram_matrix(rows).to(torch.float64)
+    gram = (rows.T @ rows).to(torch.float64)
     values, vectors = torch.linalg.eigh(gram)
     return (vectors * values.clamp(min=0).sqrt()).T.to(torch.float32).contiguous()
-
-
-def gram_matrix(rows: Tensor) -> Tensor:
-    """rows^T rows."""
-    return rows.T @ rows
 
 
 def output_energy(weight: Tensor, rows: Tensor) -> float:

@@ -47,8 +47,8 @@ class Job:
 class QuantizePass(Pass):
     """The options that every quantization has.
 
-    group: values per scale; smaller where K is not a multiple. keep: patterns (fnmatch) over weight and module names that are
-    left as stored. head: what happens to the LM head; the token embedding is no linear layer and stays as stored.
+    group: values per scale; smaller where K is not a multiple. keep: patterns (fnmatch) over names of weights and
+    modules that are left as stored. head: what happens to the LM head; the token embedding always stays as stored.
     """
 
     bits: int = 4

@@ -1,7 +1,7 @@
 """The reference interpreter over many sequences at once, layer by layer, for calibration.
 
-Each node runs for every sequence before the next node does, so that a weight is loaded once, a pass can replace it right before it
-is used, and what later layers see comes from the layers as they are by then. Values are freed at their last use.
+Each node runs for every sequence before the next node does, so that a weight is loaded once, a pass can replace it
+right before it is used, and later layers see what the layers before them are by then. Values go after their last use.
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ def build(fmt: str, layers: int, kv: str) -> Builder:
     b.vocab = VOCAB
     ones = b.plain("ones", np.ones(HIDDEN, np.float32))
     table = b.plain("table", np.random.default_rng(0).standard_normal((POSITIONS, DIM)).astype(np.float32))
-    cache = {"kv_heads": KV_HEADS, "key_dim": DIM, "value_dim": DIM, "dtype": kv, "block_size": BLOCK, "rotary_dim": DIM,
+    cache = {"kv_heads": KV_HEADS, "key_dim": DIM, "value_dim": DIM, "dtype": kv, "block_size": BLOCK,
+                 "rotary_dim": DIM,
                  "rope_style": "half", "table_rows": POSITIONS}  # fmt: skip
     h = b.buffer("h", [HIDDEN])
     embedding = b.plain("embedding", np.zeros((4096, HIDDEN), np.float32), "bf16")

@@ -130,7 +130,7 @@ def add_all_rowwise(b: Builder) -> None:
     add_rowwise(
         b,
         "scatter",
-        params | {"reduce": "none", "src": "value", "value": -np.inf},
+        params | {"reduce": "none", "src": "value", "value": "-inf"},
         two,
         [([2, 7], "f32")],
         lambda v, i: _scatter(v, i, -np.inf, False),

@@ -222,6 +222,8 @@ def test_long_context_split_over_threads(built: tuple[Model, dict[str, Path]]) -
     """1200 keys: four threads split the context of the last token into segments, one thread does not."""
     model, libraries = built
     layout, (isa, path) = model.builder.program().kv, next(iter(libraries.items()))
+    if layout.dtype not in ("f32", "i8"):
+        pytest.skip("the cache type does not matter here; float and scaled are enough")
     blocks = 1200 // layout.block_size + 2
     results = []
     for threads, schedule in ((4, [[(0, 1190)], *[[(0, 1)]] * 10]), (1, [[(0, 1200)]])):

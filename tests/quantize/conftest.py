@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ class Builder:
     def __init__(self, seed: int = 0) -> None:
         self.random = torch.Generator().manual_seed(seed)
         info = ModelInfo("Test", VOCAB, 64, 1, 0, None, torch.float32)
+        self.dtype = torch.float32
         self.graph = Graph(fx.Graph(), {}, info, max_seq_len=64)
         self.tokens = self.graph.fx.placeholder("token_ids")
         self.tokens.meta["type"] = TensorType("tokens", (), torch.int64)
@@ -33,7 +36,7 @@ class Builder:
         return self.constant(name, torch.randn(*shape, generator=self.random) * scale)
 
     def constant(self, name: str, value: Tensor) -> fx.Node:
-        return self.graph.add_weight(name, Constant(value))
+        return self.graph.add_weight(name, Constant(value.to(self.dtype)))
 
     def op(self, name: str, *args: object) -> fx.Node:
         return self.graph.call(OPS[name].overload, *args)
@@ -51,6 +54,15 @@ class Builder:
     def finish(self, out: fx.Node) -> Graph:
         self.graph.fx.output(out)
         return self.graph
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors are tiny here; threads only get in each other's way."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -102,13 +114,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def traced(checkpoint: Callable[[str], Path]) -> Callable[[str], Graph]:
-    """A canonical graph of a tiny model of that family."""
+    """A canonical graph of a tiny model of that family; each caller gets its own copy."""
+    made: dict[str, Graph] = {}
 
     def load(family: str) -> Graph:
-        graph = load_graph(checkpoint(family))
-        run_passes(graph, canonicalize(), PassContext())
-        return graph
+        if family not in made:
+            made[family] = load_graph(checkpoint(family))
+            run_passes(made[family], canonicalize(), PassContext())
+        first = made[family]
+        return replace(first, fx=deepcopy(first.fx), weights=dict(first.weights), facts=set(first.facts))
 
     return load

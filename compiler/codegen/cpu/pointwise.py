@@ -30,6 +30,9 @@ ROUNDINGS = {
     "trunc": "_MM_FROUND_TO_ZERO",
 }
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+NUMERIC = (
+    "maximum", "clamp_min", "minimum", "clamp_max", "clamp", "floordiv", "remainder", "pow", "abs", "sign",
+)  # fmt: skip
 OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
 
 
@@ -68,6 +71,23 @@ def literal(text: str) -> Value:
     return Value(f"vf({number!r}f)", "f")
 
 
+def _numeric(opcode: str, args: list[Value], floats: list[str], ints: list[str], whole: bool) -> Value:
+    """Opcodes that keep integers integers."""
+    if opcode in ("maximum", "clamp_min", "minimum", "clamp_max"):
+        name = "vmax" if opcode in ("maximum", "clamp_min") else "vmin"
+        return Value(f"{name}({', '.join(ints if whole else floats)})", "i" if whole else "f")
+    if opcode == "clamp":
+        return apply("minimum", [apply("maximum", args[:2]), args[2]])
+    if opcode in ("floordiv", "remainder"):
+        return Value(f"v{opcode}({', '.join(ints if whole else floats)})", "i" if whole else "f")
+    if opcode == "pow":
+        power = f"vpow({', '.join(floats)})"
+        if args[1].text in ("vi(2)", "vf(2.0f)"):
+            power = f"({floats[0]} * {floats[0]})"
+        return Value(f"to_int_nearest({power})", "i") if whole else Value(power, "f")
+    return Value(f"v{opcode}({args[0].text})", "i" if whole else "f")  # abs and sign
+
+
 def apply(opcode: str, args: list[Value]) -> Value:
     """The value of one instruction."""
     floats = [a.as_float() for a in args]
@@ -83,20 +103,8 @@ def apply(opcode: str, args: list[Value]) -> Value:
         return Value(f"to_bool({opcode}({left}, {right}))", "b")
     if opcode in ROUNDINGS:
         return args[0] if whole else Value(f"vround<{ROUNDINGS[opcode]}>({floats[0]})", "f")
-    if opcode in ("maximum", "clamp_min", "minimum", "clamp_max"):
-        name = "vmax" if opcode in ("maximum", "clamp_min") else "vmin"
-        return Value(f"{name}({', '.join(ints if whole else floats)})", "i" if whole else "f")
-    if opcode == "clamp":
-        return apply("minimum", [apply("maximum", args[:2]), args[2]])
-    if opcode in ("floordiv", "remainder"):
-        return Value(f"v{opcode}({', '.join(ints if whole else floats)})", "i" if whole else "f")
-    if opcode == "pow":
-        power = f"vpow({', '.join(floats)})"
-        if args[1].text in ("vi(2)", "vf(2.0f)"):
-            power = f"({floats[0]} * {floats[0]})"
-        return Value(f"to_int_nearest({power})", "i") if whole else Value(power, "f")
-    if opcode in ("abs", "sign"):
-        return Value(f"v{opcode}({args[0].text})", "i" if whole else "f")
+    if opcode in NUMERIC:
+        return _numeric(opcode, args, floats, ints, whole)
     if opcode == "where":
         left, right = args[1], args[2]
         both_whole = left.kind != "f" and right.kind != "f"

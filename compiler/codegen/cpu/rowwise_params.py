@@ -94,13 +94,15 @@ class GatherParams(RowwiseParams):
 
 @dataclass(frozen=True, kw_only=True)
 class ScatterParams(RowwiseParams):
-    """x, index [outer, m], src -> y [outer, n]; src "tensor" or "value"; reduce "none" or "add"."""
+    """x, index [outer, m], src -> y [outer, n]; src "tensor" or "value"; reduce "none" or "add".
+
+    `value` may be text ("-inf"), because JSON has no infinities."""
 
     template: ClassVar[str] = "cpp/rowwise/scatter.cpp.jinja"
     m: int
     reduce: str = "none"
     src: str = "tensor"
-    value: float = 0.0
+    value: float | str = 0.0
     index_stride: int = -1
     src_stride: int = -1
 

@@ -223,7 +223,7 @@ def rope(low: Lowerer, node: fx.Node) -> Placed:
     """Rotary embedding outside attention, as three elementwise kernels: rare, so not a kernel of its own."""
     x = low.placed(node.args[0])
     cos, sin = (low.placed(n) for n in node.args[1:3])
-    heads, dim = x.shape
+    dim = x.shape[-1]
     r = cos.shape[-1]
     out = low.new(node)
     rows = [t.view((1, t.shape[-1])) for t in (cos, sin)]

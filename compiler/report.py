@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...passes.base import PassContext
-from ...passes.manager import PassReport
-from ..graph.graph import Graph, TensorType
-from ..graph.verify import ICC_OPS
-from ..graph.weights import QuantizedWeight, RowConcat, Weight
-from ..ops import OPS
-from ..options import CompileOptions
-from ..targets import Target
-from .lower.lower import Lowered
+from ..passes.base import PassContext
+from ..passes.manager import PassReport
+from .graph.graph import Graph, TensorType
+from .graph.verify import ICC_OPS
+from .graph.weights import QuantizedWeight, RowConcat, Weight
+from .ops import OPS
+from .options import CompileOptions
+from .targets import Target
+from .codegen.lower.lower import Lowered
 
 
 @dataclass(frozen=True)

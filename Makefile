@@ -1,0 +1,50 @@
+# `make demo` and `make test` set up .venv by themselves. `make ci` does what .ci/run does.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ENGINE := build/pystd.engine
+PROMPT ?= def fib(n):
+PYTEST_ARGS ?=
+
+# pip takes more arguments from PIP_ARGS, for example an index with the CPU build of torch.
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet --constraint constraints.txt $(PIP_ARGS)
+
+.PHONY: demo test lint types contracts ci clean
+
+demo: $(VENV)/.compile
+	@mkdir -p build
+	$(BIN)/icc compile samples/pystd -o $(ENGINE) --target cpu --quant awq4 --force
+	$(BIN)/icc run $(ENGINE) -p '$(PROMPT)' --max-tokens 96
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 --dist loadscope -q $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+contracts: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+ci:
+	.ci/run
+
+clean:
+	rm -rf build $(VENV)
+
+# The stamps say what is installed; a change of the dependencies makes them old.
+$(VENV)/.compile: pyproject.toml constraints.txt
+	@test -n "$$(command -v g++)" || { echo 'icc compiles kernels with g++: install it first (Debian: apt install g++)' >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'installing icc and what it needs into $(VENV) (once)'
+	$(INSTALL) setuptools
+	$(INSTALL) --no-build-isolation --editable '.[compile]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.compile
+	$(INSTALL) --no-build-isolation --editable '.[compile,dev]'
+	@touch $@

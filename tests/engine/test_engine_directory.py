@@ -1,0 +1,135 @@
+"""The engine directory: equal inputs give equal bytes, failures leave nothing, other machines are told why."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import icc
+from icc.compiler.errors import OutputExistsError, TensorError, UsageError
+from icc.runtime.errors import EngineFormatError, MissingIsaError
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def icc_command(*args: object) -> list[str]:
+    return [sys.executable, "-m", "icc.compiler.cli", *map(str, args)]
+
+
+def test_same_inputs_give_the_same_bytes(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    first = compiled("llama", quant="rtn4")
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(first.checkpoint, elsewhere)
+    second = icc.compile(elsewhere, tmp_path / "again.engine", target="native", quant="rtn4")
+    assert files(first.engine) == files(second)
+
+
+def test_every_isa_level_runs_and_agrees(compiled: Callable[..., Any]) -> None:
+    engine = compiled("llama", quant="rtn4", target="cpu").engine
+    ids = list(range(3, 40))
+    from icc.runtime.engine.isa import cpu_flags
+    from icc.runtime.engine.load import read_manifest
+
+    runnable = [lib.isa for lib in read_manifest(engine).libraries if set(lib.cpu_flags) <= set(cpu_flags())]
+    assert "avx2" in runnable
+    found = []
+    for isa in runnable:
+        with icc.load(engine, isa=isa) as llm:
+            found.append(llm.logits(ids))
+    assert all(np.abs(f - found[0]).max() <= 1e-4 * np.abs(found[0]).max() for f in found)
+    with pytest.raises((MissingIsaError, UsageError)):
+        icc.load(engine, isa="sse2")
+
+
+def test_embedded_runtime_needs_no_icc(compiled: Callable[..., Any]) -> None:
+    engine = compiled("llama", quant="rtn4").engine
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, str(engine), "run", "--ids", "5,6,7", "--max-tokens", "4", "--json"],
+        capture_output=True, text=True, env=environment, cwd="/", check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert '"token_ids"' in done.stdout
+
+
+def test_an_existing_engine_is_kept_without_force(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    checkpoint = compiled("llama").checkpoint
+    out = icc.compile(checkpoint, tmp_path / "e.engine", target="native")
+    before = files(out)
+    with pytest.raises(OutputExistsError, match="exists"):
+        icc.compile(checkpoint, out, target="native")
+    icc.compile(checkpoint, out, target="native", force=True)
+    assert files(out) == before
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    with pytest.raises(OutputExistsError, match="not an engine"):
+        icc.compile(checkpoint, precious, force=True)
+
+
+def test_a_failed_compile_leaves_nothing(tiny: Any, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    tiny.save_tiny(tiny.tiny_configs()["llama"], model)
+    _poison(model / "model.safetensors", "model.layers.1.mlp.down_proj.weight")
+    with pytest.raises(TensorError, match=r"model\.layers\.1\.mlp\.down_proj\.weight.*NaN"):
+        icc.compile(model, tmp_path / "e.engine", target="native")
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def _poison(file: Path, name: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(file)
+    tensors[name][0, 0] = float("nan")
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def test_a_full_disk_is_said_in_words(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    """RLIMIT_FSIZE stands in for the disk: the write fails with EFBIG in the middle of the weights."""
+    checkpoint = compiled("llama").checkpoint
+    out = tmp_path / "e.engine"
+    script = "ulimit -f 150; trap '' XFSZ; exec \"$@\""
+    done = subprocess.run(
+        ["bash", "-c", script, "icc", *icc_command("compile", checkpoint, "-o", out, "--target", "native")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode in (16, 31), done.stderr
+    assert "error:" in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_compile_keeps_the_old_engine(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    checkpoint = compiled("llama").checkpoint
+    out = icc.compile(checkpoint, tmp_path / "e.engine", target="native")
+    before = files(out)
+    process = subprocess.Popen(
+        icc_command("compile", checkpoint, "-o", out, "--target", "native", "--force"), stderr=subprocess.DEVNULL
+    )
+    while process.poll() is None and not list(tmp_path.glob(".e.engine.*")):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert files(out) == before
+    icc.compile(checkpoint, out, target="native", force=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["e.engine"], "what the killed compile left is gone"
+
+
+def test_a_changed_file_is_refused(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    engine = tmp_path / "e.engine"
+    shutil.copytree(compiled("llama").engine, engine)
+    weights = bytearray((engine / "weights.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (engine / "weights.safetensors").write_bytes(weights)
+    with pytest.raises(EngineFormatError, match=r"weights\.safetensors has changed"):
+        icc.load(engine)

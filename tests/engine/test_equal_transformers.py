@@ -1,0 +1,67 @@
+"""The engine's logits and greedy tokens are those of transformers, for every family that the issue names and more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import icc
+
+FAMILIES = (
+    "llama-mqa_tied_biases_llama3", "llama-odd", "mistral", "qwen2-window", "qwen3", "gemma2", "gemma3-odd_untied",
+    "phi3-mha_partial_tied", "gpt2", "gpt_neox", "opt", "mixtral", "qwen3_moe", "gpt_oss-yarn_odd", "cohere-interleaved_rotary",
+    "deepseek_v3-latent_grouped_routing",
+)  # fmt: skip
+# float32 all the way: what is left is the order of additions
+TOLERANCE = 5e-5
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(3, 119, length).tolist()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_and_greedy_tokens(name: str, compiled: Callable[..., Any], tiny: Any) -> None:
+    engine, _, oracle = compiled(name, max_step_tokens=16)
+    ids = prompt(37)
+    expected = tiny.reference_logits(oracle, ids).numpy()
+    with icc.load(engine, threads=2) as llm:
+        found = llm.logits(ids)
+        tokens = llm.generate([ids[:11]], icc.SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True))[0].token_ids
+    error = np.abs(found - expected).max() / np.abs(expected).max()
+    assert error < TOLERANCE, f"{name}: relative error {error:.1e}"
+    assert list(tokens) == _greedy(oracle, ids[:11], 10)
+
+
+def _greedy(oracle: Any, ids: list[int], count: int) -> list[int]:
+    """Greedy tokens of transformers without a cache."""
+    ids = list(ids)
+    start = len(ids)
+    with torch.no_grad():
+        for _ in range(count):
+            ids.append(int(oracle(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return ids[start:]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sixteen_bit_checkpoints_keep_their_weights(dtype: str, compiled: Callable[..., Any], tiny: Any) -> None:
+    engine, _, oracle = compiled("llama", dtype=dtype, kv_cache="f32")
+    ids = prompt(21)
+    expected = tiny.reference_logits(oracle, ids).numpy()
+    with icc.load(engine, threads=1) as llm:
+        found = llm.logits(ids)
+    assert np.abs(found - expected).max() / np.abs(expected).max() < TOLERANCE
+
+
+@pytest.mark.parametrize(("kv_cache", "bound"), [("f16", 2e-3), ("bf16", 2e-2), ("int8", 5e-2)])
+def test_smaller_kv_caches_stay_close(kv_cache: str, bound: float, compiled: Callable[..., Any], tiny: Any) -> None:
+    engine, _, oracle = compiled("llama", kv_cache=kv_cache)
+    ids = prompt(40)
+    expected = tiny.reference_logits(oracle, ids).numpy()
+    with icc.load(engine, threads=2) as llm:
+        found = llm.logits(ids)
+    assert np.abs(found - expected).max() / np.abs(expected).max() < bound

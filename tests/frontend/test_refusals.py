@@ -1,0 +1,230 @@
+"""Everything the frontend refuses: one clear line, a class and an exit code of its own, and the culprit's name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from icc.compiler.errors import CheckpointError, IccError, SequenceLengthError, TensorError, UnsupportedModel
+from icc.compiler.frontend.load import load_graph
+from icc.compiler.graph.interpret import interpret
+from safetensors.torch import load_file, save_file
+
+INDEX = "model.safetensors.index.json"
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+@pytest.fixture(scope="module")
+def saved(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A good llama checkpoint in one file."""
+    path = tmp_path_factory.mktemp("saved")
+    tiny.save_tiny(tiny.tiny_configs()["llama"], path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def sharded(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same in shards."""
+    path = tmp_path_factory.mktemp("sharded")
+    tiny.save_tiny(tiny.tiny_configs()["llama"], path, max_shard_size="60KB")
+    return path
+
+
+def refuse(path: Path, kind: type[IccError], *words: str, max_seq_len: int | None = None) -> IccError:
+    """The error of loading `path`, which must be one line, of that class, and hold the words."""
+    with pytest.raises(kind) as caught:
+        load_graph(path, max_seq_len)
+    assert type(caught.value) is kind or issubclass(type(caught.value), kind)
+    assert caught.value.exit_code == kind.exit_code
+    assert "\n" not in caught.value.message
+    for word in words:
+        assert word in caught.value.message
+    return caught.value
+
+
+def edit_config(path: Path, **changes: object) -> None:
+    config = json.loads((path / "config.json").read_text())
+    config.update(changes)
+    (path / "config.json").write_text(json.dumps(config))
+
+
+def edit_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.fixture
+def model(saved: Path, tmp_path: Path) -> Path:
+    """A copy of the good checkpoint, to damage."""
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+@pytest.fixture
+def shards(sharded: Path, tmp_path: Path) -> Path:
+    """A copy of the sharded checkpoint, to damage."""
+    return Path(shutil.copytree(sharded, tmp_path / "shards"))
+
+
+def test_no_such_directory(tmp_path: Path) -> None:
+    refuse(tmp_path / "absent", CheckpointError, "config.json")
+
+
+def test_no_config(model: Path) -> None:
+    (model / "config.json").unlink()
+    refuse(model, CheckpointError, "no config.json")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "", "\x00\x01"])
+def test_malformed_config(model: Path, text: str) -> None:
+    (model / "config.json").write_text(text)
+    refuse(model, CheckpointError, "config.json")
+
+
+def test_config_without_a_type(model: Path) -> None:
+    (model / "config.json").write_text('{"hidden_size": 64}')
+    refuse(model, UnsupportedModel, "model_type")
+
+
+def test_unknown_model_type(model: Path) -> None:
+    edit_config(model, model_type="no_such_family")
+    refuse(model, UnsupportedModel, "no_such_family")
+
+
+def test_remote_code_is_never_run(model: Path) -> None:
+    (model / "evil.py").write_text("raise SystemExit('ran')")
+    edit_config(model, model_type="evil", auto_map={"AutoConfig": "evil.Config"})
+    refuse(model, UnsupportedModel, "config.json")
+
+
+def test_config_with_impossible_sizes(model: Path) -> None:
+    edit_config(model, num_attention_heads=7, head_dim=None)
+    refuse(model, UnsupportedModel, "config.json", "heads")
+
+
+def test_encoder_that_has_a_causal_class(tiny: ModuleType, tmp_path: Path) -> None:
+    import transformers
+
+    base = {k: v for k, v in tiny.BASE.items() if "token" not in k}
+    tiny.save_tiny(transformers.BertConfig(**base, is_decoder=True), tmp_path)
+    edit_config(tmp_path, is_decoder=False)
+    refuse(tmp_path, UnsupportedModel, "bidirectional", "encoder")
+
+
+def test_encoder_without_a_causal_class(model: Path) -> None:
+    edit_config(model, model_type="distilbert", architectures=["DistilBertForMaskedLM"])
+    refuse(model, UnsupportedModel, "distilbert", "not a causal language model")
+
+
+def test_encoder_decoder(model: Path) -> None:
+    edit_config(model, model_type="t5", architectures=["T5ForConditionalGeneration"])
+    refuse(model, UnsupportedModel, "t5")
+
+
+def test_encoder_decoder_with_a_causal_class(model: Path) -> None:
+    edit_config(model, model_type="bart", is_encoder_decoder=True)
+    refuse(model, UnsupportedModel, "encoder-decoder")
+
+
+def test_missing_shard(shards: Path) -> None:
+    victim = sorted(shards.glob("*.safetensors"))[1]
+    victim.unlink()
+    refuse(shards, CheckpointError, victim.name)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 200, 4000])
+def test_truncated_shard(shards: Path, keep: int) -> None:
+    victim = sorted(shards.glob("*.safetensors"))[1]
+    victim.write_bytes(victim.read_bytes()[:keep])
+    refuse(shards, CheckpointError, victim.name, "truncated")
+
+
+def test_header_that_is_not_json(model: Path) -> None:
+    path = model / "model.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[8:12] = b"\xff\xfe{{"
+    path.write_bytes(raw)
+    refuse(model, CheckpointError, "model.safetensors")
+
+
+def test_index_names_a_tensor_that_is_in_no_shard(shards: Path) -> None:
+    index = json.loads((shards / INDEX).read_text())
+    index["weight_map"]["model.layers.9.ghost"] = sorted(set(index["weight_map"].values()))[0]
+    (shards / INDEX).write_text(json.dumps(index))
+    assert "ghost" in getattr(refuse(shards, TensorError, "model.layers.9.ghost"), "tensor", "")
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}', "[1]"])
+def test_malformed_index(shards: Path, text: str) -> None:
+    (shards / INDEX).write_text(text)
+    refuse(shards, CheckpointError, INDEX)
+
+
+def test_index_that_points_outside(shards: Path) -> None:
+    index = json.loads((shards / INDEX).read_text())
+    index["weight_map"]["x"] = "../elsewhere.safetensors"
+    (shards / INDEX).write_text(json.dumps(index))
+    refuse(shards, CheckpointError, "outside")
+
+
+def test_missing_tensor(model: Path) -> None:
+    edit_tensors(model, lambda t: t.pop(NORM))
+    refuse(model, TensorError, NORM, "missing")
+
+
+def test_misshapen_tensor(model: Path) -> None:
+    edit_tensors(model, lambda t: t.update({NORM: torch.ones(63)}))
+    refuse(model, TensorError, NORM, "[63]", "[64]")
+
+
+@pytest.mark.parametrize(("value", "kind"), [(float("nan"), "NaN"), (float("inf"), "Inf"), (-float("inf"), "Inf")])
+def test_not_finite(model: Path, value: float, kind: str) -> None:
+    edit_tensors(model, lambda t: t[NORM].__setitem__(3, value))
+    graph = load_graph(model)  # values are read where they are needed
+    with pytest.raises(TensorError, match=f"{NORM}.*{kind}"):
+        interpret(graph, [1, 2, 3])
+
+
+def test_pickle_only(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    (model / "pytorch_model.bin").write_bytes(b"never read")
+    refuse(model, CheckpointError, "pickle", "pytorch_model.bin")
+
+
+def test_no_weights(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    refuse(model, CheckpointError, "no model.safetensors")
+
+
+def test_already_quantized(model: Path) -> None:
+    edit_config(model, quantization_config={"quant_method": "gptq", "bits": 4})
+    refuse(model, UnsupportedModel, "already quantized", "gptq")
+
+
+def test_max_seq_len_above_the_positions(model: Path) -> None:
+    refuse(model, SequenceLengthError, "129", "128", max_seq_len=129)
+    assert load_graph(model, 128).max_seq_len == 128
+
+
+def test_state_space_layers_are_named(tiny: ModuleType, tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=120, state_size=4)
+    tiny.save_tiny(config, tmp_path)
+    error = refuse(tmp_path, UnsupportedModel, "conv1d", "layers.0.mixer")
+    assert isinstance(error, UnsupportedModel) and error.op and error.module
+
+
+def test_attention_of_another_kind_is_named(tiny: ModuleType, tmp_path: Path) -> None:
+    """RoBERTa's positions count the tokens that are not padding, which is a sum over tokens."""
+    import transformers
+
+    base = {k: v for k, v in tiny.BASE.items() if "token" not in k}
+    tiny.save_tiny(transformers.RobertaConfig(**base, pad_token_id=1, is_decoder=True), tmp_path)
+    error = refuse(tmp_path, UnsupportedModel, "cumsum", "module")
+    assert isinstance(error, UnsupportedModel) and "cumsum" in error.op

@@ -1,0 +1,123 @@
+"""pyproject.toml and constraints.txt agree with the tree; the import contracts hold, and would notice a breach."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from .conftest import NOT_SOURCE, ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+HEAVY = ("torch", "transformers", "triton", "jinja2", "numpy", "tokenizers", "fastapi")
+BREACHES = {
+    "runtime/bench.py": ("import torch", "The runtime needs no compiler"),
+    "passes/rules.py": ("from ..compiler.codegen import render", "Passes know no codegen, driver, CLI or runtime"),
+    "passes/fuse/add_norm.py": ("from . import merge_linears", "No pass imports another pass"),
+    "compiler/ops/norm.py": ("from ..graph import printer", "Ops know no graph, codegen or passes"),
+    "compiler/codegen/manifest.py": ("from ..frontend import load", "Codegen knows no passes and no frontend"),
+    "runtime/scheduler/request.py": ("import threading", "The scheduler is a pure state machine"),
+    "compiler/driver.py": ("import jinja2", "jinja2 has one home"),
+    "compiler/options.py": ("import click", "click has one home"),
+    "compiler/targets.py": ("import triton", "triton has one home"),
+    "compiler/progress.py": ("import fastapi", "FastAPI has one home"),
+}
+
+
+def test_every_package_is_listed() -> None:
+    folders = {ROOT / "codegen_templates"}
+    for part in ("compiler", "passes", "runtime"):
+        folders |= {file.parent for file in (ROOT / part).rglob("*.py")}
+    found = {".".join(["icc", *folder.relative_to(ROOT).parts]) for folder in folders}
+    assert PROJECT["tool"]["setuptools"]["packages"] == sorted(found | {"icc"})
+
+
+def test_every_package_has_an_init() -> None:
+    names = PROJECT["tool"]["setuptools"]["packages"]
+    folders = [ROOT.joinpath(*name.split(".")[1:]) for name in names if name != "icc.codegen_templates"]
+    assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []
+
+
+def test_every_direct_dependency_is_pinned_to_what_is_tested() -> None:
+    project = PROJECT["project"]
+    extras = project["optional-dependencies"].values()
+    direct = {Requirement(text).name for text in [*project["dependencies"], *(r for extra in extras for r in extra)]}
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
+    pins = dict(line.split("==") for line in lines)
+    assert set(pins) == direct
+    for name, pin in pins.items():
+        try:
+            assert version(name).split("+")[0] == pin, f"{name}: installed and pinned differ"
+        except PackageNotFoundError:
+            continue  # an extra that the tests do not need
+
+
+def lint_imports(folder: Path) -> str:
+    """What import-linter says of the package `icc` in `folder`."""
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    code = "from importlinter.cli import lint_imports_command as main; main()"
+    command = [sys.executable, "-c", code, "--no-cache", "--config", str(folder / "icc" / "pyproject.toml")]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True).stdout
+
+
+def test_the_import_contracts_hold(tmp_path: Path) -> None:
+    (tmp_path / "icc").symlink_to(ROOT)
+    report = lint_imports(tmp_path)
+    assert re.search(rf"Contracts: {len(BREACHES)} kept, 0 broken", report), report
+
+
+def test_the_import_contracts_notice_breaches(tmp_path: Path) -> None:
+    tree = shutil.copytree(ROOT, tmp_path / "icc", ignore=NOT_SOURCE)
+    for name, (line, _) in BREACHES.items():
+        with (tree / name).open("a") as file:
+            file.write(f"\n{line}\n")
+    report = lint_imports(tmp_path)
+    broken = set(re.findall(r"^(.+) BROKEN", report, re.MULTILINE))
+    missed = [contract for _, contract in BREACHES.values() if not any(name.startswith(contract) for name in broken)]
+    assert not missed and f"Contracts: 0 kept, {len(BREACHES)} broken" in report, report
+
+
+def python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["compile", "--help"], ["inspect", "--help"], ["run", "--help"]]
+)
+def test_help_comes_at_once_and_loads_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from icc.compiler.cli import main\n"
+        "try:\n"
+        f"    main({arguments!r}, prog_name='icc')\n"
+        "except SystemExit as end:\n"
+        "    assert not end.code, end.code\n"
+        "print('modules', *{name.split('.')[0] for name in sys.modules})"
+    )
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        shown, _, modules = python(code).rpartition("modules ")
+        seconds.append(time.perf_counter() - start)
+    assert "icc" in shown and not set(modules.split()) & set(HEAVY)
+    assert min(seconds) < 1.5  # 0.2 s on an idle machine
+    if arguments == ["--help"]:
+        assert all(f"\n  {command} " in shown for command in ("bench", "compile", "eval", "inspect", "run"))
+
+
+def test_templates_and_data_are_found_from_the_installed_package() -> None:
+    code = (
+        "from icc.compiler.codegen.render import TEMPLATES\n"
+        "from icc.compiler.calibration import DEFAULT_TEXT\n"
+        "print((TEMPLATES / 'cpp' / 'program.cpp.jinja').is_file(), DEFAULT_TEXT.is_file())"
+    )
+    assert python(code).split() == ["True", "True"]

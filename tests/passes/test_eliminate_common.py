@@ -1,0 +1,55 @@
+"""eliminate-common."""
+
+from __future__ import annotations
+
+from expecttest import assert_expected_inline
+from graph_tracing import Value, apply, aten, icc, trace
+from icc.passes.canonicalize.eliminate_common import EliminateCommon
+
+
+def test_same_call_once() -> None:
+    def fn(x: Value) -> Value:
+        return aten.exp.default(x * 2.0) + aten.exp.default(x * 2.0)
+
+    assert_expected_inline(apply(EliminateCommon(), trace(fn, x="f32[T, 8]")).text, """\
+graph(%token_ids: i64[T]):
+  %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
+  %1: f32[T, 8] = aten.mul.Tensor(%0, 2)
+  %2: f32[T, 8] = aten.exp(%1)
+  %3: f32[T, 8] = aten.mul.Tensor(%0, 2)
+  %4: f32[T, 8] = aten.exp(%3)
+  %5: f32[T, 8] = aten.add.Tensor(%2, %4)
+  return %5
+-- eliminate-common
+graph(%token_ids: i64[T]):
+  %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
+  %1: f32[T, 8] = aten.mul.Tensor(%0, 2)
+  %2: f32[T, 8] = aten.exp(%1)
+  %3: f32[T, 8] = aten.add.Tensor(%2, %2)
+  return %3
+""")
+
+
+def test_lists_and_weights_are_compared() -> None:
+    def fn(x: Value, w: Value) -> Value:
+        return x.view(-1, 2, 4) * w + x.view(-1, 2, 4) * w + x.view(-1, 4, 2).view(-1, 2, 4)
+
+    assert apply(EliminateCommon(), trace(fn, x="f32[T, 8]", w="f32[2, 4]")).counts == {"merged": 2}
+
+
+def test_number_types_differ() -> None:
+    """1 and 1.0 are equal in Python; a product with one of them may have another type."""
+
+    def fn(x: Value) -> Value:
+        mask = aten.gt.Scalar(x, 0.0)
+        return mask * 1 + mask * 1.0
+
+    assert apply(EliminateCommon(), trace(fn, x="f32[T, 8]")).counts == {}
+
+
+def test_each_attention_keeps_its_cache() -> None:
+    def fn(q: Value, positions: Value) -> Value:
+        one, two = (icc.attention.default(q, q, q, None, None, 0, 0.5, 0, 0, 0.0) for _ in range(2))
+        return one + two
+
+    assert apply(EliminateCommon(), trace(fn, q="f32[T, 2, 4]", positions="")).counts == {}

@@ -1,0 +1,84 @@
+"""The manager: requirements, verification, reports and dumps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from graph_tracing import aten, icc, mean, trace
+from icc.compiler.errors import PassError, VerifyError
+from icc.compiler.graph.graph import Graph
+from icc.passes.attention.recognize_rope import RecognizeRope
+from icc.passes.base import OPTIMIZED, Pass, PassContext, PassResult, Refusal
+from icc.passes.canonicalize.dead_code import DeadCode
+from icc.passes.canonicalize.recognize_norms import RecognizeNorms
+from icc.passes.fuse.fuse_pointwise import FusePointwise
+from icc.passes.manager import run_passes
+
+
+def graph() -> Graph:
+    return trace(lambda x: aten.exp.default(x) * 2.0, x="f32[T, 8]")
+
+
+@dataclass(frozen=True)
+class Spoil(Pass):
+    """Gives the output a wrong type."""
+
+    name: ClassVar[str] = "spoil"
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        graph.output.meta["type"] = graph.output.args[0].meta["type"].__class__("tokens", (9,), None)  # type: ignore[union-attr, arg-type]
+        return PassResult(True, Counter(spoiled=1))
+
+
+def test_requirements_are_checked_before_the_pass() -> None:
+    with pytest.raises(PassError, match=r"'recognize-rope' requires position-tables, which no earlier pass ensured"):
+        run_passes(graph(), [RecognizeRope()], PassContext())
+
+
+def test_verifies_after_each_pass() -> None:
+    with pytest.raises(VerifyError, match="spoil") as caught:
+        run_passes(graph(), [DeadCode(), Spoil(), DeadCode()], PassContext())
+    assert caught.value.pass_name == "spoil"
+
+
+def test_reports_and_facts() -> None:
+    built = trace(lambda x, y: x * aten.rsqrt.default(mean(x * x) + 1e-5) * y, x="f32[T, 8]", y="f32[T, 8]")
+    ctx = PassContext()
+    norms, fused = run_passes(built, [RecognizeNorms(), FusePointwise()], ctx)
+    assert (norms.name, norms.modified, norms.counts) == ("recognize-norms", True, {"rms-norm": 1})
+    assert norms.refusals == (
+        Refusal("scaled-rms-norm", "mul_tensor_2", "the scale is not a constant vector over the last axis"),
+    )
+    assert fused.refusals == () and fused.counts == {"kernels": 1, "fused-ops": 1} and fused.seconds >= 0
+    assert built.facts == {"norms", OPTIMIZED}
+
+
+def test_optimized_graphs_may_hold_dialect_ops_only() -> None:
+    built = graph()
+    built.facts.add(OPTIMIZED)
+    with pytest.raises(VerifyError, match="is not an op of this stage"):
+        run_passes(built, [DeadCode()], PassContext())
+
+
+def test_dumps_the_graph_after_each_pass(tmp_path: Path) -> None:
+    run_passes(graph(), [DeadCode(), FusePointwise()], PassContext(), tmp_path / "dump")
+    names = sorted(p.name for p in (tmp_path / "dump").iterdir())
+    assert names == ["00-dead-code.txt", "01-fuse-pointwise.txt"]
+    text = (tmp_path / "dump" / names[1]).read_text()
+    assert 'icc.pointwise([%0], "t0 = exp a0; t1 = mul t0 2.0")' in text
+
+
+def test_progress_is_told() -> None:
+    seen: list[tuple[str, int, int]] = []
+    run_passes(graph(), [DeadCode(), FusePointwise()], PassContext(progress=lambda *told: seen.append(told)))
+    assert seen == [("dead-code", 0, 2), ("fuse-pointwise", 1, 2)]
+
+
+def test_dead_nodes_are_swept_after_each_pass() -> None:
+    built = trace(lambda x: (icc.rms_norm.default(x, None, 1e-5), aten.exp.default(x))[1], keep_dead=True, x="f32[T, 8]")
+    run_passes(built, [FusePointwise()], PassContext())
+    assert not any(n.target is icc.rms_norm.default for n in built.nodes)

@@ -1,0 +1,74 @@
+"""merge-linears."""
+
+from __future__ import annotations
+
+from expecttest import assert_expected_inline
+from graph_tracing import Value, apply, aten, icc, random, trace
+from icc.compiler.graph.weights import Constant, RoundedWeight, RowConcat
+from icc.passes.fuse.merge_linears import MergeLinears
+
+linear = icc.linear.default
+
+
+def gate_up(x: Value, gate: Value, up: Value) -> Value:
+    return aten.silu.default(linear(x, gate, None)) * linear(x, up, None)
+
+
+def test_gate_and_up() -> None:
+    done = apply(MergeLinears(), trace(gate_up, x="f32[T, 8]", gate="bf16[4, 8]", up="bf16[4, 8]"))
+    assert_expected_inline(done.text, """\
+graph(%token_ids: i64[T]):
+  %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
+  %1: f32[T, 4] = icc.linear(%0, @gate: bf16[4, 8], None)
+  %2: f32[T, 4] = aten.silu(%1)
+  %3: f32[T, 4] = icc.linear(%0, @up: bf16[4, 8], None)
+  %4: f32[T, 4] = aten.mul.Tensor(%2, %3)
+  return %4
+-- merge-linears
+graph(%token_ids: i64[T]):
+  %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
+  %1: f32[T, 8] = icc.linear(%0, @gate+up: bf16[8, 8], None)
+  %2: f32[T, 4] = aten.slice.Tensor(%1, 1, 0, 4, 1)
+  %3: f32[T, 4] = aten.slice.Tensor(%1, 1, 4, 8, 1)
+  %4: f32[T, 4] = aten.silu(%2)
+  %5: f32[T, 4] = aten.mul.Tensor(%4, %3)
+  return %5
+""")
+
+
+def test_qkv_of_different_sizes_and_biases() -> None:
+    def fn(x: Value, q: Value, k: Value, v: Value, qb: Value, vb: Value) -> Value:
+        return linear(x, q, qb).slice(1, 0, 4) * linear(x, k, None) + linear(x, v, vb)
+
+    inputs = {"q": "bf16[8, 8]", "k": "bf16[4, 8]", "v": "bf16[4, 8]", "qb": "bf16[8]", "vb": "bf16[4]"}
+    done = apply(MergeLinears(), trace(fn, x="f32[T, 8]", **inputs))
+    assert done.counts == {"merged": 3} and done.ops.count("icc::linear") == 1
+    bias = done.graph.weights["q+k+v.bias"]
+    assert isinstance(bias, RowConcat) and bias.shape == (16,) and bool((bias.load()[8:12] == 0).all())
+
+
+def test_with_a_row_axis_of_heads() -> None:
+    done = apply(MergeLinears(), trace(gate_up, x="f32[T, 3, 8]", gate="f32[4, 8]", up="f32[4, 8]"))
+    assert done.counts == {"merged": 2}
+
+
+def test_refuses_different_storage() -> None:
+    gate = RoundedWeight(Constant(random("gate", (4, 16))), 4, 16)
+    done = apply(MergeLinears(), trace(gate_up, x="f32[T, 16]", gate=gate, up="bf16[4, 16]"))
+    assert done.counts == {} and done.reasons == ["stored differently: ['q4g16', 'torch.bfloat16']"]
+
+
+def test_the_alike_are_merged_all_the_same() -> None:
+    def fn(x: Value, a: Value, b: Value, c: Value) -> Value:
+        return linear(x, a, None) * linear(x, b, None) + linear(x, c, None)
+
+    rounded = {n: RoundedWeight(Constant(random(n, (4, 16))), 4, 8) for n in "ac"}
+    done = apply(MergeLinears(), trace(fn, x="f32[T, 16]", b="bf16[4, 16]", **rounded))
+    assert done.counts == {"merged": 2} and "a+c" in done.graph.weights and len(done.reasons) == 1
+
+
+def test_other_inputs_stay_apart() -> None:
+    def fn(x: Value, a: Value, b: Value) -> Value:
+        return linear(x, a, None) * linear(x * 2.0, b, None)
+
+    assert apply(MergeLinears(), trace(fn, x="f32[T, 8]", a="f32[4, 8]", b="f32[4, 8]")).counts == {}

@@ -1,0 +1,108 @@
+"""paged-attention."""
+
+from __future__ import annotations
+
+from expecttest import assert_expected_inline
+from graph_tracing import Applied, Value, apply, icc, trace
+from icc.passes.attention.paged_attention import PagedAttention
+
+TABLES = {"cos": "f32[24, 4]", "sin": "f32[24, 4]"}
+
+
+def attend(q: Value, k: Value, v: Value) -> Value:
+    return icc.attention.default(q, k, v, None, None, 0, 0.5, 0, 0, 0.0)
+
+
+def rope(x: Value, positions: Value, cos: Value, sin: Value, style: str = "half") -> Value:
+    rows = [icc.embedding.default(positions, t) for t in (cos, sin)]
+    return icc.rope.default(x, *rows, style)
+
+
+def run(fn: object, **inputs: str) -> Applied:
+    return apply(PagedAttention(), trace(fn, positions="", q="f32[T, 4, 8]", k="f32[T, 2, 8]", **inputs))  # type: ignore[arg-type]
+
+
+def test_without_rope() -> None:
+    done = run(lambda positions, q, k: attend(q, k, k))
+    assert_expected_inline(done.text, """\
+graph(%token_ids: i64[T], %positions: i64[T]):
+  %0: f32[T, 4, 8] = icc.embedding(%token_ids, @q: f32[16, 4, 8])
+  %1: f32[T, 2, 8] = icc.embedding(%token_ids, @k: f32[16, 2, 8])
+  %2: f32[T, 4, 8] = icc.attention(%0, %1, %1, None, None, 0, 0.5, 0, 0, 0)
+  %3: f32[T, 32] = aten.view(%2, [-1, 32])
+  return %3
+-- paged-attention
+graph(%token_ids: i64[T], %positions: i64[T]):
+  %0: f32[T, 4, 8] = icc.embedding(%token_ids, @q: f32[16, 4, 8])
+  %1: f32[T, 2, 8] = icc.embedding(%token_ids, @k: f32[16, 2, 8])
+  %2: f32[T, 4, 8] = icc.paged_attention(%0, %1, %1, %positions, None, None, None, None, None, None, 0, 0.5, 0, 0, 0, "half")
+  %3: f32[T, 32] = aten.view(%2, [-1, 32])
+  return %3
+""")
+
+
+def test_rope_is_fused() -> None:
+    def fn(positions: Value, q: Value, k: Value, cos: Value, sin: Value) -> Value:
+        return attend(rope(q, positions, cos, sin), rope(k, positions, cos, sin), k)
+
+    done = run(fn, **TABLES)
+    assert_expected_inline(done.text[done.text.index("--") :], """\
+-- paged-attention
+graph(%token_ids: i64[T], %positions: i64[T]):
+  %0: f32[T, 4, 8] = icc.embedding(%token_ids, @q: f32[16, 4, 8])
+  %1: f32[T, 2, 8] = icc.embedding(%token_ids, @k: f32[16, 2, 8])
+  %2: f32[T, 4, 8] = icc.paged_attention(%0, %1, %1, %positions, @cos: f32[24, 4], @sin: f32[24, 4], @cos: f32[24, 4], @sin: f32[24, 4], None, None, 0, 0.5, 0, 0, 0, "half")
+  %3: f32[T, 32] = aten.view(%2, [-1, 32])
+  return %3
+""")
+    assert done.counts == {"paged-attention": 1, "fused-rope": 2}
+
+
+def test_rope_is_seen_through_views() -> None:
+    def fn(positions: Value, q: Value, k: Value, cos: Value, sin: Value) -> Value:
+        turned = rope(q, positions, cos, sin).view(-1, 2, 2, 8).view(-1, 4, 8)
+        return attend(turned, rope(k, positions, cos, sin), k)
+
+    assert run(fn, **TABLES).counts["fused-rope"] == 2
+
+
+def test_only_one_is_rotated() -> None:
+    def fn(positions: Value, q: Value, k: Value, cos: Value, sin: Value) -> Value:
+        return attend(rope(q, positions, cos, sin), k, k)
+
+    done = run(fn, **TABLES)
+    assert done.counts["fused-rope"] == 1 and "icc::rope" not in done.ops
+
+
+def test_the_tables_of_q_and_k_may_differ() -> None:
+    def fn(positions: Value, q: Value, k: Value, cos: Value, sin: Value) -> Value:
+        return attend(rope(q, positions, cos, sin), rope(k, positions, sin, cos), k)
+
+    assert run(fn, **TABLES).counts["fused-rope"] == 2
+
+
+def test_refuses_two_styles() -> None:
+    def fn(positions: Value, q: Value, k: Value, cos: Value, sin: Value) -> Value:
+        return attend(rope(q, positions, cos, sin), rope(k, positions, cos, sin, "interleaved"), k)
+
+    done = run(fn, **TABLES)
+    assert done.reasons == ["q and k are rotated in ways that one kernel cannot do"]
+    assert done.ops.count("icc::rope") == 2 and done.ops.count("icc::paged_attention") == 1
+
+
+def test_refuses_tables_that_are_not_weights() -> None:
+    def fn(positions: Value, q: Value, k: Value, cos: Value, sin: Value) -> Value:
+        return attend(icc.rope.default(q, cos, sin, "half"), icc.rope.default(k, cos, sin, "half"), k)
+
+    done = run(fn, cos="f32[T, 8]", sin="f32[T, 8]")
+    assert done.counts == {"paged-attention": 1} and done.ops.count("icc::rope") == 2
+    assert done.reasons == ["q and k are rotated in ways that one kernel cannot do"]
+
+
+def test_options_are_kept() -> None:
+    def fn(positions: Value, q: Value, k: Value, sinks: Value, alibi: Value) -> Value:
+        return icc.attention.default(q, k, k, sinks, alibi, 0, 0.25, 5, 3, 20.0)
+
+    done = run(fn, sinks="f32[4]", alibi="f32[4]")
+    node = next(n for n in done.graph.nodes if n.target is icc.paged_attention.default)
+    assert node.args[10:] == (0, 0.25, 5, 3, 20.0, "half")

@@ -1,0 +1,96 @@
+"""select-logit-rows."""
+
+from __future__ import annotations
+
+from expecttest import assert_expected_inline
+from graph_tracing import IDS, Applied, Value, apply, aten, difference, icc, trace
+from icc.compiler.graph.interpret import interpret
+from icc.passes.attention.select_logit_rows import SelectLogitRows
+
+
+def attend(x: Value) -> Value:
+    heads = x.view(-1, 2, 4)
+    return icc.attention.default(heads, heads, heads, None, None, 0, 0.5, 0, 0, 0.0).view(-1, 8)
+
+
+def check_rows(done: Applied) -> None:
+    """Any rows in any order are the rows of the whole."""
+    whole, rows = interpret(done.graph, IDS), [5, 0, 5, 8]
+    assert difference(whole[rows], interpret(done.graph, IDS, rows)) < 1e-6
+
+
+def test_selected_before_norm_and_head() -> None:
+    def fn(x: Value, w: Value, head: Value) -> Value:
+        return icc.linear.default(icc.rms_norm.default(x + attend(x), w, 1e-5), head, None)
+
+    done = apply(SelectLogitRows(), trace(fn, x="f32[T, 8]", w="f32[8]", head="f32[16, 8]"))
+    assert_expected_inline(done.text, """\
+graph(%token_ids: i64[T]):
+  %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
+  %1: f32[T, 2, 4] = aten.view(%0, [-1, 2, 4])
+  %2: f32[T, 2, 4] = icc.attention(%1, %1, %1, None, None, 0, 0.5, 0, 0, 0)
+  %3: f32[T, 8] = aten.view(%2, [-1, 8])
+  %4: f32[T, 8] = aten.add.Tensor(%0, %3)
+  %5: f32[T, 8] = icc.rms_norm(%4, @w: f32[8], 1e-05)
+  %6: f32[T, 16] = icc.linear(%5, @head: f32[16, 8], None)
+  return %6
+-- select-logit-rows
+graph(%token_ids: i64[T], %logit_rows: i64[L]):
+  %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
+  %1: f32[T, 2, 4] = aten.view(%0, [-1, 2, 4])
+  %2: f32[T, 2, 4] = icc.attention(%1, %1, %1, None, None, 0, 0.5, 0, 0, 0)
+  %3: f32[T, 8] = aten.view(%2, [-1, 8])
+  %4: f32[T, 8] = aten.add.Tensor(%0, %3)
+  %5: f32[L, 8] = icc.select_rows(%4, %logit_rows)
+  %6: f32[L, 8] = icc.rms_norm(%5, @w: f32[8], 1e-05)
+  %7: f32[L, 16] = icc.linear(%6, @head: f32[16, 8], None)
+  return %7
+""")
+    check_rows(done)
+
+
+def test_not_above_attention() -> None:
+    done = apply(SelectLogitRows(), trace(lambda x: attend(aten.exp.default(x)), x="f32[T, 8]"))
+    assert done.ops[-3:] == ["icc::attention", "icc::select_rows", "aten::view"]
+    check_rows(done)
+
+
+def test_not_where_branches_meet() -> None:
+    """A parallel residual: the sum reads two token values."""
+
+    def fn(x: Value, head: Value) -> Value:
+        return aten.tanh.default(aten.exp.default(x) + aten.neg.default(x)) / 30.0
+
+    done = apply(SelectLogitRows(), trace(fn, x="f32[T, 8]", head="f32[16, 8]"))
+    assert done.ops[-3:] == ["icc::select_rows", "aten::tanh", "aten::div.Tensor"]
+    check_rows(done)
+
+
+def test_one_reader_that_reads_twice() -> None:
+    def fn(x: Value) -> Value:
+        y = aten.exp.default(x)
+        return y * y
+
+    done = apply(SelectLogitRows(), trace(fn, x="f32[T, 8]"))
+    assert done.ops == ["icc::select_rows", "icc::embedding", "aten::exp", "aten::mul.Tensor"]
+    check_rows(done)
+
+
+def test_the_logits_themselves() -> None:
+    """Nothing after the branches: the logits are selected."""
+
+    def fn(x: Value) -> Value:
+        return aten.exp.default(x) + x
+
+    done = apply(SelectLogitRows(), trace(fn, x="f32[T, 8]"))
+    assert done.ops[-1] == "icc::select_rows"
+    check_rows(done)
+
+
+def test_several_results() -> None:
+    def fn(x: Value) -> Value:
+        return icc.topk.default(x, 3, True)[0] * 2.0
+
+    done = apply(SelectLogitRows(), trace(fn, x="f32[T, 8]"))
+    assert done.ops[-3:] == ["icc::topk", "icc::select_rows", "aten::mul.Tensor"]
+    check_rows(done)
