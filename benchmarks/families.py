@@ -210,7 +210,7 @@ def markdown(rows: list[Row], versions: str) -> str:
         "# Causal-LM types of transformers through icc",
         "",
         f"{versions}; one tiny random checkpoint each, {TOKENS} tokens, against eager float32 logits; error is the "
-        f"largest difference over the largest logit, equal means at most {TOLERANCE:g}. Made by benchmarks/families.py.",
+        f"largest difference over the largest logit, equal means at most {TOLERANCE:g} (benchmarks/families.py).",
         "",
         f"{count}.",
         "",

@@ -1,7 +1,8 @@
 """Tiny configurations of any transformers model type, chosen by what its attributes are called.
 
 There is no table of families: a configuration class is built with its defaults, every size that it turns out to have
-is replaced by a tiny one, and a few profiles (other head counts, other widths) are tried where the class refuses the first.
+is replaced by a tiny one, and a few profiles (other head counts, other widths) are tried where the class refuses the
+first.
 """
 
 from __future__ import annotations

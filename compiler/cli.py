@@ -47,7 +47,7 @@ def main(debug: bool) -> None:
 @click.option("--quant-head", type=click.Choice(HEAD_METHODS), default="int8", show_default=True, help="The LM head.")
 @click.option("--keep", multiple=True, metavar="PATTERN", help="Leave matching linears unquantized (repeatable).")
 @click.option("--calib", type=PATH, help="UTF-8 text to calibrate on (default: a bundled one).")
-@click.option("--calib-sequences", default=64, show_default=True)
+@click.option("--calib-sequences", default=32, show_default=True)
 @click.option("--calib-length", default=512, show_default=True, help="Tokens per calibration sequence.")
 @click.option("--kv-cache", type=click.Choice(tuple(KV_DTYPES)), default="auto", show_default=True)
 @click.option("--max-seq-len", type=int, help="Longest sequence, prompt included (default: the model's, at most 4096).")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from ..passes import pipelines
 from ..passes.base import Pass, PassContext
 from ..passes.manager import PassReport, run_passes
 from ..runtime.engine.manifest import QuantFacts
+from .calibration import load_calibration
 from .codegen import write_engine as writer
 from .codegen.backend import build_kernels
 from .codegen.lower.lower import LowerOptions, lower
@@ -92,20 +94,21 @@ def _run(
 
 def _quantize(options: CompileOptions, graph: Graph, reporter: Reporter) -> list[Pass]:
     """The quantization pass; calibrated methods read and tokenize their text here."""
-    calibration: list[list[int]] = []
+    sequences: Sequence[Sequence[int]] = ()
     if options.quant in ("awq4", "gptq4"):
-        from .calibration import load_calibration
-
+        tokenizer = options.model / "tokenizer.json"
         calibration = load_calibration(
             options.calib,
-            options.model / "tokenizer.json",
+            tokenizer if tokenizer.is_file() else None,
             graph.info.vocab_size,
             num_sequences=options.calib_sequences,
             sequence_length=min(options.calib_length, graph.max_seq_len),
             seed=options.seed,
-            warn=reporter.warn,
         )
-    return pipelines.quantize(options.quant, options.quant_head, options.keep, calibration)
+        sequences = calibration.sequences
+        if calibration.warning:
+            reporter.warn(calibration.warning)
+    return pipelines.quantize(options.quant, options.quant_head, options.keep, sequences)
 
 
 def kv_dtype(options: CompileOptions, graph: Graph) -> str:

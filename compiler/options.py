@@ -26,7 +26,7 @@ class CompileOptions:
     quant_head: str = "int8"
     keep: tuple[str, ...] = ()
     calib: Path | None = None
-    calib_sequences: int = 64
+    calib_sequences: int = 32
     calib_length: int = 512
     kv_cache: str = "auto"
     max_seq_len: int | None = None

@@ -11,7 +11,6 @@ from typing import ClassVar
 from ..compiler.graph.graph import Graph
 from .quantize.record import QuantRecord
 
-
 # the fact that only ops of the dialect are left, which the code generators require
 OPTIMIZED = "optimized"
 
@@ -49,8 +48,8 @@ class PassResult:
 class Pass(ABC):
     """One transformation of a graph. Its dataclass fields are its options.
 
-    `requires` and `ensures` are facts in `Graph.facts`. `tolerance` bounds max |after - before| / max |before| of the logits in
-    the reference interpreter, float32; None means that the pass changes numbers on purpose (quantization).
+    `requires` and `ensures` are facts in `Graph.facts`. `tolerance` bounds max |after - before| / max |before| of the
+    logits in the reference interpreter, float32; None means that the pass changes numbers on purpose (quantization).
     """
 
     name: ClassVar[str]

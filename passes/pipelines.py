@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from .attention.paged_attention import PagedAttention
 from .attention.recognize_rope import RecognizeRope
 from .attention.select_logit_rows import SelectLogitRows
@@ -49,9 +52,9 @@ def fuse() -> list[Pass]:
     ]
 
 
-def quantize(method: str, head: str, keep: tuple[str, ...], calibration: list[list[int]]) -> list[Pass]:
+def quantize(method: str, head: str, keep: tuple[str, ...], calibration: Sequence[Sequence[int]]) -> list[Pass]:
     """Weights to 4 bits by `method`; empty for "none"."""
-    options = {"head": head, "keep": keep}
+    options: dict[str, Any] = {"head": head, "keep": keep}
     if method == "rtn4":
         from .quantize.rtn import QuantizeRtn
 
@@ -59,9 +62,9 @@ def quantize(method: str, head: str, keep: tuple[str, ...], calibration: list[li
     if method == "awq4":
         from .quantize.awq import QuantizeAwq
 
-        return [QuantizeAwq(calibration=calibration, **options)]
+        return [QuantizeAwq(sequences=calibration, **options)]
     if method == "gptq4":
         from .quantize.gptq import QuantizeGptq
 
-        return [QuantizeGptq(calibration=calibration, **options)]
+        return [QuantizeGptq(sequences=calibration, **options)]
     return []

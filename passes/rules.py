@@ -1,7 +1,7 @@
 """Rewrite rules: pattern / check / rewrite, with a reason for every refusal.
 
-A pattern is built from small pieces (`call`, `Any`, `Var`, `Lit`, `either`); commutative ops match in both orders. `apply_rules`
-walks the graph once, in execution order, and rewrites where a rule matches and its check agrees.
+A pattern is built from small pieces (`call`, `Any`, `Var`, `Lit`, `either`); commutative ops match in both orders.
+`apply_rules` walks the graph once, in execution order, and rewrites where a rule matches and its check agrees.
 """
 
 from __future__ import annotations
@@ -83,13 +83,8 @@ def match(pattern: Any, value: Any, bound: Bindings) -> Iterator[Bindings]:
     elif isinstance(pattern, Lit):
         if isinstance(value, (int, float)) and bound.get(pattern.name, value) == value:
             yield {**bound, pattern.name: value}
-    elif isinstance(pattern, Either):
-        for alternative in pattern.alternatives:
-            yield from match(alternative, value, bound)
-    elif isinstance(pattern, Through):
-        yield from match(pattern.inner, value, bound)
-        if isinstance(value, fx.Node) and value.target in pattern.targets:
-            yield from match(pattern, value.args[0], bound)
+    elif isinstance(pattern, (Either, Through)):
+        yield from _match_one_of(pattern, value, bound)
     elif isinstance(pattern, Call):
         yield from _match_call(pattern, value, bound)
     elif isinstance(pattern, (list, tuple)):
@@ -97,6 +92,16 @@ def match(pattern: Any, value: Any, bound: Bindings) -> Iterator[Bindings]:
             yield from _match_all(list(pattern), list(value), bound)
     elif not isinstance(value, fx.Node) and pattern == value:
         yield bound
+
+
+def _match_one_of(pattern: Either | Through, value: Any, bound: Bindings) -> Iterator[Bindings]:
+    if isinstance(pattern, Either):
+        for alternative in pattern.alternatives:
+            yield from match(alternative, value, bound)
+        return
+    yield from match(pattern.inner, value, bound)
+    if isinstance(value, fx.Node) and value.target in pattern.targets:
+        yield from match(pattern, value.args[0], bound)
 
 
 def _match_call(pattern: Call, value: Any, bound: Bindings) -> Iterator[Bindings]:

@@ -176,8 +176,9 @@ def _scaled(low: Lowering, short: str, at: int, scores: Scores, operand: Any) ->
 
 def _whole(low: Lowering, node: fx.Node) -> Value | None:
     """torch's own scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)."""
-    operands = [low.env.get(a) for a in node.args[:3]]  # type: ignore[arg-type]
-    if not all(isinstance(o, Value) for o in operands):
+    found = [low.env.get(a) for a in node.args[:3]]  # type: ignore[arg-type]
+    operands = [o for o in found if isinstance(o, Value)]
+    if len(operands) != 3:
         return None
     q, k, v = operands
     rest = dict(zip(("attn_mask", "dropout_p", "is_causal"), node.args[3:], strict=False)) | dict(node.kwargs)
@@ -268,7 +269,8 @@ def _table(static: StaticValues, steps: tuple[Step, ...], tokens: int) -> Tensor
         elif step.kind == "mul":
             table = table * value(step.operand)
         elif step.kind == "view":
-            table = _view(table, *step.operand, tokens)
+            before, after = step.operand
+            table = _view(table, before, after, tokens)
         else:
             fill = torch.as_tensor(value(step.fill), dtype=torch.float32)
             where = value(step.operand).to(torch.bool)

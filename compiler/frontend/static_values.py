@@ -1,7 +1,7 @@
 """Values of an exported program that do not depend on what the tokens are: masks, biases and tables.
 
-Some models build their masks as tensors over pairs of tokens. Such a value depends only on sizes, positions and weights,
-so it can be computed for a number of tokens and looked at.
+Some models build their masks as tensors over pairs of tokens. Such a value depends only on sizes, positions and
+weights, so it can be computed for a number of tokens and looked at.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class StaticValues:
         name = str(spec.target)
         if spec.kind == InputKind.CONSTANT_TENSOR:
             value = self._program.constants[name]
-            if value.device.type == "meta":
+            if not isinstance(value, Tensor) or value.device.type == "meta":
                 raise ValueError("a constant without a value")
             return value
         return as_compute(self._weights[name.removeprefix("model.")].load())

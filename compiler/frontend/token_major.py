@@ -202,7 +202,7 @@ class Lowering:
         name = str(spec.target)
         if spec.kind == InputKind.CONSTANT_TENSOR:
             value = self.program.constants[name]
-            if value.device.type == "meta":
+            if not isinstance(value, torch.Tensor) or value.device.type == "meta":
                 return self.refuse(node, "a constant without a value")
             weight: Weight = Constant(value)
         else:

@@ -28,9 +28,13 @@ class Stage(StrEnum):
 # ops that only rearrange elements; the memory plan turns them into strides or copies
 SHAPE_OPS: frozenset[Any] = frozenset(
     {
-        aten.view.default, aten.permute.default, aten.expand.default, aten.slice.Tensor, aten.cat.default,
+        aten.view.default,
+        aten.permute.default,
+        aten.expand.default,
+        aten.slice.Tensor,
+        aten.cat.default,
         aten.repeat.default,
-    }  # fmt: skip
+    }
 )
 ICC_OPS: dict[Any, str] = {op.overload: name for name, op in OPS.items()}
 

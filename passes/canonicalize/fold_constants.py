@@ -53,7 +53,8 @@ def _fold(graph: Graph, node: fx.Node) -> Weight:
         env = dict(zip(sources, (_compute_dtype(v) for v in values), strict=True))
         return target(*fx.map_arg(args, lambda n: env[n]))
 
-    moves_only = node.target.__name__.split(".")[0] in ("view", "permute", "slice", "expand", "cat", "repeat")
+    name: str = node.target.__name__  # type: ignore[union-attr]
+    moves_only = name.split(".")[0] in ("view", "permute", "slice", "expand", "cat", "repeat")
     if not moves_only:
         return derive(compute, *(graph.weight(n) for n in sources))
 

@@ -4,9 +4,9 @@
 
     graph = trace(lambda x, w: x * aten.rsqrt.default(mean(x * x) + 1e-6) * w, x="f32[T, 8]", w="f32[8]")
 
-An input with rows (T) is a gather from a random table by the token ids, an input without is a random weight, and a tensor
-is a weight of that value; "token_ids" and "positions" are the graph's own inputs. Values have the arithmetic operators
-and go through any torch.ops overload. The result is viewed as logits [T, n].
+An input with rows (T) is a gather from a random table by the token ids, an input without is a random weight, a tensor
+or weight is itself; "token_ids" and "positions" are the graph's own inputs. Values have the arithmetic operators and go
+through any torch.ops overload. The result is viewed as logits [T, n].
 """
 
 from __future__ import annotations
@@ -198,6 +198,19 @@ def apply(item: Pass, graph: Graph, ids: Sequence[int] = IDS) -> Applied:
 
 
 __all__ = [
-    "IDS", "MAX_SEQ_LEN", "OPS", "VOCAB", "Applied", "Value", "apply", "aten", "cat", "difference", "empty_graph", "icc",
-    "mean", "random", "trace",
-]  # fmt: skip
+    "IDS",
+    "MAX_SEQ_LEN",
+    "OPS",
+    "VOCAB",
+    "Applied",
+    "Value",
+    "apply",
+    "aten",
+    "cat",
+    "difference",
+    "empty_graph",
+    "icc",
+    "mean",
+    "random",
+    "trace",
+]

@@ -1,8 +1,9 @@
-"""Puts the test modules of this folder and the graph tracer (tests/graph/graph_tracing.py) on the path."""
+"""Puts this folder's modules, tests/graph and tests/lower on the path: tests are not importable as a package."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))
+for _folder in ("graph", "lower"):
+    sys.path.insert(0, str(Path(__file__).parents[1] / _folder))

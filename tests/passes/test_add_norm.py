@@ -16,7 +16,9 @@ def test_residual_and_rms_norm() -> None:
         return total + rms(total, w, 1e-5)
 
     done = apply(FuseAddNorm(), trace(fn, x="f32[T, 8]", r="f32[T, 8]", w="f32[8]"))
-    assert_expected_inline(done.text, """\
+    assert_expected_inline(
+        done.text,
+        """\
 graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T, 8] = icc.embedding(%token_ids, @r: f32[16, 8])
@@ -33,7 +35,8 @@ graph(%token_ids: i64[T]):
   %4: f32[T, 8] = getitem(%2, 1)
   %5: f32[T, 8] = aten.add.Tensor(%4, %3)
   return %5
-""")
+""",
+    )
 
 
 def test_residual_and_layer_norm() -> None:

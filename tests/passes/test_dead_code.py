@@ -14,7 +14,9 @@ def unused(x: Value, w: Value) -> Value:
 
 def test_unused_calls_and_weights_go() -> None:
     done = apply(DeadCode(), trace(unused, keep_dead=True, x="f32[T, 8]", w="f32[8]"))
-    assert_expected_inline(done.text, """\
+    assert_expected_inline(
+        done.text,
+        """\
 graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T, 8] = aten.neg(%0)
@@ -27,7 +29,8 @@ graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T, 8] = aten.silu(%0)
   return %1
-""")
+""",
+    )
     assert list(done.graph.weights) == ["x"]
 
 

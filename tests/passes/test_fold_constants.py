@@ -14,7 +14,9 @@ from icc.passes.canonicalize.fold_constants import FoldConstants
 def test_one_plus_weight() -> None:
     """Gemma's norms scale by 1 + w."""
     done = apply(FoldConstants(), trace(lambda x, w: x * (w + 1.0), x="f32[T, 8]", w="f32[8]"))
-    assert_expected_inline(done.text, """\
+    assert_expected_inline(
+        done.text,
+        """\
 graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[8] = aten.add.Tensor(@w: f32[8], 1)
@@ -25,7 +27,8 @@ graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T, 8] = aten.mul.Tensor(%0, @w#2: f32[8])
   return %1
-""")
+""",
+    )
 
 
 def test_moved_weights_keep_their_storage_type() -> None:
@@ -35,7 +38,9 @@ def test_moved_weights_keep_their_storage_type() -> None:
         return icc.linear.default(x, aten.permute.default(w, [1, 0]), None)
 
     done = apply(FoldConstants(), trace(linear, x="f32[T, 8]", w="bf16[8, 4]"))
-    assert_expected_inline(done.text, """\
+    assert_expected_inline(
+        done.text,
+        """\
 graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[4, 8] = aten.permute(@w: bf16[8, 4], [1, 0])
@@ -46,7 +51,8 @@ graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T, 4] = icc.linear(%0, @w#2: bf16[4, 8], None)
   return %1
-""")
+""",
+    )
 
 
 def test_views_of_permuted_weights() -> None:
@@ -61,7 +67,8 @@ def test_views_of_permuted_weights() -> None:
 
 def test_several_sources() -> None:
     done = apply(
-        FoldConstants(), trace(lambda x, a, b: x + cat([a, b], 0) * cat([b, a], 0), x="f32[T, 8]", a="f32[3]", b="f32[5]")
+        FoldConstants(),
+        trace(lambda x, a, b: x + cat([a, b], 0) * cat([b, a], 0), x="f32[T, 8]", a="f32[3]", b="f32[5]"),
     )
     assert done.counts == {"folded": 3} and len(done.graph.weights) == 2
 

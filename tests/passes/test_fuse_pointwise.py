@@ -16,7 +16,9 @@ convert = torch.ops.prims.convert_element_type.default
 
 def test_gated_activation() -> None:
     done = apply(FusePointwise(), trace(lambda x, y: aten.silu.default(x) * y, x="f32[T, 8]", y="f32[T, 8]"))
-    assert_expected_inline(done.text, """\
+    assert_expected_inline(
+        done.text,
+        """\
 graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T, 8] = icc.embedding(%token_ids, @y: f32[16, 8])
@@ -29,7 +31,8 @@ graph(%token_ids: i64[T]):
   %1: f32[T, 8] = icc.embedding(%token_ids, @y: f32[16, 8])
   %2: f32[T, 8] = icc.pointwise([%0, %1], "t0 = silu a0; t1 = mul t0 a1")
   return %2
-""")
+""",
+    )
 
 
 def test_a_value_with_another_reader_stays() -> None:
@@ -38,7 +41,9 @@ def test_a_value_with_another_reader_stays() -> None:
         return (shared * w) + (shared.view(-1, 2, 4) * 3.0).view(-1, 8)
 
     done = apply(FusePointwise(), trace(fn, x="f32[T, 8]", w="f32[8]"))
-    assert_expected_inline(done.text[done.text.index("--") :], """\
+    assert_expected_inline(
+        done.text[done.text.index("--") :],
+        """\
 -- fuse-pointwise
 graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
@@ -48,7 +53,8 @@ graph(%token_ids: i64[T]):
   %4: f32[T, 8] = aten.view(%3, [-1, 8])
   %5: f32[T, 8] = icc.pointwise([%1, @w: f32[8], %4], "t0 = mul a0 a1; t1 = add t0 a2")
   return %5
-""")
+""",
+    )
 
 
 def test_broadcast_producers_stay() -> None:
@@ -103,7 +109,9 @@ USES: dict[str, Callable[[Value, Value], Value]] = {
     "aten.clamp_min": lambda x, p: aten.clamp_min.default(x, 0.1),
     "aten.clamp_max": lambda x, p: aten.clamp_max.default(x, 0.1),
     "aten.hardtanh": lambda x, p: aten.hardtanh.default(x, -0.5, 0.75) + aten.hardtanh.default(x),
-    "aten.softplus": lambda x, p: aten.softplus.default(x) + aten.softplus.default(x, 2.0) + aten.softplus.default(x, 3),
+    "aten.softplus": lambda x, p: (
+        aten.softplus.default(x) + aten.softplus.default(x, 2.0) + aten.softplus.default(x, 3)
+    ),
     "aten.leaky_relu": lambda x, p: aten.leaky_relu.default(x, 0.2) + aten.leaky_relu.default(x),
     "aten.elu": lambda x, p: aten.elu.default(x) + aten.elu.default(x, 1.6, 1.05, 0.5),
     "aten.rsub": lambda x, p: aten.rsub.Scalar(x, 1),

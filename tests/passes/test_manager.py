@@ -79,6 +79,8 @@ def test_progress_is_told() -> None:
 
 
 def test_dead_nodes_are_swept_after_each_pass() -> None:
-    built = trace(lambda x: (icc.rms_norm.default(x, None, 1e-5), aten.exp.default(x))[1], keep_dead=True, x="f32[T, 8]")
+    built = trace(
+        lambda x: (icc.rms_norm.default(x, None, 1e-5), aten.exp.default(x))[1], keep_dead=True, x="f32[T, 8]"
+    )
     run_passes(built, [FusePointwise()], PassContext())
     assert not any(n.target is icc.rms_norm.default for n in built.nodes)

@@ -16,7 +16,9 @@ def gate_up(x: Value, gate: Value, up: Value) -> Value:
 
 def test_gate_and_up() -> None:
     done = apply(MergeLinears(), trace(gate_up, x="f32[T, 8]", gate="bf16[4, 8]", up="bf16[4, 8]"))
-    assert_expected_inline(done.text, """\
+    assert_expected_inline(
+        done.text,
+        """\
 graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T, 4] = icc.linear(%0, @gate: bf16[4, 8], None)
@@ -33,7 +35,8 @@ graph(%token_ids: i64[T]):
   %4: f32[T, 4] = aten.silu(%2)
   %5: f32[T, 4] = aten.mul.Tensor(%4, %3)
   return %5
-""")
+""",
+    )
 
 
 def test_qkv_of_different_sizes_and_biases() -> None:

@@ -21,7 +21,9 @@ def rotary(positions: Value, x: Value, freqs: Value) -> Value:
 
 def test_rotary_tables() -> None:
     graph = trace(rotary, positions="", x="f32[T, 8]", freqs="f32[4]")
-    assert_expected_inline(apply(PositionTables(), graph).text, """\
+    assert_expected_inline(
+        apply(PositionTables(), graph).text,
+        """\
 graph(%token_ids: i64[T], %positions: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: i64[T, 1] = aten.view(%positions, [-1, 1])
@@ -43,7 +45,8 @@ graph(%token_ids: i64[T], %positions: i64[T]):
   %4: f32[T, 8] = aten.mul.Tensor(%0, %3)
   %5: f32[T, 8] = aten.add.Tensor(%2, %4)
   return %5
-""")
+""",
+    )
 
 
 def test_learned_positions_with_an_offset() -> None:
@@ -53,7 +56,9 @@ def test_learned_positions_with_an_offset() -> None:
         return x + icc.embedding.default(positions + 2, table)
 
     done = apply(PositionTables(), trace(fn, positions="", x="f32[T, 8]", table="f32[30, 8]"))
-    assert_expected_inline(done.text, """\
+    assert_expected_inline(
+        done.text,
+        """\
 graph(%token_ids: i64[T], %positions: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: i64[T] = aten.add.Tensor(%positions, 2)
@@ -66,7 +71,8 @@ graph(%token_ids: i64[T], %positions: i64[T]):
   %1: f32[T, 8] = icc.embedding(%positions, @position_table: f32[24, 8])
   %2: f32[T, 8] = aten.add.Tensor(%0, %1)
   return %2
-""")
+""",
+    )
     assert done.graph.weights["position_table"].shape == (24, 8)
 
 

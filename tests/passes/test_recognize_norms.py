@@ -26,7 +26,9 @@ def test_rms_norm_text() -> None:
     def fn(x: Value, w: Value) -> Value:
         return w * (x * rsqrt(mean(x * x) + EPS))
 
-    assert_expected_inline(apply(RecognizeNorms(), trace(fn, x="f32[T, 8]", w="f32[8]")).text, """\
+    assert_expected_inline(
+        apply(RecognizeNorms(), trace(fn, x="f32[T, 8]", w="f32[8]")).text,
+        """\
 graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T, 8] = aten.mul.Tensor(%0, %0)
@@ -42,7 +44,8 @@ graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T, 8] = icc.rms_norm(%0, @w: f32[8], 1e-05)
   return %1
-""")
+""",
+    )
 
 
 def test_layer_norm_text() -> None:
@@ -51,7 +54,9 @@ def test_layer_norm_text() -> None:
         return c * rsqrt(mean(c * c) + EPS) * w + b
 
     graph = trace(fn, x="f32[T, 8]", w="f32[8]", b="f32[8]")
-    assert_expected_inline(apply(RecognizeNorms(), graph).text, """\
+    assert_expected_inline(
+        apply(RecognizeNorms(), graph).text,
+        """\
 graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T] = icc.reduce(%0, "mean", 1)
@@ -71,7 +76,8 @@ graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T, 8] = icc.layer_norm(%0, @w: f32[8], @b: f32[8], 1e-05)
   return %1
-""")
+""",
+    )
 
 
 RMS_FORMS: dict[str, Norm] = {

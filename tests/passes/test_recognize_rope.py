@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from expecttest import assert_expected_inline
-from graph_tracing import Value, apply, aten, cat, icc, trace
+from graph_tracing import Applied, Value, apply, aten, cat, icc, trace
 from icc.passes.attention.recognize_rope import RecognizeRope
 
 Rope = Callable[[Value, Value, Value], Value]
@@ -45,27 +45,19 @@ def _width(row: Value) -> tuple[int, ...]:
     return row.node.meta["type"].shape[-1:]
 
 
-def run(rope: Rope, x: str = "f32[T, 3, 8]", table: str = "f32[24, 8]"):  # noqa: ANN201
+def run(rope: Rope, x: str = "f32[T, 3, 8]", table: str = "f32[24, 8]") -> Applied:
     return apply(RecognizeRope(), trace(with_tables(rope), positions="", x=x, cos=table, sin=table))
 
 
+def after(done: Applied) -> str:
+    """The text after the pass: the forms before it are long, and spelled out above."""
+    return done.text[done.text.index("--") :]
+
+
 def test_half_text() -> None:
-    assert_expected_inline(run(lambda x, cos, sin: x * cos + rotate_half(x) * sin).text, """\
-graph(%token_ids: i64[T], %positions: i64[T]):
-  %0: f32[T, 3, 8] = icc.embedding(%token_ids, @x: f32[16, 3, 8])
-  %1: f32[T, 8] = icc.embedding(%positions, @cos: f32[24, 8])
-  %2: f32[T, 8] = icc.embedding(%positions, @sin: f32[24, 8])
-  %3: f32[T, 1, 8] = aten.view(%1, [-1, 1, 8])
-  %4: f32[T, 1, 8] = aten.view(%2, [-1, 1, 8])
-  %5: f32[T, 3, 8] = aten.mul.Tensor(%0, %3)
-  %6: f32[T, 3, 4] = aten.slice.Tensor(%0, 2, 4, 8, 1)
-  %7: f32[T, 3, 4] = aten.neg(%6)
-  %8: f32[T, 3, 4] = aten.slice.Tensor(%0, 2, 0, 4, 1)
-  %9: f32[T, 3, 8] = aten.cat([%7, %8], 2)
-  %10: f32[T, 3, 8] = aten.mul.Tensor(%9, %4)
-  %11: f32[T, 3, 8] = aten.add.Tensor(%5, %10)
-  %12: f32[T, 24] = aten.view(%11, [-1, 24])
-  return %12
+    assert_expected_inline(
+        after(run(lambda x, cos, sin: x * cos + rotate_half(x) * sin)),
+        """\
 -- recognize-rope
 graph(%token_ids: i64[T], %positions: i64[T]):
   %0: f32[T, 3, 8] = icc.embedding(%token_ids, @x: f32[16, 3, 8])
@@ -76,29 +68,15 @@ graph(%token_ids: i64[T], %positions: i64[T]):
   %5: f32[T, 3, 8] = aten.view(%4, [-1, 3, 8])
   %6: f32[T, 24] = aten.view(%5, [-1, 24])
   return %6
-""")
+""",
+    )
 
 
 def test_split_half_text() -> None:
     """gpt-oss: half-width tables, which are doubled."""
-    assert_expected_inline(run(split_half, table="f32[24, 4]").text, """\
-graph(%token_ids: i64[T], %positions: i64[T]):
-  %0: f32[T, 3, 8] = icc.embedding(%token_ids, @x: f32[16, 3, 8])
-  %1: f32[T, 4] = icc.embedding(%positions, @cos: f32[24, 4])
-  %2: f32[T, 4] = icc.embedding(%positions, @sin: f32[24, 4])
-  %3: f32[T, 1, 4] = aten.view(%1, [-1, 1, 4])
-  %4: f32[T, 1, 4] = aten.view(%2, [-1, 1, 4])
-  %5: f32[T, 3, 4] = aten.slice.Tensor(%0, 2, 0, 4, 1)
-  %6: f32[T, 3, 4] = aten.slice.Tensor(%0, 2, 4, 8, 1)
-  %7: f32[T, 3, 4] = aten.mul.Tensor(%5, %3)
-  %8: f32[T, 3, 4] = aten.mul.Tensor(%6, %4)
-  %9: f32[T, 3, 4] = aten.sub.Tensor(%7, %8)
-  %10: f32[T, 3, 4] = aten.mul.Tensor(%6, %3)
-  %11: f32[T, 3, 4] = aten.mul.Tensor(%5, %4)
-  %12: f32[T, 3, 4] = aten.add.Tensor(%10, %11)
-  %13: f32[T, 3, 8] = aten.cat([%9, %12], 2)
-  %14: f32[T, 24] = aten.view(%13, [-1, 24])
-  return %14
+    assert_expected_inline(
+        after(run(split_half, table="f32[24, 4]")),
+        """\
 -- recognize-rope
 graph(%token_ids: i64[T], %positions: i64[T]):
   %0: f32[T, 3, 8] = icc.embedding(%token_ids, @x: f32[16, 3, 8])
@@ -109,15 +87,17 @@ graph(%token_ids: i64[T], %positions: i64[T]):
   %5: f32[T, 3, 8] = aten.view(%4, [-1, 3, 8])
   %6: f32[T, 24] = aten.view(%5, [-1, 24])
   return %6
-""")
+""",
+    )
 
 
 def test_interleaved_text() -> None:
     def rope(x: Value, cos: Value, sin: Value) -> Value:
         return x * repeat_pairs(cos) + rotate_pairs(x) * repeat_pairs(sin)
 
-    text = run(rope).text
-    assert_expected_inline(text[text.index("--") :], """\
+    assert_expected_inline(
+        after(run(rope)),
+        """\
 -- recognize-rope
 graph(%token_ids: i64[T], %positions: i64[T]):
   %0: f32[T, 3, 8] = icc.embedding(%token_ids, @x: f32[16, 3, 8])
@@ -128,7 +108,8 @@ graph(%token_ids: i64[T], %positions: i64[T]):
   %5: f32[T, 3, 8] = aten.view(%4, [-1, 3, 8])
   %6: f32[T, 24] = aten.view(%5, [-1, 24])
   return %6
-""")
+""",
+    )
 
 
 def partial(inner: Rope, width: int, dim: int = 12) -> Rope:
@@ -140,7 +121,9 @@ def partial(inner: Rope, width: int, dim: int = 12) -> Rope:
 
 def test_partial_text() -> None:
     done = run(partial(lambda x, cos, sin: x * cos + rotate_half(x) * sin, 8), x="f32[T, 3, 12]")
-    assert_expected_inline(done.text[done.text.index("--") :], """\
+    assert_expected_inline(
+        after(done),
+        """\
 -- recognize-rope
 graph(%token_ids: i64[T], %positions: i64[T]):
   %0: f32[T, 3, 12] = icc.embedding(%token_ids, @x: f32[16, 3, 12])
@@ -151,7 +134,8 @@ graph(%token_ids: i64[T], %positions: i64[T]):
   %5: f32[T, 3, 12] = aten.view(%4, [-1, 3, 12])
   %6: f32[T, 36] = aten.view(%5, [-1, 36])
   return %6
-""")
+""",
+    )
 
 
 FORMS: dict[str, tuple[str, str, Rope]] = {
@@ -165,7 +149,8 @@ FORMS: dict[str, tuple[str, str, Rope]] = {
         "f32[T, 3, 12]", "f32[24, 8]", partial(lambda x, cos, sin: x * cos + rotate_half(x) * sin, 8)
     ),
     "gptj, partial": (
-        "f32[T, 3, 12]", "f32[24, 8]", partial(lambda x, c, s: x * repeat_pairs(c) + rotate_pairs(x) * repeat_pairs(s), 8)
+        "f32[T, 3, 12]", "f32[24, 8]",
+        partial(lambda x, c, s: x * repeat_pairs(c) + rotate_pairs(x) * repeat_pairs(s), 8),
     ),
     "partial by half-width tables": ("f32[T, 3, 12]", "f32[24, 4]", partial(split_half, 8)),
 }  # fmt: skip
@@ -220,15 +205,15 @@ def test_refuses_a_table_per_head() -> None:
     def fn(positions: Value, x: Value, cos: Value, sin: Value) -> Value:
         return x * icc.embedding.default(positions, cos) + rotate_half(x) * icc.embedding.default(positions, sin)
 
-    done = apply(
-        RecognizeRope(), trace(fn, positions="", x="f32[T, 3, 8]", cos="f32[24, 3, 8]", sin="f32[24, 3, 8]")
-    )
+    done = apply(RecognizeRope(), trace(fn, positions="", x="f32[T, 3, 8]", cos="f32[24, 3, 8]", sin="f32[24, 3, 8]"))
     assert done.counts == {} and done.reasons == ["the table differs between heads"]
 
 
 def test_refuses_values_without_heads() -> None:
     def fn(positions: Value, x: Value, cos: Value, sin: Value) -> Value:
-        return x * icc.embedding.default(positions, cos) + rotate_half(x, axis=1) * icc.embedding.default(positions, sin)
+        return x * icc.embedding.default(positions, cos) + rotate_half(x, axis=1) * icc.embedding.default(
+            positions, sin
+        )
 
     done = apply(RecognizeRope(), trace(fn, positions="", x="f32[T, 8]", cos="f32[24, 8]", sin="f32[24, 8]"))
     assert done.counts == {} and done.reasons == ["there is no head axis"]

@@ -30,7 +30,9 @@ def test_commutative_calls_match_both_ways() -> None:
     pattern = call(aten.mul.Tensor, call(aten.exp.default, X), Y)
     assert matches(pattern, lambda x, y: aten.exp.default(x) * y, y="f32[8]")
     assert matches(pattern, lambda x, y: y * aten.exp.default(x), y="f32[8]")
-    assert not matches(call(aten.sub.Tensor, call(aten.exp.default, X), Y), lambda x, y: y - aten.exp.default(x), y="f32[8]")
+    assert not matches(
+        call(aten.sub.Tensor, call(aten.exp.default, X), Y), lambda x, y: y - aten.exp.default(x), y="f32[8]"
+    )
 
 
 def test_all_ways_are_found() -> None:

@@ -24,7 +24,9 @@ def test_selected_before_norm_and_head() -> None:
         return icc.linear.default(icc.rms_norm.default(x + attend(x), w, 1e-5), head, None)
 
     done = apply(SelectLogitRows(), trace(fn, x="f32[T, 8]", w="f32[8]", head="f32[16, 8]"))
-    assert_expected_inline(done.text, """\
+    assert_expected_inline(
+        done.text,
+        """\
 graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T, 2, 4] = aten.view(%0, [-1, 2, 4])
@@ -45,7 +47,8 @@ graph(%token_ids: i64[T], %logit_rows: i64[L]):
   %6: f32[L, 8] = icc.rms_norm(%5, @w: f32[8], 1e-05)
   %7: f32[L, 16] = icc.linear(%6, @head: f32[16, 8], None)
   return %7
-""")
+""",
+    )
     check_rows(done)
 
 

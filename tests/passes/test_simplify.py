@@ -15,7 +15,9 @@ convert = torch.ops.prims.convert_element_type.default
 
 def test_views_collapse() -> None:
     done = apply(Simplify(), trace(lambda x: x.view(-1, 2, 4).view(-1, 1, 8).view(-1, 8) * 3.0, x="f32[T, 8]"))
-    assert_expected_inline(done.text, """\
+    assert_expected_inline(
+        done.text,
+        """\
 graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T, 2, 4] = aten.view(%0, [-1, 2, 4])
@@ -28,7 +30,8 @@ graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T, 8] = aten.mul.Tensor(%0, 3)
   return %1
-""")
+""",
+    )
 
 
 def test_arithmetic_in_one_way() -> None:
@@ -36,7 +39,9 @@ def test_arithmetic_in_one_way() -> None:
         return aten.pow.Tensor_Scalar((x * 1 + 0) / 1, 2) / 8.0
 
     done = apply(Simplify(), trace(fn, x="f32[T, 8]"))
-    assert_expected_inline(done.text, """\
+    assert_expected_inline(
+        done.text,
+        """\
 graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T, 8] = aten.mul.Tensor(%0, 1)
@@ -51,7 +56,8 @@ graph(%token_ids: i64[T]):
   %1: f32[T, 8] = aten.mul.Tensor(%0, %0)
   %2: f32[T, 8] = aten.mul.Tensor(%1, 0.125)
   return %2
-""")
+""",
+    )
 
 
 def test_slices_of_slices() -> None:
@@ -59,7 +65,9 @@ def test_slices_of_slices() -> None:
         return x.slice(1, 4, 14).slice(1, 2, 8, 2) + 1.0
 
     done = apply(Simplify(merge_slices=True), trace(fn, x="f32[T, 16]"))
-    assert_expected_inline(done.text, """\
+    assert_expected_inline(
+        done.text,
+        """\
 graph(%token_ids: i64[T]):
   %0: f32[T, 16] = icc.embedding(%token_ids, @x: f32[16, 16])
   %1: f32[T, 10] = aten.slice.Tensor(%0, 1, 4, 14, 1)
@@ -72,7 +80,8 @@ graph(%token_ids: i64[T]):
   %1: f32[T, 3] = aten.slice.Tensor(%0, 1, 6, 12, 2)
   %2: f32[T, 3] = aten.add.Tensor(%1, 1)
   return %2
-""")
+""",
+    )
     assert apply(Simplify(), trace(fn, x="f32[T, 16]")).counts == {}
 
 

@@ -244,7 +244,7 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     q, k, v = (low.heads(low.placed(n)) for n in node.args[:3])
     q_cos, q_sin, k_cos, k_sin, sinks, alibi = (low.plain(a) if a is not None else ABSENT for a in node.args[4:10])
     layer, scale, window, chunk, softcap, style = node.args[10:]
-    layer = int(layer)  # type: ignore[call-overload]
+    layer = low.kv_layer(int(layer))  # type: ignore[call-overload]
     low.builder.kv_layers[layer] = KVLayer(k.shape[0], k.shape[1], v.shape[1], int(window))  # type: ignore[call-overload]
     shared = {
         "kv_heads": k.shape[0], "key_dim": k.shape[1], "value_dim": v.shape[1],

@@ -73,6 +73,7 @@ class Lowerer:
         self.options = options
         self.builder = ProgramBuilder()
         self._values: dict[fx.Node, Any] = {}
+        self._kv_layers: dict[int, int] = {}
         self._quantized: dict[tuple[str, int, int], list[Operand]] = {}
         self._in_output = _written_to_output(graph)
         self._tiled = self._shared_with_linear()
@@ -168,6 +169,10 @@ class Lowerer:
             self.step("quantize_rows", params, [x.operand], [codes, scales, sums], self._current)
             self._quantized[key] = [codes.operand, scales.operand, sums.operand]
         return self._quantized[key]
+
+    def kv_layer(self, layer: int) -> int:
+        """The number of a graph's attention layer in the program: without gaps where passes removed one."""
+        return self._kv_layers.setdefault(layer, len(self._kv_layers))
 
     # weights
 
