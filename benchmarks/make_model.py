@@ -1,6 +1,6 @@
 """Writes random-weight Llama checkpoints of well-known shapes for speed measurements, one tensor at a time.
 
-    python benchmarks/make_model.py llama-1b build/llama-1b
+python benchmarks/make_model.py llama-1b build/llama-1b
 """
 
 from __future__ import annotations

@@ -65,7 +65,9 @@ def show_summary(options: CompileOptions, report: CompileReport, reporter: Repor
     table.add_row("time", f"{sum(reporter.seconds.values()):.1f} s: {times}")
     weights = f"{_mib(report.weight_bytes)}, {report.bits_per_weight:.2f} bits per weight ({options.quant})"
     table.add_row("weights", f"{report.num_parameters / 1e6:.1f} M parameters, {weights}")
-    table.add_row("memory", f"{report.arena_bytes_per_token} B arena and {report.kv_bytes_per_token:.0f} B KV per token")
+    table.add_row(
+        "memory", f"{report.arena_bytes_per_token} B arena and {report.kv_bytes_per_token:.0f} B KV per token"
+    )
     table.add_row("program", f"{report.steps} steps, {report.kernels} kernels for {report.target}")
     fusions = ", ".join(f"{name} {count}" for name, count in report.fused.items() if count)
     table.add_row("rewrites", fusions or "none")

@@ -35,8 +35,8 @@ def compile_model(
 ) -> Path:
     """Compile a Hugging Face checkpoint directory to an engine directory and return its path.
 
-    `options` are the fields of CompileOptions: target, quant, max_seq_len, force, ... Raises IccError with one clear line; nothing
-    is left behind then.
+    `options` are the fields of CompileOptions: target, quant, max_seq_len, force, ... Raises IccError with one clear
+    line; nothing is left behind then.
     """
     unknown = set(options) - set(CompileOptions.__dataclass_fields__)
     if unknown:
@@ -49,7 +49,7 @@ def compile_model(
 
 
 def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport:
-    """Run every stage; `reporter` hears of stages and progress. Returns what report.json and the summary are made of."""
+    """Run every stage; `reporter` hears of them. Returns what report.json and the summary are made of."""
     target = find_target(options.target)
     writer.check_output(options.output, options.force)
     with reporter.stage("trace"):
@@ -112,7 +112,7 @@ def _quantize(options: CompileOptions, graph: Graph, reporter: Reporter) -> list
 
 
 def kv_dtype(options: CompileOptions, graph: Graph) -> str:
-    """Storage of the KV cache: by default as precise as the checkpoint's own type allows, 16 bits for 16-bit weights."""
+    """Storage of the KV cache: by default 16 bits for 16-bit weights, else float32."""
     chosen = KV_DTYPES[options.kv_cache]
     if chosen:
         return chosen

@@ -1,4 +1,7 @@
-"""What the compiler did, for report.json, the manifest and the summary. Holds no times: equal compiles report equally."""
+"""What the compiler did, for report.json, the manifest and the summary.
+
+It holds no times: equal compiles report equally.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from torch import fx
 
 from ..passes.base import PassContext
 from ..passes.manager import PassReport
+from .codegen.lower.lower import Lowered
 from .graph.graph import Graph, TensorType
 from .graph.verify import ICC_OPS
 from .graph.weights import QuantizedWeight, RowConcat, Weight
 from .ops import OPS
 from .options import CompileOptions
 from .targets import Target
-from .codegen.lower.lower import Lowered
 
 
 @dataclass(frozen=True)

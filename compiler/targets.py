@@ -9,7 +9,10 @@ from .errors import UsageError
 
 @dataclass(frozen=True)
 class Target:
-    """One machine. Bandwidth in GB/s; peaks in TFLOP/s or TOP/s (dense); `implemented` says whether icc has its backend."""
+    """One machine. Bandwidth in GB/s, dense peaks in TFLOP/s and TOP/s.
+
+    `implemented` says whether icc has its backend.
+    """
 
     name: str
     backend: str  # "cpu", "cuda" or "hip"
@@ -21,7 +24,7 @@ class Target:
     implemented: bool = False
 
 
-# CPU figures are those of two cores with AVX-512 VNNI (shared/PEERS.md); the roofline of a CPU engine is relative to them.
+# CPU figures are those of two cores with AVX-512 VNNI; the roofline of a CPU engine is relative to them.
 _TABLE = (
     Target("cpu", "cpu", "x86-64", 22.0, 0.3, 1.2, implemented=True),
     Target("native", "cpu", "x86-64", 22.0, 0.3, 1.2, implemented=True),

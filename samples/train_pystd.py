@@ -16,10 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
-from torch.nn.functional import cross_entropy
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
-
 from pystd_corpus import (
     BOS_ID,
     STDLIB,
@@ -31,6 +27,9 @@ from pystd_corpus import (
     save_tokenizer,
     train_tokenizer,
 )
+from tokenizers import Tokenizer
+from torch.nn.functional import cross_entropy
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 # Most of the training sees short windows, which are cheap; the last part teaches the whole context.
 CONTEXT = 1024

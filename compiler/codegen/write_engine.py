@@ -71,7 +71,11 @@ def _write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reasons = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EFBIG: "too large"}
+        reasons = {
+            errno.ENOSPC: "the disk is full",
+            errno.EDQUOT: "the disk quota is used up",
+            errno.EFBIG: "too large",
+        }
         reason = reasons.get(error.errno or 0, error.strerror or str(error))
         free = shutil.disk_usage(path.parent).free // 2**20
         raise WriteError(

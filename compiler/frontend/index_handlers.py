@@ -180,6 +180,6 @@ def scatter(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any
     tensor = isinstance(source, Value)
     if tensor and not source.per_token:
         source = per_token(low, source, (T, *source.features))
-    src, number = (source.node, 0.0) if tensor else (None, float(source))
+    src, number = (source.node, 0.0) if isinstance(source, Value) else (None, float(source))
     out = low.emit(icc("scatter"), base, index_.node, src, number, "add" in name)
     return Value(out, dims_of(_val(node)))

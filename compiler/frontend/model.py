@@ -49,7 +49,7 @@ def attention_implementation(config: Any) -> str:
 
     from transformers import AutoModelForCausalLM
 
-    cls = AutoModelForCausalLM._model_mapping[type(config)]
+    cls: Any = AutoModelForCausalLM._model_mapping[type(config)]
     asks = hasattr(sys.modules[cls.__module__], "ALL_ATTENTION_FUNCTIONS") or cls._supports_attention_backend
     return NAME if asks else "eager"
 
@@ -101,13 +101,10 @@ def computed_buffers(model: nn.Module) -> dict[str, Tensor]:
         names = [n for n in module._non_persistent_buffers_set if module._buffers.get(n) is not None]
         if not names:
             continue
-        saved = {n: module._buffers[n] for n in names}
-        for n in names:
-            module._buffers[n] = (
-                torch.full_like(saved[n], float("nan"), device="cpu")
-                if saved[n].is_floating_point()
-                else torch.zeros_like(saved[n], device="cpu")
-            )  # type: ignore[union-attr, arg-type]
+        saved = {n: b for n in names if (b := module._buffers[n]) is not None}
+        for n, buffer in saved.items():
+            unset = float("nan") if buffer.is_floating_point() else 0  # what nothing computes must not pass unseen
+            module._buffers[n] = torch.full_like(buffer, unset, device="cpu")
         with torch.no_grad():
             owner = _owner(model, path)
             owner._init_weights(module)

@@ -41,7 +41,7 @@ def matmul(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
     if a.per_token and not b.per_token and len(b.dims) == 2:
         turned = low.emit(aten.permute.default, b.node, [1, 0])
         fused = bias is not None and not bias.per_token and len(bias.dims) == 1
-        value = Value(low.emit(icc("linear"), a.node, turned, bias.node if fused else None), dims)
+        value = Value(low.emit(icc("linear"), a.node, turned, bias.node if bias is not None and fused else None), dims)
         return value if fused or bias is None else _add(low, value, bias)
     value = _batched(low, a, b, dims)
     return value if bias is None else _add(low, value, bias)

@@ -181,7 +181,9 @@ def _whole(low: Lowering, node: fx.Node) -> Value | None:
     if len(operands) != 3:
         return None
     q, k, v = operands
-    rest = dict(zip(("attn_mask", "dropout_p", "is_causal"), node.args[3:], strict=False)) | dict(node.kwargs)
+    rest: dict[str, Any] = dict(zip(("attn_mask", "dropout_p", "is_causal"), node.args[3:], strict=False)) | dict(
+        node.kwargs
+    )
     if any(value.axis != len(value.dims) - 2 or not value.per_token for value in (q, k, v)):
         raise ValueError("attention over other axes than tokens")
     scale = rest.get("scale")

@@ -14,7 +14,8 @@ def target_name(target: Any) -> str:
     """icc.rms_norm, aten.view, getitem."""
     if target is operator.getitem:
         return "getitem"
-    name = target.name() if hasattr(target, "name") and callable(target.name) else str(target)
+    schema = getattr(target, "_schema", None)
+    name = str(target) if schema is None else str(target.name())
     return name.replace("::", ".").split(".default")[0]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -17,9 +17,7 @@ from ...compiler.ops import OPS
 from ..base import Pass, PassContext, PassResult, Refusal
 
 aten = torch.ops.aten
-ATTENTION, PAGED, ROPE, EMBEDDING = (
-    OPS[n].overload for n in ("attention", "paged_attention", "rope", "embedding")
-)
+ATTENTION, PAGED, ROPE, EMBEDDING = (OPS[n].overload for n in ("attention", "paged_attention", "rope", "embedding"))
 Tables = tuple[fx.Node, fx.Node, str]
 
 
@@ -63,7 +61,7 @@ def _rewrite(graph: Graph, node: fx.Node) -> int:
 
 def _unrope(x: fx.Node, positions: fx.Node) -> tuple[fx.Node, Tables | None]:
     """(rope's input, its tables) where x is a rope by rows of tables at `positions`, seen through views."""
-    source = x
+    source: Any = x
     while source.target is aten.view.default and type_of(source.args[0]).shape[-1] == type_of(x).shape[-1]:  # type: ignore[arg-type]
         source = source.args[0]  # type: ignore[assignment]
     if source.target is not ROPE or type_of(source).shape != type_of(x).shape:

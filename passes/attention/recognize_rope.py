@@ -137,9 +137,7 @@ class InterleavedRope(_RopeRule):
 
     name = "rope-interleaved"
     style = "interleaved"
-    pattern = call(
-        aten.add.Tensor, call(aten.mul.Tensor, X, COS), call(aten.mul.Tensor, through_views(_STACKED), SIN)
-    )
+    pattern = call(aten.add.Tensor, call(aten.mul.Tensor, X, COS), call(aten.mul.Tensor, through_views(_STACKED), SIN))
 
     def check(self, graph: Graph, root: fx.Node, found: Bindings) -> Fail | None:
         if found["stack_axis"] != found["axis"] + 1:

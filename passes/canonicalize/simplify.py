@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -61,7 +61,7 @@ class Neutral(Rule):
     pattern = Var("root")
 
     def check(self, graph: Graph, root: fx.Node, found: Bindings) -> Fail | None:
-        neutral = {aten.mul.Tensor: 1, aten.div.Tensor: 1, aten.add.Tensor: 0, aten.sub.Tensor: 0}
+        neutral: dict[Any, int] = {aten.mul.Tensor: 1, aten.div.Tensor: 1, aten.add.Tensor: 0, aten.sub.Tensor: 0}
         if root.target not in neutral or len(root.args) != 2:
             return Fail("")
         source, number = root.args
@@ -128,4 +128,3 @@ class Simplify(Pass):
                 return total
             total.modified = True
             total.counts += result.counts
-

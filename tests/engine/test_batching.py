@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import icc
 import numpy as np
 import pytest
-
-import icc
 
 GREEDY = icc.SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-
 from icc.compiler.cli import main
 
 
@@ -19,7 +18,9 @@ def run(*args: object) -> Any:
 
 def test_compile_prints_what_it_did(compiled: Callable[..., Any], tmp_path: Path) -> None:
     checkpoint = compiled("llama").checkpoint
-    result = run("compile", checkpoint, "-o", tmp_path / "e", "--target", "native", "--quant", "rtn4", "--keep", "*down_proj*")
+    result = run(
+        "compile", checkpoint, "-o", tmp_path / "e", "--target", "native", "--quant", "rtn4", "--keep", "*down_proj*"
+    )
     assert result.exit_code == 0, result.output
     for word in ("bits per weight", "paged-attention", "kept by --keep", "time", "weights"):
         assert word in result.output
@@ -27,7 +28,9 @@ def test_compile_prints_what_it_did(compiled: Callable[..., Any], tmp_path: Path
 
 def test_json_report_and_explain(compiled: Callable[..., Any], tmp_path: Path) -> None:
     checkpoint = compiled("llama").checkpoint
-    result = run("compile", checkpoint, "-o", tmp_path / "e", "--target", "native", "--json", "--dump-passes", tmp_path / "d")
+    result = run(
+        "compile", checkpoint, "-o", tmp_path / "e", "--target", "native", "--json", "--dump-passes", tmp_path / "d"
+    )
     report = json.loads(result.stdout)
     assert report["kernels"] > 5 and report["roofline"]["decode"]
     assert sorted(p.name for p in (tmp_path / "d").iterdir()) == ["attention", "canonicalize", "fuse"]

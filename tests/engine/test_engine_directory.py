@@ -12,10 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import icc
 import numpy as np
 import pytest
-
-import icc
 from icc.compiler.errors import OutputExistsError, TensorError, UsageError
 from icc.runtime.errors import EngineFormatError, MissingIsaError
 

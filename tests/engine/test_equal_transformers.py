@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import icc
 import numpy as np
 import pytest
 import torch
 
-import icc
-
 FAMILIES = (
     "llama-mqa_tied_biases_llama3", "llama-odd", "mistral", "qwen2-window", "qwen3", "gemma2", "gemma3-odd_untied",
-    "phi3-mha_partial_tied", "gpt2", "gpt_neox", "opt", "mixtral", "qwen3_moe", "gpt_oss-yarn_odd", "cohere-interleaved_rotary",
-    "deepseek_v3-latent_grouped_routing",
+    "phi3-mha_partial_tied", "gpt2", "gpt_neox", "opt", "mixtral", "qwen3_moe", "gpt_oss-yarn_odd",
+    "cohere-interleaved_rotary", "deepseek_v3-latent_grouped_routing",
 )  # fmt: skip
 # float32 all the way: what is left is the order of additions
 TOLERANCE = 5e-5
@@ -31,7 +30,9 @@ def test_logits_and_greedy_tokens(name: str, compiled: Callable[..., Any], tiny:
     expected = tiny.reference_logits(oracle, ids).numpy()
     with icc.load(engine, threads=2) as llm:
         found = llm.logits(ids)
-        tokens = llm.generate([ids[:11]], icc.SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True))[0].token_ids
+        tokens = llm.generate([ids[:11]], icc.SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True))[
+            0
+        ].token_ids
     error = np.abs(found - expected).max() / np.abs(expected).max()
     assert error < TOLERANCE, f"{name}: relative error {error:.1e}"
     assert list(tokens) == _greedy(oracle, ids[:11], 10)

@@ -156,7 +156,7 @@ def pointwise(low: Lowerer, node: fx.Node) -> Placed:
 def reduce(low: Lowerer, node: fx.Node) -> Placed:
     """One axis reduced away."""
     x = low.dense(low.placed(node.args[0]))
-    axis = node.args[2] - 1  # type: ignore[operator]
+    axis: int = node.args[2] - 1  # type: ignore[operator, assignment]
     out = low.new(node)
     params = {
         "op": node.args[1], "outer": prod(x.shape[:axis]), "n": x.shape[axis], "inner": prod(x.shape[axis + 1 :]),

@@ -283,7 +283,7 @@ def _dense_format(weight: Weight) -> str:
 
 def _written_to_output(graph: Graph) -> set[fx.Node]:
     """Nodes that write straight into the logits: the last kernel, and elementwise kernels' sources in place."""
-    node = graph.output
+    node: Any = graph.output  # fx types its arguments too widely to follow them
     found: set[fx.Node] = set()
     while True:
         while node.target is aten.view.default and len(node.users) == 1:

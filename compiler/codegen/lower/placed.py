@@ -57,9 +57,7 @@ class Placed:
 
     def permute(self, order: list[int]) -> Placed:
         """Axes in another order (row axis excluded)."""
-        return replace(
-            self, shape=tuple(self.shape[i] for i in order), strides=tuple(self.strides[i] for i in order)
-        )
+        return replace(self, shape=tuple(self.shape[i] for i in order), strides=tuple(self.strides[i] for i in order))
 
     def expand(self, shape: tuple[int, ...]) -> Placed:
         """Broadcast to `shape`, from the right."""
@@ -79,9 +77,7 @@ class Placed:
         return replace(self, offset=moved, shape=tuple(shape), strides=tuple(strides))
 
 
-def _view_strides(
-    shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]
-) -> tuple[int, ...] | None:
+def _view_strides(shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...] | None:
     """Strides of `target` over the same memory, as torch's view computes them; None if there are none."""
     groups: list[tuple[int, int]] = []  # (size, innermost stride) of maximal contiguous groups
     for size, stride in zip(shape, strides, strict=True):

@@ -51,7 +51,7 @@ def cat(low: Lowerer, node: fx.Node) -> Placed:
     """A new buffer, each part copied into its place."""
     parts = [low.placed(n) for n in node.args[0]]  # type: ignore[union-attr]
     kind = type_of(node)
-    axis = node.args[1] - (1 if kind.rows else 0)  # type: ignore[operator]
+    axis: int = node.args[1] - (1 if kind.rows else 0)  # type: ignore[operator, assignment]
     out = low.new(node)
     start = 0
     for part in parts:
