@@ -31,6 +31,11 @@ def load_calibration(
 
     A text with fewer tokens than asked for gives fewer windows; one that does not fill a single window is refused.
     """
+    if tokenizer_file is None and path is not None:
+        raise UsageError(
+            f"calibration text {path} cannot be used: the model has no tokenizer.json",
+            "leave --calib out to calibrate on random token ids",
+        )
     if tokenizer_file is None:
         source = random.Random(seed)
         ids = [[source.randrange(vocab_size) for _ in range(sequence_length)] for _ in range(num_sequences)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from ..runtime.errors import IccError
 from .options import HEAD_METHODS, KV_DTYPES, QUANT_METHODS
 
 PATH = click.Path(path_type=Path)
+COMPILE_MODULES = ("torch", "transformers", "safetensors", "jinja2")  # what the extra `compile` installs
+MISSING_MODULE = 3
 RUNTIME_SETTINGS: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
@@ -23,6 +26,12 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if ctx.params.get("debug") or error.name not in COMPILE_MODULES:
+                raise
+            click.echo(f"error: this needs {error.name}, which is not installed", err=True)
+            click.echo("hint: pip install 'icc[compile]'; an engine that exists runs without it", err=True)
+            ctx.exit(MISSING_MODULE)
         except IccError as error:
             if ctx.params.get("debug"):
                 raise
@@ -64,6 +73,7 @@ def compile_command(model: Path, output: Path | None, explain: str | None, as_js
     from .driver import compile_engine
     from .options import CompileOptions, default_output
 
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
     chosen = CompileOptions(model=model, output=output or default_output(model), **options)
     with ConsoleReporter() as reporter:
         report = compile_engine(chosen, reporter)

@@ -46,7 +46,7 @@ def test_json_report_and_explain(compiled: Callable[..., Any], tmp_path: Path) -
         (("--max-seq-len", "100000"), 14, "--max-seq-len 100000"),
         (("--max-batch-size", "0"), 2, "--max-batch-size"),
         (("--quant", "rtn4", "--keep", "nothing_has_this_name"), 2, "nothing_has_this_name"),
-        (("--quant", "awq4", "--calib", "/no/such/file"), 2, "/no/such/file"),
+        (("--quant", "awq4", "--calib", "/no/such/file"), 2, "has no tokenizer.json"),
     ],
 )
 def test_refusals(args: tuple[str, ...], code: int, words: str, compiled: Callable[..., Any], tmp_path: Path) -> None:
