@@ -1,8 +1,9 @@
 """icc against llama.cpp on this machine: prefill of 512 tokens and decode at batch 1, in interleaved rounds.
 
-    python benchmarks/cpu_llama.py build/llama-1b.engine build/llama-1b.gguf --rounds 5 --out benchmarks/results/cpu_llama.json
+    python benchmarks/cpu_llama.py build/llama-1b.engine build/llama-1b.gguf --out benchmarks/results/cpu_llama.json
 
-Needs llama-cpp-python (built natively from PyPI), numpy, tokenizers and msgspec; both engines live in this process and take turns.
+Needs llama-cpp-python (built natively from PyPI), numpy, tokenizers and msgspec. Both engines live in this process and
+take turns.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import icc
 import llama_cpp
 import numpy as np
-
-import icc
 from icc.runtime.bench import BenchOptions, run_bench
 
 
@@ -33,9 +33,9 @@ def llama_round(model: Any, prompt: list[int], output: int) -> tuple[float, floa
     return len(prompt) / (middle - start), output / (time.perf_counter() - middle)
 
 
-def icc_round(llm: icc.LLM, prompt: int, output: int) -> tuple[float, float]:
-    """(prefill tok/s, decode tok/s)."""
-    result = run_bench(llm, BenchOptions(prompt, output, [1], 1, 0))[0]
+def icc_round(llm: icc.LLM, prompt: int, output: int, seed: int) -> tuple[float, float]:
+    """(prefill tok/s, decode tok/s). A new seed gives new prompts, which the prefix cache does not know."""
+    result = run_bench(llm, BenchOptions(prompt, output, [1], 1, seed))[0]
     return result.prefill_tokens_per_s, result.decode_tokens_per_s
 
 
@@ -57,15 +57,20 @@ def main() -> None:
     prompt = np.random.default_rng(0).integers(10, 1000, a.prompt_tokens).tolist()
     rounds: dict[str, list[tuple[float, float]]] = {"icc": [], "llama.cpp": []}
     with icc.load(a.engine, threads=a.threads) as llm:
-        for _ in range(a.rounds + 1):  # the first round warms up
-            rounds["icc"].append(icc_round(llm, a.prompt_tokens, a.output_tokens))
+        for number in range(a.rounds + 1):  # the first round warms up
+            rounds["icc"].append(icc_round(llm, a.prompt_tokens, a.output_tokens, number))
             rounds["llama.cpp"].append(llama_round(peer, prompt, a.output_tokens))
     facts = {"date": date.today().isoformat(), "llama_cpp_python": llama_cpp.__version__, "threads": a.threads}
     table: dict[str, Any] = {}
     for column, name in enumerate((f"prefill {a.prompt_tokens}", "decode b1")):
         medians = {engine: statistics.median(r[column] for r in found[1:]) for engine, found in rounds.items()}
         ratios = [i[column] / p[column] for i, p in zip(rounds["icc"][1:], rounds["llama.cpp"][1:], strict=True)]
-        table[name] = {**medians, "ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
+        table[name] = {
+            **medians,
+            "ratio": statistics.median(ratios),
+            "ratio_min": min(ratios),
+            "ratio_max": max(ratios),
+        }
         print(f"{name:12} icc {medians['icc']:7.1f} tok/s   llama.cpp {medians['llama.cpp']:7.1f} tok/s   "
               f"ratio {table[name]['ratio']:.2f} ({min(ratios):.2f}-{max(ratios):.2f})")  # fmt: skip
     if a.out:
