@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
@@ -11,10 +11,8 @@ from ....runtime.engine.program import KVLayer, Operand
 from ...graph.graph import type_of
 from ...ops import OPS
 from .builder import ABSENT
+from .context import Lowerer
 from .placed import Placed
-
-if TYPE_CHECKING:
-    from .lower import Lowerer
 
 
 def embedding(low: Lowerer, node: fx.Node) -> Placed:

@@ -1,49 +1,26 @@
-"""The lowering itself: walks an optimized graph once and emits steps through the builder."""
+"""The lowering itself: walks an optimized graph once and emits steps."""
 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
-from ....runtime.engine.program import KVLayout, Operand, Program
+from ....runtime.engine.program import KVLayout, Program
 from ...errors import UnsupportedModel
-from ...graph.graph import LOGIT_ROWS, TOKENS, Graph, TensorType, type_of
+from ...graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
 from ...graph.printer import target_name
-from ...graph.verify import ICC_OPS
-from ...graph.weights import QuantizedWeight, RowConcat, Weight, short_dtype
-from ...ops import OPS
 from ..cpu.formats import packed_nbytes
-from .builder import ProgramBuilder, WeightSource, program_buffer, program_weight
+from .builder import WeightSource, program_buffer, program_weight
 from .compute_ops import COMPUTE_LOWERING
+from .context import Lowerer, LowerOptions
 from .memory import plan
 from .placed import Placed, contiguous
 from .shape_ops import SHAPE_LOWERING
 
-aten = torch.ops.aten
-LINEAR = OPS["linear"].overload
-POINT = OPS["pointwise"].overload
-
-
-@dataclass(frozen=True)
-class LowerOptions:
-    """What the program must know of the deployment."""
-
-    kv_dtype: str
-    block_size: int = 32
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """A weight as a linear kernel takes it; bits is 0 for dense formats."""
-
-    operand: Operand
-    format: str
-    bits: int = 0
-    group: int = 0
+__all__ = ["LowerOptions", "Lowered", "lower"]
 
 
 @dataclass(frozen=True)
@@ -56,245 +33,53 @@ class Lowered:
 
 
 def lower(graph: Graph, options: LowerOptions) -> Lowered:
-    """Lower an optimized graph; raises UnsupportedModel naming an op that no kernel implements."""
-    return Lowerer(graph, options).run()
+    """Lower an optimized graph and plan its memory; raises UnsupportedModel naming an op that no kernel implements."""
+    low = Lowerer(graph, options)
+    for node in graph.nodes:
+        low.current = node
+        if node.op == "placeholder":
+            rows = LOGIT_ROWS if node.target == "logit_rows" else TOKENS
+            low.values[node] = Placed("input", str(node.target), 0, (), (), 1, "i32", rows)
+        elif node.op == "call_function":
+            low.values[node] = _lower_call(low, node)
+    _finish_output(low)
+    return _program(low)
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """Storage type of an activation: integers and booleans are i32."""
-    return "f32" if dtype.is_floating_point else "i32"
-
-
-class Lowerer:
-    """State of one lowering."""
-
-    def __init__(self, graph: Graph, options: LowerOptions) -> None:
-        self.graph = graph
-        self.options = options
-        self.builder = ProgramBuilder()
-        self._values: dict[fx.Node, Any] = {}
-        self._kv_layers: dict[int, int] = {}
-        self._quantized: dict[tuple[str, int, int], list[Operand]] = {}
-        self._in_output = _written_to_output(graph)
-        self._tiled = self._shared_with_linear()
-
-    def run(self) -> Lowered:
-        """Walk the graph, then plan memory."""
-        for node in self.graph.nodes:
-            if node.op == "placeholder":
-                rows = LOGIT_ROWS if node.target == "logit_rows" else TOKENS
-                self._values[node] = Placed("input", str(node.target), 0, (), (), 1, "i32", rows)
-            elif node.op == "call_function":
-                self._values[node] = self._lower(node)
-        self._finish_output()
-        return self._program()
-
-    def placed(self, node: Any) -> Placed:
-        """Where a node's value lies; weights are registered as plain arrays."""
-        return self.constant(node) if node.op == "get_attr" else self._values[node]
-
-    def op_name(self, node: fx.Node) -> str:
-        """Name of a dialect op."""
-        return ICC_OPS[node.target]
-
-    def new(self, node: fx.Node, index: int | None = None) -> Placed:
-        """The buffer for a node's result, or the logits output."""
-        found = node.meta["type"]
-        kind: TensorType = found if index is None else found[index]
-        if node in self._in_output:
-            size = self.graph.output.meta["type"].shape[-1]
-            return Placed("output", "", 0, kind.shape, contiguous(kind.shape), size, "f32", LOGIT_ROWS)
-        assert kind.rows is not None
-        return self.builder.buffer(kind.shape, dtype_name(kind.dtype), kind.rows)
-
-    def step(
-        self,
-        op: str,
-        params: dict[str, Any],
-        inputs: list[Operand],
-        outputs: list[Placed],
-        node: fx.Node,
-        layer: int = -1,
-        rows: str = "",
-    ) -> None:
-        """Append a launch for `node`; its row count is that of its output."""
-        kind = rows or (outputs[0].rows if outputs else TOKENS)
-        full = {**params, "rows": kind}
-        self.builder.step(op, full, inputs, [o.operand for o in outputs], layer, node.meta.get("module", ""))
-
-    def elementwise(self, body: str, inputs: list[Placed], out: Placed, node: fx.Node) -> None:
-        """A pointwise launch over views that broadcast to `out`."""
-        described = []
-        for value in inputs:
-            wide = value.expand(out.shape)
-            strides = ",".join(str(0 if n == 1 else s) for n, s in zip(out.shape, wide.strides, strict=True))
-            described.append(f"{value.dtype}:{value.row_stride if value.rows else 0}:{strides}")
-        register = body.split("; ")[-1].split(" = ")[0]
-        strides = ",".join(map(str, out.strides))
-        params = {
-            "shape": list(out.shape),
-            "inputs": described,
-            "body": body.split("; "),
-            "outputs": [f"{register}:{out.dtype}:{out.row_stride}:{strides}"],
-        }
-        self.step("pointwise", params, [v.operand for v in inputs], [out], node)
-
-    def copy(self, source: Placed, target: Placed, node: fx.Node) -> None:
-        """Copy between views of one shape."""
-        self.elementwise("t0 = copy a0", [source], target, node)
-
-    def dense(self, value: Placed) -> Placed:
-        """`value` with its rows' elements contiguous, copied if they are not."""
-        if value.is_dense and (value.space != "input"):
-            return replace(value, strides=contiguous(value.shape))
-        if not value.rows:
-            raise UnsupportedModel("a constant is needed in another order", "this is a gap in icc; please report it")
-        out = self.builder.buffer(value.shape, value.dtype, value.rows)
-        shown = value if value.shape else replace(value, shape=(1,), strides=(1,))
-        target = out if out.shape else replace(out, shape=(1,), strides=(1,))
-        self.copy(shown, target, self._current)
-        return out
-
-    def heads(self, value: Placed) -> Placed:
-        """[heads, dim] with contiguous heads; rows may be apart."""
-        return self.dense(value)
-
-    def quantized_rows(self, x: Placed, k: int, group: int) -> list[Operand]:
-        """int8 codes, scales and sums of an activation; made once and shared by all products that read it."""
-        key = (f"{x.space}:{x.name}:{x.offset}", k, group)
-        if key not in self._quantized:
-            codes = self.builder.buffer((k,), "i8", x.rows)
-            scales, sums = (self.builder.buffer((k // group,), "f32", x.rows) for _ in range(2))
-            params = {"k": k, "group": group, "x_stride": x.row_stride}
-            self.step("quantize_rows", params, [x.operand], [codes, scales, sums], self._current)
-            self._quantized[key] = [codes.operand, scales.operand, sums.operand]
-        return self._quantized[key]
-
-    def kv_layer(self, layer: int) -> int:
-        """The number of a graph's attention layer in the program: without gaps where passes removed one."""
-        return self._kv_layers.setdefault(layer, len(self._kv_layers))
-
-    # weights
-
-    def vector(self, node: Any) -> Operand:
-        """A bias or scale: float32, plain."""
-        return self.plain(node)
-
-    def plain(self, node: Any) -> Operand:
-        """A weight as a plain float32 (or int32) array."""
-        weight = self.graph.weight(node)
-        fmt = "f32" if weight.dtype.is_floating_point else "i32"
-        return self.builder.weight(str(node.target), WeightSource(weight, fmt, 0, weight.shape))
-
-    def constant(self, node: Any) -> Placed:
-        """A weight as an operand of elementwise kernels."""
-        weight = self.graph.weight(node)
-        dtype = "f32" if weight.dtype.is_floating_point else "i32"
-        operand = self.plain(node)
-        return Placed("weight", operand.name, 0, weight.shape, contiguous(weight.shape), 0, dtype, "")
-
-    def matrix(self, node: Any) -> Matrix:
-        """A weight as a linear kernel reads it: quantized, or tiled in its storage type."""
-        weight = self.graph.weight(node)
-        quantized = _quantization(weight)
-        if quantized:
-            bits, group = quantized
-            source = WeightSource(weight, f"q{bits}", group, weight.shape)
-            return Matrix(self.builder.weight(str(node.target), source), f"q{bits}", bits, group)
-        item = _dense_format(weight)
-        source = WeightSource(weight, f"tile_{item}", 0, weight.shape)
-        return Matrix(self.builder.weight(self._tied_name(node), source), item)
-
-    def table(self, node: Any) -> tuple[Operand, dict[str, Any]]:
-        """An embedding table: shared with a linear layer's tiles where it is tied to one, else plain."""
-        weight = self.graph.weight(node)
-        rows = weight.shape[0]
-        if id(weight) in self._tiled:
-            matrix = self.matrix(node)
-            return matrix.operand, {"table_rows": rows, "format": f"tile_{matrix.format}"}
-        if not weight.dtype.is_floating_point:
-            raise UnsupportedModel("a table of integers is not supported")
-        item = _dense_format(weight)
-        source = WeightSource(weight, item, 0, weight.shape)
-        return self.builder.weight(str(node.target), source), {"table_rows": rows, "format": item}
-
-    def _shared_with_linear(self) -> set[int]:
-        """Identities of dense weights that a linear layer reads (tied embeddings)."""
-        found = (n.args[1] for n in self.graph.nodes if n.target is LINEAR)
-        handles = (self.graph.weight(w) for w in found if w.op == "get_attr")  # type: ignore[union-attr]
-        return {id(h) for h in handles if _quantization(h) is None}
-
-    def _tied_name(self, node: fx.Node) -> str:
-        """One name for all graph names of one handle."""
-        weight = self.graph.weight(node)
-        return next(name for name, other in self.graph.weights.items() if other is weight)
-
-    # the walk
-
-    def _lower(self, node: fx.Node) -> Any:
-        self._current = node
-        if node.target is operator.getitem:
-            return self._values[node.args[0]][node.args[1]]  # type: ignore[index]
-        handler = SHAPE_LOWERING.get(node.target) or COMPUTE_LOWERING.get(node.target)  # type: ignore[arg-type]
-        if handler is None:
-            raise UnsupportedModel(
-                f"{target_name(node.target)} in module {node.meta.get('module') or 'model'!r} has no kernel",
-                op=target_name(node.target),
-                module=node.meta.get("module", ""),
-            )
-        return handler(self, node)
-
-    def _finish_output(self) -> None:
-        value = self.placed(self.graph.output)
-        if value.space == "output":
-            return
-        self._current = self.graph.output
-        out = Placed("output", "", 0, value.shape, contiguous(value.shape), value.size, "f32", LOGIT_ROWS)
-        self.copy(value, out, self.graph.output)
-
-    def _program(self) -> Lowered:
-        builder = self.builder
-        offsets, arena = plan(builder.buffers.values())
-        sources = builder.weights
-        layers = [builder.kv_layers[i] for i in sorted(builder.kv_layers)]
-        program = Program(
-            kernels=builder.kernels,
-            steps=builder.steps,
-            buffers=[program_buffer(b, offsets[b.name]) for b in builder.buffers.values()],
-            weights={n: program_weight(s, packed_nbytes(s.format, s.shape, s.group)) for n, s in sources.items()},
-            kv=KVLayout(self.options.block_size, self.options.kv_dtype, layers),
-            arena_bytes_per_token=arena,
-            vocab_size=type_of(self.graph.output).shape[-1],
+def _lower_call(low: Lowerer, node: fx.Node) -> Any:
+    if node.target is operator.getitem:
+        return low.values[node.args[0]][node.args[1]]  # type: ignore[index]
+    handler = SHAPE_LOWERING.get(node.target) or COMPUTE_LOWERING.get(node.target)  # type: ignore[arg-type]
+    if handler is None:
+        raise UnsupportedModel(
+            f"{target_name(node.target)} in module {node.meta.get('module') or 'model'!r} has no kernel",
+            op=target_name(node.target),
+            module=node.meta.get("module", ""),
         )
-        return Lowered(program, sources, builder.origins)
+    return handler(low, node)
 
 
-def _quantization(weight: Weight) -> tuple[int, int] | None:
-    """(bits, group) of a quantized weight."""
-    if isinstance(weight, RowConcat):
-        return _quantization(weight.parts[0])
-    return (weight.bits, weight.group) if isinstance(weight, QuantizedWeight) else None
+def _finish_output(low: Lowerer) -> None:
+    output = low.graph.output
+    value = low.placed(output)
+    if value.space != "output":
+        low.current = output
+        out = Placed("output", "", 0, value.shape, contiguous(value.shape), value.size, "f32", LOGIT_ROWS)
+        low.copy(value, out, output)
 
 
-def _dense_format(weight: Weight) -> str:
-    name = short_dtype(weight.dtype)
-    return name if name in ("f32", "bf16", "f16") else "f32"
-
-
-def _written_to_output(graph: Graph) -> set[fx.Node]:
-    """Nodes that write straight into the logits: the last kernel, and elementwise kernels' sources in place."""
-    node: Any = graph.output  # fx types its arguments too widely to follow them
-    found: set[fx.Node] = set()
-    while True:
-        while node.target is aten.view.default and len(node.users) == 1:
-            node = node.args[0]  # type: ignore[assignment]
-        if node.target not in (LINEAR, POINT) or len(node.users) != 1:
-            return found
-        found.add(node)
-        if node.target is LINEAR:
-            return found
-        size = type_of(graph.output).shape[-1]
-        alike = [n for n in node.args[0] if n.op == "call_function" and type_of(n).shape[-1:] == (size,)]  # type: ignore[union-attr]
-        if len(alike) != 1:
-            return found
-        node = alike[0]
+def _program(low: Lowerer) -> Lowered:
+    builder = low.builder
+    offsets, arena = plan(builder.buffers.values())
+    sources = builder.weights
+    layers = [builder.kv_layers[i] for i in sorted(builder.kv_layers)]
+    program = Program(
+        kernels=builder.kernels,
+        steps=builder.steps,
+        buffers=[program_buffer(b, offsets[b.name]) for b in builder.buffers.values()],
+        weights={n: program_weight(s, packed_nbytes(s.format, s.shape, s.group)) for n, s in sources.items()},
+        kv=KVLayout(low.options.block_size, low.options.kv_dtype, layers),
+        arena_bytes_per_token=arena,
+        vocab_size=type_of(low.graph.output).shape[-1],
+    )
+    return Lowered(program, sources, builder.origins)

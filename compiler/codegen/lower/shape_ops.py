@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from ...graph.graph import type_of
+from .context import Lowerer
 from .placed import Placed
-
-if TYPE_CHECKING:
-    from .lower import Lowerer
 
 aten = torch.ops.aten
 
