@@ -136,7 +136,7 @@ def _compare_engine(path: Path, engine: Path, ids: list[int], expected: Any, row
     import torch
 
     row.compiled = False
-    icc.compile(path, engine, target="cpu", quant="none")
+    icc.compile(path, engine, target="native", quant="none")
     row.compiled = True
     with icc.load(engine, threads=1) as llm:
         row.engine_error = _difference(torch.tensor(llm.logits(ids)), expected)
