@@ -21,7 +21,14 @@ from .token_major import Lowering
 from .trace import export
 
 DEFAULT_MAX_SEQ_LEN = 4096
-_POSITION_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
+_POSITION_LIMITS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_target_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "n_ctx",
+)
 
 
 def load_graph(model_dir: Path, max_seq_len: int | None = None) -> Graph:

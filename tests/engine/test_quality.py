@@ -6,6 +6,7 @@ from pathlib import Path
 
 import icc
 import pytest
+import torch
 from icc.runtime.evaluate import Evaluation, evaluate_text
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "pystd"
