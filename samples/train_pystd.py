@@ -100,16 +100,6 @@ def learning_rate(progress: float) -> float:
     return PEAK_LR * min(1.0, progress / WARMUP) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def update(model: LlamaForCausalLM, optims: list[torch.optim.Optimizer], rate: float) -> None:
-    """Apply the gradients, and clear them."""
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for optim in optims:
-        for group in optim.param_groups:
-            group["lr"] = rate
-        optim.step()
-        optim.zero_grad()
-
-
 class Trainer:
     """A model in training, with its optimizers and how far it is."""
 
