@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
@@ -112,6 +111,3 @@ def module_path(node: torch.fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     paths = [value[0] for value in stack.values() if isinstance(value, tuple)]
     return paths[-1].removeprefix("model.") if paths and paths[-1] != "model" else ""
-
-
-GETITEM = operator.getitem

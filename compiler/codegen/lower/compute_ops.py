@@ -239,7 +239,7 @@ def rope(low: Lowerer, node: fx.Node) -> Placed:
 
 def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     """Two steps: write rotated K and V into the pages, then attend."""
-    q, k, v = (low.heads(low.placed(n)) for n in node.args[:3])
+    q, k, v = (low.dense(low.placed(n)) for n in node.args[:3])
     q_cos, q_sin, k_cos, k_sin, sinks, alibi = (low.plain(a) if a is not None else ABSENT for a in node.args[4:10])
     layer, scale, window, chunk, softcap, style = node.args[10:]
     layer = low.kv_layer(int(layer))  # type: ignore[call-overload]

@@ -125,10 +125,6 @@ class Lowerer:
         self.copy(shown, target, self.current)
         return out
 
-    def heads(self, value: Placed) -> Placed:
-        """[heads, dim] with contiguous heads; rows may be apart."""
-        return self.dense(value)
-
     def quantized_rows(self, x: Placed, k: int, group: int) -> list[Operand]:
         """int8 codes, scales and sums of an activation; made once and shared by all products that read it."""
         key = (f"{x.space}:{x.name}:{x.offset}", k, group)
