@@ -1,0 +1,91 @@
+"""The launch plan of a GPU engine: for every kind of step, which kernel objects run, on which grid, with which arguments.
+
+An executor only walks it: it picks the first phase that a batch fits, and for each step of the program launches what
+the phase lists under the step's kernel. Sizes are symbolic in the batch, so nothing is decided at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+# The symbols of an extent, and the integers that a launch may pass.
+SIZES = ("num_tokens", "num_seqs", "num_logit_rows", "max_blocks", "num_blocks")
+
+
+class Term(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`times * ceil(size / divide)` for one of `SIZES`."""
+
+    size: str
+    divide: int = 1
+    times: int = 1
+
+
+class Extent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A symbolic size: `constant` plus the sum of its terms."""
+
+    constant: int = 0
+    terms: tuple[Term, ...] = ()
+
+    def value(self, sizes: Mapping[str, int]) -> int:
+        """The size for a batch."""
+        return self.constant + sum(t.times * -(-sizes[t.size] // t.divide) for t in self.terms)
+
+
+def extent(size: str, divide: int = 1, times: int = 1, plus: int = 0) -> Extent:
+    """`times * ceil(size / divide) + plus`."""
+    return Extent(plus, (Term(size, divide, times),))
+
+
+class KernelObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One compiled kernel: its file under `kernels/`, the symbol in it, and what a launch needs to know.
+
+    `registers` per thread, `spill_bytes` of local memory per thread and `occupancy` (resident warps over the most that a
+    multiprocessor holds) were read from the compiled object; -1 where the target's object does not tell.
+    """
+
+    file: str
+    entry: str
+    warps: int
+    warp_size: int
+    shared_bytes: int
+    registers: int = -1
+    spill_bytes: int = -1
+    occupancy: float = -1.0
+
+
+class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One launch of an object.
+
+    An argument is "input:i" or "output:i" (an operand of the step), a field of the batch (token_ids, positions,
+    slot_mapping, seq_starts, context_lens, block_tables, logit_rows), one of `SIZES`, "kv" (the step's KV layer) or
+    "scratch:offset" (bytes into the scratch area).
+    """
+
+    object: str
+    args: tuple[str, ...]
+    grid: tuple[Extent, Extent, Extent]
+
+
+class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The launches of every kernel for steps of up to `max_tokens` tokens; `decode`: of one token per sequence."""
+
+    max_tokens: int
+    decode: bool
+    launches: dict[str, tuple[Launch, ...]]
+
+
+class LaunchPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All phases, decode phases first, by rising size; `scratch_bytes` serves the largest step."""
+
+    objects: dict[str, KernelObject]
+    phases: tuple[Phase, ...]
+    scratch_bytes: int
+
+    def phase(self, num_tokens: int, num_seqs: int) -> Phase:
+        """The first phase that a batch fits; LookupError if there is none."""
+        for phase in self.phases:
+            if num_tokens <= phase.max_tokens and (not phase.decode or num_tokens == num_seqs):
+                return phase
+        raise LookupError(f"no phase for {num_tokens} tokens of {num_seqs} sequences")

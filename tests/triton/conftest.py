@@ -1,0 +1,6 @@
+"""Makes tests/triton/interpreting.py importable."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
