@@ -9,7 +9,8 @@ from .errors import UsageError
 
 @dataclass(frozen=True)
 class Target:
-    """One machine. Bandwidth in GB/s, dense peaks in TFLOP/s and TOP/s.
+    """One machine. Bandwidth in GB/s, dense peaks in TFLOP/s and TOP/s; on GPUs, per multiprocessor: the shared memory
+    that one thread block may take, and the most resident warps.
 
     `implemented` says whether icc has its backend.
     """
@@ -21,22 +22,29 @@ class Target:
     peak_f16: float
     peak_i8: float
     shared_memory_kib: int = 0
+    multiprocessors: int = 0
+    max_warps: int = 0
     implemented: bool = False
+
+    @property
+    def warp_size(self) -> int:
+        """Threads per warp (wavefront)."""
+        return 64 if self.backend == "hip" else 32
 
 
 # CPU figures are those of two cores with AVX-512 VNNI; the roofline of a CPU engine is relative to them.
 _TABLE = (
     Target("cpu", "cpu", "x86-64", 22.0, 0.3, 1.2, implemented=True),
     Target("native", "cpu", "x86-64", 22.0, 0.3, 1.2, implemented=True),
-    Target("a100", "cuda", "sm_80", 2039.0, 312.0, 624.0, 163),
-    Target("a10g", "cuda", "sm_86", 600.0, 70.0, 140.0, 99),
-    Target("rtx4090", "cuda", "sm_89", 1008.0, 165.0, 330.0, 99),
-    Target("l4", "cuda", "sm_89", 300.0, 121.0, 242.0, 99),
-    Target("l40s", "cuda", "sm_89", 864.0, 362.0, 733.0, 99),
-    Target("h100", "cuda", "sm_90", 3350.0, 989.0, 1979.0, 227),
-    Target("h200", "cuda", "sm_90", 4800.0, 989.0, 1979.0, 227),
-    Target("b200", "cuda", "sm_100", 8000.0, 2250.0, 4500.0, 227),
-    Target("mi300x", "hip", "gfx942", 5300.0, 1307.0, 2615.0, 64),
+    Target("a100", "cuda", "sm_80", 2039.0, 312.0, 624.0, 163, 108, 64),
+    Target("a10g", "cuda", "sm_86", 600.0, 70.0, 140.0, 99, 80, 48),
+    Target("rtx4090", "cuda", "sm_89", 1008.0, 165.0, 330.0, 99, 128, 48),
+    Target("l4", "cuda", "sm_89", 300.0, 121.0, 242.0, 99, 58, 48),
+    Target("l40s", "cuda", "sm_89", 864.0, 362.0, 733.0, 99, 142, 48),
+    Target("h100", "cuda", "sm_90", 3350.0, 989.0, 1979.0, 227, 132, 64),
+    Target("h200", "cuda", "sm_90", 4800.0, 989.0, 1979.0, 227, 132, 64),
+    Target("b200", "cuda", "sm_100", 8000.0, 2250.0, 4500.0, 227, 148, 64),
+    Target("mi300x", "hip", "gfx942", 5300.0, 1307.0, 2615.0, 64, 304, 32),
 )
 TARGETS = {target.name: target for target in _TABLE}
 

@@ -1,4 +1,4 @@
-"""The launch plan of a GPU engine: for every kind of step, which kernel objects run, on which grid, with which arguments.
+"""The launch plan of a GPU engine: for every kind of step, which kernel objects run, on which grid, with what.
 
 An executor only walks it: it picks the first phase that a batch fits, and for each step of the program launches what
 the phase lists under the step's kernel. Sizes are symbolic in the batch, so nothing is decided at run time.
@@ -41,8 +41,8 @@ def extent(size: str, divide: int = 1, times: int = 1, plus: int = 0) -> Extent:
 class KernelObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One compiled kernel: its file under `kernels/`, the symbol in it, and what a launch needs to know.
 
-    `registers` per thread, `spill_bytes` of local memory per thread and `occupancy` (resident warps over the most that a
-    multiprocessor holds) were read from the compiled object; -1 where the target's object does not tell.
+    `registers` per thread, `spill_bytes` of local memory per thread and `occupancy` (resident warps over the most that
+    a multiprocessor holds) were read from the compiled object; -1 where the target's object does not tell.
     """
 
     file: str
