@@ -15,6 +15,7 @@ from ..runtime.engine.manifest import QuantFacts
 from .calibration import load_calibration
 from .codegen import write_engine as writer
 from .codegen.backend import build_kernels
+from .codegen.cpu.profile import CPU_PROFILE
 from .codegen.lower.lower import LowerOptions, lower
 from .codegen.manifest import make_manifest
 from .errors import UsageError
@@ -63,7 +64,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
     with reporter.stage("lower"):
         passes += _run(graph, options, context, "attention", pipelines.attention())
         passes += _run(graph, options, context, "fuse", pipelines.fuse())
-        lowered = lower(graph, LowerOptions(kv_dtype(options, graph)))
+        lowered = lower(graph, LowerOptions(kv_dtype(options, graph), CPU_PROFILE))
     with writer.engine_directory(options.output) as stage:
         with reporter.stage("kernels"):
             libraries = build_kernels(lowered.program, stage / "kernels", target)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from icc.compiler.codegen.cpu.build import build_libraries
 from icc.compiler.codegen.cpu.isa import host_isas
+from icc.compiler.codegen.cpu.profile import CPU_PROFILE
 from icc.compiler.codegen.lower.lower import Lowered, LowerOptions, lower
 from icc.compiler.codegen.write_engine import pack
 from icc.compiler.graph.graph import Graph
@@ -16,7 +17,7 @@ from icc.passes.manager import run_passes
 from icc.runtime.executor.library import IccBatch, KernelLibrary
 from icc.runtime.executor.memory import AnonymousMemory
 
-OPTIONS = LowerOptions("f32", block_size=8)
+OPTIONS = LowerOptions("f32", CPU_PROFILE, block_size=8)
 
 
 def optimize(graph: Graph) -> Graph:

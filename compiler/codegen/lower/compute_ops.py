@@ -46,13 +46,9 @@ def linear(low: Lowerer, node: fx.Node) -> Placed:
     bias = low.vector(node.args[2]) if has_bias else ABSENT
     params: dict[str, Any] = {"k": k, "n": n, "y_stride": out.row_stride, "has_bias": has_bias}
     weight = low.matrix(node.args[1])
-    if weight.bits:
-        q, scales, sums = low.quantized_rows(x, k, weight.group)
-        params |= {"bits": weight.bits, "group": weight.group}
-        low.step("linear_q", params, [q, scales, sums, weight.operand, bias, ABSENT], [out], node)
-    else:
-        params |= {"format": weight.format, "x_stride": x.row_stride}
-        low.step("linear", params, [x.operand, weight.operand, bias, ABSENT], [out], node)
+    op, facts, rows = low.product(x, k, weight)
+    residual = [] if low.options.profile.epilogues else [ABSENT]
+    low.step(op, {**params, **facts}, [*rows, weight.operand, bias, *residual], [out], node)
     return out
 
 
@@ -84,13 +80,8 @@ def expert_linear(low: Lowerer, node: fx.Node) -> Placed:
     params: dict[str, Any] = {
         "k": k, "n": n, "experts": experts, "topk": index.size, "x_per_slot": per_slot, "has_bias": has_bias,
     }  # fmt: skip
-    if weight.bits:
-        q, scales, sums = low.quantized_rows(x, x.size, weight.group)
-        params |= {"bits": weight.bits, "group": weight.group}
-        low.step("expert_linear_q", params, [q, scales, sums, weight.operand, bias, index.operand], [out], node)
-    else:
-        params |= {"format": weight.format, "x_stride": x.row_stride}
-        low.step("expert_linear", params, [x.operand, weight.operand, bias, index.operand], [out], node)
+    op, facts, rows = low.product(x, x.size, weight)
+    low.step(f"expert_{op}", {**params, **facts}, [*rows, weight.operand, bias, index.operand], [out], node)
     return out
 
 

@@ -14,8 +14,10 @@ from ...graph.graph import LOGIT_ROWS, TOKENS, Graph, TensorType, type_of
 from ...graph.verify import ICC_OPS
 from ...graph.weights import QuantizedWeight, RowConcat, Weight, short_dtype
 from ...ops import OPS
-from .builder import ProgramBuilder, WeightSource
+from .builder import ProgramBuilder, Record, WeightSource
 from .placed import Placed, contiguous
+from .profile import Profile
+from .storage import narrow_values
 
 aten = torch.ops.aten
 LINEAR = OPS["linear"].overload
@@ -24,25 +26,21 @@ POINT = OPS["pointwise"].overload
 
 @dataclass(frozen=True)
 class LowerOptions:
-    """What the program must know of the deployment."""
+    """What the program must know of the deployment and the backend."""
 
     kv_dtype: str
+    profile: Profile
     block_size: int = 32
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight as a linear kernel takes it; bits is 0 for dense formats."""
+    """A weight as a linear kernel takes it; bits is 0 and format the element type for dense ones."""
 
     operand: Operand
     format: str
     bits: int = 0
     group: int = 0
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Storage type of an activation: integers and booleans are i32."""
-    return "f32" if dtype.is_floating_point else "i32"
 
 
 class Lowerer:
@@ -57,6 +55,7 @@ class Lowerer:
         self._kv_layers: dict[int, int] = {}
         self._quantized: dict[tuple[str, int, int], list[Operand]] = {}
         self._in_output = _written_to_output(graph)
+        self._narrow = narrow_values(graph)
         self._tiled = self._shared_with_linear()
 
     def placed(self, node: Any) -> Placed:
@@ -75,7 +74,13 @@ class Lowerer:
             size = self.graph.output.meta["type"].shape[-1]
             return Placed("output", "", 0, kind.shape, contiguous(kind.shape), size, "f32", LOGIT_ROWS)
         assert kind.rows is not None
-        return self.builder.buffer(kind.shape, dtype_name(kind.dtype), kind.rows)
+        return self.builder.buffer(kind.shape, self._storage(node, index or 0, kind.dtype), kind.rows)
+
+    def _storage(self, node: fx.Node, index: int, dtype: torch.dtype) -> str:
+        """Element type of an activation: integers and booleans are i32."""
+        if not dtype.is_floating_point:
+            return "i32"
+        return self.options.profile.activation if (node, index) in self._narrow else "f32"
 
     def step(
         self,
@@ -90,7 +95,8 @@ class Lowerer:
         """Append a launch for `node`; its row count is that of its output."""
         kind = rows or (outputs[0].rows if outputs else TOKENS)
         full = {**params, "rows": kind}
-        self.builder.step(op, full, inputs, [o.operand for o in outputs], layer, node.meta.get("module", ""))
+        targets = [o.operand for o in outputs]
+        self.builder.records.append(Record(op, full, inputs, targets, layer, node.meta.get("module", "")))
 
     def elementwise(self, body: str, inputs: list[Placed], out: Placed, node: fx.Node) -> None:
         """A pointwise launch over views that broadcast to `out`."""
@@ -136,6 +142,15 @@ class Lowerer:
             self._quantized[key] = [codes.operand, scales.operand, sums.operand]
         return self._quantized[key]
 
+    def product(self, x: Placed, k: int, weight: Matrix) -> tuple[str, dict[str, Any], list[Operand]]:
+        """The op of a product of `x` with a weight, what it must know of both, and the operands that hold `x`."""
+        if not weight.bits:
+            return "linear", {"format": weight.format, "x_stride": x.row_stride}, [x.operand]
+        facts = {"bits": weight.bits, "group": weight.group}
+        if self.options.profile.int8_activations:
+            return "linear_q", facts, self.quantized_rows(x, k, weight.group)
+        return "linear_q", {**facts, "x_stride": x.row_stride}, [x.operand]
+
     def kv_layer(self, layer: int) -> int:
         """The number of a graph's attention layer in the program: without gaps where passes removed one."""
         return self._kv_layers.setdefault(layer, len(self._kv_layers))
@@ -165,10 +180,11 @@ class Lowerer:
         quantized = _quantization(weight)
         if quantized:
             bits, group = quantized
-            source = WeightSource(weight, f"q{bits}", group, weight.shape)
-            return Matrix(self.builder.weight(str(node.target), source), f"q{bits}", bits, group)
+            packed = self.options.profile.quant.format(bits)
+            source = WeightSource(weight, packed, group, weight.shape)
+            return Matrix(self.builder.weight(str(node.target), source), packed, bits, group)
         item = _dense_format(weight)
-        source = WeightSource(weight, f"tile_{item}", 0, weight.shape)
+        source = WeightSource(weight, self.options.profile.dense.format(item), 0, weight.shape)
         return Matrix(self.builder.weight(self._tied_name(node), source), item)
 
     def table(self, node: Any) -> tuple[Operand, dict[str, Any]]:
@@ -177,7 +193,7 @@ class Lowerer:
         rows = weight.shape[0]
         if id(weight) in self._tiled:
             matrix = self.matrix(node)
-            return matrix.operand, {"table_rows": rows, "format": f"tile_{matrix.format}"}
+            return matrix.operand, {"table_rows": rows, "format": self.options.profile.dense.format(matrix.format)}
         if not weight.dtype.is_floating_point:
             raise UnsupportedModel("a table of integers is not supported")
         item = _dense_format(weight)

@@ -12,10 +12,10 @@ from ....runtime.engine.program import KVLayout, Program
 from ...errors import UnsupportedModel
 from ...graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
 from ...graph.printer import target_name
-from ..cpu.formats import packed_nbytes
 from .builder import WeightSource, program_buffer, program_weight
 from .compute_ops import COMPUTE_LOWERING
 from .context import Lowerer, LowerOptions
+from .epilogue import fuse_epilogues
 from .memory import plan
 from .placed import Placed, contiguous
 from .shape_ops import SHAPE_LOWERING
@@ -69,17 +69,22 @@ def _finish_output(low: Lowerer) -> None:
 
 
 def _program(low: Lowerer) -> Lowered:
-    builder = low.builder
-    offsets, arena = plan(builder.buffers.values())
+    builder, profile = low.builder, low.options.profile
+    if profile.epilogues:
+        fuse_epilogues(builder)
+    buffers = builder.live_buffers()
+    offsets, arena = plan(buffers)
+    kernels, steps = builder.steps(profile.typed)
     sources = builder.weights
-    layers = [builder.kv_layers[i] for i in sorted(builder.kv_layers)]
     program = Program(
-        kernels=builder.kernels,
-        steps=builder.steps,
-        buffers=[program_buffer(b, offsets[b.name]) for b in builder.buffers.values()],
-        weights={n: program_weight(s, packed_nbytes(s.format, s.shape, s.group)) for n, s in sources.items()},
-        kv=KVLayout(low.options.block_size, low.options.kv_dtype, layers),
+        kernels=kernels,
+        steps=steps,
+        buffers=[program_buffer(b, offsets[b.name]) for b in buffers],
+        weights={n: program_weight(s, profile.packed_nbytes(s.format, s.shape, s.group)) for n, s in sources.items()},
+        kv=KVLayout(
+            low.options.block_size, low.options.kv_dtype, [builder.kv_layers[i] for i in sorted(builder.kv_layers)]
+        ),
         arena_bytes_per_token=arena,
         vocab_size=type_of(low.graph.output).shape[-1],
     )
-    return Lowered(program, sources, builder.origins)
+    return Lowered(program, sources, [record.origin for record in builder.records])

@@ -4,7 +4,8 @@ Run as a script, without icc on its path and without TRITON_INTERPRET: Triton de
 interprets, and it keeps state, so compiling happens apart from the compiler's own process.
 
 A job: {source, entry, signature, aligned, backend, arch, warp_size, num_warps, num_stages, object}. `source` is the
-path of the rendered Python file, `object` that of the file to write. An answer: {shared, assembly | resources} or {error}.
+path of the rendered Python file, `object` that of the file to write. An answer: {entry, shared, registers, spill} or
+{error}.
 """
 
 from __future__ import annotations
