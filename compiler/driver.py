@@ -14,13 +14,13 @@ from ..passes.manager import PassReport, run_passes
 from ..runtime.engine.manifest import QuantFacts
 from .calibration import load_calibration
 from .codegen import write_engine as writer
-from .codegen.backend import build_kernels
-from .codegen.cpu.profile import CPU_PROFILE
+from .codegen.backend import backend_for
 from .codegen.lower.lower import LowerOptions, lower
-from .codegen.manifest import make_manifest
+from .codegen.manifest import make_limits, make_manifest
 from .errors import UsageError
 from .frontend.load import load_graph
 from .graph.graph import Graph
+from .graph.weights import short_dtype
 from .options import KV_DTYPES, CompileOptions, default_output
 from .progress import Reporter, SilentReporter
 from .report import CompileReport, make_report
@@ -55,6 +55,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
     writer.check_output(options.output, options.force)
     with reporter.stage("trace"):
         graph = load_graph(options.model, options.max_seq_len)
+    backend, limits = backend_for(target, weight_dtype(graph)), make_limits(graph, options)
     with reporter.stage("optimize"):
         context = PassContext(progress=reporter.progress)
         passes = _run(graph, options, context, "canonicalize", pipelines.canonicalize())
@@ -64,20 +65,21 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
     with reporter.stage("lower"):
         passes += _run(graph, options, context, "attention", pipelines.attention())
         passes += _run(graph, options, context, "fuse", pipelines.fuse())
-        lowered = lower(graph, LowerOptions(kv_dtype(options, graph), CPU_PROFILE))
+        kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
+        lowered = lower(graph, LowerOptions(kv_dtype, backend.profile))
     with writer.engine_directory(options.output) as stage:
         with reporter.stage("kernels"):
-            libraries = build_kernels(lowered.program, stage / "kernels", target)
+            built = backend.build(lowered.program, limits, stage / "kernels", reporter.progress)
         with reporter.stage("weights"):
-            writer.write_weights(stage, lowered.program, lowered.sources, reporter.progress)
+            writer.write_weights(stage, built.program, lowered.sources, backend.pack, reporter.progress)
         with reporter.stage("engine"):
-            report = make_report(graph, lowered, passes, context, options, target)
-            writer.write_program(stage, lowered.program)
+            report = make_report(graph, built.program, passes, context, options, target)
+            writer.write_program(stage, built.program)
             (stage / "report.json").write_bytes(report.to_json())
             tokenizer = writer.copy_tokenizer(stage, options.model)
             writer.copy_runtime(stage)
             facts = QuantFacts(options.quant, report.bits_per_weight, report.kept)
-            writer.write_manifest(stage, make_manifest(graph, lowered, facts, options, target, libraries, tokenizer))
+            writer.write_manifest(stage, make_manifest(graph, lowered, facts, options, target, built, tokenizer))
     return replace(report, engine_bytes=sum(p.stat().st_size for p in options.output.rglob("*") if p.is_file()))
 
 
@@ -112,9 +114,7 @@ def _quantize(options: CompileOptions, graph: Graph, reporter: Reporter) -> list
     return pipelines.quantize(options.quant, options.quant_head, options.keep, sequences)
 
 
-def kv_dtype(options: CompileOptions, graph: Graph) -> str:
-    """Storage of the KV cache: by default 16 bits for 16-bit weights, else float32."""
-    chosen = KV_DTYPES[options.kv_cache]
-    if chosen:
-        return chosen
-    return "f32" if graph.info.dtype.itemsize == 4 else "f16"
+def weight_dtype(graph: Graph) -> str:
+    """The element type of the checkpoint's weights: f32, bf16 or f16."""
+    found = short_dtype(graph.info.dtype)
+    return found if found in ("bf16", "f16") else "f32"

@@ -16,7 +16,7 @@ from torch import fx
 
 from ..passes.base import PassContext
 from ..passes.manager import PassReport
-from .codegen.lower.lower import Lowered
+from ..runtime.engine.program import Program
 from .graph.graph import Graph, TensorType
 from .graph.verify import ICC_OPS
 from .graph.weights import QuantizedWeight, RowConcat, Weight
@@ -54,6 +54,7 @@ class CompileReport:
     passes: list[dict[str, Any]]
     quantization: list[dict[str, Any]]
     roofline: dict[str, list[RooflineRow]]
+    objects: list[dict[str, Any]]
     engine_bytes: int = field(default=0, compare=False)
 
     def to_json(self) -> bytes:
@@ -65,14 +66,13 @@ class CompileReport:
 
 def make_report(
     graph: Graph,
-    lowered: Lowered,
+    program: Program,
     passes: Sequence[PassReport],
     context: PassContext,
     options: CompileOptions,
     target: Target,
 ) -> CompileReport:
     """Collect the facts; weights must have been packed, so that their errors are known."""
-    program = lowered.program
     weight_bytes = sum(w.nbytes for w in program.weights.values())
     fused: Counter[str] = Counter()
     for report in passes:
@@ -92,6 +92,7 @@ def make_report(
         passes=[_pass_facts(r) for r in passes],
         quantization=[r.as_json() for r in context.quant_records],
         roofline={"decode": _roofline(graph, target, 1), "prefill_512": _roofline(graph, target, 512)},
+        objects=program.plan.resources() if program.plan else [],
     )
 
 

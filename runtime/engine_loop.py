@@ -16,6 +16,7 @@ from .sampler import Sampler
 from .scheduler.batch import ScheduledBatch, StepOutcome, Verdict
 from .scheduler.request import RequestSpec
 from .scheduler.scheduler import Scheduler, SchedulerConfig
+from .stepping import Flight, Stepper
 from .tokenizer import Detokenizer, StopFinder, Tokenizer
 
 
@@ -41,6 +42,8 @@ class EngineLoop:
         )
         self._generations: dict[int, Generation] = {}
         self._scores: dict[int, list[np.ndarray]] = {}  # logits of scoring requests, not taken yet
+        self._stepper = Stepper(executor)
+        self._flight: Flight | None = None  # a step that runs ahead of its scheduling
         self._next_id = 0
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -117,18 +120,20 @@ class EngineLoop:
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Output]:
-        """Run one step; outputs of the requests that got a token or ended. Nothing if there is no work.
+        """Finish one step; outputs of the requests that got a token or ended. Nothing if there is no work.
 
+        A device that samples gets the next step before this one's tokens are looked at, where those do not decide it.
         If the executor or a sampler raises, every request ends with "error" and the exception goes on.
         """
-        batch = self.scheduler.schedule()
-        if not batch.sequences:
+        flight = self._flight or self._start(self.scheduler.schedule())
+        if flight is None:
             self.scheduler.update(())
             return []
         try:
-            logits = self.executor.step(batch)
+            ahead = self.scheduler.schedule_ahead() if flight.on_device else None
+            self._flight = None if ahead is None else self._start(ahead)
+            outcomes, texts = self._take_results(flight)
             now = time.perf_counter()
-            outcomes, texts = self._sample_all(batch, logits)
         except BaseException:
             self._fail_all()
             raise
@@ -145,27 +150,29 @@ class EngineLoop:
             )
         return outputs
 
-    def _sample_all(self, batch: ScheduledBatch, logits: np.ndarray) -> tuple[list[StepOutcome], dict[int, str]]:
+    def _start(self, batch: ScheduledBatch) -> Flight | None:
+        if not batch.sequences:
+            return None
+        try:
+            return self._stepper.start(batch, self._generations)
+        except BaseException:
+            self._fail_all()
+            raise
+
+    def _take_results(self, flight: Flight) -> tuple[list[StepOutcome], dict[int, str]]:
+        """What the scheduler must know of a step, and the text that it made safe to show, by request."""
         outcomes: list[StepOutcome] = []
         texts: dict[int, str] = {}
-        row = 0
-        for sequence in batch.sequences:
-            rows = logits[row : row + sequence.num_logits]
-            row += sequence.num_logits
-            if not len(rows):
-                continue
-            if sequence.request_id in self._scores:
-                self._scores[sequence.request_id].append(rows.copy())
-                outcomes.append(StepOutcome(sequence.request_id, None))
-                continue
-            generation = self._generations[sequence.request_id]
-            sample = generation.sampler.sample(rows[-1])
-            if sample is None:
-                outcomes.append(StepOutcome(sequence.request_id, None, Verdict.ERROR))
-                texts[sequence.request_id] = ""
-                continue
-            verdict, texts[sequence.request_id] = generation.accept(sample)
-            outcomes.append(StepOutcome(sequence.request_id, sample.token_id, verdict))
+        for result in self._stepper.results(flight, self._generations):
+            if result.logits is not None:
+                self._scores[result.request_id].append(result.logits.copy())
+                outcomes.append(StepOutcome(result.request_id, None))
+            elif result.sample is None:
+                outcomes.append(StepOutcome(result.request_id, None, Verdict.ERROR))
+                texts[result.request_id] = ""
+            else:
+                verdict, texts[result.request_id] = self._generations[result.request_id].accept(result.sample)
+                outcomes.append(StepOutcome(result.request_id, result.sample.token_id, verdict))
         return outcomes, texts
 
     def _deliver(self, generation: Generation, outcome: StepOutcome, text: str, reason: str | None) -> Output:
@@ -228,4 +235,6 @@ class EngineLoop:
         for generation in self._generations.values():
             self._finish(generation, "error", generation.flush())
         self._generations.clear()
-        self.scheduler.update(())
+        self._flight = None
+        while self.scheduler.is_stepping:
+            self.scheduler.update(())

@@ -63,3 +63,9 @@ class UsageError(IccError):
     """An argument of a command or an API call is invalid."""
 
     exit_code = 2
+
+
+class DeviceError(IccError):
+    """The GPU, its driver or its bindings are missing, are not those that the engine needs, or failed."""
+
+    exit_code = 25

@@ -48,14 +48,18 @@ def load(
 
 def _executor(engine: Engine, threads: int | None, kv_bytes: int | None) -> Executor:
     backend = engine.manifest.backend
-    if backend != "cpu":
-        raise UsageError(
-            f"the engine is for target {engine.manifest.target} ({backend}), which this runtime cannot run yet",
-            "compile the model with --target cpu to run it here",
-        )
-    from .executor.cpu import CpuExecutor
+    if backend == "cpu":
+        from .executor.cpu import CpuExecutor
 
-    return CpuExecutor(engine, threads, kv_bytes)
+        return CpuExecutor(engine, threads, kv_bytes)
+    if backend == "cuda":
+        from .executor.cuda.executor import CudaExecutor
+
+        return CudaExecutor(engine, kv_bytes)
+    raise UsageError(
+        f"the engine is for target {engine.manifest.target} ({backend}), which this runtime cannot run yet",
+        "compile the model for an NVIDIA GPU or with --target cpu to run it",
+    )
 
 
 class LLM:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .executor.sampling import SamplingRow
 from .params import SamplingParams
 
 _FIRST_GUESS = 1024  # top-p is decided among this many candidates if they hold enough, as they nearly always do
@@ -46,9 +47,11 @@ class Sampler:
     ) -> None:
         self.params = params
         self._random: np.random.Generator | None = None
+        self._device_seed = 0
         if not params.greedy:
             seeds = np.random.SeedSequence(None if params.seed is None else [params.seed, index])
             self._random = np.random.Generator(np.random.PCG64(seeds))
+            self._device_seed = int(seeds.generate_state(1, np.uint64)[0])
         self._num_sampled = 0
         self._end_ids = np.array(sorted(end_ids), dtype=np.int64)
         self._biased = np.array(list(params.logit_bias), dtype=np.int64)
@@ -77,6 +80,25 @@ class Sampler:
             self._counts[token] += 1
         top = self.params.logprobs
         return Sample(token, None if top is None else token_logprob(logits, token, top))
+
+    def device_row(self, ahead: bool = False) -> SamplingRow | None:
+        """How a device samples the next token (or, if `ahead`, the one after), None where only the host can.
+
+        The device knows no penalties and biases. Its random stream is another than the host's: where a request is
+        sampled depends on its parameters alone, so that a seed gives the same tokens whatever runs beside.
+        """
+        params = self.params
+        if self._seen is not None or self._counts is not None or len(self._biased) or params.min_tokens:
+            return None
+        assert params.temperature is not None and params.top_p is not None and params.min_p is not None
+        counter = self._num_sampled + ahead
+        return SamplingRow(
+            params.temperature, params.top_k or 0, params.top_p, params.min_p, self._device_seed, counter
+        )
+
+    def count_device_sample(self) -> None:
+        """A device has sampled one more token of the request."""
+        self._num_sampled += 1
 
     def _adjust(self, logits: np.ndarray) -> np.ndarray:
         """Penalties, biases and forbidden end tokens; the same array if there are none."""

@@ -1,34 +1,60 @@
-"""From a program to compiled kernels, per backend."""
+"""The backends: each says how it stores values, packs weights, and turns a program into kernels."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from ...runtime.engine.manifest import Library
+import numpy as np
+
+from ...runtime.engine.manifest import GpuFacts, Library, Limits
 from ...runtime.engine.program import Program
-from ..errors import UsageError
 from ..targets import Target
-from .cpu.build import build_libraries
-from .cpu.isa import ALL, Isa
+from .lower.builder import WeightSource
+from .lower.profile import Profile
+
+Progress = Callable[[str, int, int], None]
 
 
-def build_kernels(program: Program, kernels_dir: Path, target: Target) -> list[Library]:
-    """Render and compile every kernel of the program for the target; best library first."""
-    isas = [isa for isa in ALL if target.name != "native" or _runs_here(isa)]
-    if not isas:
-        raise UsageError("this machine has none of the instruction sets that icc knows", "use --target cpu")
-    chosen = isas if target.name == "cpu" else [best(isas)]
-    libraries = build_libraries(program, kernels_dir, chosen)
-    return sorted(libraries, key=lambda lib: -len(lib.cpu_flags))
+@dataclass(frozen=True)
+class Built:
+    """Compiled kernels: the program (with a launch plan on a GPU), the CPU libraries, and what a GPU must have."""
+
+    program: Program
+    libraries: tuple[Library, ...] = ()
+    gpu: GpuFacts | None = None
 
 
-def best(isas: list[Isa]) -> Isa:
-    """The level that needs the most of the CPU."""
-    return max(isas, key=lambda isa: len(isa.cpu_flags))
+class Backend(Protocol):
+    """One way from a program to kernels."""
+
+    @property
+    def profile(self) -> Profile:
+        """How values are stored."""
+        ...
+
+    @property
+    def kv_dtype(self) -> str:
+        """Storage of the KV cache where the user does not say: 16 bits for 16-bit weights, else float32."""
+        ...
+
+    def pack(self, source: WeightSource) -> np.ndarray:
+        """The packed bytes of one weight, as uint8."""
+        ...
+
+    def build(self, program: Program, limits: Limits, kernels_dir: Path, progress: Progress) -> Built:
+        """Render and compile every kernel into `kernels_dir`; raises CodegenError or ToolchainError."""
+        ...
 
 
-def _runs_here(isa: Isa) -> bool:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            return set(isa.cpu_flags) <= set(line.split(":")[1].split())
-    return False
+def backend_for(target: Target, weights: str) -> Backend:
+    """The backend of a target, for a checkpoint whose weights are "f32", "bf16" or "f16"."""
+    if target.backend == "cpu":
+        from .cpu.backend import CpuBackend
+
+        return CpuBackend(target, weights)
+    from .triton.backend import TritonBackend
+
+    return TritonBackend(target, weights)

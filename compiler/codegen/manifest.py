@@ -9,7 +9,6 @@ from typing import Any
 from ... import __version__
 from ...runtime.engine.manifest import (
     FORMAT_VERSION,
-    Library,
     Limits,
     Manifest,
     ModelFacts,
@@ -19,6 +18,7 @@ from ...runtime.engine.manifest import (
 from ..graph.graph import Graph
 from ..options import CompileOptions
 from ..targets import Target
+from .backend import Built
 from .lower.lower import Lowered
 
 
@@ -28,7 +28,7 @@ def make_manifest(
     quantization: QuantFacts,
     options: CompileOptions,
     target: Target,
-    libraries: list[Library],
+    built: Built,
     tokenizer: str | None,
 ) -> Manifest:
     """The manifest without its file table."""
@@ -52,14 +52,20 @@ def make_manifest(
             pad_token_id=_first(_token_ids(config, generation, "pad_token_id")),
         ),
         quantization=quantization,
-        limits=Limits(graph.max_seq_len, options.max_batch_size, min(options.max_step_tokens, graph.max_seq_len)),
+        limits=make_limits(graph, options),
         sampling=_sampling(generation),
-        libraries=libraries,
+        libraries=list(built.libraries),
         weights_file="weights.safetensors",
         program_file="program.json",
         tokenizer_dir=tokenizer,
         files={},
+        gpu=built.gpu,
     )
+
+
+def make_limits(graph: Graph, options: CompileOptions) -> Limits:
+    """What the engine is compiled for."""
+    return Limits(graph.max_seq_len, options.max_batch_size, min(options.max_step_tokens, graph.max_seq_len))
 
 
 def _sampling(generation: dict[str, Any]) -> SamplingDefaults:

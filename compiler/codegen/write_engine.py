@@ -18,18 +18,15 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import torch
-from torch import Tensor
 
 from ...runtime.engine.digest import encode_sealed
 from ...runtime.engine.manifest import FileEntry, Manifest
 from ...runtime.engine.program import Program
 from ..errors import OutputExistsError, WriteError
-from ..graph.weights import quant_parts
-from .cpu.pack import pack_dense, pack_quantized
 from .lower.builder import WeightSource
 
 Progress = Callable[[str, int, int], None]
+Pack = Callable[[WeightSource], np.ndarray]
 RUNTIME_DIR = Path(__file__).resolve().parents[2] / "runtime"
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -118,7 +115,9 @@ def _replace(stage: Path, path: Path) -> None:
     os.close(handle)
 
 
-def write_weights(stage: Path, program: Program, sources: dict[str, WeightSource], progress: Progress) -> None:
+def write_weights(
+    stage: Path, program: Program, sources: dict[str, WeightSource], pack: Pack, progress: Progress
+) -> None:
     """weights.safetensors: every weight packed as 64-byte aligned bytes, one at a time in memory."""
     header: dict[str, object] = {}
     start = 0
@@ -136,26 +135,6 @@ def write_weights(stage: Path, program: Program, sources: dict[str, WeightSource
             file.write(packed.data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def pack(source: WeightSource) -> np.ndarray:
-    """The packed bytes of one weight."""
-    if source.format in ("q4", "q8"):
-        parts = quant_parts(source.handle)
-        assert parts is not None
-        codes, scales, zeros = (t.numpy() for t in (parts.codes, parts.scales, parts.zeros))
-        return pack_quantized(codes, scales, zeros, int(source.format[1:]), source.group)
-    value = source.handle.load()
-    if source.format in ("f32", "i32"):
-        value = value.to(torch.float32 if source.format == "f32" else torch.int32)
-    elif value.dtype == torch.float64:
-        value = value.to(torch.float32)
-    return pack_dense(_numpy(value.contiguous()), source.format)
-
-
-def _numpy(value: Tensor) -> np.ndarray:
-    """bf16 has no numpy type: its bits as uint16."""
-    return value.view(torch.uint16).numpy() if value.dtype == torch.bfloat16 else value.numpy()
 
 
 def write_program(stage: Path, program: Program) -> None:

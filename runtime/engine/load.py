@@ -24,15 +24,20 @@ _MAX_JSON = 256 << 20  # bytes; a manifest or program beyond this is not one
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine directory that has been read, checked and mapped. `library` is the one for this machine."""
+    """An engine directory that has been read, checked and mapped.
+
+    `library` is the one for this machine's CPU; a GPU engine has kernel objects in its plan instead, and None here.
+    """
 
     path: Path
     manifest: Manifest
     program: Program
     weights: MappedWeights
-    library: Library
+    library: Library | None
 
     def library_file(self) -> Path:
+        """The CPU library; only CPU engines have one."""
+        assert self.library is not None
         return self.path / self.library.path
 
     def tokenizer_file(self) -> Path | None:
@@ -56,7 +61,9 @@ def open_engine(path: str | os.PathLike[str], *, verify: bool = True, isa: str |
     root = Path(path)
     manifest = read_manifest(root)
     check_listing(root, manifest)
-    library = select_library(manifest, cpu_flags(), isa or os.environ.get("ICC_ISA"))
+    library = None
+    if manifest.backend == "cpu":
+        library = select_library(manifest, cpu_flags(), isa or os.environ.get("ICC_ISA"))
     if verify:
         check_hashes(root, manifest.files)
     program = read_program(root / manifest.program_file)
@@ -121,6 +128,11 @@ def _check_agreement(manifest: Manifest, program: Program) -> None:
             f"{manifest.program_file}: vocab_size is {found}, {MANIFEST_FILE} says {stated}",
             _HINT,
         )
+    if (program.plan is None) != (manifest.backend == "cpu") or (manifest.gpu is None) != (manifest.backend == "cpu"):
+        raise EngineFormatError(f"{manifest.program_file}: its launch plan does not go with {MANIFEST_FILE}", _HINT)
+    for name, found in program.plan.objects.items() if program.plan else ():
+        if found.file not in manifest.files:
+            raise EngineFormatError(f"{manifest.program_file}: object {name} is not listed in {MANIFEST_FILE}", _HINT)
     limits = manifest.limits
     if min(limits.max_seq_len, limits.max_batch_size, limits.max_step_tokens, program.kv.block_size) < 1:
         raise EngineFormatError(f"{MANIFEST_FILE}: limits must be at least 1", _HINT)

@@ -62,7 +62,14 @@ class Library(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpu_flags: list[str]
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GpuFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a GPU engine needs of its device: the architecture of its objects, and the driver's least CUDA version."""
+
+    arch: str  # "sm_90", "gfx942"
+    driver_version: int  # 12080 is 12.8; 0 for HIP
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """engine.json. Paths are relative to the engine directory; `libraries` go from best to most portable."""
 
     format_version: int
@@ -78,4 +85,5 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     program_file: str
     tokenizer_dir: str | None
     files: dict[str, FileEntry]
+    gpu: GpuFacts | None = None
     digest: str = ""  # seals this file itself, see engine/digest.py; "" if it is not sealed

@@ -39,14 +39,16 @@ def extent(size: str, divide: int = 1, times: int = 1, plus: int = 0) -> Extent:
 
 
 class KernelObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One compiled kernel: its file under `kernels/`, the symbol in it, and what a launch needs to know.
+    """One compiled kernel: its file in the engine, the symbol in it, and what a launch needs to know.
 
+    `types` are Triton's types of the arguments: "*bf16" and such for pointers, "i32" for sizes.
     `registers` per thread, `spill_bytes` of local memory per thread and `occupancy` (resident warps over the most that
     a multiprocessor holds) were read from the compiled object; -1 where the target's object does not tell.
     """
 
     file: str
     entry: str
+    types: tuple[str, ...]
     warps: int
     warp_size: int
     shared_bytes: int
@@ -89,3 +91,23 @@ class LaunchPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if num_tokens <= phase.max_tokens and (not phase.decode or num_tokens == num_seqs):
                 return phase
         raise LookupError(f"no phase for {num_tokens} tokens of {num_seqs} sequences")
+
+    def resources(self) -> list[dict[str, object]]:
+        """A row per object: registers and spilled bytes per thread, shared memory, occupancy, and who launches it."""
+        users: dict[str, dict[str, None]] = {name: {} for name in self.objects}
+        for phase in self.phases:
+            for kernel, launches in phase.launches.items():
+                for launch in launches:
+                    users[launch.object][kernel] = None
+        return [
+            {
+                "object": name,
+                "kernels": list(users[name]),
+                "warps": found.warps,
+                "registers": found.registers,
+                "spill_bytes": found.spill_bytes,
+                "shared_bytes": found.shared_bytes,
+                "occupancy": found.occupancy,
+            }
+            for name, found in self.objects.items()
+        ]

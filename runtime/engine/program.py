@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
+from .plan import LaunchPlan
+
 Param = int | float | str | bool | list[int | str]
 
 # element sizes in bytes of everything that a buffer or weight can hold
@@ -116,6 +118,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv: KVLayout
     arena_bytes_per_token: int
     vocab_size: int
+    plan: LaunchPlan | None = None  # of GPU engines; a CPU engine's library walks the steps itself
 
     def buffer(self, name: str) -> Buffer:
         """The buffer of that name; KeyError if there is none."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ..scheduler.batch import ScheduledBatch
@@ -15,15 +17,23 @@ class PackedBatch:
     ascending.
     """
 
-    def __init__(self, max_tokens: int, max_seqs: int, max_blocks: int, max_logit_rows: int, block_size: int) -> None:
+    def __init__(
+        self,
+        max_tokens: int,
+        max_seqs: int,
+        max_blocks: int,
+        max_logit_rows: int,
+        block_size: int,
+        allocate: Callable[[tuple[int, ...]], np.ndarray] = lambda shape: np.zeros(shape, dtype=np.int32),
+    ) -> None:
         self.block_size = block_size
-        self.token_ids = np.zeros(max_tokens, dtype=np.int32)
-        self.positions = np.zeros(max_tokens, dtype=np.int32)
-        self.slot_mapping = np.zeros(max_tokens, dtype=np.int32)
-        self.seq_starts = np.zeros(max_seqs + 1, dtype=np.int32)
-        self.context_lens = np.zeros(max_seqs, dtype=np.int32)
-        self.block_tables = np.zeros((max_seqs, max_blocks), dtype=np.int32)
-        self.logit_rows = np.zeros(max_logit_rows, dtype=np.int32)
+        self.token_ids = allocate((max_tokens,))
+        self.positions = allocate((max_tokens,))
+        self.slot_mapping = allocate((max_tokens,))
+        self.seq_starts = allocate((max_seqs + 1,))
+        self.context_lens = allocate((max_seqs,))
+        self.logit_rows = allocate((max_logit_rows,))
+        self.block_tables = allocate((max_seqs, max_blocks))  # last: only its first rows travel to a device
         self.num_tokens = self.num_seqs = self.num_logit_rows = 0
         self._tables: list[tuple[int, ...] | None] = [None] * max_seqs  # what each row of block_tables holds
 
@@ -47,6 +57,16 @@ class PackedBatch:
                 row += sequence.num_logits
         self.seq_starts[len(batch.sequences)] = token
         self.num_tokens, self.num_seqs, self.num_logit_rows = token, len(batch.sequences), row
+
+    def pad_decodes(self, count: int) -> None:
+        """Make a batch of decodes `count` sequences long: the added ones have no context, and their token no slot."""
+        have = self.num_seqs
+        self.token_ids[have:count] = 0
+        self.positions[have:count] = 0
+        self.slot_mapping[have:count] = -1
+        self.context_lens[have:count] = 0
+        self.seq_starts[have + 1 : count + 1] = range(have + 1, count + 1)
+        self.logit_rows[have:count] = range(have, count)
 
     def _pack_token(self, at: int, token_id: int, position: int, table: tuple[int, ...]) -> None:
         self.token_ids[at] = token_id

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from ..scheduler.batch import ScheduledBatch
+from ..params import SamplingParams
+from ..sampler import draw
+from ..scheduler.batch import ScheduledBatch, ScheduledSequence
+from .sampling import TOP_LOGPROBS, Sampled, SamplingRow
 
 
 def successor(context: Sequence[int], vocab_size: int) -> int:
@@ -79,3 +85,52 @@ class FakeExecutor:
 
     def close(self) -> None:
         self.closed = True
+
+
+class FakeDevice(FakeExecutor):
+    """A FakeExecutor that samples by itself, and takes a next step before the last one was collected."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._under_way: deque[Sampled] = deque()
+        self._last: Sampled | None = None
+        self.most_under_way = 0
+
+    def submit(self, batch: ScheduledBatch, rows: Sequence[SamplingRow | None]) -> int:
+        """Run the step at once, as a device would in the order of its stream."""
+        assert len(rows) == batch.num_logit_rows and len(self._under_way) < 2
+        logits = self.step(ScheduledBatch(tuple(map(self._known, batch.sequences))))
+        tokens = np.array([_draw(row, how) for row, how in zip(logits, rows, strict=True)], dtype=np.int32)
+        shifted = logits - logits.max(axis=1, keepdims=True, initial=0)
+        logprobs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        order = np.argsort(-logits, axis=1, kind="stable")[:, :TOP_LOGPROBS]
+        self._last = Sampled(
+            tokens,
+            np.take_along_axis(logprobs, tokens[:, None].clip(0), axis=1)[:, 0],
+            order.astype(np.int32),
+            np.take_along_axis(logprobs, order, axis=1),
+            logits if None in rows else None,
+        )
+        self._under_way.append(self._last)
+        self.most_under_way = max(self.most_under_way, len(self._under_way))
+        return len(self.batches)
+
+    def collect(self, ticket: int) -> Sampled:
+        """The oldest step."""
+        return self._under_way.popleft()
+
+    def _known(self, sequence: ScheduledSequence) -> ScheduledSequence:
+        """Pending tokens replaced by what the last step sampled; a request that ended meanwhile gets some token."""
+        if sequence.token_ids[0] >= 0:
+            return sequence
+        assert self._last is not None
+        return replace(sequence, token_ids=(max(int(self._last.token_ids[-1 - sequence.token_ids[0]]), 0),))
+
+
+def _draw(logits: np.ndarray, row: SamplingRow | None) -> int:
+    if not np.isfinite(logits).all():
+        return -1
+    if row is None or not row.temperature:
+        return int(logits.argmax())
+    params = SamplingParams(temperature=row.temperature, top_k=row.top_k, top_p=row.top_p, min_p=row.min_p)
+    return draw(logits, params, np.random.default_rng([row.seed, row.counter]).random())

@@ -6,6 +6,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 
+def pending_token(row: int) -> int:
+    """Stands for the token that the step before samples from its logit row `row`; negative, unlike token ids."""
+    return -1 - row
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
     """The part of one request that runs in a step.

@@ -39,6 +39,7 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0  # in the step under way
+    num_ahead_tokens: int = 0  # in the step after it, where that was scheduled already
     num_preemptions: int = 0
     block_table: list[int] = field(default_factory=list)
     num_published: int = 0  # blocks at the front of the table that the prefix cache has seen
@@ -82,7 +83,7 @@ class Request:
         """Forget the blocks and everything computed in them (the caller releases them)."""
         self.block_table.clear()
         self._table_tuple = ()
-        self.num_computed_tokens = self.num_scheduled_tokens = self.num_published = 0
+        self.num_computed_tokens = self.num_scheduled_tokens = self.num_ahead_tokens = self.num_published = 0
 
     def key(self, index: int, block_size: int) -> BlockKey:
         """The prefix-cache key of full block `index`."""

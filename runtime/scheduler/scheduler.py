@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import CapacityError, RequestError
-from .batch import Finished, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict
+from .batch import Finished, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict, pending_token
 from .block_pool import BlockPool
 from .prefix_cache import BlockKey, PrefixCache
 from .request import Request, RequestSpec
+from .step import Step
 
 # a request preempted this often is let in again only when the worst case of all that runs with it fits
 PATIENCE = 4
@@ -51,7 +52,7 @@ class Scheduler:
         self._waiting: list[Request] = []
         self._pending: dict[BlockKey, Request] = {}  # prompt blocks that a running request is about to compute
         self._arrivals = 0
-        self._stepping = False
+        self._steps: list[ScheduledBatch] = []  # scheduled and not updated: the step under way, and the one after it
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -90,27 +91,53 @@ class Scheduler:
 
     def schedule(self) -> ScheduledBatch:
         """The next step; no sequences if nothing waits or runs. `update` must follow before the next `schedule`."""
-        assert not self._stepping, "schedule() called twice without update()"
-        step = _Step(self.config.max_step_tokens, self.config.max_logit_rows)
+        assert not self._steps, "schedule() called twice without update()"
+        step = Step(self.config.max_step_tokens, self.config.max_logit_rows)
         preempted = self._schedule_decodes(step)
         for request in self._running:
             if request.num_scheduled_tokens == 0:
                 step.take(request)
         if not preempted:  # whoever lost blocks in this step must not take them back in the same step
             self._admit_waiting(step)
-        self._stepping = True
-        return ScheduledBatch(tuple(step.sequences))
+        self._steps.append(ScheduledBatch(tuple(step.sequences)))
+        return self._steps[0]
+
+    def schedule_ahead(self) -> ScheduledBatch | None:
+        """The step after the one under way, before its tokens are known; None where that depends on them.
+
+        A device can then go on while the host looks at what it sampled. Only where all that runs decodes, nobody can
+        be let in and no blocks are missing. Sequences begin with `pending_token`s; those that the outcomes turn out to
+        end run in vain, into blocks that no later step reads before it has written them.
+        """
+        assert self._steps, "schedule_ahead() without schedule()"
+        can_admit = self._waiting and len(self._running) < self.config.max_batch_size
+        decoding = all(r.num_scheduled_tokens == r.num_remaining and not r.spec.all_logits for r in self._running)
+        if len(self._steps) > 1 or can_admit or not decoding:
+            return None
+        going_on = [r for r in self._running if r.num_new_tokens + 1 < r.spec.max_new_tokens]
+        missing = [self._blocks_for(r.num_tokens + 1) - len(r.block_table) for r in going_on]
+        if not going_on or not self.pool.can_allocate(sum(missing)):
+            return None
+        rows = {sequence.request_id: row for row, sequence in enumerate(self._steps[0].sequences)}
+        sequences = []
+        for request, count in zip(going_on, missing, strict=True):
+            request.block_table += self.pool.allocate(count)
+            request.num_ahead_tokens = 1
+            token = pending_token(rows[request.id])
+            sequences.append(ScheduledSequence(request.id, (token,), request.num_tokens, request.table(), 1))
+        self._steps.append(ScheduledBatch(tuple(sequences)))
+        return self._steps[1]
 
     def update(self, outcomes: Iterable[StepOutcome]) -> list[Finished]:
-        """Account for an executed step: one outcome per sequence that wanted logits. Returns the requests that ended.
+        """Account for the oldest step that was scheduled: one outcome per sequence that wanted logits.
 
-        Outcomes of requests aborted since `schedule` are ignored.
+        Returns the requests that ended. Outcomes of requests that ended since `schedule` are ignored.
         """
-        assert self._stepping, "update() without schedule()"
-        self._stepping = False
+        assert self._steps, "update() without schedule()"
+        del self._steps[0]
         for request in self._running:
             request.num_computed_tokens += request.num_scheduled_tokens
-            request.num_scheduled_tokens = 0
+            request.num_scheduled_tokens, request.num_ahead_tokens = request.num_ahead_tokens, 0
         finished = [done for outcome in outcomes if (done := self._apply(outcome)) is not None]
         for request in self._running:
             self._publish(request)
@@ -123,6 +150,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether a scheduled step waits for its `update`."""
+        return bool(self._steps)
 
     def has_work(self) -> bool:
         return bool(self._requests)
@@ -144,7 +176,7 @@ class Scheduler:
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.config.block_size)
 
-    def _schedule_decodes(self, step: _Step) -> bool:
+    def _schedule_decodes(self, step: Step) -> bool:
         """Run one token of each request that has one left, preempting from the end of the line if blocks run out."""
         preempted = False
         index = 0
@@ -164,7 +196,7 @@ class Scheduler:
             step.take(request)
         return preempted
 
-    def _admit_waiting(self, step: _Step) -> None:
+    def _admit_waiting(self, step: Step) -> None:
         """Let waiting requests in, strictly in order of rank: a big one is not overtaken for ever by small ones."""
         while self._waiting and len(self._running) < self.config.max_batch_size and step.has_room():
             request = self._waiting[0]
@@ -260,33 +292,3 @@ class Scheduler:
             if self.cache.can_publish(key, block):
                 self.cache.publish(key, block)
             request.num_published = index + 1
-
-
-class _Step:
-    """The step under construction and what is left of its budgets."""
-
-    def __init__(self, tokens: int, logit_rows: int) -> None:
-        self.tokens = tokens
-        self.logit_rows = logit_rows
-        self.sequences: list[ScheduledSequence] = []
-
-    def has_room(self) -> bool:
-        return self.tokens > 0 and self.logit_rows > 0
-
-    def take(self, request: Request) -> None:
-        """Schedule as many of the request's remaining tokens as the budgets allow (perhaps none)."""
-        count = min(request.num_remaining, self.tokens)
-        if request.spec.all_logits:
-            count = min(count, self.logit_rows)
-        if count <= 0 or not self.has_room():
-            return
-        start = request.num_computed_tokens
-        if request.spec.all_logits:
-            num_logits = count
-        else:
-            num_logits = int(count == request.num_remaining)
-        request.num_scheduled_tokens = count
-        self.tokens -= count
-        self.logit_rows -= num_logits
-        token_ids = tuple(request.tokens[start : start + count])
-        self.sequences.append(ScheduledSequence(request.id, token_ids, start, request.table(), num_logits))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from icc.compiler.codegen.cpu.backend import CPU_PROFILE, pack
 from icc.compiler.codegen.cpu.build import build_libraries
 from icc.compiler.codegen.cpu.isa import host_isas
-from icc.compiler.codegen.cpu.profile import CPU_PROFILE
 from icc.compiler.codegen.lower.lower import Lowered, LowerOptions, lower
-from icc.compiler.codegen.write_engine import pack
 from icc.compiler.graph.graph import Graph
 from icc.passes import pipelines
 from icc.passes.base import PassContext

@@ -277,8 +277,8 @@ def test_the_library_can_be_chosen_by_the_environment(make_engine: Make, monkeyp
         load(make_engine())
 
 
-def test_another_backend_is_refused(make_engine: Make) -> None:
-    with pytest.raises(UsageError, match="cannot run"):
+def test_a_gpu_engine_without_a_launch_plan_is_refused(make_engine: Make) -> None:
+    with pytest.raises(EngineFormatError, match="launch plan"):
         load(make_engine(backend="cuda", target="h100"))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from icc.runtime.engine.manifest import Manifest, SamplingDefaults
 from icc.runtime.errors import CapacityError, RequestError
-from icc.runtime.executor.fake import FakeExecutor, context_hash
+from icc.runtime.executor.fake import FakeDevice, FakeExecutor, context_hash
 from icc.runtime.generation import Completion
 from icc.runtime.llm import LLM
 from icc.runtime.params import SamplingParams
@@ -20,14 +20,15 @@ VOCAB = 258
 MakeLLM = Callable[..., LLM]
 
 
-@pytest.fixture
-def make_llm(toy_manifest: Callable[..., Manifest], byte_tokenizer_file: Path) -> MakeLLM:
-    """An LLM over a FakeExecutor; arguments are the executor's, `text=False` leaves the tokenizer out."""
+@pytest.fixture(params=[FakeExecutor, FakeDevice])
+def make_llm(request: Any, toy_manifest: Callable[..., Manifest], byte_tokenizer_file: Path) -> MakeLLM:
+    """An LLM over a fake that samples here or on its device; arguments are the executor's, `text=False` leaves the
+    tokenizer out."""
 
     def make(text: bool = True, manifest: dict[str, Any] | None = None, **executor: Any) -> LLM:
         executor.setdefault("vocab_size", VOCAB)
         tokenizer = Tokenizer(byte_tokenizer_file) if text else None
-        return LLM(toy_manifest(**(manifest or {})), FakeExecutor(**executor), tokenizer)
+        return LLM(toy_manifest(**(manifest or {})), request.param(**executor), tokenizer)
 
     return make
 

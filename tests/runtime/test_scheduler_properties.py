@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from icc.runtime.errors import CapacityError
-from icc.runtime.scheduler.batch import ScheduledBatch, StepOutcome, Verdict
+from icc.runtime.scheduler.batch import ScheduledBatch, ScheduledSequence, StepOutcome, Verdict
 from icc.runtime.scheduler.request import RequestSpec
 from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
 
@@ -25,6 +26,7 @@ class Device:
         self.tokens: dict[int, tuple[int, ...]] = {}  # request -> all its tokens
         self.salts: dict[int, bytes] = {}
         self.scoring: set[int] = set()
+        self.last = ScheduledBatch(())
 
     def add(self, spec: RequestSpec) -> None:
         self.tokens[spec.request_id], self.salts[spec.request_id] = spec.token_ids, spec.salt
@@ -39,7 +41,13 @@ class Device:
         assert len({sequence.request_id for sequence in batch.sequences}) == len(batch.sequences)
         outcomes = []
         for sequence in batch.sequences:
+            if sequence.request_id not in self.tokens:  # it ended while this step was scheduled ahead
+                self._spoil(sequence)
+                continue
             tokens, salt = self.tokens[sequence.request_id], self.salts[sequence.request_id]
+            if sequence.token_ids[0] < 0:
+                self._check_pending(sequence)
+                sequence = replace(sequence, token_ids=tokens[sequence.start :])
             assert sequence.token_ids == tokens[sequence.start : sequence.end] and sequence.token_ids
             for position in range(sequence.end):
                 block = sequence.block_table[position // config.block_size]
@@ -52,7 +60,19 @@ class Device:
             if sequence.num_logits:
                 token = None if sequence.request_id in self.scoring else (sum(tokens) + len(tokens) // 3) % ALPHABET
                 outcomes.append(StepOutcome(sequence.request_id, token))
+        self.last = batch
         return outcomes
+
+    def _check_pending(self, sequence: ScheduledSequence) -> None:
+        """A pending token names the row of the step before in which its own request was sampled."""
+        rows = [s.request_id for s in self.last.sequences for _ in range(s.num_logits)]
+        assert len(sequence.token_ids) == 1 and rows[-1 - sequence.token_ids[0]] == sequence.request_id
+
+    def _spoil(self, sequence: ScheduledSequence) -> None:
+        """What a step writes for a request that has ended must never be read."""
+        block = sequence.block_table[sequence.start // self.config.block_size]
+        assert self.scheduler.pool.references(block) == 0, "a block of another request is written"
+        self.slots[block * self.config.block_size + sequence.start % self.config.block_size] = (b"spoilt", ())
 
     def sampled(self, outcomes: list[StepOutcome]) -> None:
         for outcome in outcomes:
@@ -75,6 +95,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.device = Device(self.config, self.scheduler)
         self.live: dict[int, RequestSpec] = {}
         self.ended: set[int] = set()
+        self.flight: ScheduledBatch | None = None  # scheduled before the step that ran last was accounted for
         self.next_id = 0
 
     @rule(
@@ -106,15 +127,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         stop=st.sampled_from([None, None, None, Verdict.STOP, Verdict.ERROR]),
         late_abort=st.sampled_from([None, None, None, 0, 1]),
+        ahead=st.booleans(),
     )
-    def step(self, stop: Verdict | None = None, late_abort: int | None = None) -> None:
-        batch = self.scheduler.schedule()
+    def step(self, stop: Verdict | None = None, late_abort: int | None = None, ahead: bool = False) -> None:
+        batch = self.flight or self.scheduler.schedule()
         assert batch.sequences or not self.live, "there is work but nothing is scheduled"
         outcomes = self.device.run(batch)
+        self.flight = self.scheduler.schedule_ahead() if ahead else None
         if stop is not None and outcomes and outcomes[0].token_id is not None:
             outcomes[0] = StepOutcome(outcomes[0].request_id, outcomes[0].token_id, stop)
         if late_abort is not None and late_abort < len(batch.sequences):
-            self.abort_id(batch.sequences[late_abort].request_id)
+            request_id = batch.sequences[late_abort].request_id
+            if request_id in self.live:
+                self.abort_id(request_id)
         self.device.sampled(outcomes)
         for done in self.scheduler.update(outcomes):
             self.end(done.request_id)

@@ -25,13 +25,17 @@ _WORKER = Path(__file__).with_name("worker.py")
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled kernel: the object's bytes, and per thread its registers and bytes of local memory."""
+    """A compiled kernel: the object's bytes, and per thread its registers and bytes of local memory.
+
+    driver_version: the least CUDA version of a driver that loads it (12000 is 12.0); 0 for HIP.
+    """
 
     entry: str
     binary: bytes
     shared_bytes: int
     registers: int
     spill_bytes: int
+    driver_version: int
 
 
 def spec_key(spec: LaunchSpec) -> str:

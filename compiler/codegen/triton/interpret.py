@@ -6,6 +6,7 @@ The environment must have TRITON_INTERPRET=1 before triton is first imported.
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 from collections.abc import Mapping
 from functools import lru_cache
@@ -13,8 +14,14 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import torch
 
+from ....runtime.engine.manifest import Limits
+from ....runtime.engine.program import Program
+from ....runtime.executor.batch import PackedBatch
+from ....runtime.executor.walk import BoundLaunch, Place, Walker
+from ....runtime.scheduler.batch import ScheduledBatch
 from .spec import LaunchSpec
 
 _TORCH = {
@@ -51,10 +58,9 @@ def load_source(text: str) -> ModuleType:
     Triton reads a kernel's source from its file. In the interpreter, `tl.dot` on bf16 operands returns garbage (Triton
     3.6 to 3.9), so INTERPRETED tells the templates to upcast them.
     """
-    import triton
     import triton.language as tl
 
-    if not triton.knobs.runtime.interpret:
+    if os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
     name = "icc_" + hashlib.sha256(text.encode()).hexdigest()[:16]
     path = _folder() / f"{name}.py"
@@ -70,3 +76,87 @@ def load_source(text: str) -> ModuleType:
 @lru_cache(maxsize=1)
 def _folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="icc-interpret-"))
+
+
+class InterpretExecutor:
+    """Runs the steps of a GPU engine on the CPU: the same plan and the same rendered sources, interpreted.
+
+    packed: the bytes of each weight. sources: the rendered text of each object. For tests: it is thousands of times
+    slower than a GPU. Memory that no kernel has written is NaN, so that what a kernel must not read shows.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        sources: Mapping[str, LaunchSpec],
+        packed: Mapping[str, np.ndarray],
+        limits: Limits,
+        num_blocks: int,
+    ) -> None:
+        assert program.plan is not None
+        self.plan = program.plan
+        self.num_blocks, self.block_size = num_blocks, program.kv.block_size
+        self.vocab_size = program.vocab_size
+        self.max_batch_size, self.max_step_tokens = limits.max_batch_size, limits.max_step_tokens
+        self.max_logit_rows = limits.max_step_tokens
+        self._walker = Walker(program, self.plan)
+        self._sources = sources
+        self._weights = {name: _memory_of(data) for name, data in packed.items()}
+        max_blocks = -(-limits.max_seq_len // self.block_size)
+        self._packed = PackedBatch(
+            self.max_step_tokens, self.max_batch_size, max_blocks, self.max_logit_rows, self.block_size
+        )
+        self._spaces = {
+            "arena": _poisoned(program.arena_bytes_per_token * limits.max_step_tokens),
+            "kv": _poisoned(program.kv.total_block_bytes() * num_blocks),
+            "scratch": _poisoned(self.plan.scratch_bytes),
+            "logits": _poisoned(4 * self.max_logit_rows * self.vocab_size),
+        }
+
+    def step(self, batch: ScheduledBatch) -> np.ndarray:
+        """Run one step: float32 `[batch.num_logit_rows, vocab]`."""
+        packed = self._packed
+        packed.pack(batch)
+        sizes = {
+            "num_tokens": packed.num_tokens,
+            "num_seqs": packed.num_seqs,
+            "num_logit_rows": packed.num_logit_rows,
+            "max_blocks": packed.block_tables.shape[1],
+            "num_blocks": self.num_blocks,
+        }
+        phase = self.plan.phase(packed.num_tokens, packed.num_seqs)
+        for bound in self._walker.walk(phase, sizes):
+            self._launch(bound)
+        count = packed.num_logit_rows * self.vocab_size
+        logits = self._spaces["logits"].view(torch.float32)[:count]
+        return logits.view(packed.num_logit_rows, self.vocab_size).numpy()
+
+    def _launch(self, bound: BoundLaunch) -> None:
+        spec = self._sources[bound.launch.object]
+        kernel = getattr(load_source(spec.source), spec.entry)
+        types = self.plan.objects[bound.launch.object].types
+        kernel[bound.grid](*(self._resolve(a, t) for a, t in zip(bound.args, types, strict=True)))
+
+    def _resolve(self, value: Place | int, kind: str) -> torch.Tensor | int:
+        if isinstance(value, int):
+            return value
+        if value.space == "weight":
+            memory = self._weights[value.name]
+        elif value.space in self._spaces:
+            memory = self._spaces[value.space]
+        else:
+            memory = _memory_of(getattr(self._packed, value.space))
+        return memory[value.offset :].view(_TORCH[kind.removeprefix("*")])
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def _poisoned(nbytes: int) -> torch.Tensor:
+    """Memory whose every float is NaN."""
+    return torch.full((max(nbytes, 64),), 255, dtype=torch.uint8)
+
+
+def _memory_of(array: np.ndarray) -> torch.Tensor:
+    """The bytes of an array, shared."""
+    return torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(np.uint8))

@@ -4,8 +4,8 @@ Run as a script, without icc on its path and without TRITON_INTERPRET: Triton de
 interprets, and it keeps state, so compiling happens apart from the compiler's own process.
 
 A job: {source, entry, signature, aligned, backend, arch, warp_size, num_warps, num_stages, object}. `source` is the
-path of the rendered Python file, `object` that of the file to write. An answer: {entry, shared, registers, spill} or
-{error}.
+path of the rendered Python file, `object` that of the file to write. An answer: {entry, shared, registers, spill,
+driver} or {error}.
 """
 
 from __future__ import annotations
@@ -40,8 +40,25 @@ def compile_job(job: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"needs {scratch} bytes of global scratch and {meta.num_ctas} CTAs per cluster"}
     binary = Path(job["object"])
     binary.write_bytes(kernel.asm["cubin" if job["backend"] == "cuda" else "hsaco"])
-    found = cubin_resources(binary) if job["backend"] == "cuda" else hsaco_resources(kernel.asm["amdgcn"])
+    if job["backend"] == "cuda":
+        found = cubin_resources(binary) | {"driver": driver_version(arch)}
+    else:
+        found = hsaco_resources(kernel.asm["amdgcn"]) | {"driver": 0}
     return {"entry": meta.name, "shared": meta.shared, **found}
+
+
+def driver_version(arch: int) -> int:
+    """The least CUDA version of a driver that loads a cubin of the ptxas that made it.
+
+    Drivers load cubins of every toolkit of their own major version (CUDA "minor version compatibility"); sm_100 came
+    with 12.8.
+    """
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    tool = get_ptxas(arch)
+    text = subprocess.run([getattr(tool, "path", tool), "--version"], capture_output=True, text=True, check=True).stdout
+    major = int(re.search(r"release (\d+)\.", text)[1])  # type: ignore[index]
+    return max(1000 * major, 12080 if arch >= 100 else 11080)
 
 
 def cubin_resources(cubin: Path) -> dict[str, int]:

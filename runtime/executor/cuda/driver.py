@@ -1,0 +1,172 @@
+"""The CUDA driver API as the executor uses it: checked calls, memory, modules, launches, graphs.
+
+The only place that imports cuda-bindings. Every failure is a DeviceError that names the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...errors import DeviceError
+
+Arguments = tuple[Sequence[int], Sequence[Any]]
+_HINT = "run `nvidia-smi` to see whether the driver works"
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What a device is: compute capability, the CUDA version of its driver (12080 is 12.8), memory in bytes."""
+
+    name: str
+    capability: tuple[int, int]
+    driver_version: int
+    free_bytes: int
+    total_bytes: int
+
+
+def load_bindings() -> Any:
+    """`cuda.bindings.driver`; DeviceError if it is not installed or there is no driver."""
+    try:
+        bindings = importlib.import_module("cuda.bindings.driver")
+    except ImportError as error:
+        raise DeviceError(f"cuda-bindings cannot be imported: {error}", "pip install 'icc[cuda]'") from None
+    try:
+        status = bindings.cuInit(0)[0]
+    except RuntimeError as error:  # cuda-bindings looks for libcuda.so when it is first called
+        raise DeviceError(f"this machine has no CUDA driver: {error}", "run the engine on its GPU host") from None
+    if status:
+        raise DeviceError(f"there is no usable GPU: {_describe(bindings, status)}", _HINT)
+    return bindings
+
+
+def _describe(bindings: Any, status: Any) -> str:
+    found = bindings.cuGetErrorString(status)[1]
+    return found.decode() if isinstance(found, bytes) else str(status)
+
+
+class Cuda:
+    """One device with a stream. Everything it gave out is freed by `close`."""
+
+    def __init__(self, ordinal: int = 0, bindings: Any = None) -> None:
+        self.api = bindings or load_bindings()
+        if not self.call("cuDeviceGetCount"):
+            raise DeviceError("this machine has no GPU", "run the engine on a machine that has its GPU")
+        self._device = self.call("cuDeviceGet", ordinal)
+        self.call("cuCtxSetCurrent", self.call("cuDevicePrimaryCtxRetain", self._device))
+        self._closers: list[Callable[[], None]] = [lambda: self.call("cuDevicePrimaryCtxRelease", self._device)]
+        self.stream = self.call("cuStreamCreate", self.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        self._closers.append(lambda: self.call("cuStreamDestroy", self.stream))
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Call a driver function; its result, or the tuple of its results. DeviceError if it fails."""
+        status, *results = getattr(self.api, name)(*args)
+        if status:
+            raise DeviceError(f"{name} failed: {_describe(self.api, status)}", _HINT)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def facts(self) -> DeviceFacts:
+        """What the device is, now."""
+        kinds = self.api.CUdevice_attribute
+        major = self.call("cuDeviceGetAttribute", kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, self._device)
+        minor = self.call("cuDeviceGetAttribute", kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, self._device)
+        name = self.call("cuDeviceGetName", 128, self._device).split(b"\0")[0].decode()
+        free, total = self.call("cuMemGetInfo")
+        return DeviceFacts(name, (major, minor), self.call("cuDriverGetVersion"), free, total)
+
+    # memory
+
+    def allocate(self, nbytes: int) -> int:
+        """Device memory, aligned to 256 bytes; its address."""
+        pointer = int(self.call("cuMemAlloc", max(nbytes, 256)))
+        self._closers.append(lambda: self.call("cuMemFree", pointer))
+        return pointer
+
+    def pinned(self, nbytes: int) -> np.ndarray:
+        """Page-locked host memory as uint8 `[nbytes]`."""
+        pointer = int(self.call("cuMemAllocHost", nbytes))
+        self._closers.append(lambda: self.call("cuMemFreeHost", pointer))
+        return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer))
+
+    def to_device(self, pointer: int, host: np.ndarray) -> None:
+        """Copy a host array to the device, in the order of the stream."""
+        self.call("cuMemcpyHtoDAsync", pointer, host.ctypes.data, host.nbytes, self.stream)
+
+    def to_host(self, host: np.ndarray, pointer: int) -> None:
+        """Copy from the device into a host array, in the order of the stream."""
+        self.call("cuMemcpyDtoHAsync", host.ctypes.data, pointer, host.nbytes, self.stream)
+
+    def zero(self, pointer: int, nbytes: int) -> None:
+        """Fill with zeros, in the order of the stream."""
+        self.call("cuMemsetD8Async", pointer, 0, nbytes, self.stream)
+
+    def wait(self) -> None:
+        """Until all that was put on the stream is done."""
+        self.call("cuStreamSynchronize", self.stream)
+
+    def event(self) -> Any:
+        """An event, to be recorded on the stream."""
+        created = self.call("cuEventCreate", self.api.CUevent_flags.CU_EVENT_DEFAULT)
+        self._closers.append(lambda: self.call("cuEventDestroy", created))
+        return created
+
+    def record(self, event: Any) -> None:
+        """Mark this point of the stream."""
+        self.call("cuEventRecord", event, self.stream)
+
+    def wait_event(self, event: Any) -> None:
+        """Until the device has passed the marked point."""
+        self.call("cuEventSynchronize", event)
+
+    # kernels
+
+    def function(self, binary: bytes, entry: str, shared_bytes: int) -> Any:
+        """A kernel of a cubin, allowed the dynamic shared memory that it needs."""
+        module = self.call("cuModuleLoadData", binary)
+        self._closers.append(lambda: self.call("cuModuleUnload", module))
+        function = self.call("cuModuleGetFunction", module, entry.encode())
+        if shared_bytes > 48 << 10:  # more than every kernel may have without asking
+            kind = self.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self.call("cuFuncSetAttribute", function, kind, shared_bytes)
+        return function
+
+    def launch(
+        self,
+        function: Any,
+        grid: Sequence[int],
+        threads: int,
+        shared_bytes: int,
+        args: Sequence[int],
+        types: Sequence[Any],
+    ) -> None:
+        """Put a kernel on the stream. types: the ctypes type of each argument."""
+        params = (tuple(args), tuple(types))
+        self.call("cuLaunchKernel", function, *grid, threads, 1, 1, shared_bytes, self.stream, params, 0)
+
+    def capture(self, work: Callable[[], None]) -> Any:
+        """What `work` puts on the stream, as a graph that can be launched; nothing of it runs now."""
+        mode = self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self.call("cuStreamBeginCapture", self.stream, mode)
+        try:
+            work()
+        finally:
+            graph = self.call("cuStreamEndCapture", self.stream)
+        executable = self.call("cuGraphInstantiate", graph, 0)
+        self.call("cuGraphDestroy", graph)
+        self._closers.append(lambda: self.call("cuGraphExecDestroy", executable))
+        return executable
+
+    def launch_graph(self, graph: Any) -> None:
+        """Put a captured graph on the stream."""
+        self.call("cuGraphLaunch", graph, self.stream)
+
+    def close(self) -> None:
+        """Free everything, last given out first. Calling it again does nothing."""
+        closers, self._closers = self._closers, []
+        for free in reversed(closers):
+            free()

@@ -1,0 +1,67 @@
+"""The device memory of an executor: weights uploaded through pinned staging, batch arrays, and the KV cache's size."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...engine.weights import MappedWeights
+from .driver import Cuda
+
+_STAGING = 64 << 20  # bytes per staging buffer; there are two
+ALIGN = 256
+
+
+def round_up(nbytes: int) -> int:
+    """The next multiple of the alignment of device buffers."""
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+def upload_weights(cuda: Cuda, weights: MappedWeights, names: list[str]) -> dict[str, int]:
+    """Copy weights from the mapped file to one device buffer; the address of each.
+
+    Two pinned buffers take turns: one is filled from the page cache while the other travels.
+    """
+    views = {name: weights.view(name) for name in names}
+    addresses, total = {}, 0
+    for name, view in views.items():
+        addresses[name] = total
+        total += round_up(view.nbytes)
+    base = cuda.allocate(total)
+    staging = [(cuda.pinned(_STAGING), cuda.event()) for _ in range(2)]
+    turn = 0
+    for name, view in views.items():
+        for start in range(0, view.nbytes, _STAGING):
+            part = view[start : start + _STAGING]
+            buffer, sent = staging[turn % 2]
+            cuda.wait_event(sent)  # an event that was never recorded counts as passed
+            buffer[: part.nbytes] = part
+            cuda.to_device(base + addresses[name] + start, buffer[: part.nbytes])
+            cuda.record(sent)
+            turn += 1
+    cuda.wait()
+    return {name: base + offset for name, offset in addresses.items()}
+
+
+class PinnedArrays:
+    """int32 arrays carved from one pinned buffer that has its twin on the device, so that one copy moves them all."""
+
+    def __init__(self, cuda: Cuda, nbytes: int) -> None:
+        self._cuda = cuda
+        self._host = cuda.pinned(nbytes)
+        self._host[:] = 0
+        self.device = cuda.allocate(nbytes)
+        self._used = 0
+
+    def allocate(self, shape: tuple[int, ...]) -> np.ndarray:
+        """The next array; its beginning is aligned."""
+        nbytes = 4 * int(np.prod(shape))
+        start, self._used = self._used, self._used + round_up(nbytes)
+        return self._host[start : start + nbytes].view(np.int32).reshape(shape)
+
+    def address(self, array: np.ndarray) -> int:
+        """Where the twin of an array lies on the device."""
+        return self.device + array.ctypes.data - self._host.ctypes.data
+
+    def send(self, nbytes: int) -> None:
+        """Copy the first bytes to the device, in the order of the stream."""
+        self._cuda.to_device(self.device, self._host[:nbytes])

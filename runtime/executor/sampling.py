@@ -1,0 +1,60 @@
+"""What executors that sample on the device take and give: then only token ids come back, and steps can overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from ..scheduler.batch import ScheduledBatch
+
+TOP_LOGPROBS = 20  # of the likeliest tokens per row that a device reports
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """How one logit row is sampled. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
+
+    The random choice depends on seed (64 bits) and counter (the token's number in its request) alone.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    counter: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What one step sampled.
+
+    token_ids: int32 `[L]`, -1 where the logits are not numbers. logprobs: float32 `[L]`, of the ids. top_ids and
+    top_logprobs: `[L, TOP_LOGPROBS]`, the likeliest tokens of each row, best first, -1 where there are no more.
+    logits: float32 `[L, vocab]` if some row was to be sampled by the host, else None.
+    """
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    top_ids: np.ndarray
+    top_logprobs: np.ndarray
+    logits: np.ndarray | None = None
+
+
+@runtime_checkable
+class SamplingExecutor(Protocol):
+    """An executor that samples. Two steps may be under way: the second may begin with tokens of the first."""
+
+    def submit(self, batch: ScheduledBatch, rows: Sequence[SamplingRow | None]) -> Any:
+        """Start a step that samples one token per logit row, except where the host will (None); returns at once.
+
+        A negative token id is a `pending_token` of the step that was submitted before.
+        """
+        ...
+
+    def collect(self, ticket: Any) -> Sampled:
+        """Wait for the oldest submitted step. The arrays are valid until two more are submitted."""
+        ...

@@ -1,0 +1,36 @@
+"""The step under construction: which tokens of which requests, within budgets of tokens and logit rows."""
+
+from __future__ import annotations
+
+from .batch import ScheduledSequence
+from .request import Request
+
+
+class Step:
+    """The step under construction and what is left of its budgets."""
+
+    def __init__(self, tokens: int, logit_rows: int) -> None:
+        self.tokens = tokens
+        self.logit_rows = logit_rows
+        self.sequences: list[ScheduledSequence] = []
+
+    def has_room(self) -> bool:
+        return self.tokens > 0 and self.logit_rows > 0
+
+    def take(self, request: Request) -> None:
+        """Schedule as many of the request's remaining tokens as the budgets allow (perhaps none)."""
+        count = min(request.num_remaining, self.tokens)
+        if request.spec.all_logits:
+            count = min(count, self.logit_rows)
+        if count <= 0 or not self.has_room():
+            return
+        start = request.num_computed_tokens
+        if request.spec.all_logits:
+            num_logits = count
+        else:
+            num_logits = int(count == request.num_remaining)
+        request.num_scheduled_tokens = count
+        self.tokens -= count
+        self.logit_rows -= num_logits
+        token_ids = tuple(request.tokens[start : start + count])
+        self.sequences.append(ScheduledSequence(request.id, token_ids, start, request.table(), num_logits))
