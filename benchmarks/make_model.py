@@ -14,6 +14,7 @@ import torch
 # hidden, layers, heads, KV heads, FFN, vocabulary, tied
 SHAPES = {
     "llama-1b": (2048, 16, 32, 8, 8192, 128256, True),  # Llama-3.2-1B
+    "llama-8b": (4096, 32, 32, 8, 14336, 128256, False),  # Llama-3.1-8B
     "smollm-135m": (576, 30, 9, 3, 1536, 49152, True),  # SmolLM2-135M
     "tiny": (256, 2, 4, 2, 512, 1024, True),
 }

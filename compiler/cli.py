@@ -85,6 +85,25 @@ def compile_command(model: Path, output: Path | None, explain: str | None, as_js
         show_explanation(report, explain)
 
 
+@main.command("tune")
+@click.argument("engine", type=PATH)
+@click.option("-o", "--output", type=PATH, help="Tuning file to write (default: ENGINE's target, with .json).")
+def tune_command(engine: Path, output: Path | None) -> None:
+    """Measure kernel tilings on this machine's GPU; later compiles read the file that ICC_TUNING names."""
+    from ..runtime.engine.load import open_engine
+    from .codegen.triton.tune import tune
+    from .console import ConsoleReporter
+
+    opened = open_engine(engine)
+    try:
+        file = output or Path(f"{opened.manifest.target}.json")
+        with ConsoleReporter() as reporter, reporter.stage("tune"):
+            found = tune(opened, file, reporter.progress)
+    finally:
+        opened.close()
+    click.echo(f"{file}: {len(found.tilings)} tilings measured on {found.device}; use it with ICC_TUNING={file}")
+
+
 def _runtime_command(name: str, text: str) -> Callable[..., None]:
     @main.command(name, context_settings=RUNTIME_SETTINGS, help=text)
     @click.pass_context

@@ -61,8 +61,9 @@ class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One launch of an object.
 
     An argument is "input:i" or "output:i" (an operand of the step), a field of the batch (token_ids, positions,
-    slot_mapping, seq_starts, context_lens, block_tables, logit_rows), one of `SIZES`, "kv" (the step's KV layer) or
-    "scratch:offset" (bytes into the scratch area).
+    slot_mapping, seq_starts, context_lens, block_tables, logit_rows), one of `SIZES`, "kv" (the step's KV layer),
+    "scratch:offset" (bytes into the scratch area), "logits", "sampling:x" (how rows are sampled: temperature, top_k,
+    top_p, min_p, seed, counter) or "sampled:x" (what was sampled: token, logprob, top_ids, top_logprobs).
     """
 
     object: str
@@ -71,11 +72,17 @@ class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The launches of every kernel for steps of up to `max_tokens` tokens; `decode`: of one token per sequence."""
+    """The launches of every kernel for steps of up to `max_tokens` tokens; `decode`: of one token per sequence.
+
+    before: what comes before the program's steps (tokens of the step before are filled in). after: what comes after
+    them (sampling).
+    """
 
     max_tokens: int
     decode: bool
     launches: dict[str, tuple[Launch, ...]]
+    before: tuple[Launch, ...]
+    after: tuple[Launch, ...]
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,7 +103,8 @@ class LaunchPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """A row per object: registers and spilled bytes per thread, shared memory, occupancy, and who launches it."""
         users: dict[str, dict[str, None]] = {name: {} for name in self.objects}
         for phase in self.phases:
-            for kernel, launches in phase.launches.items():
+            around = {"before": phase.before, "after": phase.after}
+            for kernel, launches in (*phase.launches.items(), *around.items()):
                 for launch in launches:
                     users[launch.object][kernel] = None
         return [

@@ -13,7 +13,7 @@ from ..engine.program import ITEM_SIZE, Operand, Program, Step
 class Place:
     """A pointer: byte `offset` into a memory `space`.
 
-    Spaces: "arena", "kv", "scratch", "logits", "weight" (of `name`), or the name of a batch array.
+    Spaces: "arena", "kv", "scratch", "logits", "weight" (of `name`), or the name of an array as `Launch` lists them.
     """
 
     space: str
@@ -44,13 +44,15 @@ class Walker:
 
     def walk(self, phase: Phase, sizes: Mapping[str, int]) -> Iterator[BoundLaunch]:
         """All launches of one step in order. sizes: the `SIZES` of the batch."""
-        for step in self._program.steps:
-            for launch in phase.launches[step.kernel]:
-                bound = self.bind(launch, sizes, step)
-                if bound is not None:
-                    yield bound
+        steps = [(step, launch) for step in self._program.steps for launch in phase.launches[step.kernel]]
+        before = [(None, launch) for launch in phase.before]
+        after = [(None, launch) for launch in phase.after]
+        for step, launch in (*before, *steps, *after):
+            bound = self.bind(launch, sizes, step)
+            if bound is not None:
+                yield bound
 
-    def bind(self, launch: Launch, sizes: Mapping[str, int], step: Step | None = None) -> BoundLaunch | None:
+    def bind(self, launch: Launch, sizes: Mapping[str, int], step: Step | None) -> BoundLaunch | None:
         """One launch, or None where its grid is empty."""
         x, y, z = (dim.value(sizes) for dim in launch.grid)
         if not x * y * z:

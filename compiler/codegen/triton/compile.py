@@ -20,6 +20,7 @@ from ...targets import Target
 from ..errors import CodegenError
 from .spec import LaunchSpec
 
+_CACHE_FORMAT = "2"  # of the facts beside a cached object
 _WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -83,7 +84,8 @@ def _compile(worker: _Worker, key: str, spec: LaunchSpec, target: Target) -> Com
         answer = worker.ask(job)
         if "error" in answer:
             raise CodegenError(f"kernel {key} does not compile for {target.name}: {answer['error']}")
-        return Compiled(answer["entry"], binary.read_bytes(), answer["shared"], answer["registers"], answer["spill"])
+        shared, registers, spill, driver = (answer[name] for name in ("shared", "registers", "spill", "driver"))
+        return Compiled(answer["entry"], binary.read_bytes(), shared, registers, spill, driver)
 
 
 class _Worker:
@@ -169,7 +171,7 @@ def _triton_version() -> str:
 
 def _cache_folder(key: str, target: Target, toolchain: str) -> Path:
     root = os.environ.get("ICC_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "icc").expanduser()
-    return Path(root, "triton", toolchain, f"{target.backend}-{target.arch}", key)
+    return Path(root, "triton", _CACHE_FORMAT, toolchain, f"{target.backend}-{target.arch}", key)
 
 
 def _load(folder: Path) -> Compiled | None:

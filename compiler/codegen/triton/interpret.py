@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 from ....runtime.engine.manifest import Limits
 from ....runtime.engine.program import Program
 from ....runtime.executor.batch import PackedBatch
+from ....runtime.executor.sampling import TOP_LOGPROBS, Sampled, SamplingRow
 from ....runtime.executor.walk import BoundLaunch, Place, Walker
 from ....runtime.scheduler.batch import ScheduledBatch
 from .spec import LaunchSpec
@@ -31,8 +32,8 @@ _TORCH = {
     "i32": torch.int32,
     "i8": torch.int8,
     "u8": torch.uint8,
-    "u64": torch.int64,
 }
+_GREEDY = SamplingRow(0.0, 0, 1.0, 0.0, 0, 0)
 
 
 def run_spec(spec: LaunchSpec, values: Mapping[str, torch.Tensor | int], sizes: Mapping[str, int]) -> None:
@@ -81,14 +82,15 @@ def _folder() -> Path:
 class InterpretExecutor:
     """Runs the steps of a GPU engine on the CPU: the same plan and the same rendered sources, interpreted.
 
-    packed: the bytes of each weight. sources: the rendered text of each object. For tests: it is thousands of times
-    slower than a GPU. Memory that no kernel has written is NaN, so that what a kernel must not read shows.
+    specs: every object's source by name. packed: the bytes of each weight. For tests: it is thousands of times slower
+    than a GPU. Memory that no kernel has written is NaN, so that what a kernel must not read shows. Decodes are padded
+    to the phase's size, as the CUDA executor's graphs need it.
     """
 
     def __init__(
         self,
         program: Program,
-        sources: Mapping[str, LaunchSpec],
+        specs: Mapping[str, LaunchSpec],
         packed: Mapping[str, np.ndarray],
         limits: Limits,
         num_blocks: int,
@@ -98,41 +100,65 @@ class InterpretExecutor:
         self.num_blocks, self.block_size = num_blocks, program.kv.block_size
         self.vocab_size = program.vocab_size
         self.max_batch_size, self.max_step_tokens = limits.max_batch_size, limits.max_step_tokens
-        self.max_logit_rows = limits.max_step_tokens
+        self.max_logit_rows = rows = limits.max_step_tokens
         self._walker = Walker(program, self.plan)
-        self._sources = sources
+        self._specs = specs
         self._weights = {name: _memory_of(data) for name, data in packed.items()}
         max_blocks = -(-limits.max_seq_len // self.block_size)
-        self._packed = PackedBatch(
-            self.max_step_tokens, self.max_batch_size, max_blocks, self.max_logit_rows, self.block_size
-        )
+        self._batch = PackedBatch(self.max_step_tokens, self.max_batch_size, max_blocks, rows, self.block_size)
+        self._sampling = {
+            "temperature": np.zeros(rows, np.float32), "top_p": np.ones(rows, np.float32),
+            "min_p": np.zeros(rows, np.float32), "top_k": np.zeros(rows, np.int32),
+            "counter": np.zeros(rows, np.int32), "seed": np.zeros(rows, np.uint64),
+        }  # fmt: skip
+        self._sampled = {
+            "token": np.full(rows, -9, np.int32), "logprob": np.zeros(rows, np.float32),
+            "top_ids": np.zeros((rows, TOP_LOGPROBS), np.int32),
+            "top_logprobs": np.zeros((rows, TOP_LOGPROBS), np.float32),
+        }  # fmt: skip
         self._spaces = {
             "arena": _poisoned(program.arena_bytes_per_token * limits.max_step_tokens),
             "kv": _poisoned(program.kv.total_block_bytes() * num_blocks),
             "scratch": _poisoned(self.plan.scratch_bytes),
-            "logits": _poisoned(4 * self.max_logit_rows * self.vocab_size),
+            "logits": _poisoned(4 * rows * self.vocab_size),
         }
+        self._spaces |= {f"sampling:{name}": _memory_of(array) for name, array in self._sampling.items()}
+        self._spaces |= {f"sampled:{name}": _memory_of(array) for name, array in self._sampled.items()}
 
     def step(self, batch: ScheduledBatch) -> np.ndarray:
         """Run one step: float32 `[batch.num_logit_rows, vocab]`."""
-        packed = self._packed
+        logits = self.submit(batch, [None] * batch.num_logit_rows).logits
+        assert logits is not None
+        return logits
+
+    def submit(self, batch: ScheduledBatch, rows: Sequence[SamplingRow | None]) -> Sampled:
+        """Run a step at once; see SamplingExecutor."""
+        packed = self._batch
         packed.pack(batch)
+        for i, row in enumerate(rows):
+            for name, array in self._sampling.items():
+                array[i] = getattr(row or _GREEDY, name)
+        tokens, seqs, count = packed.num_tokens, packed.num_seqs, packed.num_logit_rows
+        phase = self.plan.phase(tokens, seqs)
+        if phase.decode and count == seqs:
+            tokens = seqs = count = phase.max_tokens
+            packed.pad_decodes(tokens)
         sizes = {
-            "num_tokens": packed.num_tokens,
-            "num_seqs": packed.num_seqs,
-            "num_logit_rows": packed.num_logit_rows,
-            "max_blocks": packed.block_tables.shape[1],
-            "num_blocks": self.num_blocks,
-        }
-        phase = self.plan.phase(packed.num_tokens, packed.num_seqs)
+            "num_tokens": tokens, "num_seqs": seqs, "num_logit_rows": count,
+            "max_blocks": packed.block_tables.shape[1], "num_blocks": self.num_blocks,
+        }  # fmt: skip
         for bound in self._walker.walk(phase, sizes):
             self._launch(bound)
-        count = packed.num_logit_rows * self.vocab_size
-        logits = self._spaces["logits"].view(torch.float32)[:count]
-        return logits.view(packed.num_logit_rows, self.vocab_size).numpy()
+        logits = self._spaces["logits"].view(torch.float32).view(-1, self.vocab_size)[: len(rows)].clone().numpy()
+        token, logprob, top_ids, top_logprobs = (array[: len(rows)].copy() for array in self._sampled.values())
+        return Sampled(token, logprob, top_ids, top_logprobs, logits)
+
+    def collect(self, ticket: Sampled) -> Sampled:
+        """The step's result; see SamplingExecutor."""
+        return ticket
 
     def _launch(self, bound: BoundLaunch) -> None:
-        spec = self._sources[bound.launch.object]
+        spec = self._specs[bound.launch.object]
         kernel = getattr(load_source(spec.source), spec.entry)
         types = self.plan.objects[bound.launch.object].types
         kernel[bound.grid](*(self._resolve(a, t) for a, t in zip(bound.args, types, strict=True)))
@@ -145,8 +171,10 @@ class InterpretExecutor:
         elif value.space in self._spaces:
             memory = self._spaces[value.space]
         else:
-            memory = _memory_of(getattr(self._packed, value.space))
-        return memory[value.offset :].view(_TORCH[kind.removeprefix("*")])
+            memory = _memory_of(getattr(self._batch, value.space))
+        dtype = _TORCH[kind.removeprefix("*")]
+        rest = memory[value.offset :]
+        return rest[: len(rest) // dtype.itemsize * dtype.itemsize].view(dtype)
 
     def close(self) -> None:
         """Nothing to free."""
@@ -159,4 +187,4 @@ def _poisoned(nbytes: int) -> torch.Tensor:
 
 def _memory_of(array: np.ndarray) -> torch.Tensor:
     """The bytes of an array, shared."""
-    return torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return torch.from_numpy(array.reshape(-1).view(np.uint8))

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ....runtime.engine.manifest import Limits
 from ....runtime.engine.plan import Extent, extent
-from ...codegen.render import render
+from ..render import render
 from .spec import ONE, LaunchSpec, Shape, TritonKernel
 from .tiles import Tuner
 

@@ -55,8 +55,8 @@ def driver_version(arch: int) -> int:
     """
     from triton.backends.nvidia.compiler import get_ptxas
 
-    tool = get_ptxas(arch)
-    text = subprocess.run([getattr(tool, "path", tool), "--version"], capture_output=True, text=True, check=True).stdout
+    tool: Any = get_ptxas(arch)
+    text = subprocess.run([tool.path, "--version"], capture_output=True, text=True, check=True).stdout
     major = int(re.search(r"release (\d+)\.", text)[1])  # type: ignore[index]
     return max(1000 * major, 12080 if arch >= 100 else 11080)
 

@@ -9,6 +9,7 @@ import ctypes
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,19 @@ class Cuda:
         """Until the device has passed the marked point."""
         self.call("cuEventSynchronize", event)
 
+    def seconds(self, work: Callable[[], None]) -> float:
+        """How long the device takes for what `work` puts on the stream."""
+        start, end = self._timers
+        self.record(start)
+        work()
+        self.record(end)
+        self.wait_event(end)
+        return self.call("cuEventElapsedTime", start, end) / 1000
+
+    @cached_property
+    def _timers(self) -> tuple[Any, Any]:
+        return self.event(), self.event()
+
     # kernels
 
     def function(self, binary: bytes, entry: str, shared_bytes: int) -> Any:
@@ -135,18 +149,9 @@ class Cuda:
             self.call("cuFuncSetAttribute", function, kind, shared_bytes)
         return function
 
-    def launch(
-        self,
-        function: Any,
-        grid: Sequence[int],
-        threads: int,
-        shared_bytes: int,
-        args: Sequence[int],
-        types: Sequence[Any],
-    ) -> None:
-        """Put a kernel on the stream. types: the ctypes type of each argument."""
-        params = (tuple(args), tuple(types))
-        self.call("cuLaunchKernel", function, *grid, threads, 1, 1, shared_bytes, self.stream, params, 0)
+    def launch(self, function: Any, grid: Sequence[int], threads: int, shared_bytes: int, args: Arguments) -> None:
+        """Put a kernel on the stream. args: the values, and the ctypes type of each."""
+        self.call("cuLaunchKernel", function, *grid, threads, 1, 1, shared_bytes, self.stream, args, 0)
 
     def capture(self, work: Callable[[], None]) -> Any:
         """What `work` puts on the stream, as a graph that can be launched; nothing of it runs now."""

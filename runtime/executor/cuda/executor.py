@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...engine.load import Engine
-from ...engine.plan import Phase
+from ...engine.plan import KernelObject, Phase
 from ...errors import UsageError
 from ...scheduler.batch import ScheduledBatch
-from ..batch import PackedBatch
+from ..sampling import Sampled, SamplingRow
 from ..walk import BoundLaunch, Place, Walker
 from .compat import check_device, check_memory
 from .driver import Cuda
-from .memory import ALIGN, PinnedArrays, round_up, upload_weights
+from .inputs import StepInputs, StepOutputs, input_bytes, output_bytes
+from .memory import round_up, upload_weights
 
 _SHARE = 0.92  # of the free memory that the KV cache may fill: the driver needs some for modules and graphs
 _LOGITS_BYTES = 256 << 20
-_ARRAYS = ("token_ids", "positions", "slot_mapping", "seq_starts", "context_lens", "logit_rows", "block_tables")
+
+
+class Ticket(NamedTuple):
+    """A step on the stream: whose turn it is, how many logit rows it has, whether the host wants their logits."""
+
+    turn: int
+    rows: int
+    host_samples: bool
 
 
 class CudaExecutor:
@@ -35,15 +43,15 @@ class CudaExecutor:
         manifest, program = engine.manifest, engine.program
         if manifest.gpu is None or program.plan is None:
             raise UsageError("the engine has no launch plan", "compile the model for a GPU target")
-        self._cuda = cuda or Cuda()
+        self.cuda = cuda or Cuda()
         try:
             self._open(engine, kv_bytes)
         except BaseException:
-            self._cuda.close()
+            self.cuda.close()
             raise
 
     def _open(self, engine: Engine, kv_bytes: int | None) -> None:
-        manifest, program, cuda = engine.manifest, engine.program, self._cuda
+        manifest, program, cuda = engine.manifest, engine.program, self.cuda
         assert manifest.gpu is not None and program.plan is not None
         limits, self.plan = manifest.limits, program.plan
         self.block_size, self.vocab_size = program.kv.block_size, program.vocab_size
@@ -69,15 +77,8 @@ class CudaExecutor:
         self._addresses = {space: cuda.allocate(nbytes) for space, nbytes in sizes.items()}
         cuda.zero(self._addresses["kv"], sizes["kv"])
         self._weights = upload_weights(cuda, engine.weights, list(program.weights))
-        self._arrays = PinnedArrays(cuda, _array_bytes(limits.max_seq_len, self.max_batch_size, self))
-        self._packed = PackedBatch(
-            self.max_step_tokens, self.max_batch_size, max_blocks, self.max_logit_rows, self.block_size,
-            self._arrays.allocate,
-        )  # fmt: skip
-        self._addresses |= {name: self._arrays.address(getattr(self._packed, name)) for name in _ARRAYS}
-        host = cuda.pinned(sizes["logits"])
-        self._logits = host.view(np.float32).reshape(self.max_logit_rows, self.vocab_size)
-        self._walker = Walker(program, self.plan)
+        self._open_sides((self.max_step_tokens, self.max_batch_size, max_blocks, self.max_logit_rows))
+        self.walker = Walker(program, self.plan)
         self._functions = _load_functions(cuda, engine)
         self._graphs: dict[int, Any] = {}
         for phase in self.plan.phases:
@@ -85,59 +86,88 @@ class CudaExecutor:
                 self._graphs[phase.max_tokens] = self._capture(phase)
         self._closed = False
 
+    def _open_sides(self, limits: tuple[int, int, int, int]) -> None:
+        """The host's buffers: two sets, for the step that runs and the one after it, over one set on the device."""
+        cuda, max_rows = self.cuda, self.max_logit_rows
+        device = cuda.allocate(input_bytes(limits)), cuda.allocate(output_bytes(max_rows))
+        self._inputs = [StepInputs(cuda, limits, self.block_size, device[0]) for _ in range(2)]
+        self._outputs = [StepOutputs(cuda, max_rows, device[1]) for _ in range(2)]
+        self._addresses |= self._inputs[0].addresses() | self._outputs[0].addresses()
+        host = cuda.pinned(4 * max_rows * self.vocab_size)
+        self._logits = host.view(np.float32).reshape(max_rows, self.vocab_size)
+        self._turn = 0
+
     def step(self, batch: ScheduledBatch) -> np.ndarray:
         """Run one step: float32 `[batch.num_logit_rows, vocab]`, valid until the next step."""
+        logits = self.collect(self.submit(batch, [None] * batch.num_logit_rows)).logits
+        assert logits is not None
+        return logits
+
+    def submit(self, batch: ScheduledBatch, rows: Sequence[SamplingRow | None]) -> Ticket:
+        """Put a step on the stream; see SamplingExecutor."""
         if self._closed:
             raise UsageError("the engine is closed")
-        packed, cuda = self._packed, self._cuda
-        packed.pack(batch)
+        cuda, turn = self.cuda, self._turn % 2
+        self._turn += 1
+        inputs, outputs = self._inputs[turn], self._outputs[turn]
+        inputs.fill(batch, rows)
+        packed, count = inputs.packed, batch.num_logit_rows
         phase = self.plan.phase(packed.num_tokens, packed.num_seqs)
-        graph = self._graphs.get(phase.max_tokens) if phase.decode else None
-        seqs = packed.num_seqs
-        if graph is not None:
-            packed.pad_decodes(phase.max_tokens)
-            seqs = phase.max_tokens
-        self._arrays.send(packed.block_tables[:seqs].nbytes + self._tables_offset())
-        if graph is not None:
-            cuda.launch_graph(graph)
+        if phase.decode and count == packed.num_seqs:
+            inputs.pad_decodes(phase.max_tokens)
+            inputs.send(phase.max_tokens)
+            cuda.launch_graph(self._graphs[phase.max_tokens])
         else:
-            self._walk(phase, self._sizes(packed.num_tokens, packed.num_seqs, packed.num_logit_rows))
-        logits = self._logits[: packed.num_logit_rows]
-        if len(logits):
-            cuda.to_host(logits, self._addresses["logits"])
-        cuda.wait()
-        return logits
+            inputs.send(packed.num_seqs)
+            self._walk(phase, self._sizes(packed.num_tokens, packed.num_seqs, count))
+        if count:
+            outputs.fetch(count)
+        host_samples = None in rows or not count
+        if host_samples and count:
+            cuda.to_host(self._logits[:count], self._addresses["logits"])
+        cuda.record(inputs.passed)
+        return Ticket(turn, count, host_samples)
+
+    def collect(self, ticket: Ticket) -> Sampled:
+        """Wait for a step; see SamplingExecutor."""
+        self.cuda.wait_event(self._inputs[ticket.turn].passed)
+        logits = self._logits[: ticket.rows] if ticket.host_samples else None
+        return self._outputs[ticket.turn].sampled(ticket.rows, logits)
 
     def close(self) -> None:
         """Give everything back to the driver. Calling it again does nothing."""
         self._closed = True
-        self._cuda.close()
+        self.cuda.close()
+
+    def prepare(self, batch: ScheduledBatch) -> Mapping[str, int]:
+        """Send a batch without running it, for timing single kernels; the sizes of its launches."""
+        inputs = self._inputs[0]
+        inputs.fill(batch, [None] * batch.num_logit_rows)
+        inputs.send(inputs.packed.num_seqs)
+        return self._sizes(batch.num_tokens, len(batch.sequences), batch.num_logit_rows)
 
     def _sizes(self, tokens: int, seqs: int, rows: int) -> Mapping[str, int]:
         return {
             "num_tokens": tokens, "num_seqs": seqs, "num_logit_rows": rows,
-            "max_blocks": self._packed.block_tables.shape[1], "num_blocks": self.num_blocks,
+            "max_blocks": self._inputs[0].packed.block_tables.shape[1], "num_blocks": self.num_blocks,
         }  # fmt: skip
-
-    def _tables_offset(self) -> int:
-        return self._packed.block_tables.ctypes.data - self._packed.token_ids.ctypes.data
 
     def _capture(self, phase: Phase) -> Any:
         count = phase.max_tokens
-        return self._cuda.capture(lambda: self._walk(phase, self._sizes(count, count, count)))
+        return self.cuda.capture(lambda: self._walk(phase, self._sizes(count, count, count)))
 
     def _walk(self, phase: Phase, sizes: Mapping[str, int]) -> None:
-        for bound in self._walker.walk(phase, sizes):
-            self._launch(bound)
+        for bound in self.walker.walk(phase, sizes):
+            name = bound.launch.object
+            self.launch(bound, self.plan.objects[name], self._functions[name])
 
-    def _launch(self, bound: BoundLaunch) -> None:
-        found = self.plan.objects[bound.launch.object]
+    def launch(self, bound: BoundLaunch, found: KernelObject, function: Any) -> None:
+        """Put one launch of a loaded kernel on the stream."""
         args = [value if isinstance(value, int) else self._address(value) for value in bound.args]
         types = [ctypes.c_void_p if kind.startswith("*") else ctypes.c_int32 for kind in found.types]
         # Triton's kernels end in pointers to scratch memory that these kernels do not use; the build checks that.
         params = (*args, 0, 0), (*types, ctypes.c_void_p, ctypes.c_void_p)
-        function = self._functions[bound.launch.object]
-        self._cuda.launch(function, bound.grid, found.warps * found.warp_size, found.shared_bytes, params)
+        self.cuda.launch(function, bound.grid, found.warps * found.warp_size, found.shared_bytes, params)
 
     def _address(self, place: Place) -> int:
         base = self._weights[place.name] if place.space == "weight" else self._addresses[place.space]
@@ -151,10 +181,3 @@ def _load_functions(cuda: Cuda, engine: Engine) -> dict[str, Any]:
         name: cuda.function((engine.path / found.file).read_bytes(), found.entry, found.shared_bytes)
         for name, found in engine.program.plan.objects.items()
     }
-
-
-def _array_bytes(max_seq_len: int, max_seqs: int, executor: CudaExecutor) -> int:
-    """Bytes of all arrays of a batch, each padded to the alignment."""
-    tables = -(-max_seq_len // executor.block_size) * max_seqs
-    counts = [executor.max_step_tokens] * 3 + [max_seqs + 1, max_seqs, executor.max_logit_rows, tables]
-    return sum(4 * n + ALIGN for n in counts)

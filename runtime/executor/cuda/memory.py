@@ -43,13 +43,13 @@ def upload_weights(cuda: Cuda, weights: MappedWeights, names: list[str]) -> dict
 
 
 class PinnedArrays:
-    """int32 arrays carved from one pinned buffer that has its twin on the device, so that one copy moves them all."""
+    """int32 arrays carved from one pinned buffer that has its twin on the device, so that one copy moves many."""
 
-    def __init__(self, cuda: Cuda, nbytes: int) -> None:
+    def __init__(self, cuda: Cuda, nbytes: int, device: int) -> None:
         self._cuda = cuda
         self._host = cuda.pinned(nbytes)
         self._host[:] = 0
-        self.device = cuda.allocate(nbytes)
+        self._device = device
         self._used = 0
 
     def allocate(self, shape: tuple[int, ...]) -> np.ndarray:
@@ -60,8 +60,15 @@ class PinnedArrays:
 
     def address(self, array: np.ndarray) -> int:
         """Where the twin of an array lies on the device."""
-        return self.device + array.ctypes.data - self._host.ctypes.data
+        return self._device + self._offset(array)
 
-    def send(self, nbytes: int) -> None:
-        """Copy the first bytes to the device, in the order of the stream."""
-        self._cuda.to_device(self.device, self._host[:nbytes])
+    def send_until(self, array: np.ndarray) -> None:
+        """Copy everything up to the end of an array to the device, in the order of the stream."""
+        self._cuda.to_device(self._device, self._host[: self._offset(array) + array.nbytes])
+
+    def fetch(self, array: np.ndarray) -> None:
+        """Copy an array from the device, in the order of the stream."""
+        self._cuda.to_host(array, self.address(array))
+
+    def _offset(self, array: np.ndarray) -> int:
+        return array.ctypes.data - self._host.ctypes.data

@@ -1,0 +1,72 @@
+"""Builds the program and plan of a GPU engine from a checkpoint, without compiling objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from icc.compiler.codegen.backend import Built
+from icc.compiler.codegen.lower.lower import LowerOptions, lower
+from icc.compiler.codegen.manifest import make_manifest
+from icc.compiler.codegen.triton.backend import TritonBackend
+from icc.compiler.codegen.triton.interpret import InterpretExecutor
+from icc.compiler.codegen.triton.plan import make_plan, plan_program
+from icc.compiler.codegen.triton.spec import LaunchSpec
+from icc.compiler.codegen.triton.tiles import Tuner
+from icc.compiler.driver import weight_dtype
+from icc.compiler.frontend.load import load_graph
+from icc.compiler.graph.graph import Graph
+from icc.compiler.options import CompileOptions
+from icc.compiler.targets import TARGETS
+from icc.passes import pipelines
+from icc.passes.base import PassContext
+from icc.passes.manager import run_passes
+from icc.runtime.engine.manifest import GpuFacts, Limits, Manifest, QuantFacts
+from icc.runtime.engine.program import Program
+from icc.runtime.llm import LLM
+
+TARGET = TARGETS["h100"]
+
+
+@dataclass
+class GpuEngine:
+    """What a GPU engine holds, in memory; `graph` is the optimized graph that it was lowered from."""
+
+    graph: Graph
+    program: Program
+    specs: dict[str, LaunchSpec]
+    packed: dict[str, np.ndarray]
+    limits: Limits
+    manifest: Manifest
+
+    def executor(self, num_blocks: int = 32) -> InterpretExecutor:
+        return InterpretExecutor(self.program, self.specs, self.packed, self.limits, num_blocks)
+
+    def llm(self, num_blocks: int = 32) -> LLM:
+        return LLM(self.manifest, self.executor(num_blocks))
+
+
+def build(model: Path, quant: str = "none", limits: Limits | None = None, kv: str | None = None) -> GpuEngine:
+    """Everything of a compile but the objects. Calibrated methods use random tokens."""
+    limits = limits or Limits(max_seq_len=64, max_batch_size=4, max_step_tokens=24)
+    graph = load_graph(model, limits.max_seq_len)
+    phases = [pipelines.canonicalize()]
+    if quant != "none":
+        rng = np.random.default_rng(0)
+        sequences = [rng.integers(0, graph.info.vocab_size, 24).tolist() for _ in range(4)]
+        phases.append(pipelines.quantize(quant, "int8", (), sequences))
+    for phase in (*phases, pipelines.attention(), pipelines.fuse()):
+        run_passes(graph, phase, PassContext())
+    backend = TritonBackend(TARGET, weight_dtype(graph))
+    lowered = lower(graph, LowerOptions(kv or backend.kv_dtype, backend.profile, block_size=8))
+    planned = plan_program(lowered.program, limits, Tuner(TARGET))
+    program = msgspec.structs.replace(lowered.program, plan=make_plan(planned, TARGET, {}))
+    packed = {name: backend.pack(source) for name, source in lowered.sources.items()}
+    options = CompileOptions(
+        model, model, target="h100", max_batch_size=limits.max_batch_size, max_step_tokens=limits.max_step_tokens
+    )
+    built = Built(program, gpu=GpuFacts(TARGET.arch, 12000))
+    manifest = make_manifest(graph, lowered, QuantFacts(quant, 0.0, []), options, TARGET, built, None)
+    return GpuEngine(graph, program, planned.specs(), packed, limits, manifest)

@@ -1,0 +1,199 @@
+"""A CUDA driver without a GPU: device memory is host memory, kernels run in Triton's interpreter.
+
+The stream is lazy: nothing that is put on it happens before somebody waits, so that a host buffer which is reused too
+early shows as wrong results.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from icc.compiler.codegen.triton.interpret import _TORCH, load_source
+from icc.compiler.codegen.triton.spec import LaunchSpec
+
+
+class _Flags:
+    """Any enumeration of the driver."""
+
+    def __getattr__(self, name: str) -> str:
+        return name
+
+
+class FakeDriver:
+    """Stands for `cuda.bindings.driver`. `specs`: the kernels by the bytes of their "cubin"."""
+
+    CUstream_flags = CUdevice_attribute = CUevent_flags = CUfunction_attribute = CUstreamCaptureMode = _Flags()
+
+    def __init__(
+        self, specs: Mapping[bytes, LaunchSpec], capability: tuple[int, int] = (9, 0), version: int = 12080,
+        free: int = 8 << 30, count: int = 1,
+    ) -> None:  # fmt: skip
+        self.specs, self.capability, self.version, self.free, self.count = specs, capability, version, free, count
+        self.memory: dict[int, ctypes.Array[Any]] = {}
+        self.live: set[str] = set()
+        self.queue: list[Callable[[], None]] = []
+        self.captured: list[Callable[[], None]] | None = None
+        self.graph_launches = self.eager_launches = 0
+        self.fail: str | None = None  # the function that fails next
+
+    def __getattribute__(self, name: str) -> Any:
+        found = object.__getattribute__(self, name)
+        if name == object.__getattribute__(self, "__dict__").get("fail"):
+            return lambda *args: (700,)
+        return found
+
+    def cuInit(self, flags: int) -> tuple[int]:  # noqa: N802
+        return (0,)
+
+    def cuGetErrorString(self, status: int) -> tuple[int, bytes]:  # noqa: N802
+        return 0, b"an illegal memory access was encountered"
+
+    def cuDeviceGetCount(self) -> tuple[int, int]:  # noqa: N802
+        return 0, self.count
+
+    def cuDeviceGet(self, ordinal: int) -> tuple[int, int]:  # noqa: N802
+        return 0, ordinal
+
+    def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[int, str]:  # noqa: N802
+        return self._made("context")
+
+    def cuDevicePrimaryCtxRelease(self, device: int) -> tuple[int]:  # noqa: N802
+        return self._gone("context")
+
+    def cuCtxSetCurrent(self, context: str) -> tuple[int]:  # noqa: N802
+        return (0,)
+
+    def cuDeviceGetName(self, size: int, device: int) -> tuple[int, bytes]:  # noqa: N802
+        return 0, b"Fake GPU\0\0"
+
+    def cuDeviceGetAttribute(self, kind: str, device: int) -> tuple[int, int]:  # noqa: N802
+        return 0, self.capability[kind.endswith("MINOR")]
+
+    def cuDriverGetVersion(self) -> tuple[int, int]:  # noqa: N802
+        return 0, self.version
+
+    def cuMemGetInfo(self) -> tuple[int, int, int]:  # noqa: N802
+        return 0, self.free, 16 << 30
+
+    def cuStreamCreate(self, flags: str) -> tuple[int, str]:  # noqa: N802
+        return self._made("stream")
+
+    def cuStreamDestroy(self, stream: str) -> tuple[int]:  # noqa: N802
+        return self._gone("stream")
+
+    def cuMemAlloc(self, nbytes: int) -> tuple[int, int]:  # noqa: N802
+        raw = (ctypes.c_uint8 * (nbytes + 256))()
+        address = -(-ctypes.addressof(raw) // 256) * 256
+        ctypes.memset(address, 255, nbytes)
+        self.memory[address] = raw
+        return 0, address
+
+    def cuMemFree(self, address: int) -> tuple[int]:  # noqa: N802
+        del self.memory[address]
+        return (0,)
+
+    cuMemAllocHost, cuMemFreeHost = cuMemAlloc, cuMemFree  # noqa: N815
+
+    def cuMemcpyHtoDAsync(self, to: int, source: int, nbytes: int, stream: str) -> tuple[int]:  # noqa: N802
+        return self._put(lambda: ctypes.memmove(to, source, nbytes))
+
+    cuMemcpyDtoHAsync = cuMemcpyHtoDAsync  # noqa: N815
+
+    def cuMemsetD8Async(self, to: int, value: int, nbytes: int, stream: str) -> tuple[int]:  # noqa: N802
+        return self._put(lambda: ctypes.memset(to, value, nbytes))
+
+    def cuStreamSynchronize(self, stream: str) -> tuple[int]:  # noqa: N802
+        while self.queue:
+            self.queue.pop(0)()
+        return (0,)
+
+    def cuEventCreate(self, flags: str) -> tuple[int, Any]:  # noqa: N802
+        self.live.add("event")
+        return 0, SimpleNamespace(passed=True)
+
+    def cuEventDestroy(self, event: Any) -> tuple[int]:  # noqa: N802
+        return self._gone("event")
+
+    def cuEventRecord(self, event: Any, stream: str) -> tuple[int]:  # noqa: N802
+        event.passed = False
+        return self._put(lambda: setattr(event, "passed", True))
+
+    def cuEventSynchronize(self, event: Any) -> tuple[int]:  # noqa: N802
+        while not event.passed:
+            self.queue.pop(0)()
+        return (0,)
+
+    def cuModuleLoadData(self, binary: bytes) -> tuple[int, LaunchSpec]:  # noqa: N802
+        self.live.add("module")
+        return 0, self.specs[binary]
+
+    def cuModuleUnload(self, module: LaunchSpec) -> tuple[int]:  # noqa: N802
+        return self._gone("module")
+
+    def cuModuleGetFunction(self, module: LaunchSpec, name: bytes) -> tuple[int, LaunchSpec]:  # noqa: N802
+        assert module.entry == name.decode()
+        return 0, module
+
+    def cuFuncSetAttribute(self, *args: Any) -> tuple[int]:  # noqa: N802
+        return (0,)
+
+    def cuLaunchKernel(self, spec: LaunchSpec, *args: Any) -> tuple[int]:  # noqa: N802
+        grid, threads, (values, types) = args[:3], args[3], args[8]
+        assert threads == 32 * spec.num_warps and len(values) == len(types) == len(spec.args) + 2
+        self.eager_launches += self.captured is None
+        return self._put(lambda: self._run(spec, grid, values))
+
+    def cuStreamBeginCapture(self, stream: str, mode: str) -> tuple[int]:  # noqa: N802
+        self.captured = []
+        return (0,)
+
+    def cuStreamEndCapture(self, stream: str) -> tuple[int, list[Callable[[], None]]]:  # noqa: N802
+        graph, self.captured = self.captured, None
+        assert graph is not None
+        return 0, graph
+
+    def cuGraphInstantiate(self, graph: list[Callable[[], None]], flags: int) -> tuple[int, Any]:  # noqa: N802
+        self.live.add("graph")
+        return 0, graph
+
+    def cuGraphDestroy(self, graph: Any) -> tuple[int]:  # noqa: N802
+        return (0,)
+
+    def cuGraphExecDestroy(self, graph: Any) -> tuple[int]:  # noqa: N802
+        return self._gone("graph")
+
+    def cuGraphLaunch(self, graph: list[Callable[[], None]], stream: str) -> tuple[int]:  # noqa: N802
+        self.graph_launches += 1
+        for work in graph:
+            self._put(work)
+        return (0,)
+
+    def _made(self, name: str) -> tuple[int, str]:
+        self.live.add(name)
+        return 0, name
+
+    def _gone(self, name: str) -> tuple[int]:
+        self.live.discard(name)
+        return (0,)
+
+    def _put(self, work: Callable[[], Any]) -> tuple[int]:
+        (self.queue if self.captured is None else self.captured).append(work)
+        return (0,)
+
+    def _run(self, spec: LaunchSpec, grid: tuple[int, ...], values: tuple[int, ...]) -> None:
+        kernel = getattr(load_source(spec.source), spec.entry)
+        args = [v if not a.type.startswith("*") else self._tensor(v, a.type) for v, a in zip(values, spec.args)]  # noqa: B905
+        kernel[grid](*args)
+
+    def _tensor(self, address: int, kind: str) -> torch.Tensor:
+        for start, raw in self.memory.items():
+            room = ctypes.addressof(raw) + len(raw) - address
+            if start <= address and room > 0:
+                dtype = _TORCH[kind.removeprefix("*")]
+                nbytes = room // dtype.itemsize * dtype.itemsize
+                return torch.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=dtype)
+        raise AssertionError(f"{address:#x} is not device memory")

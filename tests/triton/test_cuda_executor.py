@@ -1,0 +1,120 @@
+"""The CUDA executor over a fake driver: graphs, padding, overlap, refusals; nothing leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from building import GpuEngine, build
+from fake_cuda import FakeDriver
+from icc import SamplingParams
+from icc.runtime.engine.manifest import Limits
+from icc.runtime.errors import CapacityError, DeviceError
+from icc.runtime.executor.cuda.driver import Cuda
+from icc.runtime.executor.cuda.executor import CudaExecutor
+from icc.runtime.llm import LLM
+
+PROMPTS = [[5, 9, 23, 7, 11], [8, 3], [5, 9, 23, 7, 11, 40, 41, 42, 43, 44, 45, 46], [77]]
+
+
+@dataclass
+class OnDisk:
+    """A GPU engine whose objects are files that name themselves, and the driver's table of them."""
+
+    engine: Any
+    memory: GpuEngine
+    table: dict[bytes, Any]
+
+    def executor(self, driver: FakeDriver | None = None, **options: Any) -> tuple[CudaExecutor, FakeDriver]:
+        driver = driver or FakeDriver(self.table)
+        return CudaExecutor(self.engine, cuda=Cuda(bindings=driver), **options), driver
+
+
+@pytest.fixture(scope="module")
+def on_disk(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
+    model, folder = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("engine")
+    tiny.save_tiny(tiny.tiny_configs()["llama"], model)
+    built = build(model, "rtn4", Limits(max_seq_len=48, max_batch_size=4, max_step_tokens=16))
+    (folder / "kernels").mkdir()
+    plan = built.program.plan
+    assert plan is not None
+    table = {}
+    for name, found in plan.objects.items():
+        (folder / found.file).write_bytes(name.encode())
+        table[name.encode()] = built.specs[name]
+    weights = SimpleNamespace(view=lambda name: built.packed[name])
+    engine = SimpleNamespace(manifest=built.manifest, program=built.program, weights=weights, path=Path(folder))
+    return OnDisk(engine, built, table)
+
+
+def test_the_same_tokens_as_interpreted_and_nothing_leaks(on_disk: OnDisk) -> None:
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    with on_disk.memory.llm() as llm:
+        expected = [c.token_ids for c in llm.generate(PROMPTS, params)]
+    executor, driver = on_disk.executor()
+    with LLM(on_disk.engine.manifest, executor) as llm:
+        found = [c.token_ids for c in llm.generate(PROMPTS, params)]
+    assert found == expected
+    assert driver.graph_launches > 0 and driver.eager_launches > 0
+    assert not driver.live and not driver.memory
+
+
+def test_logits_come_back_whatever_the_number_of_rows(on_disk: OnDisk) -> None:
+    with on_disk.memory.llm() as llm:
+        expected = llm.logits(PROMPTS[2])
+    executor, _ = on_disk.executor()
+    with LLM(on_disk.engine.manifest, executor) as llm:
+        np.testing.assert_array_equal(llm.logits(PROMPTS[2]), expected)
+
+
+def test_a_seed_decides_and_the_host_samples_what_the_device_cannot(on_disk: OnDisk) -> None:
+    warm = SamplingParams(max_tokens=5, temperature=1.0, seed=7, ignore_eos=True, logprobs=2)
+    penalized = SamplingParams(max_tokens=5, temperature=0.0, presence_penalty=0.5, ignore_eos=True)
+    executor, _ = on_disk.executor()
+    with LLM(on_disk.engine.manifest, executor) as llm:
+        alone = llm.generate([PROMPTS[0]], warm)[0]
+        beside = llm.generate([PROMPTS[1], PROMPTS[0]], [penalized, warm])
+    assert beside[1].token_ids == alone.token_ids and alone.logprobs is not None
+    assert all(len(entry.top) == 2 for entry in alone.logprobs)
+    assert len(beside[0].token_ids) == 5
+
+
+@pytest.mark.parametrize(
+    ("driver", "error", "words"),
+    [
+        ({"capability": (8, 0)}, DeviceError, r"h100 \(sm_90\).*Fake GPU \(sm_80\)"),
+        ({"capability": (10, 0)}, DeviceError, "sm_100"),
+        ({"version": 11040}, DeviceError, r"supports CUDA 11\.4.*needs 12\.0"),
+        ({"free": 10 << 10}, CapacityError, "GiB of GPU memory.*free of 16.00 GiB"),
+        ({"count": 0}, DeviceError, "has no GPU"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_weights_are_read(
+    on_disk: OnDisk, driver: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    fake = FakeDriver(on_disk.table, **driver)
+    engine = SimpleNamespace(**{**vars(on_disk.engine), "weights": None})
+    with pytest.raises(error, match=words):
+        CudaExecutor(engine, cuda=Cuda(bindings=fake))
+    assert not fake.live and not fake.memory
+
+
+def test_a_driver_failure_names_the_call(on_disk: OnDisk) -> None:
+    executor, driver = on_disk.executor()
+    driver.fail = "cuGraphLaunch"
+    with LLM(on_disk.engine.manifest, executor) as llm, pytest.raises(DeviceError, match=r"cuGraphLaunch.*illegal"):
+        llm.generate([PROMPTS[3]], SamplingParams(max_tokens=4, ignore_eos=True))
+
+
+def test_without_a_driver_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Callable[..., Any]:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr("importlib.import_module", missing)
+    with pytest.raises(DeviceError, match="cuda-bindings cannot be imported"):
+        Cuda()
