@@ -1,0 +1,211 @@
+"""Which tilings a product may take on a target, and an estimate of what each costs.
+
+The estimate is a roofline per resource: memory, the second-level cache, matrix units, instruction issue, and the latency
+of the steps that one program takes in turn. Constants are rough figures of the vendors' guides and of published
+microbenchmarks; `icc tune` replaces the choice where a device was at hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from ...targets import Target
+from .tiles import Config, Tuner
+
+LATENCY = 0.9e-6  # seconds from a request to memory to its data, under load
+LAUNCH = 2.0e-6  # seconds that one more kernel costs
+CACHE_PER_SM = 42e9  # bytes/s that a multiprocessor reads from the second-level cache
+ISSUE_PER_SM = 3.8e9  # instructions of a warp per second: four schedulers at 60 %
+REGISTERS = 65536  # of a multiprocessor, 32 bits each
+REGISTERS_PER_THREAD = 232  # beyond this, a kernel may spill
+
+
+@dataclass(frozen=True)
+class Product:
+    """The facts of a product that its tiling depends on. parts: products that one output tile needs.
+
+    rows: of x, at most. With experts, each row is multiplied with topk of them.
+    """
+
+    mode: str
+    x_type: str
+    n: int
+    k: int
+    columns: int
+    parts: int
+    rows: int
+    bits: int
+    group: int
+    experts: int
+    topk: int
+
+    @property
+    def key(self) -> str:
+        """A stable name of the choice."""
+        weight = f"gq{self.bits}g{self.group}" if self.bits else "dense"
+        experts = f" experts {self.experts}x{self.topk}" if self.experts else ""
+        return f"linear {weight} {self.mode} {self.x_type} {self.columns}x{self.parts}x{self.k} rows {self.rows}{experts}"
+
+    @property
+    def matrix_bytes(self) -> float:
+        """Bytes of W that a product reads, of one expert."""
+        item = self.bits / 8 + 4 / self.group if self.bits else 4 if self.mode == "wide" else 2
+        return self.columns * self.parts * self.k * item
+
+
+def pick(product: Product, tuner: Tuner) -> Config:
+    """The tiling for a product; one choice for all row counts of a class, so that phases share objects."""
+    rows = next((r for r in (8, 16, 32, 64, 128, 256) if product.rows <= r), 1024)
+    known = Product(**(product.__dict__ | {"rows": rows}))
+    machine = Machine(tuner.target)
+    return tuner.pick(known.key, machine.candidates(known), lambda config: machine.seconds(known, config))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A target as the estimates see it."""
+
+    target: Target
+
+    @property
+    def hip(self) -> bool:
+        return self.target.backend == "hip"
+
+    @property
+    def level(self) -> int:
+        """Compute capability, 0 for HIP."""
+        return 0 if self.hip else int(self.target.arch.removeprefix("sm_"))
+
+    def candidates(self, p: Product) -> list[Config]:
+        """All tilings worth a try."""
+        found = self._decode(p) if p.mode != "wide" and p.rows <= 16 else []
+        return found + (self._wide(p) if p.mode == "wide" else self._tiles(p))
+
+    def _decode(self, p: Product) -> list[Config]:
+        least = 16 if self.hip else 8  # columns of the smallest matrix instruction
+        m = least if p.experts else max(p.rows, least)
+        slices = (p.group,) if p.bits else (64, 128)
+        stages = (2,) if self.hip else (3, 4, 5, 6)
+        return [
+            {"decode": 1, "m": m, "n": n, "k": k, "warps": warps, "stages": depth, "splits": 1}
+            for n in (16, 32, 64) if n * p.parts <= 64
+            for warps in (4, 8, 16) if warps < 16 or not self.hip
+            for k in slices
+            for depth in stages
+        ]  # fmt: skip
+
+    def _tiles(self, p: Product) -> list[Config]:
+        m = [16, 32, 64, 128] if p.experts else [min(max(p.rows, 16), 128)]
+        m += [256] if p.rows >= 256 and not p.bits else []
+        steps = -(-p.k // (p.group or 64))
+        splits = [1, *(s for s in (2, 4, 8) if steps >= 4 * s and p.rows <= 128 and not p.experts)]
+        shapes = [(32, 4), (64, 4), (128, 4), (128, 8)]
+        if p.bits and self.level >= 100:  # wgmma's successor takes no left operand from registers without copying it
+            shapes = [(32, 4), (64, 2)]
+        return [
+            {"decode": 0, "m": rows, "n": n, "k": k, "warps": warps, "stages": depth, "splits": split}
+            for rows in m
+            for n, warps in shapes
+            for k in ((p.group,) if p.bits else (64,))
+            for depth in ((2,) if self.hip else (3, 4, 5))
+            for split in splits
+        ]  # fmt: skip
+
+    def _wide(self, p: Product) -> list[Config]:
+        """Products in float32, on the ordinary units: small tiles, for these are rare."""
+        split = next((s for s in (8, 4, 2) if p.k >= 256 * s and p.rows <= 64 and not p.experts), 1)
+        return [{"decode": 0, "m": 16, "n": 32, "k": 32, "warps": 4, "stages": 2, "splits": split}]
+
+    def seconds(self, p: Product, c: Config) -> float:
+        """Estimated time; infinity where the tiling does not fit."""
+        resident = self._resident(p, c)
+        if not resident:
+            return inf
+        sms = self.target.multiprocessors
+        slots = p.rows * p.topk if p.experts else p.rows
+        active = min(slots, p.experts) if p.experts else 1  # matrices that are read
+        tiles_n = -(-p.columns // c["n"])
+        if c["decode"]:
+            tiles_m = slots if p.experts else 1
+        else:
+            tiles_m = active - (-slots // c["m"]) if p.experts else -(-p.rows // c["m"])
+        programs = tiles_n * tiles_m * c["splits"]
+        steps = -(-p.k // (c["k"] * c["splits"] * (c["warps"] if c["decode"] else 1)))
+        busiest = -(-programs // sms)  # programs of one multiprocessor
+        waves = -(-busiest // resident)
+        slab = steps * c["k"] * (c["warps"] if c["decode"] else 1)  # of K, per program
+        weight = p.matrix_bytes / (p.columns * p.k)  # bytes per column and k
+        rows = min(c["m"], p.rows)
+        memory = active * p.matrix_bytes * -(-tiles_m // 8 if not p.experts and not c["decode"] else -1)
+        cache = programs * slab * (c["n"] * weight + rows * 2)
+        flops = 2.0 * busiest * c["m"] * c["n"] * p.parts * slab
+        bounds = [
+            (memory + 2 * p.k * p.rows) / (0.92e9 * self.target.bandwidth),
+            cache / (CACHE_PER_SM * sms),
+            flops * sms / (1e12 * self.target.peak_f16 * self._matrix_rate(p, c, min(resident, busiest))),
+            busiest * steps * self._instructions(p, c) / ISSUE_PER_SM,
+            waves * (steps / max(c["stages"] - 1, 1) + 1) * LATENCY,
+        ]
+        extra = LAUNCH
+        if c["splits"] > 1:
+            extra += LAUNCH + 8.0 * c["splits"] * p.rows * p.columns * p.parts / (CACHE_PER_SM * sms)
+        if p.experts and not c["decode"]:
+            extra += 2 * LAUNCH + 2 * LATENCY * (1 + slots / 1024)
+        return extra + max(bounds) + 0.1 * sum(bounds)
+
+    def _matrix_rate(self, p: Product, c: Config, resident: int) -> float:
+        """The share of the peak that matrix instructions reach."""
+        if p.mode == "wide":
+            return 0.02
+        groups = min(resident * c["warps"] / 8, 1.0)  # eight warps hide what the others wait for
+        if self.hip:
+            return 0.4 * groups
+        whole = not c["decode"] and c["n"] >= 64 and c["warps"] >= 4
+        if self.level >= 90 and whole:  # instructions of a warp group
+            return (0.7 if not p.bits else 0.6) * max(groups, 0.6)
+        return {80: 0.75, 86: 0.75, 89: 0.75, 90: 0.5}.get(self.level, 0.25) * groups
+
+    def _instructions(self, p: Product, c: Config) -> float:
+        """Instructions that the warps of a program issue per step, as counted in disassembled kernels."""
+        per_slice = c["n"] * p.parts * c["k"] / 32  # weights per lane
+        loads = 60 + c["m"] * c["k"] * 2 / 512 * 3
+        if c["decode"]:
+            unpack = 1.1 if p.bits == 4 else 2.2 if p.bits == 8 else 0.08
+            return c["warps"] * (per_slice * (unpack + 0.02 * c["m"]) + loads)
+        unpack = {4: 1.6, 8: 4.0}.get(p.bits, 0.05)
+        products = c["n"] * p.parts * c["m"] / 32 * (1.1 if p.bits else 0.1)
+        return per_slice * unpack + products + c["warps"] * 60 + loads
+
+    def _resident(self, p: Product, c: Config) -> int:
+        """Programs that a multiprocessor holds at once; 0 if not even one fits."""
+        fit = self.target.shared_memory_kib * 1024 // max(self.shared_bytes(p, c), 1024)
+        lanes = self.target.warp_size * c["warps"]
+        registers = self.registers(p, c)
+        if registers > REGISTERS_PER_THREAD:
+            return 0
+        files = REGISTERS * (2 if self.hip else 1)
+        return min(fit, self.target.max_warps // c["warps"], int(files / (registers * lanes)))
+
+    def shared_bytes(self, p: Product, c: Config) -> int:
+        """Estimated shared memory."""
+        item = 4 if p.mode == "wide" else 2
+        slices = c["warps"] if c["decode"] else 1
+        w = p.parts * c["n"] * (c["k"] * p.bits // 8 + 8 if p.bits else c["k"] * item) * slices
+        x = c["m"] * c["k"] * item * slices
+        depth = max(c["stages"] - 1, 1)
+        ahead = not c["decode"] and self.level >= 90 and p.mode != "wide"  # a step that runs keeps its operands
+        sums = 4 * p.parts * c["m"] * c["n"] * slices if c["decode"] else 2 * c["m"] * c["n"]
+        total = depth * (w + x)
+        if ahead:
+            total += x if p.bits else w + x
+        return max(total, sums)
+
+    def registers(self, p: Product, c: Config) -> int:
+        """Estimated registers per thread."""
+        lanes = self.target.warp_size * (1 if c["decode"] else c["warps"])
+        sums = c["m"] * c["n"] / lanes
+        if c["decode"]:
+            return int(36 + sums * (2 * p.parts + 2 if p.bits else p.parts) + 1.2 * c["n"])
+        pieces = c["n"] * c["k"] / lanes / 2 if p.bits else 0
+        return int(60 + sums * (p.parts + 1 if p.bits else p.parts) + 0.35 * pieces)

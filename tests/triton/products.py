@@ -1,0 +1,69 @@
+"""Inputs and float64 references of the tests of products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from icc.compiler.codegen.triton.pack import pack_quantized, stored_scales
+from icc.compiler.codegen.triton.tiles import Config, Tuner
+from icc.compiler.targets import TARGETS
+from torch import Tensor
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+# what is stored rounds to the type; float32 sums of 16-bit products differ by their order
+TOLERANCE = {"f32": 2e-5, "bf16": 8e-3, "f16": 1e-3}
+
+
+class Forced(Tuner):
+    """Picks one tiling, whatever it costs."""
+
+    def __init__(self, config: Config, target: str = "h100") -> None:
+        super().__init__(TARGETS[target])
+        object.__setattr__(self, "config", config)
+
+    def pick(self, key: str, candidates: Sequence[Config], cost: Callable[[Config], float]) -> Config:
+        return self.config  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight as the kernel takes it, its values [.., N, K], and the params that describe it."""
+
+    packed: Tensor
+    values: Tensor
+    params: dict[str, object]
+    kind: str
+
+
+def weight(shape: tuple[int, ...], kind: str, bits: int = 0, group: int = 0) -> Weight:
+    """Random values; quantized if `bits`."""
+    if not bits:
+        dense = (torch.randn(shape) / shape[-1] ** 0.5).to(DTYPES[kind])
+        return Weight(dense, dense.double(), {"format": kind}, kind)
+    rng = np.random.default_rng(sum(shape) + bits)
+    groups = (*shape[:-1], shape[-1] // group)
+    codes = rng.integers(0, 2**bits, shape).astype(np.uint8)
+    zeros = rng.integers(0, 2**bits, groups).astype(np.uint8)
+    scales = (rng.random(groups) * 0.1 + 0.01).astype(np.float32) / 2 ** (bits - 4)
+    wide = (codes - np.repeat(zeros, group, -1).astype(float)) * np.repeat(stored_scales(scales), group, -1)
+    packed = torch.from_numpy(pack_quantized(codes, scales, zeros, bits, group))
+    return Weight(packed, torch.from_numpy(wide), {"bits": bits, "group": group}, "u8")
+
+
+def rows(count: int, width: int, stride: int, kind: str, padding: int = 0) -> Tensor:
+    """[count, stride] of which `width` columns count; the rest, and `padding` more rows, are NaN."""
+    x = torch.full((count + padding, stride), torch.nan)
+    x[:count, :width] = torch.randn(count, width)
+    return x.to(DTYPES[kind])
+
+
+def check(y: Tensor, expected: Tensor, kind: str) -> None:
+    """Equal within the rounding of `kind`; what lies beside is still NaN."""
+    count, width = expected.shape
+    tolerance = TOLERANCE[kind]
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(y[:count, :width].double(), expected, rtol=tolerance, atol=tolerance * scale)
+    assert y[count:].isnan().all() and y[:, width:].isnan().all()
