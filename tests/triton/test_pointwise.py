@@ -30,13 +30,17 @@ def reference(inputs: list[Tensor], body: list[str], wide: bool = True) -> Tenso
     last = inputs[0]
     for line in body:
         target, opcode, operands = parse(line)
-        args = []
-        for o in operands:
-            value = (int(o) if o.lstrip("-").isdigit() else float(o)) if is_literal(o) else 0
-            kind = torch.int64 if isinstance(value, int) else torch.float64 if wide else torch.float32
-            args.append(torch.tensor(value, dtype=kind) if is_literal(o) else env[o])
+        args = [_literal(o, wide) if is_literal(o) else env[o] for o in operands]
         last = env[target] = args[0].double() if opcode == "to_f32" and wide else OPCODES[opcode](*args)
     return last
+
+
+def _literal(text: str, wide: bool) -> Tensor:
+    if text in ("True", "False"):
+        return torch.tensor(text == "True")
+    if text.lstrip("-").isdigit():
+        return torch.tensor(int(text))
+    return torch.tensor(float(text), dtype=torch.float64 if wide else torch.float32)
 
 
 def run(inputs: list[Tensor], body: list[str], kinds: list[str], out: str = "f32", rows: int = 3) -> Tensor:
@@ -85,7 +89,8 @@ def test_unary(opcode: str) -> None:
     body = [f"t0 = {opcode} a0"]
     expected = reference([x], body)
     found = run([x], body, ["f32"], "i32" if opcode in ("to_i32", "to_bool") else "f32")
-    close(found, expected, atol=1e-6 if opcode == "gelu_erf" else 1e-30)  # 1 + erf cancels below -3, as in torch
+    tails = {"gelu_erf": 1e-6, "gelu_tanh": 1e-15}  # below -3, 1 + erf cancels, as in torch; exp's error grows
+    close(found, expected, atol=tails.get(opcode, 1e-30))
 
 
 @pytest.mark.parametrize("opcode", WHOLE_UNARY)
@@ -150,7 +155,8 @@ def test_chain(name: str) -> None:
 def test_storage_types(kind: str) -> None:
     x, w = torch.randn(3, 2, 300).to(TORCH[kind]), torch.randn(1, 300)
     found = run([x, w], ["t0 = silu a0", "t1 = mul t0 a1"], [kind, "f32"], kind)
-    close(found, torch.nn.functional.silu(x.double()) * w, 2.0**-8 if kind == "bf16" else 2.0**-10)
+    # Triton's interpreter truncates to bf16, where a GPU rounds
+    close(found, torch.nn.functional.silu(x.double()) * w, 2.0**-7 if kind == "bf16" else 2.0**-11)
 
 
 def test_broadcasts_and_strides() -> None:

@@ -17,7 +17,7 @@ from .spec import ELEMENTS, Arg, LaunchSpec, Shape, TritonKernel, size_arg
 from .tiles import Tuner
 
 BLOCK = 1024  # elements per program: eight per thread of four warps, one 16-byte access of 16-bit elements
-KINDS = {"f32": "f", "i32": "i", "bool": "b"}
+KINDS = {"f32": "f", "bf16": "f", "f16": "f", "i32": "i", "bool": "b"}
 
 
 @dataclass(frozen=True)
@@ -108,17 +108,17 @@ class Pointwise(TritonKernel):
     @property
     def read(self) -> list[Place]:
         """What is loaded, each into the variable a<i>."""
-        convert = {"f32": ".to(tl.float32)", "i32": "", "bool": " != 0"}
-        return [self._place(i, convert[self.accesses[i].dtype]) for i in range(len(self.inputs))]
+        convert = {"f": ".to(tl.float32)", "i": "", "b": " != 0"}
+        return [self._place(i, convert[KINDS[self.accesses[i].dtype]]) for i in range(len(self.inputs))]
 
     @property
     def written(self) -> list[Place]:
         """What is stored."""
         found = []
         for i, text in enumerate(self.outputs):
-            dtype = text.split(":")[1]
-            value = self._translated[1][text.split(":")[0]]
-            kept = {"f32": value.to("f").text, "i32": value.to("i").text, "bool": value.mask}[dtype]
+            register, dtype, *_ = text.split(":")
+            value, kind = self._translated[1][register], KINDS[dtype]
+            kept = value.mask if kind == "b" else value.to(kind).text
             found.append(self._place(len(self.inputs) + i, kept))
         return found
 
@@ -127,6 +127,9 @@ class Pointwise(TritonKernel):
         pointer, offset = self.names[i], column_offset(self.dims, strides)
         by_row = i >= len(self.inputs) or access.row_stride != 0
         rows = f" + row * {access.row_stride}" if by_row else ""
+        if not rows and not offset:  # a block all the same: Triton's interpreter broadcasts scalar comparisons to floats
+            offset = "tl.zeros([1, 1], tl.int32)"
+            return Place(pointer, f"{pointer} + {offset}", "", value)
         masks = ["in_rows"] * (by_row and self.block_rows > 1) + ["in_cols"] * (bool(offset) and self.partial)
         mask = f", mask={' & '.join(masks)}" if masks else ""
         return Place(pointer, f"{pointer}{rows}{' + ' if offset else ''}{offset}", mask, value)
