@@ -13,7 +13,7 @@ from ....runtime.engine.plan import Extent, extent
 from ...codegen.render import render
 from ..errors import CodegenError
 from .body import Value, translate
-from .spec import ELEMENTS, Arg, LaunchSpec, Shape, TritonKernel, size_arg
+from .spec import ELEMENTS, Arg, LaunchSpec, Shape, TritonKernel
 from .tiles import Tuner
 
 BLOCK = 1024  # elements per program: eight per thread of four warps, one 16-byte access of 16-bit elements
@@ -141,7 +141,8 @@ class Pointwise(TritonKernel):
             args.append(Arg(name, "*" + ELEMENTS[kind], f"input:{i}" if j < 0 else f"output:{j}", aligned))
         grid = (extent(self.num_rows, self.block_rows), Extent(-(-self.cols // self.block_cols)), Extent(1))
         source = render(self.template, self)
-        return (LaunchSpec(source, self.entry, (*args, size_arg(self.num_rows)), grid, num_warps=4),)
+        args.append(Arg("num_rows", "i32", self.num_rows, aligned=False))
+        return (LaunchSpec(source, self.entry, tuple(args), grid, num_warps=4),)
 
 
 def _access(text: str, rank: int) -> Access:
