@@ -6,7 +6,7 @@ import pytest
 import torch
 from icc.compiler.codegen.triton.bmm import Bmm
 from icc.compiler.codegen.triton.spec import Shape
-from interpreting import run_kernel
+from interpreting import LIMITS, TUNER, run_kernel
 
 TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 KINDS = {"f32": ("f32",) * 3, "bf16": ("bf16",) * 3, "mixed": ("bf16", "f32", "f32"), "f16": ("f16", "f16", "f32")}
@@ -41,9 +41,16 @@ def test_bmm(kinds: str, transposed: bool, rows: int, batch: int, m: int, k: int
     assert (c[:, batch * m * n :] == 66).all()
 
 
-def test_few_lines_use_no_tiles() -> None:
-    kernel = Bmm(
-        batch=4, m=1, k=128, n=512, a_row_stride=512, b_row_stride=0, c_row_stride=2048, types=("f32",) * 3,
-        aligned=(True,) * 3,
-    )  # fmt: skip
-    assert kernel.lines(Shape(8, True)) == 8 and kernel.lines(Shape(64, True)) == 64
+def test_phases_share_kernels() -> None:
+    """Few lines use no tiles; a matrix per row does not depend on the phase."""
+
+    def sources(b_row_stride: int) -> list[str]:
+        kernel = Bmm(
+            batch=4, m=1, k=128, n=512, a_row_stride=512, b_row_stride=b_row_stride, c_row_stride=2048,
+            types=("f32",) * 3, aligned=(True,) * 3,
+        )  # fmt: skip
+        return [kernel.launches(Shape(t, t < 512), LIMITS, TUNER)[0].source for t in (1, 8, 16, 512)]
+
+    shared = sources(0)
+    assert shared[0] == shared[1] and "total = dot(" not in shared[1] and "total = dot(" in shared[2]
+    assert len(set(sources(4 * 128 * 512))) == 1

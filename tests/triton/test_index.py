@@ -36,7 +36,10 @@ def check(y: Tensor, expected: Tensor) -> None:
 def facts(*tensors: Tensor | None) -> dict[str, tuple[object, ...]]:
     """`types` and `aligned` of operands."""
     names = {dtype: name for name, dtype in TORCH.items()}
-    return {"types": tuple(names[t.dtype] if t is not None else "" for t in tensors), "aligned": (False,) * len(tensors)}
+    return {
+        "types": tuple(names[t.dtype] if t is not None else "" for t in tensors),
+        "aligned": (False,) * len(tensors),
+    }
 
 
 @pytest.mark.parametrize(

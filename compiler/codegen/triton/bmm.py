@@ -53,11 +53,24 @@ class Bmm(TritonKernel):
             tile = Tile(kernel=self, **VECTOR)
         else:
             key = f"bmm {self.batch}x{self.m}x{self.k}x{self.n} {''.join(self.types)} {self.shared} {shape.max_tokens}"
-            config = tuner.pick(key, _tiles(lines, self.n), lambda c: self._cost(c, shape, tuner.target))
+            config = tuner.pick(key, self._tiles(lines), lambda c: self._cost(c, shape, tuner.target))
             tile = Tile(kernel=self, m=config["m"], n=config["n"], k=config["k"])
         args = self.pointers("a_ptr", "b_ptr", "c_ptr")
         args = (*args, Arg("num_rows", "i32", self.num_rows, aligned=False))
         return (LaunchSpec(render(self.template, tile), self.entry, args, tile.grid, num_warps=4, num_stages=3),)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether both operands have the same 16-bit type, so that tensor cores take them."""
+        a, b = self.types[:2]
+        return a == b and a != "f32"
+
+    def _tiles(self, lines: int) -> list[Config]:
+        """Tiles that are not much larger than the matrices; without tensor cores they need more registers."""
+        heights = [m for m in (16, 32, 64) if m <= max(power_of_two(lines), LEAST)]
+        widths = [w for w in (32, 64, 128) if w <= max(power_of_two(self.n), 32)]
+        most = 64 * 128 if self.narrow else 32 * 64
+        return [{"m": m, "n": w, "k": 32} for m in heights for w in widths if m * w <= most]
 
     def _cost(self, config: Config, shape: Shape, target: Target) -> float:
         """Seconds: the larger of the time at peak rate and the time to read the operands, in whole waves of tiles."""
@@ -65,20 +78,13 @@ class Bmm(TritonKernel):
         tiles = tile.count(shape.max_tokens)
         waves = -(-tiles // target.multiprocessors) * target.multiprocessors / tiles
         # float32 products use no tensor cores: about a sixteenth of their rate
-        peak = target.peak_f16 * 1e12 / (1 if tile.narrow else 16)
+        peak = target.peak_f16 * 1e12 / (1 if self.narrow else 16)
         flops = 2.0 * tiles * config["m"] * config["n"] * self.k
         item = max(ITEM[kind] for kind in self.types[:2])
         read = tiles * (config["m"] + config["n"]) * self.k * item
         if (config["m"] + config["n"]) * config["k"] * item * 3 > target.shared_memory_kib * 1024:
             return float("inf")
         return waves * (flops / peak + read / (target.bandwidth * 1e9))
-
-
-def _tiles(lines: int, n: int) -> list[Config]:
-    """Tiles that are not much larger than the matrices."""
-    heights = [m for m in (16, 32, 64) if m <= max(power_of_two(lines), LEAST)]
-    widths = [w for w in (32, 64, 128) if w <= max(power_of_two(n), 32)]
-    return [{"m": m, "n": w, "k": 32} for m in heights for w in widths]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +104,6 @@ class Tile:
     def dots(self) -> bool:
         """Whether a program makes a tile with tl.dot, else one line of c."""
         return self.m >= LEAST
-
-    @property
-    def narrow(self) -> bool:
-        """Whether both operands have the same 16-bit type, so that tensor cores take them."""
-        a, b = self.kernel.types[:2]
-        return a == b and a != "f32"
 
     @property
     def m_block(self) -> int:

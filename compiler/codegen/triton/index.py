@@ -10,10 +10,11 @@ from ....runtime.engine.manifest import Limits
 from ....runtime.engine.plan import Extent, extent
 from ...codegen.render import render
 from ..errors import CodegenError
-from .lines import BLOCK, Lines, even_block, power_of_two
+from .lines import BLOCK, MAX_WARPS, Lines, even_block, power_of_two
 from .spec import ONE, Arg, LaunchSpec, Shape, TritonKernel, batch_arg
 from .tiles import Tuner
 
+WARP = 32
 UNROLLED = 16  # indices of a line whose loads a scatter issues at once
 
 
@@ -33,6 +34,15 @@ class Topk(Lines):
     def __post_init__(self) -> None:
         if self.n > self.max_width:
             raise CodegenError(f"topk over {self.n} elements: the Triton backend holds at most {self.max_width}")
+
+    @property
+    def block(self) -> int:
+        """One line, so that a warp of its own can reduce it in every round without a barrier."""
+        return max(WARP // self.width, 1)
+
+    @property
+    def num_warps(self) -> int:
+        return min(max(self.width // 512, 1), MAX_WARPS)
 
     @property
     def kept(self) -> int:

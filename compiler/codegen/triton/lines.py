@@ -59,14 +59,19 @@ class Lines(TritonKernel):
         return 1
 
     @property
+    def block(self) -> int:
+        """Lines per program."""
+        return max(BLOCK // self.width, 1)
+
+    @property
     def line_block(self) -> int:
         """Lines of one row per program."""
-        return min(power_of_two(self.lines), max(BLOCK // self.width, 1))
+        return min(power_of_two(self.lines), self.block)
 
     @property
     def row_block(self) -> int:
         """Rows per program."""
-        return max(BLOCK // self.width // self.line_block, 1)
+        return self.block // self.line_block
 
     @property
     def looped(self) -> bool:
@@ -86,7 +91,7 @@ class Lines(TritonKernel):
     @property
     def num_warps(self) -> int:
         """A warp for each 256 elements."""
-        return min(max(self.row_block * self.line_block * self.width // 256, 1), MAX_WARPS)
+        return min(max(self.block * self.width // 256, 1), MAX_WARPS)
 
     @property
     def args(self) -> tuple[Arg, ...]:

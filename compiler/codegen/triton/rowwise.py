@@ -49,6 +49,7 @@ class Cumsum(Lines):
 
     template: ClassVar[str] = "triton/cumsum.py.jinja"
     entry: ClassVar[str] = "cumsum"
+    max_width: ClassVar[int] = 4096
 
 
 ROWWISE: dict[str, type[TritonKernel]] = {"reduce": Reduce, "softmax": Softmax, "cumsum": Cumsum}
