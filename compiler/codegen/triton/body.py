@@ -1,8 +1,8 @@
 """The body of a pointwise kernel as Triton lines.
 
 A body is SSA text, `t0 = mul a0 a1`, with the opcodes of `compiler/ops/pointwise.py`. Values are float32, int32 or
-boolean (int1) tensors of any shapes that broadcast; mixed arithmetic is done in float32, division and elementary functions
-always. The lines call functions of `codegen_templates/triton/math.py.jinja`, which a template includes after
+boolean (int1) tensors of any shapes that broadcast; mixed arithmetic is done in float32, division and elementary
+functions always. The lines call functions of `codegen_templates/triton/math.py.jinja`, which a template includes after
 `common.py.jinja`; each line assigns the register it is named after.
 """
 
@@ -138,11 +138,11 @@ def apply(opcode: str, args: Sequence[Value]) -> Value:
     if opcode in ROUNDINGS:
         return Value(f"{ROUNDINGS[opcode]}({first.tensor})", "f") if kind == "f" else first
     if opcode == "pow":
-        return _pow(*args, kind)
+        return _pow(args[0], args[1], kind)
     if opcode in PAIRS:
         return _pair(opcode, args, kind)
     if opcode == "where":
-        return _where(*args)
+        return _where(args[0], args[1], args[2])
     return _simple(opcode, args, kind)
 
 

@@ -13,10 +13,10 @@ from ....runtime.engine.plan import Extent, extent
 from ...codegen.render import render
 from ..errors import CodegenError
 from .body import Value, translate
-from .spec import ELEMENTS, Arg, LaunchSpec, Shape, TritonKernel, size_arg
+from .lines import BLOCK, even_block
+from .spec import ELEMENTS, Arg, LaunchSpec, Shape, TritonKernel
 from .tiles import Tuner
 
-BLOCK = 1024  # elements per program: eight per thread of four warps, one 16-byte access of 16-bit elements
 KINDS = {"f32": "f", "bf16": "f", "f16": "f", "i32": "i", "bool": "b"}
 
 
@@ -43,8 +43,8 @@ class Place:
 class Pointwise(TritonKernel):
     """y = body(inputs) over `shape` per row.
 
-    inputs: "dtype:row_stride:stride,stride,..." with stride 0 where an operand is broadcast, and row stride 0 where it is
-    the same in all rows. outputs: the same with the register before it.
+    inputs: "dtype:row_stride:stride,stride,..." with stride 0 where an operand is broadcast, and row stride 0 where it
+    is the same in all rows. outputs: the same with the register before it.
     """
 
     template: ClassVar[str] = "triton/pointwise.py.jinja"
@@ -75,9 +75,8 @@ class Pointwise(TritonKernel):
 
     @property
     def block_cols(self) -> int:
-        """Columns per program: the widest power of two that leaves no rest, if it is wide enough."""
-        whole = min(self.cols & -self.cols, BLOCK)
-        return whole if whole >= BLOCK // 4 else min(1 << (self.cols - 1).bit_length(), BLOCK)
+        """Columns per program."""
+        return even_block(self.cols)
 
     @property
     def block_rows(self) -> int:
@@ -127,7 +126,9 @@ class Pointwise(TritonKernel):
         pointer, offset = self.names[i], column_offset(self.dims, strides)
         by_row = i >= len(self.inputs) or access.row_stride != 0
         rows = f" + row * {access.row_stride}" if by_row else ""
-        if not rows and not offset:  # a block all the same: Triton's interpreter broadcasts scalar comparisons to floats
+        if (
+            not rows and not offset
+        ):  # a block all the same: Triton's interpreter broadcasts scalar comparisons to floats
             offset = "tl.zeros([1, 1], tl.int32)"
             return Place(pointer, f"{pointer} + {offset}", "", value)
         masks = ["in_rows"] * (by_row and self.block_rows > 1) + ["in_cols"] * (bool(offset) and self.partial)
@@ -141,7 +142,8 @@ class Pointwise(TritonKernel):
             args.append(Arg(name, "*" + ELEMENTS[kind], f"input:{i}" if j < 0 else f"output:{j}", aligned))
         grid = (extent(self.num_rows, self.block_rows), Extent(-(-self.cols // self.block_cols)), Extent(1))
         source = render(self.template, self)
-        return (LaunchSpec(source, self.entry, (*args, size_arg(self.num_rows)), grid, num_warps=4),)
+        args.append(Arg("num_rows", "i32", self.num_rows, aligned=False))
+        return (LaunchSpec(source, self.entry, tuple(args), grid, num_warps=4),)
 
 
 def _access(text: str, rank: int) -> Access:
