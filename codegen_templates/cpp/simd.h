@@ -14,17 +14,12 @@ struct VF { __m512 v; };
 struct VI { __m512i v; };
 struct VB { __mmask16 m; };
 
-ICC_INLINE __mmask16 lanes(int n) { return (__mmask16)((1u << n) - 1u); }
 ICC_INLINE VF vf(float x) { return {_mm512_set1_ps(x)}; }
 ICC_INLINE VI vi(int32_t x) { return {_mm512_set1_epi32(x)}; }
 ICC_INLINE VF vload(const float* p) { return {_mm512_loadu_ps(p)}; }
 ICC_INLINE VI viload(const void* p) { return {_mm512_loadu_si512(p)}; }
-ICC_INLINE VF vload_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(lanes(n), p)}; }
-ICC_INLINE VI viload_n(const int32_t* p, int n) { return {_mm512_maskz_loadu_epi32(lanes(n), p)}; }
 ICC_INLINE void vstore(float* p, VF x) { _mm512_storeu_ps(p, x.v); }
 ICC_INLINE void vistore(void* p, VI x) { _mm512_storeu_si512(p, x.v); }
-ICC_INLINE void vstore_n(float* p, VF x, int n) { _mm512_mask_storeu_ps(p, lanes(n), x.v); }
-ICC_INLINE void vistore_n(int32_t* p, VI x, int n) { _mm512_mask_storeu_epi32(p, lanes(n), x.v); }
 
 ICC_INLINE VF operator+(VF a, VF b) { return {_mm512_add_ps(a.v, b.v)}; }
 ICC_INLINE VF operator-(VF a, VF b) { return {_mm512_sub_ps(a.v, b.v)}; }
@@ -136,26 +131,6 @@ ICC_INLINE VI viload(const void* p) {
 ICC_INLINE void vstore(float* p, VF x) { _mm256_storeu_ps(p, x.a), _mm256_storeu_ps(p + 8, x.b); }
 ICC_INLINE void vistore(void* p, VI x) {
     _mm256_storeu_si256((__m256i*)p, x.a), _mm256_storeu_si256((__m256i*)p + 1, x.b);
-}
-ICC_INLINE VF vload_n(const float* p, int n) {
-    float t[16] = {};
-    memcpy(t, p, 4 * (size_t)n);
-    return vload(t);
-}
-ICC_INLINE VI viload_n(const int32_t* p, int n) {
-    int32_t t[16] = {};
-    memcpy(t, p, 4 * (size_t)n);
-    return viload(t);
-}
-ICC_INLINE void vstore_n(float* p, VF x, int n) {
-    float t[16];
-    vstore(t, x);
-    memcpy(p, t, 4 * (size_t)n);
-}
-ICC_INLINE void vistore_n(int32_t* p, VI x, int n) {
-    int32_t t[16];
-    vistore(t, x);
-    memcpy(p, t, 4 * (size_t)n);
 }
 
 ICC_INLINE VF operator+(VF x, VF y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
@@ -269,6 +244,42 @@ ICC_INLINE VI dot_u8(VI acc, VI u, VI s) {
 }
 ICC_INLINE __m256 fold(VF x) { return _mm256_add_ps(x.a, x.b); }
 ICC_INLINE __m256 fold_max(VF x) { return _mm256_max_ps(x.a, x.b); }
+
+#endif
+
+// ---- the first n lanes ----
+// AVX-512 has masks for it. Sanitizers do not see what a masked access touches, so their builds do as AVX2 does.
+
+#if defined(__AVX512F__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+
+ICC_INLINE __mmask16 lanes(int n) { return (__mmask16)((1u << n) - 1u); }
+ICC_INLINE VF vload_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(lanes(n), p)}; }
+ICC_INLINE VI viload_n(const int32_t* p, int n) { return {_mm512_maskz_loadu_epi32(lanes(n), p)}; }
+ICC_INLINE void vstore_n(float* p, VF x, int n) { _mm512_mask_storeu_ps(p, lanes(n), x.v); }
+ICC_INLINE void vistore_n(int32_t* p, VI x, int n) { _mm512_mask_storeu_epi32(p, lanes(n), x.v); }
+
+#else
+
+ICC_INLINE VF vload_n(const float* p, int n) {
+    float t[16] = {};
+    memcpy(t, p, 4 * (size_t)n);
+    return vload(t);
+}
+ICC_INLINE VI viload_n(const int32_t* p, int n) {
+    int32_t t[16] = {};
+    memcpy(t, p, 4 * (size_t)n);
+    return viload(t);
+}
+ICC_INLINE void vstore_n(float* p, VF x, int n) {
+    float t[16];
+    vstore(t, x);
+    memcpy(p, t, 4 * (size_t)n);
+}
+ICC_INLINE void vistore_n(int32_t* p, VI x, int n) {
+    int32_t t[16];
+    vistore(t, x);
+    memcpy(p, t, 4 * (size_t)n);
+}
 
 #endif
 

@@ -21,45 +21,24 @@ from ..errors import UnsupportedModel
 NAME = "icc"
 
 
-@torch.library.custom_op("icc_trace::attention", mutates_args=())
-def traced_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    layer: int,
-    scale: float,
-    window: int,
-    chunk: int,
-    softcap: float,
-) -> Tensor:
-    """Attention as the models call it: q[1, Hq, T, D], k[1, Hkv, T, D], v[1, Hkv, T, Dv] -> [1, T, Hq, Dv]."""
-    raise NotImplementedError("only traced, never run")
+def traced(fake: Callable[..., Tensor]) -> None:
+    """Declare icc_trace::<function name> by the shape of its result: it is only traced, so nothing can run it."""
+    name = f"{NAME}_trace::{fake.__name__}"
+    torch.library.define(name, torch.library.infer_schema(fake, mutates_args=()))
+    torch.library.register_fake(name, fake)
 
 
-@traced_attention.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    layer: int,
-    scale: float,
-    window: int,
-    chunk: int,
-    softcap: float,
+@traced
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scale: float, window: int, chunk: int, softcap: float
 ) -> Tensor:
+    """icc::attention as the models call it: q[1, Hq, T, D], k[1, Hkv, T, D], v[1, Hkv, T, Dv] -> [1, T, Hq, Dv]."""
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
 
-@torch.library.custom_op("icc_trace::expert_linear", mutates_args=())
-def traced_expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor) -> Tensor:
+@traced
+def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor) -> Tensor:
     """As icc::expert_linear: x[T, K] or [T, S, K], weight[E, N, K], index[T, S] -> [T, S, N]."""
-    raise NotImplementedError("only traced, never run")
-
-
-@traced_expert_linear.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor) -> Tensor:
     return x.new_empty(index.shape[0], index.shape[1], weight.shape[1])
 
 
@@ -137,15 +116,6 @@ def _allowed(spec: MaskSpec, q: Tensor, k: Tensor) -> Tensor:
         return allowed
 
 
-class _LayerCounter:
-    """Numbers the attention calls of one trace; each call owns one KV cache."""
-
-    count = 0
-
-
-_layers = _LayerCounter()
-
-
 def icc_attention(
     module: nn.Module,
     query: Tensor,
@@ -175,12 +145,9 @@ def icc_attention(
         )
     spec = attention_mask if isinstance(attention_mask, MaskSpec) else MaskSpec(window=int(sliding_window or 0))
     sinks = s_aux if s_aux is not None else kwargs.get("sinks")
-    layer = _layers.count
-    _layers.count += 1
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    out = torch.ops.icc_trace.attention(
-        query, key, value, sinks, layer, scale, spec.window, spec.chunk, float(softcap or 0.0)
-    )
+    softcap = float(softcap or 0.0)
+    out = torch.ops.icc_trace.attention(query, key, value, sinks, scale, spec.window, spec.chunk, softcap)
     return out, None
 
 
@@ -251,10 +218,9 @@ def register_interfaces() -> None:
 
 @contextlib.contextmanager
 def tracing_interfaces() -> Iterator[None]:
-    """Switch off what transformers would derive from tensor values, and number the attention layers from 0."""
+    """Switch off what transformers would derive from tensor values."""
     from transformers import masking_utils
 
-    _layers.count = 0
     with (
         mock.patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
         mock.patch.object(masking_utils, "chunked_overlay", _chunked_overlay),

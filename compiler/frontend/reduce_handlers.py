@@ -243,7 +243,7 @@ def rms_norm(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, An
 
 @handles("icc_trace.attention")
 def attention(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    q, k, v, sinks, _, scale, window, chunk, softcap = args
+    q, k, v, sinks, scale, window, chunk, softcap = args
     heads = []
     for value in (q, k, v):
         if value.dims[0] != 1 or value.dims[2] is not T:

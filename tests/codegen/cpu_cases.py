@@ -20,6 +20,7 @@ def normal(*shape: int, scale: float = 1.0) -> Callable[[np.random.Generator, in
 def _column_slice(b: Builder, name: str, width: int, slice_: bool, rows: str = "tokens") -> tuple[Operand, int, int]:
     """A buffer of `width`, or a wider one of which columns 8.. are used: operand, row stride, first column."""
     if slice_:
+        b.columns[name] = (8, width)
         return b.buffer(name, [width + 24], rows=rows, offset=8), width + 24, 8
     return b.buffer(name, [width], rows=rows), width, 0
 
@@ -48,7 +49,7 @@ def add_linear(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str, e
             out[:, y_start : y_start + n] += bias + a[f"{name}.r"]
         return {y.name: out}
 
-    b.cases.append(Case(name, feeds, expect))
+    b.cases.append(Case(name, feeds, expect, max(2e-6, 1e-9 * k)))
 
 
 def quantized_weight(rng: np.random.Generator, n: int, k: int, bits: int, group: int) -> tuple[np.ndarray, np.ndarray]:
@@ -101,6 +102,7 @@ def add_linear_q(b: Builder, rng: np.random.Generator, k: int, n: int, bits: int
     feeds = {}
     if extra:
         inputs[4:] = [b.plain(f"{name}.b", bias), b.buffer(f"{name}.r", [n + 3])]
+        b.columns[f"{name}.r"] = (0, n)
         feeds[f"{name}.r"] = normal(n + 3)
     params = {
         "k": k,
@@ -124,9 +126,9 @@ def add_linear_q(b: Builder, rng: np.random.Generator, k: int, n: int, bits: int
     b.cases.append(Case(name, feeds, expect, 1e-5))
 
 
-def add_experts(b: Builder, rng: np.random.Generator, bits: int, per_slot: bool) -> None:
-    e, topk, k, n, group = 5, 3, 48, 21, 16
-    name = f"experts_{'q' + str(bits) if bits else 'bf16'}{'_per_slot' if per_slot else ''}"
+def add_experts(b: Builder, rng: np.random.Generator, bits: int, topk: int, per_slot: bool) -> None:
+    e, k, n, group = 5, 48, 21, 16
+    name = f"experts_{'q' + str(bits) if bits else 'bf16'}_top{topk}{'_per_slot' if per_slot else ''}"
     bias = rng.standard_normal((e, n)).astype(np.float32)
     index = b.buffer(f"{name}.index", [topk], "i32")
     y = b.buffer(f"{name}.y", [topk, n])
@@ -227,3 +229,12 @@ def add_embedding(b: Builder, rng: np.random.Generator, fmt: str, n: int, source
     weight = b.weight(f"{name}.w", packed, fmt, (50, n))
     b.step("embedding", {"n": n, "table_rows": 50, "format": fmt, "group": 16}, [Operand("input", source), weight], [y])
     b.cases.append(Case(name, {}, lambda a: {y.name: exact[np.clip(a[source], 0, 49)]}))
+
+
+def add_select_rows(b: Builder, n: int, dtype: str) -> None:
+    name = f"select_rows_{dtype}"
+    x, y = b.buffer(f"{name}.x", [n + 3], dtype), b.buffer(f"{name}.y", [n], dtype, rows="logit_rows")
+    b.columns[x.name] = (0, n)
+    b.step("select_rows", {"n": n, "x_stride": n + 3, "dtype": dtype}, [x], [y])
+    feeds = {x.name: lambda rng, rows: rng.integers(-99, 99, (rows, n + 3))}
+    b.cases.append(Case(name, feeds, lambda a: {y.name: a[x.name][a["logit_rows"], :n]}))

@@ -1,4 +1,8 @@
-"""Builds programs by hand and runs their libraries through ctypes, for the tests of the CPU backend."""
+"""Builds programs by hand and runs their libraries through ctypes, for the tests of the CPU backend.
+
+Where AddressSanitizer is loaded (test_sanitizers.py), everything that a step must not touch is fenced: the gaps between
+buffers and around weights, and the KV blocks of nobody.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cpu_fences import fence, unfence
 from icc.compiler.codegen.cpu.pack import pack_dense
 from icc.runtime.engine.program import (
     Buffer,
@@ -23,6 +28,7 @@ from icc.runtime.engine.program import (
 
 DTYPES = {"f32": np.float32, "i32": np.int32, "i8": np.int8}
 NONE = Operand("none")
+GAP = 64  # unused bytes after each row of a buffer
 
 
 @dataclass
@@ -51,6 +57,7 @@ class Builder:
     packed: list[np.ndarray] = field(default_factory=list)
     layers: list[KVLayer] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
+    columns: dict[str, tuple[int, int]] = field(default_factory=dict)  # of a wide buffer: first one used, how many
     end: int = 0
     vocab: int = 1
 
@@ -58,7 +65,7 @@ class Builder:
         """A new buffer, as an operand that starts `offset` elements into each row."""
         self.buffers.append(Buffer(name, dtype, shape, rows, self.end))
         size = int(np.prod(shape)) * np.dtype(DTYPES[dtype]).itemsize
-        self.end += (size + 63) // 64 * 64
+        self.end += (size + 63) // 64 * 64 + GAP
         return Operand("buffer", name, offset)
 
     def weight(self, name: str, packed: np.ndarray, fmt: str, shape: tuple[int, ...]) -> Operand:
@@ -129,9 +136,11 @@ class Batch:
 
 
 def aligned(size: int, fill: int = 0) -> np.ndarray:
-    """Zeroed or filled bytes that start at a multiple of 64."""
-    raw = np.full(size + 64, fill, np.uint8)
-    start = -raw.ctypes.data % 64
+    """Zeroed or filled bytes that start at a multiple of 64, fenced on both sides."""
+    raw = np.full(max(size + 128, 1024), fill, np.uint8)  # numpy hands smaller ones out again without freeing them
+    start = -raw.ctypes.data % 64 or 64
+    fence(raw.ctypes.data, start)
+    fence(raw.ctypes.data + start + size, len(raw) - start - size)
     return raw[start : start + size]
 
 
@@ -147,7 +156,7 @@ class Runner:
         num_blocks: int = 32,
         poison: int = 0xFF,
     ) -> None:
-        self.program = builder.program()
+        self.program, self.columns = builder.program(), builder.columns
         self.library = ctypes.CDLL(str(path))
         self.library.icc_create.restype = ctypes.c_void_p
         self.library.icc_create.argtypes = [
@@ -155,9 +164,10 @@ class Runner:
         ]  # fmt: skip
         self.library.icc_step.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         self.library.icc_destroy.argtypes = [ctypes.c_void_p]
-        self.max_tokens = max_tokens
+        self.max_tokens, self.num_blocks = max_tokens, num_blocks
         self.arena = aligned(max(64, self.program.arena_bytes_per_token * max_tokens))
         self.kv = aligned(max(64, self.program.kv.total_block_bytes() * num_blocks), poison)
+        self.withheld: dict[str, int] = {}  # bytes at the end of a buffer that are fenced like a gap
         self.weights = []
         for packed in builder.packed:
             copy = aligned(packed.size)
@@ -193,8 +203,31 @@ class Runner:
                 "token_ids", "positions", "slot_mapping", "seq_starts", "context_lens", "block_tables", "logit_rows")),
             logits.ctypes.data,
         )  # fmt: skip
-        assert self.library.icc_step(self.handle, ctypes.byref(raw)) == 0
+        self._fence(tokens, rows, arrays["block_tables"])
+        code = self.library.icc_step(self.handle, ctypes.byref(raw))
+        for memory in (self.arena, self.kv):
+            unfence(memory.ctypes.data, memory.size)
+        assert code == 0
         return {"logits": logits, **{name: self.view(name, tokens, count).copy() for name, count in rows.items()}}
+
+    def _fence(self, tokens: int, rows: dict[str, int], tables: np.ndarray) -> None:
+        """Fence all but the live rows (of wide buffers, the used columns) and the blocks in the tables."""
+        layout, kv = self.program.kv, self.kv.ctypes.data
+        fence(self.arena.ctypes.data, self.arena.size)
+        for buffer in self.program.buffers:
+            view = self.view(buffer.name, tokens, rows[buffer.name])
+            if buffer.name in self.columns:
+                first, count = self.columns[buffer.name]
+                for row in view[:, first : first + count]:
+                    unfence(row.ctypes.data, row.nbytes)
+            else:
+                unfence(view.ctypes.data, view.nbytes - self.withheld.get(buffer.name, 0))
+        fence(kv, self.kv.size)
+        for layer in range(len(layout.layers)):
+            nbytes = layout.block_bytes(layer)
+            for block in tables[tables >= 0]:
+                unfence(kv + int(block) * nbytes, nbytes)
+            kv += self.num_blocks * nbytes
 
     def close(self) -> None:
         if self.handle:

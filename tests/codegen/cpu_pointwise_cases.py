@@ -26,6 +26,7 @@ BINARY = (
     "logical_and",
     "logical_or",
 )
+INTEGER_UNARY = ("neg", "abs", "sign", "relu", "floor", "to_f32", "to_i32", "to_bool", "logical_not", "copy")
 SKIPPED = ("where", "pow", *BINARY)
 
 
@@ -107,14 +108,17 @@ def add_chain(
     b.cases.append(Case(f"pointwise_{name}", feeds, expect, tolerance))
 
 
-def add_pointwise(b: Builder, every_opcode: bool = True) -> None:
-    for opcode in OPCODES if every_opcode else ():
+def add_pointwise(b: Builder) -> None:
+    for opcode in OPCODES:
         if opcode not in SKIPPED:
             out = "i32" if opcode in ("to_i32", "to_bool", "logical_not") else "f32"
             low_high = UNARY_RANGES.get(opcode, (-12.0, 12.0))
             tolerance = 5e-6 if opcode in ("expm1", "exp") else 2e-6
             add_chain(b, opcode, [19], [("row", "f32", [19], low_high)], [f"t0 = {opcode} a0"], out, tolerance)
-    for opcode in BINARY if every_opcode else ():
+    for opcode in INTEGER_UNARY:
+        out = "f32" if opcode == "to_f32" else "i32"
+        add_chain(b, f"{opcode}_i32", [19], [("row", "i32", [19], (-9.0, 9.0))], [f"t0 = {opcode} a0"], out)
+    for opcode in BINARY:
         two = [("row", "f32", [5, 7], (-4.0, 4.0)), ("row", "f32", [1, 7], (-4.0, 4.0))]
         add_chain(b, opcode, [5, 7], two, [f"t0 = {opcode} a0 a1", "t1 = to_f32 t0"])
         whole = [("row", "i32", [3, 5], (-9.0, 9.0)), ("row", "i32", [3, 5], (1.0, 5.0))]
@@ -125,6 +129,7 @@ def add_pointwise(b: Builder, every_opcode: bool = True) -> None:
     add_chain(b, "weight", [2100], [x, wide], ["t0 = mul a0 a1", "t1 = gelu_tanh t0", "t2 = mul t1 0.5"])
     add_chain(b, "where", [33], [("row", "f32", [33], (-1.0, 1.0))], ["t0 = gt a0 0.25", "t1 = where t0 a0 -inf"])
     add_chain(b, "pow", [9], [("row", "f32", [9], (0.1, 3.0))], ["t0 = pow a0 3", "t1 = pow t0 0.5", "t2 = pow t1 2"])
+    add_chain(b, "pow_i32", [9], [("row", "i32", [9], (-9.0, 9.0))], ["t0 = pow a0 3", "t1 = pow t0 2"], "i32")
     add_chain(
         b,
         "middle",

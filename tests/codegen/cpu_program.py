@@ -1,30 +1,35 @@
-"""The program of the op tests: every lowered op at odd shapes."""
+"""The program of the op tests: every lowered op at odd shapes, and what to feed it."""
 
 from __future__ import annotations
 
 import numpy as np
-from cpu_cases import add_embedding, add_experts, add_linear, add_linear_q, add_norm
-from cpu_harness import Builder
+from cpu_cases import add_embedding, add_experts, add_linear, add_linear_q, add_norm, add_select_rows
+from cpu_harness import Batch, Builder
 from cpu_pointwise_cases import add_pointwise
 from cpu_rowwise_cases import add_all_rowwise
 
 
-def all_ops(every_opcode: bool = True) -> Builder:
-    """A program with every op at odd shapes (and every pointwise opcode)."""
+def all_ops() -> Builder:
+    """Every op but attention, and every pointwise opcode.
+
+    The longest rows need panels beyond the scratch budget, and the largest top-k more pairs than are grouped at a time.
+    """
     b, rng = Builder(), np.random.default_rng(7)
     for k, n, fmt, extra, rows in (
         (1, 1, "f32", False, "tokens"), (17, 15, "bf16", True, "tokens"), (40, 16, "f16", True, "tokens"),
         (33, 17, "bf16", False, "logit_rows"), (64, 130, "bf16", True, "tokens"), (130, 81, "f32", True, "tokens"),
+        (11000, 3, "f32", False, "tokens"),
     ):  # fmt: skip
         add_linear(b, rng, k, n, fmt, extra, rows)
     for k, n, bits, group, extra in (
         (16, 1, 4, 16, False), (96, 17, 4, 32, True), (128, 15, 4, 64, True), (256, 130, 4, 128, True),
         (48, 33, 8, 16, True), (256, 16, 8, 128, False), (128, 81, 8, 64, True),
+        (44032, 2, 4, 128, False),
     ):  # fmt: skip
         add_linear_q(b, rng, k, n, bits, group, extra)
     for bits in (0, 4, 8):
-        for per_slot in (False, True):
-            add_experts(b, rng, bits, per_slot)
+        for topk, per_slot in ((3, False), (3, True), (150, False)):
+            add_experts(b, rng, bits, topk, per_slot)
     for kind in ("rms_norm", "layer_norm"):
         for d, groups, add, weight in (
             (1, 1, False, True),
@@ -35,6 +40,19 @@ def all_ops(every_opcode: bool = True) -> Builder:
             add_norm(b, rng, kind, d, groups, add, weight)
     for fmt, n in (("f32", 7), ("bf16", 33), ("f16", 16), ("tile_bf16", 19), ("q4", 32), ("q8", 48)):
         add_embedding(b, rng, fmt, n, "positions" if fmt == "f16" else "token_ids")
+    for dtype in ("f32", "i32"):
+        add_select_rows(b, 17, dtype)
     add_all_rowwise(b)
-    add_pointwise(b, every_opcode)
+    add_pointwise(b)
     return b
+
+
+def feeds_of(builder: Builder, batch: Batch, seed: int = 0) -> dict[str, np.ndarray]:
+    rng, feeds = np.random.default_rng(seed), {}
+    rows = {
+        b.name: len(batch.arrays()["logit_rows"]) if b.rows == "logit_rows" else batch.tokens for b in builder.buffers
+    }
+    for case in builder.cases:
+        for name, make in case.feeds.items():
+            feeds[name] = make(rng, rows[name])
+    return feeds

@@ -8,22 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cpu_harness import Batch, Builder, Runner, flat_batch
-from cpu_program import all_ops
+from cpu_program import all_ops, feeds_of
 from icc.compiler.codegen.cpu.isa import host_isas
 
 CASES = [case.name for case in all_ops().cases]
 ISAS = [isa.name for isa in host_isas()]
-
-
-def feeds_of(builder: Builder, batch: Batch, seed: int = 0) -> dict[str, np.ndarray]:
-    rng, feeds = np.random.default_rng(seed), {}
-    rows = {
-        b.name: len(batch.arrays()["logit_rows"]) if b.rows == "logit_rows" else batch.tokens for b in builder.buffers
-    }
-    for case in builder.cases:
-        for name, make in case.feeds.items():
-            feeds[name] = make(rng, rows[name])
-    return feeds
 
 
 @pytest.fixture(scope="session")

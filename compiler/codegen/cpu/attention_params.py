@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .formats import C_TYPES, round_up
-from .params import KernelParams
+from .params import KernelParams, contiguous
 
 KEYS = 64  # keys of one chunk, as in attention.h
 ROWS = 4  # query rows of the wide micro-kernels
@@ -39,13 +39,8 @@ class KvWriteParams(CacheParams):
     """k, v, cos, sin -> nothing: rotates k and stores both at slot_mapping."""
 
     template: ClassVar[str] = "cpp/attention/kv_write.cpp.jinja"
-    k_stride: int = -1
-    v_stride: int = -1
-
-    def __post_init__(self) -> None:
-        for name, dim in (("k_stride", self.key_dim), ("v_stride", self.value_dim)):
-            if getattr(self, name) < 0:
-                object.__setattr__(self, name, self.kv_heads * dim)
+    k_stride: int = contiguous(lambda p: p.kv_heads * p.key_dim)
+    v_stride: int = contiguous(lambda p: p.kv_heads * p.value_dim)
 
 
 @dataclass(frozen=True)
@@ -82,18 +77,13 @@ class AttentionParams(CacheParams):
     q_heads: int
     scale: float
     vectors: int
-    q_stride: int = -1
-    o_stride: int = -1
+    q_stride: int = contiguous(lambda p: p.q_heads * p.key_dim)
+    o_stride: int = contiguous(lambda p: p.q_heads * p.value_dim)
     window: int = 0
     chunk: int = 0
     softcap: float = 0.0
     has_sinks: bool = False
     has_alibi: bool = False
-
-    def __post_init__(self) -> None:
-        for name, dim in (("q_stride", self.key_dim), ("o_stride", self.value_dim)):
-            if getattr(self, name) < 0:
-                object.__setattr__(self, name, self.q_heads * dim)
 
     @property
     def group(self) -> int:

@@ -13,6 +13,7 @@ from .attention_params import AttentionParams, CacheParams, KvWriteParams
 from .formats import C_TYPES, PLAIN, round_up
 from .isa import Isa
 from .params import (
+    DenseParams,
     EmbeddingParams,
     ExpertLinearParams,
     ExpertLinearQParams,
@@ -21,6 +22,7 @@ from .params import (
     LinearParams,
     LinearQParams,
     QuantizeRowsParams,
+    QuantParams,
     RmsNormParams,
     SelectRowsParams,
 )
@@ -156,11 +158,11 @@ def kernel_params(name: str, fn: str, kernel: Kernel, isa: Isa) -> KernelParams:
 def _check(name: str, op: str, p: KernelParams) -> None:
     """Refuse what the templates cannot express."""
     reason = ""
-    if isinstance(p, (LinearQParams, ExpertLinearQParams, QuantizeRowsParams)) and (p.group % 16 or p.k % p.group):
+    if isinstance(p, (QuantParams, QuantizeRowsParams)) and (p.group % 16 or p.k % p.group):
         reason = f"group {p.group} must be a multiple of 16 that divides k = {p.k}"
-    elif isinstance(p, (LinearQParams, ExpertLinearQParams)) and p.bits not in (4, 8):
+    elif isinstance(p, QuantParams) and p.bits not in (4, 8):
         reason = f"bits must be 4 or 8, not {p.bits}"
-    elif isinstance(p, (LinearParams, ExpertLinearParams)) and p.format not in ("f32", "bf16", "f16"):
+    elif isinstance(p, DenseParams) and p.format not in ("f32", "bf16", "f16"):
         reason = f"unknown weight format {p.format!r}"
     elif isinstance(p, EmbeddingParams) and not p.bits and p.format.removeprefix("tile_") not in PLAIN:
         reason = f"unknown table format {p.format!r}"
@@ -181,14 +183,14 @@ def _check(name: str, op: str, p: KernelParams) -> None:
 def _micro_sources(kernels: list[KernelParams], isa: Isa) -> list[str]:
     """The micro-kernels that the kernels call, each once."""
     parts: list[str] = []
-    dense = sorted({k.format for k in kernels if isinstance(k, (LinearParams, ExpertLinearParams))})
+    dense = sorted({k.format for k in kernels if isinstance(k, DenseParams)})
     for fmt in dense:
         micros = tuple(
             DenseMicroParams(f"dense_{fmt}_m{mr}_n{nt}", C_TYPES[fmt], mr, nt) for mr, nt in isa.dense_blocks
         )
         table = MicroTableParams("DenseMicro", f"DENSE_{fmt.upper()}", micros)
         parts += [render(m.template, m) for m in micros] + [render(table.template, table)]
-    for bits in sorted({k.bits for k in kernels if isinstance(k, (LinearQParams, ExpertLinearQParams))}):
+    for bits in sorted({k.bits for k in kernels if isinstance(k, QuantParams)}):
         quants = tuple(
             QuantMicroParams(f"quant_q{bits}_m{mr}_n{nt}", bits, mr, nt, mr * nt <= 4) for mr, nt in isa.quant_blocks
         )
@@ -202,9 +204,9 @@ def _scratch_bytes(kernels: list[KernelParams], isa: Isa) -> int:
     """Scratch per thread: the panel budget, or more where one panel or one attention tile needs it."""
     need = PANEL_BYTES
     for k in kernels:
-        if isinstance(k, (LinearParams, ExpertLinearParams)):
+        if isinstance(k, DenseParams):
             need = max(need, isa.dense_blocks[-1][0] * k.k * 4 + 64)
-        elif isinstance(k, (LinearQParams, ExpertLinearQParams)):
+        elif isinstance(k, QuantParams):
             need = max(need, isa.quant_blocks[-1][0] * (k.k + 8 * k.groups) + 64)
         elif isinstance(k, AttentionParams):
             need = max(need, k.scratch_bytes())

@@ -1,15 +1,21 @@
 """What each kernel template takes: one frozen dataclass per lowered op, built and checked from `Kernel.params`.
 
-A field without default is a param that the lowering must give; strides default to contiguous rows (-1). `inputs` and
-`outputs` list the operands in order with their element types; properties are what the templates derive.
+A field without default is a param that the lowering must give; properties are what the templates derive. The docstrings
+list the operands in order.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 from .formats import C_TYPES, PLAIN, quant_tile_bytes
+
+
+def contiguous(width: Callable[[Any], int]) -> Any:
+    """A stride between rows; -1, the default, stands for `width(params)`: the rows lie next to each other."""
+    return field(default=-1, metadata={"contiguous": width})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,34 +26,25 @@ class KernelParams:
     fn: str
     rows: str = "tokens"
 
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            if "contiguous" in f.metadata and getattr(self, f.name) < 0:
+                object.__setattr__(self, f.name, f.metadata["contiguous"](self))
+
     @property
     def row_count(self) -> str:
         """C++ expression for the number of rows."""
         return "c.logit_rows()" if self.rows == "logit_rows" else "c.tokens()"
 
 
-def _dense(stride: int, width: int) -> int:
-    return width if stride < 0 else stride
-
-
 @dataclass(frozen=True, kw_only=True)
-class LinearParams(KernelParams):
-    """y = x W^T; W in `tile_<format>`. Operands: x, W, bias, residual -> y."""
+class DenseParams(KernelParams):
+    """Common to products with a weight in `tile_<format>`."""
 
-    template: ClassVar[str] = "cpp/linear/linear.cpp.jinja"
     k: int
     n: int
     format: str
-    x_stride: int = -1
-    y_stride: int = -1
     has_bias: bool = False
-    has_residual: bool = False
-    residual_stride: int = -1
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "x_stride", _dense(self.x_stride, self.k))
-        object.__setattr__(self, "y_stride", _dense(self.y_stride, self.n))
-        object.__setattr__(self, "residual_stride", _dense(self.residual_stride, self.n))
 
     @property
     def item(self) -> int:
@@ -59,22 +56,14 @@ class LinearParams(KernelParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearQParams(KernelParams):
-    """y = x W^T with int8 activations; W in q4 or q8. Operands: q, scales, sums, W, bias, residual -> y."""
+class QuantParams(KernelParams):
+    """Common to products of int8 activations with a weight in q4 or q8."""
 
-    template: ClassVar[str] = "cpp/linear/linear_q.cpp.jinja"
     k: int
     n: int
     bits: int
     group: int
-    y_stride: int = -1
     has_bias: bool = False
-    has_residual: bool = False
-    residual_stride: int = -1
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "y_stride", _dense(self.y_stride, self.n))
-        object.__setattr__(self, "residual_stride", _dense(self.residual_stride, self.n))
 
     @property
     def groups(self) -> int:
@@ -90,56 +79,45 @@ class LinearQParams(KernelParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertLinearParams(KernelParams):
+class LinearParams(DenseParams):
+    """y = x W^T. Operands: x, W, bias, residual -> y."""
+
+    template: ClassVar[str] = "cpp/linear/linear.cpp.jinja"
+    has_residual: bool = False
+    x_stride: int = contiguous(lambda p: p.k)
+    y_stride: int = contiguous(lambda p: p.n)
+    residual_stride: int = contiguous(lambda p: p.n)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearQParams(QuantParams):
+    """y = x W^T. Operands: q, scales, sums, W, bias, residual -> y."""
+
+    template: ClassVar[str] = "cpp/linear/linear_q.cpp.jinja"
+    has_residual: bool = False
+    y_stride: int = contiguous(lambda p: p.n)
+    residual_stride: int = contiguous(lambda p: p.n)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertLinearParams(DenseParams):
     """Dense experts. Operands: x, W, bias [E, N], index -> y [topk, N]."""
 
     template: ClassVar[str] = "cpp/linear/expert_linear.cpp.jinja"
-    k: int
-    n: int
     experts: int
     topk: int
-    format: str
     x_per_slot: bool = False
-    has_bias: bool = False
-    x_stride: int = -1
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "x_stride", _dense(self.x_stride, self.k * (self.topk if self.x_per_slot else 1)))
-
-    @property
-    def item(self) -> int:
-        return PLAIN[self.format]
-
-    @property
-    def table(self) -> str:
-        return f"DENSE_{self.format.upper()}"
+    x_stride: int = contiguous(lambda p: p.k * (p.topk if p.x_per_slot else 1))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertLinearQParams(KernelParams):
+class ExpertLinearQParams(QuantParams):
     """Quantized experts. Operands: q, scales, sums, W, bias [E, N], index -> y [topk, N]."""
 
     template: ClassVar[str] = "cpp/linear/expert_linear_q.cpp.jinja"
-    k: int
-    n: int
     experts: int
     topk: int
-    bits: int
-    group: int
     x_per_slot: bool = False
-    has_bias: bool = False
-
-    @property
-    def groups(self) -> int:
-        return self.k // self.group
-
-    @property
-    def tile_bytes(self) -> int:
-        return quant_tile_bytes(self.k, self.bits, self.group)
-
-    @property
-    def table(self) -> str:
-        return f"QUANT_Q{self.bits}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,10 +127,7 @@ class QuantizeRowsParams(KernelParams):
     template: ClassVar[str] = "cpp/linear/quantize_rows.cpp.jinja"
     k: int
     group: int
-    x_stride: int = -1
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "x_stride", _dense(self.x_stride, self.k))
+    x_stride: int = contiguous(lambda p: p.k)
 
     @property
     def groups(self) -> int:
@@ -168,10 +143,7 @@ class EmbeddingParams(KernelParams):
     table_rows: int
     format: str
     group: int = 128
-    y_stride: int = -1
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "y_stride", _dense(self.y_stride, self.n))
+    y_stride: int = contiguous(lambda p: p.n)
 
     @property
     def bits(self) -> int:
@@ -196,13 +168,9 @@ class SelectRowsParams(KernelParams):
 
     template: ClassVar[str] = "cpp/embedding/select_rows.cpp.jinja"
     n: int
-    x_stride: int = -1
-    y_stride: int = -1
+    x_stride: int = contiguous(lambda p: p.n)
+    y_stride: int = contiguous(lambda p: p.n)
     dtype: str = "f32"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "x_stride", _dense(self.x_stride, self.n))
-        object.__setattr__(self, "y_stride", _dense(self.y_stride, self.n))
 
     @property
     def ctype(self) -> str:
@@ -218,15 +186,14 @@ class NormParams(KernelParams):
     groups: int = 1
     has_weight: bool = True
     add: bool = False
-    x_stride: int = -1
-    y_stride: int = -1
-    r_stride: int = -1
-    sum_stride: int = -1
+    x_stride: int = contiguous(lambda p: p.d * p.groups)
+    y_stride: int = contiguous(lambda p: p.d * p.groups)
+    r_stride: int = contiguous(lambda p: p.d * p.groups)
+    sum_stride: int = contiguous(lambda p: p.d * p.groups)
 
-    def __post_init__(self) -> None:
-        for name in ("x_stride", "y_stride", "r_stride", "sum_stride"):
-            object.__setattr__(self, name, _dense(getattr(self, name), self.d * self.groups))
-        object.__setattr__(self, "eps", f"{float(self.eps)!r}f")
+    @property
+    def eps_text(self) -> str:
+        return f"{float(self.eps)!r}f"
 
 
 @dataclass(frozen=True, kw_only=True)

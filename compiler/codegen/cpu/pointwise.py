@@ -30,9 +30,7 @@ ROUNDINGS = {
     "trunc": "_MM_FROUND_TO_ZERO",
 }
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-NUMERIC = (
-    "maximum", "clamp_min", "minimum", "clamp_max", "clamp", "floordiv", "remainder", "pow", "abs", "sign",
-)  # fmt: skip
+NUMERIC = ("maximum", "minimum", "floordiv", "remainder", "pow", "abs", "sign")
 OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
 
 
@@ -73,11 +71,9 @@ def literal(text: str) -> Value:
 
 def _numeric(opcode: str, args: list[Value], floats: list[str], ints: list[str], whole: bool) -> Value:
     """Opcodes that keep integers integers."""
-    if opcode in ("maximum", "clamp_min", "minimum", "clamp_max"):
-        name = "vmax" if opcode in ("maximum", "clamp_min") else "vmin"
+    if opcode in ("maximum", "minimum"):
+        name = "vmax" if opcode == "maximum" else "vmin"
         return Value(f"{name}({', '.join(ints if whole else floats)})", "i" if whole else "f")
-    if opcode == "clamp":
-        return apply("minimum", [apply("maximum", args[:2]), args[2]])
     if opcode in ("floordiv", "remainder"):
         return Value(f"v{opcode}({', '.join(ints if whole else floats)})", "i" if whole else "f")
     if opcode == "pow":
@@ -115,7 +111,6 @@ def apply(opcode: str, args: list[Value]) -> Value:
         "div": lambda: Value(f"({floats[0]} / {floats[-1]})", "f"),
         "neg": lambda: Value(f"(vi(0) - {ints[0]})", "i") if whole else Value(f"vneg({floats[0]})", "f"),
         "relu": lambda: apply("maximum", [args[0], Value("vi(0)", "i")]),
-        "relu6": lambda: apply("clamp", [args[0], Value("vi(0)", "i"), Value("vi(6)", "i")]),
         "rsqrt": lambda: Value(f"(vf(1.0f) / vsqrt({floats[0]}))", "f"),
         "reciprocal": lambda: Value(f"(vf(1.0f) / {floats[0]})", "f"),
         "logical_and": lambda: Value(f"to_bool(both({args[0].as_mask()}, {args[1].as_mask()}))", "b"),

@@ -7,27 +7,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .formats import C_TYPES
-from .params import KernelParams
+from .params import KernelParams, contiguous
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowwiseParams(KernelParams):
-    """x [outer, n] per row -> y; strides are between rows, -1 for contiguous."""
+    """x [outer, n] per row -> y."""
 
     outer: int
     n: int
     dtype: str = "f32"
-    x_stride: int = -1
-    y_stride: int = -1
-
-    def widths(self) -> dict[str, int]:
-        """Contiguous row width of each operand that has a stride."""
-        return {"x_stride": self.outer * self.n, "y_stride": self.outer * self.n}
-
-    def __post_init__(self) -> None:
-        for name, width in self.widths().items():
-            if getattr(self, name) < 0:
-                object.__setattr__(self, name, width)
+    x_stride: int = contiguous(lambda p: p.outer * p.n)
+    y_stride: int = contiguous(lambda p: p.outer * p.n)
 
     @property
     def ctype(self) -> str:
@@ -41,9 +32,8 @@ class ReduceParams(RowwiseParams):
     template: ClassVar[str] = "cpp/rowwise/reduce.cpp.jinja"
     op: str
     inner: int = 1
-
-    def widths(self) -> dict[str, int]:
-        return {"x_stride": self.outer * self.n * self.inner, "y_stride": self.outer * self.inner}
+    x_stride: int = contiguous(lambda p: p.outer * p.n * p.inner)
+    y_stride: int = contiguous(lambda p: p.outer * p.inner)
 
     @property
     def out_ctype(self) -> str:
@@ -71,12 +61,8 @@ class TopkParams(RowwiseParams):
     template: ClassVar[str] = "cpp/rowwise/topk.cpp.jinja"
     k: int
     largest: bool = True
-    values_stride: int = -1
-    indices_stride: int = -1
-
-    def widths(self) -> dict[str, int]:
-        out = self.outer * self.k
-        return {"x_stride": self.outer * self.n, "values_stride": out, "indices_stride": out}
+    values_stride: int = contiguous(lambda p: p.outer * p.k)
+    indices_stride: int = contiguous(lambda p: p.outer * p.k)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +71,8 @@ class GatherParams(RowwiseParams):
 
     template: ClassVar[str] = "cpp/rowwise/gather.cpp.jinja"
     m: int
-    index_stride: int = -1
-
-    def widths(self) -> dict[str, int]:
-        out = self.outer * self.m
-        return {"x_stride": self.outer * self.n, "index_stride": out, "y_stride": out}
+    index_stride: int = contiguous(lambda p: p.outer * p.m)
+    y_stride: int = contiguous(lambda p: p.outer * p.m)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +86,8 @@ class ScatterParams(RowwiseParams):
     reduce: str = "none"
     src: str = "tensor"
     value: float | str = 0.0
-    index_stride: int = -1
-    src_stride: int = -1
-
-    def widths(self) -> dict[str, int]:
-        wide, narrow = self.outer * self.n, self.outer * self.m
-        return {"x_stride": wide, "y_stride": wide, "index_stride": narrow, "src_stride": narrow}
+    index_stride: int = contiguous(lambda p: p.outer * p.m)
+    src_stride: int = contiguous(lambda p: p.outer * p.m)
 
     @property
     def value_text(self) -> str:
@@ -131,12 +110,6 @@ class BmmParams(KernelParams):
     k: int
     n: int
     b_transposed: bool = False
-    a_row_stride: int = -1
-    b_row_stride: int = -1
-    c_row_stride: int = -1
-
-    def __post_init__(self) -> None:
-        sizes = {"a": self.m * self.k, "b": self.k * self.n, "c": self.m * self.n}
-        for name, size in sizes.items():
-            if getattr(self, f"{name}_row_stride") < 0:
-                object.__setattr__(self, f"{name}_row_stride", self.batch * size)
+    a_row_stride: int = contiguous(lambda p: p.batch * p.m * p.k)
+    b_row_stride: int = contiguous(lambda p: p.batch * p.k * p.n)
+    c_row_stride: int = contiguous(lambda p: p.batch * p.m * p.n)

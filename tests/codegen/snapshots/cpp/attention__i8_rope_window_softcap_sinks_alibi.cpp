@@ -1,0 +1,144 @@
+// Causal attention of the step's queries to the paged cache: 4 query heads, 2 KV heads, 16 -> 24 dims,
+// i8 cache in blocks of 8. in: q (rows 64 apart), cos, sin, sinks, alibi; out: o (rows 96 apart).
+// Work items are (sequence, tile of 8 tokens, KV head), taken from a counter; when they are few and the context is
+// long, the segments of the context become items too and are merged after a barrier. See attention.h.
+// Params: AttentionParams.
+struct k0_attention_shape {
+    typedef int8_t T;
+    static constexpr int KD = 16, VD = 24, HEADS = 2, GROUP = 2, BLOCK = 8;
+    static constexpr int WINDOW = 20, CHUNK = 32, TILE = 8;
+    static constexpr float SOFTCAP = 5.0f;
+    static constexpr bool ALIBI = true;
+    static constexpr int WIDTH = (VD + 15) / 16 * 16;
+
+    static void qk(const float* q, const float* k, int rows, float* s) {
+        int r = 0;
+        for (; r + 4 <= rows; r += 4)
+            for (int j = 0; j < KEYS; j += 16) qk_m4_v1(q + r * KD, KD, k + j, KD, s + r * KEYS + j);
+        for (; r < rows; ++r) qk_m1_v4(q + r * KD, KD, k, KD, s + r * KEYS);
+    }
+    static void pv(const float* s, const float* v, int keys, int rows, float* o) {
+        int r = 0;
+        for (; r + 4 <= rows; r += 4) {
+            pv_m4_v1(s + r * KEYS, v + 0, WIDTH, keys, o + r * WIDTH + 0);
+            pv_m4_v1(s + r * KEYS, v + 16, WIDTH, keys, o + r * WIDTH + 16);
+        }
+        for (; r < rows; ++r) {
+            pv_m1_v2(s + r * KEYS, v + 0, WIDTH, keys, o + r * WIDTH + 0);
+        }
+    }
+};
+
+static void k0_attention(const Ctx& c) {
+    typedef k0_attention_shape S;
+    typedef AttentionTile<S> Tile;
+    constexpr int HEADS = S::HEADS, GROUP = S::GROUP, ROWS = Tile::ROWS;
+    constexpr int64_t PARTIALS = ICC_SHARED_BYTES / (int64_t)sizeof(typename Tile::State) / ROWS;
+    static_assert(sizeof(typename Tile::Work) + ROWS * sizeof(typename Tile::State) <= ICC_SCRATCH_BYTES, "scratch");
+    const icc_batch& b = *c.batch;
+    auto& w = *(typename Tile::Work*)c.scratch;
+    const float* sinks = c.input<const float>(3);
+    const float* slopes = c.input<const float>(4);
+
+    int64_t items = 0;
+    int longest = 0;
+    for (int s = 0; s < b.num_seqs; ++s) {
+        items += (int64_t)((b.seq_starts[s + 1] - b.seq_starts[s] + S::TILE - 1) / S::TILE) * HEADS;
+        if (b.context_lens[s] > longest) longest = b.context_lens[s];
+    }
+    const int64_t splits = (longest + SEGMENT - 1) / SEGMENT;
+    const bool split = c.threads > 1 && splits > 1 && items < 4 * c.threads && items * splits <= PARTIALS;
+    auto* partials = (typename Tile::State*)c.shared;
+
+    // Where item `i` lies; items ascend, so the search goes on from the last sequence.
+    int seq = 0;
+    int64_t seq_items = 0;  // items before `seq`
+    struct Place { int seq, token, tokens, head; };
+    const auto locate = [&](int64_t i) {
+        for (;;) {
+            const int length = b.seq_starts[seq + 1] - b.seq_starts[seq];
+            const int64_t here = (int64_t)((length + S::TILE - 1) / S::TILE) * HEADS;
+            if (i < seq_items + here) {
+                const int tile = (int)((i - seq_items) / HEADS), first = tile * S::TILE;
+                const int count = length - first < S::TILE ? length - first : S::TILE;
+                return Place{seq, b.seq_starts[seq] + first, count, (int)((i - seq_items) % HEADS)};
+            }
+            seq_items += here, ++seq;
+        }
+    };
+    const auto load_queries = [&](const Place& at) {
+        for (int r = 0; r < at.tokens * GROUP; ++r) {
+            const int64_t t = at.token + r / GROUP;
+            const float* q = c.input<const float>(0) + t * 64 + (at.head * GROUP + r % GROUP) * S::KD;
+            float* x = w.q + r * S::KD;
+            memcpy(x, q, sizeof(float) * S::KD);
+            const int64_t turn = clamp_row(b.positions[t], 64) * 8;
+            rotate_head<8, true>(x, c.input<const float>(1) + turn, c.input<const float>(2) + turn);
+            for (int d = 0; d < S::KD; ++d) x[d] *= 0.25f;
+        }
+    };
+    const auto keys_of = [&](const Place& at, int& low, int& high) {  // what the rows of the tile see together
+        low = INT_MAX, high = 0;
+        for (int t = at.token; t < at.token + at.tokens; ++t) {
+            const int position = b.positions[t], first = Tile::first_key(position);
+            if (first < low) low = first;
+            if (position + 1 > high) high = position + 1;
+        }
+    };
+    const auto run_segment = [&](const Place& at, int part) {
+        int low, high;
+        keys_of(at, low, high);
+        const int from = part * SEGMENT > low ? part * SEGMENT : low;
+        const int to = (part + 1) * SEGMENT < high ? (part + 1) * SEGMENT : high;
+        Tile::segment(w, c, b.block_tables + (int64_t)at.seq * b.max_blocks, at.head, at.tokens * GROUP, b.positions + at.token,
+                      from, to, slopes ? slopes + at.head * GROUP : nullptr);
+    };
+    const auto write = [&](const Place& at, int r, typename Tile::State& state) {
+        const int head = at.head * GROUP + r % GROUP;
+        Tile::finish(state, sinks ? sinks + head : nullptr,
+                     c.output<float>(0) + (int64_t)(at.token + r / GROUP) * 96 + head * S::VD);
+    };
+
+    if (!split) {
+        for (int64_t i; (i = c.next->fetch_add(1, std::memory_order_relaxed)) < items;) {
+            const Place at = locate(i);
+            const int rows = at.tokens * GROUP;
+            load_queries(at);
+            int low, high;
+            keys_of(at, low, high);
+            typename Tile::State* states = (typename Tile::State*)(c.scratch + sizeof(typename Tile::Work));
+            for (int r = 0; r < rows; ++r) Tile::begin(states[r]);
+            for (int part = low / SEGMENT; part * SEGMENT < high; ++part) {
+                run_segment(at, part);
+                for (int r = 0; r < rows; ++r) Tile::merge(states[r], w.peak[r], hsum(vload(w.sum[r])), w.o + r * S::WIDTH);
+            }
+            for (int r = 0; r < rows; ++r) write(at, r, states[r]);
+        }
+        return;
+    }
+    for (int64_t i; (i = c.next->fetch_add(1, std::memory_order_relaxed)) < items * splits;) {
+        const Place at = locate(i / splits);
+        load_queries(at);
+        run_segment(at, (int)(i % splits));
+        for (int r = 0; r < at.tokens * GROUP; ++r) {
+            typename Tile::State& state = partials[i * ROWS + r];
+            state.peak = w.peak[r], state.sum = hsum(vload(w.sum[r]));
+            memcpy(state.o, w.o + r * S::WIDTH, sizeof state.o);
+        }
+    }
+    c.barrier->wait();
+    seq = 0, seq_items = 0;
+    const Range own = share(c, items);
+    for (int64_t i = own.begin; i < own.end; ++i) {
+        const Place at = locate(i);
+        for (int r = 0; r < at.tokens * GROUP; ++r) {
+            typename Tile::State state;
+            Tile::begin(state);
+            for (int64_t part = 0; part < splits; ++part) {
+                const typename Tile::State& x = partials[(i * splits + part) * ROWS + r];
+                Tile::merge(state, x.peak, x.sum, x.o);
+            }
+            write(at, r, state);
+        }
+    }
+}

@@ -1,0 +1,20 @@
+// Writes this step's K (rotated) and V to the paged cache: 2 heads, 16 + 24 dims, bf16, blocks of 8.
+// in: k (rows 144 apart), v (rows 144 apart), cos, sin [64, 8]. (token, head) pairs are shared between threads.
+// Params: KvWriteParams.
+static void k0_kv_write(const Ctx& c) {
+    constexpr int HEADS = 2, KD = 16, VD = 24, BLOCK = 8;
+    const icc_batch& b = *c.batch;
+    const Range items = share(c, (int64_t)c.tokens() * HEADS);
+    for (int64_t i = items.begin; i < items.end; ++i) {
+        const int64_t t = i / HEADS, slot = b.slot_mapping[t];
+        const int head = (int)(i % HEADS), at = (int)(slot % BLOCK);
+        if (slot < 0) continue;
+        const KvBlock<Bf16, HEADS, KD, VD, BLOCK> block{c.kv + slot / BLOCK * c.kv_block_bytes};
+        float k[KD];
+        memcpy(k, c.input<const float>(0) + t * 144 + head * KD, sizeof k);
+        const int64_t turn = clamp_row(b.positions[t], 64) * 8;
+        rotate_head<8, true>(k, c.input<const float>(2) + turn, c.input<const float>(3) + turn);
+        store_kv(block.key(head) + at, BLOCK, k, KD, block.key_scale(head) + at);
+        store_kv(block.value(head) + at * VD, 1, c.input<const float>(1) + t * 144 + head * VD, VD, block.value_scale(head) + at);
+    }
+}

@@ -1,0 +1,123 @@
+// The program: its steps as a table, and the entry points of abi.h.
+// A thread walks the table, resolves each operand for this step's token count and calls the kernel; a barrier ends a step.
+// Params: ProgramParams.
+enum Space : uint8_t { NONE, BUFFER, WEIGHT, TOKEN_IDS, POSITIONS, LOGITS };
+
+// An operand. BUFFER: arena + at * tokens + offset bytes; WEIGHT: weight number `at` + offset bytes.
+struct Arg { Space space; int64_t at, offset; };
+
+struct Step {
+    void (*run)(const Ctx&);
+    int64_t kv_offset, kv_block_bytes;  // bytes per block of the layers before; bytes of one block of this layer
+    Arg in[10], out[4];
+};
+
+static const Step STEPS[] = {
+    {k0_quantize_rows, 0, 0, {{BUFFER, 0, 0}}, {{BUFFER, 128, 0}, {BUFFER, 256, 0}, {BUFFER, 384, 0}}},
+    {k1_linear_q, 0, 0, {{BUFFER, 128, 0}, {BUFFER, 256, 0}, {BUFFER, 384, 0}, {WEIGHT, 0, 0}, {NONE, 0, 0}, {NONE, 0, 0}}, {{BUFFER, 512, 0}}},
+};
+constexpr int NUM_STEPS = 2;
+
+struct Handle {
+    const void* const* weights;
+    char *arena, *kv, *shared;
+    int64_t num_blocks;
+    int threads;
+    pthread_t* ids;
+    char** scratch;
+    const icc_batch* batch;
+    bool stop;
+    Gate start;
+    Barrier barrier;
+    std::atomic<int32_t> next[NUM_STEPS];
+};
+
+static void* resolve(const Handle& h, const Arg& a) {
+    switch (a.space) {
+        case BUFFER: return h.arena + a.at * h.batch->num_tokens + a.offset;
+        case WEIGHT: return (char*)h.weights[a.at] + a.offset;
+        case TOKEN_IDS: return (void*)(h.batch->token_ids + a.offset / 4);
+        case POSITIONS: return (void*)(h.batch->positions + a.offset / 4);
+        case LOGITS: return h.batch->logits;
+        default: return nullptr;
+    }
+}
+
+static void walk(Handle& h, int tid) {
+    Ctx c;
+    c.batch = h.batch, c.tid = tid, c.threads = h.threads, c.scratch = h.scratch[tid], c.shared = h.shared;
+    c.barrier = &h.barrier;
+    for (int s = 0; s < NUM_STEPS; ++s) {
+        const Step& step = STEPS[s];
+        for (int i = 0; i < 10; ++i) c.in[i] = resolve(h, step.in[i]);
+        for (int i = 0; i < 4; ++i) c.out[i] = resolve(h, step.out[i]);
+        c.kv = h.kv + h.num_blocks * step.kv_offset;
+        c.kv_block_bytes = step.kv_block_bytes;
+        c.next = &h.next[s];
+        step.run(c);
+        h.barrier.wait();
+    }
+}
+
+struct Worker { Handle* handle; int tid; };
+
+static void* work(void* arg) {
+    const Worker me = *(Worker*)arg;
+    free(arg);
+    for (uint32_t round = 0;; ++round) {  // wraps around, as the gate does
+        me.handle->start.wait_past((int32_t)round);
+        if (me.handle->stop) return nullptr;
+        walk(*me.handle, me.tid);
+    }
+}
+
+static void release(Handle* h, int started) {
+    h->stop = true;
+    h->start.advance();
+    for (int t = 1; t < started; ++t) pthread_join(h->ids[t], nullptr);
+    for (int t = 0; t < h->threads && h->scratch; ++t) free(h->scratch[t]);
+    free(h->scratch), free(h->ids), free(h->shared);
+    h->~Handle();
+    free(h);
+}
+
+extern "C" int32_t icc_abi_version(void) { return ICC_ABI_VERSION; }
+
+extern "C" void* icc_create(int32_t num_threads, const void* const* weights, void* arena, void* kv, int64_t num_blocks) {
+    if (num_threads < 1) return nullptr;
+    void* memory = aligned_alloc(64, (sizeof(Handle) + 63) / 64 * 64);
+    if (!memory) return nullptr;
+    Handle* h = new (memory) Handle();
+    h->weights = weights, h->arena = (char*)arena, h->kv = (char*)kv, h->num_blocks = num_blocks;
+    h->threads = num_threads, h->barrier.members = num_threads, h->stop = false, h->batch = nullptr;
+    h->ids = (pthread_t*)calloc((size_t)num_threads, sizeof(pthread_t));
+    h->scratch = (char**)calloc((size_t)num_threads, sizeof(char*));
+    h->shared = (char*)aligned_alloc(64, ICC_SHARED_BYTES);
+    int started = 1;
+    bool ok = h->ids && h->scratch && h->shared;
+    for (int t = 0; ok && t < num_threads; ++t) ok = (h->scratch[t] = (char*)aligned_alloc(64, ICC_SCRATCH_BYTES));
+    for (; ok && started < num_threads; ++started) {
+        Worker* worker = (Worker*)malloc(sizeof(Worker));
+        if (!worker) { ok = false; break; }
+        *worker = {h, started};
+        if (pthread_create(&h->ids[started], nullptr, work, worker)) { free(worker), ok = false; break; }
+    }
+    if (ok) return h;
+    release(h, started);
+    return nullptr;
+}
+
+extern "C" int32_t icc_step(void* handle, const icc_batch* batch) {
+    Handle* h = (Handle*)handle;
+    if (!h || !batch || batch->num_tokens < 0) return 1;
+    if (batch->num_tokens == 0) return 0;
+    h->batch = batch;
+    for (int s = 0; s < NUM_STEPS; ++s) h->next[s].store(0, std::memory_order_relaxed);
+    if (h->threads > 1) h->start.advance();
+    walk(*h, 0);
+    return 0;
+}
+
+extern "C" void icc_destroy(void* handle) {
+    if (handle) release((Handle*)handle, ((Handle*)handle)->threads);
+}

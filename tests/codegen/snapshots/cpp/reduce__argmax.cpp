@@ -1,0 +1,21 @@
+// y[R, 2, 1] = argmax over the middle axis of x[R, 2, 7, 1]. NaN wins amax, amin and argmax, as in torch.
+// in: x f32; out: y i32 (first index of the maximum). (row, outer) pairs are shared between threads.
+// Params: ReduceParams.
+static void k0_reduce(const Ctx& c) {
+    typedef float T;
+    constexpr int64_t OUTER = 2, N = 7, INNER = 1;
+    const Range items = share(c, (int64_t)c.tokens() * OUTER);
+    for (int64_t i = items.begin; i < items.end; ++i) {
+        const T* x = c.input<const T>(0) + i / OUTER * 14 + i % OUTER * (N * INNER);
+        auto* y = c.output<int32_t>(0) + i / OUTER * 2 + i % OUTER * INNER;
+        for (int64_t j = 0; j < INNER; ++j) {
+            T best = x[j];
+            int32_t at = 0;
+            for (int64_t k = 1; k < N; ++k) {
+                const T v = x[k * INNER + j];
+                if (v > best || (v != v && best == best)) best = v, at = (int32_t)k;
+            }
+            y[j] = at;
+        }
+    }
+}

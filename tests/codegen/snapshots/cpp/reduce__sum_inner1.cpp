@@ -1,0 +1,13 @@
+// y[R, 2, 1] = sum over the middle axis of x[R, 2, 7, 1]. NaN wins amax, amin and argmax, as in torch.
+// in: x f32; out: y f32. (row, outer) pairs are shared between threads.
+// Params: ReduceParams.
+static void k0_reduce(const Ctx& c) {
+    typedef float T;
+    constexpr int64_t OUTER = 2, N = 7, INNER = 1;
+    const Range items = share(c, (int64_t)c.tokens() * OUTER);
+    for (int64_t i = items.begin; i < items.end; ++i) {
+        const T* x = c.input<const T>(0) + i / OUTER * 14 + i % OUTER * (N * INNER);
+        auto* y = c.output<float>(0) + i / OUTER * 2 + i % OUTER * INNER;
+        y[0] = row_sum(x, N);
+    }
+}
