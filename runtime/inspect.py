@@ -8,6 +8,8 @@ from pathlib import Path
 
 from .engine.isa import cpu_flags
 from .engine.load import read_manifest, read_program
+from .engine.manifest import Manifest
+from .engine.program import Program
 
 
 def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
@@ -53,7 +55,23 @@ def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
             {"isa": library.isa, "path": library.path, "runs_here": flags.issuperset(library.cpu_flags)}
             for library in manifest.libraries
         ],
+        **_gpu_facts(manifest, program),
         "total_bytes": sum(entry.size for entry in manifest.files.values()),
+    }
+
+
+def _gpu_facts(manifest: Manifest, program: Program) -> dict[str, object]:
+    """What a GPU engine needs, and the resources of each of its kernel objects; nothing for a CPU engine."""
+    if manifest.gpu is None or program.plan is None:
+        return {}
+    return {
+        "gpu": {"arch": manifest.gpu.arch, "driver": manifest.gpu.driver_version},
+        "phases": [f"{'decode' if p.decode else 'mixed'} up to {p.max_tokens}" for p in program.plan.phases],
+        "scratch_bytes": program.plan.scratch_bytes,
+        "objects": [
+            {**row, "kernels": " ".join(row["kernels"])}  # type: ignore[arg-type]
+            for row in program.plan.resources()
+        ],
     }
 
 

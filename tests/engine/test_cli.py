@@ -42,7 +42,6 @@ def test_json_report_and_explain(compiled: Callable[..., Any], tmp_path: Path) -
     ("args", "code", "words"),
     [
         (("--target", "tpu"), 2, "unknown target 'tpu'"),
-        (("--target", "h100"), 2, "not implemented"),
         (("--max-seq-len", "100000"), 14, "--max-seq-len 100000"),
         (("--max-batch-size", "0"), 2, "--max-batch-size"),
         (("--quant", "rtn4", "--keep", "nothing_has_this_name"), 2, "nothing_has_this_name"),

@@ -1,0 +1,66 @@
+"""`icc compile` for every named GPU target on this machine, which has none: objects of the right architecture."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from icc.compiler.cli import main
+from icc.compiler.targets import TARGETS
+from icc.runtime.cli import main as runtime_main
+from icc.runtime.engine.load import open_engine, read_program
+
+GPUS = [name for name, target in TARGETS.items() if target.backend != "cpu"]
+EM_CUDA, EM_AMDGPU, GFX942 = 190, 224, 0x4C
+SMALL = ("--max-seq-len", "32", "--max-batch-size", "2", "--max-step-tokens", "16")
+
+
+def architecture(binary: bytes) -> str:
+    """What the ELF header of a cubin or hsaco says it is for."""
+    assert binary[:4] == b"\x7fELF"
+    abi, machine, flags = binary[8], *struct.unpack_from("<H", binary, 18), *struct.unpack_from("<I", binary, 48)
+    if machine == EM_CUDA:  # the number of the SM moved up a byte with version 8 of the ABI (sm_100)
+        return f"sm_{flags & 0xFF if abi < 8 else flags >> 8 & 0xFF}"
+    assert machine == EM_AMDGPU
+    return {GFX942: "gfx942"}[flags & 0xFF]
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_every_target_compiles(target: str, compiled: Callable[..., Any], tmp_path: Path) -> None:
+    engine = tmp_path / "e"
+    args = ["compile", str(compiled("llama", dtype="bfloat16").checkpoint), "-o", str(engine), "--target", target]
+    result = CliRunner().invoke(main, [*args, "--quant", "rtn4", *SMALL])
+    assert result.exit_code == 0, result.output
+    plan = read_program(engine / "program.json").plan
+    assert plan is not None and plan.objects
+    for found in plan.objects.values():
+        assert architecture((engine / found.file).read_bytes()) == TARGETS[target].arch
+        assert (engine / found.file).with_suffix(".py").is_file()
+        assert found.registers > 0 and found.shared_bytes <= TARGETS[target].shared_memory_kib * 1024
+    decoding = {launch.object for p in plan.phases if p.decode for many in p.launches.values() for launch in many}
+    assert all(plan.objects[name].spill_bytes == 0 for name in decoding)
+    resources = json.loads((engine / "report.json").read_text())["objects"]
+    assert {row["object"] for row in resources} == set(plan.objects)
+
+
+def test_a_gpu_engine_is_refused_here_in_words_and_can_be_inspected(
+    compiled: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = compiled("llama", dtype="bfloat16").checkpoint
+    for name in ("a", "b"):
+        args = ["compile", str(checkpoint), "-o", str(tmp_path / name), "--target", "h100", *SMALL]
+        assert CliRunner().invoke(main, args).exit_code == 0
+    assert runtime_main(["inspect", str(tmp_path / "a")]) == 0
+    shown = capsys.readouterr().out
+    assert "sm_90" in shown and "registers" in shown and "decode up to 2" in shown
+    assert runtime_main(["run", str(tmp_path / "a"), "--ids", "1,2"]) == 25
+    refusal = capsys.readouterr().err
+    assert "error:" in refusal and "hint:" in refusal and "Traceback" not in refusal
+
+    left, right = (open_engine(tmp_path / name) for name in ("a", "b"))
+    assert left.manifest == right.manifest, "the same inputs give the same bytes"
