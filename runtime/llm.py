@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from operator import index
+from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .engine.load import Engine, open_engine
+from .engine.load import Engine, open_engine, read_manifest
 from .engine.manifest import Manifest
 from .engine_loop import EngineLoop
 from .errors import RequestError, UsageError
@@ -17,6 +19,9 @@ from .executor.base import Executor
 from .generation import Completion, Output
 from .params import SamplingParams
 from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .executor.cuda.driver import Cuda
 
 Prompt = str | Sequence[int]
 
@@ -35,9 +40,10 @@ def load(
     instead of the best for this machine. verify: compare every file with its sha256 first. kv_bytes: memory for the KV
     cache (default: a full batch of full sequences, within 40 % of the available memory). Errors are IccErrors.
     """
+    device = _open_device(path)  # before the files are read: a wrong GPU shows at once
     engine = open_engine(path, verify=verify, isa=isa)
     try:
-        executor = _executor(engine, threads, kv_bytes)
+        executor = _executor(engine, threads, kv_bytes, device)
         tokenizer_file = engine.tokenizer_file()
         tokenizer = None if tokenizer_file is None else Tokenizer(tokenizer_file)
     except BaseException:
@@ -46,20 +52,29 @@ def load(
     return LLM(engine.manifest, executor, tokenizer, engine)
 
 
-def _executor(engine: Engine, threads: int | None, kv_bytes: int | None) -> Executor:
-    backend = engine.manifest.backend
-    if backend == "cpu":
+def _open_device(path: str | os.PathLike[str]) -> Cuda | None:
+    """The GPU that an engine needs, checked; None for a CPU engine."""
+    manifest = read_manifest(Path(path))
+    if manifest.backend == "cpu":
+        return None
+    if manifest.backend != "cuda" or manifest.gpu is None:
+        raise UsageError(
+            f"the engine is for target {manifest.target} ({manifest.backend}), which this runtime cannot run yet",
+            "compile the model for an NVIDIA GPU or with --target cpu to run it",
+        )
+    from .executor.cuda.compat import open_device
+
+    return open_device(manifest.target, manifest.gpu)
+
+
+def _executor(engine: Engine, threads: int | None, kv_bytes: int | None, device: Cuda | None) -> Executor:
+    if device is None:
         from .executor.cpu import CpuExecutor
 
         return CpuExecutor(engine, threads, kv_bytes)
-    if backend == "cuda":
-        from .executor.cuda.executor import CudaExecutor
+    from .executor.cuda.executor import CudaExecutor
 
-        return CudaExecutor(engine, kv_bytes)
-    raise UsageError(
-        f"the engine is for target {engine.manifest.target} ({backend}), which this runtime cannot run yet",
-        "compile the model for an NVIDIA GPU or with --target cpu to run it",
-    )
+    return CudaExecutor(engine, kv_bytes, device)
 
 
 class LLM:

@@ -71,7 +71,13 @@ def test_float32_experts() -> None:
         index = torch.randint(0, experts, (count, 2), dtype=torch.int32)
         y = torch.full((count, 16), torch.nan)
         kernel = LINEARS["expert_linear"](
-            k=48, n=8, experts=experts, topk=2, format="f32", types=("f32", "f32", "", "i32", "f32"), aligned=(True,) * 5
+            k=48,
+            n=8,
+            experts=experts,
+            topk=2,
+            format="f32",
+            types=("f32", "f32", "", "i32", "f32"),
+            aligned=(True,) * 5,
         )
         run_kernel(kernel, [x, w.packed, None, index], [y], shape=Shape(64, False))
         check(y, reference(x, w.values, None, index).reshape(count, -1), "f32")

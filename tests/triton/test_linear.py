@@ -47,9 +47,7 @@ def test_rows_of_any_stride(kind: str, bits: int, group: int, k: int, count: int
 def test_operands_of_different_types_are_multiplied_in_float32(x_kind: str, w_kind: str, y_kind: str) -> None:
     x, w = rows(5, 70, 70, x_kind), weight((17, 70), w_kind)
     y = torch.full((5, 17), torch.nan, dtype=DTYPES[y_kind])
-    kernel = Linear(
-        k=70, n=17, types=(x_kind, w.kind, "", y_kind), aligned=(True,) * 4, rows="logit_rows", **w.params
-    )  # type: ignore[arg-type]
+    kernel = Linear(k=70, n=17, types=(x_kind, w.kind, "", y_kind), aligned=(True,) * 4, rows="logit_rows", **w.params)  # type: ignore[arg-type]
     run_kernel(kernel, [x, w.packed, None], [y], shape=Shape(8, True))
     check(y, product(x, w, None, 70), y_kind)
 

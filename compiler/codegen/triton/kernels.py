@@ -13,5 +13,6 @@ from .rowwise import ROWWISE
 from .spec import TritonKernel
 
 KERNELS: dict[str, type[TritonKernel]] = {
-    **BMM, **INDEXED, **LINEARS, **NORMS, **ROWWISE, "pointwise": Pointwise, "kv_write": KvWrite, "attention": Attention,
+    **BMM, **INDEXED, **LINEARS, **NORMS, **ROWWISE,
+    "pointwise": Pointwise, "kv_write": KvWrite, "attention": Attention,
 }  # fmt: skip

@@ -45,7 +45,9 @@ class Product:
         """A stable name of the choice."""
         weight = f"gq{self.bits}g{self.group}" if self.bits else "dense"
         experts = f" experts {self.experts}x{self.topk}" if self.experts else ""
-        return f"linear {weight} {self.mode} {self.x_type} {self.columns}x{self.parts}x{self.k} rows {self.rows}{experts}"
+        return (
+            f"linear {weight} {self.mode} {self.x_type} {self.columns}x{self.parts}x{self.k} rows {self.rows}{experts}"
+        )
 
     @property
     def matrix_bytes(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -72,7 +73,7 @@ def kernel_of(name: str, kernel: Kernel) -> TritonKernel:
     found = KERNELS.get(kernel.op)
     if found is None:
         raise CodegenError(f"kernel {name}: the Triton backend has no template for op {kernel.op!r}")
-    params = {k: tuple(v) if isinstance(v, list) else v for k, v in kernel.params.items()}
+    params: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in kernel.params.items()}
     try:
         return found(**params)
     except TypeError as error:

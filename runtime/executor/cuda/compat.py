@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from ...engine.manifest import GpuFacts
 from ...errors import CapacityError, DeviceError
-from .driver import DeviceFacts
+from .driver import Cuda, DeviceFacts
+
+
+def open_device(target: str, needs: GpuFacts, cuda: Cuda | None = None) -> Cuda:
+    """The GPU of this machine, if it can run engines of `target`; DeviceError otherwise."""
+    cuda = cuda or Cuda()
+    try:
+        check_device(target, needs, cuda.facts())
+    except BaseException:
+        cuda.close()
+        raise
+    return cuda
 
 
 def check_device(target: str, needs: GpuFacts, device: DeviceFacts) -> None:

@@ -14,7 +14,7 @@ from ...errors import UsageError
 from ...scheduler.batch import ScheduledBatch
 from ..sampling import Sampled, SamplingRow
 from ..walk import BoundLaunch, Place, Walker
-from .compat import check_device, check_memory
+from .compat import check_memory, open_device
 from .driver import Cuda
 from .inputs import StepInputs, StepOutputs, input_bytes, output_bytes
 from .memory import round_up, upload_weights
@@ -43,7 +43,7 @@ class CudaExecutor:
         manifest, program = engine.manifest, engine.program
         if manifest.gpu is None or program.plan is None:
             raise UsageError("the engine has no launch plan", "compile the model for a GPU target")
-        self.cuda = cuda or Cuda()
+        self.cuda = open_device(manifest.target, manifest.gpu, cuda)
         try:
             self._open(engine, kv_bytes)
         except BaseException:
@@ -52,7 +52,7 @@ class CudaExecutor:
 
     def _open(self, engine: Engine, kv_bytes: int | None) -> None:
         manifest, program, cuda = engine.manifest, engine.program, self.cuda
-        assert manifest.gpu is not None and program.plan is not None
+        assert program.plan is not None
         limits, self.plan = manifest.limits, program.plan
         self.block_size, self.vocab_size = program.kv.block_size, program.vocab_size
         self.max_step_tokens = limits.max_step_tokens
@@ -66,7 +66,6 @@ class CudaExecutor:
             "logits": 4 * self.max_logit_rows * self.vocab_size,
         }
         device = cuda.facts()
-        check_device(manifest.target, manifest.gpu, device)
         fixed = sum(round_up(w.nbytes) for w in program.weights.values()) + sum(sizes.values())
         per_block = max(program.kv.total_block_bytes(), 1)
         check_memory(fixed, max_blocks * per_block, device, limits.max_seq_len)
