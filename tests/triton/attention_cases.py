@@ -1,0 +1,141 @@
+"""Attention layers, and steps of sequences with a past, run by the kernels and by a float64 reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from icc.compiler.codegen.triton.attention import Attention
+from icc.compiler.codegen.triton.spec import Shape
+from icc.compiler.codegen.triton.tiles import Tuner
+from icc.compiler.ops.attention import rotate
+from icc.runtime.engine.manifest import Limits
+from interpreting import TUNER, run_kernel
+from paged import DTYPES, Pool, tables
+from torch import Tensor
+
+POSITIONS = 400
+LIMITS = Limits(max_seq_len=POSITIONS, max_batch_size=16, max_step_tokens=128)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention layer."""
+
+    q_heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    rotary_dim: int = 0
+    rope_style: str = "half"
+    window: int = 0
+    chunk: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    alibi: bool = False
+
+
+@dataclass
+class Step:
+    """Sequences of (tokens before, tokens of this step); (0, 0) is a padding sequence of one token."""
+
+    layer: Layer
+    sequences: list[tuple[int, int]]
+    cache: str = "f32"
+    block_size: int = 16
+    kind: str = ""  # element type of q and o: the cache's, where it is a float type
+    gap: int = 3  # elements between rows of q and o
+    seed: int = 0
+    pool: Pool = field(init=False)
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(self.seed)
+        layer = self.layer
+        self.kind = self.kind or {"i8": "bf16"}.get(self.cache, self.cache)
+        self.tokens = sum(max(n, 1) for _, n in self.sequences)
+        self.q = torch.randn(self.tokens, layer.q_heads * layer.key_dim + self.gap).to(DTYPES[self.kind])
+        self.cos, self.sin = tables(POSITIONS, layer.rotary_dim, layer.rope_style) if layer.rotary_dim else (None, None)
+        self.sinks = torch.randn(layer.q_heads) * 2 if layer.sinks else None
+        self.alibi = torch.rand(layer.q_heads) if layer.alibi else None
+        self._fill_pages()
+
+    def _fill_pages(self) -> None:
+        layer, size = self.layer, self.block_size
+        needed = [-(-(before + n) // size) for before, n in self.sequences]
+        blocks = torch.randperm(sum(needed) + 2).to(torch.int32)
+        self.pool = Pool(layer.kv_heads, layer.key_dim, layer.value_dim, self.cache, size, sum(needed) + 2)
+        self.block_tables = torch.full((len(needed), max(needed) + 2), -9, dtype=torch.int32)
+        for row, count in enumerate(needed):
+            self.block_tables[row, :count], blocks = blocks[:count], blocks[count:]
+            for at in range(sum(self.sequences[row])):
+                k, v = torch.randn(layer.kv_heads, layer.key_dim), torch.randn(layer.kv_heads, layer.value_dim)
+                self.pool.write(self._slot(row, at), k, v)
+
+    def _slot(self, row: int, at: int) -> int:
+        return int(self.block_tables[row, at // self.block_size]) * self.block_size + at % self.block_size
+
+    def kernel(self) -> Attention:
+        layer, rotated = self.layer, "f32" if self.cos is not None else ""
+        types = (self.kind, rotated, rotated, "f32" if layer.sinks else "", "f32" if layer.alibi else "", self.kind)
+        return Attention(
+            kv_heads=layer.kv_heads, key_dim=layer.key_dim, value_dim=layer.value_dim, dtype=self.cache,
+            block_size=self.block_size, rotary_dim=layer.rotary_dim, rope_style=layer.rope_style, table_rows=POSITIONS,
+            q_heads=layer.q_heads, q_stride=self.q.shape[1], o_stride=layer.q_heads * layer.value_dim + self.gap,
+            scale=layer.key_dim**-0.5, window=layer.window, chunk=layer.chunk, softcap=layer.softcap,
+            has_sinks=layer.sinks, has_alibi=layer.alibi, types=types, aligned=(False,) * 6,
+        )  # fmt: skip
+
+    def run(self, decode: bool, tuner: Tuner = TUNER, max_tokens: int = 0) -> Tensor:
+        """What the kernels write [tokens, heads * value_dim]; the gap of each row must keep its NaN."""
+        width = self.layer.q_heads * self.layer.value_dim
+        o = torch.full((self.tokens, width + self.gap), torch.nan, dtype=DTYPES[self.kind])
+        counts = torch.tensor([0, *(max(n, 1) for _, n in self.sequences)])
+        batch = {
+            "seq_starts": counts.cumsum(0).to(torch.int32),
+            "context_lens": torch.tensor([before + n for before, n in self.sequences], dtype=torch.int32),
+            "block_tables": self.block_tables,
+        }
+        sizes = {"num_tokens": self.tokens, "num_seqs": len(self.sequences), "max_blocks": self.block_tables.shape[1]}
+        run_kernel(
+            self.kernel(), [self.q, self.cos, self.sin, self.sinks, self.alibi], [o], limits=LIMITS, tuner=tuner,
+            shape=Shape(max_tokens or self.tokens, decode), batch=batch, sizes=sizes, kv=self.pool.bytes,
+        )  # fmt: skip
+        assert o[:, width:].isnan().all()
+        return o[:, :width].double()
+
+    def expected(self) -> Tensor:
+        """The same by the definition, on what the pages hold."""
+        rows, token = [], 0
+        for row, (before, n) in enumerate(self.sequences):
+            if before + n == 0:
+                rows.append(torch.zeros(1, self.layer.q_heads * self.layer.value_dim).double())
+            else:
+                rows.append(self._attend(row, token, before, n))
+            token += max(n, 1)
+        return torch.cat(rows)
+
+    def _attend(self, row: int, token: int, before: int, n: int) -> Tensor:
+        layer, group = self.layer, self.layer.q_heads // self.layer.kv_heads
+        positions = torch.arange(before, before + n)
+        q = self.q[token : token + n, : layer.q_heads * layer.key_dim].double().view(n, layer.q_heads, -1)
+        if self.cos is not None and self.sin is not None:
+            q = rotate(q, self.cos[positions].double(), self.sin[positions].double(), layer.rope_style)
+        pairs = [self.pool.read(self._slot(row, at)) for at in range(before + n)]
+        k, v = (torch.stack(x).repeat_interleave(group, 1) for x in zip(*pairs, strict=True))
+        scores = torch.einsum("ihd,jhd->hij", q, k) * layer.key_dim**-0.5
+        i, j = positions[:, None], torch.arange(before + n)[None]
+        if layer.softcap:
+            scores = layer.softcap * torch.tanh(scores / layer.softcap)
+        if self.alibi is not None:
+            scores = scores + self.alibi.double()[:, None, None] * (j - i)
+        seen = j <= i
+        if layer.window:
+            seen = seen & (j > i - layer.window)
+        if layer.chunk:
+            seen = seen & (j // layer.chunk == i // layer.chunk)
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if self.sinks is not None:
+            sinks = self.sinks.double()[:, None, None].expand(-1, n, 1)
+            scores = torch.cat([scores, sinks], dim=-1)
+        weights = scores.softmax(-1)[..., : before + n]
+        return torch.einsum("hij,jhd->ihd", weights, v).reshape(n, -1)

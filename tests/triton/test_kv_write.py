@@ -1,0 +1,76 @@
+"""The KV write kernel: rotation of both styles, padding tokens, shuffled slots, strided rows, every cache type."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from icc.compiler.codegen.triton.kv_cache import KvWrite, pieces
+from icc.compiler.codegen.triton.spec import Shape
+from icc.compiler.ops.attention import rotate
+from interpreting import run_kernel
+from paged import DTYPES, Pool, tables
+
+
+@pytest.mark.parametrize("cache", ["f32", "bf16", "f16", "i8"])
+@pytest.mark.parametrize(
+    ("heads", "key_dim", "value_dim", "rotary", "style"),
+    [(1, 8, 8, 8, "half"), (3, 24, 16, 8, "half"), (2, 40, 24, 40, "interleaved"), (18, 16, 16, 0, "half")],
+)
+def test_kv_write(cache: str, heads: int, key_dim: int, value_dim: int, rotary: int, style: str) -> None:
+    """Written slots hold the reference's numbers within one rounding, all others keep their poison."""
+    torch.manual_seed(0)
+    tokens, extra, block_size = 19, 5, 8
+    kind = {"i8": "bf16"}.get(cache, cache)
+    k = torch.randn(tokens, heads * key_dim + extra).to(DTYPES[kind])
+    v = torch.randn(tokens, heads * value_dim + extra).to(DTYPES[kind])
+    cos, sin = tables(50, rotary, style) if rotary else (None, None)
+    slots = torch.randperm(64)[:tokens].to(torch.int32)
+    slots[[4, 18]] = -1
+    positions = torch.randint(0, 50, (tokens,), dtype=torch.int32)
+    pool, expected = (Pool(heads, key_dim, value_dim, cache, block_size, 8) for _ in range(2))
+    kernel = KvWrite(
+        kv_heads=heads, key_dim=key_dim, value_dim=value_dim, dtype=cache, block_size=block_size, rotary_dim=rotary,
+        table_rows=50 if rotary else 0, rope_style=style, k_stride=k.shape[1], v_stride=v.shape[1],
+        types=(kind, kind, *(("f32", "f32") if rotary else ("", ""))), aligned=(False,) * 4,
+    )  # fmt: skip
+    batch = {"positions": positions, "slot_mapping": slots}
+    run_kernel(kernel, [k, v, cos, sin], [], shape=Shape(64, False), batch=batch, kv=pool.bytes)
+
+    for i, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            key, value = k[i, : heads * key_dim].view(1, heads, -1), v[i, : heads * value_dim].view(heads, -1)
+            if cos is not None and sin is not None:
+                key = rotate(key.float(), cos[positions[i], None], sin[positions[i], None], style)
+            expected.write(slot, key[0].float(), value.float())
+    # Triton's interpreter rounds to bf16 toward zero
+    step = {"f32": 1e-6, "bf16": 2**-7, "f16": 2**-11, "i8": 2**-6}[cache]
+    for slot in range(64):
+        got, wanted = pool.read(slot), expected.read(slot)
+        for a, b in zip(got, wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=step, atol=step, equal_nan=True)
+    untouched = [b for b in range(8) if not any(s // block_size == b for s in slots.tolist() if s >= 0)]
+    assert (pool.bytes[untouched] == 255).all()
+
+
+def test_rows_without_finite_numbers_are_marked_in_an_int8_cache() -> None:
+    k, v = torch.ones(3, 8), torch.zeros(3, 8)
+    k[0, 3], k[1, 5] = torch.nan, -torch.inf
+    pool = Pool(1, 8, 8, "i8", 4, 1)
+    kernel = KvWrite(
+        kv_heads=1, key_dim=8, value_dim=8, dtype="i8", block_size=4, k_stride=8, v_stride=8,
+        types=("f32", "f32", "", ""), aligned=(True,) * 4,
+    )  # fmt: skip
+    batch = {name: torch.arange(3, dtype=torch.int32) for name in ("positions", "slot_mapping")}
+    run_kernel(kernel, [k, v, None, None], [], shape=Shape(64, False), batch=batch, kv=pool.bytes)
+    assert pool.read(0)[0].isnan().all() and pool.read(1)[0].isnan().all()
+    torch.testing.assert_close(pool.read(2)[0], torch.ones(1, 8).double())
+    assert all((pool.read(i)[1] == 0).all() for i in range(3))
+
+
+def test_pieces_pad_little() -> None:
+    widths = {dim: [p.width for p in pieces(dim)] for dim in (8, 16, 24, 64, 80, 96, 112, 128, 192, 256)}
+    assert widths == {
+        8: [16], 16: [16], 24: [32], 64: [64], 80: [64, 16], 96: [64, 32], 112: [128], 128: [128], 192: [128, 64], 256: [256],
+    }  # fmt: skip
+    assert [(p.first, p.width) for p in pieces(256, 128)] == [(0, 128), (128, 128)]
+    assert all(ps[-1].end >= dim > ps[-1].first for dim in range(1, 300) if (ps := pieces(dim, 64)))
