@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from attention_cases import LIMITS, Layer, Step
-from icc.compiler.codegen.errors import CodegenError
-from icc.compiler.codegen.triton.attention import Attention
-from icc.compiler.codegen.triton.spec import Shape
-from icc.compiler.codegen.triton.tiles import Tuner
-from icc.compiler.targets import TARGETS
+from attention_cases import Layer, Step
 
 # Of the largest output: one rounding of the rotated q, of the weights and of the output (the interpreter truncates bf16).
 TOLERANCE = {"f32": 2e-6, "bf16": 2e-2, "f16": 2e-3, "i8": 2e-2}

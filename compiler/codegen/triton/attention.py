@@ -116,7 +116,9 @@ class Attention(KvKernel):
         ins = tuple(a for a in self._operands() if a.name in ("sinks_ptr", "o_ptr"))
         grid = (grid[0], Extent(self.q_heads), ONE)
         args = (*ins, *states, batch_arg("context_lens"))
-        return attend, LaunchSpec(render("triton/attention_merge.py.jinja", merge), merge.entry, args, grid, merge.warps)
+        return attend, LaunchSpec(
+            render("triton/attention_merge.py.jinja", merge), merge.entry, args, grid, merge.warps
+        )
 
     def _operands(self) -> tuple[Arg, ...]:
         return self.pointers("q_ptr", "cos_ptr", "sin_ptr", "sinks_ptr", "alibi_ptr", "o_ptr")

@@ -1,0 +1,103 @@
+"""The plan: every step that the scheduler can emit has a phase, arguments resolve, gaps fail the build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from building import TARGET, GpuEngine, build
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from icc.compiler.codegen.errors import CodegenError
+from icc.compiler.codegen.triton.backend import check_resources
+from icc.compiler.codegen.triton.compile import Compiled
+from icc.compiler.codegen.triton.plan import make_plan, occupancy, phase_shapes, plan_program
+from icc.compiler.codegen.triton.tiles import Tuner
+from icc.runtime.engine.manifest import Limits
+from icc.runtime.engine.plan import Extent, LaunchPlan, Term, extent
+from icc.runtime.engine.program import Kernel, Program
+from icc.runtime.executor.walk import Place, Walker
+
+LIMITS = Limits(max_seq_len=64, max_batch_size=6, max_step_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> GpuEngine:
+    path: Path = tmp_path_factory.mktemp("model")
+    tiny.save_tiny(tiny.tiny_configs()["mixtral"], path, "bfloat16")
+    return build(path, "rtn4", LIMITS)
+
+
+def test_extents() -> None:
+    sizes = {"num_tokens": 17, "num_seqs": 3}
+    assert extent("num_tokens", 16).value(sizes) == 2
+    assert Extent(1, (Term("num_tokens", 8, 2), Term("num_seqs"))).value(sizes) == 1 + 6 + 3
+    assert Extent(5).value({}) == 5
+
+
+def test_phases_cover_the_limits() -> None:
+    shapes = phase_shapes(LIMITS)
+    assert [s.max_tokens for s in shapes if s.decode] == [1, 2, 4, 6]
+    assert [s.max_tokens for s in shapes if not s.decode] == [16, 24]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_every_step_is_bound(data: st.DataObject, engine: GpuEngine) -> None:
+    plan = engine.program.plan
+    assert plan is not None
+    seqs = data.draw(st.integers(1, LIMITS.max_batch_size))
+    tokens = data.draw(st.one_of(st.just(seqs), st.integers(seqs, LIMITS.max_step_tokens)))
+    rows = data.draw(st.integers(0, tokens))
+    sizes = {"num_tokens": tokens, "num_seqs": seqs, "num_logit_rows": rows, "max_blocks": 8, "num_blocks": 32}
+    phase = plan.phase(tokens, seqs)
+    assert phase.max_tokens >= tokens and (not phase.decode or tokens == seqs)
+    spaces = {
+        "arena": engine.program.arena_bytes_per_token * LIMITS.max_step_tokens,
+        "kv": engine.program.kv.total_block_bytes() * 32, "scratch": plan.scratch_bytes,
+        "logits": 4 * LIMITS.max_step_tokens * engine.program.vocab_size,
+    }  # fmt: skip
+    for bound in Walker(engine.program, plan).walk(phase, sizes):
+        assert all(0 < n < 2**31 for n in bound.grid)
+        types = plan.objects[bound.launch.object].types
+        assert len(types) == len(bound.args)
+        for value, kind in zip(bound.args, types, strict=True):
+            assert isinstance(value, Place) == kind.startswith("*")
+            if isinstance(value, Place) and value.space in spaces:
+                assert 0 <= value.offset < max(spaces[value.space], 1)
+
+
+def test_a_kernel_without_a_template_fails_the_build(engine: GpuEngine) -> None:
+    kernels = {**engine.program.kernels, "odd_0": Kernel("odd", {})}
+    with pytest.raises(CodegenError, match="no template for op 'odd'"):
+        plan_program(msgspec.structs.replace(engine.program, kernels=kernels), LIMITS, Tuner(TARGET))
+    kernels = {"softmax_0": Kernel("softmax", {"surprise": 1})}
+    with pytest.raises(CodegenError, match="softmax_0"):
+        plan_program(msgspec.structs.replace(engine.program, kernels=kernels), LIMITS, Tuner(TARGET))
+
+
+def test_a_plan_survives_json(engine: GpuEngine) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(engine.program), type=Program) == engine.program
+    assert isinstance(engine.program.plan, LaunchPlan)
+
+
+def test_what_exceeds_the_target_or_spills_while_decoding_fails_the_build(engine: GpuEngine) -> None:
+    planned = plan_program(engine.program, LIMITS, Tuner(TARGET))
+    fine = {key: Compiled(spec.entry, b"", 1024, 64, 0, 12000) for key, spec in planned.specs().items()}
+    check_resources(planned, fine, TARGET)
+    assert make_plan(planned, TARGET, fine).resources()[0]["registers"] == 64
+    decoding = next(iter(planned.phases[0].all()))
+    spilling = {**fine, decoding: Compiled("x", b"", 0, 255, 8, 12000)}
+    with pytest.raises(CodegenError, match="spills 8 bytes"):
+        check_resources(planned, spilling, TARGET)
+    large = {**fine, decoding: Compiled("x", b"", 300 << 10, 64, 0, 12000)}
+    with pytest.raises(CodegenError, match="shared memory"):
+        check_resources(planned, large, TARGET)
+
+
+def test_occupancy_is_what_the_scarcest_resource_allows() -> None:
+    assert occupancy(Compiled("x", b"", 0, 32, 0, 0), 4, TARGET) == 1.0
+    assert occupancy(Compiled("x", b"", 0, 255, 0, 0), 4, TARGET) == 0.125  # two blocks of 128 threads
+    assert occupancy(Compiled("x", b"", 200 << 10, 32, 0, 0), 8, TARGET) == 0.125

@@ -1,0 +1,72 @@
+"""`icc tune` over a fake driver: every choice of the kernels is decided by time, and later compiles take it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from building import TARGET, build
+from fake_cuda import FakeDriver
+from icc.compiler.codegen.triton import tune as tuning
+from icc.compiler.codegen.triton.compile import Compiled, spec_key
+from icc.compiler.codegen.triton.plan import plan_program
+from icc.compiler.codegen.triton.tiles import Tuner
+from icc.compiler.codegen.triton.tuned import load_tuned, read_tuning
+from icc.compiler.errors import UsageError
+from icc.compiler.targets import TARGETS
+from icc.runtime.engine.manifest import Limits
+from icc.runtime.executor.cuda.driver import Cuda
+from icc.runtime.executor.cuda.executor import CudaExecutor
+
+
+class _AnyKernel(dict[bytes, Any]):
+    """A table that learns the kernels that the tuner compiles."""
+
+
+@pytest.fixture
+def tuned_file(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path / "model", "bfloat16")
+    built = build(tmp_path / "model", "rtn4", Limits(max_seq_len=32, max_batch_size=1, max_step_tokens=16))
+    (tmp_path / "kernels").mkdir()
+    plan = built.program.plan
+    assert plan is not None
+    table = _AnyKernel()
+    for name, found in plan.objects.items():
+        (tmp_path / found.file).write_bytes(name.encode())
+        table[name.encode()] = built.specs[name]
+
+    def pretend(specs: Any, target: Any) -> dict[str, Compiled]:
+        found = {spec_key(spec): spec for spec in specs}
+        table.update({key.encode(): spec for key, spec in found.items()})
+        return {key: Compiled(spec.entry, key.encode(), 1024, 32, 0, 12000) for key, spec in found.items()}
+
+    monkeypatch.setattr(tuning, "compile_specs", pretend)
+    driver = FakeDriver(table)
+    monkeypatch.setattr(tuning, "CudaExecutor", lambda engine: CudaExecutor(engine, cuda=Cuda(bindings=driver)))
+    weights = SimpleNamespace(view=lambda name: built.packed[name])
+    engine: Any = SimpleNamespace(manifest=built.manifest, program=built.program, weights=weights, path=tmp_path)
+    file = tmp_path / "h100.json"
+    found = tuning.tune(engine, file, lambda *_: None)
+    assert found.tilings and read_tuning(file, TARGET) == found
+    assert not driver.live and not driver.memory
+    # what the fake calls fastest has the fewest warps of what was tried
+    for choice in tuning.find_choices(engine, TARGET):
+        assert found.tilings[choice.key]["warps"] == min(c["warps"] for c in choice.candidates), choice.key
+    own = Tuner(TARGET, found.tilings)
+    assert (
+        plan_program(built.program, built.limits, own).specs()
+        != plan_program(built.program, built.limits, Tuner(TARGET)).specs()
+    )
+    return file
+
+
+def test_tuned_tilings_are_measured_written_and_read(tuned_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ICC_TUNING", str(tuned_file))
+    assert load_tuned(TARGET)
+    with pytest.raises(UsageError, match="is for target 'h100', not 'a100'"):
+        load_tuned(TARGETS["a100"])
+    tuned_file.write_text("{")
+    with pytest.raises(UsageError, match="tuning file"):
+        load_tuned(TARGET)
