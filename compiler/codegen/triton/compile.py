@@ -20,7 +20,7 @@ from ...targets import Target
 from ..errors import CodegenError
 from .spec import LaunchSpec
 
-_CACHE_FORMAT = "2"  # of the facts beside a cached object
+_CACHE_FORMAT = "3"  # of the facts beside a cached object
 _WORKER = Path(__file__).with_name("worker.py")
 
 

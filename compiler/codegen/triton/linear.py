@@ -10,7 +10,7 @@ from ....runtime.engine.manifest import Limits
 from ....runtime.engine.plan import Extent, Term, extent
 from ...codegen.render import render
 from ..errors import CodegenError
-from .linear_source import SortSource, Source, Tiling
+from .linear_source import SortSource, Source, Tiling, epilogue_operands
 from .linear_tiles import Product, pick
 from .spec import ONE, Arg, LaunchSpec, Shape, TritonKernel
 from .tiles import Tuner
@@ -85,7 +85,7 @@ class Linear(TritonKernel):
         tile = self._tile(shape, tuner)
         areas = {}
         if tile.splits > 1:
-            parts = len(Source(self, tile, (), True).parts)
+            parts = len(epilogue_operands(self)[0])
             areas["sums"] = 4 * tile.splits * parts * shape.max_tokens * self.columns
         if self.experts and not tile.decode:
             blocks = self._blocks(tile.m).value({self.num_rows: shape.max_tokens})
@@ -96,10 +96,10 @@ class Linear(TritonKernel):
         rows = shape.max_tokens
         if self.rows == "logit_rows" and not shape.decode:
             rows = min(rows, LOGIT_ROWS)
-        parts = len(Source(self, Tiling(1, 1, 1, 1, 1, 1), (), True).parts)
+        parts, extras, _ = epilogue_operands(self)
         product = Product(
-            self.mode, self.types[0], self.n, self.k, self.columns, parts, rows, self.bits, self.group, self.experts,
-            self.topk,
+            self.mode, self.types[0], self.n, self.k, self.columns, len(parts), len(extras), rows, self.bits, self.group,
+            self.experts, self.topk,
         )  # fmt: skip
         return Tiling.of(pick(product, tuner))
 

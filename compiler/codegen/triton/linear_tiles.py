@@ -15,17 +15,17 @@ from .tiles import Config, Tuner
 
 LATENCY = 0.9e-6  # seconds from a request to memory to its data, under load
 LAUNCH = 2.0e-6  # seconds that one more kernel costs
-CACHE_PER_SM = 42e9  # bytes/s that a multiprocessor reads from the second-level cache
+CACHE_PER_SM = 50e9  # bytes/s that a multiprocessor reads from the second-level cache
 ISSUE_PER_SM = 3.8e9  # instructions of a warp per second: four schedulers at 60 %
 REGISTERS = 65536  # of a multiprocessor, 32 bits each
-REGISTERS_PER_THREAD = 232  # beyond this, a kernel may spill
 
 
 @dataclass(frozen=True)
 class Product:
-    """The facts of a product that its tiling depends on. parts: products that one output tile needs.
+    """The facts of a product that its tiling depends on.
 
-    rows: of x, at most. With experts, each row is multiplied with topk of them.
+    parts: products that one output tile needs. extras: other operands of its epilogue. rows: of x, at most. With experts,
+    each row is multiplied with topk of them.
     """
 
     mode: str
@@ -34,6 +34,7 @@ class Product:
     k: int
     columns: int
     parts: int
+    extras: int
     rows: int
     bits: int
     group: int
@@ -45,9 +46,8 @@ class Product:
         """A stable name of the choice."""
         weight = f"gq{self.bits}g{self.group}" if self.bits else "dense"
         experts = f" experts {self.experts}x{self.topk}" if self.experts else ""
-        return (
-            f"linear {weight} {self.mode} {self.x_type} {self.columns}x{self.parts}x{self.k} rows {self.rows}{experts}"
-        )
+        size = f"{self.columns}x{self.parts}x{self.k} extras {self.extras} rows {self.rows}"
+        return f"linear {weight} {self.mode} {self.x_type} {size}{experts}"
 
     @property
     def matrix_bytes(self) -> float:
@@ -81,8 +81,10 @@ class Machine:
 
     def candidates(self, p: Product) -> list[Config]:
         """All tilings worth a try."""
-        found = self._decode(p) if p.mode != "wide" and p.rows <= 16 else []
-        return found + (self._wide(p) if p.mode == "wide" else self._tiles(p))
+        if p.mode == "wide":
+            return self._wide(p)
+        found = [*(self._decode(p) if p.rows <= 16 else []), *self._tiles(p)]
+        return [config for config in found if self._keeps_registers(p, config)]
 
     def _decode(self, p: Product) -> list[Config]:
         least = 16 if self.hip else 8  # columns of the smallest matrix instruction
@@ -92,18 +94,22 @@ class Machine:
         return [
             {"decode": 1, "m": m, "n": n, "k": k, "warps": warps, "stages": depth, "splits": 1}
             for n in (16, 32, 64) if n * p.parts <= 64
-            for warps in (4, 8, 16) if warps < 16 or not self.hip
             for k in slices
+            for warps in (4, 8, 16) if warps < 16 or not self.hip
+            if k * warps * 2 <= p.k or warps == 4  # with one step only, nothing runs ahead
             for depth in stages
         ]  # fmt: skip
 
     def _tiles(self, p: Product) -> list[Config]:
         m = [16, 32, 64, 128] if p.experts else [min(max(p.rows, 16), 128)]
-        m += [256] if p.rows >= 256 and not p.bits else []
+        m += [64] if p.rows >= 128 else []
+        m += [256] if p.rows >= 256 else []
         steps = -(-p.k // (p.group or 64))
         splits = [1, *(s for s in (2, 4, 8) if steps >= 4 * s and p.rows <= 128 and not p.experts)]
-        shapes = [(32, 4), (64, 4), (128, 4), (128, 8)]
-        if p.bits and self.level >= 100:  # wgmma's successor takes no left operand from registers without copying it
+        shapes = [(64, 4), (64, 8), (128, 4), (128, 8)]
+        if self.level < 90:  # a warp group's instructions take 64 columns, a warp's 16
+            shapes = [(32, 4), *shapes]
+        elif p.bits and self.level >= 100:  # the newest take no left operand from registers: those of a warp
             shapes = [(32, 4), (64, 2)]
         return [
             {"decode": 0, "m": rows, "n": n, "k": k, "warps": warps, "stages": depth, "splits": split}
@@ -113,6 +119,21 @@ class Machine:
             for depth in ((2,) if self.hip else (3, 4, 5))
             for split in splits
         ]  # fmt: skip
+
+    def _keeps_registers(self, p: Product, c: Config) -> bool:
+        """Whether a tile fits into registers; found by compiling all of them for sm_80, sm_90, sm_100 and gfx942."""
+        if c["decode"]:
+            return True
+        sums = c["m"] * c["n"] // (self.target.warp_size * c["warps"])
+        old = self.level < 90
+        if not p.bits:
+            crowded = old and p.parts > 1 and sums > 32 and (c["warps"] < 8 or c["m"] > 128)
+            return sums * (p.parts + p.extras) <= 128 and not crowded
+        limit = 64 if p.bits == 4 or (p.parts == 1 and not old) else 32
+        if c["n"] > 16 * c["warps"]:  # a warp unpacks more than 16 columns at once
+            sums *= 2
+        most = 64 if c["n"] < 64 else 32 if p.bits == 8 and p.parts > 1 and old else 128
+        return sums * p.parts <= limit and c["m"] <= most and not (old and p.parts > 1 and c["n"] > 64)
 
     def _wide(self, p: Product) -> list[Config]:
         """Products in float32, on the ordinary units: small tiles, for these are rare."""
@@ -164,8 +185,9 @@ class Machine:
         if self.hip:
             return 0.4 * groups
         whole = not c["decode"] and c["n"] >= 64 and c["warps"] >= 4
-        if self.level >= 90 and whole:  # instructions of a warp group
-            return (0.7 if not p.bits else 0.6) * max(groups, 0.6)
+        if self.level >= 90 and whole:  # instructions of a warp group; what they read of shared memory may bound them
+            shared = 1.0 if p.bits else min(1.0, 90 / (64 + 4096 / c["m"]))
+            return (0.75 if not p.bits else 0.6) * shared * max(groups, 0.6)
         return {80: 0.75, 86: 0.75, 89: 0.75, 90: 0.5}.get(self.level, 0.25) * groups
 
     def _instructions(self, p: Product, c: Config) -> float:
@@ -183,11 +205,8 @@ class Machine:
         """Programs that a multiprocessor holds at once; 0 if not even one fits."""
         fit = self.target.shared_memory_kib * 1024 // max(self.shared_bytes(p, c), 1024)
         lanes = self.target.warp_size * c["warps"]
-        registers = self.registers(p, c)
-        if registers > REGISTERS_PER_THREAD:
-            return 0
         files = REGISTERS * (2 if self.hip else 1)
-        return min(fit, self.target.max_warps // c["warps"], int(files / (registers * lanes)))
+        return min(fit, self.target.max_warps // c["warps"], max(int(files / (self.registers(p, c) * lanes)), 1))
 
     def shared_bytes(self, p: Product, c: Config) -> int:
         """Estimated shared memory."""
@@ -204,10 +223,14 @@ class Machine:
         return max(total, sums)
 
     def registers(self, p: Product, c: Config) -> int:
-        """Estimated registers per thread."""
-        lanes = self.target.warp_size * (1 if c["decode"] else c["warps"])
-        sums = c["m"] * c["n"] / lanes
+        """Estimated registers per thread, after those of compiled kernels."""
+        old = 40 if self.level < 90 else 0  # operands of a warp's instructions all pass through registers
         if c["decode"]:
-            return int(36 + sums * (2 * p.parts + 2 if p.bits else p.parts) + 1.2 * c["n"])
-        pieces = c["n"] * c["k"] / lanes / 2 if p.bits else 0
-        return int(60 + sums * (p.parts + 1 if p.bits else p.parts) + 0.35 * pieces)
+            if not p.bits:
+                return 32 + c["n"] * p.parts // 2 + c["m"]
+            return int((36 + 1.4 * c["n"] * p.parts) * (1 + (c["m"] - 8) / 32)) + (35 if p.bits == 8 else 0) + old
+        sums = c["m"] * c["n"] // (self.target.warp_size * c["warps"])
+        if not p.bits:
+            return 40 + int(1.1 * sums * (p.parts + p.extras)) + old // 2
+        unpacked = 60 + 2 * max(c["n"] // c["warps"] - 16, 0) + (40 if p.bits == 8 else 0) + c["m"] // 128 * old
+        return min(unpacked + sums * (p.parts + 1) + (20 + old) * (p.parts - 1), 255)
