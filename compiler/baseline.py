@@ -23,8 +23,8 @@ class _Reference:
     def __init__(self, model: Path, engine: Path) -> None:
         opened = open_engine(engine, verify=False)
         self.manifest = opened.manifest
-        tokenizer_file = opened.tokenizer_file()
-        self.tokenizer = Tokenizer(tokenizer_file) if tokenizer_file else None
+        tokenizer_json = opened.tokenizer_json()
+        self.tokenizer = Tokenizer(tokenizer_json) if tokenizer_json else None
         self.graph = load_graph(model, self.manifest.limits.max_seq_len)
         run_passes(self.graph, pipelines.canonicalize(), PassContext())
         opened.close()

@@ -6,8 +6,9 @@ import os
 from collections import Counter
 from pathlib import Path
 
+from .engine.files import EngineFiles
 from .engine.isa import cpu_flags
-from .engine.load import read_manifest, read_program
+from .engine.load import decode_program, read_manifest
 from .engine.manifest import Manifest
 from .engine.program import Program
 
@@ -16,7 +17,8 @@ def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
     """Facts about an engine as plain JSON values; sizes in bytes. The files are not compared with their hashes."""
     root = Path(path)
     manifest = read_manifest(root)
-    program = read_program(root / manifest.program_file)
+    raw = EngineFiles(root, manifest.files, verify=False).read(manifest.program_file)
+    program = decode_program(raw, manifest.program_file)
     model, limits, kv = manifest.model, manifest.limits, program.kv
     flags = cpu_flags()
     ops = Counter(program.kernels[step.kernel].op for step in program.steps)

@@ -44,8 +44,8 @@ def load(
     engine = open_engine(path, verify=verify, isa=isa)
     try:
         executor = _executor(engine, threads, kv_bytes, device)
-        tokenizer_file = engine.tokenizer_file()
-        tokenizer = None if tokenizer_file is None else Tokenizer(tokenizer_file)
+        tokenizer_json = engine.tokenizer_json()
+        tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json)
     except BaseException:
         engine.close()
         raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import tokenizers
 
@@ -15,13 +14,16 @@ _REPLACEMENT = "\ufffd"
 
 
 class Tokenizer:
-    """The tokenizer of an engine, from `tokenizer.json`. Special tokens are added as its own post-processor says."""
+    """The tokenizer of an engine, from the content of tokenizer.json.
 
-    def __init__(self, file: Path) -> None:
+    Special tokens are added as its own post-processor says.
+    """
+
+    def __init__(self, raw: bytes) -> None:
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(raw)
         except Exception as error:  # the library raises bare Exception
-            raise EngineFormatError(f"{file} is not a tokenizer: {error}", "compile the model again") from error
+            raise EngineFormatError(f"tokenizer.json is not a tokenizer: {error}", "compile the model again") from error
         # a checkpoint may store settings for training batches; here one text in must give all its tokens
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

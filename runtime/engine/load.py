@@ -11,10 +11,11 @@ import msgspec
 
 from ..errors import EngineFormatError, EngineVersionError
 from .digest import digest_of
+from .files import EngineFiles
 from .isa import cpu_flags, select_library
 from .manifest import FORMAT_VERSION, Library, Manifest
 from .program import Program
-from .verify import MANIFEST_FILE, check_hashes, check_listing, check_paths
+from .verify import MANIFEST_FILE, check_listing, check_paths
 from .weights import MappedWeights
 
 _HINT = "copy the engine again from where it was made, or compile the model again"
@@ -34,18 +35,12 @@ class Engine:
     program: Program
     weights: MappedWeights
     library: Library | None
+    files: EngineFiles
 
-    def library_file(self) -> Path:
-        """The CPU library; only CPU engines have one."""
-        assert self.library is not None
-        return self.path / self.library.path
-
-    def tokenizer_file(self) -> Path | None:
-        """tokenizer.json, or None for an engine that takes and gives token ids only."""
-        if self.manifest.tokenizer_dir is None:
-            return None
-        file = f"{self.manifest.tokenizer_dir}/tokenizer.json"
-        return self.path / file if file in self.manifest.files else None
+    def tokenizer_json(self) -> bytes | None:
+        """The tokenizer's content, or None for an engine that takes and gives token ids only."""
+        file = _tokenizer_file(self.manifest)
+        return None if file is None else self.files.read(file)
 
     def close(self) -> None:
         self.weights.close()
@@ -64,12 +59,14 @@ def open_engine(path: str | os.PathLike[str], *, verify: bool = True, isa: str |
     library = None
     if manifest.backend == "cpu":
         library = select_library(manifest, cpu_flags(), isa or os.environ.get("ICC_ISA"))
-    if verify:
-        check_hashes(root, manifest.files)
-    program = read_program(root / manifest.program_file)
-    _check_agreement(manifest, program)
-    weights = MappedWeights(root / manifest.weights_file)
-    return Engine(root, manifest, program, weights, library)
+    used = (manifest.program_file, library and library.path, _tokenizer_file(manifest))
+    files = EngineFiles(root, manifest.files, verify)
+    with files.open(manifest.weights_file) as stream:
+        files.check([path for path in used if path], {manifest.weights_file: stream})
+        program = decode_program(files.read(manifest.program_file), manifest.program_file)
+        _check_agreement(manifest, program)
+        weights = MappedWeights(stream, manifest.weights_file)
+    return Engine(root, manifest, program, weights, library, files)
 
 
 def read_manifest(root: Path) -> Manifest:
@@ -88,12 +85,14 @@ def read_manifest(root: Path) -> Manifest:
     return manifest
 
 
-def read_program(file: Path) -> Program:
+def decode_program(raw: bytes, name: str) -> Program:
     """program.json, decoded strictly."""
-    try:
-        return _decode(file.read_bytes(), file.name, Program)
-    except OSError as error:
-        raise EngineFormatError(f"{file.name} cannot be read: {error.strerror}", _HINT) from error
+    return _decode(raw, name, Program)
+
+
+def _tokenizer_file(manifest: Manifest) -> str | None:
+    file = f"{manifest.tokenizer_dir}/tokenizer.json"
+    return file if file in manifest.files else None
 
 
 def _read(root: Path) -> bytes:

@@ -1,18 +1,15 @@
-"""Verification: the files of an engine directory are exactly those that the manifest lists, byte for byte."""
+"""Verification: the files of an engine directory are exactly those that the manifest lists. See also `files.py`."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from ..errors import EngineFormatError
-from .manifest import FileEntry, Manifest
+from .manifest import Manifest
 
 MANIFEST_FILE = "engine.json"
-_CHUNK = 4 << 20  # bytes read at a time while hashing
 _HINT = "copy the engine again from where it was made, or compile the model again"
 
 
@@ -59,26 +56,3 @@ def check_listing(root: Path, manifest: Manifest) -> None:
     extra = sorted(found.keys() - manifest.files.keys())
     if extra:
         raise EngineFormatError(f"{extra[0]} is not part of the engine", f"remove it, or {_HINT}")
-
-
-def check_hashes(root: Path, files: dict[str, FileEntry]) -> None:
-    """EngineFormatError for the first file (by path) whose sha256 differs. One thread per file, largest first."""
-    order = sorted(files, key=lambda path: -files[path].size)
-    with ThreadPoolExecutor(min(len(order), os.cpu_count() or 1) or 1) as threads:
-        digests = dict(zip(order, threads.map(lambda path: sha256_of(root / path), order), strict=True))
-    for path in sorted(files):
-        if digests[path] != files[path].sha256:
-            raise EngineFormatError(f"{path} has changed: its sha256 is not the one in {MANIFEST_FILE}", _HINT)
-
-
-def sha256_of(file: Path) -> str:
-    """sha256 (hex) of a file, read in large chunks with one buffer."""
-    digest = hashlib.sha256()
-    buffer = memoryview(bytearray(_CHUNK))
-    try:
-        with open(file, "rb", buffering=0) as stream:
-            while count := stream.readinto(buffer):
-                digest.update(buffer[:count])
-    except OSError as error:
-        raise EngineFormatError(f"{file.name} cannot be read: {error.strerror}", _HINT) from error
-    return digest.hexdigest()

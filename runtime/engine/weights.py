@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -24,15 +24,14 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MappedWeights:
-    """A read-only memory map of the weights file. Addresses are valid until `close`."""
+    """A read-only memory map of the weights file `name`. Addresses are valid until `close`, `stream` is not needed."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, stream: BinaryIO, name: str) -> None:
+        self._name = name
         try:
-            with open(file, "rb") as stream:
-                self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # ValueError: the file is empty
-            raise EngineFormatError(f"{file.name} cannot be mapped: {error}", _HINT) from error
+            raise EngineFormatError(f"{name} cannot be mapped: {error}", _HINT) from error
         self._bytes = np.frombuffer(self._map, dtype=np.uint8)
         self._entries = self._parse_header()
 
@@ -59,7 +58,7 @@ class MappedWeights:
         return entries
 
     def _damaged(self, reason: str) -> EngineFormatError:
-        return EngineFormatError(f"{self._file.name} is damaged: {reason}", _HINT)
+        return EngineFormatError(f"{self._name} is damaged: {reason}", _HINT)
 
     def addresses(self, program: Program) -> list[int]:
         """The address of each weight, in the order of `program.weights`.

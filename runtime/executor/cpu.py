@@ -40,7 +40,8 @@ class CpuExecutor:
                 "the KV cache has more slots than an int32 can number", "give it less memory (kv_bytes)"
             )
 
-        library = KernelLibrary(engine.library_file())
+        assert engine.library is not None
+        library = KernelLibrary(engine.files.read(engine.library.path), engine.library.path)
         self._arena = AnonymousMemory(program.arena_bytes_per_token * limits.max_step_tokens)
         self._kv = AnonymousMemory(self.kv_bytes)
         self._logits = np.zeros((self.max_logit_rows, self.vocab_size), dtype=np.float32)

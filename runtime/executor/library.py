@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import hashlib
 import os
 from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
-from pathlib import Path
 
-from ..engine.verify import sha256_of
 from ..errors import EngineFormatError, IccError
 
 ABI_VERSION = 1
@@ -32,29 +32,28 @@ class IccBatch(Structure):
     )
 
 
-_loaded: dict[tuple[str, str], str] = {}  # (real path, sha256) -> the path given to the dynamic loader
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_loaded: dict[str, str] = {}  # sha256 of a library -> the path by which the dynamic loader knows it
 
 
 class KernelLibrary:
-    """The functions of one library, typed. Calls release the GIL.
+    """The functions of a library, typed, from its content. Calls release the GIL.
 
-    EngineFormatError if the file is no library, or of another ABI version.
+    EngineFormatError if `name` is no library, or of another ABI version.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, image: bytes, name: str) -> None:
         try:
-            library = ctypes.CDLL(_loadable_path(file), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+            library = ctypes.CDLL(_loadable_path(image), mode=os.RTLD_LOCAL | os.RTLD_NOW)
             version = library.icc_abi_version
             self._create, self._step, self._destroy = library.icc_create, library.icc_step, library.icc_destroy
         except (OSError, AttributeError) as error:
-            raise EngineFormatError(
-                f"{file.name} is not a kernel library: {error}", "compile the model again"
-            ) from error
+            raise EngineFormatError(f"{name} is not a kernel library: {error}", "compile the model again") from error
         version.restype = c_int32
         found = version()
         if found != ABI_VERSION:
             raise EngineFormatError(
-                f"{file.name} has kernel interface version {found}, this runtime needs {ABI_VERSION}",
+                f"{name} has kernel interface version {found}, this runtime needs {ABI_VERSION}",
                 "compile the model again with this version of icc",
             )
         self._create.restype = c_void_p
@@ -82,20 +81,17 @@ class KernelLibrary:
         self._destroy(handle)
 
 
-def _loadable_path(file: Path) -> str:
-    """A path under which the dynamic loader finds the present content of `file`.
+def _loadable_path(image: bytes) -> str:
+    """A path under which the dynamic loader finds exactly these bytes.
 
-    The loader keeps libraries by path for the life of the process. If another library was loaded from this path before
-    (the engine was compiled again), it would be given once more; so the new one goes through an anonymous file,
-    which stays open because its name must never mean something else.
+    It is that of an anonymous sealed file, which nobody can change or replace. The loader keeps libraries by path for
+    the life of the process, so the file stays open: its path must never mean something else.
     """
-    path, digest = os.path.realpath(file), sha256_of(file)
-    if (path, digest) not in _loaded:
-        if any(known == path for known, _ in _loaded):
-            descriptor = os.memfd_create(f"icc-{digest[:12]}")
-            with open(descriptor, "wb", closefd=False) as stream:
-                stream.write(file.read_bytes())
-            _loaded[path, digest] = f"/proc/self/fd/{descriptor}"
-        else:
-            _loaded[path, digest] = path
-    return _loaded[path, digest]
+    digest = hashlib.sha256(image).hexdigest()
+    if digest not in _loaded:
+        descriptor = os.memfd_create(f"icc-{digest[:12]}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        with open(descriptor, "wb", closefd=False) as stream:
+            stream.write(image)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        _loaded[digest] = f"/proc/self/fd/{descriptor}"
+    return _loaded[digest]

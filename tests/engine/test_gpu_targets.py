@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from icc.compiler.cli import main
 from icc.compiler.targets import TARGETS
 from icc.runtime.cli import main as runtime_main
-from icc.runtime.engine.load import open_engine, read_program
+from icc.runtime.engine.load import decode_program, open_engine
 
 GPUS = [name for name, target in TARGETS.items() if target.backend != "cpu"]
 EM_CUDA, EM_AMDGPU, GFX942 = 190, 224, 0x4C
@@ -36,7 +36,7 @@ def test_every_target_compiles(target: str, compiled: Callable[..., Any], tmp_pa
     args = ["compile", str(compiled("llama", dtype="bfloat16").checkpoint), "-o", str(engine), "--target", target]
     result = CliRunner().invoke(main, [*args, "--quant", "rtn4", *SMALL])
     assert result.exit_code == 0, result.output
-    plan = read_program(engine / "program.json").plan
+    plan = decode_program((engine / "program.json").read_bytes(), "program.json").plan
     assert plan is not None and plan.objects
     for found in plan.objects.values():
         assert architecture((engine / found.file).read_bytes()) == TARGETS[target].arch

@@ -55,7 +55,7 @@ def test_eight_bit_activations_cost_little(results: dict[str, Evaluation]) -> No
 
     graph = load_graph(SAMPLE)
     run_passes(graph, pipelines.canonicalize() + pipelines.quantize("rtn4", "int8", (), ()), PassContext())
-    tokenizer = Tokenizer(SAMPLE / "tokenizer.json")
+    tokenizer = Tokenizer((SAMPLE / "tokenizer.json").read_bytes())
     ids = tokenizer.encode(heldout(), add_special_tokens=False)
     exact = _Interpreted(tokenizer, lambda tokens: interpret(graph, tokens).numpy())
     found = evaluate_text(exact, heldout(), window=512)  # type: ignore[arg-type]

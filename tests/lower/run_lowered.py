@@ -51,7 +51,7 @@ def run_lowered(lowered: Lowered, folder: Path, ids: list[int], logit_rows: list
         for a in (ids, range(tokens), range(tokens), [0, tokens], [tokens], [list(range(blocks))], rows)
     ]
     logits = np.full((len(rows), program.vocab_size), np.nan, np.float32)
-    library = KernelLibrary(folder / "kernels" / f"{isa.name}.so")
+    library = KernelLibrary((folder / "kernels" / f"{isa.name}.so").read_bytes(), isa.name)
     weights = [_bytes(memory, p) for memory, p in zip(held, packed, strict=True)]
     handle = library.create(2, weights, arena.address, kv.address, blocks)
     library.step(handle, IccBatch(tokens, 1, len(rows), blocks, *(a.ctypes.data for a in arrays), logits.ctypes.data))

@@ -27,7 +27,7 @@ def make_llm(request: Any, toy_manifest: Callable[..., Manifest], byte_tokenizer
 
     def make(text: bool = True, manifest: dict[str, Any] | None = None, **executor: Any) -> LLM:
         executor.setdefault("vocab_size", VOCAB)
-        tokenizer = Tokenizer(byte_tokenizer_file) if text else None
+        tokenizer = Tokenizer(byte_tokenizer_file.read_bytes()) if text else None
         return LLM(toy_manifest(**(manifest or {})), request.param(**executor), tokenizer)
 
     return make

@@ -14,7 +14,7 @@ from icc.runtime.tokenizer import Detokenizer, StopFinder, Tokenizer
 
 @pytest.fixture
 def tokenizer(byte_tokenizer_file: Path) -> Tokenizer:
-    return Tokenizer(byte_tokenizer_file)
+    return Tokenizer(byte_tokenizer_file.read_bytes())
 
 
 def pieces(tokenizer: Tokenizer, tokens: list[int], prompt: list[int] | None = None) -> list[str]:
@@ -65,13 +65,12 @@ def _remember(tokenizer: Tokenizer) -> None:
     _made[:] = [tokenizer]
 
 
-def test_a_leading_space_depends_on_what_was_before(tmp_path: Path) -> None:
+def test_a_leading_space_depends_on_what_was_before() -> None:
     """A SentencePiece-like decoder strips the first space of what it decodes; the continuation of a prompt keeps it."""
     model = tokenizers.models.WordLevel({"\u2581a": 0, "\u2581b": 1, "c": 2}, unk_token="c")
     plain = tokenizers.Tokenizer(model)
     plain.decoder = tokenizers.decoders.Metaspace()
-    plain.save(str(tmp_path / "t.json"))
-    tokenizer = Tokenizer(tmp_path / "t.json")
+    tokenizer = Tokenizer(plain.to_str().encode())
     assert pieces(tokenizer, [1, 2], prompt=[0]) == [" b", "c", ""]
     assert pieces(tokenizer, [1, 2]) == ["b", "c", ""]
 
@@ -81,13 +80,13 @@ def test_stored_truncation_and_padding_are_switched_off(byte_tokenizer_file: Pat
     raw.enable_truncation(2)
     raw.enable_padding(length=8)
     raw.save(str(byte_tokenizer_file))
-    assert Tokenizer(byte_tokenizer_file).encode("abcd") == [97, 98, 99, 100]
+    assert Tokenizer(byte_tokenizer_file.read_bytes()).encode("abcd") == [97, 98, 99, 100]
 
 
-def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "t.json").write_text("{}")
-    with pytest.raises(EngineFormatError, match=r"t\.json is not a tokenizer"):
-        Tokenizer(tmp_path / "t.json")
+@pytest.mark.parametrize("raw", [b"{}", b"", b"\xff"])
+def test_a_file_that_is_no_tokenizer_is_refused(raw: bytes) -> None:
+    with pytest.raises(EngineFormatError, match=r"tokenizer\.json is not a tokenizer"):
+        Tokenizer(raw)
 
 
 def test_a_stop_string_is_found_across_pieces_and_nothing_of_it_is_shown() -> None:

@@ -37,18 +37,17 @@ class OnDisk:
 
 @pytest.fixture(scope="module")
 def on_disk(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
-    model, folder = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("engine")
+    model = tmp_path_factory.mktemp("model")
     tiny.save_tiny(tiny.tiny_configs()["llama"], model)
     built = build(model, "rtn4", Limits(max_seq_len=48, max_batch_size=4, max_step_tokens=16))
-    (folder / "kernels").mkdir()
     plan = built.program.plan
     assert plan is not None
     table = {}
-    for name, found in plan.objects.items():
-        (folder / found.file).write_bytes(name.encode())
+    for name in plan.objects:
         table[name.encode()] = built.specs[name]
+    files = SimpleNamespace(read=lambda path: Path(path).stem.encode())
     weights = SimpleNamespace(view=lambda name: built.packed[name])
-    engine = SimpleNamespace(manifest=built.manifest, program=built.program, weights=weights, path=Path(folder))
+    engine = SimpleNamespace(manifest=built.manifest, program=built.program, weights=weights, files=files)
     return OnDisk(engine, built, table)
 
 

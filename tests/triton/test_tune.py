@@ -29,12 +29,10 @@ class _AnyKernel(dict[bytes, Any]):
 def tuned_file(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path / "model", "bfloat16")
     built = build(tmp_path / "model", "rtn4", Limits(max_seq_len=32, max_batch_size=1, max_step_tokens=16))
-    (tmp_path / "kernels").mkdir()
     plan = built.program.plan
     assert plan is not None
     table = _AnyKernel()
-    for name, found in plan.objects.items():
-        (tmp_path / found.file).write_bytes(name.encode())
+    for name in plan.objects:
         table[name.encode()] = built.specs[name]
 
     def pretend(specs: Any, target: Any) -> dict[str, Compiled]:
@@ -45,8 +43,9 @@ def tuned_file(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     monkeypatch.setattr(tuning, "compile_specs", pretend)
     driver = FakeDriver(table)
     monkeypatch.setattr(tuning, "CudaExecutor", lambda engine: CudaExecutor(engine, cuda=Cuda(bindings=driver)))
+    files = SimpleNamespace(read=lambda path: Path(path).stem.encode())
     weights = SimpleNamespace(view=lambda name: built.packed[name])
-    engine: Any = SimpleNamespace(manifest=built.manifest, program=built.program, weights=weights, path=tmp_path)
+    engine: Any = SimpleNamespace(manifest=built.manifest, program=built.program, weights=weights, files=files)
     file = tmp_path / "h100.json"
     found = tuning.tune(engine, file, lambda *_: None)
     assert found.tilings and read_tuning(file, TARGET) == found

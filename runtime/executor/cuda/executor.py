@@ -177,6 +177,6 @@ def _load_functions(cuda: Cuda, engine: Engine) -> dict[str, Any]:
     """Every kernel of the plan."""
     assert engine.program.plan is not None
     return {
-        name: cuda.function((engine.path / found.file).read_bytes(), found.entry, found.shared_bytes)
+        name: cuda.function(engine.files.read(found.file), found.entry, found.shared_bytes)
         for name, found in engine.program.plan.objects.items()
     }

@@ -1,0 +1,86 @@
+"""S3: what was hashed is what runs, whoever replaces or changes a file of the engine in between."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from icc.runtime.engine.files import EngineFiles
+from icc.runtime.engine.load import open_engine
+from icc.runtime.errors import EngineFormatError
+from icc.runtime.llm import load
+from icc.runtime.params import SamplingParams
+
+Make = Callable[..., Path]
+USED = ("kernels/any.so", "program.json", "tokenizer/tokenizer.json", "weights.safetensors")
+
+
+@pytest.fixture
+def swap_after_check(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Lets the used files of an engine be replaced as soon as all its files are hashed."""
+    other, check = make_engine("other.engine", rule=1, abi=2), EngineFiles.check
+    for file in ("program.json", "tokenizer/tokenizer.json"):
+        (other / file).write_text("{}")
+
+    def arm(root: Path) -> None:
+        def check_then_swap(self: EngineFiles, *args: Any) -> None:
+            check(self, *args)
+            for file in USED:
+                os.replace(other / file, root / file)
+
+        monkeypatch.setattr(EngineFiles, "check", check_then_swap)
+
+    return arm
+
+
+def test_a_file_that_is_replaced_after_it_was_hashed_is_not_used(
+    make_engine: Make, swap_after_check: Callable[[Path], None]
+) -> None:
+    root = make_engine()
+    swap_after_check(root)
+    with load(root, threads=1) as llm:
+        assert llm.generate(["abc"], SamplingParams(max_tokens=5))[0].text == "defgh"
+
+
+def test_without_verification_the_files_are_used_as_they_are(
+    make_engine: Make, swap_after_check: Callable[[Path], None]
+) -> None:
+    """The control: the swap above does take place."""
+    root = make_engine()
+    swap_after_check(root)
+    with pytest.raises(EngineFormatError, match=r"program\.json"):
+        load(root, verify=False)
+
+
+def test_a_file_that_is_read_later_is_compared_again(make_engine: Make) -> None:
+    root = make_engine()
+    engine = open_engine(root)
+    file = root / "kernels" / "future.so"  # as a GPU executor reads its kernel objects: when it needs them
+    content = file.read_bytes()
+    assert engine.files.read("kernels/future.so") == content
+    file.write_bytes(content[:-1] + b"x")
+    with pytest.raises(EngineFormatError, match=r"kernels/future\.so has changed"):
+        engine.files.read("kernels/future.so")
+    engine.close()
+
+
+def test_a_library_that_is_overwritten_runs_on(make_engine: Make) -> None:
+    root = make_engine()
+    library = root / "kernels" / "any.so"
+    with load(root, threads=1) as llm:
+        library.write_bytes(b"\0" * library.stat().st_size)
+        assert llm.generate(["abc"], SamplingParams(max_tokens=5))[0].text == "defgh"
+
+
+def test_no_link_is_followed(make_engine: Make, tmp_path: Path) -> None:
+    root = make_engine()
+    engine = open_engine(root)
+    (tmp_path / "elsewhere").write_bytes((root / "kernels" / "future.so").read_bytes())
+    (root / "kernels" / "future.so").unlink()
+    (root / "kernels" / "future.so").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(EngineFormatError, match=r"kernels/future\.so cannot be read"):
+        engine.files.read("kernels/future.so")
+    engine.close()
