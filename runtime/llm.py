@@ -55,9 +55,9 @@ def load(
 def _open_device(path: str | os.PathLike[str]) -> Cuda | None:
     """The GPU that an engine needs, checked; None for a CPU engine."""
     manifest = read_manifest(Path(path))
-    if manifest.backend == "cpu":
+    if manifest.backend == "cpu" or manifest.gpu is None:  # without gpu facts, open_engine refuses it in words
         return None
-    if manifest.backend != "cuda" or manifest.gpu is None:
+    if manifest.backend != "cuda":
         raise UsageError(
             f"the engine is for target {manifest.target} ({manifest.backend}), which this runtime cannot run yet",
             "compile the model for an NVIDIA GPU or with --target cpu to run it",
