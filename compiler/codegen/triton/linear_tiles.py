@@ -1,13 +1,13 @@
 """Which tilings a product may take on a target, and an estimate of what each costs.
 
-The estimate is a roofline per resource: memory, the second-level cache, matrix units, instruction issue, and the latency
-of the steps that one program takes in turn. Constants are rough figures of the vendors' guides and of published
+The estimate is a roofline per resource: memory, the second-level cache, matrix units, instruction issue, and the
+latency of the steps that one program takes in turn. Constants are rough figures of the vendors' guides and of published
 microbenchmarks; `icc tune` replaces the choice where a device was at hand.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from ...targets import Target
@@ -24,8 +24,8 @@ REGISTERS = 65536  # of a multiprocessor, 32 bits each
 class Product:
     """The facts of a product that its tiling depends on.
 
-    parts: products that one output tile needs. extras: other operands of its epilogue. rows: of x, at most. With experts,
-    each row is multiplied with topk of them.
+    parts: products that one output tile needs. extras: other operands of its epilogue. rows: of x, at most. With
+    experts, each row is multiplied with topk of them.
     """
 
     mode: str
@@ -59,7 +59,7 @@ class Product:
 def pick(product: Product, tuner: Tuner) -> Config:
     """The tiling for a product; one choice for all row counts of a class, so that phases share objects."""
     rows = next((r for r in (8, 16, 32, 64, 128, 256) if product.rows <= r), 1024)
-    known = Product(**(product.__dict__ | {"rows": rows}))
+    known = replace(product, rows=rows)
     machine = Machine(tuner.target)
     return tuner.pick(known.key, machine.candidates(known), lambda config: machine.seconds(known, config))
 
