@@ -128,7 +128,9 @@ class Machine:
         old = self.level < 90
         if not p.bits:
             crowded = old and p.parts > 1 and sums > 32 and (c["warps"] < 8 or c["m"] > 128)
-            return sums * (p.parts + p.extras) <= 128 and not crowded
+            whole = sums * (p.parts + p.extras) <= 128 and not crowded
+            halves = not old and not p.experts and sums * (2 * p.parts + p.extras) <= 384  # see Source.halves
+            return whole or (sums * p.parts <= 128 and halves)
         limit = 64 if p.bits == 4 or (p.parts == 1 and not old) else 32
         if c["n"] > 16 * c["warps"]:  # a warp unpacks more than 16 columns at once
             sums *= 2
@@ -231,6 +233,6 @@ class Machine:
             return int((36 + 1.4 * c["n"] * p.parts) * (1 + (c["m"] - 8) / 32)) + (35 if p.bits == 8 else 0) + old
         sums = c["m"] * c["n"] // (self.target.warp_size * c["warps"])
         if not p.bits:
-            return 40 + int(1.1 * sums * (p.parts + p.extras)) + old // 2
+            return 40 + min(int(1.1 * sums * (p.parts + p.extras)), 160) + old // 2
         unpacked = 60 + 2 * max(c["n"] // c["warps"] - 16, 0) + (40 if p.bits == 8 else 0) + c["m"] // 128 * old
         return min(unpacked + sums * (p.parts + 1) + (20 + old) * (p.parts - 1), 255)
