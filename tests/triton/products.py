@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ class Weight:
 
     packed: Tensor
     values: Tensor
-    params: dict[str, object]
+    params: dict[str, Any]
     kind: str
 
 

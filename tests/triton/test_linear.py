@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from icc.compiler.codegen.errors import CodegenError
 from icc.compiler.codegen.triton.linear import LINEARS, Linear
 from icc.compiler.codegen.triton.spec import Shape
 from interpreting import LIMITS, TUNER, run_kernel
-from products import DTYPES, Forced, check, rows, weight
+from products import DTYPES, Forced, Weight, check, rows, weight
 from torch import Tensor
 
 # kind, bits, group, k: a group of 16 is too short for matrix instructions, and not all k are whole slices of a program
@@ -23,8 +24,8 @@ WEIGHTS = [
 STEPS = [(1, Shape(1, True)), (3, Shape(4, True)), (19, Shape(32, False))]
 
 
-def product(x: Tensor, w: object, bias: Tensor | None, k: int) -> Tensor:
-    y = x[:, :k].double() @ w.values.T  # type: ignore[attr-defined]
+def product(x: Tensor, w: Weight, bias: Tensor | None, k: int) -> Tensor:
+    y = x[:, :k].double() @ w.values.T
     return y if bias is None else y + bias.double()
 
 
@@ -47,13 +48,13 @@ def test_rows_of_any_stride(kind: str, bits: int, group: int, k: int, count: int
 def test_operands_of_different_types_are_multiplied_in_float32(x_kind: str, w_kind: str, y_kind: str) -> None:
     x, w = rows(5, 70, 70, x_kind), weight((17, 70), w_kind)
     y = torch.full((5, 17), torch.nan, dtype=DTYPES[y_kind])
-    kernel = Linear(k=70, n=17, types=(x_kind, w.kind, "", y_kind), aligned=(True,) * 4, rows="logit_rows", **w.params)  # type: ignore[arg-type]
+    kernel = Linear(k=70, n=17, types=(x_kind, w.kind, "", y_kind), aligned=(True,) * 4, rows="logit_rows", **w.params)
     run_kernel(kernel, [x, w.packed, None], [y], shape=Shape(8, True))
     check(y, product(x, w, None, 70), y_kind)
 
 
-GATED = {"epilogue": ["t0 = silu a0", "t1 = mul t0 a1"], "width": 24}
-FORMS = {
+GATED: dict[str, Any] = {"epilogue": ["t0 = silu a0", "t1 = mul t0 a1"], "width": 24}
+FORMS: dict[str, dict[str, Any]] = {
     "halves": {**GATED, "epilogue_inputs": ["acc:0:1", "acc:24:1"]},
     "interleaved": {**GATED, "epilogue_inputs": ["acc:0:2", "acc:1:2"]},
     "residual": {"epilogue": ["t0 = add a0 a1"], "epilogue_inputs": ["acc:0:1", "50:1"], "width": 48},
@@ -88,7 +89,7 @@ def test_epilogues(form: str, bits: int, count: int, shape: Shape) -> None:
     kernel = Linear(
         k=k, n=n, has_bias=True, types=("bf16", w.kind, "f32", *["f32"] * len(extras), "f32"),
         aligned=(True,) * (4 + len(extras)), **w.params, **FORMS[form],
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
     run_kernel(kernel, [x, w.packed, bias, *extras], [y], shape=shape)
     check(y, finished(form, product(x, w, bias, k), extras), "f32")
 
@@ -106,6 +107,7 @@ TILINGS = [
     {"decode": 1, "m": 8, "n": 16, "k": 64, "warps": 2, "stages": 2, "splits": 1},
     {"decode": 0, "m": 16, "n": 16, "k": 64, "warps": 4, "stages": 2, "splits": 1},
     {"decode": 0, "m": 16, "n": 32, "k": 64, "warps": 4, "stages": 2, "splits": 3},
+    {"decode": 0, "m": 64, "n": 32, "k": 64, "warps": 1, "stages": 2, "splits": 1},  # finished in two halves
 ]
 
 
@@ -113,13 +115,13 @@ TILINGS = [
 @pytest.mark.parametrize(("bits", "target"), [(0, "h100"), (4, "h100"), (4, "mi300x")])
 def test_every_cut_gives_the_same(tiling: dict[str, int], bits: int, target: str) -> None:
     torch.manual_seed(2)
-    count, n, k = (5 if tiling["decode"] else 17), 30, 448
+    count, n, k = (5 if tiling["decode"] else tiling["m"] + 1), 30, 448
     x, w, extra = rows(count, k, k, "bf16"), weight((n, k), "bf16", bits, 64 if bits else 0), torch.randn(count, n)
     y = torch.full((count, n), torch.nan)
     kernel = Linear(
         k=k, n=n, epilogue=["t0 = add a0 a1"], epilogue_inputs=["acc:0:1", f"{n}:1"], width=n,
         types=("bf16", w.kind, "", "f32", "f32"), aligned=(True,) * 5, **w.params,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
     shape = Shape(count, bool(tiling["decode"]))
     specs = run_kernel(kernel, [x, w.packed, None, extra], [y], shape=shape, tuner=Forced(tiling, target))
     assert len(specs) == (2 if tiling["splits"] > 1 else 1)
@@ -146,7 +148,7 @@ def test_phases_of_one_class_share_their_launches() -> None:
 def test_the_assembly_unpacks_as_the_source_says(kind: str) -> None:
     """Nobody can run PTX here: evaluates the lines over all 16-bit elements, two per register."""
     w = weight((32, 128), kind, 4, 64)
-    kernel = Linear(k=128, n=32, types=(kind, "u8", "", kind), aligned=(True,) * 4, **w.params)  # type: ignore[arg-type]
+    kernel = Linear(k=128, n=32, types=(kind, "u8", "", kind), aligned=(True,) * 4, **w.params)
     source = kernel.launches(Shape(1, True), LIMITS, TUNER)[0].source
     elements = np.arange(65536, dtype=np.uint32)
     registers: dict[str, np.ndarray] = {"$4": elements | (elements[::-1] << np.uint32(16))}

@@ -22,8 +22,9 @@ LOGIT_ROWS = 64  # beyond decoding, seldom more rows than this are wanted
 class Linear(TritonKernel):
     """y = finish(x W^T + bias); operands x, W, bias, *extras -> y. W is dense ("format") or codes ("bits", "group").
 
-    epilogue: lines of `compiler/ops/pointwise.py` over epilogue_inputs, "acc:<offset>:<stride>" (column offset + stride c
-    of the product for output column c) or "<row stride>:<column stride>" (the next extra operand); width: columns of y.
+    epilogue: lines of `compiler/ops/pointwise.py` over epilogue_inputs, "acc:<offset>:<stride>" (column
+    offset + stride c of the product for output column c) or "<row stride>:<column stride>" (the next extra operand).
+    width: columns of y.
     """
 
     template: ClassVar[str] = "triton/linear"
@@ -98,8 +99,8 @@ class Linear(TritonKernel):
             rows = min(rows, LOGIT_ROWS)
         parts, extras, _ = epilogue_operands(self)
         product = Product(
-            self.mode, self.types[0], self.n, self.k, self.columns, len(parts), len(extras), rows, self.bits, self.group,
-            self.experts, self.topk,
+            self.mode, self.types[0], self.n, self.k, self.columns, len(parts), len(extras), rows,
+            self.bits, self.group, self.experts, self.topk,
         )  # fmt: skip
         return Tiling.of(pick(product, tuner))
 
@@ -187,6 +188,6 @@ def _scratch(name: str, kind: str = "*i32") -> Arg:
     return Arg(f"{name}_ptr", kind, f"scratch:{name}")
 
 
-LINEARS: dict[str, type[TritonKernel]] = {
+LINEARS: dict[str, type[Linear]] = {
     "linear": Linear, "linear_q": Linear, "expert_linear": ExpertLinear, "expert_linear_q": ExpertLinear,
 }  # fmt: skip

@@ -228,6 +228,14 @@ class Source:
         return "0, steps" if self.op.experts else "0, STEPS"
 
     @property
+    def halves(self) -> bool:
+        """Whether a tile is finished in two halves: sums and other operands together would not fit into registers."""
+        tile = self.tile
+        sums = tile.m * tile.n // (32 * tile.warps)
+        large = not tile.decode and tile.splits == 1 and not self.op.experts
+        return large and bool(self.extras) and sums * (len(self.parts) + len(self.extras)) > 128
+
+    @property
     def widen(self) -> str:
         """Operands of different types are multiplied in float32."""
         return ".to(tl.float32)" if self.mode == "wide" else ""

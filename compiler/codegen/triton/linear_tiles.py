@@ -1,13 +1,13 @@
 """Which tilings a product may take on a target, and an estimate of what each costs.
 
-The estimate is a roofline per resource: memory, the second-level cache, matrix units, instruction issue, and the latency
-of the steps that one program takes in turn. Constants are rough figures of the vendors' guides and of published
+The estimate is a roofline per resource: memory, the second-level cache, matrix units, instruction issue, and the
+latency of the steps that one program takes in turn. Constants are rough figures of the vendors' guides and of published
 microbenchmarks; `icc tune` replaces the choice where a device was at hand.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from ...targets import Target
@@ -24,8 +24,8 @@ REGISTERS = 65536  # of a multiprocessor, 32 bits each
 class Product:
     """The facts of a product that its tiling depends on.
 
-    parts: products that one output tile needs. extras: other operands of its epilogue. rows: of x, at most. With experts,
-    each row is multiplied with topk of them.
+    parts: products that one output tile needs. extras: other operands of its epilogue. rows: of x, at most. With
+    experts, each row is multiplied with topk of them.
     """
 
     mode: str
@@ -59,7 +59,7 @@ class Product:
 def pick(product: Product, tuner: Tuner) -> Config:
     """The tiling for a product; one choice for all row counts of a class, so that phases share objects."""
     rows = next((r for r in (8, 16, 32, 64, 128, 256) if product.rows <= r), 1024)
-    known = Product(**(product.__dict__ | {"rows": rows}))
+    known = replace(product, rows=rows)
     machine = Machine(tuner.target)
     return tuner.pick(known.key, machine.candidates(known), lambda config: machine.seconds(known, config))
 
@@ -128,7 +128,9 @@ class Machine:
         old = self.level < 90
         if not p.bits:
             crowded = old and p.parts > 1 and sums > 32 and (c["warps"] < 8 or c["m"] > 128)
-            return sums * (p.parts + p.extras) <= 128 and not crowded
+            whole = sums * (p.parts + p.extras) <= 128 and not crowded
+            halves = not old and not p.experts and sums * (2 * p.parts + p.extras) <= 384  # see Source.halves
+            return whole or (sums * p.parts <= 128 and halves)
         limit = 64 if p.bits == 4 or (p.parts == 1 and not old) else 32
         if c["n"] > 16 * c["warps"]:  # a warp unpacks more than 16 columns at once
             sums *= 2
@@ -231,6 +233,6 @@ class Machine:
             return int((36 + 1.4 * c["n"] * p.parts) * (1 + (c["m"] - 8) / 32)) + (35 if p.bits == 8 else 0) + old
         sums = c["m"] * c["n"] // (self.target.warp_size * c["warps"])
         if not p.bits:
-            return 40 + int(1.1 * sums * (p.parts + p.extras)) + old // 2
+            return 40 + min(int(1.1 * sums * (p.parts + p.extras)), 160) + old // 2
         unpacked = 60 + 2 * max(c["n"] // c["warps"] - 16, 0) + (40 if p.bits == 8 else 0) + c["m"] // 128 * old
         return min(unpacked + sums * (p.parts + 1) + (20 + old) * (p.parts - 1), 255)

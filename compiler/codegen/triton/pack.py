@@ -23,7 +23,7 @@ def stored_scales(scales: np.ndarray) -> np.ndarray:
 
 
 def pack_quantized(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray, bits: int, group: int) -> np.ndarray:
-    """Pack codes u8 [N, K], scales f32 and zeros u8 [N, K/group] as gq4 or gq8. Experts [E, N, K] are packed in turn."""
+    """Pack codes u8 [N, K], scales f32 and zeros u8 [N, K/group] as gq4 or gq8; experts [E, N, K] one by one."""
     if codes.ndim == 3:
         parts = zip(codes, scales, zeros, strict=True)
         return np.concatenate([pack_quantized(c, s, z, bits, group) for c, s, z in parts])
