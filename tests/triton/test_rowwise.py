@@ -13,8 +13,8 @@ from torch import Tensor
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about NaN and infinities
 
 TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i32": torch.int32}
-# relative; Triton's interpreter truncates to bf16, where a GPU rounds
-TOLERANCE = {"f32": 1e-5, "bf16": 2.0**-7, "f16": 2.0**-10, "i32": 0.0}
+# relative: half a unit in the last place of the 16-bit types
+TOLERANCE = {"f32": 1e-5, "bf16": 2.0**-8, "f16": 2.0**-11, "i32": 0.0}
 SHAPE = Shape(16, False)
 
 
@@ -98,4 +98,4 @@ def test_softmax_edges() -> None:
 def test_cumsum(kind: str, rows: int, outer: int, n: int) -> None:
     flat, x = draw(rows, outer, n, kind=kind)
     found = run("cumsum", flat, kind, (rows, outer, n), outer=outer, n=n)
-    torch.testing.assert_close(found.double(), x.double().cumsum(-1), rtol=TOLERANCE[kind], atol=1e-4)
+    torch.testing.assert_close(found.double(), x.double().cumsum(-1), rtol=TOLERANCE[kind], atol=5e-4)

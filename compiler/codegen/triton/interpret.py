@@ -57,13 +57,15 @@ def load_source(text: str) -> ModuleType:
     """The rendered source as a module whose kernels are interpreted.
 
     Triton reads a kernel's source from its file. In the interpreter, `tl.dot` on bf16 operands returns garbage (Triton
-    3.6 to 3.9), so INTERPRETED tells the templates to upcast them.
+    3.6 to 3.9), so INTERPRETED tells the templates to upcast them. Its conversions to bf16 truncate, where a GPU
+    rounds: they are replaced.
     """
     import triton.language as tl
 
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
     name = "icc_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+    _round_to_bf16()
     path = _folder() / f"{name}.py"
     path.write_text(text)
     found = spec_from_file_location(name, path)
@@ -72,6 +74,25 @@ def load_source(text: str) -> ModuleType:
     found.loader.exec_module(module)
     module.INTERPRETED = tl.constexpr(True)  # type: ignore[attr-defined]
     return module
+
+
+@lru_cache(maxsize=1)
+def _round_to_bf16() -> None:
+    """Make the interpreter's conversions between float32 and bf16 (kept as uint16) those of torch."""
+    import triton.language as tl
+    import triton.runtime.interpreter as interpreter
+
+    slow = interpreter._convert_float  # type: ignore[attr-defined]
+
+    def convert(data: np.ndarray, source: tl.dtype, target: tl.dtype, rounding: object) -> np.ndarray:
+        if (source, target) == (tl.float32, tl.bfloat16):
+            rounded = torch.from_numpy(np.array(data)).to(torch.bfloat16).view(torch.int16)
+            return rounded.numpy().view(np.uint16)
+        if (source, target) == (tl.bfloat16, tl.float32):
+            return data.astype(np.uint32) << 16
+        return slow(data, source, target, rounding)
+
+    interpreter._convert_float = convert  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=1)

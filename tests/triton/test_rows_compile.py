@@ -1,0 +1,65 @@
+"""The pointwise and row kernels compile for a GPU and keep all their values in registers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from icc.compiler.codegen.triton.bmm import Bmm
+from icc.compiler.codegen.triton.compile import compile_specs, spec_key
+from icc.compiler.codegen.triton.index import INDEXED
+from icc.compiler.codegen.triton.pointwise import Pointwise
+from icc.compiler.codegen.triton.rowwise import ROWWISE
+from icc.compiler.codegen.triton.spec import Shape, TritonKernel
+from icc.compiler.ops.pointwise import OPCODES
+from icc.compiler.targets import TARGETS
+from interpreting import LIMITS, TUNER
+
+PAIRS = {"add", "sub", "mul", "div", "floordiv", "remainder", "pow", "maximum", "minimum", "eq", "ne", "lt", "le", "gt"}
+PAIRS |= {"ge", "logical_and", "logical_or"}
+
+
+def chain(kind: str) -> Pointwise:
+    """One kernel with every opcode over two operands of one type."""
+    body = []
+    for i, opcode in enumerate(OPCODES):
+        operands = {"where": "a0 a0 a1"}.get(opcode, "a0 a1" if opcode in PAIRS else "a0")
+        body += [f"t{2 * i} = {opcode} {operands}", f"t{2 * i + 1} = add t{2 * i} {f't{2 * i - 1}' if i else '-inf'}"]
+    inputs = (f"{kind}:100:1", f"{kind}:0:0")
+    outputs = (f"t{2 * len(OPCODES) - 1}:f32:100:1",)
+    facts = {"types": (kind, kind, "f32"), "aligned": (True,) * 3}
+    return Pointwise(shape=(100,), inputs=inputs, body=body, outputs=outputs, **facts)
+
+
+def kernels(kind: str) -> list[TritonKernel]:
+    """Each kernel at a size that is no power of two, over activations of that type."""
+    two, three = {"types": (kind,) * 2, "aligned": (True,) * 2}, {"aligned": (True,) * 3}
+    line = {"outer": 2, "n": 5000, "x_stride": 10000}
+    return [
+        *(ROWWISE["reduce"](op=op, inner=1, y_stride=2, **line, **two) for op in ("mean", "prod", "amin")),
+        ROWWISE["softmax"](y_stride=10000, **line, **two),
+        ROWWISE["cumsum"](y_stride=10000, **line, **two),
+        INDEXED["topk"](k=6, values_stride=12, indices_stride=12, types=(kind, kind, "i32"), **line, **three),
+        INDEXED["gather"](m=6, index_stride=12, y_stride=12, types=(kind, "i32", kind), **line, **three),
+        INDEXED["scatter"](
+            m=6, index_stride=12, y_stride=10000, reduce="none", src="value", value="-inf",
+            types=(kind, "i32", "", kind), aligned=(True,) * 4, **line,
+        ),
+        INDEXED["embedding"](n=100, y_stride=100, table_rows=9, format=kind, types=("i32", kind, "f32"), **three),
+        INDEXED["select_rows"](n=100, x_stride=100, y_stride=100, **two),
+        Bmm(
+            batch=2, m=1, k=100, n=60, b_transposed=True, a_row_stride=200, b_row_stride=0, c_row_stride=120,
+            types=(kind,) * 3, **three,
+        ),
+    ]  # fmt: skip
+
+
+def test_compiles_without_spilling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ICC_CACHE_DIR", str(tmp_path))
+    target = TARGETS["h100"]
+    shapes = (Shape(1, True), Shape(64, True))
+    specs = [spec for kernel in kernels("bf16") for shape in shapes for spec in kernel.launches(shape, LIMITS, TUNER)]
+    found = compile_specs([*specs, *chain("f32").launches(Shape(1, True), LIMITS, TUNER)], target)
+    assert {spec.entry: found[spec_key(spec)].spill_bytes for spec in specs} == dict.fromkeys(
+        (s.entry for s in specs), 0
+    )
