@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import icc
@@ -49,3 +50,49 @@ def test_logits_do_not_depend_on_how_the_text_is_cut(compiled: Callable[..., Any
         with icc.load(compiled("llama", quant="rtn4", max_step_tokens=step).engine) as llm:
             found.append(llm.logits(ids))
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
+
+
+class Poison:
+    """Sets every bit of KV blocks before each step, which is NaN in every cache type (and in the scales of int8).
+
+    The blocks that hold nothing are poisoned each time, so that a block is full of NaN when it is given to a request;
+    those of one running request once, so that it fails.
+    """
+
+    def __init__(self, llm: icc.LLM) -> None:
+        self.llm, self.step = llm, llm.executor.step
+        self.victim: int | None = None
+        llm.executor.step = self  # type: ignore[method-assign]
+
+    def __call__(self, batch: Any) -> np.ndarray:
+        self.fill(self.llm.loop.scheduler.pool._free)
+        started = [sequence for sequence in batch.sequences if sequence.start]
+        if self.victim is None and len(started) > 2:
+            self.victim = started[1].request_id
+            self.fill(started[1].block_table)
+        return self.step(batch)
+
+    def fill(self, blocks: Iterable[int]) -> None:
+        executor, layout = self.llm.executor, self.llm.engine.program.kv
+        base = executor._kv.address
+        for layer in range(len(layout.layers)):
+            nbytes = layout.block_bytes(layer)
+            for block in blocks:
+                ctypes.memset(base + block * nbytes, 0xFF, nbytes)
+            base += executor.num_blocks * nbytes
+
+
+@pytest.mark.parametrize(("name", "option"), [("llama", {"kv_cache": "int8"}), ("gemma2", {"quant": "none"})])
+def test_what_a_block_held_before_changes_nothing(
+    name: str, option: dict[str, str], compiled: Callable[..., Any]
+) -> None:
+    """R6: kernels never compute with what is left in a block, not even times zero: not of a request that failed."""
+    engine = compiled(name, **option, max_step_tokens=24, max_batch_size=5).engine
+    expected = alone(engine)
+    with icc.load(engine) as llm:
+        poison = Poison(llm)
+        first = llm.generate(prompts(), GREEDY)
+        others = [(c.token_ids, ids) for c, ids in zip(first, expected, strict=True) if c.finish_reason != "error"]
+        assert poison.victim is not None and len(others) == len(expected) - 1
+        assert all(found == ids for found, ids in others)
+        assert [c.token_ids for c in llm.generate(prompts(), GREEDY)] == expected

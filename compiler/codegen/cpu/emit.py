@@ -253,8 +253,12 @@ def _steps(program: Program, functions: dict[str, str]) -> tuple[StepParams, ...
 
 
 def _header(path: str) -> str:
-    """A header as part of the translation unit: without its own includes of other parts."""
-    return re.sub(r'(?m)^(#pragma once|#include ".*")\n', "", read_header("cpp/" + path))
+    """A header as part of the translation unit: includes of `HEADERS` are left out, others take their place."""
+
+    def include(match: re.Match[str]) -> str:
+        return "" if match[1] in HEADERS else _header(match[1])
+
+    return re.sub(r'(?m)^#include "(.*)"\n', include, read_header("cpp/" + path).replace("#pragma once\n", ""))
 
 
 def emit_source(program: Program, isa: Isa) -> str:

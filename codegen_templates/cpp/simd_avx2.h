@@ -1,0 +1,129 @@
+// Sixteen-lane vectors as a pair of ymm registers. Part of simd.h.
+#pragma once
+
+struct VF { __m256 a, b; };
+struct VI { __m256i a, b; };
+struct VB { __m256 a, b; };
+
+ICC_INLINE VF vf(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+ICC_INLINE VI vi(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+ICC_INLINE VF vload(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+ICC_INLINE VI viload(const void* p) {
+    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
+}
+ICC_INLINE void vstore(float* p, VF x) { _mm256_storeu_ps(p, x.a), _mm256_storeu_ps(p + 8, x.b); }
+ICC_INLINE void vistore(void* p, VI x) {
+    _mm256_storeu_si256((__m256i*)p, x.a), _mm256_storeu_si256((__m256i*)p + 1, x.b);
+}
+
+ICC_INLINE VF operator+(VF x, VF y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+ICC_INLINE VF operator-(VF x, VF y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+ICC_INLINE VF operator*(VF x, VF y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+ICC_INLINE VF operator/(VF x, VF y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+ICC_INLINE VF fma(VF x, VF y, VF z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+ICC_INLINE VF fnma(VF x, VF y, VF z) { return {_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b)}; }
+ICC_INLINE VF min_raw(VF x, VF y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+ICC_INLINE VF max_raw(VF x, VF y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+ICC_INLINE VF vsqrt(VF x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
+template <int MODE> ICC_INLINE VF vround(VF x) {
+    return {_mm256_round_ps(x.a, MODE | _MM_FROUND_NO_EXC), _mm256_round_ps(x.b, MODE | _MM_FROUND_NO_EXC)};
+}
+ICC_INLINE VI to_int_nearest(VF x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+ICC_INLINE VI to_int_trunc(VF x) { return {_mm256_cvttps_epi32(x.a), _mm256_cvttps_epi32(x.b)}; }
+ICC_INLINE VF to_float(VI x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+ICC_INLINE VI bits(VF x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+ICC_INLINE VF from_bits(VI x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+
+ICC_INLINE VI operator+(VI x, VI y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+ICC_INLINE VI operator-(VI x, VI y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+ICC_INLINE VI operator*(VI x, VI y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
+ICC_INLINE VI operator&(VI x, VI y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
+ICC_INLINE VI operator|(VI x, VI y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+ICC_INLINE VI operator^(VI x, VI y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
+ICC_INLINE VI vmin(VI x, VI y) { return {_mm256_min_epi32(x.a, y.a), _mm256_min_epi32(x.b, y.b)}; }
+ICC_INLINE VI vmax(VI x, VI y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
+template <int N> ICC_INLINE VI shl(VI x) { return {_mm256_slli_epi32(x.a, N), _mm256_slli_epi32(x.b, N)}; }
+template <int N> ICC_INLINE VI shr(VI x) { return {_mm256_srli_epi32(x.a, N), _mm256_srli_epi32(x.b, N)}; }
+template <int N> ICC_INLINE VI sar(VI x) { return {_mm256_srai_epi32(x.a, N), _mm256_srai_epi32(x.b, N)}; }
+
+ICC_INLINE VB as_mask(VI x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+ICC_INLINE VB inverse(VB x) {
+    const __m256 ones = _mm256_castsi256_ps(_mm256_set1_epi32(-1));
+    return {_mm256_xor_ps(x.a, ones), _mm256_xor_ps(x.b, ones)};
+}
+#define ICC_CMP(name, code) \
+    ICC_INLINE VB name(VF x, VF y) { return {_mm256_cmp_ps(x.a, y.a, code), _mm256_cmp_ps(x.b, y.b, code)}; }
+ICC_CMP(eq, _CMP_EQ_OQ)
+ICC_CMP(ne, _CMP_NEQ_UQ)
+ICC_CMP(lt, _CMP_LT_OQ)
+ICC_CMP(le, _CMP_LE_OQ)
+ICC_CMP(gt, _CMP_GT_OQ)
+ICC_CMP(ge, _CMP_GE_OQ)
+#undef ICC_CMP
+ICC_INLINE VB eq(VI x, VI y) { return as_mask({_mm256_cmpeq_epi32(x.a, y.a), _mm256_cmpeq_epi32(x.b, y.b)}); }
+ICC_INLINE VB gt(VI x, VI y) { return as_mask({_mm256_cmpgt_epi32(x.a, y.a), _mm256_cmpgt_epi32(x.b, y.b)}); }
+ICC_INLINE VB ne(VI x, VI y) { return inverse(eq(x, y)); }
+ICC_INLINE VB lt(VI x, VI y) { return gt(y, x); }
+ICC_INLINE VB le(VI x, VI y) { return inverse(gt(x, y)); }
+ICC_INLINE VB ge(VI x, VI y) { return inverse(gt(y, x)); }
+ICC_INLINE VB both(VB x, VB y) { return {_mm256_and_ps(x.a, y.a), _mm256_and_ps(x.b, y.b)}; }
+ICC_INLINE VF select(VB c, VF x, VF y) { return {_mm256_blendv_ps(y.a, x.a, c.a), _mm256_blendv_ps(y.b, x.b, c.b)}; }
+ICC_INLINE VI select(VB c, VI x, VI y) { return bits(select(c, from_bits(x), from_bits(y))); }
+
+ICC_INLINE VF load_bf16(const uint16_t* p) {
+    const __m256i lo = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+    const __m256i hi = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p + 1));
+    return from_bits({_mm256_slli_epi32(lo, 16), _mm256_slli_epi32(hi, 16)});
+}
+ICC_INLINE VF load_f16(const uint16_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p + 1))};
+}
+ICC_INLINE VF load_i8(const int8_t* p) {
+    const __m128i x = _mm_loadu_si128((const __m128i*)p);
+    return to_float({_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))});
+}
+ICC_INLINE VF load_u8(const uint8_t* p) {
+    const __m128i x = _mm_loadu_si128((const __m128i*)p);
+    return to_float({_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))});
+}
+ICC_INLINE void store_f16(uint16_t* p, VF x) {
+    _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, 0));
+    _mm_storeu_si128((__m128i*)p + 1, _mm256_cvtps_ph(x.b, 0));
+}
+ICC_INLINE void store_low16(uint16_t* p, VI x) {
+    int32_t t[16];
+    vistore(t, x);
+    for (int i = 0; i < 16; ++i) p[i] = (uint16_t)t[i];
+}
+ICC_INLINE void store_low8(int8_t* p, VI x) {
+    int32_t t[16];
+    vistore(t, x);
+    for (int i = 0; i < 16; ++i) p[i] = (int8_t)t[i];
+}
+ICC_INLINE VI set1_quad(const int8_t* p) {
+    int32_t x;
+    memcpy(&x, p, 4);
+    const __m256i v = _mm256_set1_epi32(x);
+    return {v, v};
+}
+ICC_INLINE VI low_nibbles(VI x) {
+    const __m256i m = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+}
+ICC_INLINE VI high_nibbles(VI x) {
+    const __m256i m = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), m), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), m)};
+}
+ICC_INLINE __m256i half_dot(__m256i acc, __m256i u, __m256i s, short weight) {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(weight)));
+}
+// Per 32-bit lane: acc + dot of four unsigned bytes (at most 15) and four signed bytes.
+ICC_INLINE VI dot_u4(VI acc, VI u, VI s) { return {half_dot(acc.a, u.a, s.a, 1), half_dot(acc.b, u.b, s.b, 1)}; }
+// The same for any unsigned bytes. maddubs would saturate at 255 * 127 * 2, so the halves of the byte go separately.
+ICC_INLINE VI dot_u8(VI acc, VI u, VI s) {
+    const VI low = low_nibbles(u), high = high_nibbles(u);
+    acc = dot_u4(acc, low, s);
+    return {half_dot(acc.a, high.a, s.a, 16), half_dot(acc.b, high.b, s.b, 16)};
+}
+ICC_INLINE __m256 fold(VF x) { return _mm256_add_ps(x.a, x.b); }
+ICC_INLINE __m256 fold_max(VF x) { return _mm256_max_ps(x.a, x.b); }
