@@ -12,7 +12,7 @@ import msgspec
 
 from .plan import LaunchPlan
 
-Param = int | float | str | bool | list[int | str]
+Param = int | float | str | bool | list[int | str | bool]
 
 # element sizes in bytes of everything that a buffer or weight can hold
 ITEM_SIZE = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4, "i8": 1, "u8": 1}

@@ -48,19 +48,19 @@ class GpuEngine:
         return LLM(self.manifest, self.executor(num_blocks))
 
 
-def build(model: Path, quant: str = "none", limits: Limits | None = None, kv: str | None = None) -> GpuEngine:
+def build(model: Path, quant: str = "none", limits: Limits | None = None, block_size: int = 8) -> GpuEngine:
     """Everything of a compile but the objects. Calibrated methods use random tokens."""
     limits = limits or Limits(max_seq_len=64, max_batch_size=4, max_step_tokens=24)
     graph = load_graph(model, limits.max_seq_len)
     phases = [pipelines.canonicalize()]
     if quant != "none":
         rng = np.random.default_rng(0)
-        sequences = [rng.integers(0, graph.info.vocab_size, 24).tolist() for _ in range(4)]
+        sequences = [rng.integers(0, graph.info.vocab_size, limits.max_seq_len).tolist() for _ in range(4)]
         phases.append(pipelines.quantize(quant, "int8", (), sequences))
     for phase in (*phases, pipelines.attention(), pipelines.fuse()):
         run_passes(graph, phase, PassContext())
     backend = TritonBackend(TARGET, weight_dtype(graph))
-    lowered = lower(graph, LowerOptions(kv or backend.kv_dtype, backend.profile, block_size=8))
+    lowered = lower(graph, LowerOptions(backend.kv_dtype, backend.profile, block_size))
     planned = plan_program(lowered.program, limits, Tuner(TARGET))
     program = msgspec.structs.replace(lowered.program, plan=make_plan(planned, TARGET, {}))
     packed = {name: backend.pack(source) for name, source in lowered.sources.items()}

@@ -30,8 +30,10 @@ class FakeDriver:
 
     def __init__(
         self, specs: Mapping[bytes, LaunchSpec], capability: tuple[int, int] = (9, 0), version: int = 12080,
-        free: int = 8 << 30, count: int = 1,
+        free: int = 8 << 30, count: int = 1, dry: bool = False,
     ) -> None:  # fmt: skip
+        """dry: kernels do nothing."""
+        self.dry = dry
         self.specs, self.capability, self.version, self.free, self.count = specs, capability, version, free, count
         self.memory: dict[int, ctypes.Array[Any]] = {}
         self.live: set[str] = set()
@@ -150,7 +152,7 @@ class FakeDriver:
         assert threads == 32 * spec.num_warps and len(values) == len(types) == len(spec.args) + 2
         self.eager_launches += self.captured is None
         self.warps_launched = spec.num_warps
-        return self._put(lambda: self._run(spec, grid, values))
+        return self._put(lambda: None if self.dry else self._run(spec, grid, values))
 
     def cuStreamBeginCapture(self, stream: str, mode: str) -> tuple[int]:  # noqa: N802
         self.captured = []
