@@ -32,6 +32,7 @@ _TORCH = {
     "i32": torch.int32,
     "i8": torch.int8,
     "u8": torch.uint8,
+    "i64": torch.int64,
 }
 _GREEDY = SamplingRow(0.0, 0, 1.0, 0.0, 0, 0)
 
