@@ -69,9 +69,10 @@ class Step:
             self.block_tables[row, :count], blocks = blocks[:count], blocks[count:]
             for at in range(sum(self.sequences[row])):
                 k, v = torch.randn(layer.kv_heads, layer.key_dim), torch.randn(layer.kv_heads, layer.value_dim)
-                self.pool.write(self._slot(row, at), k, v)
+                self.pool.write(self.slot(row, at), k, v)
 
-    def _slot(self, row: int, at: int) -> int:
+    def slot(self, row: int, at: int) -> int:
+        """Where sequence `row` keeps its token at position `at`."""
         return int(self.block_tables[row, at // self.block_size]) * self.block_size + at % self.block_size
 
     def kernel(self) -> Attention:
@@ -120,7 +121,7 @@ class Step:
         q = self.q[token : token + n, : layer.q_heads * layer.key_dim].double().view(n, layer.q_heads, -1)
         if self.cos is not None and self.sin is not None:
             q = rotate(q, self.cos[positions].double(), self.sin[positions].double(), layer.rope_style)
-        pairs = [self.pool.read(self._slot(row, at)) for at in range(before + n)]
+        pairs = [self.pool.read(self.slot(row, at)) for at in range(before + n)]
         k, v = (torch.stack(x).repeat_interleave(group, 1) for x in zip(*pairs, strict=True))
         scores = torch.einsum("ihd,jhd->hij", q, k) * layer.key_dim**-0.5
         i, j = positions[:, None], torch.arange(before + n)[None]
