@@ -131,6 +131,8 @@ class Machine:
             whole = sums * (p.parts + p.extras) <= 128 and not crowded
             halves = not old and not p.experts and sums * (2 * p.parts + p.extras) <= 384  # see Source.halves
             return whole or (sums * p.parts <= 128 and halves)
+        if self.hip and p.bits == 8 and c["n"] > 64:
+            return False
         limit = 64 if p.bits == 4 or (p.parts == 1 and not old) else 32
         if c["n"] > 16 * c["warps"]:  # a warp unpacks more than 16 columns at once
             sums *= 2
@@ -218,8 +220,8 @@ class Machine:
         x = c["m"] * c["k"] * item * slices
         depth = max(c["stages"] - 1, 1)
         ahead = not c["decode"] and self.level >= 90 and p.mode != "wide"  # a step that runs keeps its operands
-        sums = 4 * p.parts * c["m"] * c["n"] * slices if c["decode"] else 2 * c["m"] * c["n"]
-        total = depth * (w + x)
+        sums = 4 * p.parts * c["m"] * c["n"] * slices if c["decode"] else (4 if self.hip else 2) * c["m"] * c["n"]
+        total = depth * (w + x) + (4096 if p.bits and c["n"] < 16 * c["warps"] else 0)
         if ahead:
             total += x if p.bits else w + x
         return max(total, sums)
