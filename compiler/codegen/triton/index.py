@@ -9,8 +9,9 @@ from typing import ClassVar
 from ....runtime.engine.manifest import Limits
 from ....runtime.engine.plan import Extent, extent
 from ...codegen.render import render
+from ...targets import Target
 from ..errors import CodegenError
-from .lines import BLOCK, MAX_WARPS, Lines, even_block, power_of_two
+from .lines import BLOCK, Lines, even_block, power_of_two, warps
 from .spec import ONE, Arg, LaunchSpec, Shape, TritonKernel, batch_arg
 from .tiles import Tuner
 
@@ -40,9 +41,8 @@ class Topk(Lines):
         """One line, so that a warp of its own can reduce it in every round without a barrier."""
         return max(WARP // self.width, 1)
 
-    @property
-    def num_warps(self) -> int:
-        return min(max(self.width // 512, 1), MAX_WARPS)
+    def warps(self, target: Target) -> int:
+        return warps(self.width, target, 16)
 
     @property
     def kept(self) -> int:
@@ -152,7 +152,9 @@ class TakeRows(TritonKernel):
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         rows = next(arg.value for arg in self.args if arg.name == "num_rows")
         grid = (extent(rows, self.row_block), Extent(-(-self.n // self.cols)), ONE)
-        return (LaunchSpec(render(self.template, self), self.entry, self.args, grid, num_warps=4),)
+        return (
+            LaunchSpec(render(self.template, self), self.entry, self.args, grid, num_warps=warps(BLOCK, tuner.target)),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

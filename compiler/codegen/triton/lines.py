@@ -12,11 +12,19 @@ from typing import ClassVar
 from ....runtime.engine.manifest import Limits
 from ....runtime.engine.plan import Extent, extent
 from ...codegen.render import render
+from ...targets import Target
 from .spec import Arg, LaunchSpec, Shape, TritonKernel
 from .tiles import Tuner
 
-BLOCK = 1024  # elements per program: eight per thread of four warps, one 16-byte access of 16-bit elements
-MAX_WARPS = 16
+BLOCK = 1024  # elements per program
+PER_THREAD = 8  # elements: one 16-byte access of 16-bit elements
+MAX_THREADS = 512
+
+
+def warps(elements: int, target: Target, per_thread: int = PER_THREAD) -> int:
+    """Warps of a program that holds so many elements, a power of two."""
+    threads = min(elements // per_thread, MAX_THREADS)
+    return max(threads // target.warp_size, 1)
 
 
 def power_of_two(n: int) -> int:
@@ -88,10 +96,9 @@ class Lines(TritonKernel):
         """What follows a load of x."""
         return "" if self.whole else ".to(tl.float32)"
 
-    @property
-    def num_warps(self) -> int:
-        """A warp for each 256 elements."""
-        return min(max(self.block * self.width // 256, 1), MAX_WARPS)
+    def warps(self, target: Target) -> int:
+        """Warps per program."""
+        return warps(self.block * self.width, target)
 
     @property
     def args(self) -> tuple[Arg, ...]:
@@ -106,6 +113,8 @@ class Lines(TritonKernel):
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         blocks = -(-self.lines // self.line_block)
         grid = (extent(self.num_rows, self.row_block), Extent(blocks), Extent(self.chunks))
-        return (LaunchSpec(render(self.template, self), self.entry, self.args, grid, num_warps=self.num_warps),)
+        return (
+            LaunchSpec(render(self.template, self), self.entry, self.args, grid, num_warps=self.warps(tuner.target)),
+        )
 
     entry: ClassVar[str]

@@ -13,7 +13,7 @@ from ....runtime.engine.plan import Extent, extent
 from ...codegen.render import render
 from ..errors import CodegenError
 from .body import Value, translate
-from .lines import BLOCK, even_block
+from .lines import BLOCK, even_block, warps
 from .spec import ELEMENTS, Arg, LaunchSpec, Shape, TritonKernel
 from .tiles import Tuner
 
@@ -143,7 +143,7 @@ class Pointwise(TritonKernel):
         grid = (extent(self.num_rows, self.block_rows), Extent(-(-self.cols // self.block_cols)), Extent(1))
         source = render(self.template, self)
         args.append(Arg("num_rows", "i32", self.num_rows, aligned=False))
-        return (LaunchSpec(source, self.entry, tuple(args), grid, num_warps=4),)
+        return (LaunchSpec(source, self.entry, tuple(args), grid, num_warps=warps(BLOCK, tuner.target)),)
 
 
 def _access(text: str, rank: int) -> Access:
