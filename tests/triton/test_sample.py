@@ -10,8 +10,8 @@ import torch
 from icc.compiler.codegen.triton.interpret import run_spec
 from icc.compiler.codegen.triton.sample import Sample
 from icc.compiler.codegen.triton.spec import Shape
-from icc.runtime.sampler import _largest, _nucleus, token_logprob
 from icc.runtime.engine.manifest import Limits
+from icc.runtime.sampler import _largest, _nucleus, token_logprob
 from interpreting import TUNER
 
 LIMITS = Limits(max_seq_len=256, max_batch_size=64, max_step_tokens=128)
@@ -36,7 +36,7 @@ def sample(logits: np.ndarray, rows: list[Row]) -> dict[str, np.ndarray]:
     padded = torch.full((count, vocab + 3), torch.nan)
     padded[:, :vocab] = torch.from_numpy(logits)
     seeds = np.array([row.seed for row in rows], dtype=np.uint64).view(np.int32).reshape(-1, 2)
-    values: dict[str, torch.Tensor | int] = {"output:0": padded, "sampling:seed": torch.from_numpy(seeds.copy())}
+    values: dict[str, torch.Tensor | int] = {"logits": padded, "sampling:seed": torch.from_numpy(seeds.copy())}
     for name in ("temperature", "top_k", "top_p", "min_p", "counter"):
         kind = torch.int32 if name in ("top_k", "counter") else torch.float32
         values[f"sampling:{name}"] = torch.tensor([getattr(row, name) for row in rows], dtype=kind)
@@ -96,7 +96,9 @@ KINDS = {  # of logits, and what is tried on them: some keep few tokens, some mo
 @pytest.mark.parametrize("vocab", [97, 2500])
 def test_tokens(kind: str, vocab: int) -> None:
     rng = np.random.default_rng(vocab)
-    rows = [replace(row, seed=int(rng.integers(2**64, dtype=np.uint64)), counter=i) for i, row in enumerate(KINDS[kind])]
+    rows = [
+        replace(row, seed=int(rng.integers(2**64, dtype=np.uint64)), counter=i) for i, row in enumerate(KINDS[kind])
+    ]
     logits = rng.standard_normal((len(rows), vocab)).astype(np.float32)
     logits = {"spread": logits * 3, "flat": logits * 0.01, "ties": np.round(logits), "few": logits}[kind]
     if kind == "few":  # as a grammar leaves them

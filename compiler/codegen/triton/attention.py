@@ -84,7 +84,9 @@ class Attention(KvKernel):
             return {}
         states = shape.max_tokens * self.q_heads * splits
         if states * self.value_dim >= 2**31:
-            raise CodegenError(f"attention of {shape.max_tokens} sequences in {splits} splits: too many partial outputs")
+            raise CodegenError(
+                f"attention of {shape.max_tokens} sequences in {splits} splits: too many partial outputs"
+            )
         return {"peaks": 4 * states, "totals": 4 * states, "partials": 4 * states * self.value_dim}
 
     def _splits(self, shape: Shape, limits: Limits, tuner: Tuner) -> int:

@@ -83,7 +83,7 @@ def kernel_of(name: str, kernel: Kernel) -> TritonKernel:
 def plan_program(program: Program, limits: Limits, tuner: Tuner, shapes: Sequence[Shape] = ()) -> Planned:
     """All launches of all phases (or of `shapes`); raises CodegenError naming a kernel that some phase lacks."""
     kernels = {name: kernel_of(name, kernel) for name, kernel in program.kernels.items()}
-    around = Pending(), Sample(vocab=program.vocab_size, rows="logit_rows")
+    around = Pending(), Sample(vocab=program.vocab_size, stride=program.vocab_size)
     scratch_bytes, phases = 0, []
     for shape in shapes or phase_shapes(limits):
 

@@ -12,7 +12,14 @@ from .kv_cache import pad
 from .spec import ONE, Arg, LaunchSpec, Shape, TritonKernel
 from .tiles import Tuner
 
-_ARRAYS = {"temperature": "*fp32", "top_k": "*i32", "top_p": "*fp32", "min_p": "*fp32", "seed": "*i32", "counter": "*i32"}
+_ARRAYS = {
+    "temperature": "*fp32",
+    "top_k": "*i32",
+    "top_p": "*fp32",
+    "min_p": "*fp32",
+    "seed": "*i32",
+    "counter": "*i32",
+}
 _SLOTS = 32  # tokens that the scan of a part may list
 _SCRATCH = {  # what the scan leaves per row and part: type and bytes
     "listed_logits": ("*fp32", 4 * _SLOTS), "listed_tokens": ("*i32", 4 * _SLOTS), "floors": ("*i64", 8), "tops": ("*fp32", 4), "totals": ("*fp32", 4),
@@ -24,9 +31,9 @@ _MOST_PARTS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Sample(TritonKernel):
-    """Draws a token per row of logits, float32 with rows `stride` elements apart, for at most max_batch_size rows.
+    """Draws a token per row of logits, float32 with rows `stride` elements apart.
 
-    Values: "output:0" (the logits), "sampling:<name>" for temperature (0: greedy), top_k (0: off), top_p (1: off), min_p
+    Values: "logits", "sampling:<name>" for temperature (0: greedy), top_k (0: off), top_p (1: off), min_p
     (0: off), seed [L, 2] (low and high 32 bits) and counter (which token of its request); "sampled:token" (-1: the logits
     are not numbers), "sampled:logprob", "sampled:top_ids" and "sampled:top_logprobs" [L, 20]. Logprobs are those of the
     logits as they are. The noise of a token follows from seed, counter and token alone (Gumbel-max), so that batch-mates
@@ -78,7 +85,7 @@ class Sample(TritonKernel):
         return {f"sample_{name}": states * size for name, (_, size) in _SCRATCH.items()}
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
-        logits = Arg("logits_ptr", "*fp32", "output:0", aligned=self.stride % 4 == 0)
+        logits = Arg("logits_ptr", "*fp32", "logits", aligned=self.stride % 4 == 0)
         arrays = {n: Arg(f"{n}_ptr", kind, f"sampling:{n}") for n, kind in _ARRAYS.items()}
         states = tuple(Arg(f"{n}_ptr", kind, f"scratch:sample_{n}") for n, (kind, _) in _SCRATCH.items())
         results = tuple(Arg(f"{n}_ptr", kind, f"sampled:{n}") for n, kind in _RESULTS.items())
