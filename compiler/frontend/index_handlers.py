@@ -16,6 +16,9 @@ from .token_major import Dims, Lowering, T, Value, dims_of, handles, op_name
 
 aten = torch.ops.aten
 
+# nodes of the new graph that a handler looks behind, from where they are used
+LOOKED_THROUGH = (aten.expand.default, aten.repeat.default)
+
 
 @handles("aten.embedding", "aten.index_select")
 def embedding(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -114,7 +117,7 @@ def _same_along_features(value: Value) -> Value | None:
     if math.prod(value.features) == 1:
         return value
     source = value.node.args[0]
-    if value.node.target not in (aten.expand.default, aten.repeat.default) or not isinstance(source, fx.Node):
+    if value.node.target not in LOOKED_THROUGH or not isinstance(source, fx.Node):
         return None
     return Value(source, (T, *type_of(source).shape)) if math.prod(type_of(source).shape) == 1 else None
 

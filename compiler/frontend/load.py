@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from . import aten_handlers, index_handlers, reduce_handlers, scores  # noqa: F4
 from .checkpoint import open_checkpoint
 from .conversion import model_weights
 from .interfaces import MaskUsed
+from .layer_kinds import LayerKinds
 from .model import build_meta_model, computed_buffers, load_config
+from .replay import lowered_with_repeats
 from .rope import settle_rope
 from .token_major import Lowering
 from .trace import export
@@ -31,8 +34,11 @@ _POSITION_LIMITS = (
 )
 
 
-def load_graph(model_dir: Path, max_seq_len: int | None = None) -> Graph:
-    """Read, build and trace a checkpoint; nothing but headers and small constants is in memory afterwards."""
+def load_graph(model_dir: Path, max_seq_len: int | None = None, every_layer: bool = False) -> Graph:
+    """Read, build and trace a checkpoint; nothing but headers and small constants is in memory afterwards.
+
+    The graph is the same with `every_layer`, which traces each layer instead of one of each kind.
+    """
     config = load_config(model_dir)
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedModel(
@@ -43,7 +49,7 @@ def load_graph(model_dir: Path, max_seq_len: int | None = None) -> Graph:
     def attempt(written_out: bool) -> Graph:
         model = build_meta_model(config, written_out)
         weights = model_weights(model, tensors, computed_buffers(model))
-        return trace_model(model, config, weights, max_seq_len)
+        return trace_model(model, config, weights, max_seq_len, every_layer)
 
     try:
         return attempt(written_out=False)
@@ -54,8 +60,14 @@ def load_graph(model_dir: Path, max_seq_len: int | None = None) -> Graph:
             raise error from None
 
 
-def trace_model(model: nn.Module, config: Any, weights: dict[str, Weight], max_seq_len: int | None = None) -> Graph:
-    """Trace a model on meta and bring it into the IR."""
+def trace_model(
+    model: nn.Module,
+    config: Any,
+    weights: dict[str, Weight],
+    max_seq_len: int | None = None,
+    every_layer: bool = False,
+) -> Graph:
+    """Trace a model on meta and bring it into the IR; see `load_graph`."""
     text = config.get_text_config()
     limit = position_limit(text)
     if max_seq_len is not None and limit is not None and max_seq_len > limit:
@@ -76,7 +88,13 @@ def trace_model(model: nn.Module, config: Any, weights: dict[str, Weight], max_s
         dtype=max(set(floats), key=floats.count) if floats else torch.float32,
     )
     settle_rope(model, weights, length)
-    graph = Lowering(export(model, length), weights, info, length).run()
+    graph = None
+    if not every_layer:
+        with contextlib.suppress(UnsupportedModel):  # the trace of every layer then works, or gives the reason
+            kinds = LayerKinds(model, weights)
+            graph = lowered_with_repeats(Lowering(export(model, length, kinds), weights, info, length, kinds))
+    if graph is None:
+        graph = Lowering(export(model, length), weights, info, length).run()
     graph.max_seq_len = length
     return graph
 

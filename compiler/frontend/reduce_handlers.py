@@ -176,7 +176,7 @@ def arange(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
         start = numbers[0] if "start" in name else 0
         step = numbers[2] if "step" in name and len(numbers) > 2 else 1
         value = torch.arange(start, start + step * dims[0], step, dtype=_val(node).dtype)[: dims[0]]
-        return low.constant(node.name, value)
+        return low.constant("arange", value)
     start = numbers[0] if len(numbers) > 1 else 0
     if start != 0 or (len(numbers) > 2 and numbers[2] != 1):
         raise ValueError("a range over tokens that does not count from 0")
@@ -216,7 +216,7 @@ def full(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) 
     dims = dims_of(_val(node))
     dtype = torch.float32 if _val(node).dtype.is_floating_point else _val(node).dtype
     value = torch.full([d for d in dims if d is not T], fill, dtype=dtype)
-    return Value(low.constant(node.name, value).node, dims)
+    return Value(low.constant(name, value).node, dims)
 
 
 @handles("aten.native_layer_norm", "aten.layer_norm")

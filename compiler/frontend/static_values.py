@@ -38,7 +38,10 @@ def _short(node: fx.Node) -> str:
 
 
 class StaticValues:
-    """Which nodes are static, and their values for a number of tokens."""
+    """Which nodes are static, and their values for a number of tokens.
+
+    `looked_at` and `loaded` are the nodes and weights that some evaluation depended on.
+    """
 
     def __init__(self, program: ExportedProgram, weights: Mapping[str, Weight]) -> None:
         self._program = program
@@ -46,6 +49,8 @@ class StaticValues:
         self._specs = {s.arg.name: s for s in program.graph_signature.input_specs}
         self._users = [n for n in program.graph.nodes if n.op == "placeholder" and self._is_user(n)]
         self.nodes: set[fx.Node] = set()
+        self.looked_at: set[fx.Node] = set()
+        self.loaded: set[str] = set()
         for node in program.graph.nodes:
             if node.op == "placeholder":
                 static = node not in self._users or node is self._users[1]
@@ -65,6 +70,7 @@ class StaticValues:
             if current not in needed:
                 needed.add(current)
                 pending.extend(current.all_input_nodes)
+        self.looked_at |= needed
         env: dict[fx.Node, Any] = {}
         for current in self._program.graph.nodes:
             if current in needed:
@@ -103,4 +109,5 @@ class StaticValues:
             if not isinstance(value, Tensor) or value.device.type == "meta":
                 raise ValueError("a constant without a value")
             return value
+        self.loaded.add(name.removeprefix("model."))
         return as_compute(self._weights[name.removeprefix("model.")].load())

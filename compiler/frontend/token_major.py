@@ -20,6 +20,7 @@ from torch.export.graph_signature import InputKind
 from ..errors import UnsupportedModel
 from ..graph.graph import TOKENS, Graph, ModelInfo, TensorType, type_of
 from ..graph.weights import Constant, Weight
+from .layer_kinds import LayerKinds
 from .static_values import StaticValues
 from .trace import module_path
 
@@ -125,12 +126,25 @@ class Unrepresentable:
 
 
 class Lowering:
-    """State of one conversion: the graph being built and the values seen so far."""
+    """State of one conversion: the graph being built and the values seen so far.
 
-    def __init__(self, program: ExportedProgram, weights: dict[str, Weight], info: ModelInfo, max_tokens: int) -> None:
+    `kinds` knows the layers that the program only names, `regions` is what replay.py needs to put them in.
+    """
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        weights: dict[str, Weight],
+        info: ModelInfo,
+        max_tokens: int,
+        kinds: LayerKinds | None = None,
+    ) -> None:
         self.program = program
         self.source_weights = weights
         self.max_tokens = max_tokens
+        self.kinds = kinds
+        self.regions: dict[int, Any] = {}
+        self.stored: dict[str, Value] = {}
         self.static = StaticValues(program, weights)
         self.analysed_masks: dict[Any, Any] = {}
         self._layers = 0
@@ -179,37 +193,41 @@ class Lowering:
 
     def _inputs(self) -> None:
         graph = self.graph.fx
-        by_kind = {s.arg.name: s for s in self.program.graph_signature.input_specs}
-        users = 0
+        specs = {s.arg.name: s for s in self.program.graph_signature.input_specs}
+        used: dict[str, fx.Node] = {}
         for node in self.program.graph.nodes:
             if node.op != "placeholder":
                 continue
-            spec = by_kind[node.name]
+            spec = specs[node.name]
             if spec.kind == InputKind.USER_INPUT:
-                name = ("token_ids", "positions")[users]
-                users += 1
-                new = graph.placeholder(name)
+                new = graph.placeholder("positions" if self.graph.input("token_ids") else "token_ids")
                 new.meta["type"] = TensorType(TOKENS, (), torch.int64)
                 self.env[node] = self.view(Value(new, (T,)), (1, T))
-            else:
-                assert spec.target is not None
-                self.env[node] = self._stored(node, spec)
+            elif node.users and spec.kind == InputKind.CONSTANT_TENSOR:
+                self.env[node] = self._lifted(node, str(spec.target))
+            elif node.users:
+                used[str(spec.target).removeprefix("model.")] = node
+        for name in self._weight_names(used):
+            weight = self.source_weights[name]
+            self.stored[name] = Value(self.graph.add_weight(name, weight), weight.shape)
+            if name in used:
+                self.env[used[name]] = self.stored[name]
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
         for node in reversed(placeholders):  # fx wants them before everything else
             next(iter(graph.nodes)).prepend(node)
 
-    def _stored(self, node: fx.Node, spec: Any) -> Any:
-        name = str(spec.target)
-        if spec.kind == InputKind.CONSTANT_TENSOR:
-            value = self.program.constants[name]
-            if not isinstance(value, torch.Tensor) or value.device.type == "meta":
-                return self.refuse(node, "a constant without a value")
-            weight: Weight = Constant(value)
-        else:
-            weight = self.source_weights[name.removeprefix("model.")]
-        if not node.users:
-            return None
-        return Value(self.graph.add_weight(name.removeprefix("model."), weight), weight.shape)
+    def _weight_names(self, used: dict[str, fx.Node]) -> list[str]:
+        """The weights of the program and of the layers that it only names, in an order that is always the same."""
+        repeats = self.kinds.repeats if self.kinds is not None else []
+        names = {*used, *(new for r in repeats for old, new in r.renames.items() if old in used)}
+        place = {name: i for i, name in enumerate(self.source_weights)}
+        return sorted(names, key=place.__getitem__)
+
+    def _lifted(self, node: fx.Node, name: str) -> Value | Unrepresentable:
+        value = self.program.constants[name]
+        if not isinstance(value, torch.Tensor) or value.device.type == "meta":
+            return self.refuse(node, "a constant without a value")
+        return self.constant(name.removeprefix("model."), value)
 
     def _call(self, node: fx.Node) -> Any:
         self.current = node

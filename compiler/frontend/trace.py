@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.fx.config
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from ..errors import IccError, TraceError, UnsupportedModel
 from .interfaces import tracing_interfaces
+from .layer_kinds import LayerKinds
+from .layer_marks import join_repeated
 
 # Kept whole instead of decomposed, because the dialect has them or their decomposition would lose precision.
 KEPT_ATEN = (
@@ -34,11 +39,14 @@ class _Forward(nn.Module):
     position_ids would hide that. What it makes from `arange` becomes the graph's `positions` input.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, kinds: LayerKinds | None) -> None:
         super().__init__()
         self.model = model
+        self.kinds = kinds
 
     def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        if self.kinds is not None:
+            self.kinds.start()
         return self.model(input_ids=input_ids, use_cache=False, return_dict=True).logits
 
 
@@ -47,15 +55,31 @@ def _decompositions() -> dict[Any, Any]:
     return {op: fn for op, fn in table.items() if op.name().split("::")[1].split(".")[0] not in KEPT_ATEN}
 
 
-def export(model: nn.Module, max_tokens: int) -> ExportedProgram:
-    """Trace `model` (on meta) for 2..max_tokens tokens; raises TraceError with the first line of the reason."""
+def _without_stack_traces() -> contextlib.AbstractContextManager[Any]:
+    """Keep torch.export from noting with every node where in the model's code it comes from, which nobody reads."""
+    return mock.patch.object(torch.fx.config, "do_not_emit_stack_traces", True, create=True)
+
+
+def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None) -> ExportedProgram:
+    """Trace `model` (on meta) for 2..max_tokens tokens; raises TraceError with the first line of the reason.
+
+    With `kinds`, one layer of each kind is traced, and `kinds.repeats` tells of the others.
+    """
     # One less, as code that slices a table of max_tokens rows treats the whole table as a case of its own.
     tokens = torch.export.Dim("tokens", min=2, max=max(max_tokens, 16) - 1)
     ids, positions = (torch.zeros(1, 13, dtype=torch.long, device="meta") for _ in range(2))
     dynamic = {"input_ids": {1: tokens}, "position_ids": {1: tokens}}
     try:
-        with tracing_interfaces(), torch.no_grad():
-            program = torch.export.export(_Forward(model), (ids, positions), dynamic_shapes=dynamic, strict=False)
+        with contextlib.ExitStack() as stack:
+            for context in (torch.no_grad(), tracing_interfaces(), _without_stack_traces()):
+                stack.enter_context(context)
+            if kinds is not None:
+                kinds.scout(lambda: model(input_ids=ids, use_cache=False))
+                stack.enter_context(kinds.intercepted())
+                stack.enter_context(kinds.emptied())
+            forward = _Forward(model, kinds)
+            program = torch.export.export(forward, (ids, positions), dynamic_shapes=dynamic, strict=False)
+            join_repeated(program.graph)
             return program.run_decompositions(_decompositions())
     except IccError:
         raise
