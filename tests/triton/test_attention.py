@@ -17,7 +17,7 @@ from icc.compiler.targets import TARGETS
 from interpreting import TUNER
 
 # Of the largest output: one rounding of q, of the weights and of the output.
-TOLERANCE = {"f32": 2e-6, "bf16": 2e-2, "f16": 2e-3, "i8": 2e-2}
+TOLERANCE = {"f32": 2e-6, "bf16": 1e-2, "f16": 1e-3, "i8": 1e-2}
 LAYERS = {
     "grouped": Layer(8, 2, 64, 64, 64),
     "odd": Layer(6, 2, 24, 16, 8),

@@ -7,23 +7,19 @@ from typing import ClassVar
 
 from ....runtime.engine.manifest import Limits
 from ....runtime.engine.plan import Extent, extent
+from ....runtime.executor.sampling import TOP_LOGPROBS
 from ..render import render
 from .kv_cache import pad
 from .spec import ONE, Arg, LaunchSpec, Shape, TritonKernel
 from .tiles import Tuner
 
 _ARRAYS = {
-    "temperature": "*fp32",
-    "top_k": "*i32",
-    "top_p": "*fp32",
-    "min_p": "*fp32",
-    "seed": "*i32",
-    "counter": "*i32",
-}
+    "temperature": "*fp32", "top_k": "*i32", "top_p": "*fp32", "min_p": "*fp32", "seed": "*i32", "counter": "*i32",
+}  # fmt: skip
 _SLOTS = 32  # tokens that the scan of a part may list
 _SCRATCH = {  # what the scan leaves per row and part: type and bytes
-    "listed_logits": ("*fp32", 4 * _SLOTS), "listed_tokens": ("*i32", 4 * _SLOTS), "floors": ("*i64", 8), "tops": ("*fp32", 4), "totals": ("*fp32", 4),
-    "warm_totals": ("*fp32", 4), "winners": ("*i32", 4),
+    "listed_logits": ("*fp32", 4 * _SLOTS), "listed_tokens": ("*i32", 4 * _SLOTS), "floors": ("*i64", 8),
+    "tops": ("*fp32", 4), "totals": ("*fp32", 4), "warm_totals": ("*fp32", 4), "winners": ("*i32", 4),
 }  # fmt: skip
 _RESULTS = {"token": "*i32", "logprob": "*fp32", "top_ids": "*i32", "top_logprobs": "*fp32"}
 _MOST_PARTS = 32
@@ -31,24 +27,28 @@ _MOST_PARTS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Sample(TritonKernel):
-    """Draws a token per row of logits, float32 with rows `stride` elements apart.
+    """Draws a token per row of logits, float32 with rows `stride` elements apart (0: without gaps).
 
-    Values: "logits", "sampling:<name>" for temperature (0: greedy), top_k (0: off), top_p (1: off), min_p
-    (0: off), seed [L, 2] (low and high 32 bits) and counter (which token of its request); "sampled:token" (-1: the logits
-    are not numbers), "sampled:logprob", "sampled:top_ids" and "sampled:top_logprobs" [L, 20]. Logprobs are those of the
-    logits as they are. The noise of a token follows from seed, counter and token alone (Gumbel-max), so that batch-mates
-    do not matter.
+    Values: "logits"; "sampling:<name>" for temperature (0: greedy), top_k (0: off), top_p (1: off), min_p (0: off), seed
+    [L, 2] (low and high 32 bits) and counter (which token of its request); "sampled:token" (-1: the logits are not
+    numbers), "sampled:logprob", "sampled:top_ids" (-1: no more) and "sampled:top_logprobs" [L, 20]. Logprobs are those
+    of the logits as they are. A token's noise follows from seed, counter and token alone, so that batch-mates do not
+    matter.
     """
 
     inputs: ClassVar[int] = 1
     scan_entry: ClassVar[str] = "sample_scan"
     choose_entry: ClassVar[str] = "sample_choose"
-    top: ClassVar[int] = 20  # likeliest tokens that are told
-    listed: ClassVar[int] = 20
+    top: ClassVar[int] = TOP_LOGPROBS
+    listed: ClassVar[int] = TOP_LOGPROBS
     slots: ClassVar[int] = _SLOTS
     rows: str = "logit_rows"
     vocab: int
-    stride: int
+    stride: int = 0
+
+    @property
+    def row_stride(self) -> int:
+        return self.stride or self.vocab
 
     @property
     def chunk(self) -> int:
@@ -85,7 +85,7 @@ class Sample(TritonKernel):
         return {f"sample_{name}": states * size for name, (_, size) in _SCRATCH.items()}
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
-        logits = Arg("logits_ptr", "*fp32", "logits", aligned=self.stride % 4 == 0)
+        logits = Arg("logits_ptr", "*fp32", "logits", aligned=self.row_stride % 4 == 0)
         arrays = {n: Arg(f"{n}_ptr", kind, f"sampling:{n}") for n, kind in _ARRAYS.items()}
         states = tuple(Arg(f"{n}_ptr", kind, f"scratch:sample_{n}") for n, (kind, _) in _SCRATCH.items())
         results = tuple(Arg(f"{n}_ptr", kind, f"sampled:{n}") for n, kind in _RESULTS.items())
