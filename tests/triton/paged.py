@@ -1,4 +1,4 @@
-"""A paged KV cache for the kernel tests: pages as icc.compiler.codegen.triton.kv_cache lays them out, free ones poisoned."""
+"""A paged KV cache for the kernel tests: pages as kv_cache.py lays them out, unwritten ones poisoned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i
 
 @dataclass
 class Pool:
-    """`blocks` pages; `write` and `read` are the reference of what the kernels do, one token and all heads at a time."""
+    """`blocks` pages. `write` and `read` do what the kernels do, for one token and all heads."""
 
     kv_heads: int
     key_dim: int

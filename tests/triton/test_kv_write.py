@@ -69,7 +69,8 @@ def test_rows_without_finite_numbers_are_marked_in_an_int8_cache() -> None:
 def test_pieces_pad_little() -> None:
     widths = {dim: [p.width for p in pieces(dim)] for dim in (8, 16, 24, 64, 80, 96, 112, 128, 192, 256)}
     assert widths == {
-        8: [16], 16: [16], 24: [32], 64: [64], 80: [64, 16], 96: [64, 32], 112: [128], 128: [128], 192: [128, 64], 256: [256],
+        8: [16], 16: [16], 24: [32], 64: [64], 80: [64, 16], 96: [64, 32], 112: [128], 128: [128],
+        192: [128, 64], 256: [256],
     }  # fmt: skip
     assert [(p.first, p.width) for p in pieces(256, 128)] == [(0, 128), (128, 128)]
     assert all(ps[-1].end >= dim > ps[-1].first for dim in range(1, 300) if (ps := pieces(dim, 64)))

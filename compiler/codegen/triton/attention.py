@@ -12,7 +12,8 @@ from ....runtime.engine.program import ITEM_SIZE
 from ..errors import CodegenError
 from ..render import render
 from .attention_tiles import Tiling, Workload, decode_tiling, mixed_tiling, split_count
-from .kv_cache import KvKernel, Piece, pad, pieces
+from .kv_cache import KvKernel, Piece, pieces
+from .lines import power_of_two
 from .spec import ONE, Arg, LaunchSpec, Shape, batch_arg, size_arg
 from .tiles import Tuner
 
@@ -69,9 +70,9 @@ class Attention(KvKernel):
     @property
     def workload(self) -> Workload:
         """What decides about tilings."""
-        dims = (sum(piece.width for piece in pieces(dim)) for dim in (self.key_dim, self.value_dim))
+        key, value = (sum(piece.width for piece in pieces(dim)) for dim in (self.key_dim, self.value_dim))
         multiplied = 4 if self.qk_type == "float32" else 2
-        return Workload(self.kv_heads, self.group, *dims, ITEM_SIZE[self.dtype], multiplied, self.block_size)
+        return Workload(self.kv_heads, self.group, key, value, ITEM_SIZE[self.dtype], multiplied, self.block_size)
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         if shape.decode:
@@ -182,7 +183,7 @@ class MergeSource:
 
     @property
     def splits_pad(self) -> int:
-        return pad(self.splits)
+        return power_of_two(self.splits)
 
     @property
     def warps(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...targets import Target
+from .lines import power_of_two
 from .tiles import Config, Tuner
 
 _CLOCK = 1.6e9  # Hz, of any of the targets under load
@@ -69,7 +70,7 @@ def decode_tiling(work: Workload, tuner: Tuner) -> Tiling:
     """For steps of one token per sequence, whatever their number, so that they share an object."""
     long = work.multiplied == 4
     candidates: list[Config] = [
-        {"rows": 1 << max(heads - 1, 15).bit_length(), "heads": heads, "tile": tile, "warps": 4, "stages": stages}
+        {"rows": max(power_of_two(heads), 16), "heads": heads, "tile": tile, "warps": 4, "stages": stages}
         for heads in _head_counts(work.group, 16 if long else 64)
         for tile in ((16,) if long else (32, 64))
         for stages in (4, 3, 2)
@@ -101,7 +102,7 @@ def _wide(work: Workload, target: Target) -> bool:
 
 
 def _widest(work: Workload, target: Target, rows: int) -> int:
-    """Products wider than they are high would be shared between warps by columns: each row's maximum would cross warps."""
+    """The widest product: one wider than high would be shared between warps by columns, and a row would cross warps."""
     return 256 if _wide(work, target) or target.backend == "hip" else min(rows, 128)
 
 
@@ -147,7 +148,7 @@ def _mixed_cost(work: Workload, target: Target, config: Config) -> float:
     exposed = 0.3e-6 + (_LATENCY if config["stages"] == 2 and not _wide(work, target) else 0)
     if tile > rows and not _wide(work, target):
         exposed += 0.5e-6  # the scores' maxima cross warps
-    crowded = max(0.0, registers + hoisted - 255) / 100 if target.backend == "cuda" else 0
+    crowded = max(0.0, registers + hoisted - 255) / 50 if target.backend == "cuda" else 0
     return (products + 0.6 * softmax + exposed / blocks) / (used * tile) * (1 + crowded)
 
 

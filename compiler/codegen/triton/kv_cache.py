@@ -11,15 +11,11 @@ from ....runtime.engine.plan import Extent, extent
 from ....runtime.engine.program import ITEM_SIZE, KVLayer, KVLayout
 from ..errors import CodegenError
 from ..render import render
+from .lines import power_of_two
 from .spec import ELEMENTS, Arg, LaunchSpec, Shape, TritonKernel, batch_arg, size_arg
 from .tiles import Tuner
 
 _ROWS = 16  # (token, head) pairs that one program writes
-
-
-def pad(size: int, least: int = 1) -> int:
-    """The next power of two, at least `least`."""
-    return max(least, 1 << (size - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -37,9 +33,9 @@ class Piece:
 def pieces(dim: int, widest: int = 256) -> tuple[Piece, ...]:
     """`dim` cut into pieces of 16 to `widest` dims: two where that pads less than one, 192 = 128 + 64."""
     first = 1 << (dim.bit_length() - 1)
-    if first < dim and 16 <= first <= widest and pad(dim - first, 16) < first:
-        return (Piece(0, first), Piece(first, pad(dim - first, 16)))
-    width = min(pad(dim, 16), widest)
+    if first < dim and 16 <= first <= widest and max(power_of_two(dim - first), 16) < first:
+        return (Piece(0, first), Piece(first, max(power_of_two(dim - first), 16)))
+    width = min(max(power_of_two(dim), 16), widest)
     return tuple(Piece(start, width) for start in range(0, dim, width))
 
 
@@ -47,9 +43,9 @@ def pieces(dim: int, widest: int = 256) -> tuple[Piece, ...]:
 class KvKernel(TritonKernel):
     """The geometry of one layer's pages, which begin `page_stride` elements after each other.
 
-    A page holds keys [kv_heads, block_size, key_dim], then values [kv_heads, block_size, value_dim], both of `dtype`; for
-    i8 there follow float32 scales [kv_heads, block_size] of the keys, then of the values. rotary_dim: how many dims of
-    queries or keys are rotated, by tables [table_rows, rotary_dim].
+    A page holds keys [kv_heads, block_size, key_dim], then values [kv_heads, block_size, value_dim], both of `dtype`;
+    for i8 there follow float32 scales [kv_heads, block_size] of the keys, then of the values. rotary_dim: how many dims
+    of queries or keys are rotated, by tables [table_rows, rotary_dim].
     """
 
     kv_heads: int
@@ -67,11 +63,11 @@ class KvKernel(TritonKernel):
 
     @property
     def key_pad(self) -> int:
-        return pad(self.key_dim)
+        return power_of_two(self.key_dim)
 
     @property
     def value_pad(self) -> int:
-        return pad(self.value_dim)
+        return power_of_two(self.value_dim)
 
     @property
     def scaled(self) -> bool:
@@ -139,7 +135,7 @@ class KvWrite(KvKernel):
 
     @property
     def rows_per_program(self) -> int:
-        return pad(self.heads_per_program * self.tokens_per_program)
+        return power_of_two(self.heads_per_program * self.tokens_per_program)
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         args = self.pointers("k_ptr", "v_ptr", "cos_ptr", "sin_ptr") + self.kv_args()

@@ -9,7 +9,7 @@ from ....runtime.engine.manifest import Limits
 from ....runtime.engine.plan import Extent, extent
 from ....runtime.executor.sampling import TOP_LOGPROBS
 from ..render import render
-from .kv_cache import pad
+from .lines import power_of_two
 from .spec import ONE, Arg, LaunchSpec, Shape, TritonKernel
 from .tiles import Tuner
 
@@ -29,8 +29,8 @@ _MOST_PARTS = 32
 class Sample(TritonKernel):
     """Draws a token per row of logits, float32 with rows `stride` elements apart (0: without gaps).
 
-    Values: "logits"; "sampling:<name>" for temperature (0: greedy), top_k (0: off), top_p (1: off), min_p (0: off), seed
-    [L, 2] (low and high 32 bits) and counter (which token of its request); "sampled:token" (-1: the logits are not
+    Values: "logits"; "sampling:<name>" for temperature (0: greedy), top_k (0: off), top_p (1: off), min_p (0: off),
+    seed [L, 2] (low and high 32 bits) and counter (which token of its request); "sampled:token" (-1: the logits are not
     numbers), "sampled:logprob", "sampled:top_ids" (-1: no more) and "sampled:top_logprobs" [L, 20]. Logprobs are those
     of the logits as they are. A token's noise follows from seed, counter and token alone, so that batch-mates do not
     matter.
@@ -53,7 +53,7 @@ class Sample(TritonKernel):
     @property
     def chunk(self) -> int:
         """Tokens of one program of the scan."""
-        return max(pad(-(-self.vocab // _MOST_PARTS)), min(pad(self.vocab, 32), 1024))
+        return max(power_of_two(-(-self.vocab // _MOST_PARTS)), min(max(power_of_two(self.vocab), 32), 1024))
 
     @property
     def parts(self) -> int:
@@ -70,30 +70,30 @@ class Sample(TritonKernel):
 
     @property
     def parts_pad(self) -> int:
-        return pad(self.parts)
+        return power_of_two(self.parts)
 
     @property
     def list_pad(self) -> int:
-        return pad(self.parts * self.slots)
+        return power_of_two(self.parts * self.slots)
 
     @property
     def block(self) -> int:
-        return min(pad(self.vocab), 2048)
+        return min(power_of_two(self.vocab), 2048)
 
     def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:
         states = shape.max_tokens * self.parts
         return {f"sample_{name}": states * size for name, (_, size) in _SCRATCH.items()}
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
-        logits = Arg("logits_ptr", "*fp32", "logits", aligned=self.row_stride % 4 == 0)
+        logits = Arg("logits_ptr", "*fp32", "logits")
         arrays = {n: Arg(f"{n}_ptr", kind, f"sampling:{n}") for n, kind in _ARRAYS.items()}
         states = tuple(Arg(f"{n}_ptr", kind, f"scratch:sample_{n}") for n, (kind, _) in _SCRATCH.items())
         results = tuple(Arg(f"{n}_ptr", kind, f"sampled:{n}") for n, kind in _RESULTS.items())
         rows = extent("num_logit_rows")
+        noise = tuple(arrays[name] for name in ("temperature", "seed", "counter"))
         scan = LaunchSpec(
-            render("triton/sample_scan.py.jinja", self), self.scan_entry,
-            (logits, *(arrays[n] for n in ("temperature", "seed", "counter")), *states), (Extent(self.parts), rows, ONE),
-            num_warps=max(self.chunk // 1024, 1),
+            render("triton/sample_scan.py.jinja", self), self.scan_entry, (logits, *noise, *states),
+            (Extent(self.parts), rows, ONE), num_warps=max(self.chunk // 1024, 1),
         )  # fmt: skip
         choose = LaunchSpec(
             render("triton/sample_choose.py.jinja", self), self.choose_entry,
