@@ -134,7 +134,8 @@ class LayerKinds:
         layers = [layer for layer in self._layers.values() if layer.path in repeated]
         alone = [layer for layer in layers if all(len(self._aliases[id(t)]) == 1 for t in layer.tensors.values())]
         modules = [layer.modules[""] for layer in alone]
-        saved = [(kept, dict(kept)) for m in modules for kept in (m._modules, m._parameters, m._buffers)]
+        tables: list[dict[str, Any]] = [kept for m in modules for kept in (m._modules, m._parameters, m._buffers)]
+        saved = [(kept, dict(kept)) for kept in tables]
         for kept, _ in saved:
             kept.clear()
         try:

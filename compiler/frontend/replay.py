@@ -8,7 +8,7 @@ that cannot be shown, NotRepeatable asks for a trace of every layer.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -64,15 +64,15 @@ def layer(low: Lowering, node: fx.Node) -> Any:
         return _repeated(low, node)
     if node.target not in (ENTER, LEAVE):
         return None
-    operand, kind, slot = node.args
-    value = low.env[operand]  # type: ignore[index]
+    operand, kind, slot = cast("tuple[fx.Node, int, int]", node.args)
+    value = low.env[operand]
     last = next(iter(reversed(low.graph.fx.nodes)))
     region = low.regions.setdefault(kind, _Region(last))
     if node.target is ENTER:
-        region.inputs[slot] = _Input(value, operand, node)  # type: ignore[index, arg-type]
+        region.inputs[slot] = _Input(value, operand, node)
     else:
         region.last = region.last or last
-        region.results[slot] = value  # type: ignore[index]
+        region.results[slot] = value
     return value
 
 
@@ -111,6 +111,7 @@ def _replay(low: Lowering, repeat: Repeat, region: _Region, given: dict[int, tup
             raise NotRepeatable(f"{repeat.source} is given one value twice")
     _rename_weights(low, repeat, copies)
     if not region.nodes:
+        assert region.last is not None, "a layer is left before it is repeated"
         region.nodes = _between(region.before, region.last)
     for node in region.nodes:
         copies[node] = _copy(low, node, copies, repeat)

@@ -94,16 +94,15 @@ def epilogue_operands(op: Linear) -> tuple[tuple[Part, ...], tuple[Extra, ...], 
     extras: list[Extra] = []
     names: dict[str, str] = {}
     for i, text in enumerate(op.epilogue_inputs):
-        numbers = [int(t) for t in text.removeprefix("acc:").split(":")]
+        offset, stride = (int(t) for t in text.removeprefix("acc:").split(":"))
         if text.startswith("acc:"):
-            offset, stride = numbers
             if offset < 0 or offset + stride * (op.columns - 1) >= op.n:
                 raise CodegenError(f"product epilogue: {text!r} of {op.columns} columns lies outside n = {op.n}")
             part = parts.setdefault((offset, stride), Part(offset, stride, len(parts)))
             names[f"a{i}"] = part.acc
         else:
             kind = "i" if op.types[op.operands + len(extras)] == "i32" else "f"
-            extras.append(Extra(f"e{len(extras)}", *numbers, kind))
+            extras.append(Extra(f"e{len(extras)}", offset, stride, kind))
             names[f"a{i}"] = extras[-1].name
     return tuple(parts.values()), tuple(extras), names
 
