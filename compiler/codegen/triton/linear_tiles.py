@@ -127,7 +127,7 @@ class Machine:
         sums = c["m"] * c["n"] // (self.target.warp_size * c["warps"])
         old = self.level < 90
         if not p.bits:
-            crowded = old and p.parts > 1 and sums > 32 and (c["warps"] < 8 or c["m"] > 128)
+            crowded = old and (sums > 64 or (p.parts > 1 and sums > 32 and (c["warps"] < 8 or c["m"] > 128)))
             whole = sums * (p.parts + p.extras) <= 128 and not crowded
             halves = not old and not p.experts and sums * (2 * p.parts + p.extras) <= 384  # see Source.halves
             return whole or (sums * p.parts <= 128 and halves)
@@ -137,7 +137,8 @@ class Machine:
         if c["n"] > 16 * c["warps"]:  # a warp unpacks more than 16 columns at once
             sums *= 2
         most = 64 if c["n"] < 64 else 32 if p.bits == 8 and p.parts > 1 and old else 128
-        return sums * p.parts <= limit and c["m"] <= most and not (old and p.parts > 1 and c["n"] > 64)
+        crowded = old and p.parts > 1 and (c["n"] > 64 or (c["n"] == 64 and c["m"] == 64))
+        return sums * p.parts <= limit and c["m"] <= most and not crowded
 
     def _wide(self, p: Product) -> list[Config]:
         """Products in float32, on the ordinary units: small tiles, for these are rare."""
