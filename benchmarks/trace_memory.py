@@ -1,4 +1,4 @@
-"""Peak memory of tracing a 1B-shape and a 70B-shape llama: weights are handles, so both need about the same.
+"""Peak memory of tracing a 1B-shape and a 70B-shape llama: weights are handles and one layer of each kind is traced.
 
     python benchmarks/trace_memory.py [--out benchmarks/results/trace_memory.json]
 

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import IccError, TraceError
 from ..graph.weights import Weight
-from .layer_marks import enter_all, leave_all, resolved
+from .layer_marks import enter_all, kinds_that_write_through_views, leave_all, resolved
 from .layer_reads import Reads, recorded_reads, same_state, state_id
 from .layer_values import LayerCall, Opaque, tensors_in
 
@@ -76,12 +76,16 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Kind:
-    """The first layer of a kind: how it was called, what it read, and the pattern of its outcome."""
+    """The first layer of a kind: how it was called, what it read, and the pattern of its outcome.
+
+    `written`: it wrote to a result after making it.
+    """
 
     number: int
     layer: _Layer
     call: LayerCall
     reads: Reads
+    written: bool
     outcome: Any
 
 
@@ -123,6 +127,15 @@ class LayerKinds:
             for cls, forward in originals.items():
                 stack.enter_context(mock.patch.object(cls, "forward", self._around(forward)))
             yield
+
+    def check(self, graph: torch.fx.Graph) -> None:
+        """See that what was exported can be cut between the marks; raises NotRepeatable."""
+        # Where a tensor was written to through a view of it, the export shows that where the tensor is used next, which
+        # may be in the next layer.
+        through_views = kinds_that_write_through_views(graph)
+        for kind in self._kinds:
+            if kind.written and kind.number in through_views:
+                raise NotRepeatable(f"layer {kind.layer.path} writes to parts of its results")
 
     @contextlib.contextmanager
     def emptied(self) -> Iterator[None]:
@@ -174,13 +187,11 @@ class LayerKinds:
             self._inside = False
         if versions != [t._version for t in entered]:
             raise NotRepeatable(f"layer {layer.path} writes to its inputs")
-        if any(t._version for t in tensors_in(outcome)):
-            # torch.export shows a write through a view where the tensor is used next, which may be in the next layer
-            raise NotRepeatable(f"layer {layer.path} writes to its results")
         if not reads.wrote:
             with contextlib.suppress(Opaque):
                 pattern = leave_all(outcome, entered, number)
-                self._kinds.append(_Kind(number, layer, given, reads, pattern))
+                written = any(t._version for t in tensors_in(outcome))
+                self._kinds.append(_Kind(number, layer, given, reads, written, pattern))
                 outcome = resolved(pattern, given.tensors, lambda slot, like: like)
         return given.settle(outcome)
 

@@ -97,6 +97,36 @@ def resolved(pattern: Any, tensors: list[Tensor], own: Callable[[int, Tensor], T
     return mapped(pattern, resolve)
 
 
+def kinds_that_write_through_views(graph: torch.fx.Graph) -> set[int]:
+    """The kinds whose layer, in a program that is not decomposed yet, writes to a tensor by way of a view of it."""
+    found: set[int] = set()
+    kind: Any = None
+    for node in graph.nodes:
+        if node.target in (ENTER, LEAVE):
+            kind = node.args[1] if node.target is ENTER else None
+        elif kind is not None and any(_is_view(arg) for arg in _written(node)):
+            found.add(kind)
+    return found
+
+
+def _written(node: torch.fx.Node) -> list[Any]:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    names = [a.name for a in schema.arguments]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return [given.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
+def _is_view(node: Any) -> bool:
+    """Whether a node may be a view of another; what an op writes to is also what it returns."""
+    schema = getattr(getattr(node, "target", None), "_schema", None)
+    while schema is not None and schema.is_mutable and schema.returns:
+        node = _written(node)[0]
+        schema = getattr(getattr(node, "target", None), "_schema", None)
+    return schema is not None and any(r.alias_info is not None for r in schema.returns)
+
+
 def join_repeated(graph: torch.fx.Graph) -> None:
     """Make one node of layers that are not traced and only hand a result to the next, with nothing in between.
 

@@ -79,7 +79,9 @@ def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None) -
                 stack.enter_context(kinds.emptied())
             forward = _Forward(model, kinds)
             program = torch.export.export(forward, (ids, positions), dynamic_shapes=dynamic, strict=False)
-            join_repeated(program.graph)
+            if kinds is not None:
+                kinds.check(program.graph)
+                join_repeated(program.graph)
             return program.run_decompositions(_decompositions())
     except IccError:
         raise

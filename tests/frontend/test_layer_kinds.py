@@ -165,12 +165,14 @@ class Model(nn.Module):
         return SimpleNamespace(logits=self.head(self.run(self.embed(input_ids))))
 
 
-def trace_both(model_class: type[Model], layer: type[Layer], change: Any = None) -> None:
-    """The graphs of a model are equal however it is traced; `change` gets the model first."""
+def trace_both(
+    model_class: type[Model], layer: type[Layer], change: Any = None, values: dict[str, Tensor] | None = None
+) -> None:
+    """The graphs of a model are equal however it is traced; `change` gets the model first. `values`: not random."""
     config = transformers.LlamaConfig(vocab_size=16, hidden_size=8, num_attention_heads=1, num_hidden_layers=3)
     generator = torch.Generator().manual_seed(0)
     graphs = []
-    weights: dict[str, Any] = {}
+    weights: dict[str, Any] = {name: Constant(value) for name, value in (values or {}).items()}
     for every_layer in (False, True):
         with torch.device("meta"):
             model = model_class(layer).eval()
@@ -326,23 +328,27 @@ def test_several_results(traces: list[LayerKinds | None]) -> None:
     assert len(traces) == 2 and repeats(traces) == 2
 
 
-@pytest.mark.parametrize("write", ["inputs", "results", "attribute"])
-def test_writes_are_noticed(write: str, traces: list[LayerKinds | None]) -> None:
+@pytest.mark.parametrize(
+    ("write", "given_up", "left_out"),
+    [("inputs", True, 0), ("part", True, 0), ("attribute", False, 0), ("result", False, 2)],
+)
+def test_writes_are_noticed(write: str, given_up: bool, left_out: int, traces: list[LayerKinds | None]) -> None:
     class Writing(Layer):
         def forward(self, x: Tensor, *others: Any) -> Any:
             if write == "inputs":
                 x.mul_(2.0)
             out = super().forward(x)
-            if write == "results":
+            if write == "result":
+                out.mul_(2.0)
+            if write == "part":
                 out[..., 1:] += 1.0
             if write == "attribute":
                 self.kept = out
             return out
 
     trace_both(Model, Writing)
-    given_up = write != "attribute"
     assert len(traces) == (3 if given_up else 2)
-    assert given_up or repeats(traces) == 0
+    assert given_up or repeats(traces) == left_out
 
 
 def test_a_value_that_leaves_by_the_back_door(traces: list[LayerKinds | None]) -> None:
@@ -379,3 +385,25 @@ def test_a_value_that_comes_in_by_the_back_door(traces: list[LayerKinds | None])
 
     trace_both(Setting, Peeking)
     assert len(traces) == 3
+
+
+class Attending(Layer):
+    """Attention written out, with a mask that is stored with the layer."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.register_buffer("mask", torch.zeros(64, 64))
+
+    def forward(self, x: Tensor, *others: Any) -> Any:
+        tokens = x.shape[1]
+        scores = x @ x.transpose(1, 2) + self.mask[:tokens, :tokens]
+        return super().forward(x) + torch.softmax(scores, dim=-1) @ x
+
+
+@pytest.mark.parametrize(("window", "given_up"), [(64, False), (8, True)])
+def test_values_that_decide_what_is_computed(window: int, given_up: bool, traces: list[LayerKinds | None]) -> None:
+    far = torch.arange(64)[:, None] - torch.arange(64)[None, :]
+    masks = [torch.where((far >= 0) & (far < w), 0.0, -1e9) for w in (64, 64, window)]
+    trace_both(Model, Attending, values={f"layers.{i}.mask": mask for i, mask in enumerate(masks)})
+    assert len(traces) == (3 if given_up else 2)
+    assert given_up or repeats(traces) == 2
