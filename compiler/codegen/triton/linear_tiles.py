@@ -165,7 +165,8 @@ class Machine:
         slab = steps * c["k"] * (c["warps"] if c["decode"] else 1)  # of K, per program
         weight = p.matrix_bytes / (p.columns * p.k)  # bytes per column and k
         rows = min(c["m"], p.rows)
-        memory = active * p.matrix_bytes * -(-tiles_m // 8 if not p.experts and not c["decode"] else -1)
+        bands = 1 if p.experts or c["decode"] else -(-tiles_m // 8)  # each reads W from memory once
+        memory = active * p.matrix_bytes * bands
         cache = programs * slab * (c["n"] * weight + rows * 2)
         flops = 2.0 * busiest * c["m"] * c["n"] * p.parts * slab
         bounds = [
