@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from icc.compiler.codegen.triton.compile import compile_specs
 from icc.compiler.codegen.triton.interpret import run_spec
 from icc.compiler.codegen.triton.sample import Sample
 from icc.compiler.codegen.triton.spec import Shape
+from icc.compiler.targets import TARGETS
 from icc.runtime.engine.manifest import Limits
 from icc.runtime.sampler import _largest, _nucleus, token_logprob
 from interpreting import TUNER
@@ -159,3 +161,11 @@ def test_distribution() -> None:
         counts = np.bincount((logits - np.log(-np.log1p(-u))).argmax(-1).reshape(-1), minlength=8)
         wanted = np.exp(logits) / np.exp(logits).sum() * 100_000
         assert ((counts - wanted) ** 2 / wanted).sum() < 24.3  # 7 degrees of freedom, 1 in 1000
+
+
+def test_objects_do_not_spill() -> None:
+    """Built for a GPU: sampling ends every decode step."""
+    target = TARGETS["h100"]
+    kernels = [Sample(vocab=vocab) for vocab in (97, 128256)]
+    specs = [spec for kernel in kernels for spec in kernel.launches(Shape(8, True), LIMITS, TUNER)]
+    assert all(found.spill_bytes == 0 for found in compile_specs(specs, target).values())

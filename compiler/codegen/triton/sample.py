@@ -97,6 +97,7 @@ class Sample(TritonKernel):
         )  # fmt: skip
         choose = LaunchSpec(
             render("triton/sample_choose.py.jinja", self), self.choose_entry,
-            (logits, *arrays.values(), *states, *results), (rows, ONE, ONE), num_warps=8,
+            (logits, *arrays.values(), *states, *results), (rows, ONE, ONE),
+            num_warps=max(self.list_pad // 128, self.block // 256, 1),
         )  # fmt: skip
         return scan, choose
