@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from ...compiler.graph.graph import Graph
-from ...compiler.graph.interpret import as_compute
+from ...compiler.graph.interpret import as_compute, eager
 
 Inputs = dict[fx.Node, list[Any]]
 Visit = Callable[[fx.Node, Inputs], None]
@@ -61,4 +61,4 @@ def _placeholder(name: str, ids: Sequence[int]) -> Tensor:
 
 def _call(node: fx.Node, env: Inputs, weights: dict[fx.Node, Tensor], index: int) -> Any:
     args = fx.map_arg(node.args, lambda n: weights[n] if n in weights else env[n][index])
-    return node.target(*args, **node.kwargs)  # type: ignore[operator]
+    return eager(node.target)(*args, **node.kwargs)
