@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, silu
+from torch.nn.functional import cross_entropy, linear, silu
 
 from ..errors import UsageError
 from ..progress import Reporter
@@ -68,36 +68,35 @@ class TrainHeadsOptions:
 
 
 class Heads(nn.Module):
-    """`count` heads of `layers` residual blocks over one hidden state, and their LM heads, shared or own."""
+    """Heads of residual blocks over one hidden state, and their LM heads, shared or own. Parameters have their
+    published names, with "_" for "."."""
 
     def __init__(self, options: TrainHeadsOptions, lm_head: Tensor) -> None:
         super().__init__()
+        self._options, self._shared = options, lm_head
         width = lm_head.shape[1]
-        self.blocks = nn.ModuleList(
-            nn.ModuleList(nn.Linear(width, width) for _ in range(options.layers)) for _ in range(options.heads)
-        )
-        for head in self.blocks:
-            for block in head:
-                nn.init.zeros_(block.weight)
-                nn.init.zeros_(block.bias)
-        self.own = nn.ParameterList(nn.Parameter(lm_head.clone()) for _ in range(options.heads * options.own_lm_head))
-        self.register_buffer("shared", lm_head, persistent=False)
+        for i in range(options.heads):
+            for layer in range(options.layers):
+                self._add(f"{i}.{layer}.linear.weight", torch.zeros(width, width))
+                self._add(f"{i}.{layer}.linear.bias", torch.zeros(width))
+            if options.own_lm_head:
+                self._add(f"{i}.{options.layers}.weight", lm_head.clone())
 
-    def logits(self, head: int, hidden: Tensor) -> Tensor:
-        """[..., vocab] of one head from [..., hidden]."""
-        for block in self.blocks[head]:
-            hidden = hidden + silu(block(hidden))
-        return hidden @ (self.own[head] if len(self.own) else self.shared).T
+    def _add(self, name: str, value: Tensor) -> None:
+        self.register_parameter(name.replace(".", "_"), nn.Parameter(value))
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights under their published names."""
-        found: dict[str, Tensor] = {}
-        for i, head in enumerate(self.blocks):
-            for layer, block in enumerate(head):
-                found[f"{i}.{layer}.linear.weight"], found[f"{i}.{layer}.linear.bias"] = block.weight, block.bias
-            if len(self.own):
-                found[f"{i}.{len(head)}.weight"] = self.own[i]
-        return found
+        return {name.replace("_", "."): value for name, value in self.named_parameters()}
+
+    def logits(self, head: int, hidden: Tensor) -> Tensor:
+        """[..., vocab] of one head from [..., hidden]."""
+        layers = self._options.layers
+        for layer in range(layers):
+            weight, bias = (self.get_parameter(f"{head}_{layer}_linear_{kind}") for kind in ("weight", "bias"))
+            hidden = hidden + silu(linear(hidden, weight, bias))
+        lm_head = self.get_parameter(f"{head}_{layers}_weight") if self._options.own_lm_head else self._shared
+        return linear(hidden, lm_head)
 
 
 def train_heads(options: TrainHeadsOptions, reporter: Reporter) -> list[list[float]]:
