@@ -62,6 +62,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-mib", type=int, help="memory for the KV cache (default: a full batch, at most 40 %% of RAM)"
     )
+    parser.add_argument("--spec", help="speculation: none, medusa or ngram (default: what the engine was compiled for)")
     parser.add_argument("--no-verify", action="store_true", help="do not compare files with their hashes")
 
 
@@ -74,6 +75,7 @@ def _load(arguments: argparse.Namespace):
         isa=arguments.isa,
         verify=not arguments.no_verify,
         kv_bytes=None if arguments.kv_mib is None else arguments.kv_mib << 20,
+        spec=arguments.spec,
     )
 
 
@@ -120,6 +122,7 @@ def _run(arguments: argparse.Namespace) -> int:
         load_s = time.perf_counter() - start
         prompt = arguments.prompt if arguments.ids is None else arguments.ids
         result = run_prompt(llm, prompt, params, (lambda text: None) if arguments.json else _show)
+        speculator = llm.loop.speculator
     if arguments.json:
         print(json.dumps(as_json(result, load_s), ensure_ascii=False))
     else:
@@ -132,6 +135,13 @@ def _run(arguments: argparse.Namespace) -> int:
         f"ended by {completion.finish_reason}",
         file=sys.stderr,
     )
+    if speculator is not None:
+        counts = speculator.counts
+        print(
+            f"{speculator.drafter.name}: {counts.tokens_per_step:.2f} tokens per step, "
+            f"{counts.accepted} of {counts.guesses} guesses accepted in {counts.drafts} of {counts.steps} steps",
+            file=sys.stderr,
+        )
     if completion.finish_reason == "error":
         raise IccError("the model gave logits that are not numbers", "the engine or its checkpoint may be damaged")
     return 0

@@ -18,6 +18,7 @@ from .errors import RequestError, UsageError
 from .executor.base import Executor
 from .generation import Completion, Output
 from .params import SamplingParams
+from .speculate.choose import choose_speculator
 from .speculate.speculator import Speculator
 from .tokenizer import Tokenizer
 
@@ -34,12 +35,15 @@ def load(
     isa: str | None = None,
     verify: bool = True,
     kv_bytes: int | None = None,
+    spec: str | None = None,
 ) -> LLM:
     """Load an engine directory, ready to generate.
 
     threads: of the kernels (default: the physical cores this process may use). isa: a library of the engine by name
     instead of the best for this machine. verify: compare every file with its sha256 first. kv_bytes: memory for the KV
-    cache (default: a full batch of full sequences, within 40 % of the available memory). Errors are IccErrors.
+    cache (default: a full batch of full sequences, within 40 % of the available memory). spec: the drafter of
+    speculative decoding, "none", "medusa" or "ngram" (default: what the engine was compiled for); it changes no output.
+    Errors are IccErrors.
     """
     device = _open_device(path)  # before the files are read: a wrong GPU shows at once
     engine = open_engine(path, verify=verify, isa=isa)
@@ -47,10 +51,11 @@ def load(
         executor = _executor(engine, threads, kv_bytes, device)
         tokenizer_json = engine.tokenizer_json()
         tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json)
+        speculator = choose_speculator(spec, engine, executor)
     except BaseException:
         engine.close()
         raise
-    return LLM(engine.manifest, executor, tokenizer, engine)
+    return LLM(engine.manifest, executor, tokenizer, engine, speculator)
 
 
 def _open_device(path: str | os.PathLike[str]) -> Cuda | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from .plan import LaunchPlan
+from .speculation import Speculation
 
 Param = int | float | str | bool | list[int | str | bool]
 
@@ -135,6 +136,11 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     vocab_size: int
     plan: LaunchPlan | None = None  # of GPU engines; a CPU engine's library walks the steps itself
     sections: list[Section] = []
+    speculation: Speculation | None = None
+
+    def section(self, name: str) -> int | None:
+        """The number of the section of that name; None if there is none."""
+        return next((number for number, section in enumerate(self.sections) if section.name == name), None)
 
     def buffer(self, name: str) -> Buffer:
         """The buffer of that name; KeyError if there is none."""

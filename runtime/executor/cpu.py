@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..engine.load import Engine
@@ -50,6 +52,7 @@ class CpuExecutor:
             self.max_step_tokens, self.max_batch_size, max_blocks, self.max_logit_rows, self.block_size
         )
         self._batch = _batch_over(self._packed, self._logits)
+        self._speculation, self._section = program.speculation, program.section("medusa")
         weights = engine.weights.addresses(program)
         self._library = library
         self._handle: int | None = library.create(
@@ -70,6 +73,18 @@ class CpuExecutor:
         self._batch.moves, self._batch.num_moves = moves.ctypes.data, len(batch.moves)
         self._library.step(self._handle, self._batch)
         return self._logits[: packed.num_logit_rows]
+
+    def draft(self, rows: Sequence[int]) -> np.ndarray:
+        """What the draft heads choose behind these logit rows of the last step: int32 `[rows, heads, ranks]`."""
+        if self._handle is None or self._section is None or self._speculation is None:
+            raise UsageError("the engine is closed, or has no draft heads")
+        wanted = np.array(rows, dtype=np.int32)
+        drafts = np.empty((len(wanted), self._speculation.heads, self._speculation.ranks), dtype=np.int32)
+        batch, logit_rows = self._batch, self._batch.logit_rows
+        batch.num_logit_rows, batch.logit_rows, batch.drafts = len(wanted), wanted.ctypes.data, drafts.ctypes.data
+        self._library.section(self._handle, self._section, batch)
+        batch.logit_rows = logit_rows
+        return drafts
 
     def close(self) -> None:
         """Stop the threads and free the memory. Calling it again does nothing."""

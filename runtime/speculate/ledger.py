@@ -15,7 +15,6 @@ from dataclasses import dataclass
 CREDIT = 1.0  # tokens that a new request may lose
 ALLOWANCE = 0.01  # tokens per step
 MOST_SAVED = 8.0  # tokens: what a request has won is no licence to lose it all again
-FIRST_RATE = 0.6
 MEMORY = 0.15  # weight of the newest draft in a request's rate
 LONGEST_PAUSE = 256  # steps between two probes of a request whose guesses are wrong
 SLOPE = 0.04  # of a plain step per guess, until steps with guesses have been timed
@@ -63,8 +62,8 @@ class StepTimes:
 class Account:
     """One request's account: its balance in tokens, how often its guesses are right, and how long it pauses."""
 
+    rate: float
     balance: float = CREDIT
-    rate: float = FIRST_RATE
     misses: int = 0  # drafts in a row of which nothing was accepted
     pause: int = 0  # steps until it may draft again
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..generation import Generation
 from ..scheduler.batch import Draft, ScheduledBatch
 from .drafter import Drafter, Proposal, Wish
-from .ledger import Account, StepTimes
+from .ledger import SLOPE, Account, StepTimes
 
 MAX_GUESSES = 64  # of one request in one step
 
@@ -35,9 +35,11 @@ class Speculator:
     `adaptive` False drafts at every step as much as the drafter gives: for measuring it.
     """
 
-    def __init__(self, drafter: Drafter, *, adaptive: bool = True, max_guesses: int = MAX_GUESSES) -> None:
+    def __init__(
+        self, drafter: Drafter, *, adaptive: bool = True, max_guesses: int = MAX_GUESSES, slope: float = SLOPE
+    ) -> None:
         self.drafter = drafter
-        self.times = StepTimes()
+        self.times = StepTimes(slope)
         self.counts = SpeculationCounts()
         self._adaptive, self._most = adaptive, max_guesses
         self._accounts: dict[int, Account] = {}
@@ -95,7 +97,9 @@ class Speculator:
         self.drafter.forget(request_id)
 
     def _account(self, request_id: int) -> Account:
-        return self._accounts.setdefault(request_id, Account())
+        if request_id not in self._accounts:
+            self._accounts[request_id] = Account(rate=self.drafter.first_rate)
+        return self._accounts[request_id]
 
     def _may_draft_next(self, request_id: int, batch: int) -> bool:
         account = self._account(request_id)

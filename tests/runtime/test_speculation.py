@@ -26,6 +26,7 @@ class Oracle:
     """Random trees of guesses, of which a share is what the fake model says next."""
 
     name = "oracle"
+    first_rate = 0.5
 
     def __init__(self, right: float, seed: int = 0, rule: Callable[..., int] = context_hash) -> None:
         self._source, self._right, self._rule = random.Random(seed), right, rule

@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from ....runtime.engine.program import DRAFTS, KVLayout, Program, Section
+from ....runtime.engine.speculation import Speculation
 from ...errors import UnsupportedModel
 from ...graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
 from ...graph.printer import target_name
@@ -106,5 +107,13 @@ def _program(low: Lowerer, own: int) -> Lowered:
         arena_bytes_per_token=arena,
         vocab_size=type_of(low.graph.output).shape[-1],
         sections=[Section("medusa", own, len(steps))] if own < len(steps) else [],
+        speculation=_heads(low.graph),
     )
     return Lowered(program, sources, [record.origin for record in builder.records])
+
+
+def _heads(graph: Graph) -> Speculation | None:
+    """How many draft heads there are and how many tokens each names; the trees come later."""
+    if graph.drafts is None:
+        return None
+    return Speculation("medusa", graph.draft_heads, type_of(graph.drafts).shape[0] // graph.draft_heads)
