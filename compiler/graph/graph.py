@@ -91,7 +91,7 @@ class Graph:
 
     @property
     def drafts(self) -> fx.Node | None:
-        """The node whose value is the choices of the draft heads, [rows, heads * ranks] integers; None without heads."""
+        """The node that gives the choices of the draft heads, [rows, heads * ranks] integers; None without heads."""
         args = next(n for n in reversed(self.fx.nodes) if n.op == "output").args
         return args[1] if len(args) > 1 else None  # type: ignore[return-value]
 

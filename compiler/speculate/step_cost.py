@@ -1,4 +1,4 @@
-"""What a step costs by its tokens: the roofline of the graph on a target, or the clock where this machine is the target."""
+"""What a step costs by its tokens: by the roofline on a target, or by the clock where this machine is the target."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def modelled_cost(graph: Graph, target: Target) -> Cost:
 
 
 def measured_cost(stage: Path, built: Built, limits: Limits) -> Cost:
-    """By the clock, with the kernels and weights in `stage`: steps of 1, 2, 4, ... tokens; between them it is linear."""
+    """By the clock, with the kernels and weights in `stage`: steps of 1, 2, 4, ... tokens, and linear between them."""
     program, libraries = built.program, built.libraries
     facts = ModelFacts("", program.vocab_size, 0, 0, 0, limits.max_seq_len, None, [], None)
     quantization, sampling = QuantFacts("", 0.0, []), SamplingDefaults()

@@ -20,7 +20,7 @@ Cost = Callable[[int, int], float]  # (batch, guesses per request) -> seconds of
 def likeliest_paths(acceptance: Sequence[Sequence[float]], count: int) -> list[tuple[tuple[int, ...], float]]:
     """The `count` likeliest paths of ranks and their chances, parents before children."""
     found: list[tuple[tuple[int, ...], float]] = []
-    heap = [(-acceptance[0][0], (0,))]
+    heap: list[tuple[float, tuple[int, ...]]] = [(-acceptance[0][0], (0,))]
     while heap and len(found) < count:
         negative, path = heapq.heappop(heap)
         if -negative <= 0:
