@@ -62,7 +62,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-mib", type=int, help="memory for the KV cache (default: a full batch, at most 40 %% of RAM)"
     )
-    parser.add_argument("--spec", help="speculation: none, medusa or ngram (default: what the engine was compiled for)")
+    parser.add_argument("--spec", help="speculation: none, medusa, ngram or draft:ENGINE (default: as compiled)")
     parser.add_argument("--no-verify", action="store_true", help="do not compare files with their hashes")
 
 
@@ -158,10 +158,13 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=_int_list, default=[1], help="one or several: 1,4,8")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--prompts", metavar="FILE", help="with --spec A,B: a JSON list of texts to go on with")
     _add_load(parser)
 
 
 def _bench(arguments: argparse.Namespace) -> int:
+    if arguments.prompts is not None:
+        return _bench_spec(arguments)
     from .bench import BenchOptions, as_json, as_table, run_bench
 
     options = BenchOptions(
@@ -169,6 +172,23 @@ def _bench(arguments: argparse.Namespace) -> int:
     )
     with _load(arguments) as llm:
         results = run_bench(llm, options)
+    print(json.dumps(as_json(results)) if arguments.json else as_table(results))
+    return 0
+
+
+def _bench_spec(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from .bench_spec import SpecBenchOptions, as_json, as_table, read_prompts, run_spec_bench
+
+    names = (arguments.spec or "ngram").split(",")
+    arguments.spec = "none"
+    with _load(arguments) as llm:
+        prompts = read_prompts(llm, Path(arguments.prompts))
+        options = SpecBenchOptions(
+            names, prompts, arguments.output_tokens, arguments.batch_size, rounds=arguments.rounds
+        )
+        results = run_spec_bench(llm, options)
     print(json.dumps(as_json(results)) if arguments.json else as_table(results))
     return 0
 

@@ -42,8 +42,8 @@ def load(
     threads: of the kernels (default: the physical cores this process may use). isa: a library of the engine by name
     instead of the best for this machine. verify: compare every file with its sha256 first. kv_bytes: memory for the KV
     cache (default: a full batch of full sequences, within 40 % of the available memory). spec: the drafter of
-    speculative decoding, "none", "medusa" or "ngram" (default: what the engine was compiled for); it changes no output.
-    Errors are IccErrors.
+    speculative decoding, "none", "medusa", "ngram" or "draft:ENGINE" (default: what the engine was compiled for); it
+    changes no output. Errors are IccErrors.
     """
     device = _open_device(path)  # before the files are read: a wrong GPU shows at once
     engine = open_engine(path, verify=verify, isa=isa)
@@ -51,7 +51,7 @@ def load(
         executor = _executor(engine, threads, kv_bytes, device)
         tokenizer_json = engine.tokenizer_json()
         tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json)
-        speculator = choose_speculator(spec, engine, executor)
+        speculator = choose_speculator(spec, engine, executor, lambda other: _executor(other, threads, None, device))
     except BaseException:
         engine.close()
         raise
@@ -173,6 +173,11 @@ class LLM:
         if self.tokenizer is None:
             raise RequestError("the engine has no tokenizer", "give token ids instead of text", field="prompt")
         return self.tokenizer.encode(prompt)
+
+    def speculator(self, spec: str) -> Speculator | None:
+        """A speculator for this engine, see `load`; `loop.speculator` may be set to it between requests."""
+        assert self.engine is not None
+        return choose_speculator(spec, self.engine, self.executor, lambda other: _executor(other, None, None, None))
 
     def close(self) -> None:
         """Stop the kernels' threads and free all memory. Calling it again does nothing."""

@@ -18,7 +18,7 @@ from icc.runtime.scheduler.batch import Draft
 from icc.runtime.speculate.drafter import Proposal, Wish
 from icc.runtime.speculate.speculator import Speculator
 
-FAMILIES = ["llama", "gemma2", "gpt2", "gpt_oss"]  # rotary, windows and softcaps, learned positions, sinks
+FAMILIES = ["llama", "gemma2", "gpt_oss"]  # rotary; windows and softcaps; experts and sinks
 PROMPTS = [[1, 5, 9, 5, 9, 5], [1, 7], [1, *range(10, 40)], [1, *range(10, 40)], [3, 4, 3, 4, 3, 4, 3]]
 
 
@@ -64,11 +64,10 @@ def speculating(llm: LLM, drafter: Any) -> LLM:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_tokens_are_those_without_speculation(compiled: Callable[..., Any], family: str, temperature: float) -> None:
-    """Also with a cache so small that requests are preempted, and out of the prefix cache."""
+def test_tokens_are_those_without_speculation(compiled: Callable[..., Any], family: str) -> None:
+    """Greedy and sampled; also with a cache so small that requests are preempted, and out of the prefix cache."""
     engine = compiled(family, quant="rtn4").engine
-    params = [SamplingParams(max_tokens=24 + i, temperature=temperature, seed=i) for i in range(len(PROMPTS))]
+    params = [SamplingParams(max_tokens=24 + i, temperature=[0.0, 1.5][i % 2], seed=i) for i in range(len(PROMPTS))]
     with load(engine, threads=1) as llm:
         plain = llm.generate(PROMPTS, params)
         kv_bytes = llm.executor.kv_bytes // llm.executor.num_blocks * 5
@@ -79,7 +78,7 @@ def test_tokens_are_those_without_speculation(compiled: Callable[..., Any], fami
             for _ in range(2):
                 assert llm.generate(PROMPTS, params) == plain
             counts = llm.loop.speculator.counts
-            assert counts.accepted > 20 and counts.guesses > 2 * counts.accepted
+            assert 20 < counts.accepted < counts.guesses
             llm.loop.scheduler.check()
 
 

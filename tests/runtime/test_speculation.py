@@ -20,6 +20,7 @@ from icc.runtime.scheduler.batch import Draft
 from icc.runtime.speculate.drafter import Proposal, Wish
 from icc.runtime.speculate.ledger import MOST_SAVED, Account, StepTimes
 from icc.runtime.speculate.ngram import NgramDrafter
+from icc.runtime.speculate.second_engine import EngineDrafter
 from icc.runtime.speculate.speculator import Speculator
 from icc.runtime.speculate.verify import Walk, follow
 from icc.runtime.tokenizer import Tokenizer
@@ -169,6 +170,32 @@ def test_prompt_lookup_finds_what_repeats(make_llm: MakeLLM) -> None:
     assert len(llm.executor.batches) < 15
 
 
+class Owner:
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("blocks", [200, 12])
+def test_a_second_engine_guesses(make_llm: MakeLLM, blocks: int) -> None:
+    """The same model guesses everything right, also where its memory is short; another model does no harm."""
+    params = [replace(one, ignore_eos=True) for one in PARAMS]
+    plain = make_llm().generate(PROMPTS, params)
+    for rule, least in ((context_hash, 50 if blocks == 200 else 5), (counting, 0)):
+        executor = FakeExecutor(vocab_size=VOCAB, rule=rule, num_blocks=blocks, max_step_tokens=7, max_batch_size=4)
+        owner = Owner()
+        llm = make_llm(EngineDrafter(executor, 64, owner))
+        assert llm.generate(PROMPTS, params) == plain
+        counts = llm.loop.speculator.counts
+        assert counts.accepted >= least
+        assert least == 0 or counts.accepted == counts.guesses
+        drafter = llm.loop.speculator.drafter
+        assert drafter._pool.num_available == blocks  # all requests were forgotten
+        llm.close()
+        assert owner.closed and executor.closed
+
+
 def test_guesses_in_a_score_are_not_made(make_llm: MakeLLM) -> None:
     llm = make_llm(NgramDrafter(), rule=periodic)
     assert llm.logits([1, 2, 3] * 10).argmax(1)[20] == periodic(([1, 2, 3] * 10)[:21], VOCAB)
@@ -291,19 +318,21 @@ def test_costs_are_measured() -> None:
     times = StepTimes(slope=0.1)
     assert times.charge(1, 4) == pytest.approx(0.4)
     for _ in range(50):
-        times.record(1, 1.0)
-        times.record(9, 1.2)
-        times.record(16, 4.0)
-    assert times.charge(1, 8) == pytest.approx(0.2, abs=0.01)
-    assert times.charge(1, 4) == pytest.approx(0.1, abs=0.01)
-    assert times.charge(16, 16) > 8  # sixteen requests, and beyond what was measured
+        times.record(1, 0, 1.0)
+        times.record(16, 0, 4.0)
+        times.record(1, 2, 1.1)
+        times.record(1, 8, 1.4)
+    assert times.charge(1, 8) == pytest.approx(0.4, abs=0.01)
+    assert times.charge(1, 5) == pytest.approx(0.25, abs=0.01)
+    times.record(16, 16, 8.0)
+    assert times.charge(16, 16) == pytest.approx(16.0, abs=0.01)  # each of sixteen requests waits one step longer
 
 
 def test_in_a_large_batch_that_pays_for_tokens_nobody_drafts(make_llm: MakeLLM) -> None:
     """Where a step's time is proportional to its tokens, guesses that are wrong as often as right lose."""
     llm = make_llm(Oracle(0.5), adaptive=True, max_batch_size=8)
     llm.loop.speculator.times = StepTimes(slope=1000.0)
-    llm.loop.speculator.times.record = lambda tokens, seconds: None
+    llm.loop.speculator.times.record = lambda decodes, guesses, seconds: None
     assert llm.generate(PROMPTS, PARAMS) == make_llm().generate(PROMPTS, PARAMS)
     counts = llm.loop.speculator.counts
     assert counts.drafts < counts.steps / 8
