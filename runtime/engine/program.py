@@ -138,6 +138,11 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     sections: list[Section] = []
     speculation: Speculation | None = None
 
+    @property
+    def own_steps(self) -> list[Step]:
+        """The steps that run every time: those before the sections."""
+        return self.steps[: min((section.begin for section in self.sections), default=len(self.steps))]
+
     def section(self, name: str) -> int | None:
         """The number of the section of that name; None if there is none."""
         return next((number for number, section in enumerate(self.sections) if section.name == name), None)

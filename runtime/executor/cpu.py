@@ -69,8 +69,7 @@ class CpuExecutor:
         self._batch.num_seqs = packed.num_seqs
         self._batch.num_logit_rows = packed.num_logit_rows
         self._batch.parents = packed.parents.ctypes.data if packed.has_trees else None
-        moves = np.array(batch.moves, dtype=np.int32)
-        self._batch.moves, self._batch.num_moves = moves.ctypes.data, len(batch.moves)
+        self._batch.num_moves = packed.num_moves
         self._library.step(self._handle, self._batch)
         return self._logits[: packed.num_logit_rows]
 
@@ -108,4 +107,5 @@ def _batch_over(packed: PackedBatch, logits: np.ndarray) -> IccBatch:
         block_tables=packed.block_tables.ctypes.data,
         logit_rows=packed.logit_rows.ctypes.data,
         logits=logits.ctypes.data,
+        moves=packed.moves.ctypes.data,
     )

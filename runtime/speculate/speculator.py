@@ -10,7 +10,7 @@ from ..scheduler.batch import Draft, ScheduledBatch
 from .drafter import Drafter, Proposal, Wish, chain_chances
 from .ledger import SLOPE, Account, StepTimes
 
-MAX_GUESSES = 64  # of one request in one step
+MAX_GUESSES = 63  # of one request in one step: with its last token, a tree of at most 64
 
 
 @dataclass(slots=True)
