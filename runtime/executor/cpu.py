@@ -50,7 +50,8 @@ class CpuExecutor:
             self.max_step_tokens, self.max_batch_size, max_blocks, self.max_logit_rows, self.block_size
         )
         self._batch = _batch_over(self._packed, self._logits)
-        weights = engine.weights.addresses(program)
+        self._weights = engine.weights  # mapped as long as kernels may read them
+        weights = self._weights.addresses(program)
         self._library = library
         self._handle: int | None = library.create(
             self.threads, weights, self._arena.address, self._kv.address, self.num_blocks
