@@ -56,16 +56,33 @@ template <class S> struct AttentionTile {
                     w.k[d * KEYS + j - base] = value(block.key(head)[d * S::BLOCK + at]) * scale;
             }
         }
-        for (int j = low; j < high; ++j) {
-            const Block block = block_of(j);
-            const int at = j % S::BLOCK;
-            const typename S::T* x = block.value(head) + at * S::VD;
-            const VF scale = vf(Block::SCALED ? block.value_scale(head)[at] : 1.0f);
-            float* v = w.v + (j - base) * WIDTH;
-            for (int d = 0; d < S::VD; d += 16) {
-                const VF y = S::VD - d >= 16 ? vload(x + d) : vload_n(x + d, S::VD - d);
-                vstore(v + d, Block::SCALED ? y * scale : y);
+        for (int j = low; j < high; ++j) load_value(w, block_of(j), head, j % S::BLOCK, j - base);
+    }
+
+    // Copies keys and values [low, high) of the chunk that starts at `base` from the slots of draft token t's ancestors.
+    static void load_path(Work& w, const Ctx& c, int head, int t, int base, int low, int high) {
+        typedef KvBlock<typename S::T, S::HEADS, S::KD, S::VD, S::BLOCK> Block;
+        const icc_batch& b = *c.batch;
+        for (; b.positions[t] >= low; t = b.parents[t]) {
+            const int j = b.positions[t], slot = b.slot_mapping[t], at = slot % S::BLOCK;
+            if (j < high) {
+                const Block block{c.kv + slot / S::BLOCK * c.kv_block_bytes};
+                const float scale = Block::SCALED ? block.key_scale(head)[at] : 1.0f;
+                for (int d = 0; d < S::KD; ++d)
+                    w.k[d * KEYS + j - base] = value(block.key(head)[d * S::BLOCK + at]) * scale;
+                load_value(w, block, head, at, j - base);
             }
+            if (b.parents[t] < 0) return;
+        }
+    }
+
+    template <class Block> static void load_value(Work& w, const Block& block, int head, int at, int row) {
+        const typename S::T* x = block.value(head) + at * S::VD;
+        const VF scale = vf(Block::SCALED ? block.value_scale(head)[at] : 1.0f);
+        float* v = w.v + row * WIDTH;
+        for (int d = 0; d < S::VD; d += 16) {
+            const VF y = S::VD - d >= 16 ? vload(x + d) : vload_n(x + d, S::VD - d);
+            vstore(v + d, Block::SCALED ? y * scale : y);
         }
     }
 
@@ -102,9 +119,28 @@ template <class S> struct AttentionTile {
         w.peak[row] = peak;
     }
 
-    // All chunks of one segment for `rows` rows; row r is token r / GROUP of the tile, query head r % GROUP.
-    static void segment(Work& w, const Ctx& c, const int32_t* table, int head, int rows, const int32_t* positions,
-                        int from, int to, const float* slopes) {
+    // One chunk of a tree of drafts that begins at position `start`: its rows see different keys, so each token loads
+    // its own, and sums them in the order in which it would without a tree.
+    static void branches(Work& w, const Ctx& c, const int32_t* table, int head, int rows, int token, int start,
+                         int base, int low, int to, const float* slopes) {
+        for (int r = 0; r < rows; r += S::GROUP) {
+            const int t = token + r / S::GROUP, position = c.batch->positions[t];
+            int high = base + KEYS < to ? base + KEYS : to;
+            if (position + 1 < high) high = position + 1;
+            if (high <= low) continue;
+            if (low < start) load(w, c, table, head, base, low, start < high ? start : high);
+            load_path(w, c, head, t, base, low > start ? low : start, high);
+            S::qk(w.q + r * S::KD, w.k, S::GROUP, w.s + r * KEYS);
+            for (int g = 0; g < S::GROUP; ++g) soften(w, r + g, base, position, S::ALIBI ? slopes[g] : 0.0f);
+            S::pv(w.s + r * KEYS + (low - base), w.v + (low - base) * WIDTH, high - low, S::GROUP, w.o + r * WIDTH);
+        }
+    }
+
+    // All chunks of one segment for `rows` rows; row r is token `token` + r / GROUP, query head r % GROUP. The tile is
+    // part of a tree of drafts that begins at position `start`, or of none (INT_MAX).
+    static void segment(Work& w, const Ctx& c, const int32_t* table, int head, int rows, int token, int start, int from,
+                        int to, const float* slopes) {
+        const int32_t* positions = c.batch->positions + token;
         for (int r = 0; r < rows; ++r) {
             w.peak[r] = -INFINITY;
             vstore(w.sum[r], vf(0.0f));
@@ -112,6 +148,10 @@ template <class S> struct AttentionTile {
         memset(w.o, 0, sizeof(float) * (size_t)rows * WIDTH);
         for (int base = from / KEYS * KEYS; base < to; base += KEYS) {
             const int low = base > from ? base : from, high = base + KEYS < to ? base + KEYS : to;
+            if (high > start) {
+                branches(w, c, table, head, rows, token, start, base, low, to, slopes);
+                continue;
+            }
             load(w, c, table, head, base, low, high);
             S::qk(w.q, w.k, rows, w.s);
             for (int r = 0; r < rows; ++r) soften(w, r, base, positions[r / S::GROUP], S::ALIBI ? slopes[r % S::GROUP] : 0.0f);

@@ -49,12 +49,14 @@ class QuantizePass(Pass):
 
     group: values per scale; smaller where K is not a multiple. keep: patterns (fnmatch) over names of weights and
     modules that are left as stored. head: what happens to the LM head; the token embedding always stays as stored.
+    only: weights whose name begins otherwise are left alone, as if they were not there.
     """
 
     bits: int = 4
     group: int = 128
     keep: tuple[str, ...] = field(default=())
     head: Head = "int8"
+    only: str = ""
 
     def jobs(self, graph: Graph, ctx: PassContext) -> list[Job]:
         """What to quantize, in execution order; refusals go to `ctx`."""
@@ -80,8 +82,11 @@ def select(graph: Graph, options: QuantizePass, ctx: PassContext) -> list[Job]:
             weight = node.args[1]
             assert isinstance(weight, fx.Node)
             key = str(weight.target) if weight.op == "get_attr" else weight.name
+            if not key.startswith(options.only):
+                continue
             by_weight.setdefault(key, []).append(node)
     heads, jobs, used = lm_heads(graph), [], set()
+    heads |= {node for node in graph.draft_nodes() if node.target is LINEAR and feeds_topk(node)}
     for nodes in by_weight.values():
         found = _job(graph, nodes, nodes[0] in heads, options, used)
         if isinstance(found, Refusal):
@@ -115,7 +120,7 @@ def _job(
         reason = f"kept by --keep {kept[0]}"
     elif is_head and options.head == "none":
         reason = "LM head, left as stored (head=none)"
-    elif any(feeds_topk(node) for node in nodes):
+    elif not is_head and any(feeds_topk(node) for node in nodes):
         reason = "router: its outputs choose experts"
     elif not group:
         reason = f"K = {k} is not a multiple of {GROUPS[-1]}"

@@ -66,6 +66,9 @@ class CpuExecutor:
         self._batch.num_tokens = packed.num_tokens
         self._batch.num_seqs = packed.num_seqs
         self._batch.num_logit_rows = packed.num_logit_rows
+        self._batch.parents = packed.parents.ctypes.data if packed.has_trees else None
+        moves = np.array(batch.moves, dtype=np.int32)
+        self._batch.moves, self._batch.num_moves = moves.ctypes.data, len(batch.moves)
         self._library.step(self._handle, self._batch)
         return self._logits[: packed.num_logit_rows]
 

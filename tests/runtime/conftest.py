@@ -123,7 +123,7 @@ def toy_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Pat
     """Builds the toy kernels for an ABI version."""
     folder = tmp_path_factory.mktemp("toy")
 
-    def build(abi: int = 1) -> Path:
+    def build(abi: int = 2) -> Path:
         library = folder / f"toy{abi}.so"
         if not library.exists():
             include = ROOT / "codegen_templates" / "cpp"
@@ -138,7 +138,7 @@ def toy_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Pat
 def make_engine(tmp_path: Path, toy_library: Callable[[int], Path]) -> Callable[..., Path]:
     """Writes a toy engine; rule 0 counts upwards, rule 1 hashes the context. Other arguments change the manifest."""
 
-    def make(name: str = "toy.engine", rule: int = 0, abi: int = 1, embed: bool = False, **changes: Any) -> Path:
+    def make(name: str = "toy.engine", rule: int = 0, abi: int = 2, embed: bool = False, **changes: Any) -> Path:
         root = tmp_path / name
         (root / "kernels").mkdir(parents=True)
         (root / "tokenizer").mkdir()

@@ -6,7 +6,7 @@ import re
 from dataclasses import MISSING, dataclass, fields
 from typing import ClassVar
 
-from ....runtime.engine.program import ITEM_SIZE, Kernel, Operand, Program, Step
+from ....runtime.engine.program import DRAFTS, ITEM_SIZE, Kernel, Operand, Program, Step
 from ..errors import CodegenError
 from ..render import read_header, render
 from .attention_params import AttentionParams, CacheParams, KvWriteParams
@@ -132,10 +132,25 @@ class StepParams:
 
 
 @dataclass(frozen=True)
+class LayerParams:
+    """The KV cache of one layer: where it lies, in bytes, and the shape of its blocks."""
+
+    offset: int
+    block_bytes: int
+    ctype: str
+    heads: int
+    key_dim: int
+    value_dim: int
+    block_size: int
+
+
+@dataclass(frozen=True)
 class ProgramParams:
-    """The step table."""
+    """The step table; sections are (begin, end), the first is the program's own."""
 
     steps: tuple[StepParams, ...]
+    sections: tuple[tuple[int, int], ...]
+    layers: tuple[LayerParams, ...]
     max_inputs: int = 10
     max_outputs: int = 4
     template: ClassVar[str] = "cpp/program.cpp.jinja"
@@ -241,7 +256,7 @@ def _operand(program: Program, weights: dict[str, int], offsets: dict[str, tuple
         space = {"token_ids": "TOKEN_IDS", "positions": "POSITIONS"}[operand.name]
         return f"{{{space}, 0, {operand.offset * 4}}}"
     if operand.space == "output":
-        return "{LOGITS, 0, 0}"
+        return "{DRAFTS, 0, 0}" if operand.name == DRAFTS else "{LOGITS, 0, 0}"
     raise CodegenError(f"unknown operand space {operand.space!r}")
 
 
@@ -264,6 +279,21 @@ def _steps(program: Program, functions: dict[str, str]) -> tuple[StepParams, ...
         return StepParams(fn, before, block, ", ".join(ins), ", ".join(outs))
 
     return tuple(step_params(step) for step in program.steps)
+
+
+def _layers(program: Program) -> tuple[LayerParams, ...]:
+    kv, offset = program.kv, 0
+    found: list[LayerParams] = []
+    for i, layer in enumerate(kv.layers):
+        shape = (layer.kv_heads, layer.key_dim, layer.value_dim, kv.block_size)
+        found.append(LayerParams(offset, kv.block_bytes(i), C_TYPES[kv.dtype], *shape))
+        offset += kv.block_bytes(i)
+    return tuple(found)
+
+
+def _sections(program: Program) -> tuple[tuple[int, int], ...]:
+    own = min((section.begin for section in program.sections), default=len(program.steps))
+    return ((0, own), *((section.begin, section.end) for section in program.sections))
 
 
 def _header(path: str) -> str:
@@ -300,5 +330,5 @@ def emit_source(program: Program, isa: Isa) -> str:
         *_micro_sources(kernels, isa),
         *(render(k.template, k) for k in kernels),
     ]
-    table = ProgramParams(_steps(program, functions))
+    table = ProgramParams(_steps(program, functions), _sections(program), _layers(program))
     return "\n".join([*parts, render(table.template, table)])

@@ -74,7 +74,8 @@ class Lowerer:
             size = self.graph.output.meta["type"].shape[-1]
             return Placed("output", "", 0, kind.shape, contiguous(kind.shape), size, "f32", LOGIT_ROWS)
         assert kind.rows is not None
-        return self.builder.buffer(kind.shape, self._storage(node, index or 0, kind.dtype), kind.rows)
+        rows = TOKENS if kind.rows == TOKENS else LOGIT_ROWS  # draft rows are the logit rows of a section
+        return self.builder.buffer(kind.shape, self._storage(node, index or 0, kind.dtype), rows)
 
     def _storage(self, node: fx.Node, index: int, dtype: torch.dtype) -> str:
         """Element type of an activation: integers and booleans are i32."""

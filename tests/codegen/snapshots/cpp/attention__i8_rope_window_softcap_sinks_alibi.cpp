@@ -90,8 +90,10 @@ static void k0_attention(const Ctx& c) {
         keys_of(at, low, high);
         const int from = part * SEGMENT > low ? part * SEGMENT : low;
         const int to = (part + 1) * SEGMENT < high ? (part + 1) * SEGMENT : high;
-        Tile::segment(w, c, b.block_tables + (int64_t)at.seq * b.max_blocks, at.head, at.tokens * GROUP, b.positions + at.token,
-                      from, to, slopes ? slopes + at.head * GROUP : nullptr);
+        const int root = b.seq_starts[at.seq];
+        const bool tree = b.parents && root + 1 < b.seq_starts[at.seq + 1] && b.parents[root + 1] >= 0;
+        Tile::segment(w, c, b.block_tables + (int64_t)at.seq * b.max_blocks, at.head, at.tokens * GROUP, at.token,
+                      tree ? b.positions[root] : INT_MAX, from, to, slopes ? slopes + at.head * GROUP : nullptr);
     };
     const auto write = [&](const Place& at, int r, typename Tile::State& state) {
         const int head = at.head * GROUP + r % GROUP;
