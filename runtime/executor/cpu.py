@@ -53,7 +53,8 @@ class CpuExecutor:
         )
         self._batch = _batch_over(self._packed, self._logits)
         self._speculation, self._section = program.speculation, program.section("medusa")
-        weights = engine.weights.addresses(program)
+        self._weights = engine.weights  # mapped as long as kernels may read them
+        weights = self._weights.addresses(program)
         self._library = library
         self._handle: int | None = library.create(
             self.threads, weights, self._arena.address, self._kv.address, self.num_blocks
