@@ -66,11 +66,11 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
         with reporter.stage("quantize"):
             passes += _run(graph, options, context, "quantize", _quantize(options, graph, reporter))
     acceptance: list[list[float]] = []
-    if heads:
-        with reporter.stage("heads"):
-            added = pipelines.speculate(heads, options.quant, options.quant_head)
+    if added := pipelines.speculate(heads, choice.layers if choice else 0, options.quant, options.quant_head):
+        with reporter.stage("speculate"):
             passes += _run(graph, options, context, "speculate", added)
-            acceptance = acceptance_of(graph, _calibration(options, graph, reporter), reporter.progress)
+            sequences = _calibration(options, graph, reporter) if heads else ()
+            acceptance = acceptance_of(graph, sequences, reporter.progress)
     with reporter.stage("lower"):
         passes += _run(graph, options, context, "attention", pipelines.attention())
         passes += _run(graph, options, context, "fuse", pipelines.fuse())

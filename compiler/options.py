@@ -17,7 +17,7 @@ class CompileOptions:
     """Options of one compile. Limits are in tokens and sequences; None means the default for the model.
 
     quant_head: how the LM head is stored when `quant` is not none. keep: patterns of linears to leave unquantized.
-    spec: the drafter of speculative decoding, "medusa:DIR", "ngram" or "none".
+    spec: the drafter of speculative decoding, "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none".
     """
 
     model: Path

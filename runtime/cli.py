@@ -62,7 +62,9 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-mib", type=int, help="memory for the KV cache (default: a full batch, at most 40 %% of RAM)"
     )
-    parser.add_argument("--spec", help="speculation: none, medusa, ngram or draft:ENGINE (default: as compiled)")
+    parser.add_argument(
+        "--spec", help="speculation: none, medusa, layer-skip, ngram or draft:ENGINE (default: as compiled)"
+    )
     parser.add_argument("--no-verify", action="store_true", help="do not compare files with their hashes")
 
 

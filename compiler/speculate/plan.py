@@ -17,25 +17,28 @@ from .acceptance import Progress, measure_acceptance
 from .tree import MAX_GUESSES, Cost, choose_tree
 
 SEQUENCES = 8  # of the calibration text, on which acceptance is measured
-DRAFTERS = ("medusa", "ngram")
 
 
 @dataclass(frozen=True)
 class SpecChoice:
-    """What `--spec` asked for: a drafter, and for medusa the directory of its heads."""
+    """What `--spec` asked for: a drafter, for medusa the directory of its heads, for layer-skip its layers."""
 
     drafter: str
     heads: Path | None = None
+    layers: int = 0
 
     @classmethod
     def parse(cls, text: str) -> SpecChoice | None:
-        """`none`, `ngram` or `medusa:DIR`; UsageError for anything else."""
+        """`none`, `ngram`, `medusa:DIR` or `layer-skip:LAYERS`; UsageError for anything else."""
         drafter, _, value = text.partition(":")
         if drafter in ("", "none"):
             return None
-        if drafter not in DRAFTERS or (drafter == "medusa") != bool(value):
-            raise UsageError(f"--spec {text!r} is not known at compile time", "give medusa:DIR, ngram or none")
-        return cls(drafter, Path(value) if value else None)
+        layers = int(value) if drafter == "layer-skip" and value.isascii() and value.isdigit() else 0
+        known = {"medusa": bool(value), "ngram": not value, "layer-skip": layers > 0}
+        if not known.get(drafter):
+            hint = "give medusa:DIR, layer-skip:LAYERS, ngram or none"
+            raise UsageError(f"--spec {text!r} is not known at compile time", hint)
+        return cls(drafter, Path(value) if drafter == "medusa" else None, layers)
 
     def read_heads(self) -> tuple[MedusaHead, ...]:
         """The heads to insert, none for other drafters."""

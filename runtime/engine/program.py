@@ -116,12 +116,14 @@ class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Steps [begin, end) of the program that a step leaves out, and that run on demand after it: `name` says what for.
 
-    Their "logit_rows" are some of that step's logit rows.
+    "medusa" runs after a step, and its "logit_rows" are some of that step's. "exit" is a step of its own, the early
+    exit of self-speculation: the first `shared` steps of the program, then those that give its logits.
     """
 
     name: str
     begin: int
     end: int
+    shared: int = 0
 
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

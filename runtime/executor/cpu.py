@@ -21,10 +21,13 @@ class CpuExecutor:
     """One library handle with its arena, KV cache and logits buffer, all allocated once.
 
     threads: of the kernels, this one included; default: the physical cores that the process may use. kv_bytes: memory
-    for the KV cache; default: enough for a full batch, within a share of the machine's memory.
+    for the KV cache; default: enough for a full batch, within a share of the machine's memory. section: run this
+    section of the program as a step, instead of the program ("exit": its first layers and the head).
     """
 
-    def __init__(self, engine: Engine, threads: int | None = None, kv_bytes: int | None = None) -> None:
+    def __init__(
+        self, engine: Engine, threads: int | None = None, kv_bytes: int | None = None, section: str = ""
+    ) -> None:
         if threads is not None and not 1 <= threads <= _MAX_THREADS:
             raise UsageError(f"threads = {threads}: must be from 1 to {_MAX_THREADS}")
         limits, program = engine.manifest.limits, engine.program
@@ -53,6 +56,7 @@ class CpuExecutor:
         )
         self._batch = _batch_over(self._packed, self._logits)
         self._speculation, self._section = program.speculation, program.section("medusa")
+        self._own_section = program.section(section)
         self._weights = engine.weights  # mapped as long as kernels may read them
         weights = self._weights.addresses(program)
         self._library = library
@@ -71,7 +75,10 @@ class CpuExecutor:
         self._batch.num_logit_rows = packed.num_logit_rows
         self._batch.parents = packed.parents.ctypes.data if packed.has_trees else None
         self._batch.num_moves = packed.num_moves
-        self._library.step(self._handle, self._batch)
+        if self._own_section is None:
+            self._library.step(self._handle, self._batch)
+        else:
+            self._library.section(self._handle, self._own_section, self._batch)
         return self._logits[: packed.num_logit_rows]
 
     def draft(self, rows: Sequence[int]) -> np.ndarray:

@@ -13,14 +13,15 @@ from .ngram import NgramDrafter
 from .second_engine import EngineDrafter
 from .speculator import Speculator
 
-NONE = "none"
-MakeExecutor = Callable[[Engine], Executor]
+NONE, EXIT = "none", "exit"
+MakeExecutor = Callable[[Engine, str], Executor]  # of an engine, and the section that it runs as a step, if any
 
 
 def choose_speculator(
     spec: str | None, engine: Engine, executor: Executor, make_executor: MakeExecutor
 ) -> Speculator | None:
-    """The speculator for `spec`: "none", "medusa", "ngram" or "draft:ENGINE"; None is what the engine was compiled for.
+    """The speculator for `spec`: "none", "medusa", "ngram", "draft:ENGINE" or "layer-skip"; None is what the engine was
+    compiled for.
 
     `make_executor` runs a second engine. UsageError if `spec` is unknown, or the engine lacks what it needs.
     """
@@ -43,7 +44,13 @@ def _drafter(chosen: str, engine: Engine, executor: Executor, make_executor: Mak
         return MedusaDrafter(executor, own)
     if name == "draft" and path:
         return _second_engine(path, engine, make_executor)
-    raise UsageError(f"--spec {chosen!r} is unknown", "give none, medusa, ngram or draft:ENGINE")
+    if chosen == "layer-skip":
+        if engine.program.section(EXIT) is None:
+            raise UsageError("--spec layer-skip: the engine has no early exit", "compile it with --spec layer-skip:N")
+        found = EngineDrafter(make_executor(engine, EXIT), engine.manifest.limits.max_seq_len)
+        found.name = chosen
+        return found
+    raise UsageError(f"--spec {chosen!r} is unknown", "give none, medusa, layer-skip, ngram or draft:ENGINE")
 
 
 def _second_engine(path: str, engine: Engine, make_executor: MakeExecutor) -> EngineDrafter:
@@ -55,7 +62,7 @@ def _second_engine(path: str, engine: Engine, make_executor: MakeExecutor) -> En
             raise UsageError(f"--spec draft: {path} has a vocabulary of {theirs} tokens, the engine has {ours}")
         if engine.tokenizer_json() != second.tokenizer_json():
             raise UsageError(f"--spec draft: {path} has another tokenizer than the engine")
-        return EngineDrafter(make_executor(second), second.manifest.limits.max_seq_len, second)
+        return EngineDrafter(make_executor(second, ""), second.manifest.limits.max_seq_len, second)
     except BaseException:
         second.close()
         raise

@@ -1,4 +1,5 @@
-"""A second, smaller engine with the same tokenizer guesses greedily (Leviathan et al. 2023)."""
+"""A second, smaller engine with the same tokenizer guesses greedily (Leviathan et al. 2023), or the engine's own first
+layers and its head do (self-speculation, Zhang et al. 2023)."""
 
 from __future__ import annotations
 
@@ -25,10 +26,20 @@ class Closable(Protocol):
 
 @dataclass(slots=True)
 class _Sequence:
-    """What of a request's tokens is in the draft engine's cache: the first `computed`, guesses not counted."""
+    """What of a request's tokens is in the draft engine's cache: the first `computed`, and then the `guesses` that were
+    read on the way, which are right as far as the engine accepted them."""
 
     block_table: list[int] = field(default_factory=list)
     computed: int = 0
+    guesses: list[int] = field(default_factory=list)
+
+    def confirm(self, text: Sequence[int]) -> None:
+        """Count the guesses that the text has now; its last token stays to be read, so that there are logits."""
+        for guess in self.guesses:
+            if self.computed >= len(text) - 1 or text[self.computed] != guess:
+                break
+            self.computed += 1
+        self.guesses = []
 
 
 class EngineDrafter:
@@ -37,10 +48,10 @@ class EngineDrafter:
     A request for which the draft engine has no memory left, or whose text is longer than it takes, gets no guesses.
     """
 
-    name = "draft"
     first_rate = 0.7
 
-    def __init__(self, executor: Executor, max_seq_len: int, engine: Closable) -> None:
+    def __init__(self, executor: Executor, max_seq_len: int, engine: Closable | None = None) -> None:
+        self.name = "draft"
         self._executor, self._max_seq_len, self._engine = executor, max_seq_len, engine
         self._pool = BlockPool(executor.num_blocks, PrefixCache())
         self._sequences: dict[int, _Sequence] = {}
@@ -49,11 +60,14 @@ class EngineDrafter:
         depths = {w.generation.request_id: min(w.count, MAX_GUESSES) for w in wishes[: self._executor.max_batch_size]}
         texts = {w.generation.request_id: [*w.generation.prompt, *w.generation.token_ids] for w in wishes}
         active = [i for i, depth in depths.items() if depth and self._reserve(i, len(texts[i]) + depth)]
+        for request_id in active:
+            self._sequences[request_id].confirm(texts[request_id])
         newest = self._catch_up(active, texts)
         guesses: dict[int, list[int]] = {i: [newest[i]] for i in active}
         while active := [i for i in active if len(guesses[i]) < depths[i]]:
             rows = self._step([(i, [guesses[i][-1]], len(texts[i]) + len(guesses[i]) - 1) for i in active])
             for request_id, token in zip(active, rows, strict=True):
+                self._sequences[request_id].guesses.append(guesses[request_id][-1])
                 guesses[request_id].append(token)
         rates = {w.generation.request_id: w.rate for w in wishes}
         return {i: Proposal(Draft.chain(found), chain_chances(len(found), rates[i])) for i, found in guesses.items()}
@@ -108,4 +122,5 @@ class EngineDrafter:
     def close(self) -> None:
         self._sequences.clear()
         self._executor.close()
-        self._engine.close()
+        if self._engine is not None:
+            self._engine.close()

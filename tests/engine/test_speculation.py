@@ -108,7 +108,7 @@ def test_heads_choose_what_the_interpreter_says(with_heads: tuple[Path, Path], c
     engine, folder = with_heads
     graph = load_graph(compiled("llama").checkpoint)
     run_passes(graph, pipelines.canonicalize(), PassContext())
-    run_passes(graph, pipelines.speculate(read_heads(folder), "none", "int8"), PassContext())
+    run_passes(graph, pipelines.speculate(read_heads(folder), 0, "none", "int8"), PassContext())
     ids = [1, 5, 9, 33, 70, 2, 8]
     expected = interpret_drafts(graph, ids)[1].numpy()
     with load(engine, threads=2) as llm:
@@ -131,6 +131,43 @@ def test_an_engine_with_heads_gives_what_one_without_gives(
             assert (llm.loop.speculator is None) == (spec == "none")
             if spec == "ngram":
                 assert llm.loop.speculator.counts.accepted > 0
+
+
+def test_the_first_layers_and_a_second_engine_guess(compiled: Callable[..., Any]) -> None:
+    """Self-speculation behind one of two layers, and an engine that is the model itself, which guesses all right."""
+    engine = compiled("llama", spec="layer-skip:1").engine
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    with load(compiled("llama").engine, threads=1) as llm:
+        plain = llm.generate(PROMPTS, params)
+    for spec in (None, f"draft:{compiled('llama').engine}"):
+        with load(engine, threads=1, spec=spec) as llm:
+            assert llm.loop.speculator.drafter.name == ("layer-skip" if spec is None else "draft")
+            llm.loop.speculator._adaptive = False
+            assert llm.generate(PROMPTS, params) == plain
+            counts = llm.loop.speculator.counts
+            assert counts.accepted == counts.guesses > 20 if spec else counts.guesses > 20
+
+
+def test_an_early_exit_gives_the_logits_of_the_first_layers(compiled: Callable[..., Any]) -> None:
+    from icc.compiler.frontend.load import load_graph
+    from icc.compiler.graph.interpret import interpret_exit
+    from icc.passes import pipelines
+    from icc.passes.base import PassContext
+    from icc.passes.manager import run_passes
+    from icc.runtime.executor.cpu import CpuExecutor
+    from icc.runtime.scheduler.batch import ScheduledBatch, ScheduledSequence
+
+    found = compiled("llama", spec="layer-skip:1")
+    graph = load_graph(found.checkpoint)
+    run_passes(graph, [*pipelines.canonicalize(), *pipelines.speculate((), 1, "none", "int8")], PassContext())
+    ids = [1, 5, 9, 33, 70, 2, 8]
+    expected = interpret_exit(graph, ids).numpy()
+    with load(found.engine, threads=1, spec="none") as llm:
+        executor = CpuExecutor(llm.engine, 2, section="exit")
+        executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids[:4]), 0, (0,), 4),)))
+        got = executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids[4:]), 4, (0,), 3),)))
+        assert np.abs(got - expected[4:]).max() < 1e-4 * np.abs(expected).max()
+        executor.close()
 
 
 def test_the_report_and_the_program_say_what_was_chosen(with_heads: tuple[Path, Path]) -> None:

@@ -117,13 +117,13 @@ def test_heads_are_quantized_and_the_model_is_not_quantized_again() -> None:
     heads = (head(0, hidden=64, own=True),)
     inputs = {"x": "f32[T, 64]", "w": "f32[64]", "head": "f32[16, 64]"}
     graph = trace(model, **inputs)
-    run_passes(graph, pipelines.speculate(heads, "rtn4", "int8"), PassContext())
+    run_passes(graph, pipelines.speculate(heads, 0, "rtn4", "int8"), PassContext())
     quantized = {name for name, weight in graph.weights.items() if isinstance(weight, QuantizedWeight)}
     assert quantized == {"medusa_head.0.0.linear.weight", "medusa_head.0.1.weight"}
     plain = trace(model, **inputs)
-    run_passes(plain, pipelines.speculate(heads, "none", "int8"), PassContext())
+    run_passes(plain, pipelines.speculate(heads, 0, "none", "int8"), PassContext())
     assert (interpret_drafts(plain, IDS)[1][:, 0, 0] == interpret_drafts(graph, IDS)[1][:, 0, 0]).sum() > 5
-    assert pipelines.speculate((), "rtn4", "int8") == []
+    assert pipelines.speculate((), 0, "rtn4", "int8") == []
 
 
 @pytest.mark.parametrize(
