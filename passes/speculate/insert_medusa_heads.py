@@ -68,7 +68,9 @@ class InsertMedusaHeads(Pass):
         for number, head in enumerate(self.heads):
             for layer, (weight, _) in enumerate(head.blocks):
                 if weight.shape != (hidden, hidden):
-                    raise HeadMismatch(f"{PREFIX}.{number}.{layer}.linear.weight", "hidden size", weight.shape[-1], hidden)
+                    raise HeadMismatch(
+                        f"{PREFIX}.{number}.{layer}.linear.weight", "hidden size", weight.shape[-1], hidden
+                    )
             if head.lm_head is not None and head.lm_head.shape != (vocab, hidden):
                 name, (rows, width) = f"{PREFIX}.{number}.{len(head.blocks)}.weight", head.lm_head.shape
                 what = ("vocabulary", rows, vocab) if rows != vocab else ("hidden size", width, hidden)
@@ -93,4 +95,3 @@ class InsertMedusaHeads(Pass):
         logits = graph.call(LINEAR, x, weight, None)
         best = graph.call(TOPK, logits, min(self.ranks, type_of(logits).shape[-1]), True)
         return graph.call(operator.getitem, best, 1)
-

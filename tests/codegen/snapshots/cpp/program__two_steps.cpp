@@ -54,7 +54,8 @@ static void walk(Handle& h, int tid) {
     Ctx c;
     c.batch = h.batch, c.tid = tid, c.threads = h.threads, c.scratch = h.scratch[tid], c.shared = h.shared;
     c.barrier = &h.barrier;
-    for (int s = h.section.begin; s < h.section.end; ++s) {
+    const Section section = h.section;  // a late thread ends this loop while the next call already writes it
+    for (int s = section.begin; s < section.end; ++s) {
         const Step& step = STEPS[s];
         for (int i = 0; i < 10; ++i) c.in[i] = resolve(h, step.in[i]);
         for (int i = 0; i < 4; ++i) c.out[i] = resolve(h, step.out[i]);
