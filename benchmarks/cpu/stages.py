@@ -55,6 +55,7 @@ def load_timed(engine: Path, isa_name: str, threads: int) -> tuple[cpu_executor.
         image = (Path(folder) / "t.so").read_bytes()
     opened.files.read = lambda path: image  # type: ignore[method-assign]
     executor = cpu_executor.CpuExecutor(opened, threads=threads)
+    ctypes.memset(executor._kv.address, 0x2C, executor.kv_bytes)  # untouched pages would all be one page of zeros
     path = kernel_library._loadable_path(image)
     raw = (ctypes.c_double * (4096 * 2)).in_dll(ctypes.CDLL(path), "icc_times")
     return executor, opened, np.frombuffer(raw, dtype=np.float64).reshape(4096, 2)

@@ -19,7 +19,7 @@ from ...compiler.ops import OPS
 from ..base import Pass, PassContext, Refusal
 from .record import QuantRecord
 
-LINEAR, EXPERT, TOPK = (OPS[n].overload for n in ("linear", "expert_linear", "topk"))
+LINEAR, EXPERT, TOPK, EMBEDDING = (OPS[n].overload for n in ("linear", "expert_linear", "topk", "embedding"))
 _TRANSPARENT = {*SHAPE_OPS, *(OPS[n].overload for n in ("pointwise", "select_rows"))}
 _ROUTING = {*_TRANSPARENT, *(OPS[n].overload for n in ("softmax", "reduce", "gather", "scatter")), operator.getitem}
 GROUPS = (128, 64, 32, 16)
@@ -30,12 +30,14 @@ Head = Literal["none", "int8", "4bit"]
 
 @dataclass(frozen=True)
 class Job:
-    """A weight to quantize, and the linear nodes that use it (several where layers share it)."""
+    """A weight to quantize, and the linear nodes that use it (several where layers share it). tables: embeddings that read
+    the same matrix and are to read it quantized."""
 
     name: str
     nodes: tuple[fx.Node, ...]
     bits: int
     group: int
+    tables: tuple[fx.Node, ...] = ()
 
     @property
     def node(self) -> fx.Node:
@@ -48,8 +50,8 @@ class QuantizePass(Pass):
     """The options that every quantization has.
 
     group: values per scale; smaller where K is not a multiple. keep: patterns (fnmatch) over names of weights and
-    modules that are left as stored. head: what happens to the LM head; the token embedding always stays as stored.
-    only: weights whose name begins otherwise are left alone, as if they were not there.
+    modules that are left as stored. head: what happens to the LM head; a token embedding that is the same matrix is stored
+    once with an int8 head, and stays as stored with any other. only: weights whose name begins otherwise are left alone, as if they were not there.
     """
 
     bits: int = 4
@@ -64,7 +66,7 @@ class QuantizePass(Pass):
 
     def finish(self, graph: Graph, ctx: PassContext, job: Job, weight: QuantizedWeight, **facts: Any) -> None:
         """Store `weight` as the job's weight and record it."""
-        set_weight(graph, [(node, 1) for node in job.nodes], weight)
+        set_weight(graph, [(node, 1) for node in (*job.nodes, *job.tables)], weight)
         method = self.name.removeprefix("quantize-") if job.bits == self.bits else "rtn"
         ctx.quant_records.append(QuantRecord(job.name, method, job.bits, job.group, weight, **facts))
 
@@ -128,8 +130,10 @@ def _job(
         reason = f"only {n} outputs: nothing to gain"
     if reason:
         return Refusal("quantize", name, reason)
-    bits = 8 if is_head and options.head == "int8" else options.bits
-    return Job(name, tuple(nodes), bits, group)
+    if is_head and options.head == "int8":
+        tables = tuple(user for user in weight_node.users if user.target is EMBEDDING and user.args[1] is weight_node)
+        return Job(name, tuple(nodes), 8, group, tables)
+    return Job(name, tuple(nodes), options.bits, group)
 
 
 def _matches(pattern: str, name: str, node: fx.Node) -> bool:

@@ -51,7 +51,7 @@ def reference(model: Model, layer: int, qkv: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture(
-    scope="session", params=[("f32", 16), ("bf16", 32), ("f16", 8), ("i8", 16)], ids=lambda p: f"{p[0]}_b{p[1]}"
+    scope="session", params=[("f32", 16), ("bf16", 32), ("f16", 48), ("i8", 16)], ids=lambda p: f"{p[0]}_b{p[1]}"
 )
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, dict[str, Path]]:
     model = build_model(*request.param)

@@ -196,6 +196,8 @@ def _check(name: str, op: str, p: KernelParams) -> None:
         reason = f"unknown table format {p.format!r}"
     elif isinstance(p, CacheParams) and p.dtype not in ("f32", "bf16", "f16", "i8"):
         reason = f"unknown cache type {p.dtype!r}"
+    elif isinstance(p, CacheParams) and p.block_size % 16:
+        reason = f"blocks of {p.block_size} tokens: must be a multiple of 16"
     elif isinstance(p, CacheParams) and (p.rotary_dim % 2 or p.rotary_dim > p.key_dim):
         reason = f"rotary_dim {p.rotary_dim} must be even and at most key_dim {p.key_dim}"
     elif isinstance(p, AttentionParams) and p.q_heads % p.kv_heads:

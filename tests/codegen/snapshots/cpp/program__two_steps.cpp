@@ -54,7 +54,7 @@ static void walk(Handle& h, int tid) {
     Ctx c;
     c.batch = h.batch, c.tid = tid, c.threads = h.threads, c.scratch = h.scratch[tid], c.shared = h.shared;
     c.barrier = &h.barrier;
-    const Section at = h.section;
+    const Section at = h.section;  // a late thread ends this loop while the next call already writes it
     for (int i = 0; i < at.shared + at.end - at.begin; ++i) {
         const int s = i < at.shared ? i : at.begin + i - at.shared;
         const Step& step = STEPS[s];
