@@ -41,7 +41,7 @@ class Speculator:
         self.drafter = drafter
         self.times = StepTimes(slope)
         self.counts = SpeculationCounts()
-        self._adaptive, self._most = adaptive, max_guesses
+        self.adaptive, self._most = adaptive, max_guesses
         self._accounts: dict[int, Account] = {}
 
     def drafts(self, decoding: Sequence[int], generations: Mapping[int, Generation]) -> dict[int, Draft]:
@@ -51,7 +51,7 @@ class Speculator:
             generation, account = generations[request_id], self._account(request_id)
             ready = account.tick()
             room = generation.params.max_tokens - len(generation.token_ids) - 1
-            if room > 0 and (ready or not self._adaptive):
+            if room > 0 and (ready or not self.adaptive):
                 count = min(self._worth(chain_chances(self._most, account.rate), account, len(decoding)), room)
                 wishes.append(Wish(generation, count, account.rate))
         if not wishes:
@@ -62,12 +62,12 @@ class Speculator:
 
     def idle(self, requests: Sequence[int]) -> bool:
         """Whether none of these requests may draft in the next step."""
-        return self._adaptive and not any(self._may_draft_next(i, len(requests)) for i in requests)
+        return self.adaptive and not any(self._may_draft_next(i, len(requests)) for i in requests)
 
     def observe(self, rows: Mapping[int, int]) -> None:
         """The logit rows behind the newest tokens of the requests that go on; see `Drafter.observe`."""
         batch = len(rows)
-        wanted = {i: row for i, row in rows.items() if not self._adaptive or self._may_draft_next(i, batch)}
+        wanted = {i: row for i, row in rows.items() if not self.adaptive or self._may_draft_next(i, batch)}
         self.drafter.observe(wanted, batch)
 
     def settle(self, batch: ScheduledBatch, accepted: Mapping[int, int], seconds: float) -> None:
@@ -113,7 +113,7 @@ class Speculator:
 
     def _worth(self, chances: Sequence[float], account: Account, decodes: int) -> int:
         """How many of the guesses, best first, gain most above their cost; at least one, as a probe, if affordable."""
-        if not self._adaptive:
+        if not self.adaptive:
             return self._most
         count, best, gain = 0, 0.0, 0.0
         for number, chance in enumerate(chances[: self._most], start=1):
