@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from .engine.manifest import Manifest
 from .errors import RequestError
 from .executor.base import Executor
-from .generation import Generation, Output
+from .generation import Generation, Output, Standing
 from .params import SamplingParams
-from .sampler import Sampler
+from .sampler import Constraint, Sample, Sampler
 from .scheduler.batch import ScheduledBatch, StepOutcome, Verdict
 from .scheduler.request import RequestSpec
 from .scheduler.scheduler import Scheduler, SchedulerConfig
 from .stepping import Flight, Stepper
 from .tokenizer import Detokenizer, StopFinder, Tokenizer
+
+DEFAULT_STANDING = Standing()
 
 
 class EngineLoop:
@@ -48,22 +50,35 @@ class EngineLoop:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def add(self, prompt: Sequence[int], params: SamplingParams, priority: int = 0) -> list[Generation]:
+    def add(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        standing: Standing = DEFAULT_STANDING,
+        constrain: Callable[[], Constraint] | None = None,
+    ) -> list[Generation]:
         """Queue a prompt; one Generation for each of its `params.n` completions, which share the prompt's KV.
 
-        RequestError if it is invalid, CapacityError if it can never fit; then nothing is queued.
+        constrain: gives each completion its grammar. RequestError if the prompt or a parameter is invalid,
+        CapacityError if it can never fit; then nothing is queued.
         """
         token_ids = self.check_prompt(prompt)
         params = params.resolve(self.manifest.sampling)
         self._check_params(params)
-        generations = [self._generation(token_ids, params, index) for index in range(params.n)]
+        generations = [
+            self._generation(token_ids, params, index, constrain and constrain()) for index in range(params.n)
+        ]
         room = self.manifest.limits.max_seq_len - len(token_ids)
         for generation in generations:
             if room == 0:
                 self._finish(generation, "length")
                 continue
             limit = min(params.max_tokens, room)
-            self.scheduler.add(RequestSpec(generation.request_id, token_ids, limit, priority))
+            self.scheduler.add(
+                RequestSpec(
+                    generation.request_id, token_ids, limit, standing.priority, standing.salt, client=standing.client
+                )
+            )
             self._generations[generation.request_id] = generation
         return generations
 
@@ -153,6 +168,10 @@ class EngineLoop:
     def _start(self, batch: ScheduledBatch) -> Flight | None:
         if not batch.sequences:
             return None
+        for sequence in batch.sequences:
+            generation = self._generations.get(sequence.request_id)
+            if generation is not None and generation.num_cached_tokens is None:
+                generation.num_cached_tokens = sequence.start
         try:
             return self._stepper.start(batch, self._generations)
         except BaseException:
@@ -171,9 +190,15 @@ class EngineLoop:
                 outcomes.append(StepOutcome(result.request_id, None, Verdict.ERROR))
                 texts[result.request_id] = ""
             else:
-                verdict, texts[result.request_id] = self._generations[result.request_id].accept(result.sample)
+                verdict, texts[result.request_id] = self._accept(result.request_id, result.sample)
                 outcomes.append(StepOutcome(result.request_id, result.sample.token_id, verdict))
         return outcomes, texts
+
+    def _accept(self, request_id: int, sample: Sample) -> tuple[Verdict, str]:
+        try:
+            return self._generations[request_id].accept(sample)
+        except Exception:  # of the tokenizer, on this request's tokens: the others go on
+            return Verdict.ERROR, ""
 
     def _deliver(self, generation: Generation, outcome: StepOutcome, text: str, reason: str | None) -> Output:
         if reason in ("length", "error"):
@@ -199,7 +224,9 @@ class EngineLoop:
                 "stop: the engine has no tokenizer, so there is no text", "use stop_token_ids", field="stop"
             )
 
-    def _generation(self, prompt: tuple[int, ...], params: SamplingParams, index: int) -> Generation:
+    def _generation(
+        self, prompt: tuple[int, ...], params: SamplingParams, index: int, constraint: Constraint | None
+    ) -> Generation:
         model = self.manifest.model
         end_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else model.eos_token_ids)
         tokenizer = self.tokenizer
@@ -207,7 +234,7 @@ class EngineLoop:
             request_id=self._take_id(),
             prompt=prompt,
             params=params,
-            sampler=Sampler(params, prompt, model.vocab_size, end_ids, index),
+            sampler=Sampler(params, prompt, model.vocab_size, end_ids, index, constraint),
             end_ids=end_ids,
             detokenizer=None if tokenizer is None else Detokenizer(tokenizer, prompt),
             stop_finder=None if tokenizer is None else StopFinder(params.stop),

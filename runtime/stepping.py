@@ -71,13 +71,15 @@ class Stepper:
                 continue
             if sampled is not None and flight.rows[start] is not None:
                 if generation is not None:  # else it ended while this step ran ahead
-                    yield Result(sequence.request_id, None, _take(sampled, start, generation))
+                    yield Result(
+                        sequence.request_id, None, _take(sampled, start, generation, self._executor.vocab_size)
+                    )
                 continue
             assert logits is not None
             if generation is None:
                 yield Result(sequence.request_id, logits[start:end], None)
             else:
-                yield Result(sequence.request_id, None, generation.sampler.sample(logits[end - 1]))
+                yield Result(sequence.request_id, None, _sample(generation, logits[end - 1]))
 
 
 def _rows(sequence: ScheduledSequence, generations: Mapping[int, Generation]) -> list[SamplingRow | None]:
@@ -87,11 +89,19 @@ def _rows(sequence: ScheduledSequence, generations: Mapping[int, Generation]) ->
     return [generation.sampler.device_row(ahead=sequence.token_ids[0] < 0)]
 
 
-def _take(sampled: Sampled, row: int, generation: Generation) -> Sample | None:
-    """The device's sample of one row, counted by the request's sampler."""
+def _sample(generation: Generation, logits: np.ndarray) -> Sample | None:
+    """The host's sample of one row; None too if it fails, which must not end the other requests."""
+    try:
+        return generation.sampler.sample(logits)
+    except Exception:
+        return None
+
+
+def _take(sampled: Sampled, row: int, generation: Generation, vocab_size: int) -> Sample | None:
+    """The device's sample of one row, counted by the request's sampler; None if it is no token."""
     generation.sampler.count_device_sample()
     token, top = int(sampled.token_ids[row]), generation.params.logprobs
-    if token < 0:
+    if not 0 <= token < vocab_size:
         return None
     if top is None:
         return Sample(token)

@@ -104,12 +104,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 0, 1]),
         salt=st.sampled_from([b"", b"", b"other"]),
         use_cache=st.booleans(),
+        client=st.sampled_from(["", "a"]),
     )
-    def add(self, tokens: list[int], new: int, priority: int, salt: bytes, use_cache: bool) -> None:
+    def add(self, tokens: list[int], new: int, priority: int, salt: bytes, use_cache: bool, client: str = "") -> None:
         self.next_id += 1
-        spec = RequestSpec(
-            self.next_id, tuple(tokens), new, priority, salt, all_logits=new == 0, use_cache=use_cache and new > 0
-        )
+        score = new == 0
+        spec = RequestSpec(self.next_id, tuple(tokens), new, priority, salt, score, use_cache and not score, client)
         if not self.scheduler.can_ever_fit(spec):
             with pytest.raises(CapacityError):
                 self.scheduler.add(spec)
