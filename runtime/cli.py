@@ -1,4 +1,4 @@
-"""The runtime's commands: run, bench, eval, inspect. Parsed by the standard library, so that they work in an engine."""
+"""The runtime's commands: run, serve, bench, eval, inspect. The standard library parses them: engines have no click."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from .errors import IccError, UsageError
+from .serve_cli import add_serve, run_serve
 
 _INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 
@@ -42,6 +43,7 @@ def _parser(engine: str | None, prog: str | None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, text, command, add_options in (
         ("run", "complete a prompt, streamed to the terminal", _run, _add_run),
+        ("serve", "serve the OpenAI API over HTTP", run_serve, _add_serve),
         ("bench", "measure prefill and decode throughput", _bench, _add_bench),
         ("eval", "perplexity and bits per byte of a text", _eval, _add_eval),
         ("inspect", "what is inside the engine", _inspect, _add_inspect),
@@ -75,6 +77,11 @@ def _load(arguments: argparse.Namespace):
         verify=not arguments.no_verify,
         kv_bytes=None if arguments.kv_mib is None else arguments.kv_mib << 20,
     )
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    add_serve(parser)
+    _add_load(parser)
 
 
 def _int_list(text: str) -> list[int]:

@@ -33,6 +33,17 @@ class EngineLoop:
         self.manifest = manifest
         self.executor = executor
         self.tokenizer = tokenizer
+        self.reset()
+        self.last_step_tokens = 0
+        self._generations: dict[int, Generation] = {}
+        self._scores: dict[int, list[np.ndarray]] = {}  # logits of scoring requests, not taken yet
+        self._stepper = Stepper(executor)
+        self._flight: Flight | None = None  # a step that runs ahead of its scheduling
+        self._next_id = 0
+
+    def reset(self) -> None:
+        """Begin with an empty KV cache. Requires that there is no work."""
+        executor = self.executor
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_batch_size=executor.max_batch_size,
@@ -42,11 +53,6 @@ class EngineLoop:
                 block_size=executor.block_size,
             )
         )
-        self._generations: dict[int, Generation] = {}
-        self._scores: dict[int, list[np.ndarray]] = {}  # logits of scoring requests, not taken yet
-        self._stepper = Stepper(executor)
-        self._flight: Flight | None = None  # a step that runs ahead of its scheduling
-        self._next_id = 0
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -116,21 +122,43 @@ class EngineLoop:
 
         Each chunk is valid until the next is asked for. Other requests go on beside it.
         """
-        request_id = self._take_id()
-        spec = RequestSpec(request_id, self.check_prompt(token_ids), 0, all_logits=True, use_cache=False)
-        self.scheduler.add(spec)
-        self._scores[request_id] = []
-        remaining = len(spec.token_ids)
+        token_ids = self.check_prompt(token_ids)
+        request_id = self.add_score(token_ids)
+        remaining = len(token_ids)
         try:
             while remaining:
                 self.step()
-                for chunk in self._scores[request_id]:
+                for chunk in self.take_scores(request_id):
                     remaining -= len(chunk)
                     yield chunk
-                self._scores[request_id].clear()
         finally:
-            self.scheduler.abort(request_id)
-            del self._scores[request_id]
+            self.end_score(request_id)
+
+    def add_score(self, token_ids: Sequence[int], standing: Standing = DEFAULT_STANDING) -> int:
+        """Queue a sequence of which the logits of every position are wanted: the id for `take_scores`."""
+        request_id = self._take_id()
+        spec = RequestSpec(
+            request_id,
+            self.check_prompt(token_ids),
+            0,
+            standing.priority,
+            all_logits=True,
+            use_cache=False,
+            client=standing.client,
+        )
+        self.scheduler.add(spec)
+        self._scores[request_id] = []
+        return request_id
+
+    def take_scores(self, request_id: int) -> list[np.ndarray]:
+        """The chunks of logits, float32 `[rows, vocab]`, that came since the last call."""
+        chunks, self._scores[request_id] = self._scores[request_id], []
+        return chunks
+
+    def end_score(self, request_id: int) -> None:
+        """Forget a scoring request, wherever it is."""
+        self.scheduler.abort(request_id)
+        del self._scores[request_id]
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -144,6 +172,7 @@ class EngineLoop:
         if flight is None:
             self.scheduler.update(())
             return []
+        self.last_step_tokens = flight.batch.num_tokens
         try:
             ahead = self.scheduler.schedule_ahead() if flight.on_device else None
             self._flight = None if ahead is None else self._start(ahead)
@@ -172,6 +201,7 @@ class EngineLoop:
             generation = self._generations.get(sequence.request_id)
             if generation is not None and generation.num_cached_tokens is None:
                 generation.num_cached_tokens = sequence.start
+                generation.queued_s = time.perf_counter() - generation.arrival
         try:
             return self._stepper.start(batch, self._generations)
         except BaseException:

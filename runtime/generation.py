@@ -78,6 +78,7 @@ class Generation:
     arrival: float
     index: int = 0
     num_cached_tokens: int | None = None  # of the prompt, found in the prefix cache; None before the first step
+    queued_s: float = 0.0  # from its arrival to its first step
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)

@@ -1,0 +1,194 @@
+"""`icc serve`: puts the parts together, runs them, and drains them when it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from ..errors import UsageError
+from . import limits
+from .admission import Admission, Budget
+from .app import Parts, build_app
+from .engine_client import EngineClient, worker_command
+from .gate import Gate
+from .generate import Generator
+from .http_protocol import HttpProtocol
+from .jobs import Jobs
+from .keys import ApiKeys
+from .metrics import Metrics
+from .model import open_model
+from .sandbox import Sandbox
+from .tools import find_tool_format
+from .worker_main import LoadOptions
+
+log = logging.getLogger("icc.serve")
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Where to listen, for whom, and how much to take on.
+
+    max_queue: completions that are accepted beyond a full batch; max_queue_tokens: tokens of all that are accepted.
+    watchdog_s: an engine that says nothing for so long is ended and started again. drain_s: how long running requests
+    may go on after SIGTERM. command: the engine process, for tests.
+    """
+
+    load: LoadOptions
+    host: str = "127.0.0.1"
+    port: int = 8000
+    name: str | None = None
+    api_key_file: Path | None = None
+    max_queue: int = 1024
+    max_queue_tokens: int = 4 << 20
+    watchdog_s: float = 10.0
+    drain_s: float = 30.0
+    command: Sequence[str] | None = None
+
+
+class Server:
+    """One HTTP server with its engine process and its sandbox."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        self._options = options
+        keys = ApiKeys() if options.api_key_file is None else ApiKeys.read(options.api_key_file)
+        check_bind(options.host, keys.required)
+        self._model = open_model(Path(options.load.engine), options.name, options.load.verify)
+        self._metrics = Metrics(self._model.name)
+        self._engine = EngineClient(
+            options.command or worker_command(options.load), options.watchdog_s, self._metrics.step
+        )
+        self._metrics.attach(self._engine)
+        self._sandbox = Sandbox(self._model.chat_template, self._model.special_tokens)
+        self._jobs = Jobs(self._model, self._sandbox, keys)
+        batch = self._model.manifest.limits.max_batch_size
+        admission = Admission(Budget(batch + options.max_queue, options.max_queue_tokens))
+        self._generator = Generator(self._engine, admission, self._metrics)
+        parts = Parts(self._model, self._engine, self._jobs, self._generator, self._metrics)
+        self._gate = Gate(build_app(parts), keys, self._metrics)
+        self._signals = 0
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT. IccError if the engine cannot be loaded or the address is taken."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        listener = _listen(self._options.host, self._options.port)
+        http = _Uvicorn(self._config())
+        serving = asyncio.create_task(http.serve([listener]))
+        try:
+            await self._until(self._load(listener))
+            if not self._signals:
+                await self._until(serving)
+            await self._drain()
+        finally:
+            http.should_exit = True
+            await self._sandbox.stop()
+            await self._engine.stop()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    async def _load(self, listener: socket.socket) -> None:
+        await self._sandbox.start()
+        if self._sandbox.template_error:
+            log.warning("no chat: %s", self._sandbox.template_error)
+        self._jobs.tool_format = await find_tool_format(self._model, self._sandbox)
+        await self._engine.start()
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        print(f"serving {self._model.name} on http://{shown}:{port}", flush=True)
+
+    async def _until(self, work) -> None:
+        """Wait for the work, or for a signal."""
+        task, wake = asyncio.ensure_future(work), asyncio.ensure_future(self._wake.wait())
+        try:
+            await asyncio.wait([task, wake], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+            else:
+                task.cancel()
+        finally:
+            wake.cancel()
+
+    async def _drain(self) -> None:
+        """Take no more requests; let those that run end, but not for ever, and not after a second signal."""
+        self._gate.draining = True
+        admission = self._generator.admission
+        end = asyncio.get_running_loop().time() + self._options.drain_s
+        while admission.requests and self._signals < 2 and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(_POLL_S)
+        if admission.requests:
+            log.warning("%d requests did not end in time", admission.requests)
+            await self._engine.stop()  # their streams fail, and say so
+            for _ in range(20):
+                if not admission.requests:
+                    break
+                await asyncio.sleep(_POLL_S)
+
+    def _signalled(self) -> None:
+        self._signals += 1
+        self._wake.set()
+
+    def _config(self) -> uvicorn.Config:
+        return uvicorn.Config(
+            self._gate,
+            http=HttpProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=int(limits.IDLE_S),
+            timeout_graceful_shutdown=1,
+            backlog=2048,
+        )
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves the signals to Server."""
+
+    def capture_signals(self):  # type: ignore[override]
+        return contextlib.nullcontext()
+
+
+def check_bind(host: str, has_keys: bool) -> None:
+    """UsageError for an address that others can reach, without keys."""
+    try:
+        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local and not has_keys:
+        raise UsageError(
+            f"--host {host} can be reached from other machines, and no API key is set",
+            "give --api-key-file, or serve on 127.0.0.1",
+        )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"cannot listen on {host}:{port}: {error}", "another --port, or --host") from error
+
+
+def serve(options: ServeOptions) -> int:
+    """Run a server; the exit code."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    server = Server(options)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(server.run())
+    return 0
