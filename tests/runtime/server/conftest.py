@@ -8,14 +8,17 @@ import json
 import os
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 HERE = Path(__file__).parent
@@ -52,7 +55,6 @@ class Served:
     model: str
     log: Path
     key: str | None = None
-    _connection: http.client.HTTPConnection | None = field(default=None, repr=False)
 
     @property
     def url(self) -> str:
@@ -98,6 +100,17 @@ class Served:
             assert time.monotonic() < end, f"did not happen in {seconds} s; log: {self.log.read_text()[-2000:]}"
             time.sleep(0.02)
 
+    @property
+    def engine_pid(self) -> int:
+        """The engine process: the child of the server that is not its sandbox."""
+        children = psutil.Process(self.process.pid).children()
+        [pid] = [child.pid for child in children if "sandbox_main" not in " ".join(child.cmdline())]
+        return pid
+
+    def stream(self, prompt: str, **fields: Any) -> Stream:
+        """A streamed completion that has begun: its headers are here."""
+        return Stream(self, {"model": self.model, "prompt": prompt, "stream": True, **fields})
+
     def idle(self) -> bool:
         """Nothing runs, waits or holds blocks."""
         names = ("icc:num_requests_running", "icc:num_requests_waiting", "icc:kv_cache_usage_perc")
@@ -111,6 +124,38 @@ class Served:
             except subprocess.TimeoutExpired:
                 self.process.kill()
         return self.process.wait()
+
+
+class Stream:
+    """A streamed answer that is read bit by bit, or dropped."""
+
+    def __init__(self, server: Served, body: dict[str, Any]) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        self._connection.request("POST", "/v1/completions", json.dumps(body).encode())
+        self._response = self._connection.getresponse()
+        self.status = self._response.status
+
+    def event(self) -> Any:
+        """The next event; None for [DONE]."""
+        line = self._response.readline().decode()
+        assert self._response.readline() in (b"\n", b""), line
+        text = line.removeprefix("data: ").strip()
+        return None if text == "[DONE]" else json.loads(text)
+
+    def rest(self) -> list[Any]:
+        """The events that are left, up to [DONE]."""
+        events = []
+        while (event := self.event()) is not None:
+            events.append(event)
+        return events
+
+    def drop(self, reset: bool = False) -> None:
+        """Go without a word; with a reset instead of an end if wanted."""
+        sock = self._connection.sock
+        if sock is not None and reset:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._response.close()
+        self._connection.close()
 
 
 StartServer = Callable[..., Served]
@@ -186,7 +231,14 @@ def idle_after(served: Served) -> Iterator[None]:
     served.wait_until(served.idle)
 
 
-@pytest.fixture(scope="session")
-def fault_server() -> Path:
-    """The script that serves with a fake device, for faults: see its own words."""
-    return HERE / "fault_server.py"
+@pytest.fixture
+def start_faulty(tmp_path: Path, chat_engine: Path) -> Iterator[StartServer]:
+    """start_faulty(fault, **serve options): a server over the fake device of fault_server.py, for this test alone."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(fault: str, **options: Any) -> Served:
+            script = str(HERE / "fault_server.py")
+            command = [sys.executable, script, str(chat_engine), fault, json.dumps(options)]
+            return stack.enter_context(running(command, tmp_path / f"log-{fault}", "toy"))
+
+        yield begin

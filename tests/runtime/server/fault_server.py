@@ -1,0 +1,115 @@
+"""`python fault_server.py ENGINE FAULT [serve options]`: a server whose engine process has a fake device with a fault.
+
+As its own engine process it is `python fault_server.py --worker FD FAULT TOKENIZER`. The fake device
+counts: after token t comes t + 1. A fault strikes in the step that runs the token 77 ("M").
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+
+import icc.runtime.tokenizer
+import msgspec
+import numpy as np
+from icc.runtime.engine.manifest import Limits, Manifest, ModelFacts, QuantFacts, SamplingDefaults
+from icc.runtime.executor.fake import FakeExecutor
+from icc.runtime.llm import LLM
+from icc.runtime.sampler import Sampler
+from icc.runtime.scheduler.batch import ScheduledBatch
+from icc.runtime.server.channel import Channel
+from icc.runtime.server.worker import Worker
+from icc.runtime.server.worker_main import die_with_parent
+
+TRIGGER = 77
+VOCAB = 258
+
+
+class FaultyExecutor(FakeExecutor):
+    """Counts upwards, `delay` seconds per step, until the trigger runs; freed memory reads as NaN in effect: a slot
+    that was not written since is an assertion."""
+
+    def __init__(self, fault: str, delay: float) -> None:
+        super().__init__(
+            vocab_size=VOCAB,
+            num_blocks=256,
+            block_size=4,
+            max_batch_size=8,
+            max_step_tokens=64,
+            max_logit_rows=8,
+            nan_after=TRIGGER if fault == "nan" else None,
+        )
+        self.fault, self.delay = fault, delay
+
+    def step(self, batch: ScheduledBatch) -> np.ndarray:
+        time.sleep(self.delay)
+        if any(TRIGGER in sequence.token_ids for sequence in batch.sequences):
+            if self.fault == "exit":
+                os._exit(9)
+            if self.fault == "hang":
+                time.sleep(3600)
+            if self.fault == "raise":
+                raise RuntimeError("the device failed, secret 0xdeadbeef at /root/secret")
+        self.batches.clear()
+        return super().step(batch)
+
+
+def break_sampler() -> None:
+    sample = Sampler.sample
+
+    def faulty(self: Sampler, logits: np.ndarray):
+        if int(logits.argmax()) == TRIGGER + 1:
+            raise RuntimeError("a fault in sampling")
+        return sample(self, logits)
+
+    Sampler.sample = faulty
+
+
+def break_detokenizer() -> None:
+    push = icc.runtime.tokenizer.Detokenizer.push
+
+    def faulty(self, token_id: int) -> str:
+        if token_id == TRIGGER:
+            raise RuntimeError("a fault in detokenizing")
+        return push(self, token_id)
+
+    icc.runtime.tokenizer.Detokenizer.push = faulty
+
+
+def manifest() -> Manifest:
+    return Manifest(
+        1, "0.1.0", "cpu", "cpu",
+        ModelFacts("Fake", VOCAB, 1, 1, 1, 512, None, [257], None),
+        QuantFacts("none", 32.0, []), Limits(512, 8, 64), SamplingDefaults(), [], "w", "p", "t", {},
+    )  # fmt: skip
+
+
+def worker(fd: int, fault: str, tokenizer_file: str) -> None:
+    die_with_parent()
+    if fault == "sample":
+        break_sampler()
+    if fault == "detokenize":
+        break_detokenizer()
+    with open(tokenizer_file, "rb") as stream:
+        tokenizer = icc.runtime.tokenizer.Tokenizer(stream.read())
+    delay = 0.02 if fault != "slow" else 0.2
+    llm = LLM(manifest(), FaultyExecutor(fault, delay), tokenizer)
+    Worker(llm, Channel(socket.socket(fileno=fd))).run()
+
+
+def main(arguments: list[str]) -> int:
+    if arguments[0] == "--worker":
+        worker(int(arguments[1]), arguments[2], arguments[3])
+        return 0
+    from icc.runtime.server.serve import ServeOptions, serve
+    from icc.runtime.server.worker_main import LoadOptions
+
+    engine, fault, options = arguments[0], arguments[1], msgspec.json.decode(arguments[2])
+    command = [sys.executable, __file__, "--worker", "{fd}", fault, f"{engine}/tokenizer/tokenizer.json"]
+    return serve(ServeOptions(LoadOptions(engine), port=0, command=command, **options))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
