@@ -38,7 +38,10 @@ class HttpError(IccError):
         return ErrorBody(Error(self.message, _TYPES.get(self.status, "server_error"), self.param, self.code))
 
     def headers(self) -> dict[str, str]:
-        return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        headers = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        if self.status in (408, 413):  # the rest of the body is not waited for
+            headers["connection"] = "close"
+        return headers
 
 
 def as_http(error: Exception) -> HttpError:

@@ -179,7 +179,9 @@ def check_bind(host: str, has_keys: bool) -> None:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.UNSENT_BYTES // 2)  # the kernel doubles it
+        return listener
     except (OSError, OverflowError) as error:
         raise UsageError(f"cannot listen on {host}:{port}: {error}", "another --port, or --host") from error
 

@@ -21,11 +21,9 @@ from typing import Any
 import psutil
 import pytest
 
+from .chat_templates import QWEN_2_5
+
 HERE = Path(__file__).parent
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @dataclass
@@ -163,8 +161,8 @@ StartServer = Callable[..., Served]
 
 @pytest.fixture(scope="session")
 def chat_engine(write_engine: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A toy engine that counts upwards, with a tokenizer of bytes and a chat template."""
-    config = json.dumps({"bos_token": "<bos>", "eos_token": "<eos>", "chat_template": CHATML})
+    """A toy engine that counts upwards, with a tokenizer of bytes and a chat template that has tools."""
+    config = json.dumps({"bos_token": "<bos>", "eos_token": "<eos>", "chat_template": QWEN_2_5})
     return write_engine(
         tmp_path_factory.mktemp("served") / "toy.engine",
         tokenizer_files={"tokenizer_config.json": config},

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import time
+from pathlib import Path
 
 import icc.runtime.tokenizer
 import msgspec
@@ -19,6 +20,7 @@ from icc.runtime.executor.fake import FakeExecutor
 from icc.runtime.llm import LLM
 from icc.runtime.sampler import Sampler
 from icc.runtime.scheduler.batch import ScheduledBatch
+from icc.runtime.server import limits
 from icc.runtime.server.channel import Channel
 from icc.runtime.server.worker import Worker
 from icc.runtime.server.worker_main import die_with_parent
@@ -107,6 +109,11 @@ def main(arguments: list[str]) -> int:
     from icc.runtime.server.worker_main import LoadOptions
 
     engine, fault, options = arguments[0], arguments[1], msgspec.json.decode(arguments[2])
+    for name, value in options.pop("limits", {}).items():  # shorter times, so that tests need not wait for long ones
+        assert hasattr(limits, name)
+        setattr(limits, name, value)
+    if "api_key_file" in options:
+        options["api_key_file"] = Path(options["api_key_file"])
     command = [sys.executable, __file__, "--worker", "{fd}", fault, f"{engine}/tokenizer/tokenizer.json"]
     return serve(ServeOptions(LoadOptions(engine), port=0, command=command, **options))
 

@@ -88,7 +88,9 @@ def test_chat_renders_the_template_and_answers(served: Served) -> None:
     answer = served.chat("hello", max_completion_tokens=3)
     [choice] = answer["choices"]
     assert choice["message"]["role"] == "assistant" and choice["finish_reason"] == "length"
-    prompt = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+    turns = (("system", system), ("user", "hello"))
+    prompt = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns) + "<|im_start|>assistant\n"
     assert answer["usage"]["prompt_tokens"] == len(prompt)  # one token per byte
     assert choice["message"]["content"] == "\x0b\x0c\r"  # the bytes after the prompt's last, a newline
 

@@ -22,9 +22,13 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "días": {"type": "integer"}}},
     },
 }
-CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo", "días": 3}}}
+CALL = {
+    "id": "abcdefghi",
+    "type": "function",
+    "function": {"name": "weather", "arguments": {"city": "Oslo", "días": 3}},
+}
 CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
-    "one": [{"role": "user", "content": "  Hello, <world> & \"all\"! é 😀\n"}],
+    "one": [{"role": "user", "content": '  Hello, <world> & "all"! é 😀\n'}],
     "system": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi\n\n"}],
     "turns": [
         {"role": "user", "content": "One?"},
@@ -34,14 +38,16 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "tool": [
         {"role": "user", "content": "Weather in Oslo?"},
         {"role": "assistant", "content": "", "tool_calls": [CALL]},
-        {"role": "tool", "content": "{\"rain\": true}", "tool_call_id": "abcdefghi", "name": "weather"},
+        {"role": "tool", "content": '{"rain": true}', "tool_call_id": "abcdefghi", "name": "weather"},
     ],
     "two users": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
     "unknown": [{"role": "critic", "content": "a"}],
 }
 
 
-def transformers_renders(template: str, conversation: list[dict[str, Any]], special: dict[str, str], **options: Any) -> Any:
+def transformers_renders(
+    template: str, conversation: list[dict[str, Any]], special: dict[str, str], **options: Any
+) -> Any:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     try:
