@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from ... import __version__
+from ..errors import IccError
 from .answers import ChatAnswer, CompletionAnswer
 from .engine_client import EngineClient
 from .errors import HttpError, as_http
@@ -20,7 +21,7 @@ from .jobs import Job, Jobs
 from .metrics import Metrics
 from .model import ServedModel
 from .openapi import document, operation
-from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, decode
 from .responses import (
     ChatCompletion,
     Completion,
@@ -51,8 +52,8 @@ def build_app(parts: Parts) -> FastAPI:
     app = FastAPI(title="icc", version=__version__, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     app.openapi = lambda: document(app, parts.model)  # type: ignore[method-assign]
     app.add_exception_handler(HTTPException, _plain_error)
-    for error in (HttpError, Exception):
-        app.add_exception_handler(error, _error)
+    for kind in (IccError, Exception):  # the latter goes on to the gate, which logs it
+        app.add_exception_handler(kind, _error)
     _add_state(app, parts)
     _add_models(app, parts)
     _add_generation(app, parts)
@@ -80,7 +81,7 @@ def _add_state(app: FastAPI, parts: Parts) -> None:
         found = Version(__version__, parts.model.name, manifest.target, manifest.quantization.method)
         return json_response(found)
 
-    @app.get("/metrics", responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
+    @app.get("/metrics", **operation(None))
     async def metrics() -> Response:
         """Metrics for Prometheus."""
         return Response(parts.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -102,7 +103,7 @@ def _add_models(app: FastAPI, parts: Parts) -> None:
         return json_response(entry())
 
 
-_GENERATION_ERRORS = (400, 404, 408, 413, 429, 500, 503, 504)
+_GENERATION_ERRORS = (400, 404, 408, 413, 429, 500, 503)
 
 
 def _add_generation(app: FastAPI, parts: Parts) -> None:
@@ -165,7 +166,7 @@ async def _body(request: Request, kind: type[T]) -> T:
     """The decoded body. HttpError 400, which field and why, if it is not what the schema says."""
     raw = await read_body(request)
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return decode(raw, kind)
     except RecursionError as error:
         raise HttpError(400, "the body is nested too deep", code="invalid_json") from error
     except UnicodeDecodeError as error:
@@ -187,8 +188,6 @@ def _check_model(parts: Parts, name: str | None) -> None:
 
 
 async def _error(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HttpError) and as_http(error).status == 500:
-        raise error  # the gate logs it, and says nothing of the inside
     found = as_http(error)
     return json_response(found.body(), found.status, found.headers())
 

@@ -48,11 +48,6 @@ class Stream:
     def ids(self) -> range:
         return range(self.first_id, self.first_id + self.prompts)
 
-    @property
-    def waiting(self) -> bool:
-        """Whether there is something to take."""
-        return bool(self._deltas)
-
     async def take(self) -> list[Delta]:
         """The deltas that came since the last call, at least one. Raises EngineFailed."""
         while not self._deltas:

@@ -16,7 +16,6 @@ _TYPES = {
     413: "invalid_request_error",
     429: "overloaded_error",
     503: "unavailable_error",
-    504: "timeout_error",
 }
 
 
@@ -56,7 +55,5 @@ def as_http(error: Exception) -> HttpError:
         retry = 1 if error.status == 503 else None
         return HttpError(error.status, error.message, error.field or None, retry_after=retry)
     if isinstance(error, RequestError | CapacityError):
-        return HttpError(400, error.message, getattr(error, "field", None) or None, code="invalid_value")
-    if isinstance(error, TimeoutError):
-        return HttpError(504, "the request's deadline has passed", "deadline", "deadline_exceeded")
+        return HttpError(400, error.message, getattr(error, "field", None) or None, code="unprocessable")
     return HttpError(500, "the server failed on this request")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import HttpError, as_http
@@ -46,11 +47,13 @@ class Gate:
         try:
             self._admit(scope)
             await self._app(scope, receive, counted)
+        except ClientDisconnect:
+            pass
         except Exception as error:
             if not isinstance(error, HttpError):
                 log.error("a request failed: %s", type(error).__name__, exc_info=error)
             if begun:
-                raise
+                return
             found = as_http(error)
             headers = found.headers()
             if found.status == 401:

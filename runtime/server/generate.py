@@ -24,6 +24,7 @@ from .metrics import Metrics
 
 log = logging.getLogger("icc.serve")
 _encoder = msgspec.json.Encoder()
+_DISCARD_BYTES, _DISCARD_S = 16 << 20, 2.0
 _EVENTS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -68,15 +69,19 @@ class Run:
         self.queued_s = 0.0
         self.output_tokens = 0
         self.reasons: list[str] = []
+        self._open = {(place, index) for place in stream.ids for index in range(job.submits[0].params.n)}
         self.reason: str | None = None
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
-        """The deltas as they come, until every completion has ended. TimeoutError at the deadline."""
+        """The deltas as they come, until every completion has ended; the deadline ends those that have not."""
         now = asyncio.get_running_loop().time()
         end = None if self.job.deadline is None else now + self.job.deadline
-        while self.stream.open or self.stream.waiting:
-            async with asyncio.timeout_at(end):
-                deltas = await self.stream.take()
+        while self._open:
+            try:
+                async with asyncio.timeout_at(end):
+                    deltas = await self.stream.take()
+            except TimeoutError:
+                deltas = [Delta(*place, reason="deadline") for place in sorted(self._open)]
             self._note(deltas)
             yield deltas
 
@@ -89,7 +94,9 @@ class Run:
             self.gaps.append((now - self.last, len(deltas)))
         self.last = now
         self.output_tokens += sum(len(delta.token_ids) for delta in deltas)
-        self.reasons += [delta.reason for delta in deltas if delta.reason is not None]
+        ended = [delta for delta in deltas if delta.reason is not None]
+        self.reasons += [delta.reason or "" for delta in ended]
+        self._open -= {(delta.id, delta.index) for delta in ended}
 
 
 async def whole_answer(generator: Generator, job: Job, make: Callable[[Stream], Answer]) -> msgspec.Struct:
@@ -190,18 +197,26 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def read_body(request: Request) -> bytes:
-    """The body of a request, within its limits of size and time."""
+    """The body of a request, within its limits of size and time.
+
+    Some of what is too much is read and thrown away: a client that is still sending would not see the answer.
+    """
+    discarded = 0
     too_large = HttpError(413, f"the body is larger than {limits.BODY_BYTES} bytes", code="body_too_large")
     declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > limits.BODY_BYTES:
-        raise too_large
-    body = bytearray()
+    body, size = bytearray(), int(declared) if declared.isdigit() else 0
     try:
-        async with asyncio.timeout(limits.BODY_S):
+        async with asyncio.timeout(limits.BODY_S if size <= limits.BODY_BYTES else _DISCARD_S):
             async for part in request.stream():
-                body += part
-                if len(body) > limits.BODY_BYTES:
-                    raise too_large
+                size = max(size, len(body) + len(part))
+                if size <= limits.BODY_BYTES:
+                    body += part
+                elif (discarded := discarded + len(part)) > _DISCARD_BYTES:
+                    break
     except TimeoutError:
+        if size > limits.BODY_BYTES:
+            raise too_large from None
         raise HttpError(408, f"the body took longer than {limits.BODY_S:g} s", code="body_timeout") from None
+    if size > limits.BODY_BYTES:
+        raise too_large
     return bytes(body)

@@ -14,6 +14,7 @@ from ..errors import RequestError
 from ..params import SamplingParams
 from . import limits, structured
 from .admission import Price
+from .errors import HttpError
 from .keys import ApiKeys
 from .messages import Submit
 from .model import ServedModel
@@ -77,7 +78,7 @@ class Jobs:
             assert self.tool_format is not None
             grammar = tool_grammar(self.tool_format, called_tools(request.tool_choice, tools))
         elif request.tool_choice not in (None, "none", "auto"):
-            raise RequestError("tool_choice names no tool of `tools`", field="tool_choice")
+            raise HttpError(404, "tool_choice names no tool of `tools`", "tool_choice", "tool_not_found")
         top = (request.top_logprobs or 0) if request.logprobs or request.top_logprobs else None
         max_tokens = request.max_completion_tokens or request.max_tokens
         grammar = await self._grammar(grammar)
@@ -96,10 +97,10 @@ class Jobs:
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
-    def _check(self, tokens: Sequence[int]) -> list[int]:
+    def _check(self, tokens: Sequence[int], field: str = "prompt") -> list[int]:
         wrong = next((token for token in tokens if token >= self.model.vocab_size), None)
         if wrong is not None:
-            raise RequestError(f"token id {wrong} is not in the vocabulary of {self.model.vocab_size}", field="prompt")
+            raise RequestError(f"token id {wrong} is not in the vocabulary of {self.model.vocab_size}", field=field)
         return list(tokens)
 
     async def _grammar(self, grammar: str) -> str:
@@ -132,6 +133,7 @@ class Jobs:
         room = max(self.model.max_len - longest, 1)
         limit = room if max_tokens is None else min(max_tokens, room)
         params = _sampling(request, limit, logprobs, self.model.vocab_size)
+        self._check(request.stop_token_ids or (), "stop_token_ids")
         salt = self._keys.salt(client, request.cache_salt)
         return Job(
             [Submit(0, tuple(prompt), params, request.priority, client, salt, grammar, scored) for prompt in tokens],
@@ -158,7 +160,7 @@ def _sampling(request: Common, max_tokens: int, logprobs: int | None, vocab_size
         logit_bias={token: value for token, value in biases.items() if token < vocab_size},
         seed=request.seed,
         stop=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
-        stop_token_ids=tuple(token for token in request.stop_token_ids or () if token < vocab_size),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
         ignore_eos=request.ignore_eos,
         min_tokens=min(request.min_tokens, max_tokens),
         logprobs=logprobs,

@@ -23,19 +23,22 @@ _ERRORS = {
     429: "The queue is full; Retry-After says when to ask again.",
     500: "The server failed on this request.",
     503: "The engine is not ready, or the server is shutting down.",
-    504: "The request's deadline has passed.",
 }
 _types: dict[str, type] = {ErrorBody.__name__: ErrorBody}
 
 
 def operation(
-    answer: type, body: type | None = None, errors: tuple[int, ...] = (), events: type | None = None
+    answer: type | None, body: type | None = None, errors: tuple[int, ...] = (), events: type | None = None
 ) -> dict[str, Any]:
-    """The arguments of a route that document it: its body, its answer, its errors, and its events if it can stream."""
-    content: dict[str, Any] = {"application/json": {"schema": _ref(answer)}}
+    """The arguments of a route that document it: its body, its answer (None: plain text), its errors, and its events
+    if it can stream."""
+    content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    if answer is not None:
+        content = {"application/json": {"schema": _ref(answer)}}
     if events is not None:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
-    responses: dict[int, Any] = {200: {"description": (answer.__doc__ or answer.__name__).strip(), "content": content}}
+        event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+        content["text/event-stream"] = {"schema": event}
+    responses: dict[int, Any] = {200: {"description": (answer.__doc__ if answer else None) or "The answer.", "content": content}}
     for status in (401, *errors):
         responses[status] = {
             "description": _ERRORS[status],
@@ -55,6 +58,8 @@ def document(app: FastAPI, model: ServedModel) -> dict[str, Any]:
         for name in ("CompletionRequest", "ChatRequest"):
             schemas[name]["properties"]["model"]["enum"] = [model.name]
         schemas["CompletionRequest"]["properties"]["prompt"] = deepcopy(PROMPT_SCHEMA)
+        if model.manifest.model.bos_token_id is None:  # nothing comes of an empty prompt
+            schemas["CompletionRequest"]["properties"]["prompt"] = _not_empty(PROMPT_SCHEMA)
         for name in ("TokenizeRequest", "DetokenizeRequest"):
             schemas[name]["properties"]["model"] = {"enum": [model.name, None]}
         _bound_tokens(schemas, model.vocab_size - 1)
@@ -70,6 +75,16 @@ def document(app: FastAPI, model: ServedModel) -> dict[str, Any]:
                 described["responses"].pop("422", None)  # FastAPI's own; errors of this API are 400
         app.openapi_schema = found
     return app.openapi_schema
+
+
+def _not_empty(schema: Any) -> Any:
+    """The schema with texts of one character at least."""
+    if isinstance(schema, list):
+        return [_not_empty(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    least = {"minLength": 1} if schema.get("type") == "string" else {}
+    return {name: _not_empty(part) for name, part in schema.items()} | least
 
 
 def _ref(kind: type) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -117,7 +117,8 @@ class CompletionRequest(Common, frozen=True, kw_only=True):
     logprobs: Annotated[int, limits.bound("logprobs")] | None = None
 
 
-class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True, frozen=True):
+class TextPart(Struct, forbid_unknown_fields=True, frozen=True):
+    type: Literal["text"]
     text: Text
 
 
@@ -218,6 +219,27 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True, frozen=True):
 
     tokens: list[TokenId]
     model: str | None = None
+
+
+T = TypeVar("T")
+
+
+def decode(raw: bytes, kind: type[T]) -> T:
+    """A body. 1.0 is an integer too, as JSON Schema has it. Raises msgspec's errors, UnicodeDecodeError, RecursionError."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        if "got `float`" not in str(error):
+            raise
+        return msgspec.convert(_whole(msgspec.json.decode(raw)), kind)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _whole(part) for name, part in value.items()}
+    return [_whole(part) for part in value] if isinstance(value, list) else value
 
 
 def prompts(request: CompletionRequest) -> list[str] | list[list[int]]:

@@ -162,7 +162,7 @@ def test_a_tool_that_does_not_exist_cannot_be_chosen(served: Served) -> None:
     named = {"type": "function", "function": {"name": "other"}}
     body = {"model": "toy", "messages": [{"role": "user", "content": "x"}], "tools": TOOLS, "tool_choice": named}
     reply = served.ask("POST", "/v1/chat/completions", body)
-    assert reply.status == 400 and reply.json["error"]["param"] == "tool_choice"
+    assert reply.status == 404 and reply.json["error"]["param"] == "tool_choice"
 
 
 FORMATS = {
