@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from .errors import IccError, UsageError
-from .serve_cli import add_serve, run_serve
+from .serve_cli import add_batch, add_serve, run_batch, run_serve
 
 _INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 
@@ -44,6 +44,7 @@ def _parser(engine: str | None, prog: str | None) -> argparse.ArgumentParser:
     for name, text, command, add_options in (
         ("run", "complete a prompt, streamed to the terminal", _run, _add_run),
         ("serve", "serve the OpenAI API over HTTP", run_serve, _add_serve),
+        ("batch", "answer a file of requests, without a server", run_batch, _add_batch),
         ("bench", "measure prefill and decode throughput", _bench, _add_bench),
         ("eval", "perplexity and bits per byte of a text", _eval, _add_eval),
         ("inspect", "what is inside the engine", _inspect, _add_inspect),
@@ -81,6 +82,11 @@ def _load(arguments: argparse.Namespace):
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     add_serve(parser)
+    _add_load(parser)
+
+
+def _add_batch(parser: argparse.ArgumentParser) -> None:
+    add_batch(parser)
     _add_load(parser)
 
 

@@ -1,9 +1,10 @@
-"""The command `serve`: its options, and a clear word where the server is not installed."""
+"""The commands `serve` and `batch`: their options, and a clear word where the server is not installed."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from .errors import MissingExtraError
 
@@ -21,6 +22,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-queue", type=int, default=1024, help="completions accepted beyond a full batch")
     parser.add_argument("--max-queue-tokens", type=int, default=4 << 20, help="tokens of all that is accepted")
     parser.add_argument("--watchdog", type=float, default=10.0, metavar="S", help="an engine silent for so long hangs")
+    parser.add_argument("--batch-store", type=Path, metavar="FILE", help="SQLite file; with it there is a Batch API")
     parser.add_argument("--drain", type=float, default=30.0, metavar="S", help="time to finish requests after SIGTERM")
 
 
@@ -30,16 +32,9 @@ def run_serve(arguments: argparse.Namespace) -> int:
         from .server.worker_main import LoadOptions
     except ModuleNotFoundError as error:
         raise missing(error) from error
-    load = LoadOptions(
-        str(arguments.engine),
-        arguments.threads,
-        arguments.isa,
-        not arguments.no_verify,
-        None if arguments.kv_mib is None else arguments.kv_mib << 20,
-    )
     return serve(
         ServeOptions(
-            load,
+            LoadOptions(**_load(arguments)),
             arguments.host,
             arguments.port,
             arguments.name,
@@ -48,8 +43,36 @@ def run_serve(arguments: argparse.Namespace) -> int:
             arguments.max_queue_tokens,
             arguments.watchdog,
             arguments.drain,
+            arguments.batch_store,
         )
     )
+
+
+def add_batch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("input", type=Path, metavar="IN.jsonl", help="requests, as for OpenAI's Batch API")
+    parser.add_argument(
+        "output", type=Path, metavar="OUT.jsonl", help="answers; what it has already is not asked again"
+    )
+
+
+def run_batch(arguments: argparse.Namespace) -> int:
+    try:
+        from .server.offline import run_offline
+        from .server.worker_main import LoadOptions
+    except ModuleNotFoundError as error:
+        raise missing(error) from error
+    return run_offline(LoadOptions(**_load(arguments)), arguments.input, arguments.output)
+
+
+def _load(arguments: argparse.Namespace) -> dict[str, Any]:
+    """How to load the engine, as LoadOptions has it."""
+    return {
+        "engine": str(arguments.engine),
+        "threads": arguments.threads,
+        "isa": arguments.isa,
+        "verify": not arguments.no_verify,
+        "kv_bytes": None if arguments.kv_mib is None else arguments.kv_mib << 20,
+    }
 
 
 def missing(error: ModuleNotFoundError) -> Exception:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -14,14 +14,16 @@ from starlette.exceptions import HTTPException
 from ... import __version__
 from ..errors import IccError
 from .answers import ChatAnswer, CompletionAnswer
+from .batch_routes import add_batches
+from .batches import Batches
 from .engine_client import EngineClient
 from .errors import HttpError, as_http
-from .generate import EventStream, Generator, json_response, read_body, while_connected, whole_answer
+from .generate import EventStream, Generator, decode_body, json_response, while_connected, whole_answer
 from .jobs import Job, Jobs
 from .metrics import Metrics
 from .model import ServedModel
 from .openapi import document, operation
-from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, decode
+from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .responses import (
     ChatCompletion,
     Completion,
@@ -33,8 +35,6 @@ from .responses import (
     Version,
 )
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class Parts:
@@ -45,6 +45,7 @@ class Parts:
     jobs: Jobs
     generator: Generator
     metrics: Metrics
+    batches: Batches | None = None
 
 
 def build_app(parts: Parts) -> FastAPI:
@@ -58,6 +59,8 @@ def build_app(parts: Parts) -> FastAPI:
     _add_models(app, parts)
     _add_generation(app, parts)
     _add_tokens(app, parts)
+    if parts.batches is not None:
+        add_batches(app, parts.batches)
     return app
 
 
@@ -107,22 +110,18 @@ _GENERATION_ERRORS = (400, 404, 408, 413, 429, 500, 503)
 
 
 def _add_generation(app: FastAPI, parts: Parts) -> None:
-    @app.post(
-        "/v1/completions", **operation(Completion, CompletionRequest, errors=_GENERATION_ERRORS, events=Completion)
-    )
+    @app.post("/v1/completions", **operation(Completion, CompletionRequest, errors=_GENERATION_ERRORS, events=True))
     async def completions(request: Request) -> Response:
         """Complete one or several prompts."""
-        body = await _body(request, CompletionRequest)
+        body = await decode_body(request, CompletionRequest)
         _check_model(parts, body.model)
         job = await parts.jobs.completion(body, request.scope["icc.client"])
         return await _answer(parts, request, body, job, lambda stream: CompletionAnswer(parts.model, body, job, stream))
 
-    @app.post(
-        "/v1/chat/completions", **operation(ChatCompletion, ChatRequest, errors=_GENERATION_ERRORS, events=Completion)
-    )
+    @app.post("/v1/chat/completions", **operation(ChatCompletion, ChatRequest, errors=_GENERATION_ERRORS, events=True))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        body = await _body(request, ChatRequest)
+        body = await decode_body(request, ChatRequest)
         _check_model(parts, body.model)
         job = await parts.jobs.chat(body, request.scope["icc.client"])
         return await _answer(parts, request, body, job, lambda stream: ChatAnswer(parts.model, body, job, stream))
@@ -147,7 +146,7 @@ def _add_tokens(app: FastAPI, parts: Parts) -> None:
     @app.post("/tokenize", **operation(Tokenized, TokenizeRequest, errors=(400, 404, 408, 413)))
     async def tokenize(request: Request) -> Response:
         """The token ids of a text."""
-        body = await _body(request, TokenizeRequest)
+        body = await decode_body(request, TokenizeRequest)
         _check_model(parts, body.model)
         tokens = await parts.jobs.encode(body.prompt, body.add_special_tokens)
         return json_response(Tokenized(tokens, len(tokens), parts.model.max_len))
@@ -155,28 +154,11 @@ def _add_tokens(app: FastAPI, parts: Parts) -> None:
     @app.post("/detokenize", **operation(Detokenized, DetokenizeRequest, errors=(400, 404, 408, 413)))
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
-        body = await _body(request, DetokenizeRequest)
+        body = await decode_body(request, DetokenizeRequest)
         _check_model(parts, body.model)
         if parts.model.tokenizer is None or any(token >= parts.model.vocab_size for token in body.tokens):
             raise HttpError(400, "there is a token id that the vocabulary does not have", "tokens", "invalid_value")
         return json_response(Detokenized(parts.model.text(body.tokens)))
-
-
-async def _body(request: Request, kind: type[T]) -> T:
-    """The decoded body. HttpError 400, which field and why, if it is not what the schema says."""
-    raw = await read_body(request)
-    try:
-        return decode(raw, kind)
-    except RecursionError as error:
-        raise HttpError(400, "the body is nested too deep", code="invalid_json") from error
-    except UnicodeDecodeError as error:
-        raise HttpError(400, "the body is not UTF-8", code="invalid_json") from error
-    except msgspec.ValidationError as error:
-        text, _, place = str(error).partition(" - at `")
-        field = place.removeprefix("$.").rstrip("`") or None
-        raise HttpError(400, f"{field}: {text}" if field else text, field, "invalid_value") from error
-    except msgspec.DecodeError as error:
-        raise HttpError(400, f"the body is not JSON: {error}", code="invalid_json") from error
 
 
 def _check_model(parts: Parts, name: str | None) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -21,8 +22,10 @@ from .errors import HttpError, as_http
 from .jobs import Job
 from .messages import Delta
 from .metrics import Metrics
+from .requests import decode
 
 log = logging.getLogger("icc.serve")
+T = TypeVar("T")
 _encoder = msgspec.json.Encoder()
 _DISCARD_BYTES, _DISCARD_S = 16 << 20, 2.0
 _EVENTS = [
@@ -220,3 +223,20 @@ async def read_body(request: Request) -> bytes:
     if size > limits.BODY_BYTES:
         raise too_large
     return bytes(body)
+
+
+async def decode_body(request: Request, kind: type[T]) -> T:
+    """The decoded body. HttpError 400, which field and why, if it is not what the schema says."""
+    raw = await read_body(request)
+    try:
+        return decode(raw, kind)
+    except RecursionError as error:
+        raise HttpError(400, "the body is nested too deep", code="invalid_json") from error
+    except UnicodeDecodeError as error:
+        raise HttpError(400, "the body is not UTF-8", code="invalid_json") from error
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at `")
+        field = place.removeprefix("$.").rstrip("`") or None
+        raise HttpError(400, f"{field}: {text}" if field else text, field, "invalid_value") from error
+    except msgspec.DecodeError as error:
+        raise HttpError(400, f"the body is not JSON: {error}", code="invalid_json") from error

@@ -18,15 +18,15 @@ _MIN_CHARS = 8
 class ApiKeys:
     """The accepted keys; none means that everybody is accepted, as one client.
 
-    The secret is drawn anew at each start, so that nobody can compute or guess what identifies a client.
+    The secret is drawn anew at each start unless one is given, so that nobody can guess what identifies a client.
     """
 
-    def __init__(self, keys: Iterable[str] = ()) -> None:
+    def __init__(self, keys: Iterable[str] = (), secret: bytes | None = None) -> None:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
-        self._secret = os.urandom(32)
+        self._secret = secret or os.urandom(32)
 
     @classmethod
-    def read(cls, file: Path) -> ApiKeys:
+    def read(cls, file: Path, secret: bytes | None = None) -> ApiKeys:
         """One key per line; empty lines and lines that start with # do not count."""
         try:
             lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
@@ -37,7 +37,7 @@ class ApiKeys:
         if not keys or short is not None:
             what = "holds no key" if not keys else f"holds a key of fewer than {_MIN_CHARS} characters"
             raise UsageError(f"{file} {what}", "write one key per line")
-        return cls(keys)
+        return cls(keys, secret)
 
     @property
     def required(self) -> bool:

@@ -28,17 +28,23 @@ _types: dict[str, type] = {ErrorBody.__name__: ErrorBody}
 
 
 def operation(
-    answer: type | None, body: type | None = None, errors: tuple[int, ...] = (), events: type | None = None
+    answer: type | None,
+    body: type | None = None,
+    errors: tuple[int, ...] = (),
+    events: bool = False,
+    form: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The arguments of a route that document it: its body, its answer (None: plain text), its errors, and its events
-    if it can stream."""
+    """The arguments of a route that document it: its body, its answer (None: plain text), its errors, whether it
+    can stream events, and its form where that is its body."""
     content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     if answer is not None:
         content = {"application/json": {"schema": _ref(answer)}}
-    if events is not None:
+    if events:
         event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
         content["text/event-stream"] = {"schema": event}
-    responses: dict[int, Any] = {200: {"description": (answer.__doc__ if answer else None) or "The answer.", "content": content}}
+    responses: dict[int, Any] = {
+        200: {"description": (answer.__doc__ if answer else None) or "The answer.", "content": content}
+    }
     for status in (401, *errors):
         responses[status] = {
             "description": _ERRORS[status],
@@ -47,6 +53,8 @@ def operation(
     extra = {}
     if body is not None:
         extra = {"requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}}}
+    if form is not None:
+        extra = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
     return {"responses": responses, "openapi_extra": extra, "response_model": None}
 
 

@@ -225,7 +225,7 @@ T = TypeVar("T")
 
 
 def decode(raw: bytes, kind: type[T]) -> T:
-    """A body. 1.0 is an integer too, as JSON Schema has it. Raises msgspec's errors, UnicodeDecodeError, RecursionError."""
+    """A body; 1.0 is an integer too, as JSON Schema has it. Raises what msgspec raises."""
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:

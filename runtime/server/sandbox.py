@@ -50,7 +50,9 @@ class Sandbox:
                 async with asyncio.timeout(SECONDS):
                     answer = await _exchange(process, request)
             except OverflowError:  # an integer of more than 64 bits
-                raise RequestError("the chat template refuses these messages: a number is too large", field=field) from None
+                raise RequestError(
+                    "the chat template refuses these messages: a number is too large", field=field
+                ) from None
             except TimeoutError:
                 await self._kill()
                 raise RequestError(f"takes more than {SECONDS:g} s", field=field) from None

@@ -19,18 +19,13 @@ import uvloop
 
 from ..errors import UsageError
 from . import limits
-from .admission import Admission, Budget
 from .app import Parts, build_app
-from .engine_client import EngineClient, worker_command
+from .batches import Batches
+from .core import Core
 from .gate import Gate
-from .generate import Generator
 from .http_protocol import HttpProtocol
-from .jobs import Jobs
 from .keys import ApiKeys
-from .metrics import Metrics
-from .model import open_model
-from .sandbox import Sandbox
-from .tools import find_tool_format
+from .store import Store
 from .worker_main import LoadOptions
 
 log = logging.getLogger("icc.serve")
@@ -43,7 +38,8 @@ class ServeOptions:
 
     max_queue: completions that are accepted beyond a full batch; max_queue_tokens: tokens of all that are accepted.
     watchdog_s: an engine that says nothing for so long is ended and started again. drain_s: how long running requests
-    may go on after SIGTERM. command: the engine process, for tests.
+    may go on after SIGTERM. batch_store: the SQLite file of the Batch API, without which there is none. command: the
+    engine process, for tests.
     """
 
     load: LoadOptions
@@ -55,6 +51,7 @@ class ServeOptions:
     max_queue_tokens: int = 4 << 20
     watchdog_s: float = 10.0
     drain_s: float = 30.0
+    batch_store: Path | None = None
     command: Sequence[str] | None = None
 
 
@@ -63,21 +60,22 @@ class Server:
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
-        keys = ApiKeys() if options.api_key_file is None else ApiKeys.read(options.api_key_file)
+        store = None if options.batch_store is None else Store(options.batch_store)
+        secret = None if store is None else store.secret()
+        keys = ApiKeys() if options.api_key_file is None else ApiKeys.read(options.api_key_file, secret)
         check_bind(options.host, keys.required)
-        self._model = open_model(Path(options.load.engine), options.name, options.load.verify)
-        self._metrics = Metrics(self._model.name)
-        self._engine = EngineClient(
-            options.command or worker_command(options.load), options.watchdog_s, self._metrics.step
+        self._core = core = Core(
+            options.load,
+            keys,
+            name=options.name,
+            max_queue=options.max_queue,
+            max_queue_tokens=options.max_queue_tokens,
+            watchdog_s=options.watchdog_s,
+            command=options.command,
         )
-        self._metrics.attach(self._engine)
-        self._sandbox = Sandbox(self._model.chat_template, self._model.special_tokens)
-        self._jobs = Jobs(self._model, self._sandbox, keys)
-        batch = self._model.manifest.limits.max_batch_size
-        admission = Admission(Budget(batch + options.max_queue, options.max_queue_tokens))
-        self._generator = Generator(self._engine, admission, self._metrics)
-        parts = Parts(self._model, self._engine, self._jobs, self._generator, self._metrics)
-        self._gate = Gate(build_app(parts), keys, self._metrics)
+        self._batches = None if store is None else Batches(store, core.jobs, core.generator, core.max_batch_size)
+        parts = Parts(core.model, core.engine, core.jobs, core.generator, core.metrics, self._batches)
+        self._gate = Gate(build_app(parts), keys, core.metrics)
         self._signals = 0
         self._wake = asyncio.Event()
 
@@ -96,19 +94,16 @@ class Server:
             await self._drain()
         finally:
             http.should_exit = True
-            await self._sandbox.stop()
-            await self._engine.stop()
+            await self._core.stop()
             await asyncio.gather(serving, return_exceptions=True)
 
     async def _load(self, listener: socket.socket) -> None:
-        await self._sandbox.start()
-        if self._sandbox.template_error:
-            log.warning("no chat: %s", self._sandbox.template_error)
-        self._jobs.tool_format = await find_tool_format(self._model, self._sandbox)
-        await self._engine.start()
+        await self._core.start()
+        if self._batches is not None:
+            self._batches.start()
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        print(f"serving {self._model.name} on http://{shown}:{port}", flush=True)
+        print(f"serving {self._core.model.name} on http://{shown}:{port}", flush=True)
 
     async def _until(self, work) -> None:
         """Wait for the work, or for a signal."""
@@ -125,13 +120,15 @@ class Server:
     async def _drain(self) -> None:
         """Take no more requests; let those that run end, but not for ever, and not after a second signal."""
         self._gate.draining = True
-        admission = self._generator.admission
+        if self._batches is not None:
+            await self._batches.stop()
+        admission = self._core.generator.admission
         end = asyncio.get_running_loop().time() + self._options.drain_s
         while admission.requests and self._signals < 2 and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(_POLL_S)
         if admission.requests:
             log.warning("%d requests did not end in time", admission.requests)
-            await self._engine.stop()  # their streams fail, and say so
+            await self._core.engine.stop()  # their streams fail, and say so
             for _ in range(20):
                 if not admission.requests:
                     break
