@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .errors import IccError, UsageError
 from .serve_cli import add_batch, add_serve, run_batch, run_serve
@@ -21,11 +21,21 @@ def main(argv: Sequence[str] | None = None, engine: str | None = None, prog: str
     engine: the engine directory if it is implied (`python ENGINE run ...`); otherwise it is the command's first
     argument.
     """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if engine is None and argv[:2] == ["bench", "serve"]:  # measures a server, wherever it is, rather than an engine
+        from .loadtest.cli import main as loadtest
+
+        return _guarded("--debug" in argv, lambda: loadtest(argv[2:], prog))
     arguments = _parser(engine, prog).parse_args(argv)
+    return _guarded(arguments.debug, lambda: arguments.command(arguments))
+
+
+def _guarded(debug: bool, command: Callable[[], int]) -> int:
+    """The exit code of a command; an IccError becomes one line, a hint and its own code."""
     try:
-        return arguments.command(arguments)
+        return command()
     except IccError as error:
-        if arguments.debug:
+        if debug:
             raise
         print(f"error: {error.message}", file=sys.stderr)
         if error.hint:
@@ -45,7 +55,7 @@ def _parser(engine: str | None, prog: str | None) -> argparse.ArgumentParser:
         ("run", "complete a prompt, streamed to the terminal", _run, _add_run),
         ("serve", "serve the OpenAI API over HTTP", run_serve, _add_serve),
         ("batch", "answer a file of requests, without a server", run_batch, _add_batch),
-        ("bench", "measure prefill and decode throughput", _bench, _add_bench),
+        ("bench", "measure an engine's throughput (bench serve: a server's)", _bench, _add_bench),
         ("eval", "perplexity and bits per byte of a text", _eval, _add_eval),
         ("inspect", "what is inside the engine", _inspect, _add_inspect),
     ):
