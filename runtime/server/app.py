@@ -23,6 +23,7 @@ from .jobs import Job, Jobs
 from .metrics import Metrics
 from .model import ServedModel
 from .openapi import document, operation
+from .page_routes import add_page
 from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .responses import (
     ChatCompletion,
@@ -59,6 +60,7 @@ def build_app(parts: Parts) -> FastAPI:
     _add_models(app, parts)
     _add_generation(app, parts)
     _add_tokens(app, parts)
+    add_page(app, parts.metrics)
     if parts.batches is not None:
         add_batches(app, parts.batches)
     return app
