@@ -6,6 +6,7 @@ from ..runtime.errors import IccError, UsageError
 
 __all__ = [
     "CheckpointError",
+    "HeadMismatch",
     "IccError",
     "OutputExistsError",
     "PassError",
@@ -86,3 +87,17 @@ class VerifyError(PassError):
         self.stage = stage
         self.pass_name = pass_name
         self.node = node
+
+
+class HeadMismatch(IccError):
+    """Medusa heads were made for another model. `tensor` says where it shows, `what` is "hidden size" or "vocabulary"."""
+
+    exit_code = 19
+
+    def __init__(self, tensor: str, what: str, found: int, wanted: int) -> None:
+        super().__init__(
+            f"the Medusa heads do not fit the model: {tensor} has {what} {found}, the model has {wanted}",
+            "train heads for this model with `icc train-heads`",
+        )
+        self.tensor = tensor
+        self.what = what

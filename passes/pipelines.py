@@ -52,6 +52,19 @@ def fuse() -> list[Pass]:
     ]
 
 
+def speculate(heads: Sequence[Any], method: str, head: str) -> list[Pass]:
+    """Draft heads, if there are any: before attention and fusion, which then treat them like the rest of the graph, and
+    after quantization, which leaves the model as it is without them; so they are quantized here, without calibration.
+    """
+    if not heads:
+        return []
+    from .quantize.rtn import QuantizeRtn
+    from .speculate.insert_medusa_heads import PREFIX, InsertMedusaHeads
+
+    rounded: list[Pass] = [] if method == "none" else [QuantizeRtn(head=head, only=f"{PREFIX}.")]  # type: ignore[arg-type]
+    return [InsertMedusaHeads(tuple(heads)), *rounded]
+
+
 def quantize(method: str, head: str, keep: tuple[str, ...], calibration: Sequence[Sequence[int]]) -> list[Pass]:
     """Weights to 4 bits by `method`; empty for "none"."""
     options: dict[str, Any] = {"head": head, "keep": keep}

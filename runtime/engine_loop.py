@@ -10,12 +10,14 @@ import numpy as np
 from .engine.manifest import Manifest
 from .errors import RequestError
 from .executor.base import Executor
-from .generation import Generation, Output, Standing
+from .generation import Generation, Output, Piece, Standing
 from .params import SamplingParams
-from .sampler import Constraint, Sample, Sampler
-from .scheduler.batch import ScheduledBatch, StepOutcome, Verdict
+from .sampler import Constraint, Sampler
+from .scheduler.batch import Draft, ScheduledBatch, StepOutcome, Verdict
 from .scheduler.request import RequestSpec
 from .scheduler.scheduler import Scheduler, SchedulerConfig
+from .speculate.speculator import Speculator
+from .speculate.verify import Walk
 from .stepping import Flight, Stepper
 from .tokenizer import Detokenizer, StopFinder, Tokenizer
 
@@ -29,7 +31,14 @@ class EngineLoop:
     loop.
     """
 
-    def __init__(self, manifest: Manifest, executor: Executor, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        executor: Executor,
+        tokenizer: Tokenizer | None,
+        speculator: Speculator | None = None,
+    ) -> None:
+        self.speculator = speculator
         self.manifest = manifest
         self.executor = executor
         self.tokenizer = tokenizer
@@ -111,7 +120,7 @@ class EngineLoop:
         """End a generation now; nothing happens if it has ended."""
         if generation.finish_reason is None:
             self.scheduler.abort(generation.request_id)
-            del self._generations[generation.request_id]
+            self._forget(generation.request_id)
             self._finish(generation, "abort", generation.flush())
 
     def has_work(self) -> bool:
@@ -168,16 +177,20 @@ class EngineLoop:
         A device that samples gets the next step before this one's tokens are looked at, where those do not decide it.
         If the executor or a sampler raises, every request ends with "error" and the exception goes on.
         """
-        flight = self._flight or self._start(self.scheduler.schedule())
+        start = time.perf_counter()
+        flight = self._flight or self._start(self.scheduler.schedule(self._drafts()))
         if flight is None:
             self.scheduler.update(())
             return []
         self.last_step_tokens = flight.batch.num_tokens
         try:
-            ahead = self.scheduler.schedule_ahead() if flight.on_device else None
+            ahead = self.scheduler.schedule_ahead() if flight.on_device and self._may_run_ahead(flight) else None
             self._flight = None if ahead is None else self._start(ahead)
-            outcomes, texts = self._take_results(flight)
+            outcomes, texts, rows = self._take_results(flight)
             now = time.perf_counter()
+            if self.speculator is not None:
+                self.speculator.settle(flight.batch, {o.request_id: len(o.accepted) for o in outcomes}, now - start)
+                self.speculator.observe(rows)
         except BaseException:
             self._fail_all()
             raise
@@ -189,10 +202,18 @@ class EngineLoop:
                 continue
             if generation.first_token is None:
                 generation.first_token = now
-            outputs.append(
-                self._deliver(generation, outcome, texts[outcome.request_id], reasons.get(outcome.request_id))
-            )
+            outputs += self._deliver(generation, texts[outcome.request_id], reasons.get(outcome.request_id))
         return outputs
+
+    def _drafts(self) -> dict[int, Draft]:
+        """Guesses for the requests that decode. Nobody guesses beside a step that scores: it runs long anyway."""
+        if self.speculator is None:
+            return {}
+        return self.speculator.drafts(self.scheduler.decoding, self._generations)
+
+    def _may_run_ahead(self, flight: Flight) -> bool:
+        """Guesses for the next step need this one's tokens; without them, it can be started already."""
+        return self.speculator is None or self.speculator.idle([s.request_id for s in flight.batch.sequences])
 
     def _start(self, batch: ScheduledBatch) -> Flight | None:
         if not batch.sequences:
@@ -208,38 +229,56 @@ class EngineLoop:
             self._fail_all()
             raise
 
-    def _take_results(self, flight: Flight) -> tuple[list[StepOutcome], dict[int, str]]:
-        """What the scheduler must know of a step, and the text that it made safe to show, by request."""
+    def _take_results(self, flight: Flight) -> tuple[list[StepOutcome], dict[int, list[Piece]], dict[int, int]]:
+        """What the scheduler must know of a step, what it made safe to show, by request, and the logit row behind the
+        newest token of each request that goes on."""
         outcomes: list[StepOutcome] = []
-        texts: dict[int, str] = {}
+        texts: dict[int, list[Piece]] = {}
+        rows: dict[int, int] = {}
         for result in self._stepper.results(flight, self._generations):
-            if result.logits is not None:
+            if result.walk is None:
+                assert result.logits is not None
                 self._scores[result.request_id].append(result.logits.copy())
                 outcomes.append(StepOutcome(result.request_id, None))
-            elif result.sample is None:
-                outcomes.append(StepOutcome(result.request_id, None, Verdict.ERROR))
-                texts[result.request_id] = ""
-            else:
-                verdict, texts[result.request_id] = self._accept(result.request_id, result.sample)
-                outcomes.append(StepOutcome(result.request_id, result.sample.token_id, verdict))
-        return outcomes, texts
+                continue
+            outcome, texts[result.request_id] = self._accept(result.request_id, result.walk)
+            outcomes.append(outcome)
+            if outcome.verdict is Verdict.CONTINUE:
+                rows[result.request_id] = result.row
+        return outcomes, texts, rows
 
-    def _accept(self, request_id: int, sample: Sample) -> tuple[Verdict, str]:
-        try:
-            return self._generations[request_id].accept(sample)
-        except Exception:  # of the tokenizer, on this request's tokens: the others go on
-            return Verdict.ERROR, ""
+    def _accept(self, request_id: int, walk: Walk) -> tuple[StepOutcome, list[Piece]]:
+        """Take the tokens of a step one by one, as far as the request goes on."""
+        pieces: list[Piece] = []
+        for number, sample in enumerate(walk.samples):
+            accepted = walk.accepted[:number]
+            if sample is None:
+                return StepOutcome(request_id, None, Verdict.ERROR, accepted), [*pieces, Piece(None, "")]
+            try:
+                verdict, text = self._generations[request_id].accept(sample)
+            except Exception:  # of the tokenizer, on this request's tokens: the others go on
+                return StepOutcome(request_id, None, Verdict.ERROR, accepted), [*pieces, Piece(None, "")]
+            pieces.append(Piece(sample, text))
+            if verdict is not Verdict.CONTINUE:
+                break
+        return StepOutcome(request_id, sample.token_id, verdict, accepted), pieces
 
-    def _deliver(self, generation: Generation, outcome: StepOutcome, text: str, reason: str | None) -> Output:
+    def _deliver(self, generation: Generation, pieces: list[Piece], reason: str | None) -> list[Output]:
+        """One output per token, the last with the reason if the request has ended."""
+        outputs: list[Output] = []
+        for piece in pieces[:-1]:
+            assert piece.sample is not None
+            outputs.append(Output(generation.request_id, piece.sample.token_id, piece.text, piece.sample.logprob))
+        generation.outputs += outputs
+        sample, text = pieces[-1].sample, pieces[-1].text
         if reason in ("length", "error"):
             text += generation.flush()
-        logprob = generation.logprobs[-1] if generation.logprobs and outcome.token_id is not None else None
+        token, logprob = (None, None) if sample is None else (sample.token_id, sample.logprob)
         if reason is not None:
-            del self._generations[generation.request_id]
-            return self._finish(generation, reason, text, outcome.token_id, logprob)
-        output = Output(generation.request_id, outcome.token_id, text, logprob)
-        generation.outputs.append(output)
-        return output
+            self._forget(generation.request_id)
+            return [*outputs, self._finish(generation, reason, text, token, logprob)]
+        generation.outputs.append(Output(generation.request_id, token, text, logprob))
+        return [*outputs, generation.outputs[-1]]
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -272,6 +311,11 @@ class EngineLoop:
             index=index,
         )
 
+    def _forget(self, request_id: int) -> None:
+        del self._generations[request_id]
+        if self.speculator is not None:
+            self.speculator.forget(request_id)
+
     def _take_id(self) -> int:
         self._next_id += 1
         return self._next_id
@@ -289,9 +333,9 @@ class EngineLoop:
         """End every request after the executor failed in the middle of a step: what the cache holds is unknown."""
         for request_id in [*self._generations, *self._scores]:
             self.scheduler.abort(request_id)
-        for generation in self._generations.values():
+        for generation in list(self._generations.values()):
             self._finish(generation, "error", generation.flush())
-        self._generations.clear()
+            self._forget(generation.request_id)
         self._flight = None
         while self.scheduler.is_stepping:
             self.scheduler.update(())

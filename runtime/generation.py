@@ -52,13 +52,21 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one step gave to one request: at most one token, and the text that became safe to show."""
+    """At most one token that a step gave to one request, and the text that became safe to show."""
 
     request_id: int
     token_id: int | None
     text: str = ""
     logprob: TokenLogprob | None = None
     finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One token of a step, None where the logits were not numbers, and the text that it made safe to show."""
+
+    sample: Sample | None
+    text: str
 
 
 @dataclass(slots=True, eq=False)

@@ -18,6 +18,7 @@ from .errors import RequestError, UsageError
 from .executor.base import Executor
 from .generation import Completion, Output
 from .params import SamplingParams
+from .speculate.speculator import Speculator
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -84,13 +85,18 @@ class LLM:
     """
 
     def __init__(
-        self, manifest: Manifest, executor: Executor, tokenizer: Tokenizer | None = None, engine: Engine | None = None
+        self,
+        manifest: Manifest,
+        executor: Executor,
+        tokenizer: Tokenizer | None = None,
+        engine: Engine | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self.manifest = manifest
         self.tokenizer = tokenizer
         self.engine = engine
         self.executor = executor
-        self.loop = EngineLoop(manifest, executor, tokenizer)
+        self.loop = EngineLoop(manifest, executor, tokenizer, speculator)
         self._closed = False
 
     def generate(
@@ -168,6 +174,8 @@ class LLM:
         if self._closed:
             return
         self._closed = True
+        if self.loop.speculator is not None:
+            self.loop.speculator.drafter.close()
         self.executor.close()
         if self.engine is not None:
             self.engine.close()

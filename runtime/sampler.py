@@ -100,8 +100,8 @@ class Sampler:
         top = self.params.logprobs
         return Sample(token, None if top is None else token_logprob(logits, token, top))
 
-    def device_row(self, ahead: bool = False) -> SamplingRow | None:
-        """How a device samples the next token (or, if `ahead`, the one after), None where only the host can.
+    def device_row(self, ahead: int = 0) -> SamplingRow | None:
+        """How a device samples the token `ahead` tokens after the next one, None where only the host can.
 
         The device knows no penalties, biases and grammars. Its random stream is another than the host's: where a
         request is sampled depends on its parameters alone, so that a seed gives the same tokens whatever runs beside.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from .executor.sampling import Sampled, SamplingExecutor, SamplingRow
 from .generation import Generation
 from .sampler import Sample, TokenLogprob
 from .scheduler.batch import ScheduledBatch, ScheduledSequence
+from .speculate.verify import Walk, follow
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,13 @@ class Flight:
 
 @dataclass(frozen=True)
 class Result:
-    """What a step gave to one sequence: logits `[rows, vocab]` of a scoring request, or a sample, None if the logits
-    are not numbers."""
+    """What a step gave to one sequence: logits `[rows, vocab]` of a scoring request, or new tokens, the last of them
+    from logit row `row` of the step."""
 
     request_id: int
-    logits: np.ndarray | None
-    sample: Sample | None
+    logits: np.ndarray | None = None
+    walk: Walk | None = None
+    row: int = -1
 
 
 class Stepper:
@@ -71,22 +74,31 @@ class Stepper:
                 continue
             if sampled is not None and flight.rows[start] is not None:
                 if generation is not None:  # else it ended while this step ran ahead
-                    yield Result(
-                        sequence.request_id, None, _take(sampled, start, generation, self._executor.vocab_size)
-                    )
+                    take = partial(_take, sampled, generation, self._executor.vocab_size)
+                    yield _walk(sequence, generation, start, take)
                 continue
             assert logits is not None
             if generation is None:
-                yield Result(sequence.request_id, logits[start:end], None)
+                yield Result(sequence.request_id, logits[start:end])
             else:
-                yield Result(sequence.request_id, None, _sample(generation, logits[end - 1]))
+                yield _walk(sequence, generation, start, lambda row, g=generation: _sample(g, logits[row]))
+
+
+def _walk(
+    sequence: ScheduledSequence, generation: Generation, start: int, sample: Callable[[int], Sample | None]
+) -> Result:
+    """The new tokens of a request whose logit rows begin at `start`."""
+    walk = follow(sequence.draft, lambda row: sample(start + row), generation.end_ids)
+    return Result(sequence.request_id, walk=walk, row=start + walk.row)
 
 
 def _rows(sequence: ScheduledSequence, generations: Mapping[int, Generation]) -> list[SamplingRow | None]:
     generation = generations.get(sequence.request_id)
-    if generation is None or sequence.num_logits != 1:
+    depths = [0, *(sequence.draft.depths() if sequence.draft else ())]
+    if generation is None or sequence.num_logits != len(depths):
         return [None] * sequence.num_logits
-    return [generation.sampler.device_row(ahead=sequence.token_ids[0] < 0)]
+    ahead = int(sequence.token_ids[0] < 0)
+    return [generation.sampler.device_row(ahead + depth) for depth in depths]
 
 
 def _sample(generation: Generation, logits: np.ndarray) -> Sample | None:
@@ -97,7 +109,7 @@ def _sample(generation: Generation, logits: np.ndarray) -> Sample | None:
         return None
 
 
-def _take(sampled: Sampled, row: int, generation: Generation, vocab_size: int) -> Sample | None:
+def _take(sampled: Sampled, generation: Generation, vocab_size: int, row: int) -> Sample | None:
     """The device's sample of one row, counted by the request's sampler; None if it is no token."""
     generation.sampler.count_device_sample()
     token, top = int(sampled.token_ids[row]), generation.params.logprobs

@@ -3,7 +3,7 @@
 #pragma once
 #include <stdint.h>
 
-#define ICC_ABI_VERSION 1
+#define ICC_ABI_VERSION 2
 
 extern "C" {
 
@@ -21,7 +21,16 @@ struct icc_batch {
     const int32_t* block_tables;    // [S, B]
     const int32_t* logit_rows;      // [L] ascending token indices whose logits are wanted
     float* logits;                  // [L, vocab] written by the step
+    const int32_t* parents;         // [T] in a sequence that verifies a tree of drafts: the token before each token, as an
+                                    // index into the batch; negative elsewhere. NULL: no sequence does
+    const int32_t* moves;           // [M, 2] slots whose K and V are copied, from and to, in order, before all else
+    int32_t num_moves;              // M
+    int32_t* drafts;                // [L, heads, ranks] written by the section of the draft heads, if there is one
 };
+
+// A tree of drafts: its first token is the last that was sampled, at position p. The others follow their parents, so
+// that positions[t] = positions[parents[t]] + 1, but lie in slots in the order of the batch. Each token sees the keys
+// before p and, from there on, only those of its own ancestors.
 
 int32_t icc_abi_version(void);
 
@@ -29,8 +38,10 @@ int32_t icc_abi_version(void);
 // num_blocks * total_block_bytes bytes. Starts num_threads - 1 threads, which park between steps. NULL on failure.
 void* icc_create(int32_t num_threads, const void* const* weights, void* arena, void* kv, int64_t num_blocks);
 
-// Executes the whole program once. 0 on success.
+// Executes the whole program once, or one of its sections (program.json, counted from 0) after a step: logit_rows are
+// then rows of that step's logits, the other fields as they were. 0 on success.
 int32_t icc_step(void* handle, const struct icc_batch* batch);
+int32_t icc_section(void* handle, int32_t section, const struct icc_batch* batch);
 
 void icc_destroy(void* handle);
 

@@ -2,24 +2,30 @@
 //
 // Chunks and segments start at multiples of their length in absolute key positions. A row starts afresh in every
 // segment and the segments are merged in order, so a long context can be split over threads without changing a bit,
-// and a row's bits depend on its own position only. The generated kernel gives the shape as a traits class S:
-//   T, KD, VD, HEADS (kv), GROUP (query heads per kv head), BLOCK, WINDOW, CHUNK, SOFTCAP, TILE (tokens per tile),
-//   qk(q, k, rows, s), pv(p, v, keys, rows, o): products over a chunk.
+// and a row's bits depend on its own position only. Keys and values are read where they lie; int8 ones enter the products
+// as integers, their scales multiply scores and weights. The generated kernel gives the shape as a traits class S:
+//   T, KD, VD, HEADS (kv), GROUP (query heads per kv head), BLOCK (a multiple of 16), WINDOW, CHUNK, SOFTCAP, TILE
+//   (tokens per tile), qk(q, k, stride, rows, s): scores of a chunk, pv(p, v, stride, keys, rows, o): adds a run of values.
 #pragma once
 #include "kv.h"
 
 constexpr int KEYS = 64;         // keys of one chunk
+constexpr int LANES = KEYS / 16; // vectors of them
 constexpr int SEGMENT = 1024;    // keys of one segment
 
 template <class S> struct AttentionTile {
     static constexpr int ROWS = S::TILE * S::GROUP, WIDTH = (S::VD + 15) / 16 * 16;
+    static constexpr bool SCALED = sizeof(typename S::T) == 1;
+    typedef KvBlock<typename S::T, S::HEADS, S::KD, S::VD, S::BLOCK> Block;
     struct Work {  // lies in the thread's scratch
-        float q[ROWS * S::KD], k[S::KD * KEYS], v[KEYS * WIDTH], s[ROWS * KEYS], o[ROWS * WIDTH];
+        float q[ROWS * S::KD], s[ROWS * KEYS], o[ROWS * WIDTH];
         float peak[ROWS], sum[ROWS][16];
+        float k[S::KD * KEYS], v[KEYS * WIDTH], ks[KEYS], vs[KEYS];  // a chunk of a tree of drafts
     };
     struct State {  // of one row over the segments so far
         float peak, sum, o[WIDTH];
     };
+    struct Scales { const float *k[LANES], *v[LANES]; };  // of the sixteen keys of each vector; null where there are none
 
     static int first_key(int position) {
         int low = 0;
@@ -31,52 +37,38 @@ template <class S> struct AttentionTile {
         return low;
     }
 
-    // Copies keys and values [low, high) of the chunk that starts at `base` into float scratch.
-    static void load(Work& w, const Ctx& c, const int32_t* table, int head, int base, int low, int high) {
-        typedef KvBlock<typename S::T, S::HEADS, S::KD, S::VD, S::BLOCK> Block;
-        const auto block_of = [&](int j) { return Block{c.kv + table[j / S::BLOCK] * c.kv_block_bytes}; };
-        if (S::BLOCK % 16 == 0) {
-            for (int j = low / 16 * 16; j < high; j += 16) {
-                const Block block = block_of(j);
-                const typename S::T* key = block.key(head) + j % S::BLOCK;
-                float* k = w.k + (j - base);
-                VF scale = vf(1.0f);
-                if (Block::SCALED) scale = vload(block.key_scale(head) + j % S::BLOCK);
-                for (int d = 0; d < S::KD; ++d) {
-                    const VF x = vload(key + d * S::BLOCK);
-                    vstore(k + d * KEYS, Block::SCALED ? x * scale : x);
-                }
-            }
-        } else {
-            for (int j = low; j < high; ++j) {
-                const Block block = block_of(j);
-                const int at = j % S::BLOCK;
-                const float scale = Block::SCALED ? block.key_scale(head)[at] : 1.0f;
-                for (int d = 0; d < S::KD; ++d)
-                    w.k[d * KEYS + j - base] = value(block.key(head)[d * S::BLOCK + at]) * scale;
-            }
-        }
-        for (int j = low; j < high; ++j) {
-            const Block block = block_of(j);
-            const int at = j % S::BLOCK;
-            const typename S::T* x = block.value(head) + at * S::VD;
-            const VF scale = vf(Block::SCALED ? block.value_scale(head)[at] : 1.0f);
-            float* v = w.v + (j - base) * WIDTH;
-            for (int d = 0; d < S::VD; d += 16) {
-                const VF y = S::VD - d >= 16 ? vload(x + d) : vload_n(x + d, S::VD - d);
-                vstore(v + d, Block::SCALED ? y * scale : y);
-            }
+    static Block block_of(const Ctx& c, const int32_t* table, int j) {
+        return Block{c.kv + table[j / S::BLOCK] * c.kv_block_bytes};
+    }
+
+    // Copies key and value of one slot into place `at` of the scratch chunk.
+    static void copy(Work& w, const Block& block, int head, int slot, int at) {
+        if (SCALED) w.ks[at] = block.key_scale(head)[slot], w.vs[at] = block.value_scale(head)[slot];
+        for (int d = 0; d < S::KD; ++d) w.k[d * KEYS + at] = value(block.key(head)[d * S::BLOCK + slot]);
+        const typename S::T* x = block.value(head) + slot * S::VD;
+        float* v = w.v + at * WIDTH;
+        for (int d = 0; d < S::VD; d += 16) vstore(v + d, S::VD - d >= 16 ? vload(x + d) : vload_n(x + d, S::VD - d));
+    }
+
+    // Copies [low, high) of the chunk at `base` from the slots of draft token t's ancestors.
+    static void copy_path(Work& w, const Ctx& c, int head, int t, int base, int low, int high) {
+        const icc_batch& b = *c.batch;
+        for (; b.positions[t] >= low; t = b.parents[t]) {
+            const int j = b.positions[t], slot = b.slot_mapping[t];
+            if (j < high) copy(w, Block{c.kv + slot / S::BLOCK * c.kv_block_bytes}, head, slot % S::BLOCK, j - base);
+            if (b.parents[t] < 0) return;
         }
     }
 
     // Online softmax of one row over the chunk: scores become weights, the row's output is rescaled.
-    static void soften(Work& w, int row, int base, int position, float slope) {
+    static void soften(Work& w, const Scales& scales, int row, int base, int position, float slope) {
         float* s = w.s + row * KEYS;
         const int low = first_key(position);
         const bool whole = low <= base && position >= base + KEYS - 1;
         VF x[4], top = vf(-INFINITY);
         for (int u = 0; u < 4; ++u) {
             x[u] = vload(s + 16 * u);
+            if (SCALED) x[u] = x[u] * vload(scales.k[u]);
             const VI j = iota() + vi(base + 16 * u);
             if (S::SOFTCAP != 0.0f) x[u] = vf(S::SOFTCAP) * vtanh(x[u] * vf(1.0f / (S::SOFTCAP != 0.0f ? S::SOFTCAP : 1.0f)));
             if (S::ALIBI) x[u] = fma(vf(slope), to_float(j - vi(position)), x[u]);
@@ -96,15 +88,66 @@ template <class S> struct AttentionTile {
         for (int u = 0; u < 4; ++u) {
             const VF e = vexp(x[u] - vf(base_peak));
             sum = sum + e;
-            vstore(s + 16 * u, e);
+            vstore(s + 16 * u, SCALED ? e * vload(scales.v[u]) : e);
         }
         vstore(w.sum[row], sum);
         w.peak[row] = peak;
     }
 
-    // All chunks of one segment for `rows` rows; row r is token r / GROUP of the tile, query head r % GROUP.
-    static void segment(Work& w, const Ctx& c, const int32_t* table, int head, int rows, const int32_t* positions,
-                        int from, int to, const float* slopes) {
+    // One chunk of a tree of drafts that begins at position `start`: its rows see different keys, so each token loads
+    // its own, and sums them in the order in which it would without a tree.
+    static void branches(Work& w, const Ctx& c, const int32_t* table, int head, int rows, int token, int start,
+                         int base, int low, int to, const float* slopes) {
+        for (int r = 0; r < rows; r += S::GROUP) {
+            const int t = token + r / S::GROUP, position = c.batch->positions[t];
+            int high = base + KEYS < to ? base + KEYS : to;
+            if (position + 1 < high) high = position + 1;
+            if (high <= low) continue;
+            for (int j = low; j < high && j < start; ++j) copy(w, block_of(c, table, j), head, j % S::BLOCK, j - base);
+            copy_path(w, c, head, t, base, low > start ? low : start, high);
+            const float* k[LANES];
+            Scales scales;
+            for (int u = 0; u < LANES; ++u) k[u] = w.k + 16 * u, scales.k[u] = w.ks + 16 * u, scales.v[u] = w.vs + 16 * u;
+            S::qk(w.q + r * S::KD, k, KEYS, S::GROUP, w.s + r * KEYS, false, nullptr);
+            for (int g = 0; g < S::GROUP; ++g) soften(w, scales, r + g, base, position, S::ALIBI ? slopes[g] : 0.0f);
+            S::pv(w.s + r * KEYS + (low - base), w.v + (low - base) * WIDTH, WIDTH, high - low, S::GROUP, w.o + r * WIDTH, false, nullptr);
+        }
+    }
+
+    // One chunk in which all rows see keys of the same blocks: [low, high). Where they are those of one token, reading keys
+    // and values is most of the work: the products fetch this chunk's values and the next chunk's keys as they go.
+    static void whole(Work& w, const Ctx& c, const int32_t* table, int head, int rows, const int32_t* positions, int base,
+                      int low, int high, const float* slopes) {
+        const bool alone = rows == S::GROUP;
+        const typename S::T* k[LANES];
+        const char* values[LANES];
+        Scales scales;
+        for (int u = 0; u < LANES; ++u) {
+            int j = base + 16 * u;
+            if (j + 16 <= low || j >= high) j = low / 16 * 16;  // sixteen keys that nobody sees: any will do
+            const Block block = block_of(c, table, j);
+            k[u] = block.key(head) + j % S::BLOCK;
+            values[u] = (const char*)(block.value(head) + j % S::BLOCK * S::VD);
+            scales.k[u] = block.key_scale(head) + j % S::BLOCK, scales.v[u] = block.value_scale(head) + j % S::BLOCK;
+        }
+        S::qk(w.q, k, S::BLOCK, rows, w.s, alone, values);
+        for (int r = 0; r < rows; ++r)
+            soften(w, scales, r, base, positions[r / S::GROUP], S::ALIBI ? slopes[r % S::GROUP] : 0.0f);
+        for (int j = low; j < high;) {
+            const int end = (j / S::BLOCK + 1) * S::BLOCK, to = end < high ? end : high, next = j + KEYS;
+            const bool more = alone && next <= positions[0];
+            const Block after = block_of(c, table, more ? next : j);
+            const char* ahead = (const char*)after.key(head) + j % S::BLOCK * S::KD * (int)sizeof(typename S::T);
+            S::pv(w.s + (j - base), block_of(c, table, j).value(head) + j % S::BLOCK * S::VD, S::VD, to - j, rows, w.o, more, ahead);
+            j = to;
+        }
+    }
+
+    // All chunks of one segment for `rows` rows; row r is token `token` + r / GROUP, query head r % GROUP. The tile is
+    // part of a tree of drafts that begins at position `start`, or of none (INT_MAX).
+    static void segment(Work& w, const Ctx& c, const int32_t* table, int head, int rows, int token, int start, int from,
+                        int to, const float* slopes) {
+        const int32_t* positions = c.batch->positions + token;
         for (int r = 0; r < rows; ++r) {
             w.peak[r] = -INFINITY;
             vstore(w.sum[r], vf(0.0f));
@@ -112,10 +155,10 @@ template <class S> struct AttentionTile {
         memset(w.o, 0, sizeof(float) * (size_t)rows * WIDTH);
         for (int base = from / KEYS * KEYS; base < to; base += KEYS) {
             const int low = base > from ? base : from, high = base + KEYS < to ? base + KEYS : to;
-            load(w, c, table, head, base, low, high);
-            S::qk(w.q, w.k, rows, w.s);
-            for (int r = 0; r < rows; ++r) soften(w, r, base, positions[r / S::GROUP], S::ALIBI ? slopes[r % S::GROUP] : 0.0f);
-            S::pv(w.s + (low - base), w.v + (low - base) * WIDTH, high - low, rows, w.o);
+            if (high > start)
+                branches(w, c, table, head, rows, token, start, base, low, to, slopes);
+            else
+                whole(w, c, table, head, rows, positions, base, low, high, slopes);
         }
     }
 

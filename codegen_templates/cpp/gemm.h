@@ -29,7 +29,7 @@ struct QuantMicro {
 
 constexpr int MAX_BLOCK = 16 * 16 * 4;   // floats of the largest out block
 constexpr int MAX_PANELS = 64;
-constexpr int TILE_GROUP = 4;            // tiles that stay in L2 while the panels of a chunk pass
+constexpr int TILE_GROUP = 4;            // tiles that stay in L2 while the panels of a chunk pass, and streams of weights
 
 struct Panel { int first, rows, micro; char* data; };
 
@@ -40,14 +40,14 @@ template <class Micro, int COUNT> ICC_INLINE int pick(const Micro (&list)[COUNT]
     return COUNT - 1;
 }
 
-// out[mr][nt][16] -> rows first..first+rows of y. `row` maps a row number to its place in y.
+// out[mr][nt][16] -> rows first..first+rows of y, `live` tiles from number tile[0] on. `row` maps a row to its place in y.
 template <class RowOf>
-ICC_INLINE void store_block(const Sink& sink, const float* out, int rows, int nt, int first, int64_t tile, int tiles,
+ICC_INLINE void store_block(const Sink& sink, const float* out, int rows, int nt, int first, const int64_t* tile, int live,
                             int64_t n, RowOf row) {
     for (int r = 0; r < rows; ++r) {
         const int64_t place = row(first + r);
-        for (int t = 0; t < tiles; ++t) {
-            const int64_t col = (tile + t) * 16;
+        for (int t = 0; t < live; ++t) {
+            const int64_t col = tile[t] * 16;
             const int width = (int)(n - col < 16 ? n - col : 16);
             VF v = vload(out + (r * nt + t) * 16);
             float* dst = sink.y + place * sink.y_stride + col;
@@ -55,6 +55,19 @@ ICC_INLINE void store_block(const Sink& sink, const float* out, int rows, int nt
             if (sink.residual) v = v + vload_n(sink.residual + place * sink.residual_stride + col, width);
             vstore_n(dst, v, width);
         }
+    }
+}
+
+// Calls body(tile numbers, how many) for groups of TILE_GROUP tiles. A thread's tiles are cut into that many parts and
+// a group takes the next tile of each: so the weights are read as a few long sequential streams, whose prefetches land
+// in what is read next.
+template <class Body> ICC_INLINE void for_tile_groups(Range tiles, Body body) {
+    const int64_t part = (tiles.end - tiles.begin + TILE_GROUP - 1) / TILE_GROUP;
+    for (int64_t i = 0; i < part; ++i) {
+        int64_t group[TILE_GROUP];
+        int count = 0;
+        for (int64_t tile = tiles.begin + i; tile < tiles.end; tile += part) group[count++] = tile;
+        body(group, count);
     }
 }
 
@@ -93,20 +106,19 @@ ICC_INLINE void gemm_dense(const DenseMicro (&list)[COUNT], const char* w, int64
         }
     };
     const auto body = [&](const Panel* panels, int count) {
-        for (int64_t group = tiles.begin; group < tiles.end; group += TILE_GROUP) {
-            const int64_t end = group + TILE_GROUP < tiles.end ? group + TILE_GROUP : tiles.end;
+        for_tile_groups(tiles, [&](const int64_t* group, int size) {
             for (int p = 0; p < count; ++p) {
                 const DenseMicro& micro = list[panels[p].micro];
-                for (int64_t tile = group; tile < end; tile += micro.nt) {
+                for (int first = 0; first < size; first += micro.nt) {
                     alignas(64) float out[MAX_BLOCK];
-                    const char* at[8];
-                    for (int t = 0; t < micro.nt; ++t) at[t] = w + (tile + t < end ? tile + t : tile) * tile_bytes;
+                    const char* at[TILE_GROUP];
+                    const int live = size - first < micro.nt ? size - first : micro.nt;
+                    for (int t = 0; t < micro.nt; ++t) at[t] = w + group[first + (t < live ? t : 0)] * tile_bytes;
                     micro.run(at, (const float*)panels[p].data, k, out);
-                    const int live = (int)(end - tile < micro.nt ? end - tile : micro.nt);
-                    store_block(sink, out, panels[p].rows, micro.nt, panels[p].first, tile, live, n, y_row);
+                    store_block(sink, out, panels[p].rows, micro.nt, panels[p].first, group + first, live, n, y_row);
                 }
             }
-        }
+        });
     };
     for_chunks(list, m, k * 4, scratch, budget, pack, body);
 }
@@ -130,22 +142,21 @@ ICC_INLINE void gemm_quant(const QuantMicro (&list)[COUNT], const char* w, int64
         }
     };
     const auto body = [&](const Panel* panels, int count) {
-        for (int64_t group = tiles.begin; group < tiles.end; group += TILE_GROUP) {
-            const int64_t end = group + TILE_GROUP < tiles.end ? group + TILE_GROUP : tiles.end;
+        for_tile_groups(tiles, [&](const int64_t* group, int size) {
             for (int p = 0; p < count; ++p) {
                 const QuantMicro& micro = list[panels[p].micro];
                 const float* scales = (const float*)(panels[p].data + micro.mr * k);
                 const float* sums = scales + (int64_t)micro.mr * groups;
-                for (int64_t tile = group; tile < end; tile += micro.nt) {
+                for (int first = 0; first < size; first += micro.nt) {
                     alignas(64) float out[MAX_BLOCK];
-                    const char* at[8];
-                    for (int t = 0; t < micro.nt; ++t) at[t] = w + (tile + t < end ? tile + t : tile) * tile_bytes;
+                    const char* at[TILE_GROUP];
+                    const int live = size - first < micro.nt ? size - first : micro.nt;
+                    for (int t = 0; t < micro.nt; ++t) at[t] = w + group[first + (t < live ? t : 0)] * tile_bytes;
                     micro.run(at, (const int8_t*)panels[p].data, scales, sums, groups, group_size, out);
-                    const int live = (int)(end - tile < micro.nt ? end - tile : micro.nt);
-                    store_block(sink, out, panels[p].rows, micro.nt, panels[p].first, tile, live, n, y_row);
+                    store_block(sink, out, panels[p].rows, micro.nt, panels[p].first, group + first, live, n, y_row);
                 }
             }
-        }
+        });
     };
     for_chunks(list, m, k + 8 * groups, scratch, budget, pack, body);
 }

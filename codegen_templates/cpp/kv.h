@@ -40,3 +40,19 @@ template <class T> ICC_INLINE void store_kv(T* dst, int64_t step, const float* x
         for (int i = 0; i < n; ++i) assign(dst[i * step], x[i]);
     }
 }
+
+// Copies K and V of slot `from` to slot `to` in one layer, whose blocks are block_bytes apart.
+template <class T, int HEADS, int KD, int VD, int BLOCK>
+static void copy_slot(char* kv, int64_t block_bytes, int32_t from, int32_t to) {
+    typedef KvBlock<T, HEADS, KD, VD, BLOCK> Block;
+    const Block source{kv + from / BLOCK * block_bytes}, target{kv + to / BLOCK * block_bytes};
+    const int i = from % BLOCK, j = to % BLOCK;
+    for (int head = 0; head < HEADS; ++head) {
+        if (Block::SCALED) {
+            target.key_scale(head)[j] = source.key_scale(head)[i];
+            target.value_scale(head)[j] = source.value_scale(head)[i];
+        }
+        for (int d = 0; d < KD; ++d) target.key(head)[d * BLOCK + j] = source.key(head)[d * BLOCK + i];
+        memmove(target.value(head) + j * VD, source.value(head) + i * VD, sizeof(T) * VD);
+    }
+}

@@ -125,5 +125,8 @@ ICC_INLINE VI dot_u8(VI acc, VI u, VI s) {
     acc = dot_u4(acc, low, s);
     return {half_dot(acc.a, high.a, s.a, 16), half_dot(acc.b, high.b, s.b, 16)};
 }
+// The same four signed bytes for every lane, from memory.
+ICC_INLINE VI dot_u4_at(VI acc, VI u, const int8_t* s) { return dot_u4(acc, u, set1_quad(s)); }
+ICC_INLINE VI dot_u8_at(VI acc, VI u, const int8_t* s) { return dot_u8(acc, u, set1_quad(s)); }
 ICC_INLINE __m256 fold(VF x) { return _mm256_add_ps(x.a, x.b); }
 ICC_INLINE __m256 fold_max(VF x) { return _mm256_max_ps(x.a, x.b); }

@@ -18,8 +18,9 @@ from .weights import Weight, short_dtype
 
 TOKENS = "tokens"
 LOGIT_ROWS = "logit_rows"
+DRAFT_ROWS = "draft_rows"  # the logit rows behind which draft heads guess
 # Row counts used when types are inferred by running an op on meta tensors. Any sizes serve, as ops are row-wise.
-_ROW_SAMPLE = {TOKENS: 7, LOGIT_ROWS: 3}
+_ROW_SAMPLE = {TOKENS: 7, LOGIT_ROWS: 3, DRAFT_ROWS: 2}
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class TensorType:
         return torch.empty((*lead, *self.shape), dtype=self.dtype, device="meta")
 
     def __str__(self) -> str:
-        lead = {TOKENS: ["T"], LOGIT_ROWS: ["L"], None: []}[self.rows]
+        lead = {TOKENS: ["T"], LOGIT_ROWS: ["L"], DRAFT_ROWS: ["D"], None: []}[self.rows]
         return f"{short_dtype(self.dtype)}[{', '.join(lead + [str(s) for s in self.shape])}]"
 
 
@@ -72,6 +73,7 @@ class Graph:
     info: ModelInfo
     facts: set[str] = field(default_factory=set)
     max_seq_len: int = 0
+    draft_heads: int = 0
 
     @property
     def nodes(self) -> Iterable[fx.Node]:
@@ -86,6 +88,16 @@ class Graph:
     def output(self) -> fx.Node:
         """The node whose value is the logits."""
         return next(n for n in reversed(self.fx.nodes) if n.op == "output").args[0]  # type: ignore[return-value]
+
+    @property
+    def drafts(self) -> fx.Node | None:
+        """The node whose value is the choices of the draft heads, [rows, heads * ranks] integers; None without heads."""
+        args = next(n for n in reversed(self.fx.nodes) if n.op == "output").args
+        return args[1] if len(args) > 1 else None  # type: ignore[return-value]
+
+    def draft_nodes(self) -> set[fx.Node]:
+        """The nodes that only the drafts need."""
+        return set() if self.drafts is None else _ancestors(self.drafts) - _ancestors(self.output)
 
     def weight(self, node: fx.Node) -> Weight:
         """The handle behind a get_attr node."""
@@ -138,9 +150,19 @@ def type_of(node: fx.Node) -> TensorType:
     return found
 
 
+def _ancestors(node: fx.Node) -> set[fx.Node]:
+    """The node and all that it depends on."""
+    found, pending = {node}, [node]
+    while pending:
+        fresh = [n for n in pending.pop().all_input_nodes if n not in found]
+        found.update(fresh)
+        pending += fresh
+    return found
+
+
 def _rows_of(node: fx.Node) -> str | None:
     if getattr(node.target, "_schema", None) is not None and node.target.name() == "icc::select_rows":  # type: ignore[union-attr]
-        return LOGIT_ROWS
+        return _types(node.args[1])[0].rows  # type: ignore[arg-type]
     rows = {t.rows for arg in node.all_input_nodes for t in _types(arg)} - {None}
     assert len(rows) <= 1, f"{node} mixes token rows and logit rows"
     return rows.pop() if rows else None

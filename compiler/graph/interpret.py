@@ -36,9 +36,23 @@ def interpret(
 
     `observer(node, args)` sees each call's evaluated arguments before it runs.
     """
+    return _run(graph, token_ids, logit_rows, observer)[0]
+
+
+@torch.no_grad()
+def interpret_drafts(graph: Graph, token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Logits float32 [T, vocab], and what the draft heads choose behind every token: int64 [T, heads, ranks]."""
+    logits, drafts = _run(graph, token_ids, None, None)
+    return logits, drafts.view(len(token_ids), graph.draft_heads, -1)
+
+
+def _run(
+    graph: Graph, token_ids: Sequence[int], logit_rows: Sequence[int] | None, observer: Observer | None
+) -> list[Tensor]:
     tokens = torch.tensor(list(token_ids), dtype=torch.int64)
     rows = torch.arange(len(tokens)) if logit_rows is None else torch.tensor(list(logit_rows))
     inputs = {"token_ids": tokens, "positions": torch.arange(len(tokens)), "logit_rows": rows}
+    inputs["draft_rows"] = torch.arange(len(rows))
     env: dict[fx.Node, Any] = {}
     last_use = {arg: node for node in graph.nodes for arg in node.all_input_nodes}
     for node in graph.nodes:
@@ -47,7 +61,7 @@ def interpret(
         elif node.op == "get_attr":
             continue  # loaded where it is used, so that one weight at a time is in memory
         elif node.op == "output":
-            return _value(node.args[0], graph, env)
+            return [_value(arg, graph, env) for arg in node.args]
         else:
             args = tuple(_value(a, graph, env) for a in node.args)
             if observer is not None:

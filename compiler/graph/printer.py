@@ -51,5 +51,5 @@ def print_graph(graph: Graph, modules: bool = False) -> str:
             note = f"  # {node.meta['module']}" if modules and node.meta.get("module") else ""
             lines.append(f"  {names[node]}: {shown} = {target_name(node.target)}({args}{kwargs}){note}")
         else:
-            lines.append(f"  return {_format(node.args[0], names)}")
+            lines.append(f"  return {', '.join(_format(a, names) for a in node.args)}")
     return f"graph({', '.join(header)}):\n" + "\n".join(lines) + "\n"

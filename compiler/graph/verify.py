@@ -12,7 +12,7 @@ from torch import fx
 from ..errors import VerifyError
 from ..ops import OPS
 from ..ops.aten import ARITHMETIC, POINTWISE
-from .graph import LOGIT_ROWS, Graph, infer_type, weight_type
+from .graph import LOGIT_ROWS, Graph, infer_type, type_of, weight_type
 from .printer import target_name
 
 aten = torch.ops.aten
@@ -85,4 +85,9 @@ def _problem(graph: Graph, node: fx.Node, seen: set[fx.Node], stage: Stage) -> s
             return "must return logits with one row per token or logit row"
         if result.meta["type"].rows == LOGIT_ROWS and graph.input("logit_rows") is None:
             return "returns logit rows without that input"
+        drafts = node.args[1] if len(node.args) > 1 else None
+        if isinstance(drafts, fx.Node):
+            kind = type_of(drafts)
+            if len(kind.shape) != 1 or kind.dtype.is_floating_point or not graph.draft_heads:
+                return "must return drafts as one row of integers per row"
     return ""

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from ...compiler.graph.graph import LOGIT_ROWS, Graph, TensorType, infer_type
+from ...compiler.graph.graph import DRAFT_ROWS, LOGIT_ROWS, Graph, TensorType, infer_type
 from ...compiler.ops import OPS
 from ..base import Pass, PassContext, PassResult
 
@@ -36,7 +36,8 @@ class SelectLogitRows(Pass):
         with graph.fx.inserting_after(positions):
             rows = graph.fx.placeholder("logit_rows")
         rows.meta["type"] = TensorType(LOGIT_ROWS, (), torch.int64)
-        tail = _tail(graph)
+        drafts = graph.draft_nodes()
+        tail = _tail(graph, drafts)
         first = tail[0]
         source = _token_inputs(first)[0]
         with graph.fx.inserting_before(first):
@@ -45,7 +46,27 @@ class SelectLogitRows(Pass):
             node.replace_input_with(source, selected)
             if node.op == "call_function":
                 node.meta["type"] = infer_type(node)
-        return PassResult(True, Counter({"selected": 1}))
+        if drafts:
+            _select_for_drafts(graph, drafts, rows)
+        return PassResult(True, Counter({"selected": 1 + bool(drafts)}))
+
+
+def _select_for_drafts(graph: Graph, drafts: set[fx.Node], logit_rows: fx.Node) -> None:
+    """Draft heads read some of the logit rows: those behind which there is something to guess."""
+    with graph.fx.inserting_after(logit_rows):
+        rows = graph.fx.placeholder("draft_rows")
+    rows.meta["type"] = TensorType(DRAFT_ROWS, (), torch.int64)
+    region = [node for node in graph.nodes if node in drafts and node.op == "call_function"]
+    [source] = {n for node in region for n in _token_inputs(node) if n not in drafts}
+    with graph.fx.inserting_before(region[0]):
+        if _rows(source) != LOGIT_ROWS:
+            source_rows = graph.call(SELECT, source, logit_rows, origin=source)
+        else:
+            source_rows = source
+        selected = graph.call(SELECT, source_rows, rows, origin=source)
+    for node in region:
+        node.replace_input_with(source, selected)
+        node.meta["type"] = infer_type(node)
 
 
 def _token_inputs(node: fx.Node) -> list[fx.Node]:
@@ -57,14 +78,14 @@ def _rows(node: fx.Node) -> str | None:
     return found[0].rows if isinstance(found, tuple) else found.rows
 
 
-def _tail(graph: Graph) -> list[fx.Node]:
-    """The nodes after the selection, in order: a chain with one token input and no other users."""
+def _tail(graph: Graph, drafts: set[fx.Node]) -> list[fx.Node]:
+    """The nodes after the selection, in order: a chain with one token input and no other users but `drafts`."""
     end = next(n for n in graph.nodes if n.op == "output")
     tail = [end]
     while True:
         inputs = _token_inputs(tail[0])
         source = inputs[0]
-        if source.op == "placeholder" or len(source.users) > 1 or len(_token_inputs(source)) != 1:
+        if source.op == "placeholder" or len(set(source.users) - drafts) > 1 or len(_token_inputs(source)) != 1:
             return tail
         if source.target is operator.getitem or "attention" in str(source.target):
             return tail

@@ -19,7 +19,7 @@ from ...compiler.ops import OPS
 from ..base import Pass, PassContext, Refusal
 from .record import QuantRecord
 
-LINEAR, EXPERT, TOPK = (OPS[n].overload for n in ("linear", "expert_linear", "topk"))
+LINEAR, EXPERT, TOPK, EMBEDDING = (OPS[n].overload for n in ("linear", "expert_linear", "topk", "embedding"))
 _TRANSPARENT = {*SHAPE_OPS, *(OPS[n].overload for n in ("pointwise", "select_rows"))}
 _ROUTING = {*_TRANSPARENT, *(OPS[n].overload for n in ("softmax", "reduce", "gather", "scatter")), operator.getitem}
 GROUPS = (128, 64, 32, 16)
@@ -30,12 +30,14 @@ Head = Literal["none", "int8", "4bit"]
 
 @dataclass(frozen=True)
 class Job:
-    """A weight to quantize, and the linear nodes that use it (several where layers share it)."""
+    """A weight to quantize, and the linear nodes that use it (several where layers share it). tables: embeddings that read
+    the same matrix and are to read it quantized."""
 
     name: str
     nodes: tuple[fx.Node, ...]
     bits: int
     group: int
+    tables: tuple[fx.Node, ...] = ()
 
     @property
     def node(self) -> fx.Node:
@@ -48,13 +50,15 @@ class QuantizePass(Pass):
     """The options that every quantization has.
 
     group: values per scale; smaller where K is not a multiple. keep: patterns (fnmatch) over names of weights and
-    modules that are left as stored. head: what happens to the LM head; the token embedding always stays as stored.
+    modules that are left as stored. head: what happens to the LM head; a token embedding that is the same matrix is stored
+    once with an int8 head, and stays as stored with any other. only: weights whose name begins otherwise are left alone, as if they were not there.
     """
 
     bits: int = 4
     group: int = 128
     keep: tuple[str, ...] = field(default=())
     head: Head = "int8"
+    only: str = ""
 
     def jobs(self, graph: Graph, ctx: PassContext) -> list[Job]:
         """What to quantize, in execution order; refusals go to `ctx`."""
@@ -62,7 +66,7 @@ class QuantizePass(Pass):
 
     def finish(self, graph: Graph, ctx: PassContext, job: Job, weight: QuantizedWeight, **facts: Any) -> None:
         """Store `weight` as the job's weight and record it."""
-        set_weight(graph, [(node, 1) for node in job.nodes], weight)
+        set_weight(graph, [(node, 1) for node in (*job.nodes, *job.tables)], weight)
         method = self.name.removeprefix("quantize-") if job.bits == self.bits else "rtn"
         ctx.quant_records.append(QuantRecord(job.name, method, job.bits, job.group, weight, **facts))
 
@@ -80,8 +84,11 @@ def select(graph: Graph, options: QuantizePass, ctx: PassContext) -> list[Job]:
             weight = node.args[1]
             assert isinstance(weight, fx.Node)
             key = str(weight.target) if weight.op == "get_attr" else weight.name
+            if not key.startswith(options.only):
+                continue
             by_weight.setdefault(key, []).append(node)
     heads, jobs, used = lm_heads(graph), [], set()
+    heads |= {node for node in graph.draft_nodes() if node.target is LINEAR and feeds_topk(node)}
     for nodes in by_weight.values():
         found = _job(graph, nodes, nodes[0] in heads, options, used)
         if isinstance(found, Refusal):
@@ -115,7 +122,7 @@ def _job(
         reason = f"kept by --keep {kept[0]}"
     elif is_head and options.head == "none":
         reason = "LM head, left as stored (head=none)"
-    elif any(feeds_topk(node) for node in nodes):
+    elif not is_head and any(feeds_topk(node) for node in nodes):
         reason = "router: its outputs choose experts"
     elif not group:
         reason = f"K = {k} is not a multiple of {GROUPS[-1]}"
@@ -123,8 +130,10 @@ def _job(
         reason = f"only {n} outputs: nothing to gain"
     if reason:
         return Refusal("quantize", name, reason)
-    bits = 8 if is_head and options.head == "int8" else options.bits
-    return Job(name, tuple(nodes), bits, group)
+    if is_head and options.head == "int8":
+        tables = tuple(user for user in weight_node.users if user.target is EMBEDDING and user.args[1] is weight_node)
+        return Job(name, tuple(nodes), 8, group, tables)
+    return Job(name, tuple(nodes), options.bits, group)
 
 
 def _matches(pattern: str, name: str, node: fx.Node) -> bool:

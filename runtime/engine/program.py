@@ -32,12 +32,16 @@ class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: int
 
 
+DRAFTS = "drafts"  # the output operand of the draft heads' choices, int32 [logit_rows, heads, ranks]
+
+
 class Operand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a kernel finds one argument.
 
     space: "buffer" (name of a Buffer; `offset` in elements is added to each row's start), "weight" (name in
     `Program.weights`), "input" (a field of the batch: token_ids, positions), "output" (the logits, float32
-    `[logit_rows, vocab]`), or "none" (an optional operand that is absent).
+    `[logit_rows, vocab]`; or, by the name DRAFTS, what draft heads choose), or "none" (an optional operand that is
+    absent).
     """
 
     space: str
@@ -108,8 +112,19 @@ class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sum(self.block_bytes(layer) for layer in range(len(self.layers)))
 
 
-class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything an executor needs besides the bytes of weights and kernels."""
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Steps [begin, end) of the program that a step leaves out, and that run on demand after it: `name` says what for.
+
+    Their "logit_rows" are some of that step's logit rows.
+    """
+
+    name: str
+    begin: int
+    end: int
+
+
+class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Everything an executor needs besides the bytes of weights and kernels. Sections come after the other steps."""
 
     kernels: dict[str, Kernel]
     steps: list[Step]
@@ -119,6 +134,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arena_bytes_per_token: int
     vocab_size: int
     plan: LaunchPlan | None = None  # of GPU engines; a CPU engine's library walks the steps itself
+    sections: list[Section] = []
 
     def buffer(self, name: str) -> Buffer:
         """The buffer of that name; KeyError if there is none."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..scheduler.batch import ScheduledBatch
+from ..scheduler.batch import Draft, ScheduledBatch
 
 
 class PackedBatch:
@@ -14,7 +14,8 @@ class PackedBatch:
 
     token_ids, positions, slot_mapping `[T]`; seq_starts `[S+1]`; context_lens `[S]`; block_tables `[S, max_blocks]`,
     of whose row s only the first `ceil(context_lens[s] / block_size)` entries mean something; logit_rows `[L]`,
-    ascending.
+    ascending; parents `[T]`, as indices into the batch, and -1 outside of trees of guesses. In a tree, positions tell
+    depths; a context length counts the places in the cache.
     """
 
     def __init__(
@@ -33,13 +34,18 @@ class PackedBatch:
         self.seq_starts = allocate((max_seqs + 1,))
         self.context_lens = allocate((max_seqs,))
         self.logit_rows = allocate((max_logit_rows,))
+        self.parents = allocate((max_tokens,))
         self.block_tables = allocate((max_seqs, max_blocks))  # last: only its first rows travel to a device
         self.num_tokens = self.num_seqs = self.num_logit_rows = 0
+        self.has_trees = False
         self._tables: list[tuple[int, ...] | None] = [None] * max_seqs  # what each row of block_tables holds
 
     def pack(self, batch: ScheduledBatch) -> None:
         """Fill the arrays. The batch must be within the limits given when they were made."""
         token = row = 0
+        self.has_trees = any(sequence.is_tree for sequence in batch.sequences)
+        if self.has_trees:
+            self.parents[: batch.num_tokens] = -1
         for index, sequence in enumerate(batch.sequences):
             count = len(sequence.token_ids)
             if self._tables[index] is not sequence.block_table:  # unchanged tables are the same object
@@ -51,6 +57,9 @@ class PackedBatch:
                 self._pack_token(token, sequence.token_ids[0], sequence.start, sequence.block_table)
             else:
                 self._pack_chunk(token, sequence.token_ids, sequence.start, index)
+                if sequence.is_tree:
+                    assert sequence.draft is not None
+                    self._pack_tree(token, sequence.start, sequence.draft)
             token += count
             if sequence.num_logits:
                 self.logit_rows[row : row + sequence.num_logits] = range(token - sequence.num_logits, token)
@@ -67,6 +76,12 @@ class PackedBatch:
         self.context_lens[have:count] = 0
         self.seq_starts[have + 1 : count + 1] = range(have + 1, count + 1)
         self.logit_rows[have:count] = range(have, count)
+
+    def _pack_tree(self, at: int, start: int, draft: Draft) -> None:
+        """Positions and parents of the guesses behind the token at `at`."""
+        end = at + 1 + len(draft)
+        self.positions[at + 1 : end] = np.array(draft.depths(), dtype=np.int32) + start
+        self.parents[at + 1 : end] = np.array(draft.parents, dtype=np.int32) + (at + 1)
 
     def _pack_token(self, at: int, token_id: int, position: int, table: tuple[int, ...]) -> None:
         self.token_ids[at] = token_id

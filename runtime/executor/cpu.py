@@ -50,7 +50,8 @@ class CpuExecutor:
             self.max_step_tokens, self.max_batch_size, max_blocks, self.max_logit_rows, self.block_size
         )
         self._batch = _batch_over(self._packed, self._logits)
-        weights = engine.weights.addresses(program)
+        self._weights = engine.weights  # mapped as long as kernels may read them
+        weights = self._weights.addresses(program)
         self._library = library
         self._handle: int | None = library.create(
             self.threads, weights, self._arena.address, self._kv.address, self.num_blocks
@@ -65,6 +66,9 @@ class CpuExecutor:
         self._batch.num_tokens = packed.num_tokens
         self._batch.num_seqs = packed.num_seqs
         self._batch.num_logit_rows = packed.num_logit_rows
+        self._batch.parents = packed.parents.ctypes.data if packed.has_trees else None
+        moves = np.array(batch.moves, dtype=np.int32)
+        self._batch.moves, self._batch.num_moves = moves.ctypes.data, len(batch.moves)
         self._library.step(self._handle, self._batch)
         return self._logits[: packed.num_logit_rows]
 

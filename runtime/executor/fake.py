@@ -59,6 +59,9 @@ class FakeExecutor:
         assert 0 < batch.num_tokens <= self.max_step_tokens
         assert len(batch.sequences) <= self.max_batch_size and batch.num_logit_rows <= self.max_logit_rows
         self.batches.append(batch)
+        for source, target in batch.moves:
+            assert self.cache[source] >= 0, "what was never written is moved"
+            self.cache[target] = self.cache[source]
         written: set[int] = set()
         rows: list[np.ndarray] = []
         for sequence in batch.sequences:
@@ -70,7 +73,7 @@ class FakeExecutor:
             context = self.cache[slots].tolist()
             assert min(context) >= 0, "a slot is read before it is written"
             for row in range(sequence.num_logits):
-                rows.append(self._logits(context[: sequence.end - sequence.num_logits + 1 + row]))
+                rows.append(self._logits(_seen(sequence, context, sequence.end - sequence.num_logits + row)))
         return np.stack(rows) if rows else np.zeros((0, self.vocab_size), dtype=np.float32)
 
     def _slot(self, table: tuple[int, ...], position: int) -> int:
@@ -87,6 +90,18 @@ class FakeExecutor:
         self.closed = True
 
 
+def _seen(sequence: ScheduledSequence, cached: list[int], place: int) -> list[int]:
+    """The tokens up to the one at `place` in the cache, as it sees them."""
+    if sequence.draft is None or place <= sequence.start:
+        return cached[: place + 1]
+    path: list[int] = []
+    guess = place - sequence.start - 1
+    while guess >= 0:
+        path.insert(0, cached[sequence.start + 1 + guess])
+        guess = sequence.draft.parents[guess]
+    return cached[: sequence.start + 1] + path
+
+
 class FakeDevice(FakeExecutor):
     """A FakeExecutor that samples by itself, and takes a next step before the last one was collected."""
 
@@ -99,7 +114,7 @@ class FakeDevice(FakeExecutor):
     def submit(self, batch: ScheduledBatch, rows: Sequence[SamplingRow | None]) -> int:
         """Run the step at once, as a device would in the order of its stream."""
         assert len(rows) == batch.num_logit_rows and len(self._under_way) < 2
-        logits = self.step(ScheduledBatch(tuple(map(self._known, batch.sequences))))
+        logits = self.step(replace(batch, sequences=tuple(map(self._known, batch.sequences))))
         tokens = np.array([_draw(row, how) for row, how in zip(logits, rows, strict=True)], dtype=np.int32)
         shifted = logits - logits.max(axis=1, keepdims=True, initial=0)
         logprobs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))

@@ -10,7 +10,7 @@ from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
 
 from ..errors import EngineFormatError, IccError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 
 class IccBatch(Structure):
@@ -29,6 +29,10 @@ class IccBatch(Structure):
         ("block_tables", c_void_p),
         ("logit_rows", c_void_p),
         ("logits", c_void_p),
+        ("parents", c_void_p),
+        ("moves", c_void_p),
+        ("num_moves", c_int32),
+        ("drafts", c_void_p),
     )
 
 
@@ -47,6 +51,7 @@ class KernelLibrary:
             library = ctypes.CDLL(_loadable_path(image), mode=os.RTLD_LOCAL | os.RTLD_NOW)
             version = library.icc_abi_version
             self._create, self._step, self._destroy = library.icc_create, library.icc_step, library.icc_destroy
+            self._section = library.icc_section
         except (OSError, AttributeError) as error:
             raise EngineFormatError(f"{name} is not a kernel library: {error}", "compile the model again") from error
         version.restype = c_int32
@@ -60,6 +65,8 @@ class KernelLibrary:
         self._create.argtypes = (c_int32, POINTER(c_void_p), c_void_p, c_void_p, c_int64)
         self._step.restype = c_int32
         self._step.argtypes = (c_void_p, POINTER(IccBatch))
+        self._section.restype = c_int32
+        self._section.argtypes = (c_void_p, c_int32, POINTER(IccBatch))
         self._destroy.restype = None
         self._destroy.argtypes = (c_void_p,)
 
@@ -76,6 +83,12 @@ class KernelLibrary:
         code = self._step(handle, ctypes.byref(batch))
         if code != 0:
             raise IccError(f"a step failed in the kernel library with code {code}")
+
+    def section(self, handle: int, section: int, batch: IccBatch) -> None:
+        """Run one section of the program on rows of the last step. IccError with the library's code if it fails."""
+        code = self._section(handle, section, ctypes.byref(batch))
+        if code != 0:
+            raise IccError(f"section {section} failed in the kernel library with code {code}")
 
     def destroy(self, handle: int) -> None:
         self._destroy(handle)

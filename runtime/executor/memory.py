@@ -19,7 +19,8 @@ class AnonymousMemory:
 
     def __init__(self, nbytes: int) -> None:
         try:
-            self._map = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE))
+            # private: the kernel gives shared maps no huge pages
+            self._map = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise CapacityError(f"cannot reserve {nbytes / 2**20:.0f} MiB of memory: {error.strerror}") from error
         if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -12,12 +13,59 @@ def pending_token(row: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """Guesses of a request's next tokens, as a tree that a step verifies.
+
+    `parents[i]` is the guess that guess i follows, an index below i, or -1 where it follows the request's last token.
+    Guesses that follow the same token differ.
+    """
+
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+
+    @classmethod
+    def chain(cls, token_ids: Sequence[int]) -> Draft:
+        """Each guess follows the one before."""
+        return cls(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)))
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(-1, len(self.parents) - 1))
+
+    def depths(self) -> list[int]:
+        """How many tokens after the request's last one each guess is, from 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return depths
+
+    def limited(self, count: int, depth: int) -> Draft:
+        """The first `count` guesses that are at most `depth` deep."""
+        if len(self) <= count and len(self) <= depth:
+            return self
+        kept: dict[int, int] = {-1: -1}  # guess -> its new number
+        for index, here in enumerate(self.depths()):
+            if here <= depth and len(kept) <= count and self.parents[index] in kept:
+                kept[index] = len(kept) - 1
+        chosen = [index for index in kept if index >= 0]
+        tokens = tuple(self.token_ids[index] for index in chosen)
+        return Draft(tokens, tuple(kept[self.parents[index]] for index in chosen))
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduledSequence:
     """The part of one request that runs in a step.
 
     `token_ids` take positions `start .. start + len(token_ids) - 1`; the KV of everything before `start` is in the
     cache. Position p lives in block `block_table[p // block_size]` at offset `p % block_size`. The logits of the last
     `num_logits` tokens are wanted (0: the chunk ends before the sequence does).
+
+    With a `draft`, `token_ids` are the request's last token and then the guesses, all of whose logits are wanted. A
+    guess at depth d takes position `start + d` and sees, from `start` on, only the tokens that it follows; but its KV
+    goes where the order in `token_ids` says, until the accepted ones are moved.
     """
 
     request_id: int
@@ -25,18 +73,28 @@ class ScheduledSequence:
     start: int
     block_table: tuple[int, ...]
     num_logits: int
+    draft: Draft | None = None
 
     @property
     def end(self) -> int:
-        """Tokens in the cache after the step."""
+        """Places in the cache that are written after the step; without guesses, the tokens in it."""
         return self.start + len(self.token_ids)
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether it verifies guesses that do not all follow one another."""
+        return self.draft is not None and not self.draft.is_chain
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """One step. Logit rows come in the order of the sequences."""
+    """One step. Logit rows come in the order of the sequences.
+
+    `moves` are (from, to) slots, block * block_size + offset, whose KV is copied in this order before anything else.
+    """
 
     sequences: tuple[ScheduledSequence, ...]
+    moves: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -57,11 +115,16 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What was sampled for one request whose logits the step gave. `token_id` is None if nothing was sampled."""
+    """What was sampled for one request whose logits the step gave. `token_id` is None if nothing was sampled.
+
+    `accepted` are the guesses of its draft that were sampled before it, each following the one before: their tokens
+    come first, then `token_id`.
+    """
 
     request_id: int
     token_id: int | None
     verdict: Verdict = Verdict.CONTINUE
+    accepted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

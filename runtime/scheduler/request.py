@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .batch import Draft
 from .prefix_cache import BlockKey, child_key, root_key
 
 
@@ -43,6 +44,7 @@ class Request:
     num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0  # in the step under way
     num_ahead_tokens: int = 0  # in the step after it, where that was scheduled already
+    draft: Draft | None = None  # verified in the step under way
     num_preemptions: int = 0
     block_table: list[int] = field(default_factory=list)
     num_published: int = 0  # blocks at the front of the table that the prefix cache has seen
@@ -87,10 +89,32 @@ class Request:
             self._table_tuple = tuple(self.block_table)
         return self._table_tuple
 
+    def take_accepted(self, accepted: tuple[int, ...], block_size: int) -> list[tuple[int, int]]:
+        """Count the accepted guesses of the draft as tokens whose KV is there; the moves that bring it to its place."""
+        draft, first = self.draft, self.num_computed_tokens
+        assert draft is not None and len(accepted) <= len(draft)
+
+        def slot(place: int) -> int:
+            return self.block_table[place // block_size] * block_size + place % block_size
+
+        self.tokens += [draft.token_ids[guess] for guess in accepted]
+        self.num_computed_tokens += len(accepted)
+        places = enumerate(accepted)  # guesses ascend, so that none is overwritten before it is moved
+        return [(slot(first + guess), slot(first + depth)) for depth, guess in places if guess != depth]
+
+    def cut_table(self, length: int) -> list[int]:
+        """Take the blocks behind the first `length` out of the table (the caller releases them)."""
+        cut = self.block_table[length:]
+        if cut:
+            del self.block_table[length:]
+            self._table_tuple = ()
+        return cut
+
     def clear_table(self) -> None:
         """Forget the blocks and everything computed in them (the caller releases them)."""
         self.block_table.clear()
         self._table_tuple = ()
+        self.draft = None
         self.num_computed_tokens = self.num_scheduled_tokens = self.num_ahead_tokens = self.num_published = 0
 
     def key(self, index: int, block_size: int) -> BlockKey:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..errors import CapacityError, RequestError
-from .batch import Finished, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict, pending_token
+from .batch import Draft, Finished, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict, pending_token
 from .block_pool import BlockPool
 from .fairness import FairShare
 from .prefix_cache import BlockKey, PrefixCache
@@ -56,6 +56,7 @@ class Scheduler:
         self._arrivals = 0
         self.num_preemptions = 0
         self._steps: list[ScheduledBatch] = []  # scheduled and not updated: the step under way, and the one after it
+        self._moves: list[tuple[int, int]] = []  # of accepted guesses, for the next step
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -93,18 +94,29 @@ class Scheduler:
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def schedule(self) -> ScheduledBatch:
-        """The next step; no sequences if nothing waits or runs. `update` must follow before the next `schedule`."""
+    def schedule(self, drafts: Mapping[int, Draft] | None = None) -> ScheduledBatch:
+        """The next step; no sequences if nothing waits or runs. `update` must follow before the next `schedule`.
+
+        `drafts` are guesses for requests that decode, by request id. They get what room is left: no request is
+        preempted or kept waiting for blocks, and none runs less of its own tokens, because of another's guesses.
+        """
         assert not self._steps, "schedule() called twice without update()"
         step = Step(self.config.max_step_tokens, self.config.max_logit_rows)
-        preempted = self._schedule_decodes(step)
+        preempted = self._schedule_decodes(step, drafts or {})
         for request in self._running:
             if request.num_scheduled_tokens == 0:
                 step.take(request)
         if not preempted:  # whoever lost blocks in this step must not take them back in the same step
             self._admit_waiting(step)
-        self._steps.append(ScheduledBatch(tuple(step.sequences)))
+        self._steps.append(ScheduledBatch(tuple(step.sequences), tuple(self._moves)))
+        if step.sequences:  # a step without sequences is not run
+            self._moves.clear()
         return self._steps[0]
+
+    @property
+    def decoding(self) -> list[int]:
+        """The requests that the next step samples a token for from one token, in its order: guesses may go with it."""
+        return [r.id for r in self._running if r.num_remaining == 1 and r.num_new_tokens and not r.spec.all_logits]
 
     def schedule_ahead(self) -> ScheduledBatch | None:
         """The step after the one under way, before its tokens are known; None where that depends on them.
@@ -116,7 +128,8 @@ class Scheduler:
         assert self._steps, "schedule_ahead() without schedule()"
         can_admit = self._waiting and len(self._running) < self.config.max_batch_size
         decoding = all(r.num_scheduled_tokens == r.num_remaining and not r.spec.all_logits for r in self._running)
-        if len(self._steps) > 1 or can_admit or not decoding:
+        drafting = any(request.draft is not None for request in self._running)
+        if len(self._steps) > 1 or can_admit or not decoding or drafting:
             return None
         going_on = [r for r in self._running if r.num_new_tokens + 1 < r.spec.max_new_tokens]
         missing = [self._blocks_for(r.num_tokens + 1) - len(r.block_table) for r in going_on]
@@ -144,6 +157,9 @@ class Scheduler:
             request.num_scheduled_tokens, request.num_ahead_tokens = request.num_ahead_tokens, 0
         finished = [done for outcome in outcomes if (done := self._apply(outcome)) is not None]
         for request in self._running:
+            if request.draft is not None:
+                request.draft = None
+                self.pool.release(request.cut_table(self._blocks_for(request.num_tokens)))
             self._publish(request)
         return finished
 
@@ -180,8 +196,32 @@ class Scheduler:
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.config.block_size)
 
-    def _schedule_decodes(self, step: Step) -> bool:
+    def _schedule_decodes(self, step: Step, drafts: Mapping[int, Draft]) -> bool:
         """Run one token of each request that has one left, preempting from the end of the line if blocks run out."""
+        preempted = self._make_room()
+        spare = Step(step.tokens - len(self._running), step.logit_rows - len(self._running))
+        for request in self._running:
+            if request.num_remaining == 1:
+                if request.id in drafts and not request.spec.all_logits:
+                    self._grant(request, drafts[request.id], spare)
+                step.take(request)
+        return preempted
+
+    def _grant(self, request: Request, draft: Draft, spare: Step) -> None:
+        """Let the request verify as much of its draft as there is room for: tokens, logit rows, blocks of its own."""
+        longest = self._blocks_for(request.max_cached_tokens) * self.config.block_size
+        depth = request.spec.max_new_tokens - request.num_new_tokens - 1
+        draft = draft.limited(min(spare.tokens, spare.logit_rows, longest - request.num_tokens), depth)
+        missing = self._blocks_for(request.num_tokens + len(draft)) - len(request.block_table)
+        if not len(draft) or not self.pool.can_allocate(missing):
+            return
+        request.block_table += self.pool.allocate(missing)
+        request.draft = draft
+        spare.tokens -= len(draft)
+        spare.logit_rows -= len(draft)
+
+    def _make_room(self) -> bool:
+        """Blocks for the next token of every request that decodes; whether that preempted somebody."""
         preempted = False
         index = 0
         while index < len(self._running):  # the list shrinks at its end, never before `index`
@@ -197,7 +237,6 @@ class Scheduler:
                 self._preempt(request)
                 return True
             request.block_table += self.pool.allocate(missing)
-            step.take(request)
         return preempted
 
     def _admit_waiting(self, step: Step) -> None:
@@ -274,6 +313,8 @@ class Scheduler:
         request = self._requests.get(outcome.request_id)
         if request is None or request.num_remaining > 0:
             return None  # aborted since, or not all of its prompt is computed
+        if outcome.accepted:
+            self._moves += request.take_accepted(outcome.accepted, self.config.block_size)
         if outcome.token_id is not None:
             request.tokens.append(outcome.token_id)
         if outcome.verdict is Verdict.ERROR:

@@ -18,7 +18,7 @@ class Step:
         return self.tokens > 0 and self.logit_rows > 0
 
     def take(self, request: Request) -> None:
-        """Schedule as many of the request's remaining tokens as the budgets allow (perhaps none)."""
+        """Schedule as many of the request's remaining tokens as the budgets allow (perhaps none), and its draft."""
         count = min(request.num_remaining, self.tokens)
         if request.spec.all_logits:
             count = min(count, self.logit_rows)
@@ -33,4 +33,11 @@ class Step:
         self.tokens -= count
         self.logit_rows -= num_logits
         token_ids = tuple(request.tokens[start : start + count])
-        self.sequences.append(ScheduledSequence(request.id, token_ids, start, request.table(), num_logits))
+        if request.draft is not None:
+            self.tokens -= len(request.draft)
+            self.logit_rows -= len(request.draft)
+            token_ids += request.draft.token_ids
+            num_logits += len(request.draft)
+        self.sequences.append(
+            ScheduledSequence(request.id, token_ids, start, request.table(), num_logits, request.draft)
+        )

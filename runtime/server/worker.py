@@ -58,6 +58,7 @@ class Worker:
         self._compiling: set[int] = set()
         self._prompts: dict[int, _Prompt] = {}
         self._owner: dict[int, tuple[int, Generation]] = {}  # by the loop's request id: message id and generation
+        self._begun: set[int] = set()  # request ids of which something has been reported
         self._scores: dict[int, tuple[Submit, PromptScores]] = {}
         self._steps = self._prompt_tokens = self._cached_tokens = self._output_tokens = self._healed = 0
         self._failures = 0
@@ -167,6 +168,7 @@ class Worker:
         for generation in prompt.generations:
             self._loop.abort(generation)
             self._owner.pop(generation.request_id, None)
+            self._begun.discard(generation.request_id)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -198,7 +200,8 @@ class Worker:
         cached = None
         if output.token_id is not None:
             self._output_tokens += 1
-        if len(generation.token_ids) <= 1:
+        if output.request_id not in self._begun:
+            self._begun.add(output.request_id)
             cached = generation.num_cached_tokens or 0
             if generation.index == 0:
                 self._cached_tokens += cached
@@ -217,6 +220,7 @@ class Worker:
 
     def _end(self, request_id: int) -> None:
         submit_id, _ = self._owner.pop(request_id)
+        self._begun.discard(request_id)
         prompt = self._prompts[submit_id]
         prompt.open -= 1
         if not prompt.open:

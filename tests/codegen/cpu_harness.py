@@ -96,33 +96,43 @@ class _Batch(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in (
                 "token_ids", "positions", "slot_mapping", "seq_starts", "context_lens", "block_tables", "logit_rows",
-                "logits",
+                "logits", "parents", "moves",
             )
         ),
+        ("num_moves", ctypes.c_int32),
+        ("drafts", ctypes.c_void_p),
     ]  # fmt: skip
 
 
 @dataclass
 class Batch:
-    """A packed step as in abi.h: `sequences` are (first position, number of tokens, block table)."""
+    """A packed step as in abi.h: `sequences` are (first position, number of tokens, block table).
+
+    trees: of the sequences that verify a tree of drafts, the parent of each token but the first, within the sequence.
+    moves: (from, to) slots.
+    """
 
     sequences: list[tuple[int, int, list[int]]]
     block_size: int = 16
     token_ids: np.ndarray | None = None
     logit_rows: np.ndarray | None = None
+    trees: dict[int, list[int]] = field(default_factory=dict)
+    moves: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
         return sum(count for _, count, _ in self.sequences)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        positions, slots, starts, lens = [], [], [0], []
+        positions, slots, starts, lens, parents = [], [], [0], [], []
         width = max(len(table) for _, _, table in self.sequences)
         tables = np.full((len(self.sequences), width), -1, np.int32)
         for i, (first, count, table) in enumerate(self.sequences):
             tables[i, : len(table)] = table
+            parents += [-1, *(starts[-1] + q for q in self.trees[i])] if i in self.trees else [-1] * count
             for p in range(first, first + count):
-                positions.append(p)
+                parent = parents[len(positions)]
+                positions.append(p if parent < 0 else positions[parent] + 1)
                 slots.append(table[p // self.block_size] * self.block_size + p % self.block_size)
             starts.append(starts[-1] + count)
             lens.append(first + count)
@@ -130,7 +140,7 @@ class Batch:
         rows = self.logit_rows if self.logit_rows is not None else np.arange(self.tokens)
         lists = {
             "token_ids": ids, "positions": positions, "slot_mapping": slots, "seq_starts": starts, "context_lens": lens,
-            "logit_rows": rows,
+            "logit_rows": rows, "parents": parents, "moves": self.moves,
         }  # fmt: skip
         return {**{k: np.ascontiguousarray(v, np.int32) for k, v in lists.items()}, "block_tables": tables}
 
@@ -202,6 +212,7 @@ class Runner:
             *(arrays[n].ctypes.data for n in (
                 "token_ids", "positions", "slot_mapping", "seq_starts", "context_lens", "block_tables", "logit_rows")),
             logits.ctypes.data,
+            arrays["parents"].ctypes.data if batch.trees else None, arrays["moves"].ctypes.data, len(batch.moves),
         )  # fmt: skip
         self._fence(tokens, rows, arrays["block_tables"])
         code = self.library.icc_step(self.handle, ctypes.byref(raw))

@@ -16,7 +16,7 @@ from cpu_cases import add_linear_q
 from cpu_harness import Batch, Builder, Runner, flat_batch
 from cpu_program import all_ops, feeds_of
 
-CACHES = {"f32": (16, SHAPES), "bf16": (32, SHAPES[:3]), "f16": (8, SHAPES[:3]), "i8": (16, SHAPES[:3])}
+CACHES = {"f32": (16, SHAPES), "bf16": (32, SHAPES[:3]), "f16": (48, SHAPES[:3]), "i8": (16, SHAPES[:3])}
 LONG = 1201  # a context of two segments, which the threads share
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cpu_attention import LENGTHS, MIXED, SHAPES, Model, build_model, play
-from cpu_harness import Runner
+from cpu_attention import LENGTHS, MIXED, SHAPES, Model, build_model, play, sequence
+from cpu_harness import Batch, Runner
 from icc.compiler.codegen.cpu.build import build_libraries
 from icc.compiler.codegen.cpu.isa import host_isas
 
@@ -51,7 +51,7 @@ def reference(model: Model, layer: int, qkv: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture(
-    scope="session", params=[("f32", 16), ("bf16", 32), ("f16", 8), ("i8", 16)], ids=lambda p: f"{p[0]}_b{p[1]}"
+    scope="session", params=[("f32", 16), ("bf16", 32), ("f16", 48), ("i8", 16)], ids=lambda p: f"{p[0]}_b{p[1]}"
 )
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, dict[str, Path]]:
     model = build_model(*request.param)
@@ -115,3 +115,70 @@ def test_long_context_split_over_threads(built: tuple[Model, dict[str, Path]]) -
         assert np.array_equal(results[0][name], results[1][name]), (isa, layer)
         expected = reference(model, layer, data[0][f"qkv{layer}"])
         assert np.abs(results[0][name] - expected).max() / np.abs(expected).max() < TOLERANCE[layout.dtype]
+
+
+# A tree of drafts after a context: parents of its tokens within the sequence; token 0 is the one that was sampled.
+TREE = [0, 0, 1, 1, 2, 3, 3, 6]
+PATHS = {t: [t] for t in range(len(TREE) + 1)}
+for token, parent in enumerate(TREE, start=1):
+    PATHS[token] = [*PATHS[parent], token]
+
+
+@pytest.mark.parametrize("context", [9, 60, 70])  # within a chunk of 64 keys, across its end, after it
+def test_a_tree_of_drafts_has_the_bits_of_its_branches(built: tuple[Model, dict[str, Path]], context: int) -> None:
+    """Every token of a tree, beside a decode and a prefill, is what it is when its branch alone is decoded."""
+    model, libraries = built
+    for isa, path in libraries.items():
+        size = model.builder.program().kv.block_size
+        tree = sequence(model.builder.program(), context + len(TREE) + 1, 1)
+        table = [int(b) for b in np.random.default_rng(0).permutation(40)[: context + len(TREE) // size + 1]]
+        mate = [b for b in range(40, 46)]
+        runner = Runner(path, model.builder, 2, 160, num_blocks=46)
+        others = {k: v[:16] for k, v in tree.items()}
+        runner.step(
+            Batch([(0, context, table), (0, 16, mate)], size),
+            {k: np.concatenate([v[:context], others[k]]) for k, v in tree.items()},
+        )
+        sequences = [(16, 1, mate), (context, len(TREE) + 1, table)]
+        feeds = {k: np.concatenate([v[:1], v[context:]]) for k, v in tree.items()}
+        verified = runner.step(Batch(sequences, size, trees={1: TREE}), feeds)
+        runner.close()
+        for token, way in PATHS.items():
+            plain = Runner(path, model.builder, 1, 160, num_blocks=46)
+            plain.step(Batch([(0, context, table)], size), {k: v[:context] for k, v in tree.items()})
+            for depth, t in enumerate(way):
+                one = {k: v[context + t : context + t + 1] for k, v in tree.items()}
+                got = plain.step(Batch([(context + depth, 1, table)], size), one)
+            plain.close()
+            for layer in range(len(SHAPES)):
+                assert np.array_equal(got[f"o{layer}"][0], verified[f"o{layer}"][1 + token]), (isa, token, layer)
+
+
+def test_an_accepted_path_is_moved_and_read_as_if_decoded(built: tuple[Model, dict[str, Path]]) -> None:
+    """After a tree, the keys and values of one branch are moved to where plain decoding has them."""
+    model, libraries = built
+    context, way = 13, PATHS[8]
+    for isa, path in libraries.items():
+        size = model.builder.program().kv.block_size
+        data = sequence(model.builder.program(), context + len(TREE) + 2, 2)
+        table = [7, 3, 11, 5][: (context + len(TREE) + 1) // size + 1]
+
+        def slot(position: int, table: list[int] = table, size: int = size) -> int:
+            return table[position // size] * size + position % size
+
+        last = {k: v[-1:] for k, v in data.items()}
+        runner = Runner(path, model.builder, 2, 160, num_blocks=12)
+        runner.step(Batch([(0, context, table)], size), {k: v[:context] for k, v in data.items()})
+        runner.step(
+            Batch([(context, len(TREE) + 1, table)], size, trees={0: TREE}), {k: v[context:-1] for k, v in data.items()}
+        )
+        moves = [(slot(context + t), slot(context + d)) for d, t in enumerate(way) if t != d]
+        got = runner.step(Batch([(context + len(way), 1, table)], size, moves=moves), last)
+        runner.close()
+        plain = Runner(path, model.builder, 2, 160, num_blocks=12)
+        rows = [*range(context), *(context + t for t in way)]
+        plain.step(Batch([(0, len(rows), table)], size), {k: v[rows] for k, v in data.items()})
+        expected = plain.step(Batch([(len(rows), 1, table)], size), last)
+        plain.close()
+        for layer in range(len(SHAPES)):
+            assert np.array_equal(got[f"o{layer}"], expected[f"o{layer}"]), (isa, layer)

@@ -27,7 +27,7 @@ from icc.compiler.codegen.render import TEMPLATES, render
 from icc.runtime.engine.program import Kernel
 
 FOLDER = Path(__file__).parent / "snapshots" / "cpp"
-CACHE = {"kv_heads": 2, "key_dim": 16, "value_dim": 24, "block_size": 8}
+CACHE = {"kv_heads": 2, "key_dim": 16, "value_dim": 24, "block_size": 16}
 ROPE = {"rotary_dim": 8, "rope_style": "interleaved", "table_rows": 64}
 QUERY = {"q_heads": 4, "scale": 0.25}
 QUANT = {"bits": 4, "group": 16}

@@ -85,13 +85,27 @@ def test_second_run_changes_nothing(builder) -> None:
     assert not report.modified
 
 
-def test_tied_head_leaves_the_embedding_alone(traced: Callable[[str], Graph]) -> None:
+def tables(graph: Graph) -> list[str]:
+    """The weight that the token embedding reads."""
+    found = [str(n.args[1].target) for n in graph.nodes if "embedding" in str(n.target)]
+    return found[:1]  # the others hold positions
+
+
+def test_an_int8_head_and_the_embedding_tied_to_it_are_one_weight(traced: Callable[[str], Graph]) -> None:
+    graph, ids = traced("llama"), list(range(3, 25))
+    before = interpret(graph, ids)
+    run_passes(graph, [QuantizeRtn(keep=("model.layers.*",))], PassContext())
+    assert [graph.weights[name].describe() for name in tables(graph)] == ["q8g64[120, 64]"]
+    assert sum(weight.shape == (120, 64) for weight in graph.weights.values()) == 1
+    assert (interpret(graph, ids) - before).abs().max() < 0.02 * before.abs().max()
+
+
+def test_any_other_head_leaves_the_embedding_as_it_is_stored(traced: Callable[[str], Graph]) -> None:
     graph = traced("llama")
     before = {n: w for n, w in graph.weights.items()}
-    run_passes(graph, [QuantizeRtn()], PassContext())
-    tables = [str(n.args[1].target) for n in graph.nodes if "embedding" in str(n.target)]
-    assert all(graph.weights[name] is before[name] for name in tables)
-    assert "q8g64[120, 64]" in storage(graph).values()
+    run_passes(graph, [QuantizeRtn(head="4bit")], PassContext())
+    assert all(graph.weights[name] is before[name] for name in tables(graph))
+    assert "q4g64[120, 64]" in storage(graph).values()
 
 
 def test_router_is_left_alone_and_experts_are_not(traced: Callable[[str], Graph]) -> None:

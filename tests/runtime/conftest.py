@@ -123,7 +123,7 @@ def toy_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Pat
     """Builds the toy kernels for an ABI version."""
     folder = tmp_path_factory.mktemp("toy")
 
-    def build(abi: int = 1) -> Path:
+    def build(abi: int = 2) -> Path:
         library = folder / f"toy{abi}.so"
         if not library.exists():
             include = ROOT / "codegen_templates" / "cpp"
@@ -144,7 +144,7 @@ def write_engine(toy_library: Callable[[int], Path]) -> Callable[..., Path]:
     def write(
         root: Path,
         rule: int = 0,
-        abi: int = 1,
+        abi: int = 2,
         embed: bool = False,
         tokenizer_files: dict[str, str] | None = None,
         **changes: Any,

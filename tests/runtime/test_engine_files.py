@@ -21,7 +21,7 @@ USED = ("kernels/any.so", "program.json", "tokenizer/tokenizer.json", "weights.s
 @pytest.fixture
 def swap_after_check(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     """Lets the used files of an engine be replaced as soon as all its files are hashed."""
-    other, check = make_engine("other.engine", rule=1, abi=2), EngineFiles.check
+    other, check = make_engine("other.engine", rule=1, abi=1), EngineFiles.check
     for file in ("program.json", "tokenizer/tokenizer.json"):
         (other / file).write_text("{}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import replace
 
 import pytest
@@ -10,11 +11,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from icc.runtime.errors import CapacityError
-from icc.runtime.scheduler.batch import ScheduledBatch, ScheduledSequence, StepOutcome, Verdict
+from icc.runtime.scheduler.batch import Draft, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict
 from icc.runtime.scheduler.request import RequestSpec
 from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
 
 ALPHABET = 2  # so few tokens that prefixes collide all the time
+
+
+def following(tokens: tuple[int, ...]) -> int:
+    """The model: what comes after these tokens."""
+    return (sum(tokens) + len(tokens) // 3) % ALPHABET
 
 
 class Device:
@@ -39,6 +45,8 @@ class Device:
         assert batch.num_logit_rows <= config.max_logit_rows
         assert len(batch.sequences) <= config.max_batch_size
         assert len({sequence.request_id for sequence in batch.sequences}) == len(batch.sequences)
+        for source, target in batch.moves:
+            self.slots[target] = self.slots[source]
         outcomes = []
         for sequence in batch.sequences:
             if sequence.request_id not in self.tokens:  # it ended while this step was scheduled ahead
@@ -48,6 +56,9 @@ class Device:
             if sequence.token_ids[0] < 0:
                 self._check_pending(sequence)
                 sequence = replace(sequence, token_ids=tokens[sequence.start :])
+            if sequence.draft is not None:
+                outcomes.append(self._verify(sequence, tokens, salt))
+                continue
             assert sequence.token_ids == tokens[sequence.start : sequence.end] and sequence.token_ids
             for position in range(sequence.end):
                 block = sequence.block_table[position // config.block_size]
@@ -58,10 +69,48 @@ class Device:
                 assert self.slots[slot] == (salt, tokens[: position + 1]), "wrong KV"
             assert sequence.num_logits <= len(sequence.token_ids)
             if sequence.num_logits:
-                token = None if sequence.request_id in self.scoring else (sum(tokens) + len(tokens) // 3) % ALPHABET
+                token = None if sequence.request_id in self.scoring else following(tokens)
                 outcomes.append(StepOutcome(sequence.request_id, token))
         self.last = batch
         return outcomes
+
+    def _verify(self, sequence: ScheduledSequence, tokens: tuple[int, ...], salt: bytes) -> StepOutcome:
+        """Write a tree of guesses and follow it; what its first token reads must be there."""
+        draft, size = sequence.draft, self.config.block_size
+        assert draft is not None and sequence.token_ids == (tokens[-1], *draft.token_ids)
+        assert sequence.start == len(tokens) - 1 and sequence.num_logits == len(draft) + 1
+        prefixes = [tokens]
+        for guess, parent in zip(draft.token_ids, draft.parents, strict=True):
+            prefixes.append((*prefixes[parent + 1], guess))
+        slots = [sequence.block_table[p // size] * size + p % size for p in range(sequence.end)]
+        for slot, prefix in zip(slots[sequence.start :], prefixes, strict=True):
+            assert self.scheduler.pool.references(slot // size) == 1, "a shared block is written"
+            self.slots[slot] = (salt, prefix)
+        assert all(self.slots[slots[p]] == (salt, tokens[: p + 1]) for p in range(sequence.start + 1)), "wrong KV"
+        accepted: list[int] = []
+        while True:
+            here = accepted[-1] if accepted else -1
+            token = following(prefixes[here + 1])
+            right = [g for g, p in enumerate(draft.parents) if p == here and draft.token_ids[g] == token]
+            if not right:
+                return StepOutcome(sequence.request_id, token, accepted=tuple(accepted))
+            accepted.append(right[0])
+
+    def drafts(self, seed: int) -> dict[int, Draft]:
+        """Random trees of guesses, right ones and wrong ones, some for requests that take none."""
+        source = random.Random(seed)
+        found: dict[int, Draft] = {}
+        for request_id in [*self.scheduler.decoding, *list(self.tokens)[:1]]:
+            prefixes, guesses, parents = [self.tokens[request_id]], [], []
+            for _ in range(source.randrange(7)):
+                parent = source.randrange(len(prefixes)) - 1
+                right = following(prefixes[parent + 1])
+                guess = right if source.random() < 0.7 else 1 - right
+                if (parent, guess) not in zip(parents, guesses, strict=True):
+                    parents.append(parent), guesses.append(guess)
+                    prefixes.append((*prefixes[parent + 1], guess))
+            found[request_id] = Draft(tuple(guesses), tuple(parents))
+        return found
 
     def _check_pending(self, sequence: ScheduledSequence) -> None:
         """A pending token names the row of the step before in which its own request was sampled."""
@@ -77,7 +126,13 @@ class Device:
     def sampled(self, outcomes: list[StepOutcome]) -> None:
         for outcome in outcomes:
             if outcome.token_id is not None and outcome.request_id in self.tokens:
+                self.tokens[outcome.request_id] += tuple(self.guessed(outcome))
                 self.tokens[outcome.request_id] += (outcome.token_id,)
+
+    def guessed(self, outcome: StepOutcome) -> list[int]:
+        """The tokens of the accepted guesses, which are what would have been sampled."""
+        [sequence] = [s for s in self.last.sequences if s.request_id == outcome.request_id]
+        return [sequence.draft.token_ids[guess] for guess in outcome.accepted] if sequence.draft else []
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -128,14 +183,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop=st.sampled_from([None, None, None, Verdict.STOP, Verdict.ERROR]),
         late_abort=st.sampled_from([None, None, None, 0, 1]),
         ahead=st.booleans(),
+        guesses=st.none() | st.integers(0, 1 << 20),
     )
-    def step(self, stop: Verdict | None = None, late_abort: int | None = None, ahead: bool = False) -> None:
-        batch = self.flight or self.scheduler.schedule()
+    def step(
+        self,
+        stop: Verdict | None = None,
+        late_abort: int | None = None,
+        ahead: bool = False,
+        guesses: int | None = None,
+    ) -> None:
+        drafts = {} if guesses is None or self.flight else self.device.drafts(guesses)
+        batch = self.flight or self.scheduler.schedule(drafts)
         assert batch.sequences or not self.live, "there is work but nothing is scheduled"
         outcomes = self.device.run(batch)
         self.flight = self.scheduler.schedule_ahead() if ahead else None
         if stop is not None and outcomes and outcomes[0].token_id is not None:
-            outcomes[0] = StepOutcome(outcomes[0].request_id, outcomes[0].token_id, stop)
+            outcomes[0] = replace(outcomes[0], verdict=stop)
         if late_abort is not None and late_abort < len(batch.sequences):
             request_id = batch.sequences[late_abort].request_id
             if request_id in self.live:

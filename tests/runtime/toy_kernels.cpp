@@ -35,6 +35,7 @@ void* icc_create(int32_t num_threads, const void* const* weights, void* arena, v
 int32_t icc_step(void* handle, const icc_batch* b) {
     Engine* e = static_cast<Engine*>(handle);
     const int32_t rule = e->config[0], vocab = e->config[1];
+    for (int m = 0; m < b->num_moves; m++) *slot(e, b->moves[2 * m + 1]) = *slot(e, b->moves[2 * m]);
     for (int t = 0; t < b->num_tokens; t++) {
         if (b->token_ids[t] < 0 || b->token_ids[t] >= vocab) return 1;
         if (b->slot_mapping[t] < 0 || b->slot_mapping[t] >= e->num_blocks * kBlock) return 2;
@@ -44,7 +45,8 @@ int32_t icc_step(void* handle, const icc_batch* b) {
     int row = 0;
     for (int s = 0; s < b->num_seqs; s++) {
         const int first = b->seq_starts[s], last = b->seq_starts[s + 1] - 1;
-        if (b->positions[last] + 1 != b->context_lens[s]) return 3;
+        const bool tree = b->parents && last > first && b->parents[first + 1] >= 0;
+        if (b->positions[first] + last - first + 1 != b->context_lens[s]) return 3;
         for (; row < b->num_logit_rows && b->logit_rows[row] <= last; row++) {
             const int token = b->logit_rows[row];
             if (token < first) return 4;
@@ -53,6 +55,11 @@ int32_t icc_step(void* handle, const icc_batch* b) {
             for (int p = 0; p <= b->positions[token]; p++) {
                 const int64_t block = b->block_tables[(int64_t)s * b->max_blocks + p / kBlock];
                 seen = *slot(e, block * kBlock + p % kBlock);
+                if (tree && p >= b->positions[first]) {  // from here on the token's own ancestors
+                    int t = token;
+                    while (b->positions[t] > p) t = b->parents[t];
+                    seen = *slot(e, b->slot_mapping[t]);
+                }
                 hash = (hash * 31 + seen + 7) % 1000003;
             }
             if (seen != b->token_ids[token]) return 5;
@@ -63,6 +70,8 @@ int32_t icc_step(void* handle, const icc_batch* b) {
     }
     return row == b->num_logit_rows ? 0 : 6;
 }
+
+int32_t icc_section(void*, int32_t, const icc_batch*) { return 1; }
 
 void icc_destroy(void* handle) { std::free(handle); }
 }

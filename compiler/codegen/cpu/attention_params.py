@@ -44,25 +44,18 @@ class KvWriteParams(CacheParams):
 
 
 @dataclass(frozen=True)
-class PvPiece:
-    """One column range of the value product and the micro-kernel for it, as rendered and as called."""
-
-    column: int
-    vectors: int
-    call: str
-
-
-@dataclass(frozen=True)
 class AttentionMicroParams:
-    """A micro-kernel of `mr` query rows by `nv` sixteen-lane vectors (keys for qk, value columns for pv)."""
+    """A micro-kernel of `mr` query rows by `nv` sixteen-lane vectors: keys for qk, value columns for pv, whose last vector
+    has `last` columns."""
 
     kind: str  # "qk" or "pv"
     mr: int
     nv: int
+    last: int = 16
 
     @property
     def name(self) -> str:
-        return f"{self.kind}_m{self.mr}_v{self.nv}"
+        return f"{self.kind}_m{self.mr}_v{self.nv}" + (f"_l{self.last}" if self.last < 16 else "")
 
     @property
     def template(self) -> str:
@@ -96,12 +89,9 @@ class AttentionParams(CacheParams):
         return max(1, 16 // self.group)
 
     @property
-    def mr(self) -> int:
-        return ROWS
-
-    @property
-    def nv(self) -> int:
-        return self.vectors
+    def row_blocks(self) -> tuple[int, ...]:
+        """Query rows of the micro-kernels, most first."""
+        return ROWS, 2, 1
 
     @property
     def scale_text(self) -> str:
@@ -111,25 +101,31 @@ class AttentionParams(CacheParams):
     def softcap_text(self) -> str:
         return f"{float(self.softcap)!r}f"
 
-    def pv_pieces(self, rows: int) -> tuple[PvPiece, ...]:
-        """The value columns cut into pieces of at most `vectors` (one row: four) sixteen-lane vectors."""
-        most = 4 if rows == 1 else self.vectors
-        left, column, pieces = round_up(self.value_dim, 16) // 16, 0, []
-        while left:
-            take = next(n for n in (4, 2, 1) if n <= min(left, most))
-            pieces.append(PvPiece(column, take, AttentionMicroParams("pv", rows, take).name))
-            left, column = left - take, column + 16 * take
+    def _vectors(self, rows: int) -> int:
+        """Vectors per row that the registers hold beside those of the other rows."""
+        return self.vectors if rows == ROWS else min(4, self.vectors * ROWS // rows)
+
+    def qk(self, rows: int) -> AttentionMicroParams:
+        """The score kernel for `rows` rows."""
+        return AttentionMicroParams("qk", rows, self._vectors(rows))
+
+    def pv(self, rows: int) -> tuple[tuple[int, AttentionMicroParams], ...]:
+        """(first column, kernel) of the pieces that the value columns are cut into."""
+        total, pieces, done = round_up(self.value_dim, 16) // 16, [], 0
+        while done < total:
+            take = next(n for n in (4, 2, 1) if n <= min(total - done, self._vectors(rows)))
+            last = self.value_dim - 16 * (total - 1) if done + take == total else 16
+            pieces.append((16 * done, AttentionMicroParams("pv", rows, take, last)))
+            done += take
         return tuple(pieces)
 
     def micros(self) -> tuple[AttentionMicroParams, ...]:
         """Every micro-kernel that this kernel calls."""
-        found = [AttentionMicroParams("qk", ROWS, self.vectors), AttentionMicroParams("qk", 1, 4)]
-        for rows in (ROWS, 1):
-            found += [AttentionMicroParams("pv", rows, piece.vectors) for piece in self.pv_pieces(rows)]
+        found = [m for rows in self.row_blocks for m in (self.qk(rows), *(piece for _, piece in self.pv(rows)))]
         return tuple(dict.fromkeys(found))
 
     def scratch_bytes(self) -> int:
         """Bytes of AttentionTile::Work and the row states (checked by the C++ side)."""
         rows, width = self.tile * self.group, round_up(self.value_dim, 16)
-        work = rows * self.key_dim + KEYS * (self.key_dim + width + rows) + rows * width + rows * 17
+        work = rows * self.key_dim + KEYS * (self.key_dim + width + rows + 2) + rows * width + rows * 17
         return round_up(4 * (work + rows * (width + 2)) + 64, 64)

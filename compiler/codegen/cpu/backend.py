@@ -21,7 +21,9 @@ from .formats import QUANT_BITS, packed_nbytes
 from .isa import ALL, Isa
 from .pack import pack_dense, pack_quantized
 
-CPU_PROFILE = Profile(dense="tile_{}", quant="q{}", packed_nbytes=packed_nbytes, int8_activations=True)
+CPU_PROFILE = Profile(
+    dense="tile_{}", quant="q{}", packed_nbytes=packed_nbytes, int8_activations=True, quantized_tables=True
+)
 
 
 @dataclass(frozen=True)

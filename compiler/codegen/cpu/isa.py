@@ -17,6 +17,7 @@ class Isa:
     dense_blocks: tuple[tuple[int, int], ...]
     quant_blocks: tuple[tuple[int, int], ...]
     attention_vectors: int  # sixteen-lane columns per four rows in the attention micro-kernels
+    float_sums: int = 4  # blocks of at most so many accumulators keep their float sums in registers too
 
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
@@ -27,8 +28,9 @@ AVX512VNNI = Isa(
     (*_AVX512, "-mavx512vnni"),
     ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"),
     ((1, 4), (2, 4), (4, 4), (6, 4), (8, 2), (12, 2)),
-    ((1, 4), (2, 4), (3, 4), (4, 4), (6, 2), (8, 2), (12, 2)),
+    ((1, 4), (2, 4), (3, 4), (4, 4), (6, 2), (8, 2), (10, 1), (12, 1), (14, 1), (16, 1)),
     4,
+    16,
 )
 AVX512 = Isa(
     "avx512",

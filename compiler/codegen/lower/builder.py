@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from ....runtime.engine.program import ITEM_SIZE, Buffer, Kernel, KVLayer, Operand, Step, Weight
+from ....runtime.engine.program import DRAFTS, ITEM_SIZE, Buffer, Kernel, KVLayer, Operand, Step, Weight
 from ...graph.weights import Weight as Handle
 from .placed import Placed, contiguous
 
@@ -121,6 +121,8 @@ class ProgramBuilder:
         if operand.space == "weight":
             kind = self.weights[operand.name].format
             return kind if kind in ITEM_SIZE else "u8"
+        if operand.space == "output" and operand.name == DRAFTS:
+            return "i32"
         return {"input": "i32", "output": "f32", "none": ""}[operand.space]
 
 

@@ -74,7 +74,8 @@ class Lowerer:
             size = self.graph.output.meta["type"].shape[-1]
             return Placed("output", "", 0, kind.shape, contiguous(kind.shape), size, "f32", LOGIT_ROWS)
         assert kind.rows is not None
-        return self.builder.buffer(kind.shape, self._storage(node, index or 0, kind.dtype), kind.rows)
+        rows = TOKENS if kind.rows == TOKENS else LOGIT_ROWS  # draft rows are the logit rows of a section
+        return self.builder.buffer(kind.shape, self._storage(node, index or 0, kind.dtype), rows)
 
     def _storage(self, node: fx.Node, index: int, dtype: torch.dtype) -> str:
         """Element type of an activation: integers and booleans are i32."""
@@ -188,9 +189,11 @@ class Lowerer:
         return Matrix(self.builder.weight(self._tied_name(node), source), item)
 
     def table(self, node: Any) -> tuple[Operand, dict[str, Any]]:
-        """An embedding table: shared with a linear layer's tiles where it is tied to one, else plain."""
+        """An embedding table: shared with a linear layer's tiles or quantized matrix where it is tied to one, else plain."""
         weight = self.graph.weight(node)
         rows = weight.shape[0]
+        if _quantization(weight) is not None:
+            return self._quantized_table(node, rows)
         if id(weight) in self._tiled:
             matrix = self.matrix(node)
             return matrix.operand, {"table_rows": rows, "format": self.options.profile.dense.format(matrix.format)}
@@ -199,6 +202,15 @@ class Lowerer:
         item = _dense_format(weight)
         source = WeightSource(weight, item, 0, weight.shape)
         return self.builder.weight(str(node.target), source), {"table_rows": rows, "format": item}
+
+    def _quantized_table(self, node: Any, rows: int) -> tuple[Operand, dict[str, Any]]:
+        profile, weight = self.options.profile, self.graph.weight(node)
+        if profile.quantized_tables:
+            matrix = self.matrix(node)
+            form = profile.quant.format(matrix.bits)
+            return matrix.operand, {"table_rows": rows, "format": form, "group": matrix.group}
+        source = WeightSource(weight, profile.activation, 0, weight.shape)
+        return self.builder.weight(str(node.target), source), {"table_rows": rows, "format": profile.activation}
 
     def _shared_with_linear(self) -> set[int]:
         """Identities of dense weights that a linear layer reads (tied embeddings)."""

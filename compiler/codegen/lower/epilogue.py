@@ -21,8 +21,11 @@ _MAX_PARTS = 2  # products of one output tile that a kernel keeps in registers
 _MAX_EXTRAS = 3
 
 
-def fuse_epilogues(builder: ProgramBuilder) -> None:
-    """Rewrite the builder's records; a product whose result nobody else reads vanishes into the step that reads it."""
+def fuse_epilogues(builder: ProgramBuilder, own: int) -> int:
+    """Rewrite the builder's records; a product whose result nobody else reads vanishes into the step that reads it.
+
+    Returns how many of the first `own` records are left.
+    """
     records = builder.records
     uses = Counter(_place(o) for r in records for o in (*r.inputs, *r.outputs))
     made_by = {_place(r.outputs[0]): i for i, r in enumerate(records) if r.op in _PRODUCTS}
@@ -41,6 +44,7 @@ def fuse_epilogues(builder: ProgramBuilder) -> None:
                 removed.add(source)
                 break
     builder.records = [r for i, r in enumerate(records) if i not in removed]
+    return own - sum(at < own for at in removed)
 
 
 def _place(operand: Operand) -> tuple[str, str]:

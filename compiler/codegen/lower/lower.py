@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
-from ....runtime.engine.program import KVLayout, Program
+from ....runtime.engine.program import DRAFTS, KVLayout, Program, Section
 from ...errors import UnsupportedModel
 from ...graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
 from ...graph.printer import target_name
@@ -35,15 +36,23 @@ class Lowered:
 def lower(graph: Graph, options: LowerOptions) -> Lowered:
     """Lower an optimized graph and plan its memory; raises UnsupportedModel naming an op that no kernel implements."""
     low = Lowerer(graph, options)
-    for node in graph.nodes:
+    drafts = graph.draft_nodes()
+    _lower_nodes(low, [node for node in graph.nodes if node not in drafts])
+    _finish_output(low)
+    own = len(low.builder.records)
+    _lower_nodes(low, [node for node in graph.nodes if node in drafts])
+    _finish_drafts(low)
+    return _program(low, own)
+
+
+def _lower_nodes(low: Lowerer, nodes: Sequence[fx.Node]) -> None:
+    for node in nodes:
         low.current = node
         if node.op == "placeholder":
-            rows = LOGIT_ROWS if node.target == "logit_rows" else TOKENS
+            rows = TOKENS if type_of(node).rows == TOKENS else LOGIT_ROWS
             low.values[node] = Placed("input", str(node.target), 0, (), (), 1, "i32", rows)
         elif node.op == "call_function":
             low.values[node] = _lower_call(low, node)
-    _finish_output(low)
-    return _program(low)
 
 
 def _lower_call(low: Lowerer, node: fx.Node) -> Any:
@@ -68,10 +77,20 @@ def _finish_output(low: Lowerer) -> None:
         low.copy(value, out, output)
 
 
-def _program(low: Lowerer) -> Lowered:
+def _finish_drafts(low: Lowerer) -> None:
+    drafts = low.graph.drafts
+    if drafts is not None:
+        low.current = drafts
+        value = low.placed(drafts)
+        out = Placed("output", DRAFTS, 0, value.shape, contiguous(value.shape), value.size, "i32", LOGIT_ROWS)
+        low.copy(value, out, drafts)
+
+
+def _program(low: Lowerer, own: int) -> Lowered:
+    """`own`: the number of records of a step; those after it are the draft heads' section."""
     builder, profile = low.builder, low.options.profile
     if profile.epilogues:
-        fuse_epilogues(builder)
+        own = fuse_epilogues(builder, own)
     buffers = builder.live_buffers()
     offsets, arena = plan(buffers)
     kernels, steps = builder.steps(profile.typed)
@@ -86,5 +105,6 @@ def _program(low: Lowerer) -> Lowered:
         ),
         arena_bytes_per_token=arena,
         vocab_size=type_of(low.graph.output).shape[-1],
+        sections=[Section("medusa", own, len(steps))] if own < len(steps) else [],
     )
     return Lowered(program, sources, [record.origin for record in builder.records])

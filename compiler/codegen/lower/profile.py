@@ -24,5 +24,6 @@ class Profile:
     packed_nbytes: PackedBytes
     activation: str = "f32"
     int8_activations: bool = False
+    quantized_tables: bool = False
     epilogues: bool = False
     typed: bool = False

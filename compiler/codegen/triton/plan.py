@@ -154,5 +154,8 @@ def occupancy(compiled: Compiled, warps: int, target: Target) -> float:
     if registers:
         blocks = min(blocks, target.registers // registers)
     if compiled.shared_bytes:
-        blocks = min(blocks, target.shared_memory_kib * 1024 // (compiled.shared_bytes + target.reserved_shared))
+        held = (
+            target.shared_memory_kib * 1024 + target.reserved_shared
+        )  # of a multiprocessor; one block may take the rest
+        blocks = min(blocks, held // (compiled.shared_bytes + target.reserved_shared))
     return round(blocks * warps / target.max_warps, 3)

@@ -1,30 +1,51 @@
 // Causal attention of the step's queries to the paged cache: 4 query heads, 2 KV heads, 16 -> 24 dims,
-// f32 cache in blocks of 8. in: q (rows 64 apart), cos, sin, sinks, alibi; out: o (rows 96 apart).
+// f32 cache in blocks of 16. in: q (rows 64 apart), cos, sin, sinks, alibi; out: o (rows 96 apart).
 // Work items are (sequence, tile of 8 tokens, KV head), taken from a counter; when they are few and the context is
 // long, the segments of the context become items too and are merged after a barrier. See attention.h.
 // Params: AttentionParams.
 struct k0_attention_shape {
     typedef float T;
-    static constexpr int KD = 16, VD = 24, HEADS = 2, GROUP = 2, BLOCK = 8;
+    static constexpr int KD = 16, VD = 24, HEADS = 2, GROUP = 2, BLOCK = 16;
     static constexpr int WINDOW = 0, CHUNK = 0, TILE = 8;
     static constexpr float SOFTCAP = 0.0f;
     static constexpr bool ALIBI = false;
     static constexpr int WIDTH = (VD + 15) / 16 * 16;
 
-    static void qk(const float* q, const float* k, int rows, float* s) {
-        int r = 0;
-        for (; r + 4 <= rows; r += 4)
-            for (int j = 0; j < KEYS; j += 16) qk_m4_v1(q + r * KD, KD, k + j, KD, s + r * KEYS + j);
-        for (; r < rows; ++r) qk_m1_v4(q + r * KD, KD, k, KD, s + r * KEYS);
-    }
-    static void pv(const float* s, const float* v, int keys, int rows, float* o) {
+    // Keys and values are elements of the cache, or floats in scratch. `ahead`: see the micro-kernels; only the first rows
+    // fetch, and only where `fetch` says so.
+    template <class X>
+    static void qk(const float* q, const X* const* k, int64_t stride, int rows, float* s, bool fetch, const char* const* ahead) {
+        constexpr int64_t STEP = 16 * VD * sizeof(T) / KD;
         int r = 0;
         for (; r + 4 <= rows; r += 4) {
-            pv_m4_v1(s + r * KEYS, v + 0, WIDTH, keys, o + r * WIDTH + 0);
-            pv_m4_v1(s + r * KEYS, v + 16, WIDTH, keys, o + r * WIDTH + 16);
+            if (fetch && r == 0) qk_m4_v1<true>(q, KD, k, stride, KD, s, ahead, STEP);
+            else qk_m4_v1<false>(q + r * KD, KD, k, stride, KD, s + r * KEYS, ahead, 0);
         }
-        for (; r < rows; ++r) {
-            pv_m1_v2(s + r * KEYS, v + 0, WIDTH, keys, o + r * WIDTH + 0);
+        for (; r + 2 <= rows; r += 2) {
+            if (fetch && r == 0) qk_m2_v2<true>(q, KD, k, stride, KD, s, ahead, STEP);
+            else qk_m2_v2<false>(q + r * KD, KD, k, stride, KD, s + r * KEYS, ahead, 0);
+        }
+        for (; r + 1 <= rows; r += 1) {
+            if (fetch && r == 0) qk_m1_v4<true>(q, KD, k, stride, KD, s, ahead, STEP);
+            else qk_m1_v4<false>(q + r * KD, KD, k, stride, KD, s + r * KEYS, ahead, 0);
+        }
+    }
+    template <class X>
+    static void pv(const float* s, const X* v, int64_t stride, int keys, int rows, float* o, bool fetch, const char* ahead) {
+        constexpr int BYTES = KD * sizeof(T);
+        int r = 0;
+        for (; r + 4 <= rows; r += 4) {
+            if (fetch && r == 0) pv_m4_v1<BYTES>(s, v, stride, keys, o, WIDTH, ahead);
+            else pv_m4_v1<0>(s + r * KEYS, v, stride, keys, o + r * WIDTH, WIDTH, ahead);
+            pv_m4_v1_l8<0>(s + r * KEYS, v + 16, stride, keys, o + r * WIDTH + 16, WIDTH, ahead);
+        }
+        for (; r + 2 <= rows; r += 2) {
+            if (fetch && r == 0) pv_m2_v2_l8<BYTES>(s, v, stride, keys, o, WIDTH, ahead);
+            else pv_m2_v2_l8<0>(s + r * KEYS, v, stride, keys, o + r * WIDTH, WIDTH, ahead);
+        }
+        for (; r + 1 <= rows; r += 1) {
+            if (fetch && r == 0) pv_m1_v2_l8<BYTES>(s, v, stride, keys, o, WIDTH, ahead);
+            else pv_m1_v2_l8<0>(s + r * KEYS, v, stride, keys, o + r * WIDTH, WIDTH, ahead);
         }
     }
 };
@@ -88,8 +109,10 @@ static void k0_attention(const Ctx& c) {
         keys_of(at, low, high);
         const int from = part * SEGMENT > low ? part * SEGMENT : low;
         const int to = (part + 1) * SEGMENT < high ? (part + 1) * SEGMENT : high;
-        Tile::segment(w, c, b.block_tables + (int64_t)at.seq * b.max_blocks, at.head, at.tokens * GROUP, b.positions + at.token,
-                      from, to, slopes ? slopes + at.head * GROUP : nullptr);
+        const int root = b.seq_starts[at.seq];
+        const bool tree = b.parents && root + 1 < b.seq_starts[at.seq + 1] && b.parents[root + 1] >= 0;
+        Tile::segment(w, c, b.block_tables + (int64_t)at.seq * b.max_blocks, at.head, at.tokens * GROUP, at.token,
+                      tree ? b.positions[root] : INT_MAX, from, to, slopes ? slopes + at.head * GROUP : nullptr);
     };
     const auto write = [&](const Place& at, int r, typename Tile::State& state) {
         const int head = at.head * GROUP + r % GROUP;

@@ -1,8 +1,8 @@
-// Writes this step's K (rotated) and V to the paged cache: 2 heads, 16 + 24 dims, bf16, blocks of 8.
+// Writes this step's K (rotated) and V to the paged cache: 2 heads, 16 + 24 dims, bf16, blocks of 16.
 // in: k (rows 144 apart), v (rows 144 apart), cos, sin [64, 8]. (token, head) pairs are shared between threads.
 // Params: KvWriteParams.
 static void k0_kv_write(const Ctx& c) {
-    constexpr int HEADS = 2, KD = 16, VD = 24, BLOCK = 8;
+    constexpr int HEADS = 2, KD = 16, VD = 24, BLOCK = 16;
     const icc_batch& b = *c.batch;
     const Range items = share(c, (int64_t)c.tokens() * HEADS);
     for (int64_t i = items.begin; i < items.end; ++i) {

@@ -19,15 +19,11 @@ static void quant_q4_m2_n1(const char* const* tiles, const int8_t* panel, const 
             _mm_prefetch(w0 + 2048, _MM_HINT_T0);
             w0 += 64;
             const VI low0 = low_nibbles(raw0);
-            const VI x0 = set1_quad(panel + 0);
-            acc0_0 = dot_u4(acc0_0, low0, x0);
-            const VI x1 = set1_quad(panel + 4);
-            acc1_0 = dot_u4(acc1_0, low0, x1);
+            acc0_0 = dot_u4_at(acc0_0, low0, panel + 0);
+            acc1_0 = dot_u4_at(acc1_0, low0, panel + 4);
             const VI high0 = high_nibbles(raw0);
-            const VI y0 = set1_quad(panel + 8);
-            acc0_0 = dot_u4(acc0_0, high0, y0);
-            const VI y1 = set1_quad(panel + 12);
-            acc1_0 = dot_u4(acc1_0, high0, y1);
+            acc0_0 = dot_u4_at(acc0_0, high0, panel + 8);
+            acc1_0 = dot_u4_at(acc1_0, high0, panel + 12);
             panel += 16;
         }
         {

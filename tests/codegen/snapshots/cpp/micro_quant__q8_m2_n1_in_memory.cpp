@@ -18,10 +18,8 @@ static void quant_q8_m2_n1(const char* const* tiles, const int8_t* panel, const 
             const VI raw0 = viload(w0);
             _mm_prefetch(w0 + 2048, _MM_HINT_T0);
             w0 += 64;
-            const VI x0 = set1_quad(panel + 0);
-            acc0_0 = dot_u8(acc0_0, raw0, x0);
-            const VI x1 = set1_quad(panel + 4);
-            acc1_0 = dot_u8(acc1_0, raw0, x1);
+            acc0_0 = dot_u8_at(acc0_0, raw0, panel + 0);
+            acc1_0 = dot_u8_at(acc1_0, raw0, panel + 4);
             panel += 8;
         }
         // The integer sums go to memory here by hand: left to itself g++ 12 spills them in every iteration above.

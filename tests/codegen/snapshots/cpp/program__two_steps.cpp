@@ -1,7 +1,7 @@
 // The program: its steps as a table, and the entry points of abi.h.
 // A thread walks the table, resolves each operand for this step's token count and calls the kernel; a barrier ends a step.
 // Params: ProgramParams.
-enum Space : uint8_t { NONE, BUFFER, WEIGHT, TOKEN_IDS, POSITIONS, LOGITS };
+enum Space : uint8_t { NONE, BUFFER, WEIGHT, TOKEN_IDS, POSITIONS, LOGITS, DRAFTS };
 
 // An operand. BUFFER: arena + at * tokens + offset bytes; WEIGHT: weight number `at` + offset bytes.
 struct Arg { Space space; int64_t at, offset; };
@@ -18,6 +18,11 @@ static const Step STEPS[] = {
 };
 constexpr int NUM_STEPS = 2;
 
+// Steps [begin, end): first the program's own, then its sections.
+struct Section { int begin, end; };
+static const Section SECTIONS[] = {{0, 2}, };
+constexpr int NUM_SECTIONS = 1;
+
 struct Handle {
     const void* const* weights;
     char *arena, *kv, *shared;
@@ -26,6 +31,7 @@ struct Handle {
     pthread_t* ids;
     char** scratch;
     const icc_batch* batch;
+    Section section;
     bool stop;
     Gate start;
     Barrier barrier;
@@ -39,6 +45,7 @@ static void* resolve(const Handle& h, const Arg& a) {
         case TOKEN_IDS: return (void*)(h.batch->token_ids + a.offset / 4);
         case POSITIONS: return (void*)(h.batch->positions + a.offset / 4);
         case LOGITS: return h.batch->logits;
+        case DRAFTS: return h.batch->drafts;
         default: return nullptr;
     }
 }
@@ -47,7 +54,8 @@ static void walk(Handle& h, int tid) {
     Ctx c;
     c.batch = h.batch, c.tid = tid, c.threads = h.threads, c.scratch = h.scratch[tid], c.shared = h.shared;
     c.barrier = &h.barrier;
-    for (int s = 0; s < NUM_STEPS; ++s) {
+    const Section section = h.section;  // a late thread ends this loop while the next call already writes it
+    for (int s = section.begin; s < section.end; ++s) {
         const Step& step = STEPS[s];
         for (int i = 0; i < 10; ++i) c.in[i] = resolve(h, step.in[i]);
         for (int i = 0; i < 4; ++i) c.out[i] = resolve(h, step.out[i]);
@@ -107,15 +115,29 @@ extern "C" void* icc_create(int32_t num_threads, const void* const* weights, voi
     return nullptr;
 }
 
-extern "C" int32_t icc_step(void* handle, const icc_batch* batch) {
+static void move_slots(const Handle& h, const icc_batch& b) {
+    for (int m = 0; m < b.num_moves; ++m) {
+        const int32_t from = b.moves[2 * m], to = b.moves[2 * m + 1];
+    }
+}
+
+static int32_t run(void* handle, int section, const icc_batch* batch) {
     Handle* h = (Handle*)handle;
-    if (!h || !batch || batch->num_tokens < 0) return 1;
+    if (!h || !batch || batch->num_tokens < 0 || section < 0 || section >= NUM_SECTIONS) return 1;
     if (batch->num_tokens == 0) return 0;
     h->batch = batch;
+    h->section = SECTIONS[section];
+    if (section == 0) move_slots(*h, *batch);
     for (int s = 0; s < NUM_STEPS; ++s) h->next[s].store(0, std::memory_order_relaxed);
     if (h->threads > 1) h->start.advance();
     walk(*h, 0);
     return 0;
+}
+
+extern "C" int32_t icc_step(void* handle, const icc_batch* batch) { return run(handle, 0, batch); }
+
+extern "C" int32_t icc_section(void* handle, int32_t section, const icc_batch* batch) {
+    return section < 0 ? 1 : run(handle, section + 1, batch);
 }
 
 extern "C" void icc_destroy(void* handle) {

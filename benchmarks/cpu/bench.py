@@ -1,0 +1,143 @@
+"""icc beside the CPU engines that a user would pick instead, and beside the machine's limits, in interleaved rounds.
+
+    python benchmarks/cpu/bench.py CONFIG.json [--rounds 5] [--out benchmarks/results/cpu]
+
+CONFIG names the engines and the rows; `make bench-cpu` writes one (prepare.py). Each engine lives in a process of its own
+and waits on its standard input while the others are measured. A round measures every row on every engine, and the read
+bandwidth before and after each; a ratio is the median over the rounds of the ratios within one round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from limits import limits, read_bandwidth
+
+HERE = Path(__file__).parent
+
+
+class Worker:
+    """One engine's process."""
+
+    def __init__(self, name: str, spec: dict[str, Any], threads: int) -> None:
+        self.name = name
+        command = [spec["python"], str(HERE / "workers.py"), spec["kind"], spec["model"], str(threads),
+                   str(spec.get("batch", 16)), str(spec.get("length", 2200))]  # fmt: skip
+        environment = {**os.environ, **spec.get("env", {}), "OMP_NUM_THREADS": str(threads)}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+        )
+        self._ask(None)
+
+    def _ask(self, request: dict[str, Any] | None) -> dict[str, Any]:
+        assert self._process.stdin and self._process.stdout
+        if request is not None:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} ended")
+        return json.loads(line)
+
+    def measure(self, row: dict[str, Any], seed: int) -> float | None:
+        """Tokens per second of one row, None where the engine cannot do it."""
+        request = {"batch": row["batch"], "context": row["context"], "steps": row["steps"], "seed": seed}
+        answer = self._ask(request)
+        if "error" in answer:
+            return None
+        if row["what"] == "prefill":
+            return row["batch"] * row["context"] / answer["prefill"]
+        return row["batch"] / statistics.median(answer["steps"])
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait(30)
+
+
+def measure(config: dict[str, Any], rounds: int, threads: int) -> dict[str, Any]:
+    """Every row, engine and round."""
+    workers = {name: Worker(name, spec, threads) for name, spec in config["engines"].items()}
+    found: dict[str, dict[str, list[float | None]]] = {row["name"]: {} for row in config["rows"]}
+    bandwidth: dict[str, list[float]] = {row["name"]: [] for row in config["rows"]}
+    for number in range(rounds + 1):  # the first round warms up
+        for row in config["rows"]:
+            for name in row["engines"]:
+                before = read_bandwidth(threads)
+                rate = workers[name].measure(row, 1000 * number + len(name))
+                if number:
+                    found[row["name"]].setdefault(name, []).append(rate)
+                    if name == row["engines"][0]:
+                        bandwidth[row["name"]].append(max(before, read_bandwidth(threads)))
+            print(f"round {number}: {row['name']}", flush=True)
+    for worker in workers.values():
+        worker.close()
+    peaks = limits(threads)
+    return {"rates": found, "bandwidth": bandwidth, "limits": asdict(peaks)}
+
+
+def summary(row: dict[str, Any], rates: dict[str, list[float | None]], bandwidth: list[float], limit: dict[str, float]) -> dict[str, Any]:
+    """Medians, the best peer, the ratio to it, and the share of the limit that binds."""
+    medians = {name: statistics.median(r) for name, found in rates.items() if (r := [x for x in found if x])}
+    ours, *peers = [name for name in row["engines"] if name in medians]
+    best = max(peers, key=lambda name: medians[name], default=None)
+    result: dict[str, Any] = {"name": row["name"], "medians": medians, "ours": ours, "best": best, "goal": row.get("goal")}
+    if best:
+        ratios = [a / b for a, b in zip(rates[ours], rates[best], strict=True) if a and b]
+        result |= {"ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
+    own = [x for x in rates[ours] if x]
+    if row["what"] == "decode":
+        shares = [rate / row["batch"] * row["bytes"] / read for rate, read in zip(own, bandwidth, strict=True)]
+        result["of_bandwidth"] = statistics.median(shares)
+    result["of_peak"] = medians[ours] * row["operations"] / limit[row["peak"]]
+    return result
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """The summary as Markdown."""
+    lines = ["| row | icc tok/s | best peer | its tok/s | ratio (range) | goal | of read bandwidth | of arithmetic peak |",
+             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for r in results:
+        ratio = f"{r['ratio']:.2f} ({r['ratio_min']:.2f}-{r['ratio_max']:.2f})" if r.get("best") else ""
+        share = f"{100 * r['of_bandwidth']:.0f} %" if "of_bandwidth" in r else ""
+        peer, rate = (r["best"], f"{r['medians'][r['best']]:.1f}") if r.get("best") else ("", "")
+        lines.append(f"| {r['name']} | {r['medians'][r['ours']]:.1f} | {peer} | {rate} | {ratio} | {r['goal'] or ''} | {share} | "
+                     f"{100 * r['of_peak']:.0f} % |")  # fmt: skip
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, write JSON, table and chart."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", help="rows whose name contains this")
+    parser.add_argument("--out", type=Path)
+    a = parser.parse_args()
+    config = json.loads(a.config.read_text())
+    config["rows"] = [r for r in config["rows"] if not a.only or a.only in r["name"]]
+    used = {name for row in config["rows"] for name in row["engines"]}
+    config["engines"] = {name: spec for name, spec in config["engines"].items() if name in used}
+    raw = measure(config, a.rounds, a.threads)
+    results = [summary(r, raw["rates"][r["name"]], raw["bandwidth"][r["name"]], raw["limits"]) for r in config["rows"]]
+    print(table(results))
+    if a.out:
+        facts = {"date": date.today().isoformat(), "cpu": platform.processor(), "threads": a.threads, **config.get("facts", {})}
+        a.out.parent.mkdir(parents=True, exist_ok=True)
+        a.out.with_suffix(".json").write_text(json.dumps({**facts, "results": results, **raw}, indent=1) + "\n")
+        a.out.with_suffix(".md").write_text(table(results) + "\n")
+
+
+if __name__ == "__main__":
+    main()

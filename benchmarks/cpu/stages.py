@@ -1,0 +1,118 @@
+"""Where the time of a step goes: an engine's own kernels, timed one by one inside the step.
+
+    python benchmarks/cpu/stages.py ENGINE [--isa avx512vnni] [--batch 1,8] [--context 128] [--chunk 512] [--threads 2]
+
+The engine's program is rendered by this checkout with a clock around each kernel and each barrier; thread 0's times are
+shown, summed over the steps that run the same kernel. Each case is run several times, and the fastest run is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import subprocess
+import tempfile
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import icc
+import numpy as np
+from icc.compiler.codegen.cpu.build import compile_command
+from icc.compiler.codegen.cpu.emit import emit_source
+from icc.compiler.codegen.cpu.isa import ALL
+from icc.runtime.engine.load import Engine, open_engine
+from icc.runtime.executor import cpu as cpu_executor
+from icc.runtime.executor import library as kernel_library
+from icc.runtime.scheduler.batch import ScheduledBatch, ScheduledSequence
+
+_RUN = "step.run(c);"
+_WAIT = "h.barrier.wait();"
+_CLOCK = """#include <time.h>
+extern "C" __attribute__((visibility("default"))) double icc_times[4096][2] = {};
+static double now() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + 1e-9 * t.tv_nsec; }
+"""
+
+
+def timed_source(source: str) -> str:
+    """A rendered source with thread 0's kernel and barrier times in `icc_times[step]`."""
+    assert source.count(_RUN) == 1
+    head, tail = source.split(_RUN)
+    wait = tail.index(_WAIT)
+    tail = tail[:wait] + "const double mid = now();\n" + _WAIT + (
+        "\nif (!tid) icc_times[s][0] += mid - begin, icc_times[s][1] += now() - mid;" + tail[wait + len(_WAIT) :]
+    )  # fmt: skip
+    return _CLOCK + head + "const double begin = now();\n" + _RUN + tail
+
+
+def load_timed(engine: Path, isa_name: str, threads: int) -> tuple[cpu_executor.CpuExecutor, Engine, np.ndarray]:
+    """An executor over the timed kernels, and its array of times [steps, 2] in seconds."""
+    isa = next(i for i in ALL if i.name == isa_name)
+    opened = open_engine(engine, verify=False, isa=isa_name)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "t.cpp").write_text(timed_source(emit_source(opened.program, isa)))
+        subprocess.run(compile_command(isa, "t.cpp", "t.so", None, "-O3"), cwd=folder, check=True)
+        image = (Path(folder) / "t.so").read_bytes()
+    opened.files.read = lambda path: image  # type: ignore[method-assign]
+    executor = cpu_executor.CpuExecutor(opened, threads=threads)
+    ctypes.memset(executor._kv.address, 0x2C, executor.kv_bytes)  # untouched pages would all be one page of zeros
+    path = kernel_library._loadable_path(image)
+    raw = (ctypes.c_double * (4096 * 2)).in_dll(ctypes.CDLL(path), "icc_times")
+    return executor, opened, np.frombuffer(raw, dtype=np.float64).reshape(4096, 2)
+
+
+def decodes(count: int, context: int, blocks: int) -> list[ScheduledSequence]:
+    """`count` sequences that decode one token each."""
+    return [
+        ScheduledSequence(i, (17,), context, tuple(range(i * blocks, (i + 1) * blocks)), num_logits=1)
+        for i in range(count)
+    ]
+
+
+def show(title: str, executor, program, times: np.ndarray, batch: ScheduledBatch, runs: int) -> None:
+    """Run and print one case."""
+    best: np.ndarray | None = None
+    for _ in range(runs):
+        times[:] = 0
+        executor.step(batch)
+        if best is None or times.sum() < best.sum():
+            best = times.copy()
+    assert best is not None
+    total = best.sum()
+    print(f"\n{title}: {total * 1e3:.2f} ms, of which waiting {best[:, 1].sum() * 1e3:.2f} ms")
+    groups: dict[str, list[int]] = defaultdict(list)
+    for i, step in enumerate(program.steps):
+        groups[step.kernel].append(i)
+    for name, steps in sorted(groups.items(), key=lambda g: -best[g[1]].sum()):
+        run, wait = best[steps].sum(axis=0)
+        size = sum(program.weights[o.name].nbytes for i in steps for o in program.steps[i].inputs if o.space == "weight")
+        shown = {k: v for k, v in program.kernels[name].params.items() if k in ("k", "n", "bits", "q_heads", "d")}
+        print(f"  {name:18} x{len(steps):3}  {run * 1e3:8.3f} ms + wait {wait * 1e3:6.3f}  {100 * (run + wait) / total:5.1f} %  "
+              f"{size / max(run + wait, 1e-9) / 1e9:6.1f} GB/s  {shown}")  # fmt: skip
+
+
+def main() -> None:
+    """Parse, load, show."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engine", type=Path)
+    parser.add_argument("--isa", default="avx512vnni")
+    parser.add_argument("--batch", default="1,8")
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--chunk", default="512")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--runs", type=int, default=7)
+    a = parser.parse_args()
+    executor, opened, times = load_timed(a.engine, a.isa, a.threads)
+    blocks = -(-(a.context + 1) // executor.block_size)
+    for size in map(int, filter(None, a.batch.split(","))):
+        batch = ScheduledBatch(tuple(decodes(size, a.context, blocks)))
+        show(f"decode x{size} at {a.context}", executor, opened.program, times, batch, a.runs)
+    for length in map(int, filter(None, a.chunk.split(","))):
+        table = tuple(range(-(-length // executor.block_size)))
+        ids = tuple(np.random.default_rng(0).integers(10, 100, length).tolist())
+        batch = ScheduledBatch((ScheduledSequence(0, ids, 0, table, num_logits=1),))
+        show(f"prefill {length}", executor, opened.program, times, batch, 3)
+
+
+if __name__ == "__main__":
+    main()

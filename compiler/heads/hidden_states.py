@@ -1,0 +1,136 @@
+"""What heads are trained on: windows of tokens with the frozen model's hidden states, computed once, kept in chunks.
+
+The hidden state is the input of the LM head, the same value that the pass `insert-medusa-heads` reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ..calibration import read_text, tokenize
+from ..errors import UsageError
+
+CHUNK = 64  # windows per chunk, which is also the batch of the model
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class WindowOptions:
+    """Which windows are cut from the text.
+
+    sequences: how many at most, spread evenly. length: tokens of each. prompt: where the model writes the rest itself,
+    the tokens that it starts from; 0 keeps the text. temperature: of that writing, 0 is greedy.
+    """
+
+    sequences: int
+    length: int
+    prompt: int
+    temperature: float
+    seed: int
+
+
+def cut_windows(model_dir: Path, text: Path, bos: int | None, options: WindowOptions) -> Tensor:
+    """int64 [n, length] windows of the text, in an order drawn by the seed; each starts with `bos`, if there is one."""
+    tokenizer = model_dir / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise UsageError(f"{model_dir} has no tokenizer.json, so {text} cannot be read as tokens")
+    ids = torch.tensor(tokenize(read_text(text), tokenizer), dtype=torch.int64)
+    take = options.length - (bos is not None)
+    count = min(options.sequences, len(ids) // take)
+    if count < 2:
+        raise UsageError(f"{text} is too short: {len(ids)} tokens, two windows need {2 * take}", "give a longer text")
+    starts = torch.linspace(0, len(ids) - take, count).to(torch.int64)
+    windows = ids[starts[:, None] + torch.arange(take)]
+    if bos is not None:
+        windows = torch.cat([torch.full((count, 1), bos), windows], dim=1)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(options.seed))
+    return windows[order]
+
+
+class HiddenStates:
+    """The chunks on disk: chunk c holds `tokens` int32 [n, length] and `hidden` bf16 [n, length, hidden].
+
+    A chunk that exists is not computed again, and each depends on the seed and its number alone, so a run that was cut
+    off goes on where it stopped. Another model, text or option makes another directory.
+    """
+
+    def __init__(self, directory: Path, model: Any, windows: Tensor, options: WindowOptions) -> None:
+        facts = json.dumps([asdict(options), model.config.to_json_string()], sort_keys=True).encode()
+        digest = hashlib.sha256(facts + windows.numpy().tobytes()).hexdigest()[:16]
+        self.directory = directory / f"hidden-{digest}"
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.count = -(-len(windows) // CHUNK)
+        self._model, self._windows, self._options = model, windows, options
+
+    def fill(self, progress: Progress) -> None:
+        """Compute the chunks that are missing."""
+        for number in range(self.count):
+            progress("hidden states of the text" if not self._options.prompt else "own text", number, self.count)
+            path = self._path(number)
+            if path.is_file():
+                continue
+            windows = self._windows[number * CHUNK : (number + 1) * CHUNK].to(self._model.device)
+            if self._options.prompt:
+                torch.manual_seed(self._options.seed * 1_000_003 + number)
+                windows = continued(self._model, windows[:, : self._options.prompt], self._options)
+            hidden = hidden_states(self._model, windows)
+            partial = path.with_suffix(".partial")
+            save_file({"tokens": windows.cpu().to(torch.int32), "hidden": hidden.cpu().to(torch.bfloat16)}, partial)
+            partial.replace(path)
+
+    def chunk(self, number: int) -> tuple[Tensor, Tensor]:
+        """(tokens int64 [n, length], hidden bf16 [n, length, hidden])."""
+        found = load_file(self._path(number))
+        return found["tokens"].to(torch.int64), found["hidden"]
+
+    def batches(self, numbers: range, rows: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of `rows` windows over the chunks `numbers`, in an order drawn by the seed."""
+        source = torch.Generator().manual_seed(seed)
+        for index in torch.randperm(len(numbers), generator=source).tolist():
+            tokens, hidden = self.chunk(numbers[index])
+            order = torch.randperm(len(tokens), generator=source)
+            for start in range(0, len(tokens) - len(tokens) % rows or len(tokens), rows):
+                picked = order[start : start + rows]
+                yield tokens[picked], hidden[picked]
+
+    def _path(self, number: int) -> Path:
+        return self.directory / f"{number:05d}.safetensors"
+
+
+@torch.inference_mode()
+def hidden_states(model: Any, windows: Tensor) -> Tensor:
+    """[n, length, hidden]: the inputs of the LM head of the model on `windows` [n, length]."""
+    caught: list[Tensor] = []
+    hook = model.get_output_embeddings().register_forward_pre_hook(lambda module, args: caught.append(args[0]))
+    try:
+        model(input_ids=windows, use_cache=False)
+    finally:
+        hook.remove()
+    return caught[0]
+
+
+@torch.inference_mode()
+def continued(model: Any, prompts: Tensor, options: WindowOptions) -> Tensor:
+    """`prompts` [n, p] and what the model writes after them, [n, length]; end tokens do not end it."""
+    sampling: dict[str, Any] = {"do_sample": False}
+    if options.temperature:
+        sampling = {"do_sample": True, "temperature": options.temperature, "top_k": 0, "top_p": 1.0}
+    count = options.length - prompts.shape[1]
+    return model.generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        max_new_tokens=count,
+        min_new_tokens=count,
+        eos_token_id=None,
+        pad_token_id=0,
+        **sampling,
+    )

@@ -1,0 +1,97 @@
+"""Medusa heads: guesses of the tokens after the next, from the hidden state that the LM head reads (Cai et al. 2024).
+
+Head i is a chain of blocks x + silu(linear(x)) and an LM head, its own or the model's. What the graph gives besides the
+logits is each head's likeliest tokens, best first: drafts [T, heads * ranks].
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import fx
+
+from ...compiler.errors import HeadMismatch, PassError
+from ...compiler.graph.graph import Graph, type_of
+from ...compiler.graph.weights import Weight
+from ...compiler.ops import OPS
+from ..base import Pass, PassContext, PassResult
+from ..quantize.select import lm_heads
+
+aten = torch.ops.aten
+LINEAR, TOPK = OPS["linear"].overload, OPS["topk"].overload
+PREFIX = "medusa_head"
+RANKS = 8  # tokens that each head names
+
+
+class Head(Protocol):
+    """Weight [hidden, hidden] and bias [hidden] of each block, and the head's own LM head [vocab, hidden], if any."""
+
+    @property
+    def blocks(self) -> tuple[tuple[Weight, Weight], ...]: ...
+
+    @property
+    def lm_head(self) -> Weight | None: ...
+
+
+@dataclass(frozen=True)
+class InsertMedusaHeads(Pass):
+    """Insert `heads`; each names its `ranks` likeliest tokens. Raises HeadMismatch where they are another model's."""
+
+    heads: Sequence[Head] = ()
+    ranks: int = RANKS
+    name: ClassVar[str] = "insert-medusa-heads"
+    ensures: ClassVar[frozenset[str]] = frozenset({"drafts"})
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        if graph.drafts is not None or not self.heads:
+            return PassResult(False)
+        found = lm_heads(graph)
+        if len(found) != 1:
+            raise PassError(f"pass {self.name!r}: the logits come from {len(found)} linear layers, heads need one")
+        [lm_head] = found
+        self._check(lm_head)
+        output = next(n for n in reversed(list(graph.nodes)) if n.op == "output")
+        with graph.fx.inserting_before(output):
+            choices = [self._head(graph, lm_head, number, head) for number, head in enumerate(self.heads)]
+            drafts = graph.call(aten.cat.default, choices, 1, origin=lm_head)
+        output.args = (output.args[0], drafts)
+        graph.draft_heads = len(self.heads)
+        return PassResult(True, Counter({"medusa-heads": len(self.heads)}))
+
+    def _check(self, lm_head: fx.Node) -> None:
+        vocab, hidden = type_of(lm_head.args[1]).shape  # type: ignore[arg-type]
+        for number, head in enumerate(self.heads):
+            for layer, (weight, _) in enumerate(head.blocks):
+                if weight.shape != (hidden, hidden):
+                    raise HeadMismatch(
+                        f"{PREFIX}.{number}.{layer}.linear.weight", "hidden size", weight.shape[-1], hidden
+                    )
+            if head.lm_head is not None and head.lm_head.shape != (vocab, hidden):
+                name, (rows, width) = f"{PREFIX}.{number}.{len(head.blocks)}.weight", head.lm_head.shape
+                what = ("vocabulary", rows, vocab) if rows != vocab else ("hidden size", width, hidden)
+                raise HeadMismatch(name, *what)
+
+    def _head(self, graph: Graph, lm_head: fx.Node, number: int, head: Head) -> fx.Node:
+        """int64 [T, ranks]: the head's choices."""
+        x = lm_head.args[0]
+        for layer, (weight, bias) in enumerate(head.blocks):
+            name = f"{PREFIX}.{number}.{layer}.linear"
+            nodes = graph.add_weight(f"{name}.weight", weight), graph.add_weight(f"{name}.bias", bias)
+            inner = graph.call(LINEAR, x, *nodes)
+            gate = graph.call(aten.sigmoid.default, inner)
+            x = graph.call(aten.add.Tensor, x, graph.call(aten.mul.Tensor, inner, gate))
+        own = head.lm_head
+        if own is None:
+            shared = lm_head.args[1]
+            assert isinstance(shared, fx.Node)
+            weight = graph.add_weight(str(shared.target), graph.weight(shared))
+        else:
+            weight = graph.add_weight(f"{PREFIX}.{number}.{len(head.blocks)}.weight", own)
+        logits = graph.call(LINEAR, x, weight, None)
+        best = graph.call(TOPK, logits, min(self.ranks, type_of(logits).shape[-1]), True)
+        return graph.call(operator.getitem, best, 1)

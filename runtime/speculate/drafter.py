@@ -1,0 +1,58 @@
+"""What a drafter is: whatever guesses the next tokens of requests that decode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..generation import Generation
+from ..scheduler.batch import Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A draft, best guesses first, and how likely each is accepted by the drafter's own account."""
+
+    draft: Draft
+    chances: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A request that may draft now: at most `count` guesses; `rate` is the share of guesses at depth 1, of those at
+    depth 2 whose predecessor was right, and so on, that were right lately."""
+
+    generation: Generation
+    count: int
+    rate: float
+
+
+class Drafter(Protocol):
+    """One way to guess. Everything that it keeps of a request goes with `forget`."""
+
+    name: str
+
+    def propose(self, wishes: Sequence[Wish]) -> Mapping[int, Proposal]:
+        """Guesses by request id; requests about which the drafter knows nothing are left out."""
+        ...
+
+    def observe(self, rows: Mapping[int, int], batch_size: int) -> None:
+        """A step has run: request -> the logit row behind its newest token, for the requests that may draft next.
+
+        Called before the next step, of `batch_size` sequences, overwrites what this one computed.
+        """
+        ...
+
+    def forget(self, request_id: int) -> None:
+        """The request has ended."""
+        ...
+
+    def close(self) -> None:
+        """Free what the drafter owns."""
+        ...
+
+
+def chain_chances(length: int, rate: float) -> tuple[float, ...]:
+    """Of a chain whose guesses are each right with probability `rate` if all before are."""
+    return tuple(rate ** (depth + 1) for depth in range(length))

@@ -1,0 +1,52 @@
+"""Following a tree of guesses with what the model says: lossless, greedy or sampled.
+
+The model's own token is sampled at every node, from its own distribution and its request's own random stream, just as
+in plain decoding; as long as one of the guesses is that token, its successor is known already and the walk goes on.
+So each token is drawn from the model's distribution given the tokens before it, whatever was guessed, and a seed gives
+the tokens that it gives without speculation. This is rejection sampling over the tree (Leviathan et al. 2023; Miao et
+al. 2024) for guesses that are given, not drawn: there, guess x is accepted with probability p(x), the next sibling with
+p(x') / (1 - p(x)), and after the last a token is drawn from what is left, which are the steps of drawing from p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from ..sampler import Sample
+from ..scheduler.batch import Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What a step gave to one request: its new tokens, one more than guesses were accepted.
+
+    The last is None where the logits were not numbers. `row` is the logit row that it came from, counted from the
+    request's first.
+    """
+
+    samples: tuple[Sample | None, ...]
+    accepted: tuple[int, ...]
+    row: int
+
+
+def follow(draft: Draft | None, sample: Callable[[int], Sample | None], end_ids: Collection[int]) -> Walk:
+    """Walk the tree. `sample(row)` samples from logit row `row`: 0 is the last token's, 1 + i that of guess i."""
+    children = {} if draft is None else _children(draft)
+    samples: list[Sample | None] = []
+    accepted: list[int] = []
+    row = 0
+    while True:
+        found = sample(row)
+        samples.append(found)
+        guess = None if found is None or found.token_id in end_ids else children.get((row - 1, found.token_id))
+        if guess is None:
+            return Walk(tuple(samples), tuple(accepted), row)
+        accepted.append(guess)
+        row = 1 + guess
+
+
+def _children(draft: Draft) -> dict[tuple[int, int], int]:
+    """(parent, token) -> guess."""
+    pairs = zip(draft.parents, draft.token_ids, strict=True)
+    return {pair: guess for guess, pair in enumerate(pairs)}
