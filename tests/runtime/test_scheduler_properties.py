@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from dataclasses import replace
 
@@ -243,9 +244,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
+EXAMPLES, STEPS = map(int, os.environ.get("ICC_STATE_MACHINE", "120x40").split("x"))  # `make soak` asks for more
 TestScheduler.settings = settings(
-    max_examples=120,
-    stateful_step_count=40,
+    max_examples=EXAMPLES,
+    stateful_step_count=STEPS,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
