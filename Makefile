@@ -51,5 +51,5 @@ $(VENV)/.compile: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.compile
-	$(INSTALL) --no-build-isolation --editable '.[compile,dev]'
+	$(INSTALL) --no-build-isolation --editable '.[compile,serve,dev]'
 	@touch $@
