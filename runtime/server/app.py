@@ -63,6 +63,7 @@ def build_app(parts: Parts) -> FastAPI:
     add_page(app, parts.metrics)
     if parts.batches is not None:
         add_batches(app, parts.batches)
+    app.openapi()  # now, rather than while somebody waits
     return app
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
+from pathlib import Path
 
 import msgspec
 from fastapi import FastAPI
@@ -10,12 +10,13 @@ from fastapi.responses import Response
 
 from .metrics import Metrics
 
+_PAGE = Path(__file__).with_name("page")
 _TYPES = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 
 
 def add_page(app: FastAPI, metrics: Metrics) -> None:
     for name, kind in _TYPES.items():
-        content = files(__package__).joinpath("page", name).read_bytes()
+        content = (_PAGE / name).read_bytes()
         path = "/" if name == "index.html" else f"/{name}"
         app.add_api_route(path, _static(content, f"{kind}; charset=utf-8"), include_in_schema=False, methods=["GET"])
 

@@ -234,6 +234,11 @@ def decode(raw: bytes, kind: type[T]) -> T:
         return msgspec.convert(_whole(msgspec.json.decode(raw)), kind)
 
 
+# msgspec looks at annotations when a type is first used: now, rather than while somebody waits
+for _kind in (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest):
+    msgspec.json.Decoder(_kind)
+
+
 def _whole(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)

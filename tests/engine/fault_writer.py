@@ -71,7 +71,17 @@ def attempt(path: Path, generation: int, call: str, error: str, when: int) -> in
     os.close(ready)
     effect = "signal=KILL" if error == "KILL" else f"error={error}"
     calls = f"{call},renameat,renameat2" if call == "rename" else call
-    command = ["strace", "-f", "-q", "-p", str(child), "-e", f"trace={calls}", "-e", f"inject={calls}:{effect}:when={when}"]
+    command = [
+        "strace",
+        "-f",
+        "-q",
+        "-p",
+        str(child),
+        "-e",
+        f"trace={calls}",
+        "-e",
+        f"inject={calls}:{effect}:when={when}",
+    ]
     tracer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while "TracerPid:\t0\n" in Path(f"/proc/{child}/status").read_text():
         if tracer.poll() is not None:

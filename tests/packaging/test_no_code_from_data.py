@@ -11,9 +11,7 @@ import pytest
 from .conftest import ROOT
 
 SHIPPED = sorted(
-    file
-    for part in ("compiler", "passes", "runtime", "samples", "benchmarks")
-    for file in (ROOT / part).rglob("*.py")
+    file for part in ("compiler", "passes", "runtime", "samples", "benchmarks") for file in (ROOT / part).rglob("*.py")
 )
 MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib", "yaml", "code", "codeop", "runpy"}
 BUILTINS = {"eval", "exec", "compile", "__import__", "execfile"}

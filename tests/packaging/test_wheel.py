@@ -86,7 +86,9 @@ def test_icc_serve_says_what_is_missing(base_install: Path, engine: Path, tmp_pa
     for command in (("serve", engine), ("batch", engine, "in.jsonl", "out.jsonl")):
         done = run(base_install / "icc", *command, cwd=tmp_path, check=False)
         assert done.returncode == 3 and "Traceback" not in done.stderr and "icc[serve]" in done.stderr
-    done = run(base_install / "icc", "bench", "serve", "--url", "http://127.0.0.1:9", "--rate", "1", cwd=tmp_path, check=False)
+    done = run(
+        base_install / "icc", "bench", "serve", "--url", "http://127.0.0.1:9", "--rate", "1", cwd=tmp_path, check=False
+    )
     assert done.returncode == 1 and "Traceback" not in done.stderr  # the load tool needs no extra
 
 

@@ -6,6 +6,7 @@ counts: after token t comes t + 1. A fault strikes in the step that runs the tok
 
 from __future__ import annotations
 
+import collections
 import os
 import socket
 import sys
@@ -98,13 +99,57 @@ def worker(fd: int, fault: str, tokenizer_file: str) -> None:
         tokenizer = icc.runtime.tokenizer.Tokenizer(stream.read())
     delay = 0.02 if fault != "slow" else 0.2
     llm = LLM(manifest(), FaultyExecutor(fault, delay), tokenizer)
-    Worker(llm, Channel(socket.socket(fileno=fd))).run()
+    loop = Worker(llm, Channel(socket.socket(fileno=fd)))
+    if log := os.environ.get("ICC_WATCH_LOG"):
+        watch(log)
+    loop.run()
+
+
+def watch(log: str) -> None:
+    """Write what must not happen while requests are served to a file: RELIABILITY S1 and S10."""
+    banned = ("pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "code.")
+    network = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname")
+    known = tuple(dict.fromkeys([sys.prefix, sys.base_prefix, str(Path(icc.__file__).resolve().parent), "<frozen"]))
+    stream = open(log, "a", buffering=1)
+
+    def hook(event: str, arguments: tuple) -> None:
+        if event == "exec":  # code of an installed file is an import
+            name = arguments[0].co_filename
+            if not os.path.realpath(name).startswith(known) and not name.startswith(known):
+                stream.write(f"exec {name}\n")
+        elif event == "compile" and arguments[0] is not None and not str(arguments[1]).startswith(known):
+            if sys._getframe(1).f_code.co_filename != collections.__file__:  # named tuples of what is imported late
+                stream.write(f"compile {arguments[1]}\n")
+        elif event.startswith(banned) or event in network:
+            stream.write(f"{event} {str(arguments)[:200]}\n")
+        elif (
+            event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        ):
+            if arguments[0] not in ("/dev/null", log):
+                stream.write(f"write {arguments[0]}\n")
+
+    sys.addaudithook(hook)
+    stream.write("watching\n")
+
+
+def watch_when_ready(log: str) -> None:
+    from icc.runtime.server.core import Core
+
+    start = Core.start
+
+    async def watched(self: Core) -> None:
+        await start(self)
+        watch(log)
+
+    Core.start = watched
 
 
 def main(arguments: list[str]) -> int:
     if arguments[0] == "--worker":
         worker(int(arguments[1]), arguments[2], arguments[3])
         return 0
+    if log := os.environ.get("ICC_WATCH_LOG"):
+        watch_when_ready(log)
     from icc.runtime.server.serve import ServeOptions, serve
     from icc.runtime.server.worker_main import LoadOptions
 

@@ -17,7 +17,7 @@ from icc.runtime.errors import UsageError
 from icc.runtime.server.keys import ApiKeys
 from icc.runtime.server.serve import check_bind
 
-from .conftest import Served, running
+from .conftest import Served, StartServer, running
 
 KEY, OTHER = "a-key-of-some-length", "another-key-entirely"
 
@@ -127,6 +127,24 @@ def test_one_socket_listens_and_none_goes_out(guarded: Served) -> None:
             local = connection.laddr.port
             assert local == guarded.port, (process.cmdline(), connection)
             assert connection.status != psutil.CONN_SYN_SENT
+
+
+def test_while_it_serves_nothing_is_executed_connected_or_written(
+    start_faulty: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Audit hooks in both processes, armed once the engine is loaded."""
+    log = tmp_path / "watch"
+    monkeypatch.setenv("ICC_WATCH_LOG", str(log))
+    server = start_faulty("none")
+    server.complete(["a", "b"], max_tokens=3, n=2, logprobs=2, echo=True, temperature=3, seed=1)
+    server.chat("http://127.0.0.1:1/x {{ ''.__class__ }}", max_tokens=2, stream=True)
+    server.ask("POST", "/v1/completions", b"{" * 300)
+    server.ask("POST", "/v1/completions", {"model": "toy", "prompt": "a", "response_format": {"type": "json_object"}})
+    server.ask("GET", "/metrics")
+    server.ask("GET", "/openapi.json")
+    server.stream("a", max_tokens=50).drop()
+    server.wait_until(server.idle)
+    assert log.read_text().splitlines() == ["watching"] * 2
 
 
 SECRETS = re.compile(rb"0x[0-9a-fA-F]{6,}|Traceback|/(?:root|tmp|usr|home|work|proc)/|icc-|site-packages")
