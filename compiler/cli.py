@@ -62,6 +62,7 @@ def main(debug: bool) -> None:
 @click.option("--max-seq-len", type=int, help="Longest sequence, prompt included (default: the model's, at most 4096).")
 @click.option("--max-batch-size", default=16, show_default=True)
 @click.option("--max-step-tokens", default=512, show_default=True, help="Tokens of one step, prompts and decodes.")
+@click.option("--spec", default="none", show_default=True, help="Drafter: medusa:DIR, layer-skip:LAYERS or ngram.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--dump-passes", type=PATH, help="Write the graph after each pass into this directory.")
 @click.option("--explain", metavar="PASS", help="Print where and why a pass or rule refused.")
@@ -102,6 +103,32 @@ def tune_command(engine: Path, output: Path | None) -> None:
     finally:
         opened.close()
     click.echo(f"{file}: {len(found.tilings)} tilings measured on {found.device}; use it with ICC_TUNING={file}")
+
+
+@main.command("train-heads")
+@click.argument("model", type=PATH)
+@click.option("--text", type=PATH, required=True, help="UTF-8 text to train on.")
+@click.option("-o", "--output", type=PATH, required=True, help="Directory to write the heads to.")
+@click.option("--heads", default=4, show_default=True, help="Tokens guessed beyond the next one.")
+@click.option("--layers", default=1, show_default=True, help="Residual blocks of each head.")
+@click.option("--own-lm-head", is_flag=True, help="An LM head per head; otherwise all share the model's.")
+@click.option("--generate", is_flag=True, help="Train on what the model writes itself after the text's beginnings.")
+@click.option("--temperature", default=0.0, show_default=True, help="Of that writing; 0 is greedy.")
+@click.option("--sequences", default=4096, show_default=True, help="Windows of the text, at most.")
+@click.option("--length", default=256, show_default=True, help="Tokens of a window.")
+@click.option("--epochs", default=1, show_default=True)
+@click.option("--batch", default=8, show_default=True, help="Windows per step.")
+@click.option("--rate", default=2e-3, show_default=True, help="Peak learning rate.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--device", default="cpu", show_default=True, help="Where torch runs: cpu or cuda.")
+def train_heads_command(**options: Any) -> None:
+    """Train Medusa heads for the checkpoint directory MODEL; the same command goes on where it was cut off."""
+    from .console import ConsoleReporter, show_accuracy
+    from .heads.train import TrainHeadsOptions, train_heads
+
+    with ConsoleReporter() as reporter:
+        accuracy = train_heads(TrainHeadsOptions(**options), reporter)
+    show_accuracy(options["output"], accuracy)
 
 
 def _runtime_command(name: str, text: str) -> Callable[..., None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -71,6 +72,11 @@ def show_summary(options: CompileOptions, report: CompileReport, reporter: Repor
     table.add_row("program", f"{report.steps} steps, {report.kernels} kernels for {report.target}")
     fusions = ", ".join(f"{name} {count}" for name, count in report.fused.items() if count)
     table.add_row("rewrites", fusions or "none")
+    for tree in (report.speculation or {}).get("trees", []):
+        guesses = (
+            f"{len(tree['parents'])} guesses, {tree['expected_tokens']:.2f} tokens per step, {tree['speedup']:.2f}x"
+        )
+        table.add_row(f"batch {tree['batch']}", guesses if tree["parents"] else "no guesses: they would lose")
     if options.quant != "none":
         table.add_row("kept", "\n".join(report.kept) or "nothing: every linear is quantized")
     console.print(table)
@@ -88,6 +94,15 @@ def show_explanation(report: CompileReport, name: str) -> None:
                 console.print(f"{refusal['rule']} at {refusal['node']}: {refusal['reason']}")
         if entry["name"] == name:
             console.print(f"{name}: {entry['counts'] or 'nothing to do'}")
+
+
+def show_accuracy(output: Path, accuracy: Sequence[Sequence[float]]) -> None:
+    """The end of `icc train-heads`: on held-out text, how often the token is among each head's best."""
+    table = Table("head", *(f"top-{rank + 1}" for rank in range(len(accuracy[0]))), box=None, pad_edge=False)
+    for number, ranks in enumerate(accuracy):
+        table.add_row(str(number), *(f"{rate:.3f}" for rate in ranks))
+    Console(highlight=False).print(table)
+    print(f"heads: {output}; compile with --spec medusa:{output}")
 
 
 def show_checkpoint(model: Path) -> None:

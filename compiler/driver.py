@@ -24,6 +24,8 @@ from .graph.weights import short_dtype
 from .options import KV_DTYPES, CompileOptions, default_output
 from .progress import Reporter, SilentReporter
 from .report import CompileReport, make_report
+from .speculate.plan import SpecChoice, acceptance_of, speculation, with_speculation
+from .speculate.step_cost import measured_cost, modelled_cost
 from .targets import find_target
 
 
@@ -51,7 +53,8 @@ def compile_model(
 
 def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport:
     """Run every stage; `reporter` hears of them. Returns what report.json and the summary are made of."""
-    target = find_target(options.target)
+    target, choice = find_target(options.target), SpecChoice.parse(options.spec)
+    heads = choice.read_heads() if choice else ()
     writer.check_output(options.output, options.force)
     with reporter.stage("trace"):
         graph = load_graph(options.model, options.max_seq_len)
@@ -62,6 +65,12 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
     if options.quant != "none":
         with reporter.stage("quantize"):
             passes += _run(graph, options, context, "quantize", _quantize(options, graph, reporter))
+    acceptance: list[list[float]] = []
+    if added := pipelines.speculate(heads, choice.layers if choice else 0, options.quant, options.quant_head):
+        with reporter.stage("speculate"):
+            passes += _run(graph, options, context, "speculate", added)
+            sequences = _calibration(options, graph, reporter) if heads else ()
+            acceptance = acceptance_of(graph, sequences, reporter.progress)
     with reporter.stage("lower"):
         passes += _run(graph, options, context, "attention", pipelines.attention())
         passes += _run(graph, options, context, "fuse", pipelines.fuse())
@@ -73,8 +82,12 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
         with reporter.stage("weights"):
             writer.write_weights(stage, built.program, lowered.sources, backend.pack, reporter.progress)
         with reporter.stage("engine"):
-            report = make_report(graph, built.program, passes, context, options, target)
-            writer.write_program(stage, built.program)
+            here = heads and target.name == "native"
+            cost = measured_cost(stage, built, limits) if here else modelled_cost(graph, target)
+            found = speculation(choice, acceptance, limits.max_batch_size, limits.max_step_tokens, cost)
+            program = with_speculation(built.program, found)
+            report = make_report(graph, program, passes, context, options, target)
+            writer.write_program(stage, program)
             (stage / "report.json").write_bytes(report.to_json())
             tokenizer = writer.copy_tokenizer(stage, options.model)
             writer.copy_runtime(stage)
@@ -97,21 +110,24 @@ def _run(
 
 def _quantize(options: CompileOptions, graph: Graph, reporter: Reporter) -> list[Pass]:
     """The quantization pass; calibrated methods read and tokenize their text here."""
-    sequences: Sequence[Sequence[int]] = ()
-    if options.quant in ("awq4", "gptq4"):
-        tokenizer = options.model / "tokenizer.json"
-        calibration = load_calibration(
-            options.calib,
-            tokenizer if tokenizer.is_file() else None,
-            graph.info.vocab_size,
-            num_sequences=options.calib_sequences,
-            sequence_length=min(options.calib_length, graph.max_seq_len),
-            seed=options.seed,
-        )
-        sequences = calibration.sequences
-        if calibration.warning:
-            reporter.warn(calibration.warning)
+    sequences = _calibration(options, graph, reporter) if options.quant in ("awq4", "gptq4") else ()
     return pipelines.quantize(options.quant, options.quant_head, options.keep, sequences)
+
+
+def _calibration(options: CompileOptions, graph: Graph, reporter: Reporter) -> Sequence[Sequence[int]]:
+    """Token sequences of the calibration text."""
+    tokenizer = options.model / "tokenizer.json"
+    calibration = load_calibration(
+        options.calib,
+        tokenizer if tokenizer.is_file() else None,
+        graph.info.vocab_size,
+        num_sequences=options.calib_sequences,
+        sequence_length=min(options.calib_length, graph.max_seq_len),
+        seed=options.seed,
+    )
+    if calibration.warning:
+        reporter.warn(calibration.warning)
+    return calibration.sequences
 
 
 def weight_dtype(graph: Graph) -> str:

@@ -90,7 +90,7 @@ class VerifyError(PassError):
 
 
 class HeadMismatch(IccError):
-    """Medusa heads were made for another model. `tensor` says where it shows, `what` is "hidden size" or "vocabulary"."""
+    """Medusa heads were made for another model. `tensor` says where, `what` is "hidden size" or "vocabulary"."""
 
     exit_code = 19
 

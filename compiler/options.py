@@ -17,6 +17,7 @@ class CompileOptions:
     """Options of one compile. Limits are in tokens and sequences; None means the default for the model.
 
     quant_head: how the LM head is stored when `quant` is not none. keep: patterns of linears to leave unquantized.
+    spec: the drafter of speculative decoding, "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none".
     """
 
     model: Path
@@ -32,6 +33,7 @@ class CompileOptions:
     max_seq_len: int | None = None
     max_batch_size: int = 16
     max_step_tokens: int = 512
+    spec: str = "none"
     seed: int = 0
     dump_passes: Path | None = None
     force: bool = False

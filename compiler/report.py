@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 from torch import fx
 
@@ -21,6 +22,7 @@ from .graph.graph import Graph, TensorType
 from .graph.verify import ICC_OPS
 from .graph.weights import QuantizedWeight, RowConcat, Weight
 from .ops import OPS
+from .ops.base import Cost
 from .options import CompileOptions
 from .targets import Target
 
@@ -55,6 +57,7 @@ class CompileReport:
     quantization: list[dict[str, Any]]
     roofline: dict[str, list[RooflineRow]]
     objects: list[dict[str, Any]]
+    speculation: dict[str, Any] | None
     engine_bytes: int = field(default=0, compare=False)
 
     def to_json(self) -> bytes:
@@ -93,6 +96,7 @@ def make_report(
         quantization=[r.as_json() for r in context.quant_records],
         roofline={"decode": _roofline(graph, target, 1), "prefill_512": _roofline(graph, target, 512)},
         objects=program.plan.resources() if program.plan else [],
+        speculation=None if program.speculation is None else msgspec.to_builtins(program.speculation),
     )
 
 
@@ -104,34 +108,41 @@ def _pass_facts(report: PassReport) -> dict[str, Any]:
 def _roofline(graph: Graph, target: Target, tokens: int) -> list[RooflineRow]:
     """Per op: flops, bytes (weights in their storage type) and the least time that the target needs, for one step."""
     rows: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
+    drafts = graph.draft_nodes()
     for node in graph.nodes:
-        if node.target not in ICC_OPS:
-            continue
-        op = OPS[ICC_OPS[node.target]]
-        cost = op.cost(*(_argument(graph, a, tokens) for a in node.args)) if op.cost else None
+        cost = None if node in drafts else node_cost(graph, node, {"tokens": tokens, "logit_rows": 1})
         if cost is None:
             continue
-        moved = cost.bytes - sum(_stored_less(graph, a) for a in node.all_input_nodes if _streams(op.name))
-        row = rows[op.name]
+        row = rows[ICC_OPS[node.target]]
         row[0] += 1
         row[1] += cost.flops
-        row[2] += moved
-        row[3] += max(moved / (target.bandwidth * 1e9), cost.flops / (target.peak_f16 * 1e12))
+        row[2] += cost.bytes
+        row[3] += max(cost.bytes / (target.bandwidth * 1e9), cost.flops / (target.peak_f16 * 1e12))
     return [RooflineRow(name, int(r[0]), r[1], r[2], r[3]) for name, r in sorted(rows.items())]
+
+
+def node_cost(graph: Graph, node: fx.Node, counts: Mapping[str, int]) -> Cost | None:
+    """The work of one node for so many rows of each kind, weights as they are stored; None where it has no cost."""
+    op = OPS[ICC_OPS[node.target]] if node.target in ICC_OPS else None
+    if op is None or op.cost is None:
+        return None
+    cost = op.cost(*(_argument(graph, a, counts) for a in node.args))
+    stored_less = sum(_stored_less(graph, a) for a in node.all_input_nodes if _streams(op.name))
+    return Cost(cost.flops, cost.bytes - stored_less)
 
 
 def _streams(op: str) -> bool:
     return op in ("linear", "expert_linear")
 
 
-def _argument(graph: Graph, arg: Any, tokens: int) -> Any:
+def _argument(graph: Graph, arg: Any, counts: Mapping[str, int]) -> Any:
     if isinstance(arg, fx.Node):
         kind = arg.meta["type"]
         assert isinstance(kind, TensorType)
-        rows = () if kind.rows is None else (tokens if kind.rows == "tokens" else 1,)
+        rows = () if kind.rows is None else (counts[kind.rows],)
         return torch.empty((*rows, *kind.shape), dtype=kind.dtype, device="meta")
     if isinstance(arg, (list, tuple)):
-        return [_argument(graph, a, tokens) for a in arg]
+        return [_argument(graph, a, counts) for a in arg]
     return arg
 
 

@@ -52,10 +52,16 @@ def fuse() -> list[Pass]:
     ]
 
 
-def speculate(heads: Sequence[Any], method: str, head: str) -> list[Pass]:
-    """Draft heads, if there are any: before attention and fusion, which then treat them like the rest of the graph, and
-    after quantization, which leaves the model as it is without them; so they are quantized here, without calibration.
+def speculate(heads: Sequence[Any], layers: int, method: str, head: str) -> list[Pass]:
+    """Draft heads, or an early exit behind `layers` layers, if they are wanted.
+
+    They come before attention and fusion, which then treat them like the rest of the graph, and after quantization,
+    which leaves the model as it is without them; so heads are quantized here, without calibration.
     """
+    if layers:
+        from .speculate.insert_early_exit import InsertEarlyExit
+
+        return [InsertEarlyExit(layers)]
     if not heads:
         return []
     from .quantize.rtn import QuantizeRtn

@@ -75,6 +75,9 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-mib", type=int, help="memory for the KV cache (default: a full batch, at most 40 %% of RAM)"
     )
+    parser.add_argument(
+        "--spec", help="speculation: none, medusa, layer-skip, ngram or draft:ENGINE (default: as compiled)"
+    )
     parser.add_argument("--no-verify", action="store_true", help="do not compare files with their hashes")
 
 
@@ -87,6 +90,7 @@ def _load(arguments: argparse.Namespace):
         isa=arguments.isa,
         verify=not arguments.no_verify,
         kv_bytes=None if arguments.kv_mib is None else arguments.kv_mib << 20,
+        spec=arguments.spec,
     )
 
 
@@ -143,6 +147,7 @@ def _run(arguments: argparse.Namespace) -> int:
         load_s = time.perf_counter() - start
         prompt = arguments.prompt if arguments.ids is None else arguments.ids
         result = run_prompt(llm, prompt, params, (lambda text: None) if arguments.json else _show)
+        speculator = llm.loop.speculator
     if arguments.json:
         print(json.dumps(as_json(result, load_s), ensure_ascii=False))
     else:
@@ -155,6 +160,13 @@ def _run(arguments: argparse.Namespace) -> int:
         f"ended by {completion.finish_reason}",
         file=sys.stderr,
     )
+    if speculator is not None:
+        counts = speculator.counts
+        print(
+            f"{speculator.drafter.name}: {counts.tokens_per_step:.2f} tokens per step, "
+            f"{counts.accepted} of {counts.guesses} guesses accepted in {counts.drafts} of {counts.steps} steps",
+            file=sys.stderr,
+        )
     if completion.finish_reason == "error":
         raise IccError("the model gave logits that are not numbers", "the engine or its checkpoint may be damaged")
     return 0
@@ -171,10 +183,13 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=_int_list, default=[1], help="one or several: 1,4,8")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--prompts", metavar="FILE", help="with --spec A,B: a JSON list of texts to go on with")
     _add_load(parser)
 
 
 def _bench(arguments: argparse.Namespace) -> int:
+    if arguments.prompts is not None:
+        return _bench_spec(arguments)
     from .bench import BenchOptions, as_json, as_table, run_bench
 
     options = BenchOptions(
@@ -182,6 +197,23 @@ def _bench(arguments: argparse.Namespace) -> int:
     )
     with _load(arguments) as llm:
         results = run_bench(llm, options)
+    print(json.dumps(as_json(results)) if arguments.json else as_table(results))
+    return 0
+
+
+def _bench_spec(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from .bench_spec import SpecBenchOptions, as_json, as_table, read_prompts, run_spec_bench
+
+    names = (arguments.spec or "ngram").split(",")
+    arguments.spec = "none"
+    with _load(arguments) as llm:
+        prompts = read_prompts(llm, Path(arguments.prompts))
+        options = SpecBenchOptions(
+            names, prompts, arguments.output_tokens, arguments.batch_size, rounds=arguments.rounds
+        )
+        results = run_spec_bench(llm, options)
     print(json.dumps(as_json(results)) if arguments.json else as_table(results))
     return 0
 

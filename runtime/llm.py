@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from operator import index
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from .errors import RequestError, UsageError
 from .executor.base import Executor
 from .generation import Completion, Output
 from .params import SamplingParams
+from .speculate.choose import choose_speculator
 from .speculate.speculator import Speculator
 from .tokenizer import Tokenizer
 
@@ -34,23 +36,27 @@ def load(
     isa: str | None = None,
     verify: bool = True,
     kv_bytes: int | None = None,
+    spec: str | None = None,
 ) -> LLM:
     """Load an engine directory, ready to generate.
 
     threads: of the kernels (default: the physical cores this process may use). isa: a library of the engine by name
     instead of the best for this machine. verify: compare every file with its sha256 first. kv_bytes: memory for the KV
-    cache (default: a full batch of full sequences, within 40 % of the available memory). Errors are IccErrors.
+    cache (default: a full batch of full sequences, within 40 % of the available memory). spec: the drafter of
+    speculative decoding, "none", "medusa", "ngram", "layer-skip" or "draft:ENGINE" (default: what the engine was
+    compiled for); it changes no output. Errors are IccErrors.
     """
     device = _open_device(path)  # before the files are read: a wrong GPU shows at once
     engine = open_engine(path, verify=verify, isa=isa)
     try:
-        executor = _executor(engine, threads, kv_bytes, device)
+        executor = _executor(threads, kv_bytes, device, engine)
         tokenizer_json = engine.tokenizer_json()
         tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json)
+        speculator = choose_speculator(spec, engine, executor, partial(_executor, threads, None, device))
     except BaseException:
         engine.close()
         raise
-    return LLM(engine.manifest, executor, tokenizer, engine)
+    return LLM(engine.manifest, executor, tokenizer, engine, speculator)
 
 
 def _open_device(path: str | os.PathLike[str]) -> Cuda | None:
@@ -68,11 +74,15 @@ def _open_device(path: str | os.PathLike[str]) -> Cuda | None:
     return open_device(manifest.target, manifest.gpu)
 
 
-def _executor(engine: Engine, threads: int | None, kv_bytes: int | None, device: Cuda | None) -> Executor:
+def _executor(
+    threads: int | None, kv_bytes: int | None, device: Cuda | None, engine: Engine, section: str = ""
+) -> Executor:
     if device is None:
         from .executor.cpu import CpuExecutor
 
-        return CpuExecutor(engine, threads, kv_bytes)
+        return CpuExecutor(engine, threads, kv_bytes, section)
+    if section:
+        raise UsageError("--spec layer-skip: only CPU engines have early exits yet")
     from .executor.cuda.executor import CudaExecutor
 
     return CudaExecutor(engine, kv_bytes, device)
@@ -168,6 +178,11 @@ class LLM:
         if self.tokenizer is None:
             raise RequestError("the engine has no tokenizer", "give token ids instead of text", field="prompt")
         return self.tokenizer.encode(prompt)
+
+    def speculator(self, spec: str) -> Speculator | None:
+        """A speculator for this engine, see `load`; `loop.speculator` may be set to it between requests."""
+        assert self.engine is not None
+        return choose_speculator(spec, self.engine, self.executor, partial(_executor, None, None, None))
 
     def close(self) -> None:
         """Stop the kernels' threads and free all memory. Calling it again does nothing."""

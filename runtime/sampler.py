@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Protocol
 
 import numpy as np
@@ -82,7 +83,7 @@ class Sampler:
     def sample(self, logits: np.ndarray) -> Sample | None:
         """The next token from float32 `[vocab]` (left as it is), or None if the logits are not numbers."""
         best = int(logits.argmax())
-        if not np.isfinite(logits[best]):  # argmax finds the first NaN, if there is one
+        if not isfinite(logits[best]):  # argmax finds the first NaN, if there is one
             return None
         adjusted = self._adjust(logits)
         if adjusted is not logits:

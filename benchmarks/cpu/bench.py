@@ -48,7 +48,7 @@ class Worker:
             raise RuntimeError(f"{self.name} ended")
         return json.loads(line)
 
-    def measure(self, row: dict[str, Any], seed: int) -> float | None:
+    def measure(self, row: dict[str, Any], seed: str) -> float | None:
         """Tokens per second of one row, None where the engine cannot do it."""
         request = {"batch": row["batch"], "context": row["context"], "steps": row["steps"], "seed": seed}
         answer = self._ask(request)
@@ -74,7 +74,7 @@ def measure(config: dict[str, Any], rounds: int, threads: int) -> dict[str, Any]
         for row in config["rows"]:
             for name in row["engines"]:
                 before = read_bandwidth(threads)
-                rate = workers[name].measure(row, 1000 * number + len(name))
+                rate = workers[name].measure(row, f"{number} {row['name']}")  # prompts that no prefix cache knows
                 if number:
                     found[row["name"]].setdefault(name, []).append(rate)
                     if name == row["engines"][0]:
@@ -86,8 +86,28 @@ def measure(config: dict[str, Any], rounds: int, threads: int) -> dict[str, Any]
     return {"rates": found, "bandwidth": bandwidth, "limits": asdict(peaks)}
 
 
-def summary(row: dict[str, Any], rates: dict[str, list[float | None]], bandwidth: list[float], limit: dict[str, float]) -> dict[str, Any]:
-    """Medians, the best peer, the ratio to it, and the share of the limit that binds."""
+def work(engine: Path, row: dict[str, Any]) -> tuple[float, float]:
+    """(bytes that a decode step must read, operations per token of the products), from an engine's program."""
+    program = json.loads((engine / "program.json").read_text())
+    read: dict[str, int] = {}
+    operations = 0
+    for step in program["steps"]:
+        kernel = program["kernels"][step["kernel"]]
+        if kernel["op"] in ("linear", "linear_q") and (row["what"] == "decode" or kernel["params"]["rows"] == "tokens"):
+            operations += 2 * kernel["params"]["k"] * kernel["params"]["n"]
+        if kernel["op"] != "embedding":
+            read |= {o["name"]: program["weights"][o["name"]]["nbytes"] for o in step["inputs"] if o["space"] == "weight"}
+    kv = program["kv"]
+    item = {"f32": 4, "bf16": 2, "f16": 2, "i8": 1}[kv["dtype"]]
+    scales = 8 if kv["dtype"] == "i8" else 0
+    per_token = sum(layer["kv_heads"] * ((layer["key_dim"] + layer["value_dim"]) * item + scales) for layer in kv["layers"])
+    return sum(read.values()) + row["batch"] * per_token * (row["context"] + row["steps"] / 2), operations
+
+
+def summary(
+    row: dict[str, Any], engine: Path, rates: dict[str, list[float | None]], bandwidth: list[float], limit: dict[str, float]
+) -> dict[str, Any]:
+    """Medians, the best peer, the ratio to it, and the shares of the limits."""
     medians = {name: statistics.median(r) for name, found in rates.items() if (r := [x for x in found if x])}
     ours, *peers = [name for name in row["engines"] if name in medians]
     best = max(peers, key=lambda name: medians[name], default=None)
@@ -96,10 +116,11 @@ def summary(row: dict[str, Any], rates: dict[str, list[float | None]], bandwidth
         ratios = [a / b for a, b in zip(rates[ours], rates[best], strict=True) if a and b]
         result |= {"ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
     own = [x for x in rates[ours] if x]
+    needed, operations = work(engine, row)
     if row["what"] == "decode":
-        shares = [rate / row["batch"] * row["bytes"] / read for rate, read in zip(own, bandwidth, strict=True)]
-        result["of_bandwidth"] = statistics.median(shares)
-    result["of_peak"] = medians[ours] * row["operations"] / limit[row["peak"]]
+        shares = [rate / row["batch"] * needed / read for rate, read in zip(own, bandwidth, strict=True)]
+        result |= {"bytes": needed, "of_bandwidth": statistics.median(shares), "read": statistics.median(bandwidth)}
+    result["of_peak"] = medians[ours] * operations / limit[row["peak"]]
     return result
 
 
@@ -116,6 +137,27 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def chart(results: list[dict[str, Any]], out: Path) -> None:
+    """Bars of every engine per row, relative to the best peer."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    rows = [r for r in results if r.get("best")]
+    names = list(dict.fromkeys(name for r in rows for name in r["medians"]))
+    figure, axes = pyplot.subplots(figsize=(10, 4))
+    for i, name in enumerate(names):
+        heights = [r["medians"].get(name, 0.0) / r["medians"][r["best"]] for r in rows]
+        axes.bar([x + i * 0.8 / len(names) for x in range(len(rows))], heights, 0.8 / len(names), label=name)
+    axes.set_xticks([x + 0.4 for x in range(len(rows))], [r["name"] for r in rows], rotation=20, ha="right")
+    axes.set_ylabel("tokens/s over the best peer's")
+    axes.axhline(1.0, color="grey", linewidth=0.5)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(out, metadata={"Date": None})
+
+
 def main() -> None:
     """Measure, write JSON, table and chart."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -130,13 +172,20 @@ def main() -> None:
     used = {name for row in config["rows"] for name in row["engines"]}
     config["engines"] = {name: spec for name, spec in config["engines"].items() if name in used}
     raw = measure(config, a.rounds, a.threads)
-    results = [summary(r, raw["rates"][r["name"]], raw["bandwidth"][r["name"]], raw["limits"]) for r in config["rows"]]
+    results = [
+        summary(
+            row, Path(config["engines"][row["engines"][0]]["model"]), raw["rates"][row["name"]],
+            raw["bandwidth"][row["name"]], raw["limits"],
+        )
+        for row in config["rows"]
+    ]  # fmt: skip
     print(table(results))
     if a.out:
         facts = {"date": date.today().isoformat(), "cpu": platform.processor(), "threads": a.threads, **config.get("facts", {})}
         a.out.parent.mkdir(parents=True, exist_ok=True)
         a.out.with_suffix(".json").write_text(json.dumps({**facts, "results": results, **raw}, indent=1) + "\n")
         a.out.with_suffix(".md").write_text(table(results) + "\n")
+        chart(results, a.out.with_suffix(".svg"))
 
 
 if __name__ == "__main__":

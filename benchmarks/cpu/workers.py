@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 
 Answer = tuple[float, list[float]]
-Run = Callable[[int, int, int, int], Answer]  # (batch, context, steps, seed)
+Run = Callable[[int, int, int, str], Answer]  # (batch, context, steps, seed)
 
 
-def prompts(batch: int, context: int, seed: int) -> list[list[int]]:
+def prompts(batch: int, context: int, seed: str) -> list[list[int]]:
     """Random token ids; those of another seed share no prefix."""
     source = random.Random(seed)
     return [[source.randrange(10, 5000) for _ in range(context)] for _ in range(batch)]
@@ -54,7 +54,7 @@ def llama(model: str, threads: int, max_batch: int, max_length: int) -> Run:
             raise RuntimeError("llama_decode failed")
         lc.llama_synchronize(context_)
 
-    def run(batch: int, context: int, steps: int, seed: int) -> Answer:
+    def run(batch: int, context: int, steps: int, seed: str) -> Answer:
         assert quiet
         lc.llama_memory_clear(lc.llama_get_memory(context_), False)
         start = time.perf_counter()
@@ -85,7 +85,7 @@ def openvino(model: str, threads: int, max_batch: int, max_length: int) -> Run:
     pipe = og.ContinuousBatchingPipeline(model, scheduler, "CPU", properties, {})
     next_id = 0
 
-    def run(batch: int, context: int, steps: int, seed: int) -> Answer:
+    def run(batch: int, context: int, steps: int, seed: str) -> Answer:
         nonlocal next_id
         config = og.GenerationConfig()
         config.max_new_tokens, config.ignore_eos, config.do_sample = steps + 1, True, False
@@ -121,7 +121,7 @@ def openvino_sdpa(model: str, threads: int, max_batch: int, max_length: int) -> 
 
     pipe = og.LLMPipeline(model, "CPU", ATTENTION_BACKEND="SDPA", INFERENCE_NUM_THREADS=threads)
 
-    def run(batch: int, context: int, steps: int, seed: int) -> Answer:
+    def run(batch: int, context: int, steps: int, seed: str) -> Answer:
         if batch != 1:
             raise RuntimeError("one sequence only")
         config = og.GenerationConfig()
@@ -146,7 +146,7 @@ def onnxruntime(model: str, threads: int, max_batch: int, max_length: int) -> Ru
     config = og.Config(model)
     loaded = og.Model(config)
 
-    def run(batch: int, context: int, steps: int, seed: int) -> Answer:
+    def run(batch: int, context: int, steps: int, seed: str) -> Answer:
         params = og.GeneratorParams(loaded)
         params.set_search_options(max_length=context + steps + 2, batch_size=batch, min_length=context + steps + 2)
         generator = og.Generator(loaded, params)
@@ -170,7 +170,7 @@ def icc_(model: str, threads: int, max_batch: int, max_length: int) -> Run:
     llm = icc.load(model, threads=threads, verify=False)
     loop = llm.loop
 
-    def run(batch: int, context: int, steps: int, seed: int) -> Answer:
+    def run(batch: int, context: int, steps: int, seed: str) -> Answer:
         params = icc.SamplingParams(max_tokens=steps + 1, temperature=0.0, repetition_penalty=1.0, ignore_eos=True)
         start = time.perf_counter()
         generations = [g for ids in prompts(batch, context, seed) for g in loop.add(ids, params)]

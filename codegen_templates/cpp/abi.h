@@ -38,8 +38,8 @@ int32_t icc_abi_version(void);
 // num_blocks * total_block_bytes bytes. Starts num_threads - 1 threads, which park between steps. NULL on failure.
 void* icc_create(int32_t num_threads, const void* const* weights, void* arena, void* kv, int64_t num_blocks);
 
-// Executes the whole program once, or one of its sections (program.json, counted from 0) after a step: logit_rows are
-// then rows of that step's logits, the other fields as they were. 0 on success.
+// Executes the whole program once, or one of its sections (program.json, counted from 0). The section of draft heads
+// runs after a step: logit_rows are then rows of that step's logits, the other fields as they were. 0 on success.
 int32_t icc_step(void* handle, const struct icc_batch* batch);
 int32_t icc_section(void* handle, int32_t section, const struct icc_batch* batch);
 

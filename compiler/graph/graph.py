@@ -91,13 +91,23 @@ class Graph:
 
     @property
     def drafts(self) -> fx.Node | None:
-        """The node whose value is the choices of the draft heads, [rows, heads * ranks] integers; None without heads."""
+        """The node that gives the choices of the draft heads, [rows, heads * ranks] integers; None without heads."""
         args = next(n for n in reversed(self.fx.nodes) if n.op == "output").args
         return args[1] if len(args) > 1 else None  # type: ignore[return-value]
+
+    @property
+    def exit(self) -> fx.Node | None:
+        """The node whose value is the logits of an early exit; None without one."""
+        args = next(n for n in reversed(self.fx.nodes) if n.op == "output").args
+        return args[2] if len(args) > 2 else None  # type: ignore[return-value]
 
     def draft_nodes(self) -> set[fx.Node]:
         """The nodes that only the drafts need."""
         return set() if self.drafts is None else _ancestors(self.drafts) - _ancestors(self.output)
+
+    def exit_nodes(self) -> set[fx.Node]:
+        """The nodes that only the early exit needs."""
+        return set() if self.exit is None else _ancestors(self.exit) - _ancestors(self.output)
 
     def weight(self, node: fx.Node) -> Weight:
         """The handle behind a get_attr node."""

@@ -46,6 +46,12 @@ def interpret_drafts(graph: Graph, token_ids: Sequence[int]) -> tuple[Tensor, Te
     return logits, drafts.view(len(token_ids), graph.draft_heads, -1)
 
 
+@torch.no_grad()
+def interpret_exit(graph: Graph, token_ids: Sequence[int]) -> Tensor:
+    """The logits of the early exit, float32 [T, vocab]."""
+    return _run(graph, token_ids, None, None)[2]
+
+
 def _run(
     graph: Graph, token_ids: Sequence[int], logit_rows: Sequence[int] | None, observer: Observer | None
 ) -> list[Tensor]:

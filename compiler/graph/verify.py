@@ -79,15 +79,19 @@ def _problem(graph: Graph, node: fx.Node, seen: set[fx.Node], stage: Stage) -> s
         except Exception as error:
             return f"does not accept its operands: {str(error).splitlines()[0]}"
         return "" if inferred == node.meta["type"] else f"has type {node.meta['type']}, its operands give {inferred}"
-    if node.op == "output":
-        result = node.args[0]
-        if not isinstance(result, fx.Node) or len(result.meta["type"].shape) != 1:
-            return "must return logits with one row per token or logit row"
-        if result.meta["type"].rows == LOGIT_ROWS and graph.input("logit_rows") is None:
-            return "returns logit rows without that input"
-        drafts = node.args[1] if len(node.args) > 1 else None
-        if isinstance(drafts, fx.Node):
-            kind = type_of(drafts)
-            if len(kind.shape) != 1 or kind.dtype.is_floating_point or not graph.draft_heads:
-                return "must return drafts as one row of integers per row"
+    return _output_problem(graph, node) if node.op == "output" else ""
+
+
+def _output_problem(graph: Graph, node: fx.Node) -> str:
+    result = node.args[0]
+    if not isinstance(result, fx.Node) or len(result.meta["type"].shape) != 1:
+        return "must return logits with one row per token or logit row"
+    if result.meta["type"].rows == LOGIT_ROWS and graph.input("logit_rows") is None:
+        return "returns logit rows without that input"
+    if graph.drafts is not None:
+        kind = type_of(graph.drafts)
+        if len(kind.shape) != 1 or kind.dtype.is_floating_point or not graph.draft_heads:
+            return "must return drafts as one row of integers per row"
+    if graph.exit is not None and type_of(graph.exit) != type_of(result):
+        return "must return logits of the same type from an early exit"
     return ""

@@ -2,7 +2,10 @@
 
 Head i is `num_layers` residual blocks, x + silu(linear(x)), and an LM head:
     medusa_head.{i}.{layer}.linear.weight [hidden, hidden], medusa_head.{i}.{layer}.linear.bias [hidden]
-    medusa_head.{i}.{num_layers}.weight [vocab, hidden]     absent where the heads share the model's own LM head
+    medusa_head.{i}.{num_layers}.weight [vocab, hidden]
+Heads without an LM head share the model's, which may lie behind a projection of the head's own: a block only ever adds
+to a hidden state (silu has no large negative values), which is little freedom in front of an LM head that is given.
+    medusa_head.{i}.projection.weight [hidden, hidden]
 The prefix `medusa_head.` may be missing, as it is in the checkpoints of FasterDecoding/Medusa. config.json has
 medusa_num_heads and medusa_num_layers.
 """
@@ -28,10 +31,12 @@ MAX_HEADS, MAX_LAYERS = 16, 8
 
 @dataclass(frozen=True)
 class MedusaHead:
-    """One head: weight [hidden, hidden] and bias [hidden] of each block, and its LM head, if it has its own."""
+    """One head: weight [hidden, hidden] and bias [hidden] of each block, and its LM head, if it has its own, or its
+    projection, if it has one."""
 
     blocks: tuple[tuple[Weight, Weight], ...]
     lm_head: Weight | None
+    projection: Weight | None = None
 
 
 def read_heads(directory: Path) -> tuple[MedusaHead, ...]:
@@ -54,7 +59,8 @@ def read_heads(directory: Path) -> tuple[MedusaHead, ...]:
             (tensor(f"{i}.{layer}.linear.weight", hidden, hidden), tensor(f"{i}.{layer}.linear.bias", hidden))
             for layer in range(num_layers)
         )
-        heads.append(MedusaHead(blocks, tensors.get(f"{i}.{num_layers}.weight")))
+        projection = tensor(f"{i}.projection.weight", hidden, hidden) if f"{i}.projection.weight" in tensors else None
+        heads.append(MedusaHead(blocks, tensors.get(f"{i}.{num_layers}.weight"), projection))
     if len({head.lm_head is None for head in heads}) > 1:
         raise CheckpointError(f"{directory}: some heads have an LM head of their own and some have none")
     if not num_layers and heads[0].lm_head is None:

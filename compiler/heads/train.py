@@ -34,8 +34,8 @@ class TrainHeadsOptions:
     """What to train, on what, and for how long.
 
     own_lm_head: every head learns an LM head of its own, as in the published checkpoints; otherwise all share the
-    model's, and the file holds the blocks only. generate: the model writes all but the first quarter of each window
-    itself, at `temperature`. rate: the peak learning rate. One window in twenty is held out.
+    model's behind a projection of their own, and the file is small. generate: the model writes all but the first
+    quarter of each window itself, at `temperature`. rate: the peak learning rate. One window in twenty is held out.
     """
 
     model: Path
@@ -81,6 +81,8 @@ class Heads(nn.Module):
                 self._add(f"{i}.{layer}.linear.bias", torch.zeros(width))
             if options.own_lm_head:
                 self._add(f"{i}.{options.layers}.weight", lm_head.clone())
+            else:
+                self._add(f"{i}.projection.weight", torch.eye(width))
 
     def _add(self, name: str, value: Tensor) -> None:
         self.register_parameter(name.replace(".", "_"), nn.Parameter(value))
@@ -95,12 +97,15 @@ class Heads(nn.Module):
         for layer in range(layers):
             weight, bias = (self.get_parameter(f"{head}_{layer}_linear_{kind}") for kind in ("weight", "bias"))
             hidden = hidden + silu(linear(hidden, weight, bias))
-        lm_head = self.get_parameter(f"{head}_{layers}_weight") if self._options.own_lm_head else self._shared
-        return linear(hidden, lm_head)
+        if self._options.own_lm_head:
+            return linear(hidden, self.get_parameter(f"{head}_{layers}_weight"))
+        return linear(linear(hidden, self.get_parameter(f"{head}_projection_weight")), self._shared)
 
 
-def train_heads(options: TrainHeadsOptions, reporter: Reporter) -> list[list[float]]:
+def train_heads(options: TrainHeadsOptions, reporter: Reporter, windows: Tensor | None = None) -> list[list[float]]:
     """Train, write the heads, and return the held-out accuracy [head][rank]: the token is among the best rank + 1.
+
+    `windows`, int64 [n, length], are used as they are instead of windows of the text.
 
     Raises IccError. What is computed on the way lies in the output directory until the end, so that the same command
     goes on after it was cut off, and gives the same heads as if it had not been.
@@ -110,7 +115,8 @@ def train_heads(options: TrainHeadsOptions, reporter: Reporter) -> list[list[flo
     prompt = options.length // 4 if options.generate else 0
     window = WindowOptions(options.sequences, options.length, prompt, options.temperature, options.seed)
     with reporter.stage("text"):
-        windows = cut_windows(options.model, options.text, bos if isinstance(bos, int) else None, window)
+        if windows is None:
+            windows = cut_windows(options.model, options.text, bos if isinstance(bos, int) else None, window)
         states = HiddenStates(options.output, model, windows, window)
         states.fill(reporter.progress)
     heldout = max(1, states.count // 20)

@@ -36,8 +36,8 @@ class SelectLogitRows(Pass):
         with graph.fx.inserting_after(positions):
             rows = graph.fx.placeholder("logit_rows")
         rows.meta["type"] = TensorType(LOGIT_ROWS, (), torch.int64)
-        drafts = graph.draft_nodes()
-        tail = _tail(graph, drafts)
+        drafts, early = graph.draft_nodes(), graph.exit_nodes()
+        tail = _tail(graph, drafts | early)
         first = tail[0]
         source = _token_inputs(first)[0]
         with graph.fx.inserting_before(first):
@@ -48,7 +48,20 @@ class SelectLogitRows(Pass):
                 node.meta["type"] = infer_type(node)
         if drafts:
             _select_for_drafts(graph, drafts, rows)
-        return PassResult(True, Counter({"selected": 1 + bool(drafts)}))
+        if early:
+            _select_for_exit(graph, early, rows)
+        return PassResult(True, Counter({"selected": 1 + bool(drafts) + bool(early)}))
+
+
+def _select_for_exit(graph: Graph, early: set[fx.Node], rows: fx.Node) -> None:
+    """An early exit gives the logits of the same rows, out of a value of all tokens."""
+    region = [node for node in graph.nodes if node in early and node.op == "call_function"]
+    [source] = {n for node in region for n in _token_inputs(node) if n not in early}
+    with graph.fx.inserting_before(region[0]):
+        selected = graph.call(SELECT, source, rows, origin=source)
+    for node in region:
+        node.replace_input_with(source, selected)
+        node.meta["type"] = infer_type(node)
 
 
 def _select_for_drafts(graph: Graph, drafts: set[fx.Node], logit_rows: fx.Node) -> None:

@@ -29,13 +29,17 @@ RANKS = 8  # tokens that each head names
 
 
 class Head(Protocol):
-    """Weight [hidden, hidden] and bias [hidden] of each block, and the head's own LM head [vocab, hidden], if any."""
+    """Weight [hidden, hidden] and bias [hidden] of each block; the head's own LM head [vocab, hidden], or a projection
+    [hidden, hidden] in front of the model's, if any."""
 
     @property
     def blocks(self) -> tuple[tuple[Weight, Weight], ...]: ...
 
     @property
     def lm_head(self) -> Weight | None: ...
+
+    @property
+    def projection(self) -> Weight | None: ...
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ class InsertMedusaHeads(Pass):
         if len(found) != 1:
             raise PassError(f"pass {self.name!r}: the logits come from {len(found)} linear layers, heads need one")
         [lm_head] = found
+        if type_of(lm_head).shape[:-1].count(1) < len(type_of(lm_head).shape) - 1:
+            raise PassError(f"pass {self.name!r}: the LM head sees several vectors per token")
         self._check(lm_head)
         output = next(n for n in reversed(list(graph.nodes)) if n.op == "output")
         with graph.fx.inserting_before(output):
@@ -71,6 +77,9 @@ class InsertMedusaHeads(Pass):
                     raise HeadMismatch(
                         f"{PREFIX}.{number}.{layer}.linear.weight", "hidden size", weight.shape[-1], hidden
                     )
+            if head.projection is not None and head.projection.shape != (hidden, hidden):
+                name = f"{PREFIX}.{number}.projection.weight"
+                raise HeadMismatch(name, "hidden size", head.projection.shape[-1], hidden)
             if head.lm_head is not None and head.lm_head.shape != (vocab, hidden):
                 name, (rows, width) = f"{PREFIX}.{number}.{len(head.blocks)}.weight", head.lm_head.shape
                 what = ("vocabulary", rows, vocab) if rows != vocab else ("hidden size", width, hidden)
@@ -87,6 +96,9 @@ class InsertMedusaHeads(Pass):
             x = graph.call(aten.add.Tensor, x, graph.call(aten.mul.Tensor, inner, gate))
         own = head.lm_head
         if own is None:
+            if head.projection is not None:
+                projection = graph.add_weight(f"{PREFIX}.{number}.projection.weight", head.projection)
+                x = graph.call(LINEAR, x, projection, None)
             shared = lm_head.args[1]
             assert isinstance(shared, fx.Node)
             weight = graph.add_weight(str(shared.target), graph.weight(shared))
@@ -94,4 +106,6 @@ class InsertMedusaHeads(Pass):
             weight = graph.add_weight(f"{PREFIX}.{number}.{len(head.blocks)}.weight", own)
         logits = graph.call(LINEAR, x, weight, None)
         best = graph.call(TOPK, logits, min(self.ranks, type_of(logits).shape[-1]), True)
-        return graph.call(operator.getitem, best, 1)
+        chosen = graph.call(operator.getitem, best, 1)
+        shape = type_of(chosen).shape  # (ranks,), behind axes of size 1 where the model keeps any
+        return chosen if len(shape) == 1 else graph.call(aten.view.default, chosen, [-1, shape[-1]])

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 # The symbols of an extent, and the integers that a launch may pass.
-SIZES = ("num_tokens", "num_seqs", "num_logit_rows", "max_blocks", "num_blocks")
+SIZES = ("num_tokens", "num_seqs", "num_logit_rows", "max_blocks", "num_blocks", "num_moves")
 
 
 class Term(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,9 +61,10 @@ class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One launch of an object.
 
     An argument is "input:i" or "output:i" (an operand of the step), a field of the batch (token_ids, positions,
-    slot_mapping, seq_starts, context_lens, block_tables, logit_rows), one of `SIZES`, "kv" (the step's KV layer),
-    "scratch:offset" (bytes into the scratch area), "logits", "sampling:x" (how rows are sampled: temperature, top_k,
-    top_p, min_p, seed, counter) or "sampled:x" (what was sampled: token, logprob, top_ids, top_logprobs).
+    slot_mapping, seq_starts, context_lens, block_tables, logit_rows, tree_masks, moves), one of `SIZES`, "kv" (the
+    step's KV layer), "scratch:offset" (bytes into the scratch area), "logits", "sampling:x" (how rows are sampled:
+    temperature, top_k, top_p, min_p, seed, counter) or "sampled:x" (what was sampled: token, logprob, top_ids,
+    top_logprobs).
     """
 
     object: str

@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from .plan import LaunchPlan
+from .speculation import Speculation
 
 Param = int | float | str | bool | list[int | str | bool]
 
@@ -115,12 +116,14 @@ class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Steps [begin, end) of the program that a step leaves out, and that run on demand after it: `name` says what for.
 
-    Their "logit_rows" are some of that step's logit rows.
+    "medusa" runs after a step, and its "logit_rows" are some of that step's. "exit" is a step of its own, the early
+    exit of self-speculation: the first `shared` steps of the program, then those that give its logits.
     """
 
     name: str
     begin: int
     end: int
+    shared: int = 0
 
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -135,6 +138,16 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     vocab_size: int
     plan: LaunchPlan | None = None  # of GPU engines; a CPU engine's library walks the steps itself
     sections: list[Section] = []
+    speculation: Speculation | None = None
+
+    @property
+    def own_steps(self) -> list[Step]:
+        """The steps that run every time: those before the sections."""
+        return self.steps[: min((section.begin for section in self.sections), default=len(self.steps))]
+
+    def section(self, name: str) -> int | None:
+        """The number of the section of that name; None if there is none."""
+        return next((number for number, section in enumerate(self.sections) if section.name == name), None)
 
     def buffer(self, name: str) -> Buffer:
         """The buffer of that name; KeyError if there is none."""

@@ -14,8 +14,9 @@ class PackedBatch:
 
     token_ids, positions, slot_mapping `[T]`; seq_starts `[S+1]`; context_lens `[S]`; block_tables `[S, max_blocks]`,
     of whose row s only the first `ceil(context_lens[s] / block_size)` entries mean something; logit_rows `[L]`,
-    ascending; parents `[T]`, as indices into the batch, and -1 outside of trees of guesses. In a tree, positions tell
-    depths; a context length counts the places in the cache.
+    ascending; moves `[M, 2]`. Trees of guesses: positions tell depths, and a context length counts the places in the
+    cache; parents `[T]` are indices into the batch, -1 outside of trees; tree_masks `[T, 2]` have bit i of 64 set where
+    a token sees its sequence's token i, and no bit outside of trees.
     """
 
     def __init__(
@@ -34,18 +35,24 @@ class PackedBatch:
         self.seq_starts = allocate((max_seqs + 1,))
         self.context_lens = allocate((max_seqs,))
         self.logit_rows = allocate((max_logit_rows,))
-        self.parents = allocate((max_tokens,))
+        self.moves = allocate((max_tokens, 2))
+        self.tree_masks = allocate((max_tokens, 2))
+        self.parents = np.full(max_tokens, -1, dtype=np.int32)
         self.block_tables = allocate((max_seqs, max_blocks))  # last: only its first rows travel to a device
-        self.num_tokens = self.num_seqs = self.num_logit_rows = 0
+        self.num_tokens = self.num_seqs = self.num_logit_rows = self.num_moves = 0
         self.has_trees = False
         self._tables: list[tuple[int, ...] | None] = [None] * max_seqs  # what each row of block_tables holds
 
     def pack(self, batch: ScheduledBatch) -> None:
         """Fill the arrays. The batch must be within the limits given when they were made."""
         token = row = 0
-        self.has_trees = any(sequence.is_tree for sequence in batch.sequences)
-        if self.has_trees:
-            self.parents[: batch.num_tokens] = -1
+        self.num_moves = len(batch.moves)
+        if batch.moves:
+            self.moves[: self.num_moves] = batch.moves
+        had_trees, self.has_trees = self.has_trees, any(sequence.is_tree for sequence in batch.sequences)
+        if had_trees or self.has_trees:
+            self.parents[:] = -1
+            self.tree_masks[:] = 0
         for index, sequence in enumerate(batch.sequences):
             count = len(sequence.token_ids)
             if self._tables[index] is not sequence.block_table:  # unchanged tables are the same object
@@ -82,6 +89,10 @@ class PackedBatch:
         end = at + 1 + len(draft)
         self.positions[at + 1 : end] = np.array(draft.depths(), dtype=np.int32) + start
         self.parents[at + 1 : end] = np.array(draft.parents, dtype=np.int32) + (at + 1)
+        masks = [1]
+        for guess, parent in enumerate(draft.parents, start=1):
+            masks.append(masks[parent + 1] | 1 << guess)
+        self.tree_masks[at:end] = np.array(masks, dtype=np.uint64)[:, None].view(np.int32)
 
     def _pack_token(self, at: int, token_id: int, position: int, table: tuple[int, ...]) -> None:
         self.token_ids[at] = token_id

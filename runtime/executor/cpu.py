@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..engine.load import Engine
@@ -19,10 +21,13 @@ class CpuExecutor:
     """One library handle with its arena, KV cache and logits buffer, all allocated once.
 
     threads: of the kernels, this one included; default: the physical cores that the process may use. kv_bytes: memory
-    for the KV cache; default: enough for a full batch, within a share of the machine's memory.
+    for the KV cache; default: enough for a full batch, within a share of the machine's memory. section: run this
+    section of the program as a step, instead of the program ("exit": its first layers and the head).
     """
 
-    def __init__(self, engine: Engine, threads: int | None = None, kv_bytes: int | None = None) -> None:
+    def __init__(
+        self, engine: Engine, threads: int | None = None, kv_bytes: int | None = None, section: str = ""
+    ) -> None:
         if threads is not None and not 1 <= threads <= _MAX_THREADS:
             raise UsageError(f"threads = {threads}: must be from 1 to {_MAX_THREADS}")
         limits, program = engine.manifest.limits, engine.program
@@ -50,6 +55,8 @@ class CpuExecutor:
             self.max_step_tokens, self.max_batch_size, max_blocks, self.max_logit_rows, self.block_size
         )
         self._batch = _batch_over(self._packed, self._logits)
+        self._speculation, self._section = program.speculation, program.section("medusa")
+        self._own_section = program.section(section)
         self._weights = engine.weights  # mapped as long as kernels may read them
         weights = self._weights.addresses(program)
         self._library = library
@@ -67,10 +74,24 @@ class CpuExecutor:
         self._batch.num_seqs = packed.num_seqs
         self._batch.num_logit_rows = packed.num_logit_rows
         self._batch.parents = packed.parents.ctypes.data if packed.has_trees else None
-        moves = np.array(batch.moves, dtype=np.int32)
-        self._batch.moves, self._batch.num_moves = moves.ctypes.data, len(batch.moves)
-        self._library.step(self._handle, self._batch)
+        self._batch.num_moves = packed.num_moves
+        if self._own_section is None:
+            self._library.step(self._handle, self._batch)
+        else:
+            self._library.section(self._handle, self._own_section, self._batch)
         return self._logits[: packed.num_logit_rows]
+
+    def draft(self, rows: Sequence[int]) -> np.ndarray:
+        """What the draft heads choose behind these logit rows of the last step: int32 `[rows, heads, ranks]`."""
+        if self._handle is None or self._section is None or self._speculation is None:
+            raise UsageError("the engine is closed, or has no draft heads")
+        wanted = np.array(rows, dtype=np.int32)
+        drafts = np.empty((len(wanted), self._speculation.heads, self._speculation.ranks), dtype=np.int32)
+        batch, logit_rows = self._batch, self._batch.logit_rows
+        batch.num_logit_rows, batch.logit_rows, batch.drafts = len(wanted), wanted.ctypes.data, drafts.ctypes.data
+        self._library.section(self._handle, self._section, batch)
+        batch.logit_rows = logit_rows
+        return drafts
 
     def close(self) -> None:
         """Stop the threads and free the memory. Calling it again does nothing."""
@@ -94,4 +115,5 @@ def _batch_over(packed: PackedBatch, logits: np.ndarray) -> IccBatch:
         block_tables=packed.block_tables.ctypes.data,
         logit_rows=packed.logit_rows.ctypes.data,
         logits=logits.ctypes.data,
+        moves=packed.moves.ctypes.data,
     )

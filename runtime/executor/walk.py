@@ -44,7 +44,7 @@ class Walker:
 
     def walk(self, phase: Phase, sizes: Mapping[str, int]) -> Iterator[BoundLaunch]:
         """All launches of one step in order. sizes: the `SIZES` of the batch."""
-        steps = [(step, launch) for step in self._program.steps for launch in phase.launches[step.kernel]]
+        steps = [(step, launch) for step in self._program.own_steps for launch in phase.launches[step.kernel]]
         before = [(None, launch) for launch in phase.before]
         after = [(None, launch) for launch in phase.after]
         for step, launch in (*before, *steps, *after):

@@ -33,6 +33,11 @@ class Drafter(Protocol):
 
     name: str
 
+    @property
+    def first_rate(self) -> float:
+        """The `rate` of a request of which nothing is known yet."""
+        ...
+
     def propose(self, wishes: Sequence[Wish]) -> Mapping[int, Proposal]:
         """Guesses by request id; requests about which the drafter knows nothing are left out."""
         ...

@@ -15,22 +15,41 @@ from dataclasses import dataclass
 CREDIT = 1.0  # tokens that a new request may lose
 ALLOWANCE = 0.01  # tokens per step
 MOST_SAVED = 8.0  # tokens: what a request has won is no licence to lose it all again
-FIRST_RATE = 0.6
 MEMORY = 0.15  # weight of the newest draft in a request's rate
 LONGEST_PAUSE = 256  # steps between two probes of a request whose guesses are wrong
 SLOPE = 0.04  # of a plain step per guess, until steps with guesses have been timed
 
 
 class StepTimes:
-    """How long a step takes by its number of tokens, from the steps so far; decodes and guesses cost alike."""
+    """How long a step takes by its number of tokens, from the steps so far; with guesses, drafting included."""
 
     def __init__(self, slope: float = SLOPE) -> None:
+        self._plain, self._guessed = Curve(slope), Curve(slope)
+
+    def record(self, decodes: int, guesses: int, seconds: float) -> None:
+        """A step of one token of each of `decodes` requests, and guesses, took `seconds`."""
+        (self._guessed if guesses else self._plain).record(decodes + guesses, seconds)
+
+    def charge(self, decodes: int, guesses: int) -> float:
+        """What the guesses of a step cost: tokens that its `decodes` requests would have got in the time they add."""
+        curve = self._guessed if self._guessed.known else self._plain
+        return decodes * max(curve.seconds(decodes + guesses) / self._plain.seconds(decodes) - 1, 0.0)
+
+
+class Curve:
+    """Seconds by tokens: measured, or between the nearest measured ones, or by a slope beyond them."""
+
+    def __init__(self, slope: float) -> None:
         self._slope = slope
         self._seconds: dict[int, float] = {}
         self._sizes: list[int] = []
 
+    @property
+    def known(self) -> bool:
+        return bool(self._sizes)
+
     def record(self, tokens: int, seconds: float) -> None:
-        """A step of decodes and guesses took `seconds`; now and then one takes long for other reasons."""
+        """A measured step; now and then one takes long for other reasons."""
         old = self._seconds.get(tokens)
         if old is None:
             insort(self._sizes, tokens)
@@ -39,8 +58,7 @@ class StepTimes:
             self._seconds[tokens] = old + 0.1 * (min(seconds, 2 * old) - old)
 
     def seconds(self, tokens: int) -> float:
-        """The estimate: measured, or between the nearest measured ones, or by the slope beyond them; 1 if there are
-        none."""
+        """The estimate; a step of one token takes 1 as long as nothing is known."""
         if not self._sizes:
             return 1.0 + self._slope * (tokens - 1)
         at = bisect_left(self._sizes, tokens)
@@ -53,18 +71,13 @@ class StepTimes:
         share = (tokens - low) / (high - low)
         return self._seconds[low] * (1 - share) + self._seconds[high] * share
 
-    def charge(self, decodes: int, guesses: int) -> float:
-        """What the guesses of a step cost: tokens that its `decodes` requests would have got in the time they add."""
-        plain = self.seconds(decodes)
-        return decodes * max(self.seconds(decodes + guesses) / plain - 1, 0.0)
-
 
 @dataclass(slots=True)
 class Account:
     """One request's account: its balance in tokens, how often its guesses are right, and how long it pauses."""
 
+    rate: float
     balance: float = CREDIT
-    rate: float = FIRST_RATE
     misses: int = 0  # drafts in a row of which nothing was accepted
     pause: int = 0  # steps until it may draft again
 

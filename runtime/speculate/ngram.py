@@ -47,6 +47,7 @@ class NgramDrafter:
     """Guesses chains out of each request's own prompt and output. Costs no step of any model."""
 
     name = "ngram"
+    first_rate = 0.6
 
     def __init__(self) -> None:
         self._indices: dict[int, _Index] = {}

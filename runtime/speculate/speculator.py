@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from ..generation import Generation
 from ..scheduler.batch import Draft, ScheduledBatch
-from .drafter import Drafter, Proposal, Wish
-from .ledger import Account, StepTimes
+from .drafter import Drafter, Proposal, Wish, chain_chances
+from .ledger import SLOPE, Account, StepTimes
 
-MAX_GUESSES = 64  # of one request in one step
+MAX_GUESSES = 63  # of one request in one step: with its last token, a tree of at most 64
 
 
 @dataclass(slots=True)
@@ -35,9 +35,11 @@ class Speculator:
     `adaptive` False drafts at every step as much as the drafter gives: for measuring it.
     """
 
-    def __init__(self, drafter: Drafter, *, adaptive: bool = True, max_guesses: int = MAX_GUESSES) -> None:
+    def __init__(
+        self, drafter: Drafter, *, adaptive: bool = True, max_guesses: int = MAX_GUESSES, slope: float = SLOPE
+    ) -> None:
         self.drafter = drafter
-        self.times = StepTimes()
+        self.times = StepTimes(slope)
         self.counts = SpeculationCounts()
         self._adaptive, self._most = adaptive, max_guesses
         self._accounts: dict[int, Account] = {}
@@ -50,7 +52,8 @@ class Speculator:
             ready = account.tick()
             room = generation.params.max_tokens - len(generation.token_ids) - 1
             if room > 0 and (ready or not self._adaptive):
-                wishes.append(Wish(generation, self._most, account.rate))
+                count = min(self._worth(chain_chances(self._most, account.rate), account, len(decoding)), room)
+                wishes.append(Wish(generation, count, account.rate))
         if not wishes:
             return {}
         proposals = self.drafter.propose(wishes)
@@ -70,9 +73,9 @@ class Speculator:
     def settle(self, batch: ScheduledBatch, accepted: Mapping[int, int], seconds: float) -> None:
         """A step has run: how many guesses each of its requests got accepted, and how long it all took."""
         decodes = [s for s in batch.sequences if len(s.token_ids) == 1 + len(s.draft or ()) and s.num_logits]
-        if len(decodes) == len(batch.sequences):
-            self.times.record(batch.num_tokens, seconds)
         guesses = sum(len(s.draft) for s in decodes if s.draft)
+        if len(decodes) == len(batch.sequences):
+            self.times.record(len(decodes), guesses, seconds)
         charge = self.times.charge(len(decodes), guesses)
         for sequence in decodes:
             if sequence.request_id not in accepted:
@@ -95,23 +98,29 @@ class Speculator:
         self.drafter.forget(request_id)
 
     def _account(self, request_id: int) -> Account:
-        return self._accounts.setdefault(request_id, Account())
+        if request_id not in self._accounts:
+            self._accounts[request_id] = Account(rate=self.drafter.first_rate)
+        return self._accounts[request_id]
 
     def _may_draft_next(self, request_id: int, batch: int) -> bool:
         account = self._account(request_id)
         return account.pause <= 1 and account.balance >= self.times.charge(batch, 1) / batch
 
     def _afforded(self, request_id: int, proposal: Proposal, decodes: int) -> Draft:
-        """The guesses that are worth their cost, within what the account holds; at least one as a probe."""
+        """The guesses that are worth their cost, within what the account holds."""
+        count = self._worth(proposal.chances, self._account(request_id), decodes)
+        return proposal.draft.limited(count, len(proposal.draft))
+
+    def _worth(self, chances: Sequence[float], account: Account, decodes: int) -> int:
+        """How many of the guesses, best first, gain most above their cost; at least one, as a probe, if affordable."""
         if not self._adaptive:
-            return proposal.draft.limited(self._most, self._most)
-        balance = self._account(request_id).balance
+            return self._most
         count, best, gain = 0, 0.0, 0.0
-        for number, chance in enumerate(proposal.chances, start=1):
+        for number, chance in enumerate(chances[: self._most], start=1):
             gain += chance
             charge = self.times.charge(decodes, number)
-            if charge > balance:
+            if charge > account.balance or (chance < 0.01 and number > 1):
                 break
             if gain - charge > best or number == 1:
                 count, best = number, gain - charge
-        return proposal.draft.limited(count, len(proposal.draft))
+        return count

@@ -1,4 +1,4 @@
-"""RELIABILITY S1: nothing that is shipped turns data into code. A ban by syntax; tests/runtime/server watches it run."""
+"""RELIABILITY S1: nothing that is shipped turns data into code. A ban by syntax; the server's tests watch it run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_no_shipped_file_makes_code_of_data(file: Path) -> None:
     "source",
     [
         "import pickle", "from yaml import load", "eval(x)", "exec(x)", "compile(x, '', 'exec')", "torch.load(x)",
-        "os.system(x)", "subprocess.run(x, shell=True)", "f(shell=y)", "AutoModel.from_pretrained(x, trust_remote_code=z)",
+        "os.system(x)", "subprocess.run(x, shell=True)", "f(shell=y)", "f(trust_remote_code=z)",
         "np.load(x, allow_pickle=True)", "importlib.import_module(x)",
     ],
 )  # fmt: skip

@@ -25,6 +25,7 @@ from torch.nn.functional import silu
 class Head:
     blocks: Sequence[tuple[Weight, Weight]]
     lm_head: Weight | None = None
+    projection: Weight | None = None
 
 
 def head(number: int, layers: int = 1, own: bool = False, hidden: int = 8, vocab: int = 16) -> Head:
@@ -81,15 +82,18 @@ def expected(heads: Sequence[Head], ranks: int) -> torch.Tensor:
         y = x
         for weight, bias in one.blocks:
             y = y + silu(y @ weight.load().T + bias.load())
+        y = y if one.projection is None else y @ one.projection.load().T
         lm_head = random("head", (16, 8)) if one.lm_head is None else one.lm_head.load()
         found.append((y @ lm_head.T).topk(ranks).indices)
     return torch.stack(found, dim=1)
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_numbers(own: bool) -> None:
-    heads = (head(0, 2, own), head(1, 2, own), head(2, 2, own))
-    graph = apply(InsertMedusaHeads(heads, ranks=4), trace(model, **INPUTS)).graph
+@pytest.mark.parametrize("kind", ["shared", "own", "projected"])
+def test_numbers(kind: str) -> None:
+    heads = [head(number, 2, kind == "own") for number in range(3)]
+    for number, one in enumerate(heads if kind == "projected" else ()):
+        one.projection = Constant(random(f"p{number}", (8, 8)))
+    graph = apply(InsertMedusaHeads(tuple(heads), ranks=4), trace(model, **INPUTS)).graph
     logits, drafts = interpret_drafts(graph, IDS)
     assert torch.equal(drafts, expected(heads, 4))
     assert torch.equal(logits, interpret(trace(model, **INPUTS), IDS))
@@ -113,13 +117,13 @@ def test_heads_are_quantized_and_the_model_is_not_quantized_again() -> None:
     heads = (head(0, hidden=64, own=True),)
     inputs = {"x": "f32[T, 64]", "w": "f32[64]", "head": "f32[16, 64]"}
     graph = trace(model, **inputs)
-    run_passes(graph, pipelines.speculate(heads, "rtn4", "int8"), PassContext())
+    run_passes(graph, pipelines.speculate(heads, 0, "rtn4", "int8"), PassContext())
     quantized = {name for name, weight in graph.weights.items() if isinstance(weight, QuantizedWeight)}
     assert quantized == {"medusa_head.0.0.linear.weight", "medusa_head.0.1.weight"}
     plain = trace(model, **inputs)
-    run_passes(plain, pipelines.speculate(heads, "none", "int8"), PassContext())
+    run_passes(plain, pipelines.speculate(heads, 0, "none", "int8"), PassContext())
     assert (interpret_drafts(plain, IDS)[1][:, 0, 0] == interpret_drafts(graph, IDS)[1][:, 0, 0]).sum() > 5
-    assert pipelines.speculate((), "rtn4", "int8") == []
+    assert pipelines.speculate((), 0, "rtn4", "int8") == []
 
 
 @pytest.mark.parametrize(

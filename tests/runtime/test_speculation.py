@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from icc.runtime.engine.manifest import Manifest
 from icc.runtime.executor.fake import FakeDevice, FakeExecutor, context_hash
@@ -14,8 +18,11 @@ from icc.runtime.llm import LLM
 from icc.runtime.params import SamplingParams
 from icc.runtime.scheduler.batch import Draft
 from icc.runtime.speculate.drafter import Proposal, Wish
+from icc.runtime.speculate.ledger import MOST_SAVED, Account, StepTimes
 from icc.runtime.speculate.ngram import NgramDrafter
+from icc.runtime.speculate.second_engine import EngineDrafter
 from icc.runtime.speculate.speculator import Speculator
+from icc.runtime.speculate.verify import Walk, follow
 from icc.runtime.tokenizer import Tokenizer
 
 VOCAB = 258
@@ -26,6 +33,7 @@ class Oracle:
     """Random trees of guesses, of which a share is what the fake model says next."""
 
     name = "oracle"
+    first_rate = 0.5
 
     def __init__(self, right: float, seed: int = 0, rule: Callable[..., int] = context_hash) -> None:
         self._source, self._right, self._rule = random.Random(seed), right, rule
@@ -162,6 +170,169 @@ def test_prompt_lookup_finds_what_repeats(make_llm: MakeLLM) -> None:
     assert len(llm.executor.batches) < 15
 
 
+class Owner:
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("blocks", [200, 12])
+def test_a_second_engine_guesses(make_llm: MakeLLM, blocks: int) -> None:
+    """The same model guesses everything right, also where its memory is short; another model does no harm."""
+    params = [replace(one, ignore_eos=True) for one in PARAMS]
+    plain = make_llm().generate(PROMPTS, params)
+    for rule, least in ((context_hash, 50 if blocks == 200 else 5), (counting, 0)):
+        executor = FakeExecutor(vocab_size=VOCAB, rule=rule, num_blocks=blocks, max_step_tokens=7, max_batch_size=4)
+        owner = Owner()
+        llm = make_llm(EngineDrafter(executor, 64, owner))
+        assert llm.generate(PROMPTS, params) == plain
+        counts = llm.loop.speculator.counts
+        assert counts.accepted >= least
+        assert least == 0 or counts.accepted == counts.guesses
+        drafter = llm.loop.speculator.drafter
+        assert drafter._pool.num_available == blocks  # all requests were forgotten
+        llm.close()
+        assert owner.closed and executor.closed
+
+
 def test_guesses_in_a_score_are_not_made(make_llm: MakeLLM) -> None:
     llm = make_llm(NgramDrafter(), rule=periodic)
     assert llm.logits([1, 2, 3] * 10).argmax(1)[20] == periodic(([1, 2, 3] * 10)[:21], VOCAB)
+
+
+# -- the distribution ------------------------------------------------------------------------------------------------
+
+SMALL, DRAWS = 5, 4000
+CRITICAL = 190.0  # chi-square with 124 degrees of freedom exceeds it about once in ten thousand
+
+
+class Table(FakeExecutor):
+    """Five tokens; the logits depend on the last two."""
+
+    def _logits(self, context: list[int]) -> np.ndarray:
+        source = np.random.default_rng([SMALL, *context[-2:]])
+        return source.normal(0.0, 1.0, self.vocab_size).astype(np.float32)
+
+
+class Fixed(Oracle):
+    """The same tree behind every token: some siblings, one of them with children."""
+
+    def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
+        draft = Draft((3, 0, 4, 1, 2), (-1, -1, 1, 1, 0))
+        return {wish.generation.request_id: Proposal(draft, (0.5,) * 5) for wish in wishes}
+
+
+def chi_square(manifest: Manifest) -> float:
+    """The first tokens after a prompt, drawn many times with guesses, against the model's own probabilities."""
+    executor = Table(vocab_size=SMALL, num_blocks=64, max_step_tokens=64, max_logit_rows=64)
+    llm = LLM(manifest, executor, speculator=Speculator(Fixed(0.0), adaptive=False))
+    prompt = [1, 2]
+    params = [SamplingParams(max_tokens=7, temperature=1.0, n=16, seed=seed) for seed in range(DRAWS // 16)]
+    seen = Counter(one.token_ids[:3] for one in llm.generate([prompt] * len(params), params))
+    assert llm.loop.speculator.counts.accepted > DRAWS / 2
+    total = 0.0
+    for triple in itertools.product(range(SMALL), repeat=3):
+        chance = 1.0
+        for at in range(3):
+            weights = np.exp(executor._logits([*prompt, *triple[:at]]).astype(np.float64))
+            chance *= weights[triple[at]] / weights.sum()
+        total += (seen[triple] - DRAWS * chance) ** 2 / (DRAWS * chance)
+    return total
+
+
+def siblings(draft: Draft | None, row: int) -> list[int]:
+    """The guesses behind a logit row."""
+    pairs = [] if draft is None else zip(draft.token_ids, draft.parents, strict=True)
+    return [token for token, parent in pairs if parent == row - 1]
+
+
+def resampling(draft: Draft | None, sample: Callable[[int], Any], end_ids: Any) -> Walk:
+    """A known mistake: after a rejection the token is drawn from the model's distribution as a whole, and not from what
+    the rejected guesses have left of it."""
+
+    def again(row: int) -> Any:
+        found = sample(row)
+        guesses = siblings(draft, row)
+        return sample(row) if guesses and found.token_id not in guesses else found
+
+    return follow(draft, again, end_ids)
+
+
+def trusting(draft: Draft | None, sample: Callable[[int], Any], end_ids: Any) -> Walk:
+    """Another: the first guess is taken where the model would have drawn it only perhaps."""
+
+    def first(row: int) -> Any:
+        found = sample(row)
+        guesses = siblings(draft, row)
+        return replace(found, token_id=guesses[0]) if guesses and found.token_id == 2 else found
+
+    return follow(draft, first, end_ids)
+
+
+@pytest.mark.parametrize(("walk", "is_right"), [(follow, True), (resampling, False), (trusting, False)])
+def test_samples_have_the_models_distribution(
+    toy_manifest: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch, walk: Any, is_right: bool
+) -> None:
+    """Chi-square over the triples of a small vocabulary; two wrong implementations must fail it."""
+    monkeypatch.setattr("icc.runtime.stepping.follow", walk)
+    assert (chi_square(toy_manifest(vocab_size=SMALL, eos_token_ids=[])) < CRITICAL) == is_right
+
+
+# -- the ledger ------------------------------------------------------------------------------------------------------
+
+
+def play(account: Account, steps: int, cost: float, accept: Callable[[int], int]) -> tuple[float, int]:
+    """(time in plain steps, tokens) of a request whose drafts of four guesses cost `cost` plain steps each."""
+    time, tokens = 0.0, 0
+    for step in range(steps):
+        time += 1
+        tokens += 1
+        if account.tick() and account.balance >= cost:
+            right = accept(step)
+            time += cost
+            tokens += right
+            account.settle(4, 4, right, cost)
+    return time, tokens
+
+
+@pytest.mark.parametrize("cost", [0.02, 0.1, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("steps", [100, 1000])
+def test_a_request_that_never_accepts_costs_at_most_three_percent(cost: float, steps: int) -> None:
+    time, tokens = play(Account(0.6), steps, cost, lambda step: 0)
+    assert tokens == steps
+    assert time <= 1.03 * steps
+
+
+def test_what_pays_goes_on_and_what_stops_paying_stops() -> None:
+    account = Account(0.6)
+    time, tokens = play(account, 200, 0.4, lambda step: 2)
+    assert tokens / time > 2.0
+    time, _ = play(account, 300, 0.4, lambda step: 0)
+    assert time < 300 + MOST_SAVED + 300 * 0.02
+    time, tokens = play(account, 2000, 0.4, lambda step: 3)  # it is noticed when it pays again
+    assert tokens / time > 1.5
+
+
+def test_costs_are_measured() -> None:
+    times = StepTimes(slope=0.1)
+    assert times.charge(1, 4) == pytest.approx(0.4)
+    for _ in range(50):
+        times.record(1, 0, 1.0)
+        times.record(16, 0, 4.0)
+        times.record(1, 2, 1.1)
+        times.record(1, 8, 1.4)
+    assert times.charge(1, 8) == pytest.approx(0.4, abs=0.01)
+    assert times.charge(1, 5) == pytest.approx(0.25, abs=0.01)
+    times.record(16, 16, 8.0)
+    assert times.charge(16, 16) == pytest.approx(16.0, abs=0.01)  # each of sixteen requests waits one step longer
+
+
+def test_in_a_large_batch_that_pays_for_tokens_nobody_drafts(make_llm: MakeLLM) -> None:
+    """Where a step's time is proportional to its tokens, guesses that are wrong as often as right lose."""
+    llm = make_llm(Oracle(0.5), adaptive=True, max_batch_size=8)
+    llm.loop.speculator.times = StepTimes(slope=1000.0)
+    llm.loop.speculator.times.record = lambda decodes, guesses, seconds: None
+    assert llm.generate(PROMPTS, PARAMS) == make_llm().generate(PROMPTS, PARAMS)
+    counts = llm.loop.speculator.counts
+    assert counts.drafts < counts.steps / 8

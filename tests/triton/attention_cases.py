@@ -37,7 +37,10 @@ class Layer:
 
 @dataclass
 class Step:
-    """Sequences of (tokens before, tokens of this step); (0, 0) is a padding sequence of one token."""
+    """Sequences of (tokens before, tokens of this step); (0, 0) is a padding sequence of one token.
+
+    trees: by sequence, the parent of each token of this step but the first, where they are a tree of guesses.
+    """
 
     layer: Layer
     sequences: list[tuple[int, int]]
@@ -46,6 +49,7 @@ class Step:
     kind: str = ""  # element type of q and o: the cache's, where it is a float type
     gap: int = 3  # elements between rows of q and o
     seed: int = 0
+    trees: dict[int, list[int]] = field(default_factory=dict)
     pool: Pool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,6 +79,28 @@ class Step:
         """Where sequence `row` keeps its token at position `at`."""
         return int(self.block_tables[row, at // self.block_size]) * self.block_size + at % self.block_size
 
+    def positions(self, row: int) -> Tensor:
+        """Of the step's tokens of a sequence."""
+        before, n = self.sequences[row]
+        positions = [before]
+        for parent in self.trees.get(row, range(max(n, 1) - 1)):
+            positions.append(positions[parent] + 1)
+        return torch.tensor(positions)
+
+    def ancestors(self, row: int) -> Tensor:
+        """Boolean [n, n]: which of a tree's tokens each of them sees."""
+        seen = torch.eye(self.sequences[row][1], dtype=torch.bool)
+        for token, parent in enumerate(self.trees[row], start=1):
+            seen[token] |= seen[parent]
+        return seen
+
+    def masks(self, row: int) -> Tensor:
+        """int32 [n, 2]: the same as bits; none where there is no tree."""
+        if row not in self.trees:
+            return torch.zeros(max(self.sequences[row][1], 1), 2, dtype=torch.int32)
+        bits = [sum(1 << i for i, one in enumerate(line) if one) for line in self.ancestors(row).tolist()]
+        return torch.tensor([b - (1 << 64) * (b >> 63) for b in bits])[:, None].view(torch.int32)
+
     def kernel(self) -> Attention:
         layer, rotated = self.layer, "f32" if self.cos is not None else ""
         types = (self.kind, rotated, rotated, "f32" if layer.sinks else "", "f32" if layer.alibi else "", self.kind)
@@ -95,6 +121,8 @@ class Step:
             "seq_starts": counts.cumsum(0).to(torch.int32),
             "context_lens": torch.tensor([before + n for before, n in self.sequences], dtype=torch.int32),
             "block_tables": self.block_tables,
+            "positions": torch.cat([self.positions(row) for row in range(len(self.sequences))]).to(torch.int32),
+            "tree_masks": torch.cat([self.masks(row) for row in range(len(self.sequences))]),
         }
         sizes = {"num_tokens": self.tokens, "num_seqs": len(self.sequences), "max_blocks": self.block_tables.shape[1]}
         run_kernel(
@@ -117,19 +145,22 @@ class Step:
 
     def _attend(self, row: int, token: int, before: int, n: int) -> Tensor:
         layer, group = self.layer, self.layer.q_heads // self.layer.kv_heads
-        positions = torch.arange(before, before + n)
+        positions = self.positions(row)
+        keys = torch.cat([torch.arange(before), positions])
         q = self.q[token : token + n, : layer.q_heads * layer.key_dim].double().view(n, layer.q_heads, -1)
         if self.cos is not None and self.sin is not None:
             q = rotate(q, self.cos[positions].double(), self.sin[positions].double(), layer.rope_style)
         pairs = [self.pool.read(self.slot(row, at)) for at in range(before + n)]
         k, v = (torch.stack(x).repeat_interleave(group, 1) for x in zip(*pairs, strict=True))
         scores = torch.einsum("ihd,jhd->hij", q, k) * layer.key_dim**-0.5
-        i, j = positions[:, None], torch.arange(before + n)[None]
+        i, j = positions[:, None], keys[None]
         if layer.softcap:
             scores = layer.softcap * torch.tanh(scores / layer.softcap)
         if self.alibi is not None:
             scores = scores + self.alibi.double()[:, None, None] * (j - i)
         seen = j <= i
+        if row in self.trees:
+            seen = torch.cat([torch.ones(n, before, dtype=torch.bool), self.ancestors(row)], dim=1)
         if layer.window:
             seen = seen & (j > i - layer.window)
         if layer.chunk:

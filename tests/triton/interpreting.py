@@ -33,6 +33,7 @@ def run_kernel(
     """
     rows = outputs[0].shape[0] if outputs else inputs[0].shape[0]  # type: ignore[union-attr]
     known = {"num_tokens": rows, "num_seqs": rows, "num_logit_rows": rows, "max_blocks": 1, "num_blocks": 1}
+    known["num_moves"] = 0
     known |= sizes or {}
     values: dict[str, torch.Tensor | int] = dict(known)
     values |= {f"input:{i}": t for i, t in enumerate(inputs) if t is not None}

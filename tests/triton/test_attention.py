@@ -43,6 +43,28 @@ def test_mixed(name: str) -> None:
     check(Step(LAYERS[name], MIXED, "bf16"), False)
 
 
+# a bushy tree, one of more than 32 tokens, and one across the end of a page and of a tile, beside what has none
+TREES = {
+    0: [0, 0, 1, 1, 2, 3, 3, 6, 0, 9],
+    3: [max(0, i // 2 - i % 3) for i in range(47)],
+    4: [0, 0, 1, 2, 3, 0, 6, 7, 8],
+}
+VERIFYING = [(37, 11), (0, 19), (90, 1), (5, 48), (60, 10), (64, 5)]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_trees_of_guesses(name: str) -> None:
+    check(Step(LAYERS[name], VERIFYING, "bf16", trees=TREES), False)
+
+
+def test_trees_in_small_tiles() -> None:
+    """A tile then begins within a tree."""
+    step = Step(LAYERS["multi-query, interleaved, window"], VERIFYING, "f32", trees=TREES)
+    key = f"attention_mixed_{step.kernel().workload.key}_many"
+    tiling = {"rows": 32, "heads": 7, "tile": 16, "warps": 4, "stages": 2}
+    check(step, False, tuner=Tuner(TARGETS["h100"], {key: tiling}))
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_decode(name: str) -> None:
     check(Step(LAYERS[name], DECODE, "bf16"), True)

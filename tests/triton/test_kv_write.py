@@ -33,7 +33,7 @@ def test_kv_write(cache: str, heads: int, key_dim: int, value_dim: int, rotary: 
         table_rows=50 if rotary else 0, rope_style=style, k_stride=k.shape[1], v_stride=v.shape[1],
         types=(kind, kind, *(("f32", "f32") if rotary else ("", ""))), aligned=(False,) * 4,
     )  # fmt: skip
-    batch = {"positions": positions, "slot_mapping": slots}
+    batch = {"positions": positions, "slot_mapping": slots, "moves": torch.zeros(0, 2, dtype=torch.int32)}
     run_kernel(kernel, [k, v, cos, sin], [], shape=Shape(64, False), batch=batch, kv=pool.bytes)
 
     for i, slot in enumerate(slots.tolist()):
@@ -51,6 +51,35 @@ def test_kv_write(cache: str, heads: int, key_dim: int, value_dim: int, rotary: 
     assert (pool.bytes[untouched] == 255).all()
 
 
+@pytest.mark.parametrize("cache", ["f32", "i8"])
+@pytest.mark.parametrize(("heads", "key_dim", "value_dim"), [(1, 8, 8), (3, 24, 16)])
+def test_accepted_guesses_are_moved(cache: str, heads: int, key_dim: int, value_dim: int) -> None:
+    """More moves than are read at a time, some onto places that others leave; nothing else changes."""
+    torch.manual_seed(0)
+    pool, expected = (Pool(heads, key_dim, value_dim, cache, 8, 12) for _ in range(2))
+    for slot in range(96):
+        k, v = torch.randn(heads, key_dim), torch.randn(heads, value_dim)
+        pool.write(slot, k, v), expected.write(slot, k, v)
+    moves = [(10, 9), (12, 10), (13, 11), (15, 12), *((40 + 2 * i, 37 + i) for i in range(20))]
+    for source, target in moves:
+        block, at = divmod(target, 8)
+        for place, x in zip(expected._vectors(block), expected._vectors(source // 8), strict=True):
+            place[:, at] = x[:, source % 8]
+        if cache == "i8":
+            expected._scales(block)[:, :, at] = expected._scales(source // 8)[:, :, source % 8]
+    kind = {"i8": "bf16"}.get(cache, cache)
+    kernel = KvWrite(
+        kv_heads=heads, key_dim=key_dim, value_dim=value_dim, dtype=cache, block_size=8, k_stride=heads * key_dim,
+        v_stride=heads * value_dim, types=(kind, kind, "", ""), aligned=(True,) * 4,
+    )  # fmt: skip
+    k, v = torch.zeros(1, heads * key_dim).to(DTYPES[kind]), torch.zeros(1, heads * value_dim).to(DTYPES[kind])
+    batch = {name: torch.full((1,), -1, dtype=torch.int32) for name in ("positions", "slot_mapping")}
+    batch["moves"] = torch.tensor(moves, dtype=torch.int32)
+    sizes = {"num_moves": len(moves)}
+    run_kernel(kernel, [k, v, None, None], [], shape=Shape(64, False), batch=batch, sizes=sizes, kv=pool.bytes)
+    assert torch.equal(pool.bytes, expected.bytes)
+
+
 def test_rows_without_finite_numbers_are_marked_in_an_int8_cache() -> None:
     k, v = torch.ones(3, 8), torch.zeros(3, 8)
     k[0, 3], k[1, 5] = torch.nan, -torch.inf
@@ -59,7 +88,7 @@ def test_rows_without_finite_numbers_are_marked_in_an_int8_cache() -> None:
         kv_heads=1, key_dim=8, value_dim=8, dtype="i8", block_size=4, k_stride=8, v_stride=8,
         types=("f32", "f32", "", ""), aligned=(True,) * 4,
     )  # fmt: skip
-    batch = {name: torch.arange(3, dtype=torch.int32) for name in ("positions", "slot_mapping")}
+    batch = {name: torch.arange(3, dtype=torch.int32) for name in ("positions", "slot_mapping", "moves")}
     run_kernel(kernel, [k, v, None, None], [], shape=Shape(64, False), batch=batch, kv=pool.bytes)
     assert pool.read(0)[0].isnan().all() and pool.read(1)[0].isnan().all()
     torch.testing.assert_close(pool.read(2)[0], torch.ones(1, 8).double())

@@ -51,7 +51,14 @@ def test_every_step_is_bound(data: st.DataObject, engine: GpuEngine) -> None:
     seqs = data.draw(st.integers(1, LIMITS.max_batch_size))
     tokens = data.draw(st.one_of(st.just(seqs), st.integers(seqs, LIMITS.max_step_tokens)))
     rows = data.draw(st.integers(0, tokens))
-    sizes = {"num_tokens": tokens, "num_seqs": seqs, "num_logit_rows": rows, "max_blocks": 8, "num_blocks": 32}
+    sizes = {
+        "num_tokens": tokens,
+        "num_seqs": seqs,
+        "num_logit_rows": rows,
+        "max_blocks": 8,
+        "num_blocks": 32,
+        "num_moves": data.draw(st.integers(0, tokens)),
+    }
     phase = plan.phase(tokens, seqs)
     assert phase.max_tokens >= tokens and (not phase.decode or tokens == seqs)
     spaces = {

@@ -146,10 +146,10 @@ class LayerParams:
 
 @dataclass(frozen=True)
 class ProgramParams:
-    """The step table; sections are (begin, end), the first is the program's own."""
+    """The step table; sections are (shared, begin, end), the first is the program's own."""
 
     steps: tuple[StepParams, ...]
-    sections: tuple[tuple[int, int], ...]
+    sections: tuple[tuple[int, int, int], ...]
     layers: tuple[LayerParams, ...]
     max_inputs: int = 10
     max_outputs: int = 4
@@ -293,9 +293,8 @@ def _layers(program: Program) -> tuple[LayerParams, ...]:
     return tuple(found)
 
 
-def _sections(program: Program) -> tuple[tuple[int, int], ...]:
-    own = min((section.begin for section in program.sections), default=len(program.steps))
-    return ((0, own), *((section.begin, section.end) for section in program.sections))
+def _sections(program: Program) -> tuple[tuple[int, int, int], ...]:
+    return ((0, 0, len(program.own_steps)), *((s.shared, s.begin, s.end) for s in program.sections))
 
 
 def _header(path: str) -> str:

@@ -51,10 +51,13 @@ class Lowerer:
         self.options = options
         self.builder = ProgramBuilder()
         self.values: dict[fx.Node, Any] = {}
+        self.ends: dict[fx.Node, int] = {}  # how many records there were once a node was lowered
         self.current: fx.Node = graph.output
         self._kv_layers: dict[int, int] = {}
         self._quantized: dict[tuple[str, int, int], list[Operand]] = {}
-        self._in_output = _written_to_output(graph)
+        self._in_output = _written_to_output(graph, graph.output)
+        if graph.exit is not None:
+            self._in_output |= _written_to_output(graph, graph.exit)
         self._narrow = narrow_values(graph)
         self._tiled = self._shared_with_linear()
 
@@ -236,9 +239,9 @@ def _dense_format(weight: Weight) -> str:
     return name if name in ("f32", "bf16", "f16") else "f32"
 
 
-def _written_to_output(graph: Graph) -> set[fx.Node]:
+def _written_to_output(graph: Graph, output: fx.Node) -> set[fx.Node]:
     """Nodes that write straight into the logits: the last kernel, and elementwise kernels' sources in place."""
-    node: Any = graph.output  # fx types its arguments too widely to follow them
+    node: Any = output  # fx types its arguments too widely to follow them
     found: set[fx.Node] = set()
     while True:
         while node.target is aten.view.default and len(node.users) == 1:

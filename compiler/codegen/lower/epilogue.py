@@ -9,6 +9,7 @@ operands ("<row stride>:<column stride>"). The product's own result is then neve
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -21,10 +22,10 @@ _MAX_PARTS = 2  # products of one output tile that a kernel keeps in registers
 _MAX_EXTRAS = 3
 
 
-def fuse_epilogues(builder: ProgramBuilder, own: int) -> int:
+def fuse_epilogues(builder: ProgramBuilder, marks: Sequence[int]) -> list[int]:
     """Rewrite the builder's records; a product whose result nobody else reads vanishes into the step that reads it.
 
-    Returns how many of the first `own` records are left.
+    Returns, for each of `marks`, how many of so many first records are left.
     """
     records = builder.records
     uses = Counter(_place(o) for r in records for o in (*r.inputs, *r.outputs))
@@ -44,7 +45,7 @@ def fuse_epilogues(builder: ProgramBuilder, own: int) -> int:
                 removed.add(source)
                 break
     builder.records = [r for i, r in enumerate(records) if i not in removed]
-    return own - sum(at < own for at in removed)
+    return [mark - sum(at < mark for at in removed) for mark in marks]
 
 
 def _place(operand: Operand) -> tuple[str, str]:

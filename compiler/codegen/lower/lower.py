@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from ....runtime.engine.program import DRAFTS, KVLayout, Program, Section
+from ....runtime.engine.speculation import Speculation
 from ...errors import UnsupportedModel
 from ...graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
 from ...graph.printer import target_name
@@ -36,13 +37,19 @@ class Lowered:
 def lower(graph: Graph, options: LowerOptions) -> Lowered:
     """Lower an optimized graph and plan its memory; raises UnsupportedModel naming an op that no kernel implements."""
     low = Lowerer(graph, options)
-    drafts = graph.draft_nodes()
-    _lower_nodes(low, [node for node in graph.nodes if node not in drafts])
-    _finish_output(low)
-    own = len(low.builder.records)
+    drafts, early = graph.draft_nodes(), graph.exit_nodes()
+    _lower_nodes(low, [node for node in graph.nodes if node not in drafts | early])
+    _finish_output(low, graph.output)
+    marks = [len(low.builder.records)]
     _lower_nodes(low, [node for node in graph.nodes if node in drafts])
     _finish_drafts(low)
-    return _program(low, own)
+    marks.append(len(low.builder.records))
+    _lower_nodes(low, [node for node in graph.nodes if node in early])
+    if graph.exit is not None:
+        _finish_output(low, graph.exit)
+    shared = {n for node in early for n in node.all_input_nodes if n not in early and n in low.ends}
+    marks.append(max((low.ends[node] for node in shared), default=0))
+    return _program(low, marks)
 
 
 def _lower_nodes(low: Lowerer, nodes: Sequence[fx.Node]) -> None:
@@ -53,6 +60,7 @@ def _lower_nodes(low: Lowerer, nodes: Sequence[fx.Node]) -> None:
             low.values[node] = Placed("input", str(node.target), 0, (), (), 1, "i32", rows)
         elif node.op == "call_function":
             low.values[node] = _lower_call(low, node)
+            low.ends[node] = len(low.builder.records)
 
 
 def _lower_call(low: Lowerer, node: fx.Node) -> Any:
@@ -68,8 +76,7 @@ def _lower_call(low: Lowerer, node: fx.Node) -> Any:
     return handler(low, node)
 
 
-def _finish_output(low: Lowerer) -> None:
-    output = low.graph.output
+def _finish_output(low: Lowerer, output: fx.Node) -> None:
     value = low.placed(output)
     if value.space != "output":
         low.current = output
@@ -86,11 +93,12 @@ def _finish_drafts(low: Lowerer) -> None:
         low.copy(value, out, drafts)
 
 
-def _program(low: Lowerer, own: int) -> Lowered:
-    """`own`: the number of records of a step; those after it are the draft heads' section."""
+def _program(low: Lowerer, marks: list[int]) -> Lowered:
+    """`marks`: the number of records of a step, of those and of the draft heads' section, and of those that an early
+    exit shares with a step."""
     builder, profile = low.builder, low.options.profile
     if profile.epilogues:
-        own = fuse_epilogues(builder, own)
+        marks = fuse_epilogues(builder, marks)
     buffers = builder.live_buffers()
     offsets, arena = plan(buffers)
     kernels, steps = builder.steps(profile.typed)
@@ -105,6 +113,20 @@ def _program(low: Lowerer, own: int) -> Lowered:
         ),
         arena_bytes_per_token=arena,
         vocab_size=type_of(low.graph.output).shape[-1],
-        sections=[Section("medusa", own, len(steps))] if own < len(steps) else [],
+        sections=_sections(marks, len(steps)),
+        speculation=_heads(low.graph),
     )
     return Lowered(program, sources, [record.origin for record in builder.records])
+
+
+def _sections(marks: list[int], count: int) -> list[Section]:
+    own, heads, shared = marks
+    found = [Section("medusa", own, heads), Section("exit", heads, count, shared)]
+    return [section for section in found if section.begin < section.end]
+
+
+def _heads(graph: Graph) -> Speculation | None:
+    """How many draft heads there are and how many tokens each names; the trees come later."""
+    if graph.drafts is None:
+        return None
+    return Speculation("medusa", graph.draft_heads, type_of(graph.drafts).shape[0] // graph.draft_heads)

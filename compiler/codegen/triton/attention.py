@@ -95,8 +95,9 @@ class Attention(KvKernel):
         return split_count(self.workload, tiling, shape.max_tokens, self.span(limits), tuner)
 
     def _mixed(self, tiling: Tiling) -> LaunchSpec:
-        source = AttentionSource(self, "attention", tiling.rows, tiling.heads, tiling.tile, tiling.widest)
-        args = self._operands() + self.kv_args() + tuple(map(batch_arg, ("seq_starts", "context_lens", "block_tables")))
+        source = AttentionSource(self, "attention", tiling.rows, tiling.heads, tiling.tile, tiling.widest, trees=True)
+        names = ("seq_starts", "context_lens", "block_tables", "positions", "tree_masks")
+        args = self._operands() + self.kv_args() + tuple(map(batch_arg, names))
         tiles = Extent(0, (Term("num_tokens", tiling.rows // tiling.heads), Term("num_seqs")))
         grid = (tiles, Extent(self.kv_heads * source.head_parts), ONE)
         return LaunchSpec(
@@ -137,7 +138,8 @@ class AttentionSource:
     """What the template of a mixed or decode kernel is rendered for.
 
     A program has `rows` (token, head) pairs of `heads` query heads, and takes `tile` keys at a time; no product is
-    wider than `widest`. split: the keys of a sequence are shared between programs.
+    wider than `widest`. split: the keys of a sequence are shared between programs. trees: sequences may verify trees of
+    guesses.
     """
 
     layer: Attention
@@ -147,6 +149,7 @@ class AttentionSource:
     tile: int
     widest: int = 256
     split: bool = False
+    trees: bool = False
 
     @property
     def head_parts(self) -> int:

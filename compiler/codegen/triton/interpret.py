@@ -166,7 +166,7 @@ class InterpretExecutor:
             tokens = seqs = count = phase.max_tokens
             packed.pad_decodes(tokens)
         sizes = {
-            "num_tokens": tokens, "num_seqs": seqs, "num_logit_rows": count,
+            "num_tokens": tokens, "num_seqs": seqs, "num_logit_rows": count, "num_moves": packed.num_moves,
             "max_blocks": packed.block_tables.shape[1], "num_blocks": self.num_blocks,
         }  # fmt: skip
         for bound in self._walker.walk(phase, sizes):

@@ -12,7 +12,7 @@ from ....runtime.engine.program import ITEM_SIZE, KVLayer, KVLayout
 from ..errors import CodegenError
 from ..render import render
 from .lines import power_of_two
-from .spec import ELEMENTS, Arg, LaunchSpec, Shape, TritonKernel, batch_arg, size_arg
+from .spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, TritonKernel, batch_arg, size_arg
 from .tiles import Tuner
 
 _ROWS = 16  # (token, head) pairs that one program writes
@@ -117,7 +117,7 @@ class KvKernel(TritonKernel):
 
 @dataclass(frozen=True, kw_only=True)
 class KvWrite(KvKernel):
-    """Operands k, v, cos, sin -> none: rotates k and stores both at slot_mapping."""
+    """Operands k, v, cos, sin -> none: moves accepted guesses, then rotates k and stores both at slot_mapping."""
 
     template: ClassVar[str] = "triton/kv_write.py.jinja"
     entry: ClassVar[str] = "kv_write"
@@ -142,4 +142,9 @@ class KvWrite(KvKernel):
         args += (batch_arg("positions"), batch_arg("slot_mapping"), size_arg("num_tokens"))
         parts = -(-self.kv_heads // self.heads_per_program)
         grid = (extent("num_tokens", self.tokens_per_program), Extent(parts), Extent(1))
-        return (LaunchSpec(render(self.template, self), self.entry, args, grid),)
+        moves = (*self.kv_args(), batch_arg("moves"), size_arg("num_moves"))
+        heads_if_any = extent("num_moves", 1 << 30, self.kv_heads)
+        return (
+            LaunchSpec(render("triton/kv_move.py.jinja", self), "kv_move", moves, (heads_if_any, ONE, ONE)),
+            LaunchSpec(render(self.template, self), self.entry, args, grid),
+        )

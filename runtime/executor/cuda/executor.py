@@ -112,13 +112,13 @@ class CudaExecutor:
         inputs.fill(batch, rows)
         packed, count = inputs.packed, batch.num_logit_rows
         phase = self.plan.phase(packed.num_tokens, packed.num_seqs)
-        if phase.decode and count == packed.num_seqs:
+        if phase.decode and count == packed.num_seqs and not batch.moves:
             inputs.pad_decodes(phase.max_tokens)
             inputs.send(phase.max_tokens)
             cuda.launch_graph(self._graphs[phase.max_tokens])
         else:
             inputs.send(packed.num_seqs)
-            self._walk(phase, self._sizes(packed.num_tokens, packed.num_seqs, count))
+            self._walk(phase, self._sizes(packed.num_tokens, packed.num_seqs, count, packed.num_moves))
         if count:
             outputs.fetch(count)
         host_samples = None in rows or not count
@@ -145,9 +145,9 @@ class CudaExecutor:
         inputs.send(inputs.packed.num_seqs)
         return self._sizes(batch.num_tokens, len(batch.sequences), batch.num_logit_rows)
 
-    def _sizes(self, tokens: int, seqs: int, rows: int) -> Mapping[str, int]:
+    def _sizes(self, tokens: int, seqs: int, rows: int, moves: int = 0) -> Mapping[str, int]:
         return {
-            "num_tokens": tokens, "num_seqs": seqs, "num_logit_rows": rows,
+            "num_tokens": tokens, "num_seqs": seqs, "num_logit_rows": rows, "num_moves": moves,
             "max_blocks": self._inputs[0].packed.block_tables.shape[1], "num_blocks": self.num_blocks,
         }  # fmt: skip
 

@@ -12,7 +12,10 @@ from ..sampling import TOP_LOGPROBS, Sampled, SamplingRow
 from .driver import Cuda
 from .memory import ALIGN, PinnedArrays
 
-_BATCH = ("token_ids", "positions", "slot_mapping", "seq_starts", "context_lens", "logit_rows", "block_tables")
+_BATCH = (
+    "token_ids", "positions", "slot_mapping", "seq_starts", "context_lens", "logit_rows", "moves", "tree_masks",
+    "block_tables",
+)  # fmt: skip
 _GREEDY = SamplingRow(0.0, 0, 1.0, 0.0, 0, 0)
 
 
@@ -64,7 +67,8 @@ class StepInputs:
 def input_bytes(limits: Sequence[int]) -> int:
     """Bytes of the arrays of one step."""
     max_tokens, max_seqs, max_blocks, max_rows = limits
-    counts = [*[max_rows] * 5, 2 * max_rows, *[max_tokens] * 3, max_seqs + 1, max_seqs, max_rows, max_seqs * max_blocks]
+    counts = [*[max_rows] * 5, 2 * max_rows, *[max_tokens] * 3, max_seqs + 1, max_seqs, max_rows]
+    counts += [2 * max_tokens, 2 * max_tokens, max_seqs * max_blocks]
     return sum(4 * count + ALIGN for count in counts)
 
 

@@ -18,9 +18,9 @@ static const Step STEPS[] = {
 };
 constexpr int NUM_STEPS = 2;
 
-// Steps [begin, end): first the program's own, then its sections.
-struct Section { int begin, end; };
-static const Section SECTIONS[] = {{0, 2}, };
+// Steps [0, shared), then [begin, end): first the program's own, then its sections.
+struct Section { int shared, begin, end; };
+static const Section SECTIONS[] = {{0, 0, 2}, };
 constexpr int NUM_SECTIONS = 1;
 
 struct Handle {
@@ -54,11 +54,12 @@ static void walk(Handle& h, int tid) {
     Ctx c;
     c.batch = h.batch, c.tid = tid, c.threads = h.threads, c.scratch = h.scratch[tid], c.shared = h.shared;
     c.barrier = &h.barrier;
-    const Section section = h.section;  // a late thread ends this loop while the next call already writes it
-    for (int s = section.begin; s < section.end; ++s) {
+    const Section at = h.section;  // a late thread ends this loop while the next call already writes it
+    for (int i = 0; i < at.shared + at.end - at.begin; ++i) {
+        const int s = i < at.shared ? i : at.begin + i - at.shared;
         const Step& step = STEPS[s];
-        for (int i = 0; i < 10; ++i) c.in[i] = resolve(h, step.in[i]);
-        for (int i = 0; i < 4; ++i) c.out[i] = resolve(h, step.out[i]);
+        for (int o = 0; o < 10; ++o) c.in[o] = resolve(h, step.in[o]);
+        for (int o = 0; o < 4; ++o) c.out[o] = resolve(h, step.out[o]);
         c.kv = h.kv + h.num_blocks * step.kv_offset;
         c.kv_block_bytes = step.kv_block_bytes;
         c.next = &h.next[s];

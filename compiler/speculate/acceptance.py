@@ -1,0 +1,36 @@
+"""How often the heads are right: per head and rank, on calibration text, through the reference interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..graph.graph import Graph
+from ..graph.interpret import interpret_drafts
+
+Progress = Callable[[str, int, int], None]
+
+
+def measure_acceptance(graph: Graph, sequences: Sequence[Sequence[int]], progress: Progress) -> list[list[float]]:
+    """acceptance[head][rank]: the share of places where that choice of head i is the model's own greedy token i + 2
+    places on, among those where the text went as the model would have until there. Falls with the rank.
+    """
+    hits = torch.zeros(0)
+    counts = torch.zeros(graph.draft_heads)
+    for number, tokens in enumerate(sequences):
+        progress("acceptance of the heads", number, len(sequences))
+        logits, drafts = interpret_drafts(graph, tokens)
+        greedy = logits.argmax(-1)  # greedy[t] follows token t
+        agrees = greedy[:-1] == torch.tensor(list(tokens[1:]))
+        if not len(hits):
+            hits = torch.zeros(graph.draft_heads, drafts.shape[-1])
+        for head in range(graph.draft_heads):
+            ahead = head + 1
+            places = len(tokens) - ahead
+            along = torch.stack([agrees[step : step + places] for step in range(ahead)]).all(0)
+            right = drafts[:places, head] == greedy[ahead:, None]
+            hits[head] += right[along].sum(0)
+            counts[head] += along.sum()
+    rates = hits / counts.clamp(min=1)[:, None]
+    return [[round(float(rate), 4) for rate in head.sort(descending=True).values] for head in rates]

@@ -1,0 +1,70 @@
+"""`--spec` at compile time: which drafter the engine is for, its heads, and its trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ...runtime.engine.program import Program
+from ...runtime.engine.speculation import Speculation
+from ..errors import UsageError
+from ..graph.graph import Graph
+from ..heads.head_files import MedusaHead, read_heads
+from .acceptance import Progress, measure_acceptance
+from .tree import MAX_GUESSES, Cost, choose_tree
+
+SEQUENCES = 8  # of the calibration text, on which acceptance is measured
+
+
+@dataclass(frozen=True)
+class SpecChoice:
+    """What `--spec` asked for: a drafter, for medusa the directory of its heads, for layer-skip its layers."""
+
+    drafter: str
+    heads: Path | None = None
+    layers: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> SpecChoice | None:
+        """`none`, `ngram`, `medusa:DIR` or `layer-skip:LAYERS`; UsageError for anything else."""
+        drafter, _, value = text.partition(":")
+        if drafter in ("", "none"):
+            return None
+        layers = int(value) if drafter == "layer-skip" and value.isascii() and value.isdigit() else 0
+        known = {"medusa": bool(value), "ngram": not value, "layer-skip": layers > 0}
+        if not known.get(drafter):
+            hint = "give medusa:DIR, layer-skip:LAYERS, ngram or none"
+            raise UsageError(f"--spec {text!r} is not known at compile time", hint)
+        return cls(drafter, Path(value) if drafter == "medusa" else None, layers)
+
+    def read_heads(self) -> tuple[MedusaHead, ...]:
+        """The heads to insert, none for other drafters."""
+        return () if self.heads is None else read_heads(self.heads)
+
+
+def speculation(
+    choice: SpecChoice | None, acceptance: Sequence[Sequence[float]], max_batch_size: int, step_tokens: int, cost: Cost
+) -> Speculation | None:
+    """What program.json says: the drafter and, for heads, one tree per power of two of requests."""
+    if choice is None:
+        return None
+    if not acceptance:
+        return Speculation(choice.drafter)
+    batches = sorted({min(2**power, max_batch_size) for power in range(max_batch_size.bit_length() + 1)})
+    trees = [choose_tree(acceptance, b, cost, min(MAX_GUESSES, step_tokens // b - 1)) for b in batches]
+    slope = max(0.0, (cost(1, 15) / cost(1, 0) - 1) / 15)
+    rates = [list(head) for head in acceptance]
+    return Speculation(choice.drafter, len(rates), len(rates[0]), rates, trees, round(slope, 4))
+
+
+def with_speculation(program: Program, found: Speculation | None) -> Program:
+    """The program that says so."""
+    return program if found is None else msgspec.structs.replace(program, speculation=found)
+
+
+def acceptance_of(graph: Graph, sequences: Sequence[Sequence[int]], progress: Progress) -> list[list[float]]:
+    """Measured where the graph has heads."""
+    return measure_acceptance(graph, sequences[:SEQUENCES], progress) if graph.draft_heads else []

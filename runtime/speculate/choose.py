@@ -1,0 +1,68 @@
+"""`--spec` at run time: from its text, or the engine's own choice, to a speculator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..engine.load import Engine, open_engine
+from ..errors import UsageError
+from ..executor.base import Executor
+from .drafter import Drafter
+from .medusa import HeadsExecutor, MedusaDrafter
+from .ngram import NgramDrafter
+from .second_engine import EngineDrafter
+from .speculator import Speculator
+
+NONE, EXIT = "none", "exit"
+MakeExecutor = Callable[[Engine, str], Executor]  # of an engine, and the section that it runs as a step, if any
+
+
+def choose_speculator(
+    spec: str | None, engine: Engine, executor: Executor, make_executor: MakeExecutor
+) -> Speculator | None:
+    """The speculator for `spec`: "none", "medusa", "ngram", "draft:ENGINE" or "layer-skip"; None is what the engine was
+    compiled for.
+
+    `make_executor` runs a second engine. UsageError if `spec` is unknown, or the engine lacks what it needs.
+    """
+    own = engine.program.speculation
+    chosen = spec if spec is not None else own.drafter if own is not None else NONE
+    if chosen == NONE:
+        return None
+    drafter = _drafter(chosen, engine, executor, make_executor)
+    return Speculator(drafter) if own is None else Speculator(drafter, slope=own.slope)
+
+
+def _drafter(chosen: str, engine: Engine, executor: Executor, make_executor: MakeExecutor) -> Drafter:
+    own = engine.program.speculation
+    name, _, path = chosen.partition(":")
+    if chosen == "ngram":
+        return NgramDrafter()
+    if chosen == "medusa":
+        if own is None or not own.heads or not isinstance(executor, HeadsExecutor):
+            raise UsageError("--spec medusa: the engine has no Medusa heads", "compile it with --spec medusa:DIR")
+        return MedusaDrafter(executor, own)
+    if name == "draft" and path:
+        return _second_engine(path, engine, make_executor)
+    if chosen == "layer-skip":
+        if engine.program.section(EXIT) is None:
+            raise UsageError("--spec layer-skip: the engine has no early exit", "compile it with --spec layer-skip:N")
+        found = EngineDrafter(make_executor(engine, EXIT), engine.manifest.limits.max_seq_len)
+        found.name = chosen
+        return found
+    raise UsageError(f"--spec {chosen!r} is unknown", "give none, medusa, layer-skip, ngram or draft:ENGINE")
+
+
+def _second_engine(path: str, engine: Engine, make_executor: MakeExecutor) -> EngineDrafter:
+    """The drafter of another engine, which must speak the same tokens."""
+    second = open_engine(path)
+    try:
+        ours, theirs = engine.manifest.model.vocab_size, second.manifest.model.vocab_size
+        if ours != theirs:
+            raise UsageError(f"--spec draft: {path} has a vocabulary of {theirs} tokens, the engine has {ours}")
+        if engine.tokenizer_json() != second.tokenizer_json():
+            raise UsageError(f"--spec draft: {path} has another tokenizer than the engine")
+        return EngineDrafter(make_executor(second, ""), second.manifest.limits.max_seq_len, second)
+    except BaseException:
+        second.close()
+        raise

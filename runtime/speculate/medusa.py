@@ -1,0 +1,64 @@
+"""Medusa heads of the engine itself: what they choose behind a step's newest token fills the static tree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from ..engine.speculation import DraftTree, Speculation
+from ..scheduler.batch import Draft
+from .drafter import Proposal, Wish
+
+
+@runtime_checkable
+class HeadsExecutor(Protocol):
+    """An executor whose engine has draft heads."""
+
+    def draft(self, rows: Sequence[int]) -> np.ndarray:
+        """The heads' choices behind these logit rows of the last step: int32 `[rows, heads, ranks]`."""
+        ...
+
+
+class MedusaDrafter:
+    """Fills the tree that the compiler chose for the batch size; none where it expects that drafting loses."""
+
+    name = "medusa"
+
+    def __init__(self, executor: HeadsExecutor, speculation: Speculation) -> None:
+        self._executor, self._speculation = executor, speculation
+        self._drafts: dict[int, tuple[DraftTree, np.ndarray]] = {}
+
+    def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
+        found: dict[int, Proposal] = {}
+        for wish in wishes:
+            request_id = wish.generation.request_id
+            if request_id in self._drafts:
+                tree, choices = self._drafts.pop(request_id)
+                tokens = tuple(choices[tree.gather].tolist())
+                factor = wish.rate / self.first_rate
+                chances = [chance * factor**depth for chance, depth in zip(tree.chances, tree.depths, strict=True)]
+                found[request_id] = Proposal(Draft(tokens, tuple(tree.parents)), tuple(chances))
+        return found
+
+    @property
+    def first_rate(self) -> float:
+        """What the calibration text says of the first guess and its siblings."""
+        tree = self._speculation.tree(1)
+        if tree is None:
+            return 1.0
+        return sum(chance for chance, depth in zip(tree.chances, tree.depths, strict=True) if depth == 1)
+
+    def observe(self, rows: Mapping[int, int], batch_size: int) -> None:
+        self._drafts.clear()
+        tree = self._speculation.tree(batch_size)
+        if tree is not None and rows:
+            choices = self._executor.draft(list(rows.values())).reshape(len(rows), -1)
+            self._drafts = {request_id: (tree, own) for request_id, own in zip(rows, choices, strict=True)}
+
+    def forget(self, request_id: int) -> None:
+        self._drafts.pop(request_id, None)
+
+    def close(self) -> None:
+        self._drafts.clear()

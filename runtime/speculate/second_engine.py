@@ -1,0 +1,126 @@
+"""A second, smaller engine with the same tokenizer guesses greedily (Leviathan et al. 2023), or the engine's own first
+layers and its head do (self-speculation, Zhang et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from ..executor.base import Executor
+from ..scheduler.batch import Draft, ScheduledBatch, ScheduledSequence
+from ..scheduler.block_pool import BlockPool
+from ..scheduler.prefix_cache import PrefixCache
+from .drafter import Proposal, Wish, chain_chances
+
+MAX_GUESSES = 8
+
+
+class Closable(Protocol):
+    """The engine behind the executor."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """What of a request's tokens is in the draft engine's cache: the first `computed`, and then the `guesses` that were
+    read on the way, which are right as far as the engine accepted them."""
+
+    block_table: list[int] = field(default_factory=list)
+    computed: int = 0
+    guesses: list[int] = field(default_factory=list)
+
+    def confirm(self, text: Sequence[int]) -> None:
+        """Count the guesses that the text has now; its last token stays to be read, so that there are logits."""
+        for guess in self.guesses:
+            if self.computed >= len(text) - 1 or text[self.computed] != guess:
+                break
+            self.computed += 1
+        self.guesses = []
+
+
+class EngineDrafter:
+    """Keeps a cache of its own in step with the requests: whatever the engine accepted is read before guessing goes on.
+
+    A request for which the draft engine has no memory left, or whose text is longer than it takes, gets no guesses.
+    """
+
+    first_rate = 0.7
+
+    def __init__(self, executor: Executor, max_seq_len: int, engine: Closable | None = None) -> None:
+        self.name = "draft"
+        self._executor, self._max_seq_len, self._engine = executor, max_seq_len, engine
+        self._pool = BlockPool(executor.num_blocks, PrefixCache())
+        self._sequences: dict[int, _Sequence] = {}
+
+    def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
+        depths = {w.generation.request_id: min(w.count, MAX_GUESSES) for w in wishes[: self._executor.max_batch_size]}
+        texts = {w.generation.request_id: [*w.generation.prompt, *w.generation.token_ids] for w in wishes}
+        active = [i for i, depth in depths.items() if depth and self._reserve(i, len(texts[i]) + depth)]
+        for request_id in active:
+            self._sequences[request_id].confirm(texts[request_id])
+        newest = self._catch_up(active, texts)
+        guesses: dict[int, list[int]] = {i: [newest[i]] for i in active}
+        while active := [i for i in active if len(guesses[i]) < depths[i]]:
+            rows = self._step([(i, [guesses[i][-1]], len(texts[i]) + len(guesses[i]) - 1) for i in active])
+            for request_id, token in zip(active, rows, strict=True):
+                self._sequences[request_id].guesses.append(guesses[request_id][-1])
+                guesses[request_id].append(token)
+        rates = {w.generation.request_id: w.rate for w in wishes}
+        return {i: Proposal(Draft.chain(found), chain_chances(len(found), rates[i])) for i, found in guesses.items()}
+
+    def _reserve(self, request_id: int, length: int) -> bool:
+        """Blocks for so many tokens; False where there are none."""
+        if length > self._max_seq_len:
+            return False
+        sequence = self._sequences.setdefault(request_id, _Sequence())
+        missing = -(-length // self._executor.block_size) - len(sequence.block_table)
+        if missing > 0:
+            if not self._pool.can_allocate(missing):
+                return False
+            sequence.block_table += self._pool.allocate(missing)
+        return True
+
+    def _catch_up(self, active: Sequence[int], texts: Mapping[int, list[int]]) -> dict[int, int]:
+        """Read what is new of each text, in as many steps as it takes; the first guess behind each."""
+        newest: dict[int, int] = {}
+        while left := [i for i in active if self._sequences[i].computed < len(texts[i])]:
+            room = self._executor.max_step_tokens
+            parts: list[tuple[int, list[int], int]] = []
+            for request_id in left:
+                start = self._sequences[request_id].computed
+                part = texts[request_id][start : start + room]
+                if part:
+                    parts.append((request_id, part, start))
+                    room -= len(part)
+            for (request_id, part, start), token in zip(parts, self._step(parts), strict=True):
+                self._sequences[request_id].computed = start + len(part)
+                newest[request_id] = token
+        return newest
+
+    def _step(self, parts: Sequence[tuple[int, list[int], int]]) -> list[int]:
+        """Run (request, tokens, start) parts; the likeliest token behind each."""
+        batch = ScheduledBatch(
+            tuple(
+                ScheduledSequence(i, tuple(tokens), start, tuple(self._sequences[i].block_table), 1)
+                for i, tokens, start in parts
+            )
+        )
+        return np.asarray(self._executor.step(batch)).argmax(axis=1).tolist()
+
+    def observe(self, rows: Mapping[int, int], batch_size: int) -> None:
+        """Nothing to see: the tokens are enough."""
+
+    def forget(self, request_id: int) -> None:
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is not None:
+            self._pool.release(sequence.block_table)
+
+    def close(self) -> None:
+        self._sequences.clear()
+        self._executor.close()
+        if self._engine is not None:
+            self._engine.close()

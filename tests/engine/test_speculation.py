@@ -1,0 +1,189 @@
+"""Speculation over compiled engines: the same tokens as without it, whatever is guessed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from icc.compiler.errors import HeadMismatch, UsageError
+from icc.compiler.heads.head_files import write_heads
+from icc.runtime.llm import LLM, load
+from icc.runtime.params import SamplingParams
+from icc.runtime.scheduler.batch import Draft
+from icc.runtime.speculate.drafter import Proposal, Wish
+from icc.runtime.speculate.speculator import Speculator
+
+FAMILIES = ["llama", "gemma2", "gpt_oss"]  # rotary; windows and softcaps; experts and sinks
+PROMPTS = [[1, 5, 9, 5, 9, 5], [1, 7], [1, *range(10, 40)], [1, *range(10, 40)], [3, 4, 3, 4, 3, 4, 3]]
+
+
+class Guesser:
+    """Guesses trees out of what plain decoding gave, mixed with wrong tokens; `right` is the share of right ones."""
+
+    name, first_rate = "guesser", 0.5
+
+    def __init__(self, truth: Mapping[tuple[int, ...], Sequence[int]], right: float) -> None:
+        self._truth, self._right, self._source = truth, right, random.Random(0)
+
+    def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
+        found = {}
+        for wish in wishes:
+            done = len(wish.generation.token_ids)
+            following = self._truth[wish.generation.prompt][done:]
+            guesses: list[int] = []
+            parents: list[int] = []
+            depths: list[int] = []
+            for _ in range(self._source.randrange(12)):
+                parent = self._source.randrange(len(depths) + 1) - 1
+                depth = 0 if parent < 0 else depths[parent] + 1
+                right = depth < len(following) and self._source.random() < self._right
+                guess = int(following[depth]) if right else self._source.randrange(3, 100)
+                if (parent, guess) not in zip(parents, guesses, strict=True):
+                    guesses.append(guess), parents.append(parent), depths.append(depth)
+            found[wish.generation.request_id] = Proposal(Draft(tuple(guesses), tuple(parents)), (0.5,) * len(guesses))
+        return found
+
+    def observe(self, rows: Mapping[int, int], batch_size: int) -> None:
+        pass
+
+    def forget(self, request_id: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def speculating(llm: LLM, drafter: Any) -> LLM:
+    llm.loop.speculator = Speculator(drafter, adaptive=False)
+    return llm
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_those_without_speculation(compiled: Callable[..., Any], family: str) -> None:
+    """Greedy and sampled; also with a cache so small that requests are preempted, and out of the prefix cache."""
+    engine = compiled(family, quant="rtn4").engine
+    params = [SamplingParams(max_tokens=24 + i, temperature=[0.0, 1.5][i % 2], seed=i) for i in range(len(PROMPTS))]
+    with load(engine, threads=1) as llm:
+        plain = llm.generate(PROMPTS, params)
+        kv_bytes = llm.executor.kv_bytes // llm.executor.num_blocks * 5
+    truth = {tuple(prompt): one.token_ids for prompt, one in zip(PROMPTS, plain, strict=True)}
+    for right, memory in ((0.8, None), (0.5, kv_bytes)):
+        with load(engine, threads=2, kv_bytes=memory) as llm:
+            speculating(llm, Guesser(truth, right))
+            for _ in range(2):
+                assert llm.generate(PROMPTS, params) == plain
+            counts = llm.loop.speculator.counts
+            assert 20 < counts.accepted < counts.guesses
+            llm.loop.scheduler.check()
+
+
+@pytest.fixture(scope="module")
+def with_heads(compiled: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    """(engine with random heads, the heads): a tiny llama."""
+    folder = tmp_path_factory.mktemp("heads")
+    source = torch.Generator().manual_seed(0)
+    tensors = {}
+    for i in range(3):
+        tensors[f"{i}.0.linear.weight"] = torch.randn(64, 64, generator=source) * 0.1
+        tensors[f"{i}.0.linear.bias"] = torch.randn(64, generator=source) * 0.1
+    write_heads(folder, tensors, {"medusa_num_heads": 3, "medusa_num_layers": 1})
+    yield compiled("llama", spec=f"medusa:{folder}").engine, folder
+
+
+def test_heads_choose_what_the_interpreter_says(with_heads: tuple[Path, Path], compiled: Callable[..., Any]) -> None:
+    """The section of the heads, behind some of the logit rows of a step."""
+    from icc.compiler.frontend.load import load_graph
+    from icc.compiler.graph.interpret import interpret_drafts
+    from icc.compiler.heads.head_files import read_heads
+    from icc.passes import pipelines
+    from icc.passes.base import PassContext
+    from icc.passes.manager import run_passes
+    from icc.runtime.scheduler.batch import ScheduledBatch, ScheduledSequence
+
+    engine, folder = with_heads
+    graph = load_graph(compiled("llama").checkpoint)
+    run_passes(graph, pipelines.canonicalize(), PassContext())
+    run_passes(graph, pipelines.speculate(read_heads(folder), 0, "none", "int8"), PassContext())
+    ids = [1, 5, 9, 33, 70, 2, 8]
+    expected = interpret_drafts(graph, ids)[1].numpy()
+    with load(engine, threads=2) as llm:
+        llm.executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids), 0, (0,), len(ids)),)))
+        for rows in ([3], [0, 6], range(7)):
+            assert np.array_equal(llm.executor.draft(rows)[:, :, 0], expected[list(rows), :, 0])
+
+
+def test_an_engine_with_heads_gives_what_one_without_gives(
+    with_heads: tuple[Path, Path], compiled: Callable[..., Any]
+) -> None:
+    params = SamplingParams(max_tokens=40)
+    with load(compiled("llama").engine, threads=1) as llm:
+        plain = llm.generate(PROMPTS, params)
+    for spec in ("medusa", "ngram", "none"):
+        with load(with_heads[0], threads=1, spec=spec) as llm:
+            if llm.loop.speculator is not None:
+                llm.loop.speculator._adaptive = False
+            assert llm.generate(PROMPTS, params) == plain
+            assert (llm.loop.speculator is None) == (spec == "none")
+            if spec == "ngram":
+                assert llm.loop.speculator.counts.accepted > 0
+
+
+def test_the_first_layers_and_a_second_engine_guess(compiled: Callable[..., Any]) -> None:
+    """Self-speculation behind one of two layers, and an engine that is the model itself, which guesses all right."""
+    engine = compiled("llama", spec="layer-skip:1").engine
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    with load(compiled("llama").engine, threads=1) as llm:
+        plain = llm.generate(PROMPTS, params)
+    for spec in (None, f"draft:{compiled('llama').engine}"):
+        with load(engine, threads=1, spec=spec) as llm:
+            assert llm.loop.speculator.drafter.name == ("layer-skip" if spec is None else "draft")
+            llm.loop.speculator._adaptive = False
+            assert llm.generate(PROMPTS, params) == plain
+            counts = llm.loop.speculator.counts
+            assert counts.accepted == counts.guesses > 20 if spec else counts.guesses > 20
+
+
+def test_an_early_exit_gives_the_logits_of_the_first_layers(compiled: Callable[..., Any]) -> None:
+    from icc.compiler.frontend.load import load_graph
+    from icc.compiler.graph.interpret import interpret_exit
+    from icc.passes import pipelines
+    from icc.passes.base import PassContext
+    from icc.passes.manager import run_passes
+    from icc.runtime.executor.cpu import CpuExecutor
+    from icc.runtime.scheduler.batch import ScheduledBatch, ScheduledSequence
+
+    found = compiled("llama", spec="layer-skip:1")
+    graph = load_graph(found.checkpoint)
+    run_passes(graph, [*pipelines.canonicalize(), *pipelines.speculate((), 1, "none", "int8")], PassContext())
+    ids = [1, 5, 9, 33, 70, 2, 8]
+    expected = interpret_exit(graph, ids).numpy()
+    with load(found.engine, threads=1, spec="none") as llm:
+        executor = CpuExecutor(llm.engine, 2, section="exit")
+        executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids[:4]), 0, (0,), 4),)))
+        got = executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids[4:]), 4, (0,), 3),)))
+        assert np.abs(got - expected[4:]).max() < 1e-4 * np.abs(expected).max()
+        executor.close()
+
+
+def test_the_report_and_the_program_say_what_was_chosen(with_heads: tuple[Path, Path]) -> None:
+    with load(with_heads[0], threads=1) as llm:
+        found = llm.engine.program.speculation
+    assert (found.drafter, found.heads, found.ranks) == ("medusa", 3, 8)
+    assert [tree.batch for tree in found.trees] == [1, 2, 4, 8, 16]
+    assert b'"expected_tokens"' in (with_heads[0] / "report.json").read_bytes()
+
+
+def test_mistakes_are_refused_in_words(compiled: Callable[..., Any], with_heads: tuple[Path, Path]) -> None:
+    with pytest.raises(HeadMismatch, match=r"linear.weight has hidden size 64, the model has 60"):
+        compiled("llama-odd", spec=f"medusa:{with_heads[1]}")
+    with pytest.raises(UsageError, match="--spec 'medusa' is not known"):
+        compiled("llama", spec="medusa")
+    with pytest.raises(UsageError, match="has no Medusa heads"):
+        load(compiled("llama").engine, spec="medusa")
+    with pytest.raises(UsageError, match="--spec 'psychic' is unknown"):
+        load(compiled("llama").engine, spec="psychic")

@@ -1,0 +1,98 @@
+"""insert-early-exit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+from graph_tracing import IDS, Value, apply, aten, difference, icc, trace
+from icc.compiler.errors import UsageError
+from icc.compiler.graph.graph import Graph
+from icc.compiler.graph.interpret import interpret, interpret_exit
+from icc.passes import pipelines
+from icc.passes.attention.select_logit_rows import SelectLogitRows
+from icc.passes.base import PassContext
+from icc.passes.manager import run_passes
+from icc.passes.speculate.insert_early_exit import InsertEarlyExit
+
+
+def layer(x: Value, number: int, w: Value) -> Value:
+    """Attention and a residual product, as a layer of a model would be traced."""
+    heads = icc.rms_norm.default(x, w, 1e-5).view(-1, 2, 4)
+    x = x + icc.attention.default(heads, heads, heads, None, None, number, 0.5, 0, 0, 0.0).view(-1, 8)
+    x = x + aten.tanh.default(x)
+    x.node.meta["module"] = f"model.layers.{number}"
+    return x
+
+
+def model(layers: int) -> Graph:
+    def fn(x: Value, w: Value, norm: Value, head: Value) -> Value:
+        for number in range(layers):
+            x = layer(x, number, w)
+        return icc.linear.default(icc.rms_norm.default(x, norm, 1e-5), head, None)
+
+    return trace(fn, x="f32[T, 8]", w="f32[8]", norm="f32[8]", head="f32[16, 8]")
+
+
+def test_the_tail_is_copied_behind_the_first_layer() -> None:
+    done = apply(InsertEarlyExit(1), model(2))
+    assert_expected_inline(
+        done.text[done.text.index("--") :],
+        """\
+-- insert-early-exit
+graph(%token_ids: i64[T]):
+  %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
+  %1: f32[T, 8] = icc.rms_norm(%0, @w: f32[8], 1e-05)
+  %2: f32[T, 2, 4] = aten.view(%1, [-1, 2, 4])
+  %3: f32[T, 2, 4] = icc.attention(%2, %2, %2, None, None, 0, 0.5, 0, 0, 0)
+  %4: f32[T, 8] = aten.view(%3, [-1, 8])
+  %5: f32[T, 8] = aten.add.Tensor(%0, %4)
+  %6: f32[T, 8] = aten.tanh(%5)
+  %7: f32[T, 8] = aten.add.Tensor(%5, %6)
+  %8: f32[T, 8] = icc.rms_norm(%7, @w: f32[8], 1e-05)
+  %9: f32[T, 2, 4] = aten.view(%8, [-1, 2, 4])
+  %10: f32[T, 2, 4] = icc.attention(%9, %9, %9, None, None, 1, 0.5, 0, 0, 0)
+  %11: f32[T, 8] = aten.view(%10, [-1, 8])
+  %12: f32[T, 8] = aten.add.Tensor(%7, %11)
+  %13: f32[T, 8] = aten.tanh(%12)
+  %14: f32[T, 8] = aten.add.Tensor(%12, %13)
+  %15: f32[T, 8] = icc.rms_norm(%14, @norm: f32[8], 1e-05)
+  %16: f32[T, 16] = icc.linear(%15, @head: f32[16, 8], None)
+  %17: f32[T, 8] = icc.rms_norm(%7, @norm: f32[8], 1e-05)
+  %18: f32[T, 16] = icc.linear(%17, @head: f32[16, 8], None)
+  return %16, None, %18
+""",
+    )
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_numbers_are_those_of_a_shorter_model(layers: int) -> None:
+    graph = apply(InsertEarlyExit(layers), model(4)).graph
+    assert difference(interpret(model(layers), IDS), interpret_exit(graph, IDS)) < 1e-6
+    assert torch.equal(interpret(graph, IDS), interpret(model(4), IDS))
+
+
+def test_rows_are_selected_and_later_passes_keep_the_exit() -> None:
+    graph = model(3)
+    run_passes(graph, [InsertEarlyExit(2)], PassContext())
+    done = apply(SelectLogitRows(), graph)
+    assert done.text.count("icc.select_rows(") == 2
+    graph = model(3)
+    run_passes(graph, [InsertEarlyExit(2), *pipelines.fuse()], PassContext())
+    assert difference(interpret(model(2), IDS), interpret_exit(graph, IDS)) < 1e-5
+
+
+def test_refusals() -> None:
+    for layers in (2, 5):
+        with pytest.raises(UsageError, match=f"layer-skip:{layers}: the model has 2 layers"):
+            run_passes(model(2), [InsertEarlyExit(layers)], PassContext())
+
+    def braided(x: Value, y: Value, w: Value, head: Value) -> Value:
+        """Two streams: no single value lies between the layers."""
+        for number in range(2):
+            x, y = layer(y, number, w), x
+        return icc.linear.default(x + y, head, None)
+
+    graph = trace(braided, x="f32[T, 8]", y="f32[T, 8]", w="f32[8]", head="f32[16, 8]")
+    with pytest.raises(UsageError, match="where the model's layers end does not show"):
+        run_passes(graph, [InsertEarlyExit(1)], PassContext())
