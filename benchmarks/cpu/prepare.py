@@ -1,10 +1,9 @@
-"""Everything that bench.py measures, made from nothing: checkpoints, engines, the peers' own files, and the list of rows.
+"""Everything that bench.py measures, made from nothing: checkpoints, engines, the peers' files, and the list of rows.
 
     python benchmarks/cpu/prepare.py build/cpu --peers build/peers       (make bench-cpu does this and more)
 
-`--peers` is a virtual environment with llama-cpp-python, gguf, optimum-intel, openvino-genai and onnxruntime-genai. What
-exists already is kept. The peers quantize as their own tools do: llama.cpp Q4_0 in every matrix, OpenVINO int4 symmetric
-in groups of 64 with an 8-bit head, ONNX Runtime int4. icc: 4 bits in groups of 128 with an 8-bit head; rtn4, whose
+`--peers` is a virtual environment with what peers.txt lists. What exists already is kept. The peers quantize as their own
+tools do: llama.cpp Q4_0 in every matrix, OpenVINO int4 symmetric in groups of 64 with an 8-bit head, ONNX Runtime int4. icc: 4 bits in groups of 128 with an 8-bit head; rtn4, whose
 storage and kernels are those of awq4, because a calibration of random weights would only take time.
 """
 
@@ -31,7 +30,18 @@ def run(*command: object) -> None:
 def compile_engine(model: Path, out: Path, *options: str) -> Path:
     """An engine for this machine."""
     if not out.exists():
-        run(Path(sys.executable).with_name("icc"), "compile", model, "-o", out, "--target", "native", "--max-seq-len", "4352", *options)
+        run(
+            Path(sys.executable).with_name("icc"),
+            "compile",
+            model,
+            "-o",
+            out,
+            "--target",
+            "native",
+            "--max-seq-len",
+            "4352",
+            *options,
+        )
     return out
 
 
@@ -49,18 +59,25 @@ def peers(name: str, model: Path, out: Path, python: Path) -> dict[str, dict[str
         "llama.cpp": ("llama", gguf), "llama.cpp 8-bit KV": ("llama", f"{gguf}:q8"), "openvino": ("openvino", openvino),
         "openvino-sdpa": ("openvino-sdpa", openvino), "onnxruntime": ("onnxruntime", onnx),
     }  # fmt: skip
-    return {f"{peer} {name}": {"kind": kind, "python": str(python), "model": str(path)} for peer, (kind, path) in made.items()}
+    return {
+        f"{peer} {name}": {"kind": kind, "python": str(python), "model": str(path)}
+        for peer, (kind, path) in made.items()
+    }
 
 
 def rows() -> list[dict[str, Any]]:
     """What is measured; the first engine of a row is icc's. `goal` is that of the project's issue 4."""
 
-    def row(name: str, what: str, batch: int, context: int, steps: int, goal: str, engines: str, peak: str = "int8") -> dict[str, Any]:
+    def row(
+        name: str, what: str, batch: int, context: int, steps: int, goal: str, engines: str, peak: str = "int8"
+    ) -> dict[str, Any]:
         return {"name": name, "what": what, "batch": batch, "context": context, "steps": steps, "goal": goal,
                 "engines": engines.split(", "), "peak": peak}  # fmt: skip
 
     batched = "icc 1b, llama.cpp 1b, openvino 1b, onnxruntime 1b"
     single = f"{batched}, openvino-sdpa 1b"
+    small = "icc 135m, llama.cpp 135m, openvino 135m, onnxruntime 135m"
+    long = "icc 1b int8 KV, llama.cpp 8-bit KV 1b, openvino 1b"
     return [
         row("1B decode, batch 1", "decode", 1, 128, 32, ">= 1.5", single),
         row("1B decode, batch 1, 4-bit head", "decode", 1, 128, 32, ">= 1.5", "icc 1b 4-bit head, llama.cpp 1b"),
@@ -69,9 +86,9 @@ def rows() -> list[dict[str, Any]]:
         row("1B decode, batch 16", "decode", 16, 128, 16, ">= 2", batched),
         row("1B prefill 512", "prefill", 1, 512, 1, ">= 1.8", single),
         row("1B prefill 2048", "prefill", 1, 2048, 1, ">= 1.8", single),
-        row("1B decode at 4096", "decode", 1, 4096, 16, ">= 1.5", "icc 1b int8 KV, llama.cpp 8-bit KV 1b, openvino 1b"),
-        row("135M decode, batch 1", "decode", 1, 128, 64, ">= 1.5", "icc 135m, llama.cpp 135m, openvino 135m, onnxruntime 135m"),
-        row("135M prefill 512", "prefill", 1, 512, 1, ">= 1.5", "icc 135m, llama.cpp 135m, openvino 135m, onnxruntime 135m"),
+        row("1B decode at 4096", "decode", 1, 4096, 16, ">= 1.5", long),
+        row("135M decode, batch 1", "decode", 1, 128, 64, ">= 1.5", small),
+        row("135M prefill 512", "prefill", 1, 512, 1, ">= 1.5", small),
         row("1B bf16 decode", "decode", 1, 128, 16, "88 % of bandwidth", "icc 1b bf16"),
         row("1B bf16 prefill 512", "prefill", 1, 512, 1, "60 % of peak", "icc 1b bf16", "fp32"),
     ]  # fmt: skip

@@ -45,8 +45,8 @@ class KvWriteParams(CacheParams):
 
 @dataclass(frozen=True)
 class AttentionMicroParams:
-    """A micro-kernel of `mr` query rows by `nv` sixteen-lane vectors: keys for qk, value columns for pv, whose last vector
-    has `last` columns."""
+    """A micro-kernel of `mr` query rows by `nv` sixteen-lane vectors: keys for qk, value columns for pv, whose last
+    vector has `last` columns."""
 
     kind: str  # "qk" or "pv"
     mr: int
