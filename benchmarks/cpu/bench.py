@@ -3,8 +3,8 @@
     python benchmarks/cpu/bench.py CONFIG.json [--rounds 5] [--out benchmarks/results/cpu]
 
 CONFIG names the engines and the rows; `make bench-cpu` writes one (prepare.py). Each engine lives in a process of its
-own and waits on its standard input while the others are measured. A round measures every row on every engine, and the read
-bandwidth before and after each; a ratio is the median over the rounds of the ratios within one round.
+own and waits on its standard input while the others are measured. A round measures every row on every engine, and the
+read bandwidth before and after each; a ratio is the median over the rounds of the ratios within one round.
 """
 
 from __future__ import annotations

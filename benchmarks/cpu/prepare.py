@@ -2,9 +2,10 @@
 
     python benchmarks/cpu/prepare.py build/cpu --peers build/peers       (make bench-cpu does this and more)
 
-`--peers` is a virtual environment with what peers.txt lists. What exists already is kept. The peers quantize as their own
-tools do: llama.cpp Q4_0 in every matrix, OpenVINO int4 symmetric in groups of 64 with an 8-bit head, ONNX Runtime int4. icc: 4 bits in groups of 128 with an 8-bit head; rtn4, whose
-storage and kernels are those of awq4, because a calibration of random weights would only take time.
+`--peers` is a virtual environment with what peers.txt lists. What exists already is kept. The peers quantize as their
+own tools do: llama.cpp Q4_0 in every matrix, OpenVINO int4 symmetric in groups of 64 with an 8-bit head, ONNX Runtime
+int4. icc: 4 bits in groups of 128 with an 8-bit head; rtn4, whose storage and kernels are those of awq4, because a
+calibration on random weights would only take time.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def peers(name: str, model: Path, out: Path, python: Path) -> dict[str, dict[str
         run(python, HERE.parent / "make_gguf.py", model, gguf)
     if not openvino.exists():
         run(python.with_name("optimum-cli"), "export", "openvino", "-m", model, "--task", "text-generation-with-past",
-            "--weight-format", "int4", "--group-size", "64", "--sym", "--disable-convert-tokenizer", openvino)  # fmt: skip
+            "--weight-format", "int4", "--group-size", "64", "--sym", "--disable-convert-tokenizer",
+            openvino)  # fmt: skip
     if not onnx.exists():
         run(python, "-m", "onnxruntime_genai.models.builder", "-i", model, "-o", onnx, "-p", "int4", "-e", "cpu")
     made = {
