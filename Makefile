@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test soak lint types contracts ci clean
+.PHONY: demo test soak lint types contracts ci clean bench-cpu
 
 demo: $(VENV)/.compile
 	@mkdir -p build
@@ -37,6 +37,18 @@ contracts: $(VENV)/.dev
 
 ci:
 	.ci/run
+
+# The peers have an environment of their own; torch 2.13.0 because a newer one brings CUDA. Takes about 20 minutes.
+PEERS := build/peers
+bench-cpu: $(VENV)/.dev $(PEERS)/.made
+	$(BIN)/python benchmarks/cpu/prepare.py build/cpu --peers $(PEERS)
+	$(BIN)/python benchmarks/cpu/bench.py build/cpu/bench.json --rounds 5 --out benchmarks/results/cpu
+
+$(PEERS)/.made: benchmarks/cpu/peers.txt
+	$(PYTHON) -m venv $(PEERS)
+	CMAKE_ARGS='-DGGML_NATIVE=ON' $(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS) -r benchmarks/cpu/peers.txt
+	$(PEERS)/bin/python -m pip uninstall --quiet --yes torchvision
+	@touch $@
 
 clean:
 	rm -rf build $(VENV)

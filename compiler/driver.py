@@ -84,7 +84,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
         with reporter.stage("engine"):
             here = heads and target.name == "native"
             cost = measured_cost(stage, built, limits) if here else modelled_cost(graph, target)
-            found = speculation(choice, acceptance, limits.max_batch_size, limits.max_step_tokens, cost)
+            found = speculation(choice, acceptance, options, cost)
             program = with_speculation(built.program, found)
             report = make_report(graph, program, passes, context, options, target)
             writer.write_program(stage, program)

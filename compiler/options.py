@@ -17,7 +17,8 @@ class CompileOptions:
     """Options of one compile. Limits are in tokens and sequences; None means the default for the model.
 
     quant_head: how the LM head is stored when `quant` is not none. keep: patterns of linears to leave unquantized.
-    spec: the drafter of speculative decoding, "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none".
+    spec: the drafter of speculative decoding, "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none". spec_guesses: the
+    size of the tree of draft heads at every batch size, instead of what its cost says.
     """
 
     model: Path
@@ -34,6 +35,7 @@ class CompileOptions:
     max_batch_size: int = 16
     max_step_tokens: int = 512
     spec: str = "none"
+    spec_guesses: int | None = None
     seed: int = 0
     dump_passes: Path | None = None
     force: bool = False
@@ -42,7 +44,14 @@ class CompileOptions:
         _choice("--quant", self.quant, QUANT_METHODS)
         _choice("--quant-head", self.quant_head, HEAD_METHODS)
         _choice("--kv-cache", self.kv_cache, tuple(KV_DTYPES))
-        for name in ("max_seq_len", "max_batch_size", "max_step_tokens", "calib_sequences", "calib_length"):
+        for name in (
+            "max_seq_len",
+            "max_batch_size",
+            "max_step_tokens",
+            "calib_sequences",
+            "calib_length",
+            "spec_guesses",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {value}")

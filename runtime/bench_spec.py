@@ -19,7 +19,10 @@ from .speculate.speculator import Speculator
 
 @dataclass(frozen=True, slots=True)
 class SpecBenchOptions:
-    """Prompts (token ids), tokens to decode after each, and how often: every batch size with every drafter."""
+    """Prompts (token ids), tokens to decode after each, and how often: every batch size with every drafter.
+
+    always: draft as much as the drafter gives at every step, whatever it costs, to see what is accepted.
+    """
 
     drafters: Sequence[str]
     prompts: Sequence[Sequence[int]]
@@ -27,6 +30,7 @@ class SpecBenchOptions:
     batch_sizes: Sequence[int] = (1,)
     rounds: int = 3
     temperature: float = 0.0
+    always: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ def run_spec_bench(llm: LLM, options: SpecBenchOptions) -> list[SpecBenchResult]
             f"a prompt and its output have {longest} tokens, the engine takes at most {llm.manifest.limits.max_seq_len}"
         )
     names = [name for name in options.drafters if name != NONE]
-    speculators = {name: llm.speculator(name) for name in names}
+    speculators = {name: llm.speculator(name, adaptive=not options.always) for name in names}
     results: list[SpecBenchResult] = []
     before = llm.loop.speculator
     try:

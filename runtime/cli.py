@@ -184,6 +184,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--prompts", metavar="FILE", help="with --spec A,B: a JSON list of texts to go on with")
+    parser.add_argument("--always", action="store_true", help="with --spec: draft at every step, whatever it costs")
     _add_load(parser)
 
 
@@ -211,7 +212,12 @@ def _bench_spec(arguments: argparse.Namespace) -> int:
     with _load(arguments) as llm:
         prompts = read_prompts(llm, Path(arguments.prompts))
         options = SpecBenchOptions(
-            names, prompts, arguments.output_tokens, arguments.batch_size, rounds=arguments.rounds
+            names,
+            prompts,
+            arguments.output_tokens,
+            arguments.batch_size,
+            rounds=arguments.rounds,
+            always=arguments.always,
         )
         results = run_spec_bench(llm, options)
     print(json.dumps(as_json(results)) if arguments.json else as_table(results))

@@ -189,7 +189,7 @@ class EngineLoop:
             outcomes, texts, rows = self._take_results(flight)
             now = time.perf_counter()
             if self.speculator is not None:
-                self.speculator.settle(flight.batch, {o.request_id: len(o.accepted) for o in outcomes}, now - start)
+                self.speculator.settle(flight.batch, outcomes, now - start)
                 self.speculator.observe(rows)
         except BaseException:
             self._fail_all()

@@ -179,10 +179,16 @@ class LLM:
             raise RequestError("the engine has no tokenizer", "give token ids instead of text", field="prompt")
         return self.tokenizer.encode(prompt)
 
-    def speculator(self, spec: str) -> Speculator | None:
-        """A speculator for this engine, see `load`; `loop.speculator` may be set to it between requests."""
+    def speculator(self, spec: str, adaptive: bool = True) -> Speculator | None:
+        """A speculator for this engine, see `load`; `loop.speculator` may be set to it between requests.
+
+        Not `adaptive`, it drafts whatever it costs.
+        """
         assert self.engine is not None
-        return choose_speculator(spec, self.engine, self.executor, partial(_executor, None, None, None))
+        found = choose_speculator(spec, self.engine, self.executor, partial(_executor, None, None, None))
+        if found is not None:
+            found.adaptive = adaptive
+        return found
 
     def close(self) -> None:
         """Stop the kernels' threads and free all memory. Calling it again does nothing."""

@@ -9,12 +9,13 @@ from pathlib import Path
 import msgspec
 
 from ...runtime.engine.program import Program
-from ...runtime.engine.speculation import Speculation
+from ...runtime.engine.speculation import DraftTree, Speculation
 from ..errors import UsageError
 from ..graph.graph import Graph
 from ..heads.head_files import MedusaHead, read_heads
+from ..options import CompileOptions
 from .acceptance import Progress, measure_acceptance
-from .tree import MAX_GUESSES, Cost, choose_tree
+from .tree import MAX_GUESSES, Cost, choose_tree, tree_of
 
 SEQUENCES = 8  # of the calibration text, on which acceptance is measured
 
@@ -46,15 +47,21 @@ class SpecChoice:
 
 
 def speculation(
-    choice: SpecChoice | None, acceptance: Sequence[Sequence[float]], max_batch_size: int, step_tokens: int, cost: Cost
+    choice: SpecChoice | None, acceptance: Sequence[Sequence[float]], options: CompileOptions, cost: Cost
 ) -> Speculation | None:
     """What program.json says: the drafter and, for heads, one tree per power of two of requests."""
     if choice is None:
         return None
     if not acceptance:
         return Speculation(choice.drafter)
-    batches = sorted({min(2**power, max_batch_size) for power in range(max_batch_size.bit_length() + 1)})
-    trees = [choose_tree(acceptance, b, cost, min(MAX_GUESSES, step_tokens // b - 1)) for b in batches]
+    most = options.max_batch_size
+    trees: list[DraftTree] = []
+    for batch in sorted({min(2**power, most) for power in range(most.bit_length() + 1)}):
+        room = min(MAX_GUESSES, options.max_step_tokens // batch - 1)
+        if options.spec_guesses is None:
+            trees.append(choose_tree(acceptance, batch, cost, room))
+        else:
+            trees.append(tree_of(acceptance, batch, cost, min(options.spec_guesses, room)))
     slope = max(0.0, (cost(1, 15) / cost(1, 0) - 1) / 15)
     rates = [list(head) for head in acceptance]
     return Speculation(choice.drafter, len(rates), len(rates[0]), rates, trees, round(slope, 4))

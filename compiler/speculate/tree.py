@@ -54,6 +54,13 @@ def choose_tree(acceptance: Sequence[Sequence[float]], batch: int, cost: Cost, m
     return _tree(batch, paths[:best], len(acceptance[0]), expected, speedup)
 
 
+def tree_of(acceptance: Sequence[Sequence[float]], batch: int, cost: Cost, count: int) -> DraftTree:
+    """The tree of the `count` likeliest guesses, whether or not it pays."""
+    paths = likeliest_paths(acceptance, count)
+    expected = 1.0 + sum(chance for _, chance in paths)
+    return _tree(batch, paths, len(acceptance[0]), expected, expected * cost(batch, 0) / cost(batch, len(paths)))
+
+
 def _tree(
     batch: int, paths: Sequence[tuple[tuple[int, ...], float]], ranks: int, expected: float, speedup: float
 ) -> DraftTree:

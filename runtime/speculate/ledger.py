@@ -17,6 +17,7 @@ ALLOWANCE = 0.01  # tokens per step
 MOST_SAVED = 8.0  # tokens: what a request has won is no licence to lose it all again
 MEMORY = 0.15  # weight of the newest draft in a request's rate
 LONGEST_PAUSE = 256  # steps between two probes of a request whose guesses are wrong
+IDLE_PAUSE = 3  # steps until a drafter that knew nothing of a request is asked about it again
 SLOPE = 0.04  # of a plain step per guess, until steps with guesses have been timed
 
 
@@ -24,52 +25,48 @@ class StepTimes:
     """How long a step takes by its number of tokens, from the steps so far; with guesses, drafting included."""
 
     def __init__(self, slope: float = SLOPE) -> None:
-        self._plain, self._guessed = Curve(slope), Curve(slope)
+        self._slope = slope
+        self._plain: dict[int, float] = {}
+        self._guessed: dict[int, float] = {}
+        self._sizes: list[int] = []  # of steps with guesses, ascending
 
     def record(self, decodes: int, guesses: int, seconds: float) -> None:
         """A step of one token of each of `decodes` requests, and guesses, took `seconds`."""
-        (self._guessed if guesses else self._plain).record(decodes + guesses, seconds)
+        known, tokens = (self._guessed if guesses else self._plain), decodes + guesses
+        old = known.get(tokens)
+        if old is None:
+            known[tokens] = seconds
+            if guesses:
+                insort(self._sizes, tokens)
+        else:  # now and then a step takes long for other reasons, but none takes less than it needs
+            known[tokens] = old + (0.5 if seconds < old else 0.1) * (min(seconds, 2 * old) - old)
+
+    def most(self, decodes: int) -> int:
+        """How many guesses may be tried: none before a step without them was timed, then at most twice as many as were
+        timed, so that a wrong estimate costs little."""
+        if decodes not in self._plain:
+            return 0
+        return max(2, 2 * (self._sizes[-1] - decodes)) if self._sizes else 2
 
     def charge(self, decodes: int, guesses: int) -> float:
-        """What the guesses of a step cost: tokens that its `decodes` requests would have got in the time they add."""
-        curve = self._guessed if self._guessed.known else self._plain
-        return decodes * max(curve.seconds(decodes + guesses) / self._plain.seconds(decodes) - 1, 0.0)
+        """What the guesses of a step cost: tokens that its `decodes` requests would have got in the time they add.
 
+        Requires that a step of `decodes` requests was timed.
+        """
+        plain = self._plain[decodes]
+        return decodes * max(self._seconds(decodes, decodes + guesses) / plain - 1, 0.0)
 
-class Curve:
-    """Seconds by tokens: measured, or between the nearest measured ones, or by a slope beyond them."""
-
-    def __init__(self, slope: float) -> None:
-        self._slope = slope
-        self._seconds: dict[int, float] = {}
-        self._sizes: list[int] = []
-
-    @property
-    def known(self) -> bool:
-        return bool(self._sizes)
-
-    def record(self, tokens: int, seconds: float) -> None:
-        """A measured step; now and then one takes long for other reasons."""
-        old = self._seconds.get(tokens)
-        if old is None:
-            insort(self._sizes, tokens)
-            self._seconds[tokens] = seconds
-        else:
-            self._seconds[tokens] = old + 0.1 * (min(seconds, 2 * old) - old)
-
-    def seconds(self, tokens: int) -> float:
-        """The estimate; a step of one token takes 1 as long as nothing is known."""
-        if not self._sizes:
-            return 1.0 + self._slope * (tokens - 1)
+    def _seconds(self, decodes: int, tokens: int) -> float:
+        """Measured, or between the nearest measured ones, of which the first has no guesses, or by the slope beyond."""
+        if tokens in self._guessed:
+            return self._guessed[tokens]
         at = bisect_left(self._sizes, tokens)
-        if at < len(self._sizes) and self._sizes[at] == tokens:
-            return self._seconds[tokens]
-        if at == 0 or at == len(self._sizes):
-            nearest = self._sizes[max(at - 1, 0)]
-            return self._seconds[nearest] * (1 + self._slope * tokens) / (1 + self._slope * nearest)
-        low, high = self._sizes[at - 1], self._sizes[at]
-        share = (tokens - low) / (high - low)
-        return self._seconds[low] * (1 - share) + self._seconds[high] * share
+        low = self._sizes[at - 1] if at and self._sizes[at - 1] > decodes else decodes
+        before = self._plain[decodes] if low == decodes else self._guessed[low]
+        if at == len(self._sizes):
+            return before * (1 + self._slope * tokens) / (1 + self._slope * low)
+        high = self._sizes[at]
+        return before + (self._guessed[high] - before) * (tokens - low) / (high - low)
 
 
 @dataclass(slots=True)
@@ -81,11 +78,15 @@ class Account:
     misses: int = 0  # drafts in a row of which nothing was accepted
     pause: int = 0  # steps until it may draft again
 
-    def tick(self) -> bool:
-        """A step begins; whether the request may draft in it."""
-        self.balance = min(self.balance + ALLOWANCE, MOST_SAVED)
-        self.pause = max(self.pause - 1, 0)
+    def tick(self, steps: int = 1) -> bool:
+        """So many steps begin; whether the request may draft in the last of them."""
+        self.balance = min(self.balance + steps * ALLOWANCE, MOST_SAVED)
+        self.pause = max(self.pause - steps, 0)
         return self.pause == 0
+
+    def idle(self) -> None:
+        """The drafter knew nothing: it is asked again a few steps later."""
+        self.pause = IDLE_PAUSE
 
     def settle(self, guesses: int, deepest: int, accepted: int, charge: float) -> None:
         """A draft of `guesses`, `deepest` tokens deep, was verified at this charge."""
@@ -94,3 +95,8 @@ class Account:
         self.rate += MEMORY * min(tried, 4) / 2 * (accepted / tried - self.rate)
         self.misses = 0 if accepted else self.misses + 1
         self.pause = min(2 ** (self.misses - 1), LONGEST_PAUSE) if self.misses > 1 else 0
+
+    def decline(self) -> None:
+        """A draft could be had and not be afforded: asking again takes time as well."""
+        self.misses += 1
+        self.pause = min(2**self.misses, LONGEST_PAUSE)

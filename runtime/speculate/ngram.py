@@ -9,36 +9,33 @@ from dataclasses import dataclass, field
 from ..scheduler.batch import Draft
 from .drafter import Proposal, Wish, chain_chances
 
-LONGEST, SHORTEST = 4, 2  # tokens of the ending that is looked up, longest first
+GRAM = 3  # tokens of the ending that is looked up
 MAX_GUESSES = 16
 
 
 @dataclass(slots=True)
 class _Index:
-    """A request's tokens, and where each n-gram of them ended: the position behind it, for the last two places."""
+    """A request's tokens, and where each n-gram before its ending last ended: the position behind it."""
 
     tokens: list[int]
-    after: dict[tuple[int, ...], tuple[int, int]] = field(default_factory=dict)
-    indexed: int = 0
+    after: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    indexed: int = GRAM
 
     def grow(self, fresh: Sequence[int]) -> None:
-        self.tokens += fresh
-        for end in range(self.indexed + 1, len(self.tokens) + 1):
-            for size in range(SHORTEST, min(LONGEST, end) + 1):
-                gram = tuple(self.tokens[end - size : end])
-                self.after[gram] = (end, self.after.get(gram, (0, 0))[0])
-        self.indexed = len(self.tokens)
+        """Take new tokens. The ending itself is not indexed: it would be found instead of an earlier place."""
+        tokens, after = self.tokens, self.after
+        tokens += fresh
+        for end in range(self.indexed, len(tokens)):
+            after[tokens[end - 3], tokens[end - 2], tokens[end - 1]] = end
+        self.indexed = max(len(tokens), GRAM)
 
     def lookup(self, count: int) -> list[int]:
-        """What followed the text's ending the last time; the ending itself is its own last place."""
-        for size in range(min(LONGEST, len(self.tokens)), SHORTEST - 1, -1):
-            before = self.after[tuple(self.tokens[-size:])][1]
-            if before:
-                return self._from(before, count)
-        return []
-
-    def _from(self, start: int, count: int) -> list[int]:
-        """`count` tokens from `start` on; behind the end of the text it goes on with what it has just given."""
+        """What followed the text's ending the last time; behind the end it goes on with what it has just given."""
+        if len(self.tokens) < GRAM:
+            return []
+        start = self.after.get((self.tokens[-3], self.tokens[-2], self.tokens[-1]))
+        if start is None:
+            return []
         period = len(self.tokens) - start
         return [self.tokens[start + step % period] for step in range(count)]
 

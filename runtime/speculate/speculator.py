@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..generation import Generation
-from ..scheduler.batch import Draft, ScheduledBatch
-from .drafter import Drafter, Proposal, Wish, chain_chances
+from ..scheduler.batch import Draft, ScheduledBatch, ScheduledSequence, StepOutcome
+from .drafter import Drafter, Proposal, Wish
 from .ledger import SLOPE, Account, StepTimes
 
+PATIENCE = 3  # guesses beyond the best number that are looked at
 MAX_GUESSES = 63  # of one request in one step: with its last token, a tree of at most 64
 
 
@@ -41,56 +42,103 @@ class Speculator:
         self.drafter = drafter
         self.times = StepTimes(slope)
         self.counts = SpeculationCounts()
-        self._adaptive, self._most = adaptive, max_guesses
+        self.adaptive, self._most = adaptive, max_guesses
         self._accounts: dict[int, Account] = {}
+        self._drafting = False  # whether the step under way has guesses
+        self._asleep = self._skipped = 0  # steps in which nothing is to be done, and those that were not accounted for
+        self._slept_over: list[int] = []  # the requests that it was decided for
 
     def drafts(self, decoding: Sequence[int], generations: Mapping[int, Generation]) -> dict[int, Draft]:
         """Drafts for the next step, of the requests `decoding`."""
-        wishes: list[Wish] = []
-        for request_id in decoding:
-            generation, account = generations[request_id], self._account(request_id)
-            ready = account.tick()
-            room = generation.params.max_tokens - len(generation.token_ids) - 1
-            if room > 0 and (ready or not self._adaptive):
-                count = min(self._worth(chain_chances(self._most, account.rate), account, len(decoding)), room)
-                wishes.append(Wish(generation, count, account.rate))
+        self._drafting = False
+        if self._asleep > 0 and self._slept_over == decoding:
+            self._asleep -= 1
+            self._skipped += 1
+            return {}
+        self._wake()
+        wishes = [wish for i in decoding if (wish := self._wish(generations[i], len(decoding))) is not None]
         if not wishes:
             return {}
         proposals = self.drafter.propose(wishes)
+        for wish in wishes:
+            if wish.generation.request_id not in proposals:
+                self._account(wish.generation.request_id).idle()
         found = {i: self._afforded(i, proposal, len(decoding)) for i, proposal in proposals.items()}
-        return {request_id: draft for request_id, draft in found.items() if len(draft)}
+        drafts = {request_id: draft for request_id, draft in found.items() if len(draft)}
+        self._drafting = bool(drafts)
+        return drafts
+
+    def _sleep(self, decoding: Sequence[int]) -> None:
+        """Where all pause, nothing is to be done until the first of them wakes, unless there are others by then."""
+        if self.adaptive and decoding:
+            pause = min(self._account(request_id).pause for request_id in decoding)
+            self._asleep = pause - 1 - self._skipped
+            self._slept_over = list(decoding)
+
+    def _wake(self) -> None:
+        for request_id in self._slept_over if self._skipped else ():
+            if request_id in self._accounts:
+                self._accounts[request_id].tick(self._skipped)
+        self._asleep = self._skipped = 0
+
+    def _wish(self, generation: Generation, decodes: int) -> Wish | None:
+        account = self._account(generation.request_id)
+        room = generation.params.max_tokens - len(generation.token_ids) - 1
+        if (not account.tick() and self.adaptive) or room <= 0:
+            return None
+        if self.adaptive and not self.times.most(decodes):
+            return None  # first a step without guesses is timed
+        chances = (account.rate ** (depth + 1) for depth in range(self._most))
+        count = min(self._worth(chances, account, decodes), room)
+        if not count:
+            account.decline()
+            return None
+        return Wish(generation, count, account.rate)
 
     def idle(self, requests: Sequence[int]) -> bool:
         """Whether none of these requests may draft in the next step."""
-        return self._adaptive and not any(self._may_draft_next(i, len(requests)) for i in requests)
+        return self.adaptive and not any(self._may_draft_next(i, len(requests)) for i in requests)
 
     def observe(self, rows: Mapping[int, int]) -> None:
         """The logit rows behind the newest tokens of the requests that go on; see `Drafter.observe`."""
+        if self._asleep > 0:
+            return
         batch = len(rows)
-        wanted = {i: row for i, row in rows.items() if not self._adaptive or self._may_draft_next(i, batch)}
+        wanted = {i: row for i, row in rows.items() if not self.adaptive or self._may_draft_next(i, batch)}
         self.drafter.observe(wanted, batch)
 
-    def settle(self, batch: ScheduledBatch, accepted: Mapping[int, int], seconds: float) -> None:
-        """A step has run: how many guesses each of its requests got accepted, and how long it all took."""
+    def settle(self, batch: ScheduledBatch, outcomes: Sequence[StepOutcome], seconds: float) -> None:
+        """A step has run: what it gave to each request, and how long it took, drafting included."""
+        count = len(batch.sequences)
+        if not self._drafting:
+            if batch.num_tokens == count == len(outcomes):  # decodes only
+                self.counts.tokens += count
+                self.counts.steps += count
+                if self._asleep <= 0:
+                    self.times.record(count, 0, seconds)
+                    self._sleep([sequence.request_id for sequence in batch.sequences])
+            return
         decodes = [s for s in batch.sequences if len(s.token_ids) == 1 + len(s.draft or ()) and s.num_logits]
         guesses = sum(len(s.draft) for s in decodes if s.draft)
-        if len(decodes) == len(batch.sequences):
-            self.times.record(len(decodes), guesses, seconds)
-        charge = self.times.charge(len(decodes), guesses)
+        if len(decodes) == count:
+            self.times.record(count, guesses, seconds)
+        charge = self.times.charge(len(decodes), guesses) if guesses and self.times.most(len(decodes)) else 0.0
+        accepted = {outcome.request_id: len(outcome.accepted) for outcome in outcomes}
         for sequence in decodes:
-            if sequence.request_id not in accepted:
-                continue  # it scores, or has ended since
-            right = accepted[sequence.request_id]
-            self.counts.tokens += 1 + right
-            self.counts.steps += 1
-            if sequence.draft:
-                share = charge * len(sequence.draft) / guesses
-                self._account(sequence.request_id).settle(
-                    len(sequence.draft), max(sequence.draft.depths()), right, share
-                )
-                self.counts.drafts += 1
-                self.counts.guesses += len(sequence.draft)
-                self.counts.accepted += right
+            if sequence.request_id in accepted:  # else it has ended since
+                self._settle(sequence, accepted[sequence.request_id], charge / guesses if guesses else 0.0)
+
+    def _settle(self, sequence: ScheduledSequence, right: int, price: float) -> None:
+        """`right` guesses of a sequence were accepted; each of its guesses cost `price`."""
+        self.counts.tokens += 1 + right
+        self.counts.steps += 1
+        if sequence.draft:
+            guesses = len(sequence.draft)
+            account = self._account(sequence.request_id)
+            account.settle(guesses, max(sequence.draft.depths()), right, price * guesses)
+            self.counts.drafts += 1
+            self.counts.guesses += guesses
+            self.counts.accepted += right
 
     def forget(self, request_id: int) -> None:
         """The request has ended."""
@@ -104,22 +152,30 @@ class Speculator:
 
     def _may_draft_next(self, request_id: int, batch: int) -> bool:
         account = self._account(request_id)
-        return account.pause <= 1 and account.balance >= self.times.charge(batch, 1) / batch
+        if account.pause > 1 or not self.times.most(batch):
+            return False
+        return account.balance >= self.times.charge(batch, 1)
 
     def _afforded(self, request_id: int, proposal: Proposal, decodes: int) -> Draft:
         """The guesses that are worth their cost, within what the account holds."""
-        count = self._worth(proposal.chances, self._account(request_id), decodes)
+        account = self._account(request_id)
+        count = self._worth(proposal.chances, account, decodes)
+        if not count:
+            account.decline()
         return proposal.draft.limited(count, len(proposal.draft))
 
-    def _worth(self, chances: Sequence[float], account: Account, decodes: int) -> int:
+    def _worth(self, chances: Iterable[float], account: Account, decodes: int) -> int:
         """How many of the guesses, best first, gain most above their cost; at least one, as a probe, if affordable."""
-        if not self._adaptive:
+        if not self.adaptive:
             return self._most
         count, best, gain = 0, 0.0, 0.0
-        for number, chance in enumerate(chances[: self._most], start=1):
+        most = min(self._most, self.times.most(decodes))
+        for number, chance in enumerate(chances, start=1):
+            if number > most or number > count + PATIENCE:
+                break
             gain += chance
             charge = self.times.charge(decodes, number)
-            if charge > account.balance or (chance < 0.01 and number > 1):
+            if charge > account.balance:
                 break
             if gain - charge > best or number == 1:
                 count, best = number, gain - charge

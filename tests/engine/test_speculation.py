@@ -126,7 +126,7 @@ def test_an_engine_with_heads_gives_what_one_without_gives(
     for spec in ("medusa", "ngram", "none"):
         with load(with_heads[0], threads=1, spec=spec) as llm:
             if llm.loop.speculator is not None:
-                llm.loop.speculator._adaptive = False
+                llm.loop.speculator.adaptive = False
             assert llm.generate(PROMPTS, params) == plain
             assert (llm.loop.speculator is None) == (spec == "none")
             if spec == "ngram":
@@ -142,7 +142,7 @@ def test_the_first_layers_and_a_second_engine_guess(compiled: Callable[..., Any]
     for spec in (None, f"draft:{compiled('llama').engine}"):
         with load(engine, threads=1, spec=spec) as llm:
             assert llm.loop.speculator.drafter.name == ("layer-skip" if spec is None else "draft")
-            llm.loop.speculator._adaptive = False
+            llm.loop.speculator.adaptive = False
             assert llm.generate(PROMPTS, params) == plain
             counts = llm.loop.speculator.counts
             assert counts.accepted == counts.guesses > 20 if spec else counts.guesses > 20
