@@ -10,6 +10,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from ... import __version__
 from ..errors import IccError
@@ -181,4 +182,9 @@ async def _plain_error(request: Request, error: Exception) -> Response:
     """404 and 405 of the router, in the form of the other errors."""
     assert isinstance(error, HTTPException)
     found = HttpError(error.status_code, error.detail)
-    return json_response(found.body(), found.status, dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # the router names the methods of one of the routes of this path only
+        routes = [route for route in request.app.routes if isinstance(route, Route)]
+        matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+        headers["Allow"] = ", ".join(sorted({method for route in matching for method in route.methods or ()}))
+    return json_response(found.body(), found.status, headers)

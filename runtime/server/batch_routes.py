@@ -27,6 +27,7 @@ _FORM = {
     "type": "object",
     "properties": {"purpose": {"enum": ["batch"]}, "file": {"type": "string", "format": "binary"}},
     "required": ["purpose", "file"],
+    "additionalProperties": False,
 }
 _ERRORS = (400, 404, 408, 413)
 
@@ -155,8 +156,8 @@ async def _uploaded(request: Request) -> tuple[str, bytes]:
         raise HttpError(408, "the body came too slowly", code="body_timeout") from None
     try:
         file = form.get("file")
-        if form.get("purpose") != "batch" or not isinstance(file, UploadFile):
-            raise HttpError(400, "a form with `purpose` = batch and a `file` is needed", "purpose", "invalid_value")
+        if form.get("purpose") != "batch" or not isinstance(file, UploadFile) or set(form) != {"purpose", "file"}:
+            raise HttpError(400, "a form of `purpose` = batch and a `file` is needed", "purpose", "invalid_value")
         return (file.filename or "file")[:256], await file.read()
     finally:
         await form.close()

@@ -104,7 +104,8 @@ def test_schemathesis_positive_and_negative(
     files = {"tokenizer_config.json": (chat_engine / "tokenizer" / "tokenizer_config.json").read_text()}
     limits = {"max_seq_len": 2048, "max_batch_size": 16, "max_step_tokens": 512}
     key = "a-key-of-some-length"
-    server = start(engine=write_engine(tmp_path / "toy.engine", tokenizer_files=files, **limits), key=key)
+    engine = write_engine(tmp_path / "toy.engine", tokenizer_files=files, **limits)
+    server = start("--batch-store", str(tmp_path / "batches.db"), engine=engine, key=key)
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"]
     command += ["-H", f"Authorization: Bearer {key}", "--max-examples", EXAMPLES, "--seed", "1", "--no-shrink"]
     command += ["--exclude-checks", "positive_data_acceptance", "--request-timeout", "60", "--continue-on-failure"]
