@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test lint types contracts ci clean
+.PHONY: demo test soak lint types contracts ci clean bench-cpu
 
 demo: $(VENV)/.compile
 	@mkdir -p build
@@ -19,6 +19,11 @@ demo: $(VENV)/.compile
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadscope -q $(PYTEST_ARGS)
+
+# The server's tests at the size of a night: 10,000 requests of which a third are aborted, 5,000 examples per operation.
+soak: $(VENV)/.dev
+	ICC_SOAK_REQUESTS=10000 ICC_SCHEMATHESIS_EXAMPLES=5000 ICC_STATE_MACHINE=10000x200 ICC_FUZZ_EXAMPLES=200000 \
+	    $(BIN)/python -m pytest -q tests/runtime $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -33,6 +38,18 @@ contracts: $(VENV)/.dev
 ci:
 	.ci/run
 
+# The peers have an environment of their own; torch 2.13.0 because a newer one brings CUDA. Takes about 20 minutes.
+PEERS := build/peers
+bench-cpu: $(VENV)/.dev $(PEERS)/.made
+	$(BIN)/python benchmarks/cpu/prepare.py build/cpu --peers $(PEERS)
+	$(BIN)/python benchmarks/cpu/bench.py build/cpu/bench.json --rounds 5 --out benchmarks/results/cpu
+
+$(PEERS)/.made: benchmarks/cpu/peers.txt
+	$(PYTHON) -m venv $(PEERS)
+	CMAKE_ARGS='-DGGML_NATIVE=ON' $(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS) -r benchmarks/cpu/peers.txt
+	$(PEERS)/bin/python -m pip uninstall --quiet --yes torchvision
+	@touch $@
+
 clean:
 	rm -rf build $(VENV)
 
@@ -46,5 +63,5 @@ $(VENV)/.compile: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.compile
-	$(INSTALL) --no-build-isolation --editable '.[compile,dev]'
+	$(INSTALL) --no-build-isolation --editable '.[compile,serve,dev]'
 	@touch $@

@@ -144,7 +144,9 @@ def _runtime_command(name: str, text: str) -> Callable[..., None]:
 
 
 _runtime_command("run", "Complete a prompt with an engine, streamed.")
-_runtime_command("bench", "Measure an engine's latency and throughput.")
+_runtime_command("serve", "Serve the OpenAI API over HTTP.")
+_runtime_command("batch", "Answer a file of requests with an engine, without a server.")
+_runtime_command("bench", "Measure an engine's latency and throughput, or (bench serve) those of any OpenAI server.")
 
 
 @main.command("eval", context_settings=RUNTIME_SETTINGS)

@@ -1,4 +1,4 @@
-"""The runtime's commands: run, bench, eval, inspect. Parsed by the standard library, so that they work in an engine."""
+"""The runtime's commands: run, serve, bench, eval, inspect. The standard library parses them: engines have no click."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .errors import IccError, UsageError
+from .serve_cli import add_batch, add_serve, run_batch, run_serve
 
 _INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 
@@ -20,11 +21,21 @@ def main(argv: Sequence[str] | None = None, engine: str | None = None, prog: str
     engine: the engine directory if it is implied (`python ENGINE run ...`); otherwise it is the command's first
     argument.
     """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if engine is None and argv[:2] == ["bench", "serve"]:  # measures a server, wherever it is, rather than an engine
+        from .loadtest.cli import main as loadtest
+
+        return _guarded("--debug" in argv, lambda: loadtest(argv[2:], prog))
     arguments = _parser(engine, prog).parse_args(argv)
+    return _guarded(arguments.debug, lambda: arguments.command(arguments))
+
+
+def _guarded(debug: bool, command: Callable[[], int]) -> int:
+    """The exit code of a command; an IccError becomes one line, a hint and its own code."""
     try:
-        return arguments.command(arguments)
+        return command()
     except IccError as error:
-        if arguments.debug:
+        if debug:
             raise
         print(f"error: {error.message}", file=sys.stderr)
         if error.hint:
@@ -42,7 +53,9 @@ def _parser(engine: str | None, prog: str | None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, text, command, add_options in (
         ("run", "complete a prompt, streamed to the terminal", _run, _add_run),
-        ("bench", "measure prefill and decode throughput", _bench, _add_bench),
+        ("serve", "serve the OpenAI API over HTTP", run_serve, _add_serve),
+        ("batch", "answer a file of requests, without a server", run_batch, _add_batch),
+        ("bench", "measure an engine's throughput (bench serve: a server's)", _bench, _add_bench),
         ("eval", "perplexity and bits per byte of a text", _eval, _add_eval),
         ("inspect", "what is inside the engine", _inspect, _add_inspect),
     ):
@@ -79,6 +92,16 @@ def _load(arguments: argparse.Namespace):
         kv_bytes=None if arguments.kv_mib is None else arguments.kv_mib << 20,
         spec=arguments.spec,
     )
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    add_serve(parser)
+    _add_load(parser)
+
+
+def _add_batch(parser: argparse.ArgumentParser) -> None:
+    add_batch(parser)
+    _add_load(parser)
 
 
 def _int_list(text: str) -> list[int]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from .engine.manifest import Manifest
 from .errors import RequestError
 from .executor.base import Executor
-from .generation import Generation, Output, Piece
+from .generation import Generation, Output, Piece, Standing
 from .params import SamplingParams
-from .sampler import Sampler
+from .sampler import Constraint, Sampler
 from .scheduler.batch import Draft, ScheduledBatch, StepOutcome, Verdict
 from .scheduler.request import RequestSpec
 from .scheduler.scheduler import Scheduler, SchedulerConfig
@@ -20,6 +20,8 @@ from .speculate.speculator import Speculator
 from .speculate.verify import Walk
 from .stepping import Flight, Stepper
 from .tokenizer import Detokenizer, StopFinder, Tokenizer
+
+DEFAULT_STANDING = Standing()
 
 
 class EngineLoop:
@@ -40,6 +42,17 @@ class EngineLoop:
         self.manifest = manifest
         self.executor = executor
         self.tokenizer = tokenizer
+        self.reset()
+        self.last_step_tokens = 0
+        self._generations: dict[int, Generation] = {}
+        self._scores: dict[int, list[np.ndarray]] = {}  # logits of scoring requests, not taken yet
+        self._stepper = Stepper(executor)
+        self._flight: Flight | None = None  # a step that runs ahead of its scheduling
+        self._next_id = 0
+
+    def reset(self) -> None:
+        """Begin with an empty KV cache. Requires that there is no work."""
+        executor = self.executor
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_batch_size=executor.max_batch_size,
@@ -49,30 +62,38 @@ class EngineLoop:
                 block_size=executor.block_size,
             )
         )
-        self._generations: dict[int, Generation] = {}
-        self._scores: dict[int, list[np.ndarray]] = {}  # logits of scoring requests, not taken yet
-        self._stepper = Stepper(executor)
-        self._flight: Flight | None = None  # a step that runs ahead of its scheduling
-        self._next_id = 0
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def add(self, prompt: Sequence[int], params: SamplingParams, priority: int = 0) -> list[Generation]:
+    def add(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        standing: Standing = DEFAULT_STANDING,
+        constrain: Callable[[], Constraint] | None = None,
+    ) -> list[Generation]:
         """Queue a prompt; one Generation for each of its `params.n` completions, which share the prompt's KV.
 
-        RequestError if it is invalid, CapacityError if it can never fit; then nothing is queued.
+        constrain: gives each completion its grammar. RequestError if the prompt or a parameter is invalid,
+        CapacityError if it can never fit; then nothing is queued.
         """
         token_ids = self.check_prompt(prompt)
         params = params.resolve(self.manifest.sampling)
         self._check_params(params)
-        generations = [self._generation(token_ids, params, index) for index in range(params.n)]
+        generations = [
+            self._generation(token_ids, params, index, constrain and constrain()) for index in range(params.n)
+        ]
         room = self.manifest.limits.max_seq_len - len(token_ids)
         for generation in generations:
             if room == 0:
                 self._finish(generation, "length")
                 continue
             limit = min(params.max_tokens, room)
-            self.scheduler.add(RequestSpec(generation.request_id, token_ids, limit, priority))
+            self.scheduler.add(
+                RequestSpec(
+                    generation.request_id, token_ids, limit, standing.priority, standing.salt, client=standing.client
+                )
+            )
             self._generations[generation.request_id] = generation
         return generations
 
@@ -110,21 +131,43 @@ class EngineLoop:
 
         Each chunk is valid until the next is asked for. Other requests go on beside it.
         """
-        request_id = self._take_id()
-        spec = RequestSpec(request_id, self.check_prompt(token_ids), 0, all_logits=True, use_cache=False)
-        self.scheduler.add(spec)
-        self._scores[request_id] = []
-        remaining = len(spec.token_ids)
+        token_ids = self.check_prompt(token_ids)
+        request_id = self.add_score(token_ids)
+        remaining = len(token_ids)
         try:
             while remaining:
                 self.step()
-                for chunk in self._scores[request_id]:
+                for chunk in self.take_scores(request_id):
                     remaining -= len(chunk)
                     yield chunk
-                self._scores[request_id].clear()
         finally:
-            self.scheduler.abort(request_id)
-            del self._scores[request_id]
+            self.end_score(request_id)
+
+    def add_score(self, token_ids: Sequence[int], standing: Standing = DEFAULT_STANDING) -> int:
+        """Queue a sequence of which the logits of every position are wanted: the id for `take_scores`."""
+        request_id = self._take_id()
+        spec = RequestSpec(
+            request_id,
+            self.check_prompt(token_ids),
+            0,
+            standing.priority,
+            all_logits=True,
+            use_cache=False,
+            client=standing.client,
+        )
+        self.scheduler.add(spec)
+        self._scores[request_id] = []
+        return request_id
+
+    def take_scores(self, request_id: int) -> list[np.ndarray]:
+        """The chunks of logits, float32 `[rows, vocab]`, that came since the last call."""
+        chunks, self._scores[request_id] = self._scores[request_id], []
+        return chunks
+
+    def end_score(self, request_id: int) -> None:
+        """Forget a scoring request, wherever it is."""
+        self.scheduler.abort(request_id)
+        del self._scores[request_id]
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -139,6 +182,7 @@ class EngineLoop:
         if flight is None:
             self.scheduler.update(())
             return []
+        self.last_step_tokens = flight.batch.num_tokens
         try:
             ahead = self.scheduler.schedule_ahead() if flight.on_device and self._may_run_ahead(flight) else None
             self._flight = None if ahead is None else self._start(ahead)
@@ -174,6 +218,11 @@ class EngineLoop:
     def _start(self, batch: ScheduledBatch) -> Flight | None:
         if not batch.sequences:
             return None
+        for sequence in batch.sequences:
+            generation = self._generations.get(sequence.request_id)
+            if generation is not None and generation.num_cached_tokens is None:
+                generation.num_cached_tokens = sequence.start
+                generation.queued_s = time.perf_counter() - generation.arrival
         try:
             return self._stepper.start(batch, self._generations)
         except BaseException:
@@ -205,7 +254,10 @@ class EngineLoop:
             accepted = walk.accepted[:number]
             if sample is None:
                 return StepOutcome(request_id, None, Verdict.ERROR, accepted), [*pieces, Piece(None, "")]
-            verdict, text = self._generations[request_id].accept(sample)
+            try:
+                verdict, text = self._generations[request_id].accept(sample)
+            except Exception:  # of the tokenizer, on this request's tokens: the others go on
+                return StepOutcome(request_id, None, Verdict.ERROR, accepted), [*pieces, Piece(None, "")]
             pieces.append(Piece(sample, text))
             if verdict is not Verdict.CONTINUE:
                 break
@@ -241,7 +293,9 @@ class EngineLoop:
                 "stop: the engine has no tokenizer, so there is no text", "use stop_token_ids", field="stop"
             )
 
-    def _generation(self, prompt: tuple[int, ...], params: SamplingParams, index: int) -> Generation:
+    def _generation(
+        self, prompt: tuple[int, ...], params: SamplingParams, index: int, constraint: Constraint | None
+    ) -> Generation:
         model = self.manifest.model
         end_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else model.eos_token_ids)
         tokenizer = self.tokenizer
@@ -249,7 +303,7 @@ class EngineLoop:
             request_id=self._take_id(),
             prompt=prompt,
             params=params,
-            sampler=Sampler(params, prompt, model.vocab_size, end_ids, index),
+            sampler=Sampler(params, prompt, model.vocab_size, end_ids, index, constraint),
             end_ids=end_ids,
             detokenizer=None if tokenizer is None else Detokenizer(tokenizer, prompt),
             stop_finder=None if tokenizer is None else StopFinder(params.stop),

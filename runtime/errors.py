@@ -65,6 +65,12 @@ class UsageError(IccError):
     exit_code = 2
 
 
+class MissingExtraError(IccError):
+    """A command needs libraries that an extra of the package installs."""
+
+    exit_code = 3
+
+
 class DeviceError(IccError):
     """The GPU, its driver or its bindings are missing, are not those that the engine needs, or failed."""
 

@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """How a request stands among others: a lower priority runs first, clients (API keys) of equal priority are served
+    fairly, and only requests of one salt share KV blocks."""
+
+    priority: int = 0
+    client: str = ""
+    salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """Seconds from the arrival of a request: `ttft` to its first token, `total` to its end."""
 
@@ -75,6 +85,8 @@ class Generation:
     stop_finder: StopFinder | None
     arrival: float
     index: int = 0
+    num_cached_tokens: int | None = None  # of the prompt, found in the prefix cache; None before the first step
+    queued_s: float = 0.0  # from its arrival to its first step
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from typing import Protocol
 
 import numpy as np
 
@@ -31,11 +32,23 @@ class Sample:
     logprob: TokenLogprob | None = None
 
 
+class Constraint(Protocol):
+    """What the tokens of one request may be: a grammar, and how far the request is in it."""
+
+    def allowed(self) -> np.ndarray:
+        """Which tokens may come next, bool `[vocab]`."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Go on after an allowed token."""
+        ...
+
+
 class Sampler:
     """The sampling state of one request: its random stream and the tokens it has seen.
 
     `params` must be resolved. `index` tells the n completions of one prompt apart: each has its own random stream.
-    `end_ids` are the tokens that may not be sampled before `min_tokens`.
+    `end_ids` are the tokens that may not be sampled before `min_tokens`. `constraint` limits the tokens to a grammar.
     """
 
     def __init__(
@@ -45,8 +58,10 @@ class Sampler:
         vocab_size: int,
         end_ids: Collection[int] = (),
         index: int = 0,
+        constraint: Constraint | None = None,
     ) -> None:
         self.params = params
+        self._constraint = constraint
         self._random: np.random.Generator | None = None
         self._device_seed = 0
         if not params.greedy:
@@ -75,6 +90,10 @@ class Sampler:
             best = int(adjusted.argmax())
         token = best if self._random is None else draw(adjusted, self.params, self._random.random())
         self._num_sampled += 1
+        if self._constraint is not None:
+            if not np.isfinite(adjusted[token]):  # nothing is allowed that could be sampled
+                return None
+            self._constraint.accept(token)
         if self._seen is not None:
             self._seen[token] = True
         if self._counts is not None:
@@ -85,11 +104,11 @@ class Sampler:
     def device_row(self, ahead: int = 0) -> SamplingRow | None:
         """How a device samples the token `ahead` tokens after the next one, None where only the host can.
 
-        The device knows no penalties and biases. Its random stream is another than the host's: where a request is
-        sampled depends on its parameters alone, so that a seed gives the same tokens whatever runs beside.
+        The device knows no penalties, biases and grammars. Its random stream is another than the host's: where a
+        request is sampled depends on its parameters alone, so that a seed gives the same tokens whatever runs beside.
         """
         params = self.params
-        if self._seen is not None or self._counts is not None or len(self._biased) or params.min_tokens:
+        if self._adjusts or params.min_tokens:
             return None
         assert params.temperature is not None and params.top_p is not None and params.min_p is not None
         counter = self._num_sampled + ahead
@@ -104,7 +123,7 @@ class Sampler:
     def _adjust(self, logits: np.ndarray) -> np.ndarray:
         """Penalties, biases and forbidden end tokens; the same array if there are none."""
         hold = self._num_sampled < self.params.min_tokens and len(self._end_ids) > 0
-        if self._seen is None and self._counts is None and not len(self._biased) and not hold:
+        if not self._adjusts and not hold:
             return logits
         logits = logits.copy()
         if self._seen is not None:
@@ -118,7 +137,15 @@ class Sampler:
             logits[self._biased] += self._biases
         if hold:
             logits[self._end_ids] = -np.inf
+        if self._constraint is not None:
+            logits[~self._constraint.allowed()] = -np.inf
         return logits
+
+    @property
+    def _adjusts(self) -> bool:
+        """Whether the request's logits are changed at every step."""
+        changed = (self._seen, self._counts, self._constraint)
+        return any(part is not None for part in changed) or len(self._biased) > 0
 
 
 def draw(logits: np.ndarray, params: SamplingParams, uniform: float) -> int:

@@ -74,13 +74,14 @@ class Stepper:
                 continue
             if sampled is not None and flight.rows[start] is not None:
                 if generation is not None:  # else it ended while this step ran ahead
-                    yield _walk(sequence, generation, start, partial(_take, sampled, generation))
+                    take = partial(_take, sampled, generation, self._executor.vocab_size)
+                    yield _walk(sequence, generation, start, take)
                 continue
             assert logits is not None
             if generation is None:
                 yield Result(sequence.request_id, logits[start:end])
             else:
-                yield _walk(sequence, generation, start, lambda row, g=generation: g.sampler.sample(logits[row]))
+                yield _walk(sequence, generation, start, lambda row, g=generation: _sample(g, logits[row]))
 
 
 def _walk(
@@ -100,11 +101,19 @@ def _rows(sequence: ScheduledSequence, generations: Mapping[int, Generation]) ->
     return [generation.sampler.device_row(ahead + depth) for depth in depths]
 
 
-def _take(sampled: Sampled, generation: Generation, row: int) -> Sample | None:
-    """The device's sample of one row, counted by the request's sampler."""
+def _sample(generation: Generation, logits: np.ndarray) -> Sample | None:
+    """The host's sample of one row; None too if it fails, which must not end the other requests."""
+    try:
+        return generation.sampler.sample(logits)
+    except Exception:
+        return None
+
+
+def _take(sampled: Sampled, generation: Generation, vocab_size: int, row: int) -> Sample | None:
+    """The device's sample of one row, counted by the request's sampler; None if it is no token."""
     generation.sampler.count_device_sample()
     token, top = int(sampled.token_ids[row]), generation.params.logprobs
-    if token < 0:
+    if not 0 <= token < vocab_size:
         return None
     if top is None:
         return Sample(token)

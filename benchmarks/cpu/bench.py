@@ -2,9 +2,9 @@
 
     python benchmarks/cpu/bench.py CONFIG.json [--rounds 5] [--out benchmarks/results/cpu]
 
-CONFIG names the engines and the rows; `make bench-cpu` writes one (prepare.py). Each engine lives in a process of its own
-and waits on its standard input while the others are measured. A round measures every row on every engine, and the read
-bandwidth before and after each; a ratio is the median over the rounds of the ratios within one round.
+CONFIG names the engines and the rows; `make bench-cpu` writes one (prepare.py). Each engine lives in a process of its
+own and waits on its standard input while the others are measured. A round measures every row on every engine, and the
+read bandwidth before and after each; a ratio is the median over the rounds of the ratios within one round.
 """
 
 from __future__ import annotations
@@ -34,7 +34,12 @@ class Worker:
                    str(spec.get("batch", 16)), str(spec.get("length", 2200))]  # fmt: skip
         environment = {**os.environ, **spec.get("env", {}), "OMP_NUM_THREADS": str(threads)}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
         )
         self._ask(None)
 
@@ -96,22 +101,36 @@ def work(engine: Path, row: dict[str, Any]) -> tuple[float, float]:
         if kernel["op"] in ("linear", "linear_q") and (row["what"] == "decode" or kernel["params"]["rows"] == "tokens"):
             operations += 2 * kernel["params"]["k"] * kernel["params"]["n"]
         if kernel["op"] != "embedding":
-            read |= {o["name"]: program["weights"][o["name"]]["nbytes"] for o in step["inputs"] if o["space"] == "weight"}
+            read |= {
+                o["name"]: program["weights"][o["name"]]["nbytes"] for o in step["inputs"] if o["space"] == "weight"
+            }
     kv = program["kv"]
     item = {"f32": 4, "bf16": 2, "f16": 2, "i8": 1}[kv["dtype"]]
     scales = 8 if kv["dtype"] == "i8" else 0
-    per_token = sum(layer["kv_heads"] * ((layer["key_dim"] + layer["value_dim"]) * item + scales) for layer in kv["layers"])
+    per_token = sum(
+        layer["kv_heads"] * ((layer["key_dim"] + layer["value_dim"]) * item + scales) for layer in kv["layers"]
+    )
     return sum(read.values()) + row["batch"] * per_token * (row["context"] + row["steps"] / 2), operations
 
 
 def summary(
-    row: dict[str, Any], engine: Path, rates: dict[str, list[float | None]], bandwidth: list[float], limit: dict[str, float]
+    row: dict[str, Any],
+    engine: Path,
+    rates: dict[str, list[float | None]],
+    bandwidth: list[float],
+    limit: dict[str, float],
 ) -> dict[str, Any]:
     """Medians, the best peer, the ratio to it, and the shares of the limits."""
     medians = {name: statistics.median(r) for name, found in rates.items() if (r := [x for x in found if x])}
     ours, *peers = [name for name in row["engines"] if name in medians]
     best = max(peers, key=lambda name: medians[name], default=None)
-    result: dict[str, Any] = {"name": row["name"], "medians": medians, "ours": ours, "best": best, "goal": row.get("goal")}
+    result: dict[str, Any] = {
+        "name": row["name"],
+        "medians": medians,
+        "ours": ours,
+        "best": best,
+        "goal": row.get("goal"),
+    }
     if best:
         ratios = [a / b for a, b in zip(rates[ours], rates[best], strict=True) if a and b]
         result |= {"ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
@@ -126,14 +145,14 @@ def summary(
 
 def table(results: list[dict[str, Any]]) -> str:
     """The summary as Markdown."""
-    lines = ["| row | icc tok/s | best peer | its tok/s | ratio (range) | goal | of read bandwidth | of arithmetic peak |",
-             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    head = ("row", "icc tok/s", "best peer", "its tok/s", "ratio (range)", "goal", "of read bandwidth", "of peak")
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for r in results:
         ratio = f"{r['ratio']:.2f} ({r['ratio_min']:.2f}-{r['ratio_max']:.2f})" if r.get("best") else ""
         share = f"{100 * r['of_bandwidth']:.0f} %" if "of_bandwidth" in r else ""
         peer, rate = (r["best"], f"{r['medians'][r['best']]:.1f}") if r.get("best") else ("", "")
-        lines.append(f"| {r['name']} | {r['medians'][r['ours']]:.1f} | {peer} | {rate} | {ratio} | {r['goal'] or ''} | {share} | "
-                     f"{100 * r['of_peak']:.0f} % |")  # fmt: skip
+        own, peak = f"{r['medians'][r['ours']]:.1f}", f"{100 * r['of_peak']:.0f} %"
+        lines.append(f"| {' | '.join((r['name'], own, peer, rate, ratio, r['goal'] or '', share, peak))} |")
     return "\n".join(lines)
 
 
@@ -181,7 +200,12 @@ def main() -> None:
     ]  # fmt: skip
     print(table(results))
     if a.out:
-        facts = {"date": date.today().isoformat(), "cpu": platform.processor(), "threads": a.threads, **config.get("facts", {})}
+        facts = {
+            "date": date.today().isoformat(),
+            "cpu": platform.processor(),
+            "threads": a.threads,
+            **config.get("facts", {}),
+        }
         a.out.parent.mkdir(parents=True, exist_ok=True)
         a.out.with_suffix(".json").write_text(json.dumps({**facts, "results": results, **raw}, indent=1) + "\n")
         a.out.with_suffix(".md").write_text(table(results) + "\n")

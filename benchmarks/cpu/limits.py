@@ -1,6 +1,6 @@
 """This machine's limits, measured: read bandwidth, int8 and float peak. A floor for every speed in this folder.
 
-    python benchmarks/cpu/limits.py
+python benchmarks/cpu/limits.py
 """
 
 from __future__ import annotations

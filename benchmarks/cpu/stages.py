@@ -13,10 +13,8 @@ import ctypes
 import subprocess
 import tempfile
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
-import icc
 import numpy as np
 from icc.compiler.codegen.cpu.build import compile_command
 from icc.compiler.codegen.cpu.emit import emit_source
@@ -85,10 +83,12 @@ def show(title: str, executor, program, times: np.ndarray, batch: ScheduledBatch
         groups[step.kernel].append(i)
     for name, steps in sorted(groups.items(), key=lambda g: -best[g[1]].sum()):
         run, wait = best[steps].sum(axis=0)
-        size = sum(program.weights[o.name].nbytes for i in steps for o in program.steps[i].inputs if o.space == "weight")
+        size = sum(
+            program.weights[o.name].nbytes for i in steps for o in program.steps[i].inputs if o.space == "weight"
+        )
         shown = {k: v for k, v in program.kernels[name].params.items() if k in ("k", "n", "bits", "q_heads", "d")}
-        print(f"  {name:18} x{len(steps):3}  {run * 1e3:8.3f} ms + wait {wait * 1e3:6.3f}  {100 * (run + wait) / total:5.1f} %  "
-              f"{size / max(run + wait, 1e-9) / 1e9:6.1f} GB/s  {shown}")  # fmt: skip
+        time = f"{run * 1e3:8.3f} ms + wait {wait * 1e3:6.3f}  {100 * (run + wait) / total:5.1f} %"
+        print(f"  {name:18} x{len(steps):3}  {time}  {size / max(run + wait, 1e-9) / 1e9:6.1f} GB/s  {shown}")
 
 
 def main() -> None:

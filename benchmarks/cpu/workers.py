@@ -1,4 +1,4 @@
-"""One engine in a process of its own, driven over stdin and stdout by bench.py: each of its packages may have its own environment.
+"""One engine in a process of its own, driven by bench.py over stdin and stdout: each may have its own environment.
 
     python benchmarks/cpu/workers.py llama|openvino|openvino-sdpa|onnxruntime|icc MODEL THREADS MAX_BATCH MAX_LENGTH
 

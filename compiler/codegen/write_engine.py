@@ -7,6 +7,7 @@ inputs give equal bytes.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import json
@@ -28,6 +29,7 @@ from .lower.builder import WeightSource
 Progress = Callable[[str, int, int], None]
 Pack = Callable[[WeightSource], np.ndarray]
 RUNTIME_DIR = Path(__file__).resolve().parents[2] / "runtime"
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -81,10 +83,15 @@ def _write_errors(path: Path) -> Iterator[None]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Delete what compiles of the same engine left that were killed: their process is gone."""
-    for left in path.parent.glob(f".{path.name}.*.partial"):
+    """Delete what compiles of the same engine left that were killed: their process is gone. An old engine that was
+    moved away and not replaced is put back."""
+    for left in path.parent.glob(f".{path.name}.*"):
         owner = left.name.removeprefix(f".{path.name}.").split(".")[0]
-        if owner.isdigit() and not Path("/proc", owner).exists():
+        if left.suffix not in (".partial", ".old") or not owner.isdigit() or Path("/proc", owner).exists():
+            continue
+        if left.suffix == ".old" and not path.exists():
+            os.rename(left, path)
+        else:
             shutil.rmtree(left, ignore_errors=True)
 
 
@@ -99,7 +106,9 @@ def _sync_tree(root: Path) -> None:
 
 
 def _replace(stage: Path, path: Path) -> None:
-    if path.exists():
+    if path.exists() and _exchange(stage, path):
+        shutil.rmtree(stage)
+    elif path.exists():
         old = stage.with_suffix(".old")
         os.rename(path, old)
         try:
@@ -113,6 +122,19 @@ def _replace(stage: Path, path: Path) -> None:
     handle = os.open(path.parent, os.O_RDONLY)
     os.fsync(handle)
     os.close(handle)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two directories in one step, so that at no moment there is none; False where that cannot be done."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):  # an old kernel, or a file system that cannot
+        return False
+    raise OSError(code, os.strerror(code), str(second))
 
 
 def write_weights(

@@ -30,8 +30,8 @@ Head = Literal["none", "int8", "4bit"]
 
 @dataclass(frozen=True)
 class Job:
-    """A weight to quantize, and the linear nodes that use it (several where layers share it). tables: embeddings that read
-    the same matrix and are to read it quantized."""
+    """A weight to quantize, and the linear nodes that use it (several where layers share it). tables: embeddings that
+    read the same matrix and are to read it quantized."""
 
     name: str
     nodes: tuple[fx.Node, ...]
@@ -50,8 +50,9 @@ class QuantizePass(Pass):
     """The options that every quantization has.
 
     group: values per scale; smaller where K is not a multiple. keep: patterns (fnmatch) over names of weights and
-    modules that are left as stored. head: what happens to the LM head; a token embedding that is the same matrix is stored
-    once with an int8 head, and stays as stored with any other. only: weights whose name begins otherwise are left alone, as if they were not there.
+    modules that are left as stored. head: what happens to the LM head; a token embedding that is the same matrix is
+    stored once with an int8 head, and stays as stored with any other. only: weights whose name begins otherwise are
+    left alone, as if they were not there.
     """
 
     bits: int = 4

@@ -43,7 +43,7 @@ class MappedWeights:
             raise self._damaged("its header is longer than the file")
         try:
             raw = msgspec.json.decode(self._bytes[8 : 8 + size].tobytes(), type=dict[str, msgspec.Raw])
-            raw.pop("__metadata__", None)
+            msgspec.json.decode(raw.pop("__metadata__", msgspec.Raw(b"{}")), type=dict[str, str])
             header = {name: msgspec.json.decode(value, type=_Entry) for name, value in raw.items()}
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise self._damaged(f"its header is not valid: {error}") from error
@@ -55,6 +55,13 @@ class MappedWeights:
             if (8 + size + first) % ALIGNMENT:
                 raise self._damaged(f"tensor {name!r} is not aligned to {ALIGNMENT} bytes")
             entries[name] = (8 + size + first, last - first)
+        end = 8 + size
+        for offset, nbytes in sorted(entries.values()):
+            if offset != end:
+                raise self._damaged("its tensors overlap, or leave bytes between them")
+            end += nbytes
+        if end != total:
+            raise self._damaged("there are bytes after its tensors")
         return entries
 
     def _damaged(self, reason: str) -> EngineFormatError:

@@ -12,7 +12,8 @@ from .prefix_cache import BlockKey, child_key, root_key
 class RequestSpec:
     """A request as it is added.
 
-    priority: lower runs first, ties in order of arrival. max_new_tokens: how many tokens may be sampled; 0 for a
+    priority: lower runs first; among equals the clients are served fairly, and one client's requests in order of
+    arrival. max_new_tokens: how many tokens may be sampled; 0 for a
     request that only wants the logits of its prompt. all_logits: the logits of every token are wanted. salt: requests
     share KV blocks only with requests of the same salt. use_cache: False to compute every token even if its KV is
     cached.
@@ -25,6 +26,7 @@ class RequestSpec:
     salt: bytes = b""
     all_logits: bool = False
     use_cache: bool = True
+    client: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +39,7 @@ class Request:
 
     spec: RequestSpec
     arrival: int
+    start: int = 0  # tag of fair queueing
     tokens: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0  # in the step under way
@@ -53,9 +56,9 @@ class Request:
         return self.spec.request_id
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def rank(self) -> tuple[int, int, int]:
         """The order of service; smaller is served first and preempted last."""
-        return (self.spec.priority, self.arrival)
+        return (self.spec.priority, self.start, self.arrival)
 
     @property
     def num_tokens(self) -> int:
@@ -69,6 +72,11 @@ class Request:
     @property
     def num_new_tokens(self) -> int:
         return len(self.tokens) - len(self.spec.token_ids)
+
+    @property
+    def num_unused_tokens(self) -> int:
+        """Tokens that were asked for and not sampled."""
+        return max(self.spec.max_new_tokens - self.num_new_tokens, 0)
 
     @property
     def max_cached_tokens(self) -> int:

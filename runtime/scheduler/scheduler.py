@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..errors import CapacityError, RequestError
 from .batch import Draft, Finished, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict, pending_token
 from .block_pool import BlockPool
+from .fairness import FairShare
 from .prefix_cache import BlockKey, PrefixCache
 from .request import Request, RequestSpec
 from .step import Step
@@ -36,11 +37,11 @@ class SchedulerConfig:
 class Scheduler:
     """The cycle is `schedule() -> step -> update(outcomes)`; `add` and `abort` may come at any time between calls.
 
-    Running and waiting requests are kept in order of rank (priority, then arrival). A step first runs one token of each
-    decoding request, then chunks of unfinished prefills, then lets waiting requests in. Who is let in gets blocks for
-    all tokens known so far, so only decodes ever ask for more; if there are none left, the request of the lowest rank
-    is preempted: it loses its blocks and computes them again later. The first in rank can always run, because it fits
-    alone (`add` refuses what does not), so something always finishes.
+    Running and waiting requests are kept in order of rank (priority, fair share, arrival). A step first runs one token
+    of each decoding request, then chunks of unfinished prefills, then lets waiting requests in. Who is let in gets
+    blocks for all tokens known so far, so only decodes ever ask for more; if there are none left, the request of the
+    lowest rank is preempted: it loses its blocks and computes them again later. The first in rank can always run,
+    because it fits alone (`add` refuses what does not), so something always finishes.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -51,7 +52,9 @@ class Scheduler:
         self._running: list[Request] = []
         self._waiting: list[Request] = []
         self._pending: dict[BlockKey, Request] = {}  # prompt blocks that a running request is about to compute
+        self._shares = FairShare()
         self._arrivals = 0
+        self.num_preemptions = 0
         self._steps: list[ScheduledBatch] = []  # scheduled and not updated: the step under way, and the one after it
         self._moves: list[tuple[int, int]] = []  # of accepted guesses, for the next step
 
@@ -75,7 +78,8 @@ class Scheduler:
                 f"the cache has {self.config.num_blocks}",
                 "shorten the prompt, lower max_tokens, or give the KV cache more memory",
             )
-        request = Request(spec, self._arrivals, tokens=list(spec.token_ids))
+        start = self._shares.arrive(spec.client, len(spec.token_ids) + spec.max_new_tokens)
+        request = Request(spec, self._arrivals, start, tokens=list(spec.token_ids))
         self._arrivals += 1
         self._requests[spec.request_id] = request
         insort(self._waiting, request, key=lambda item: item.rank)
@@ -272,6 +276,7 @@ class Scheduler:
         return self.pool.can_allocate(missing + revived + len(self._running))
 
     def _admit(self, request: Request, prefix: list[int]) -> None:
+        self._shares.serve(request.start)
         for block in prefix:
             self.pool.share(block)
         missing = self._blocks_for(request.num_tokens) - len(prefix)
@@ -287,6 +292,7 @@ class Scheduler:
         self._running.remove(request)
         self._release(request)
         request.num_preemptions += 1
+        self.num_preemptions += 1
         insort(self._waiting, request, key=lambda item: item.rank)
 
     def _release(self, request: Request) -> None:
@@ -300,6 +306,7 @@ class Scheduler:
         queue = self._running if request in self._running else self._waiting
         queue.remove(request)
         self._release(request)
+        self._shares.leave(request.spec.client, request.num_unused_tokens)
         del self._requests[request.id]
 
     def _apply(self, outcome: StepOutcome) -> Finished | None:

@@ -34,6 +34,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(source: Path, wheel: Path)
         files += (source / part).rglob("*.py")
     files += (file for file in (source / "codegen_templates").rglob("*") if file.is_file())
     files += (source / "compiler" / "data").iterdir()
+    files += (source / "runtime" / "server" / "page").iterdir()
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert packed == {f"icc/{file.relative_to(source).as_posix()}" for file in files}
@@ -80,6 +81,23 @@ def test_icc_compile_says_what_is_missing(base_install: Path, source: Path, tmp_
     assert "icc[compile]" in done.stderr
 
 
+def test_icc_serve_says_what_is_missing(base_install: Path, engine: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("")
+    for command in (("serve", engine), ("batch", engine, "in.jsonl", "out.jsonl")):
+        done = run(base_install / "icc", *command, cwd=tmp_path, check=False)
+        assert done.returncode == 3 and "Traceback" not in done.stderr and "icc[serve]" in done.stderr
+    done = run(
+        base_install / "icc", "bench", "serve", "--url", "http://127.0.0.1:9", "--rate", "1", cwd=tmp_path, check=False
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr  # the load tool needs no extra
+
+
+def test_the_extra_serve_asks_for_no_compile_side(wheel: Path) -> None:
+    found = set(requirements(wheel, "serve"))
+    assert {"fastapi", "uvicorn", "llguidance", "minijinja", "prometheus-client"} <= found
+    assert not found & {*COMPILE_SIDE, "openai", "schemathesis"}
+
+
 def test_an_engine_runs_itself_with_three_libraries(
     wheel: Path,
     make_environment: Callable[[Iterable[Distribution]], Path],
@@ -92,3 +110,5 @@ def test_an_engine_runs_itself_with_three_libraries(
     moved = shutil.copytree(engine, tmp_path / "elsewhere.engine")
     done = run(bin_dir / "python", moved, "run", *RUN, cwd=tmp_path)
     assert json.loads(done.stdout)["token_ids"] == expected
+    refused = run(bin_dir / "python", moved, "serve", cwd=tmp_path, check=False)
+    assert refused.returncode == 3 and "icc[serve]" in refused.stderr and not (moved / "runtime" / "server").exists()

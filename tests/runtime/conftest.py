@@ -134,12 +134,21 @@ def toy_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Pat
     return build
 
 
-@pytest.fixture
-def make_engine(tmp_path: Path, toy_library: Callable[[int], Path]) -> Callable[..., Path]:
-    """Writes a toy engine; rule 0 counts upwards, rule 1 hashes the context. Other arguments change the manifest."""
+@pytest.fixture(scope="session")
+def write_engine(toy_library: Callable[[int], Path]) -> Callable[..., Path]:
+    """Writes a toy engine at a path; rule 0 counts upwards, rule 1 hashes the context.
 
-    def make(name: str = "toy.engine", rule: int = 0, abi: int = 2, embed: bool = False, **changes: Any) -> Path:
-        root = tmp_path / name
+    tokenizer_files: more files of the tokenizer, by name. Other arguments change the manifest.
+    """
+
+    def write(
+        root: Path,
+        rule: int = 0,
+        abi: int = 2,
+        embed: bool = False,
+        tokenizer_files: dict[str, str] | None = None,
+        **changes: Any,
+    ) -> Path:
         (root / "kernels").mkdir(parents=True)
         (root / "tokenizer").mkdir()
         shutil.copy(toy_library(abi), root / "kernels" / "any.so")
@@ -147,14 +156,22 @@ def make_engine(tmp_path: Path, toy_library: Callable[[int], Path]) -> Callable[
         write_weights(root / "weights.safetensors", rule)
         (root / "program.json").write_bytes(msgspec.json.encode(toy_program()))
         byte_tokenizer().save(str(root / "tokenizer" / "tokenizer.json"))
+        for name, text in (tokenizer_files or {}).items():
+            (root / "tokenizer" / name).write_text(text)
         if embed:
-            ignore = shutil.ignore_patterns("__pycache__")
+            ignore = shutil.ignore_patterns("__pycache__", "server")
             shutil.copytree(ROOT / "runtime", root / "runtime", ignore=ignore)
             shutil.copy(ROOT / "runtime" / "embedded_main.py", root / "__main__.py")
         seal(root, toy_manifest(**changes))
         return root
 
-    return make
+    return write
+
+
+@pytest.fixture
+def make_engine(tmp_path: Path, write_engine: Callable[..., Path]) -> Callable[..., Path]:
+    """Like `write_engine`, in the test's own directory."""
+    return lambda name="toy.engine", **changes: write_engine(tmp_path / name, **changes)
 
 
 @pytest.fixture(name="toy_manifest")

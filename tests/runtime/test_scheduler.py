@@ -159,3 +159,44 @@ def test_keys_depend_on_every_token_and_on_the_salt() -> None:
     keys = {child_key(root_key(salt), tokens) for salt in (b"", b"a") for tokens in ([1, 2], [2, 1], [1], [12], [258])}
     assert len(keys) == 10
     assert child_key(child_key(root_key(), [1]), [2]) != child_key(root_key(), [1, 2])
+
+
+def order_of_service(s: Scheduler) -> list[int]:
+    """Request ids in the order in which they were let in; every request samples one token."""
+    order: list[int] = []
+    while s.has_work():
+        order += [request for request, start, _, _ in step(s) if start == 0]
+    return order
+
+
+def test_clients_are_served_in_turn_however_many_requests_each_has_sent() -> None:
+    s = scheduler(batch=1)
+    for request_id in range(6):
+        s.add(RequestSpec(request_id, (1,), 1, client="many"))
+    s.add(RequestSpec(10, (1,), 1, client="few"))
+    s.add(RequestSpec(11, (1,), 1, client="few"))
+    assert order_of_service(s) == [0, 10, 1, 11, 2, 3, 4, 5]
+
+
+def test_a_client_pays_for_the_tokens_it_asks_for_and_not_for_those_it_leaves() -> None:
+    s = scheduler(batch=1)
+    s.add(RequestSpec(1, (1,), 30, client="long"))
+    for request_id in (2, 3):
+        s.add(RequestSpec(request_id, (1,), 3, client="short"))
+    s.add(RequestSpec(4, (1,), 1, client="long"))
+    s.abort(1)  # its 31 tokens were never served, but 4 was tagged when they were asked for
+    s.add(RequestSpec(5, (1,), 1, client="long"))
+    assert order_of_service(s) == [2, 3, 4, 5]
+    s.add(RequestSpec(6, (1,), 30, client="long"))
+    assert step(s, verdict=Verdict.STOP) == [(6, 0, 1, 1)]
+    s.add(RequestSpec(7, (1,), 1, client="long"))
+    s.add(RequestSpec(8, (1,), 1, client="short"))
+    assert order_of_service(s) == [7, 8]
+
+
+def test_priority_goes_before_fairness() -> None:
+    s = scheduler(batch=1)
+    for request_id in (1, 2):
+        s.add(RequestSpec(request_id, (1,), 1, priority=0, client="a"))
+    s.add(RequestSpec(3, (1,), 1, priority=1, client="b"))
+    assert order_of_service(s) == [1, 2, 3]

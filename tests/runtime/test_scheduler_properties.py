@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from dataclasses import replace
 
@@ -159,12 +160,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 0, 1]),
         salt=st.sampled_from([b"", b"", b"other"]),
         use_cache=st.booleans(),
+        client=st.sampled_from(["", "a"]),
     )
-    def add(self, tokens: list[int], new: int, priority: int, salt: bytes, use_cache: bool) -> None:
+    def add(self, tokens: list[int], new: int, priority: int, salt: bytes, use_cache: bool, client: str = "") -> None:
         self.next_id += 1
-        spec = RequestSpec(
-            self.next_id, tuple(tokens), new, priority, salt, all_logits=new == 0, use_cache=use_cache and new > 0
-        )
+        score = new == 0
+        spec = RequestSpec(self.next_id, tuple(tokens), new, priority, salt, score, use_cache and not score, client)
         if not self.scheduler.can_ever_fit(spec):
             with pytest.raises(CapacityError):
                 self.scheduler.add(spec)
@@ -243,9 +244,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
+EXAMPLES, STEPS = map(int, os.environ.get("ICC_STATE_MACHINE", "120x40").split("x"))  # `make soak` asks for more
 TestScheduler.settings = settings(
-    max_examples=120,
-    stateful_step_count=40,
+    max_examples=EXAMPLES,
+    stateful_step_count=STEPS,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -45,8 +45,8 @@ class KvWriteParams(CacheParams):
 
 @dataclass(frozen=True)
 class AttentionMicroParams:
-    """A micro-kernel of `mr` query rows by `nv` sixteen-lane vectors: keys for qk, value columns for pv, whose last vector
-    has `last` columns."""
+    """A micro-kernel of `mr` query rows by `nv` sixteen-lane vectors: keys for qk, value columns for pv, whose last
+    vector has `last` columns."""
 
     kind: str  # "qk" or "pv"
     mr: int
@@ -85,13 +85,14 @@ class AttentionParams(CacheParams):
 
     @property
     def tile(self) -> int:
-        """Tokens of one work item: about sixteen query rows."""
-        return max(1, 16 // self.group)
+        """Tokens of one work item: at least sixteen query rows, in whole blocks of the widest micro-kernel."""
+        fewest = -(-16 // self.group)
+        return next(t for t in range(fewest, fewest + ROWS) if t * self.group % ROWS == 0)
 
     @property
     def row_blocks(self) -> tuple[int, ...]:
         """Query rows of the micro-kernels, most first."""
-        return ROWS, 2, 1
+        return ROWS, 3, 2, 1
 
     @property
     def scale_text(self) -> str:

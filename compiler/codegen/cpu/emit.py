@@ -66,8 +66,8 @@ PARTIAL_BYTES = 8 << 20  # attention partials when a long context is split over 
 
 
 def _prefetch(streams: int) -> int:
-    """How far ahead to prefetch. Four streams with little arithmetic keep the hardware's own prefetchers busy, which long
-    jumps only confuse; fewer streams with more arithmetic between their lines need them (measured on Zen 4)."""
+    """How far ahead to prefetch. Four streams with little arithmetic keep the hardware's own prefetchers busy, which
+    long jumps only confuse; fewer streams with more arithmetic between their lines need them (measured on Zen 4)."""
     return 256 if streams >= 4 else 2048
 
 

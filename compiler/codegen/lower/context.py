@@ -192,7 +192,7 @@ class Lowerer:
         return Matrix(self.builder.weight(self._tied_name(node), source), item)
 
     def table(self, node: Any) -> tuple[Operand, dict[str, Any]]:
-        """An embedding table: shared with a linear layer's tiles or quantized matrix where it is tied to one, else plain."""
+        """An embedding table: shared with the linear layer that it is tied to, if there is one, else plain."""
         weight = self.graph.weight(node)
         rows = weight.shape[0]
         if _quantization(weight) is not None:

@@ -21,6 +21,10 @@ struct k0_attention_shape {
             if (fetch && r == 0) qk_m4_v1<true>(q, KD, k, stride, KD, s, ahead, STEP);
             else qk_m4_v1<false>(q + r * KD, KD, k, stride, KD, s + r * KEYS, ahead, 0);
         }
+        for (; r + 3 <= rows; r += 3) {
+            if (fetch && r == 0) qk_m3_v1<true>(q, KD, k, stride, KD, s, ahead, STEP);
+            else qk_m3_v1<false>(q + r * KD, KD, k, stride, KD, s + r * KEYS, ahead, 0);
+        }
         for (; r + 2 <= rows; r += 2) {
             if (fetch && r == 0) qk_m2_v2<true>(q, KD, k, stride, KD, s, ahead, STEP);
             else qk_m2_v2<false>(q + r * KD, KD, k, stride, KD, s + r * KEYS, ahead, 0);
@@ -38,6 +42,11 @@ struct k0_attention_shape {
             if (fetch && r == 0) pv_m4_v1<BYTES>(s, v, stride, keys, o, WIDTH, ahead);
             else pv_m4_v1<0>(s + r * KEYS, v, stride, keys, o + r * WIDTH, WIDTH, ahead);
             pv_m4_v1_l8<0>(s + r * KEYS, v + 16, stride, keys, o + r * WIDTH + 16, WIDTH, ahead);
+        }
+        for (; r + 3 <= rows; r += 3) {
+            if (fetch && r == 0) pv_m3_v1<BYTES>(s, v, stride, keys, o, WIDTH, ahead);
+            else pv_m3_v1<0>(s + r * KEYS, v, stride, keys, o + r * WIDTH, WIDTH, ahead);
+            pv_m3_v1_l8<0>(s + r * KEYS, v + 16, stride, keys, o + r * WIDTH + 16, WIDTH, ahead);
         }
         for (; r + 2 <= rows; r += 2) {
             if (fetch && r == 0) pv_m2_v2_l8<BYTES>(s, v, stride, keys, o, WIDTH, ahead);

@@ -1,0 +1,161 @@
+"""Endpoint: one streamed request to an OpenAI server, and when its parts came."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from ..errors import UsageError
+
+_MAX_LINE = 1 << 20
+
+
+@dataclass(slots=True)
+class Trace:
+    """One request. Times are seconds on the monotonic clock: when it was due, and when each piece of text came.
+
+    status: of HTTP, 0 if there was no answer; error: what went wrong, "" if nothing did.
+    """
+
+    due: float
+    sent: float = 0.0
+    status: int = 0
+    error: str = ""
+    pieces: list[float] = field(default_factory=list)
+    end: float = 0.0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return self.status == 200 and not self.error and bool(self.pieces)
+
+
+class Endpoint:
+    """Where to ask. `chat` asks /v1/chat/completions; `extra` is added to every body."""
+
+    def __init__(
+        self, url: str, model: str, *, chat: bool = False, key: str | None = None, extra: dict[str, Any] | None = None
+    ) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(f"{url!r} is no address like http://127.0.0.1:8000")
+        self._host, self._tls = parts.hostname, ssl.create_default_context() if parts.scheme == "https" else None
+        self._port = parts.port or (443 if self._tls else 80)
+        base = parts.path.rstrip("/").removesuffix("/v1")
+        self._path = f"{base}/v1/{'chat/completions' if chat else 'completions'}"
+        self._models = f"{base}/v1/models"
+        self.model, self._chat, self._key, self._extra = model, chat, key, extra or {}
+
+    async def find_model(self) -> str:
+        """The first model of the server, where none was named."""
+        reader, writer = await self._open()
+        try:
+            await self._send(writer, "GET", self._models, b"")
+            status, body = await _answer(reader)
+            raw = b"".join([part async for part in body])
+            if status != 200:
+                raise UsageError(f"{self._models} answers {status}")
+            return json.loads(raw)["data"][0]["id"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise UsageError(f"{self._models} lists no models", "name one with --model") from error
+        finally:
+            writer.close()
+
+    async def ask(self, prompt: str, max_tokens: int, due: float) -> Trace:
+        """Send a prompt now; the request was due at `due`."""
+        trace = Trace(due, sent=time.monotonic())
+        asked = {"messages": [{"role": "user", "content": prompt}]} if self._chat else {"prompt": prompt}
+        body = {"model": self.model, **asked, "max_tokens": max_tokens, "stream": True}
+        body |= {"stream_options": {"include_usage": True}, "temperature": 0, **self._extra}
+        try:
+            reader, writer = await self._open()
+            try:
+                await self._send(writer, "POST", self._path, json.dumps(body).encode())
+                trace.status, parts = await _answer(reader)
+                if trace.status == 200:
+                    await _read_events(parts, trace)
+                else:
+                    raw = b"".join([part async for part in parts])
+                    trace.error = raw[:200].decode(errors="replace") or f"status {trace.status}"
+            finally:
+                writer.close()
+        except (OSError, ValueError, asyncio.IncompleteReadError) as error:
+            trace.error = trace.error or f"{type(error).__name__}: {error}"
+        trace.end = time.monotonic()
+        return trace
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=_MAX_LINE)
+
+    async def _send(self, writer: asyncio.StreamWriter, method: str, path: str, body: bytes) -> None:
+        lines = [f"{method} {path} HTTP/1.1", f"host: {self._host}:{self._port}", "connection: close"]
+        lines += ["content-type: application/json", f"content-length: {len(body)}", "accept: */*"]
+        if self._key:
+            lines.append(f"authorization: Bearer {self._key}")
+        writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+        await writer.drain()
+
+
+async def _answer(reader: asyncio.StreamReader) -> tuple[int, AsyncIterator[bytes]]:
+    """The status and the parts of the body."""
+    status_line = await reader.readline()
+    if not status_line.startswith(b"HTTP/1."):
+        raise ValueError("no HTTP answer")
+    status = int(status_line.split()[1])
+    headers: dict[bytes, bytes] = {}
+    while (line := await reader.readline()) not in (b"\r\n", b"\n", b""):
+        name, _, value = line.partition(b":")
+        headers[name.strip().lower()] = value.strip().lower()
+    if b"chunked" in headers.get(b"transfer-encoding", b""):
+        return status, _chunks(reader)
+    length = headers.get(b"content-length")
+    return status, _plain(reader, None if length is None else int(length))
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while size := int((await reader.readline()).split(b";")[0], 16):
+        yield await reader.readexactly(size)
+        await reader.readexactly(2)
+
+
+async def _plain(reader: asyncio.StreamReader, length: int | None) -> AsyncIterator[bytes]:
+    if length is not None:
+        yield await reader.readexactly(length)
+        return
+    while part := await reader.read(65536):
+        yield part
+
+
+async def _read_events(parts: AsyncIterator[bytes], trace: Trace) -> None:
+    """Note when each event with text came, and the usage."""
+    held = b""
+    async for part in parts:
+        now = time.monotonic()
+        *lines, held = (held + part).split(b"\n")
+        for line in lines:
+            data = line.strip().removeprefix(b"data:").strip()
+            if not line.startswith(b"data:") or data == b"[DONE]":
+                continue
+            _note(json.loads(data), now, trace)
+
+
+def _note(event: dict[str, Any], now: float, trace: Trace) -> None:
+    if "error" in event:
+        trace.error = str(event["error"])[:200]
+    for choice in event.get("choices") or ():
+        delta = choice.get("delta") or {}
+        if choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("tool_calls"):
+            trace.pieces.append(now)
+    usage = event.get("usage")
+    if usage:
+        trace.prompt_tokens = usage.get("prompt_tokens", 0)
+        trace.output_tokens = usage.get("completion_tokens", 0)
+        trace.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0

@@ -1,0 +1,103 @@
+"""Load: requests at times that do not depend on the answers, or a fixed number at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from .endpoint import Endpoint, Trace
+
+# short words, about one token each in any tokenizer
+_WORDS = """
+the of and to in is that for it as was with be by on not he his but at are this have from or had an they which
+one you were all her she there would their we him been has when who will no more if out so up said what its
+about than into them can only other time new some could these two may first then do any like my now over such
+our man me even most made after also did many off before must well back through years much where your way down
+should because long each
+""".split()
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Lengths of prompts and answers in tokens, drawn evenly from the ranges; the first `shared_tokens` of every
+    prompt are the same."""
+
+    prompt_tokens: tuple[int, int] = (256, 256)
+    output_tokens: tuple[int, int] = (64, 64)
+    shared_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Level:
+    """One load. rate: requests per second that are due, in bursts of `burst` (1 is a Poisson process), whatever the
+    server does; or, if rate is 0, `concurrency` requests at a time."""
+
+    rate: float = 0.0
+    concurrency: int = 0
+    burst: int = 1
+
+    @property
+    def name(self) -> str:
+        if not self.rate:
+            return f"{self.concurrency} at a time"
+        return f"{self.rate:g}/s" + (f" in bursts of {self.burst}" if self.burst > 1 else "")
+
+
+class Prompts:
+    """Makes prompts of wanted lengths; `tokens_per_word` is the server's."""
+
+    def __init__(self, mix: Mix, seed: int, tokens_per_word: float) -> None:
+        self._mix, self._random, self._ratio = mix, np.random.default_rng(seed), tokens_per_word
+        self._shared = self._words(np.random.default_rng(12345), mix.shared_tokens)
+
+    def draw(self) -> tuple[str, int]:
+        """A prompt, and the number of tokens to ask for."""
+        low, high = self._mix.prompt_tokens
+        count = int(self._random.integers(low, high + 1))
+        own = self._words(self._random, max(count - self._mix.shared_tokens, 1))
+        output = int(self._random.integers(self._mix.output_tokens[0], self._mix.output_tokens[1] + 1))
+        return " ".join([*self._shared, *own]), output
+
+    def _words(self, random: np.random.Generator, tokens: int) -> list[str]:
+        count = round(tokens / self._ratio)
+        return [_WORDS[index] for index in random.integers(0, len(_WORDS), count)]
+
+
+async def tokens_per_word(endpoint: Endpoint) -> float:
+    """Asked of the server: its tokens for a text of known words. The request also warms it up."""
+    counts = []
+    for words in (40, 140):
+        trace = await endpoint.ask(" ".join(_WORDS[i % len(_WORDS)] for i in range(words)), 2, time.monotonic())
+        if not trace.ok:
+            raise OSError(f"the server does not answer: {trace.error or trace.status}")
+        counts.append(trace.prompt_tokens)
+    return max((counts[1] - counts[0]) / 100, 0.1)
+
+
+async def run_level(endpoint: Endpoint, level: Level, prompts: Prompts, requests: int, seed: int = 0) -> list[Trace]:
+    """All requests of one load, and what became of them."""
+    drawn = [prompts.draw() for _ in range(requests)]
+    if not level.rate:
+        return await _closed(endpoint, level.concurrency, drawn)
+    gaps = np.random.default_rng(seed).exponential(level.burst / level.rate, -(-requests // level.burst))
+    begin = time.monotonic()
+    due = np.repeat(np.cumsum(gaps) - gaps[0], level.burst)[:requests] + begin
+    tasks = []
+    for (prompt, output), when in zip(drawn, due.tolist(), strict=True):
+        await asyncio.sleep(max(when - time.monotonic(), 0))
+        tasks.append(asyncio.create_task(endpoint.ask(prompt, output, when)))
+    return list(await asyncio.gather(*tasks))
+
+
+async def _closed(endpoint: Endpoint, concurrency: int, drawn: list[tuple[str, int]]) -> list[Trace]:
+    waiting, traces = iter(drawn), []
+
+    async def work() -> None:
+        for prompt, output in waiting:  # shared by all workers
+            traces.append(await endpoint.ask(prompt, output, time.monotonic()))
+
+    await asyncio.gather(*[work() for _ in range(concurrency)])
+    return traces

@@ -1,0 +1,90 @@
+"""Admission: what a request costs, and whether there is room for it in a bounded queue."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..errors import IccError
+
+_RATE_WINDOW_S = 30.0  # over which the rate of ended requests is taken
+_LOGPROB_BYTES = 100  # about what one entry takes in an answer
+
+
+class Overloaded(IccError):
+    """No room now; `retry_after` is in whole seconds."""
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class TooExpensive(IccError):
+    """No room ever: the request is beyond what the server takes at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a request may take. sequences: completions; tokens: of prompts and answers; bytes: of logprobs."""
+
+    sequences: int
+    tokens: int
+    bytes: int
+
+    @classmethod
+    def of(cls, prompt_lens: Sequence[int], n: int, max_tokens: int, logprobs: int | None) -> Price:
+        outputs = len(prompt_lens) * n * max_tokens
+        listed = 0 if logprobs is None else (outputs + sum(prompt_lens)) * (1 + logprobs)
+        return cls(len(prompt_lens) * n, sum(prompt_lens) * n + outputs, listed * _LOGPROB_BYTES)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Most sequences and tokens that are accepted and have not ended, and bytes of logprobs of one request."""
+
+    sequences: int
+    tokens: int
+    logprob_bytes: int = 64 << 20
+
+
+class Admission:
+    """Counts what is accepted and has not ended."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.sequences = self.tokens = self.requests = 0
+        self._ended: deque[float] = deque(maxlen=1000)
+
+    @contextlib.contextmanager
+    def admitted(self, price: Price) -> Iterator[None]:
+        """Hold the room for a request while it lasts. Raises Overloaded or TooExpensive before anything is taken."""
+        budget = self.budget
+        if price.bytes > budget.logprob_bytes:
+            raise TooExpensive("the answer's logprobs would be too large: ask for fewer, or for fewer tokens")
+        if price.sequences > budget.sequences or price.tokens > budget.tokens:
+            raise TooExpensive(
+                f"the request is for {price.sequences} completions and {price.tokens} tokens, "
+                f"this server takes at most {budget.sequences} and {budget.tokens} at a time"
+            )
+        if self.sequences + price.sequences > budget.sequences or self.tokens + price.tokens > budget.tokens:
+            raise Overloaded("the queue is full", self._retry_after())
+        self.requests += 1
+        self.sequences += price.sequences
+        self.tokens += price.tokens
+        try:
+            yield
+        finally:
+            self.requests -= 1
+            self.sequences -= price.sequences
+            self.tokens -= price.tokens
+            self._ended.append(time.monotonic())
+
+    def _retry_after(self) -> int:
+        """Seconds until about a tenth of what is accepted will have ended, from how fast requests ended lately."""
+        now = time.monotonic()
+        recent = sum(1 for at in self._ended if now - at < _RATE_WINDOW_S)
+        rate = recent / _RATE_WINDOW_S
+        return max(1, min(60, round(self.requests / 10 / rate))) if rate else 5

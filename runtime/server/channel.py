@@ -1,0 +1,63 @@
+"""Channel: the engine process's end of the socket. It never blocks a step."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterator
+
+import msgspec
+
+from .messages import Frames, FromEngine, ToEngine, encode
+
+_CHUNK = 1 << 20  # bytes read at a time
+_MAX_UNSENT = 256 << 20  # bytes; the other side has stopped reading for ever
+
+
+class ChannelClosed(Exception):
+    """The HTTP process has gone, or reads no more."""
+
+
+class Channel:
+    """Messages over a connected socket. What the socket does not take now is kept and sent with what follows."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._frames = Frames()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._unsent = bytearray()
+
+    def send(self, message: FromEngine) -> None:
+        self._unsent += encode(message)
+        if len(self._unsent) > _MAX_UNSENT:
+            raise ChannelClosed("the HTTP process reads no more")
+        self._flush()
+
+    def receive(self, timeout: float) -> Iterator[ToEngine]:
+        """The messages that are here, after waiting up to `timeout` seconds for the first. ChannelClosed at the end."""
+        writers = [self._socket] if self._unsent else []
+        readable, writable, _ = select.select([self._socket], writers, [], timeout)
+        if writable:
+            self._flush()
+        if not readable:
+            return
+        try:
+            data = self._socket.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+        if not data:
+            raise ChannelClosed("the HTTP process has gone")
+        for body in self._frames.feed(data):
+            yield self._decoder.decode(body)
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error

@@ -1,0 +1,61 @@
+"""Core: a model that answers requests, without the HTTP around it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from .admission import Admission, Budget
+from .engine_client import EngineClient, worker_command
+from .generate import Generator
+from .jobs import Jobs
+from .keys import ApiKeys
+from .metrics import Metrics
+from .model import open_model
+from .sandbox import Sandbox
+from .tools import find_tool_format
+from .worker_main import LoadOptions
+
+log = logging.getLogger("icc.serve")
+
+
+class Core:
+    """The engine process, the sandbox, and what stands between them and a request.
+
+    max_queue: completions accepted beyond a full batch; max_queue_tokens: tokens of all that is accepted. command: the
+    engine process, if it is another than icc's own.
+    """
+
+    def __init__(
+        self,
+        load: LoadOptions,
+        keys: ApiKeys,
+        *,
+        name: str | None = None,
+        max_queue: int = 1024,
+        max_queue_tokens: int = 4 << 20,
+        watchdog_s: float = 10.0,
+        command: Sequence[str] | None = None,
+    ) -> None:
+        self.model = open_model(Path(load.engine), name, load.verify)
+        self.max_batch_size = self.model.manifest.limits.max_batch_size
+        self.metrics = Metrics(self.model.name)
+        self.engine = EngineClient(command or worker_command(load), watchdog_s, self.metrics.step)
+        self.metrics.attach(self.engine)
+        self._sandbox = Sandbox(self.model.chat_template, self.model.special_tokens)
+        self.jobs = Jobs(self.model, self._sandbox, keys)
+        admission = Admission(Budget(self.max_batch_size + max_queue, max_queue_tokens))
+        self.generator = Generator(self.engine, admission, self.metrics)
+
+    async def start(self) -> None:
+        """Start both processes. IccError if the engine cannot be loaded."""
+        await self._sandbox.start()
+        if self._sandbox.template_error:
+            log.warning("no chat: %s", self._sandbox.template_error)
+        self.jobs.tool_format = await find_tool_format(self.model, self._sandbox)
+        await self.engine.start()
+
+    async def stop(self) -> None:
+        await self._sandbox.stop()
+        await self.engine.stop()

@@ -1,0 +1,79 @@
+"""HttpProtocol: uvicorn's, with limits on what a client may send before there is a request."""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from . import limits
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """A request's line and headers must come within a time, a number and a size, which uvicorn does not bound.
+
+    The ASGI scope gets `icc.abort`, which drops the connection with all that the client has not read yet.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
+    _seen = 0  # bytes of the request line and headers under way
+    _reading_headers = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._reading_headers:
+            if self._timer is None:
+                self._start_timer()  # the first bytes of a next request
+            self._seen += len(data)
+        super().data_received(data)
+        if self._reading_headers and self._seen > limits.HEADER_BYTES:
+            self._refuse()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["icc.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+
+    def on_headers_complete(self) -> None:
+        self._stop_timer()
+        self._reading_headers = False
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if len(self.headers) > limits.HEADERS or size > limits.HEADER_BYTES:
+            self._refuse()
+        else:
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._reading_headers, self._seen = True, 0
+        if not self.transport.is_closing():
+            super().on_message_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def handle_websocket_upgrade(self) -> None:
+        self.send_400_response("There are no websockets here.")
+
+    def _refuse(self) -> None:
+        if not self.transport.is_closing():
+            self.send_400_response("The headers are too many or too long.")
+
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(limits.HEADER_S, self._expired)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expired(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            self.transport.abort()

@@ -1,0 +1,167 @@
+"""`python fault_server.py ENGINE FAULT [serve options]`: a server whose engine process has a fake device with a fault.
+
+As its own engine process it is `python fault_server.py --worker FD FAULT TOKENIZER`. The fake device
+counts: after token t comes t + 1. A fault strikes in the step that runs the token 77 ("M").
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+import icc.runtime.tokenizer
+import msgspec
+import numpy as np
+from icc.runtime.engine.manifest import Limits, Manifest, ModelFacts, QuantFacts, SamplingDefaults
+from icc.runtime.executor.fake import FakeExecutor
+from icc.runtime.llm import LLM
+from icc.runtime.sampler import Sampler
+from icc.runtime.scheduler.batch import ScheduledBatch
+from icc.runtime.server import limits
+from icc.runtime.server.channel import Channel
+from icc.runtime.server.worker import Worker
+from icc.runtime.server.worker_main import die_with_parent
+
+TRIGGER = 77
+VOCAB = 258
+
+
+class FaultyExecutor(FakeExecutor):
+    """Counts upwards, `delay` seconds per step, until the trigger runs; freed memory reads as NaN in effect: a slot
+    that was not written since is an assertion."""
+
+    def __init__(self, fault: str, delay: float) -> None:
+        super().__init__(
+            vocab_size=VOCAB,
+            num_blocks=256,
+            block_size=4,
+            max_batch_size=8,
+            max_step_tokens=64,
+            max_logit_rows=8,
+            nan_after=TRIGGER if fault == "nan" else None,
+        )
+        self.fault, self.delay = fault, delay
+
+    def step(self, batch: ScheduledBatch) -> np.ndarray:
+        time.sleep(self.delay)
+        if any(TRIGGER in sequence.token_ids for sequence in batch.sequences):
+            if self.fault == "exit":
+                os._exit(9)
+            if self.fault == "hang":
+                time.sleep(3600)
+            if self.fault == "raise":
+                raise RuntimeError("the device failed, secret 0xdeadbeef at /root/secret")
+        self.batches.clear()
+        return super().step(batch)
+
+
+def break_sampler() -> None:
+    sample = Sampler.sample
+
+    def faulty(self: Sampler, logits: np.ndarray):
+        if int(logits.argmax()) == TRIGGER + 1:
+            raise RuntimeError("a fault in sampling")
+        return sample(self, logits)
+
+    Sampler.sample = faulty
+
+
+def break_detokenizer() -> None:
+    push = icc.runtime.tokenizer.Detokenizer.push
+
+    def faulty(self, token_id: int) -> str:
+        if token_id == TRIGGER:
+            raise RuntimeError("a fault in detokenizing")
+        return push(self, token_id)
+
+    icc.runtime.tokenizer.Detokenizer.push = faulty
+
+
+def manifest() -> Manifest:
+    return Manifest(
+        1, "0.1.0", "cpu", "cpu",
+        ModelFacts("Fake", VOCAB, 1, 1, 1, 512, None, [257], None),
+        QuantFacts("none", 32.0, []), Limits(512, 8, 64), SamplingDefaults(), [], "w", "p", "t", {},
+    )  # fmt: skip
+
+
+def worker(fd: int, fault: str, tokenizer_file: str) -> None:
+    die_with_parent()
+    if fault == "sample":
+        break_sampler()
+    if fault == "detokenize":
+        break_detokenizer()
+    with open(tokenizer_file, "rb") as stream:
+        tokenizer = icc.runtime.tokenizer.Tokenizer(stream.read())
+    delay = 0.02 if fault != "slow" else 0.2
+    llm = LLM(manifest(), FaultyExecutor(fault, delay), tokenizer)
+    loop = Worker(llm, Channel(socket.socket(fileno=fd)))
+    if log := os.environ.get("ICC_WATCH_LOG"):
+        watch(log)
+    loop.run()
+
+
+def watch(log: str) -> None:
+    """Write what must not happen while requests are served to a file: RELIABILITY S1 and S10."""
+    banned = ("pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "code.")
+    network = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname")
+    known = tuple(dict.fromkeys([sys.prefix, sys.base_prefix, str(Path(icc.__file__).resolve().parent), "<frozen"]))
+    stream = open(log, "a", buffering=1)
+
+    def hook(event: str, arguments: tuple) -> None:
+        if event == "exec":  # code of an installed file is an import
+            name = arguments[0].co_filename
+            if not os.path.realpath(name).startswith(known) and not name.startswith(known):
+                stream.write(f"exec {name}\n")
+        elif event == "compile" and arguments[0] is not None and not str(arguments[1]).startswith(known):
+            if sys._getframe(1).f_code.co_filename != collections.__file__:  # named tuples of what is imported late
+                stream.write(f"compile {arguments[1]}\n")
+        elif event.startswith(banned) or event in network:
+            stream.write(f"{event} {str(arguments)[:200]}\n")
+        elif (
+            event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        ):
+            if arguments[0] not in ("/dev/null", log):
+                stream.write(f"write {arguments[0]}\n")
+
+    sys.addaudithook(hook)
+    stream.write("watching\n")
+
+
+def watch_when_ready(log: str) -> None:
+    from icc.runtime.server.core import Core
+
+    start = Core.start
+
+    async def watched(self: Core) -> None:
+        await start(self)
+        watch(log)
+
+    Core.start = watched
+
+
+def main(arguments: list[str]) -> int:
+    if arguments[0] == "--worker":
+        worker(int(arguments[1]), arguments[2], arguments[3])
+        return 0
+    if log := os.environ.get("ICC_WATCH_LOG"):
+        watch_when_ready(log)
+    from icc.runtime.server.serve import ServeOptions, serve
+    from icc.runtime.server.worker_main import LoadOptions
+
+    engine, fault, options = arguments[0], arguments[1], msgspec.json.decode(arguments[2])
+    for name, value in options.pop("limits", {}).items():  # shorter times, so that tests need not wait for long ones
+        assert hasattr(limits, name)
+        setattr(limits, name, value)
+    if "api_key_file" in options:
+        options["api_key_file"] = Path(options["api_key_file"])
+    command = [sys.executable, __file__, "--worker", "{fd}", fault, f"{engine}/tokenizer/tokenizer.json"]
+    return serve(ServeOptions(LoadOptions(engine), port=0, command=command, **options))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,177 @@
+"""RELIABILITY S8, S9, S10, S11: who may ask, what they see of each other, and what the server says of itself."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from icc.runtime.errors import UsageError
+from icc.runtime.server.keys import ApiKeys
+from icc.runtime.server.serve import check_bind
+
+from .conftest import Served, StartServer, running
+
+KEY, OTHER = "a-key-of-some-length", "another-key-entirely"
+
+
+@pytest.fixture(scope="module")
+def guarded(chat_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server with two keys, under strace where its system calls are looked at."""
+    import sys
+
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "keys").write_text(f"# two\n{KEY}\n\n{OTHER}\n")
+    command = [sys.executable, "-m", "icc.compiler.cli", "serve", str(chat_engine), "--port", "0", "--threads", "1"]
+    with running([*command, "--api-key-file", str(folder / "keys")], folder / "log", "toy", KEY) as server:
+        yield server
+
+
+def routes(served: Served) -> list[tuple[str, str]]:
+    paths = json.loads(served.ask("GET", "/openapi.json").raw)["paths"]
+    found = [(method.upper(), path) for path, methods in paths.items() for method in methods]
+    assert len(found) >= 9
+    return [
+        *found,
+        ("GET", "/"),
+        ("GET", "/openapi.json"),
+        ("GET", "/nothing"),
+        ("DELETE", "/v1/models"),
+        ("GET", "//live"),
+    ]
+
+
+def test_every_route_but_two_needs_a_key(guarded: Served) -> None:
+    basic = base64.b64encode(b"user:not-the-key").decode()
+    wrong = [
+        "", "Bearer", "Bearer ", f"Bearer {KEY[:-1]}", f"Bearer {KEY}x", f"Bearer {KEY} {KEY}", f"bearer{KEY}", KEY,
+        f"Token {KEY}", "Bearer " + "x" * 20_000, "Basic", "Basic !!!", f"Basic {basic}", "Bearer # two", "Bearer \xff",
+    ]  # fmt: skip
+    for method, path in routes(guarded):
+        path = path.replace("{model}", "toy").replace("{file_id}", "file-1").replace("{batch_id}", "batch_1")
+        for header in wrong[:3] if path != "/v1/models" else wrong:
+            reply = guarded.ask(method, path, headers={"Authorization": header})
+            expected = 200 if path in ("/live", "/ready") else 401
+            assert reply.status == expected, (method, path, header)
+            if expected == 401 and method != "HEAD":
+                assert reply.json["error"]["code"] == "invalid_api_key" and "www-authenticate" in reply.headers
+
+
+def test_both_keys_and_a_browsers_way_to_send_them_are_accepted(guarded: Served) -> None:
+    basic = base64.b64encode(f"me:{OTHER}".encode()).decode()
+    for header in (f"Bearer {KEY}", f"bearer  {OTHER}", f"Basic {basic}"):
+        assert guarded.ask("GET", "/v1/models", headers={"Authorization": header}).status == 200
+    with socket.create_connection(("127.0.0.1", guarded.port)) as raw:  # two headers are no key, whichever is right
+        line = f"authorization: Bearer {KEY}\r\n"
+        raw.sendall(f"GET /v1/models HTTP/1.1\r\nhost: a\r\n{line}{line}\r\n".encode())
+        assert raw.recv(100).startswith(b"HTTP/1.1 401")
+
+
+def test_clients_do_not_share_the_prefix_cache(guarded: Served) -> None:
+    def cached(key: str, prompt: str, **fields) -> int:
+        body = {"model": "toy", "prompt": prompt, "max_tokens": 1, **fields}
+        reply = guarded.ask("POST", "/v1/completions", body, {"Authorization": f"Bearer {key}"})
+        return reply.json["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    hits = {"same": 0, "other": 0, "salted": 0}
+    for number in range(20):
+        prompt = f"{number} what only one client knows, {number}"
+        assert cached(KEY, prompt) == 0
+        hits["other"] += cached(OTHER, prompt) > 0
+        hits["same"] += cached(KEY, prompt) > 0
+        hits["salted"] += cached(KEY, prompt, cache_salt="x") > 0
+    assert hits == {"same": 20, "other": 0, "salted": 0}
+
+
+@given(st.lists(st.tuples(st.text(max_size=4), st.none() | st.text(max_size=4)), min_size=2, max_size=6, unique=True))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_different_fields_give_different_salts(fields: list[tuple[str, str | None]]) -> None:
+    keys = ApiKeys([KEY])
+    salts = [keys.salt(client, salt) for client, salt in fields]
+    assert len(set(salts)) == len(fields) and all(len(salt) == 32 for salt in salts)
+    assert ApiKeys([KEY]).salt(*fields[0]) != salts[0]  # another start, another secret
+
+
+def test_key_files_are_checked(tmp_path: Path) -> None:
+    for content in ("", "# none\n", "short\n"):
+        (tmp_path / "keys").write_text(content)
+        with pytest.raises(UsageError):
+            ApiKeys.read(tmp_path / "keys")
+    with pytest.raises(UsageError):
+        ApiKeys.read(tmp_path / "missing")
+    assert ApiKeys().client(None) == "" and ApiKeys([KEY]).client(b"Bearer " + KEY.encode()) not in ("", KEY, None)
+
+
+def test_only_loopback_without_keys() -> None:
+    for host in ("127.0.0.1", "::1", "localhost", "127.9.9.9"):
+        check_bind(host, has_keys=False)
+    for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", ""):
+        with pytest.raises(UsageError):
+            check_bind(host, has_keys=False)
+        check_bind(host, has_keys=True)
+
+
+def test_one_socket_listens_and_none_goes_out(guarded: Served) -> None:
+    guarded.complete("a", max_tokens=2)
+    guarded.ask("POST", "/v1/completions", {"model": "toy", "prompt": "http://127.0.0.1:1/x", "max_tokens": 1})
+    server = psutil.Process(guarded.process.pid)
+    for process in [server, *server.children(recursive=True)]:
+        for connection in process.net_connections("inet"):
+            local = connection.laddr.port
+            assert local == guarded.port, (process.cmdline(), connection)
+            assert connection.status != psutil.CONN_SYN_SENT
+
+
+def test_while_it_serves_nothing_is_executed_connected_or_written(
+    start_faulty: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Audit hooks in both processes, armed once the engine is loaded."""
+    log = tmp_path / "watch"
+    monkeypatch.setenv("ICC_WATCH_LOG", str(log))
+    server = start_faulty("none")
+    server.complete(["a", "b"], max_tokens=3, n=2, logprobs=2, echo=True, temperature=3, seed=1)
+    server.chat("http://127.0.0.1:1/x {{ ''.__class__ }}", max_tokens=2, stream=True)
+    server.ask("POST", "/v1/completions", b"{" * 300)
+    server.ask("POST", "/v1/completions", {"model": "toy", "prompt": "a", "response_format": {"type": "json_object"}})
+    server.ask("GET", "/metrics")
+    server.ask("GET", "/openapi.json")
+    server.stream("a", max_tokens=50).drop()
+    server.wait_until(server.idle)
+    assert log.read_text().splitlines() == ["watching"] * 2
+
+
+SECRETS = re.compile(rb"0x[0-9a-fA-F]{6,}|Traceback|/(?:root|tmp|usr|home|work|proc)/|icc-|site-packages")
+
+
+def test_errors_and_logs_say_nothing_of_the_inside(guarded: Served) -> None:
+    other_prompt = "the-secret-prompt-of-someone-else"
+    guarded.complete(other_prompt, max_tokens=1)
+    bodies: list[bytes] = [
+        b"", b"{", b"null", b"[]", b'"x"', b"\x00", b"\xff\xfe", b"[" * 5000, b'{"model": "toy"}', b'{"model": 1}',
+        b'{"model": "toy", "prompt": {"a": 1}}', b'{"model": "toy", "prompt": "a", "model": "x\\n\\u001b[31m"}',
+        b'{"model": "toy", "prompt": "a", "response_format": {"type": "regex", "regex": "("}}',
+        b'{"model": "toy", "prompt": "a", "n": 1e400}', b'{"model": "toy", "messages": [{"role": "user"}]}',
+        b'{"model": "../../etc/passwd", "prompt": "a"}',
+    ]  # fmt: skip
+    for path in (
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/tokenize",
+        "/detokenize",
+        "/v1/models/%2e%2e%2fx",
+        "/x\n",
+    ):
+        for body in bodies:
+            reply = guarded.ask("POST" if "models" not in path else "GET", path.strip(), body)
+            assert 400 <= reply.status < 500, (path, body, reply.raw)
+            assert not SECRETS.search(reply.raw) and other_prompt.encode() not in reply.raw, reply.raw
+            assert b"\x1b" not in reply.raw and b"\n" not in reply.raw
+    log = guarded.log.read_bytes()
+    assert other_prompt.encode() not in log and KEY.encode() not in log and b"\x1b" not in log

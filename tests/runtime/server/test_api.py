@@ -1,0 +1,199 @@
+"""The API by example, on a model that counts: after byte b comes b + 1."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from .conftest import Served
+
+pytestmark = pytest.mark.usefixtures("idle_after")
+
+
+def test_a_completion_has_text_reason_and_usage(served: Served) -> None:
+    answer = served.complete("a", max_tokens=5)
+    [choice] = answer["choices"]
+    assert choice == {"index": 0, "text": "bcdef", "logprobs": None, "finish_reason": "length"}
+    assert answer["object"] == "text_completion" and answer["model"] == "toy"
+    usage = {"prompt_tokens": 1, "completion_tokens": 5, "total_tokens": 6}
+    assert answer["usage"] == {**usage, "prompt_tokens_details": {"cached_tokens": 0}}
+
+
+def test_prompts_may_be_texts_or_token_ids_one_or_several(served: Served) -> None:
+    for prompt, texts in [
+        (["a", "k"], ["bc", "lm"]),
+        ([97], ["bc"]),
+        ([[97], [107, 65]], ["bc", "BC"]),
+    ]:
+        answer = served.complete(prompt, max_tokens=2)
+        assert [choice["text"] for choice in answer["choices"]] == texts
+        assert [choice["index"] for choice in answer["choices"]] == list(range(len(texts)))
+
+
+def test_a_stream_says_the_same_as_the_whole_answer(served: Served) -> None:
+    events = served.complete(["a", "k"], max_tokens=6, n=2, stream=True, stream_options={"include_usage": True})
+    texts = {index: "" for index in range(4)}
+    reasons = {}
+    for event in events[:-1]:
+        assert event["usage"] is None
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["text"]
+            if choice["finish_reason"]:
+                reasons[choice["index"]] = choice["finish_reason"]
+    assert texts == {0: "bcdefg", 1: "bcdefg", 2: "lmnopq", 3: "lmnopq"}
+    assert reasons == dict.fromkeys(range(4), "length")
+    assert events[-1]["choices"] == [] and events[-1]["usage"]["completion_tokens"] == 24
+
+
+def test_the_end_token_stops_and_is_not_shown(served: Served) -> None:
+    answer = served.complete([[254]], max_tokens=10)
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == 3  # 255, <bos>, <eos>
+    assert served.complete([[254]], max_tokens=10, ignore_eos=True)["choices"][0]["finish_reason"] == "length"
+
+
+def test_stop_strings_and_stop_tokens_end_the_text(served: Served) -> None:
+    choice = served.complete("a", max_tokens=20, stop=["zz", "fg"])["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("bcde", "stop")
+    choice = served.complete("a", max_tokens=20, stop_token_ids=[101])["choices"][0]
+    assert choice["finish_reason"] == "stop" and choice["text"].startswith("bcd")
+
+
+def test_logprobs_and_echo(served: Served) -> None:
+    choice = served.complete("ab", max_tokens=2, logprobs=2, echo=True)["choices"][0]
+    assert choice["text"] == "abcd"
+    found = choice["logprobs"]
+    assert found["tokens"] == ["a", "b", "c", "d"] and found["text_offset"] == [0, 1, 2, 3]
+    assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
+    expected = 10 - math.log(math.exp(10) + 257)  # the toy's logits are 10 for the next token and 0 for 257 others
+    assert found["token_logprobs"][1:] == pytest.approx([expected] * 3, abs=1e-4)
+    assert set(found["top_logprobs"][1]) >= {"b"} and len(found["top_logprobs"][1]) == 2
+
+
+def test_sampling_is_seeded_and_penalties_and_biases_act(served: Served) -> None:
+    fields = {"max_tokens": 24, "temperature": 50, "seed": 7}
+    first, second = (served.complete("a", **fields)["choices"][0]["text"] for _ in range(2))
+    assert first == second != served.complete("a", **{**fields, "seed": 8})["choices"][0]["text"]
+    assert served.complete("a", max_tokens=3, logit_bias={"120": 100})["choices"][0]["text"] == "xxx"
+    assert served.complete("a", max_tokens=3, logit_bias={"98": -100})["choices"][0]["text"] != "bcd"
+    assert served.complete("a", max_tokens=2, temperature=50, top_k=1)["choices"][0]["text"] == "bc"
+    assert served.complete("a", max_tokens=2, temperature=50, min_p=0.99)["choices"][0]["text"] == "bc"
+    several = served.complete("a", n=4, max_tokens=24, temperature=50, seed=7)["choices"]
+    assert len({choice["text"] for choice in several}) == 4
+
+
+def test_chat_renders_the_template_and_answers(served: Served) -> None:
+    answer = served.chat("hello", max_completion_tokens=3)
+    [choice] = answer["choices"]
+    assert choice["message"]["role"] == "assistant" and choice["finish_reason"] == "length"
+    system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+    turns = (("system", system), ("user", "hello"))
+    prompt = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns) + "<|im_start|>assistant\n"
+    assert answer["usage"]["prompt_tokens"] == len(prompt)  # one token per byte
+    assert choice["message"]["content"] == "\x0b\x0c\r"  # the bytes after the prompt's last, a newline
+
+
+def test_chat_streams_a_role_then_content_then_a_reason(served: Served) -> None:
+    events = served.chat("x", max_tokens=3, stream=True, n=2)
+    assert [event["choices"][0]["delta"] for event in events[:2]] == [{"role": "assistant", "content": ""}] * 2
+    content = "".join(e["choices"][0]["delta"].get("content", "") for e in events if e["choices"][0]["index"] == 1)
+    assert content == "\x0b\x0c\r"
+    assert [e["choices"][0]["finish_reason"] for e in events].count("length") == 2
+    assert all("usage" not in event for event in events)
+
+
+def test_chat_logprobs(served: Served) -> None:
+    choice = served.chat("x", max_tokens=2, logprobs=True, top_logprobs=3)["choices"][0]
+    first = choice["logprobs"]["content"][0]
+    assert first["token"] == "\x0b" and first["bytes"] == [11] and len(first["top_logprobs"]) == 3
+
+
+def test_content_parts_are_texts(served: Served) -> None:
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    whole, joined = (served.chat([{"role": "user", "content": c}], max_tokens=1) for c in ("hello", parts))
+    assert whole["usage"] == {**joined["usage"], "prompt_tokens_details": whole["usage"]["prompt_tokens_details"]}
+
+
+def test_tokens_go_there_and_back(served: Served) -> None:
+    tokens = served.ask("POST", "/tokenize", {"prompt": "héy"}).json
+    assert tokens == {"tokens": list("héy".encode()), "count": 4, "max_model_len": 4096}
+    assert served.ask("POST", "/detokenize", {"tokens": tokens["tokens"]}).json == {"prompt": "héy"}
+
+
+def test_models_state_and_version(served: Served) -> None:
+    assert [model["id"] for model in served.ask("GET", "/v1/models").json["data"]] == ["toy"]
+    assert served.ask("GET", "/v1/models/toy").json["max_model_len"] == 4096
+    assert served.ask("GET", "/v1/models/other").status == 404
+    assert served.ask("GET", "/live").json == {"status": "live"}
+    assert served.ask("GET", "/ready").json == {"status": "ready"}
+    assert served.ask("GET", "/version").json["target"] == "cpu"
+
+
+def test_metrics_have_vllms_names_and_count(served: Served) -> None:
+    before = served.metric("vllm:generation_tokens_total")
+    served.complete("a", max_tokens=7)
+    assert served.metric("vllm:generation_tokens_total") == before + 7
+    text = served.ask("GET", "/metrics").raw.decode()
+    for prefix in ("icc:", "vllm:"):
+        for name in (
+            "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total",
+            "prompt_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total", "request_success_total",
+            "time_to_first_token_seconds_bucket", "inter_token_latency_seconds_bucket",
+            "e2e_request_latency_seconds_bucket", "request_queue_time_seconds_bucket",
+            "request_prefill_time_seconds_bucket", "request_decode_time_seconds_bucket",
+            "request_prompt_tokens_bucket", "request_generation_tokens_bucket", "iteration_tokens_total_bucket",
+        ):  # fmt: skip
+            assert f"\n{prefix}{name}{{" in text, name
+
+
+def test_a_prompt_that_was_seen_is_cached_and_says_so(served: Served) -> None:
+    prompt = "a prompt that no other test sends " * 4
+    assert served.complete(prompt, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    again = served.complete(prompt, max_tokens=1)["usage"]
+    assert again["prompt_tokens_details"]["cached_tokens"] >= again["prompt_tokens"] - 4
+    other = served.complete(prompt, max_tokens=1, cache_salt="mine")["usage"]
+    assert other["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/v1/completions", b"{", 400, None),
+        ("/v1/completions", b'{"model": "toy", "prompt": "\\ud800"}', 400, None),
+        ("/v1/completions", b"\xff", 400, None),
+        ("/v1/completions", b"[" * 100_000, 400, None),
+        ("/v1/completions", {"model": "other", "prompt": "a"}, 404, "model"),
+        ("/v1/completions", {"model": "toy"}, 400, None),
+        ("/v1/completions", {"model": "toy", "prompt": []}, 400, "prompt"),
+        ("/v1/completions", {"model": "toy", "prompt": ["a", [1]]}, 400, "prompt"),
+        ("/v1/completions", {"model": "toy", "prompt": [300]}, 400, "prompt"),
+        ("/v1/completions", {"model": "toy", "prompt": ["a"] * 17}, 400, "prompt"),
+        ("/v1/completions", {"model": "toy", "prompt": "a" * 4097}, 400, "prompt"),
+        ("/v1/completions", {"model": "toy", "prompt": "a", "max_token": 5}, 400, None),
+        ("/v1/chat/completions", {"model": "toy", "messages": []}, 400, "messages"),
+        ("/v1/chat/completions", {"model": "toy", "messages": [{"role": "x", "content": ""}]}, 400, "messages[0].role"),
+        ("/v1/chat/completions", {"model": "toy", "messages": [{"role": "user"}]}, 400, "messages[0]"),
+        ("/detokenize", {"tokens": [258]}, 400, "tokens"),
+    ],
+)
+def test_a_wrong_request_gets_400_and_the_field(served: Served, path: str, body, status: int, param) -> None:
+    reply = served.ask("POST", path, body)
+    assert reply.status == status, reply.raw
+    error = reply.json["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["message"]
+    assert error["param"] == param
+
+
+def test_routes_that_do_not_exist_say_so_in_the_same_form(served: Served) -> None:
+    assert served.ask("GET", "/nothing").json["error"]["type"] == "not_found_error"
+    reply = served.ask("GET", "/v1/completions")
+    assert reply.status == 405 and reply.headers["allow"] == "POST"
+
+
+def test_the_document_describes_what_is_served(served: Served) -> None:
+    document = json.loads(served.ask("GET", "/openapi.json").raw)
+    schema = document["components"]["schemas"]["CompletionRequest"]
+    assert schema["properties"]["model"]["enum"] == ["toy"] and schema["additionalProperties"] is False
+    assert '"maximum": 257' in json.dumps(schema["properties"]["prompt"])

@@ -1,0 +1,168 @@
+"""RELIABILITY R4, R5, R6 and R12: an engine that dies, hangs or fails on one request; the end of a server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from .conftest import Served, StartServer
+
+CANARY = "canary 0"  # counts on from "0": it never meets the trigger "M"
+FAULT = "L"  # the next token is "M", and running that strikes
+
+
+def test_a_dead_engine_ends_requests_and_is_started_again(start_faulty: StartServer) -> None:
+    server = start_faulty("none")
+    stream = server.stream("a", max_tokens=100)
+    assert "choices" in stream.event()
+    os.kill(server.engine_pid, signal.SIGKILL)
+    killed = time.monotonic()
+    *_, last = stream.rest()
+    assert last["error"]["message"] == "the engine died"
+    assert time.monotonic() - killed < 4  # 1 s, where the machine is not busy
+    assert server.ask("GET", "/ready").status == 503 or server.metric("icc:engine_restarts") >= 1
+    server.wait_until(lambda: server.ask("GET", "/ready").status == 200)
+    assert server.complete("a", max_tokens=3)["choices"][0]["text"] == "bcd"
+    server.wait_until(server.idle)
+
+
+def test_while_the_engine_is_dead_requests_get_503(start_faulty: StartServer) -> None:
+    server = start_faulty("exit")
+    reply = server.ask("POST", "/v1/completions", {"model": "toy", "prompt": FAULT, "max_tokens": 5})
+    assert reply.status == 500 and reply.json["error"]["message"] == "the engine died"
+    statuses = {server.ask("POST", "/v1/completions", {"model": "toy", "prompt": "a", "max_tokens": 1}).status}
+    server.wait_until(lambda: server.ask("GET", "/ready").status == 200)
+    assert statuses <= {200, 503}
+    assert server.ask("GET", "/live").status == 200
+
+
+@pytest.mark.parametrize("how", ["step", "stopped"])
+def test_a_hung_engine_is_seen_by_the_watchdog(start_faulty: StartServer, how: str) -> None:
+    server = start_faulty("hang", watchdog_s=1.0)
+    pid = server.engine_pid
+    stream = server.stream(FAULT if how == "step" else "a", max_tokens=100)
+    stream.event()
+    begun = time.monotonic()
+    if how == "stopped":
+        os.kill(pid, signal.SIGSTOP)
+    *_, last = stream.rest()
+    assert "hangs" in last["error"]["message"]
+    assert time.monotonic() - begun < 6  # watchdog + 1 s, and as much again on a busy machine
+    server.wait_until(lambda: not psutil.pid_exists(pid))
+    server.wait_until(lambda: server.ask("GET", "/ready").status == 200)
+
+
+def test_no_process_outlives_the_server(start_faulty: StartServer) -> None:
+    server = start_faulty("hang")
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    assert len(children) == 2
+    stream = server.stream(FAULT, max_tokens=5)
+    stream.event()
+    server.process.kill()
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def run_beside_canaries(server: Served, prompts: list[str]) -> list[dict[str, Any]]:
+    """Send the prompts while canaries run; the canaries' answers must be as ever, and the engine the same."""
+    pid = server.engine_pid
+    canaries: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: canaries.append(server.complete(CANARY, max_tokens=20))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    replies = [
+        server.ask("POST", "/v1/completions", {"model": "toy", "prompt": prompt, "max_tokens": 4}) for prompt in prompts
+    ]
+    for thread in threads:
+        thread.join()
+    assert [canary["choices"][0]["text"] for canary in canaries] == ["123456789:;<=>?@ABCD"] * 3
+    assert server.engine_pid == pid
+    server.wait_until(server.idle)
+    return [{"status": reply.status, **reply.json} for reply in replies]
+
+
+@pytest.mark.parametrize("fault", ["nan", "sample", "detokenize"])
+def test_one_bad_request_fails_alone(start_faulty: StartServer, fault: str) -> None:
+    server = start_faulty(fault)
+    for answer in run_beside_canaries(server, [FAULT, "xx" + FAULT]):
+        assert answer["status"] == 500 and "the model failed on this request" in answer["error"]["message"]
+    # nothing of it is in the prefix cache: it fails again, and does so alone
+    assert run_beside_canaries(server, [FAULT])[0]["status"] == 500
+
+
+def test_a_step_that_fails_ends_its_requests_and_says_nothing_of_the_inside(start_faulty: StartServer) -> None:
+    server = start_faulty("raise")
+    pid = server.engine_pid
+    reply = server.ask("POST", "/v1/completions", {"model": "toy", "prompt": FAULT, "max_tokens": 5})
+    assert reply.status == 500
+    assert b"secret" not in reply.raw and b"0x" not in reply.raw and b"Traceback" not in reply.raw
+    assert server.complete("a", max_tokens=2)["choices"][0]["text"] == "bc" and server.engine_pid == pid
+
+
+def test_sigterm_lets_requests_end_and_refuses_new_ones(start_faulty: StartServer) -> None:
+    server = start_faulty("none")
+    streams = [server.stream("0", max_tokens=40) for _ in range(4)]
+    for stream in streams:
+        stream.event()
+    server.process.send_signal(signal.SIGTERM)
+    server.wait_until(lambda: server.ask("GET", "/v1/models").status == 503)
+    refused = server.ask("POST", "/v1/completions", {"model": "toy", "prompt": "a"})
+    assert refused.status == 503 and refused.headers["retry-after"] == "5"
+    for stream in streams:
+        events = stream.rest()
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+    assert server.process.wait(10) == 0
+
+
+def test_a_second_sigterm_and_a_timeout_end_streams_in_words(start_faulty: StartServer) -> None:
+    for options, signals in (({"drain_s": 0.3}, 1), ({"drain_s": 60}, 2)):
+        server = start_faulty("slow", **options)
+        stream = server.stream("0", max_tokens=400)
+        stream.event()
+        for _ in range(signals):
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+        *_, last = stream.rest()
+        assert last["error"]["message"] == "the server has stopped"
+        assert server.process.wait(5) == 0
+
+
+def test_sigterm_while_loading_ends_at_once(start: StartServer) -> None:
+    server = start(wait=False)
+    time.sleep(0.7)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(10) in (0, -signal.SIGTERM)  # the latter before there is a handler
+
+
+def test_a_client_that_goes_frees_its_blocks_within_a_step(start_faulty: StartServer) -> None:
+    server = start_faulty("slow")  # 0.2 s per step
+    for reset in (False, True):
+        stream = server.stream("0", max_tokens=400)
+        stream.event()
+        assert server.metric("icc:num_requests_running") == 1
+        stream.drop(reset)
+        server.wait_until(server.idle, 2)
+    with socket.create_connection(("127.0.0.1", server.port)) as raw:  # whole answers too
+        body = b'{"model": "toy", "prompt": "0", "max_tokens": 400}'
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        server.wait_until(lambda: server.metric("icc:num_requests_running") == 1)
+    server.wait_until(server.idle, 2)
+    assert server.metric("icc:request_success_total") == 3  # by reason: abort
+
+
+def test_a_deadline_ends_a_request(start_faulty: StartServer) -> None:
+    server = start_faulty("slow")
+    for choice in server.complete("0", max_tokens=400, deadline=0.9, n=2)["choices"]:
+        assert choice["finish_reason"] == "deadline" and choice["text"].startswith("12")
+    events = server.stream("0", max_tokens=400, deadline=0.9).rest()
+    assert events[-1]["choices"][0]["finish_reason"] == "deadline"
+    server.wait_until(server.idle, 2)

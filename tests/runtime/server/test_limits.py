@@ -1,0 +1,122 @@
+"""RELIABILITY S6: every number has a bound; one table is what the validator, the document and this test read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from icc.runtime.errors import IccError
+from icc.runtime.server import limits
+from icc.runtime.server.admission import Admission, Budget, Overloaded, Price, TooExpensive
+
+from .conftest import Served
+
+pytestmark = pytest.mark.usefixtures("idle_after")
+IN_CHAT = ("max_completion_tokens", "top_logprobs")
+NUMBERS = sorted(set(limits.NUMBERS) - {"logit_bias"})
+
+
+def send(served: Served, name: str, value: str) -> tuple[int, Any]:
+    """A request whose field `name` is the JSON text `value`."""
+    path = "/v1/chat/completions" if name in IN_CHAT else "/v1/completions"
+    prompt = '"messages": [{"role": "user", "content": "a"}]' if name in IN_CHAT else '"prompt": "a"'
+    limit = "" if "max_" in name else '"max_tokens": 2, '
+    field = f'"logit_bias": {{"98": {value}}}' if name == "logit_bias" else f'"{name}": {value}'
+    stop = '"stop_token_ids": [98, 11], '  # what the toy says first: even a long answer is short
+    reply = served.ask("POST", path, f'{{"model": "toy", {prompt}, {limit}{stop}{field}}}'.encode())
+    return reply.status, reply.json
+
+
+def one_less(name: str, value: float) -> float:
+    return int(value) - 1 if name in limits.WHOLE else value - 0.001
+
+
+def one_more(name: str, value: float) -> float:
+    return int(value) + 1 if name in limits.WHOLE else value * 1.001 + 0.001
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, "logit_bias"])
+def test_numbers_are_taken_up_to_their_bounds_and_not_beyond(served: Served, name: str) -> None:
+    low, high = limits.NUMBERS[name]
+    high = min(high, 2**63 - 1)
+    as_json = int if name in limits.WHOLE else float
+    for value in (low, high):
+        status, answer = send(served, name, json.dumps(as_json(value)))
+        assert status == 200, (value, answer)
+    beyond = [one_less(name, low), one_more(name, high), 1e308, -1e308]
+    wrong = [json.dumps(value) for value in beyond] + ["NaN", "1e999", '"1"', "[]", "{}", "9" * 400, "-", "true"]
+    for text in wrong:
+        status, answer = send(served, name, text)
+        assert status == 400 and answer["error"]["message"], (text, status)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_the_document_says_the_same_bounds(served: Served, name: str) -> None:
+    schemas = json.loads(served.ask("GET", "/openapi.json").raw)["components"]["schemas"]
+    schema = schemas["ChatRequest" if name in IN_CHAT else "CompletionRequest"]["properties"][name]
+    number = next(part for part in schema.get("anyOf", [schema]) if "minimum" in part)
+    low, high = limits.NUMBERS[name]
+    assert number["minimum"] == low and number["maximum"] == min(high, 2**63 - 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "most"),
+    [
+        ("stop", ["x"] * limits.STOPS),
+        ("stop", "x" * limits.STOP_CHARS),
+        ("stop", "\U0001f600" * limits.STOP_CHARS),
+        ("stop_token_ids", [98] * limits.STOP_IDS),
+        ("logit_bias", {str(i): 0 for i in range(limits.BIASES)}),
+        ("prompt", ["a"] * limits.PROMPTS),
+        ("cache_salt", "x" * 256),
+    ],
+)
+def test_lists_and_texts_are_taken_up_to_their_bounds(served: Served, field: str, most: Any) -> None:
+    body = {"model": "toy", "prompt": "a", "max_tokens": 1}
+    assert served.ask("POST", "/v1/completions", {**body, field: most}).status == 200
+    more = most + most[:1] if isinstance(most, list | str) else {**most, str(len(most)): 0}
+    assert served.ask("POST", "/v1/completions", {**body, field: more}).status == 400
+
+
+def test_a_body_has_a_size(served: Served) -> None:
+    body = b'{"model": "toy", "prompt": "%s"}' % (b"a" * limits.BODY_BYTES)
+    assert served.ask("POST", "/v1/completions", body).json["error"]["code"] == "body_too_large"
+    whole = b'{"model": "toy", "prompt": "a", "user": "'
+    whole += b"u" * (limits.BODY_BYTES - len(whole) - 20) + b'", "max_tokens": 1}'
+    assert served.ask("POST", "/v1/completions", whole).status == 200
+
+
+def test_nesting_is_bounded(served: Served) -> None:
+    def nested(levels: int) -> dict[str, Any]:
+        schema: dict[str, Any] = {"type": "null"}
+        for _ in range(levels):
+            schema = {"not": schema}
+        return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+    body = {"model": "toy", "prompt": "a", "response_format": nested(limits.JSON_DEPTH)}
+    assert "nested deeper" in served.ask("POST", "/v1/completions", body).json["error"]["message"]
+    assert limits.depth({"a": [[1], {}]}) == 3 and limits.depth(1) == 0
+
+
+def test_a_price_counts_everything_that_a_request_may_take() -> None:
+    assert Price.of([3, 5], n=2, max_tokens=10, logprobs=None) == Price(4, 56, 0)
+    assert Price.of([3], n=1, max_tokens=10, logprobs=4).bytes == 100 * 13 * 5
+
+
+def test_admission_is_bounded_by_count_by_tokens_and_by_bytes() -> None:
+    admission = Admission(Budget(sequences=4, tokens=100, logprob_bytes=1000))
+
+    def refused(price: Price) -> type[IccError] | None:
+        try:
+            with admission.admitted(price):
+                return None
+        except IccError as error:
+            return type(error)
+
+    with admission.admitted(Price(3, 60, 0)):
+        assert refused(Price(1, 40, 0)) is None
+        assert refused(Price(2, 10, 0)) is Overloaded and refused(Price(1, 41, 0)) is Overloaded
+        assert refused(Price(5, 1, 0)) is TooExpensive and refused(Price(1, 101, 0)) is TooExpensive
+        assert refused(Price(1, 1, 1001)) is TooExpensive
+    assert (admission.sequences, admission.tokens, admission.requests) == (0, 0, 0)

@@ -1,0 +1,239 @@
+"""Grammars and tool calls: what they allow is what comes, and hostile ones are refused (RELIABILITY S5)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import pytest
+from icc.runtime.server.model import ServedModel
+from icc.runtime.server.sandbox import Sandbox
+from icc.runtime.server.tools import ToolFormat, ToolReader, find_tool_format
+
+from .chat_templates import TEMPLATES
+from .conftest import Served
+
+pytestmark = pytest.mark.usefixtures("idle_after")
+
+
+def constrained(served: Served, wanted: dict[str, Any], **fields: Any) -> str:
+    answer = served.complete("a", max_tokens=200, response_format=wanted, **fields)
+    assert answer["choices"][0]["finish_reason"] == "stop", answer
+    return answer["choices"][0]["text"]
+
+
+def schema(value: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": value}}
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 10, "maximum": 99},
+        "kind": {"enum": ["cat", "dög"]},
+        "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+    },
+    "required": ["name", "age", "kind", "tags"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_json_follows_its_schema(served: Served, seed: int) -> None:
+    value = json.loads(constrained(served, schema(PERSON), temperature=30, seed=seed))
+    assert set(value) == {"name", "age", "kind", "tags"} and len(value["name"]) <= 6
+    assert 10 <= value["age"] <= 99 and value["kind"] in ("cat", "dög") and len(value["tags"]) <= 3
+
+
+def test_regex_and_grammar(served: Served) -> None:
+    for seed in range(3):
+        text = constrained(served, {"type": "regex", "regex": "[a-c]{2,5}-[0-9]+!"}, temperature=30, seed=seed)
+        assert re.fullmatch("[a-c]{2,5}-[0-9]+!", text)
+    lark = 'start: sum "."\nsum: NUMBER ("+" NUMBER)~2\nNUMBER: /[1-9]/\n'
+    text = constrained(served, {"type": "grammar", "grammar": lark}, temperature=30, seed=1)
+    assert re.fullmatch(r"[1-9](\+[1-9]){2}\.", text)
+
+
+def test_a_json_object(served: Served) -> None:
+    answer = served.complete("a", max_tokens=40, response_format={"type": "json_object"}, temperature=30, seed=3)
+    assert answer["choices"][0]["text"].startswith("{")
+
+
+def test_grammars_run_beside_other_requests_and_for_several_completions(served: Served) -> None:
+    answer = served.complete(
+        ["a", "b"], n=3, max_tokens=50, temperature=30, seed=5, response_format={"type": "regex", "regex": "[xyz]{8}"}
+    )
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert len(texts) == 6 and all(re.fullmatch("[xyz]{8}", text) for text in texts) and len(set(texts)) > 1
+
+
+def nested(levels: int) -> dict[str, Any]:
+    value: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        value = {"type": "array", "items": value}
+    return value
+
+
+HOSTILE = [
+    {"type": "regex", "regex": "(" * 5000 + "a" + ")" * 5000},
+    {"type": "regex", "regex": "a("},
+    {"type": "grammar", "grammar": "start: " + "(" * 8000},
+    {"type": "grammar", "grammar": "start: nothing"},
+    {"type": "grammar", "grammar": ""},
+    schema(nested(101)),
+    schema({"type": "no such type"}),
+    schema({"$ref": "#/nowhere"}),
+    schema({"$ref": "http://127.0.0.1:1/x"}),
+    schema({"type": "string", "pattern": "("}),
+    schema({"description": "x" * 70_000}),
+]
+HEAVY = [
+    {"type": "regex", "regex": "((a{1,1000}){1,1000}){1,1000}"},
+    {"type": "grammar", "grammar": "start: start"},
+    {"type": "regex", "regex": "(a+)+$"},
+    {"type": "regex", "regex": "a{1,1000000000}"},
+    {"type": "regex", "regex": "(a|b)*a(a|b){30}"},
+    {"type": "regex", "regex": "(.*)*x(.*)*y(.*)*z"},
+    {"type": "grammar", "grammar": 'start: start start | "a" | "b"'},
+    schema(nested(60)),
+    schema({"type": "array", "items": {"enum": [f"v{i}" for i in range(800)]}}),
+]
+
+
+@pytest.mark.parametrize("wanted", HOSTILE)
+def test_a_grammar_that_is_none_or_too_much_is_refused_in_words(served: Served, wanted: dict[str, Any]) -> None:
+    body = {"model": "toy", "prompt": "a", "max_tokens": 4, "response_format": wanted}
+    reply = served.ask("POST", "/v1/completions", body)
+    assert reply.status == 400 and reply.json["error"]["param"].startswith("response_format"), reply.raw
+
+
+@pytest.mark.parametrize("wanted", HEAVY)
+def test_a_heavy_grammar_ends_well_or_in_words_and_delays_nobody(served: Served, wanted: dict[str, Any]) -> None:
+    body = {"model": "toy", "prompt": "a", "max_tokens": 24, "response_format": wanted, "temperature": 30, "seed": 1}
+    assert served.ask("POST", "/v1/completions", body).status in (200, 400, 500)
+    assert served.complete("a", max_tokens=2)["choices"][0]["text"] == "bc"
+
+
+# -- tools -----------------------------------------------------------------------------------------------------------
+
+
+def tool(name: str, city: str) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"enum": [city]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = [tool("weather", "Oslo"), tool("time", "Rome")]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "time"}}])
+def test_a_tool_that_must_be_called_is_called(served: Served, choice: Any) -> None:
+    fields = {"tools": TOOLS, "tool_choice": choice, "max_tokens": 200, "temperature": 30, "seed": 2}
+    [answer] = served.chat("x", **fields)["choices"]
+    assert answer["finish_reason"] == "tool_calls" and answer["message"]["content"] is None
+    [call] = answer["message"]["tool_calls"]
+    arguments = json.loads(call["function"]["arguments"])
+    cities = {"weather": "Oslo", "time": "Rome"}
+    assert call["type"] == "function" and call["id"] and arguments["city"] == cities[call["function"]["name"]]
+    assert choice == "required" or call["function"]["name"] == "time"
+
+    events = served.chat("x", stream=True, **fields)
+    deltas = [event["choices"][0]["delta"] for event in events]
+    [streamed] = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]
+    assert streamed[0]["function"] == call["function"] and streamed[0]["index"] == 0
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert not any(delta.get("content") for delta in deltas)
+
+
+def test_tools_are_optional_and_may_be_forbidden(served: Served) -> None:
+    for choice in ("auto", "none"):
+        [answer] = served.chat("x", tools=TOOLS, tool_choice=choice, max_tokens=3)["choices"]
+        assert answer["message"]["content"] == "\x0b\x0c\r" and "tool_calls" not in answer["message"]
+
+
+def test_a_tool_that_does_not_exist_cannot_be_chosen(served: Served) -> None:
+    named = {"type": "function", "function": {"name": "other"}}
+    body = {"model": "toy", "messages": [{"role": "user", "content": "x"}], "tools": TOOLS, "tool_choice": named}
+    reply = served.ask("POST", "/v1/chat/completions", body)
+    assert reply.status == 404 and reply.json["error"]["param"] == "tool_choice"
+
+
+FORMATS = {
+    "qwen-2.5": ToolFormat("<tool_call>", "</tool_call>", "name", "arguments", False, "", ""),
+    "llama-3.1": ToolFormat("", "", "name", "parameters", False, "", ""),
+    "mistral-v3": ToolFormat("[TOOL_CALLS]", "", "name", "arguments", True, "", ""),
+    "gemma": None,
+    "chatml": None,
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_format_is_found_in_the_template(name: str, toy_manifest: Any) -> None:
+    template, special = TEMPLATES[name]
+
+    async def find() -> ToolFormat | None:
+        sandbox = Sandbox(template, special)
+        try:
+            model = ServedModel("m", 0, toy_manifest(), None, template, special)
+            return await find_tool_format(model, sandbox)
+        finally:
+            await sandbox.stop()
+
+    found, expected = asyncio.run(find()), FORMATS[name]
+    if expected is None:
+        assert found is None
+        return
+    assert found is not None
+    assert [getattr(found, part) for part in ("name_key", "arguments_key", "is_list", "open")] == [
+        getattr(expected, part) for part in ("name_key", "arguments_key", "is_list", "open")
+    ]
+    assert expected.close in found.close
+
+
+QWEN, LLAMA, MISTRAL = (FORMATS[name] for name in ("qwen-2.5", "llama-3.1", "mistral-v3"))
+ANSWERS = [
+    (
+        QWEN,
+        'I look.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
+        "I look.\n",
+        [("f", '{"a": 1}')],
+    ),
+    (
+        QWEN,
+        '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n<tool_call>{"name": "g", "arguments": {}}</tool_call>',
+        "",
+        [("f", "{}"), ("g", "{}")],
+    ),
+    (QWEN, "2 < 3 and <tool is no call", "2 < 3 and <tool is no call", []),
+    (QWEN, '<tool_call>{"name": "f", "arg', '<tool_call>{"name": "f", "arg', []),
+    (QWEN, '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>', None, []),
+    (LLAMA, '{"name": "f", "parameters": {"a": "x"}}', "", [("f", '{"a": "x"}')]),
+    (LLAMA, '{"some": "json"}', '{"some": "json"}', []),
+    (LLAMA, 'It is {"name": "f", "parameters": {}}', 'It is {"name": "f", "parameters": {}}', []),
+    (
+        MISTRAL,
+        '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]',
+        "",
+        [("f", "{}"), ("g", "{}")],
+    ),
+    (MISTRAL, ' [{"name": "f", "arguments": {}}]', "", [("f", "{}")]),  # the mark is a special token, not shown
+]
+
+
+@pytest.mark.parametrize(("form", "answer", "text", "calls"), ANSWERS)
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_answers_are_split_into_text_and_calls(
+    form: ToolFormat, answer: str, text: str | None, calls: Any, size: int
+) -> None:
+    reader = ToolReader(form, ["f", "g"])
+    shown = "".join(reader.push(answer[at : at + size]) for at in range(0, len(answer), size))
+    rest, found = reader.finish()
+    assert [(call.function.name, call.function.arguments) for call in found] == calls
+    assert (shown + rest).strip() == (answer if text is None else text).strip()

@@ -1,0 +1,141 @@
+"""Chat templates: equal to transformers, and safe (RELIABILITY S4)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+from icc.runtime.errors import RequestError
+from icc.runtime.server.sandbox import Sandbox
+from icc.runtime.server.sandbox_main import Render
+from icc.runtime.server.templates import ChatTemplate, TemplateRefused
+
+from .chat_templates import TEMPLATES
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather <in> a “city” & its 'suburbs'",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "días": {"type": "integer"}}},
+    },
+}
+CALL = {
+    "id": "abcdefghi",
+    "type": "function",
+    "function": {"name": "weather", "arguments": {"city": "Oslo", "días": 3}},
+}
+CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
+    "one": [{"role": "user", "content": '  Hello, <world> & "all"! é 😀\n'}],
+    "system": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi\n\n"}],
+    "turns": [
+        {"role": "user", "content": "One?"},
+        {"role": "assistant", "content": "<think>hm</think>\n\nTwo. "},
+        {"role": "user", "content": "Three?"},
+    ],
+    "tool": [
+        {"role": "user", "content": "Weather in Oslo?"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": '{"rain": true}', "tool_call_id": "abcdefghi", "name": "weather"},
+    ],
+    "two users": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
+    "unknown": [{"role": "critic", "content": "a"}],
+}
+
+
+def transformers_renders(
+    template: str, conversation: list[dict[str, Any]], special: dict[str, str], **options: Any
+) -> Any:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        rendered, _ = render_jinja_template([conversation], chat_template=template, **options, **special)
+        return rendered[0]
+    except Exception as error:
+        return type(error).__name__
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_prompts_are_those_of_transformers(name: str) -> None:
+    template, special = TEMPLATES[name]
+    ours = ChatTemplate(template, special)
+    rendered = 0
+    for (_, conversation), tools, prompt in itertools.product(CONVERSATIONS.items(), (None, [TOOL]), (True, False)):
+        expected = transformers_renders(template, conversation, special, tools=tools, add_generation_prompt=prompt)
+        try:
+            found = ours.render(conversation, tools, prompt)
+            rendered += 1
+        except TemplateRefused:
+            found = "TemplateError"
+        assert found == expected or (found == "TemplateError" and expected.endswith("Error")), (conversation, tools)
+    assert rendered >= 8
+
+
+def test_a_template_that_cannot_be_used_says_why() -> None:
+    with pytest.raises(TemplateRefused, match="cannot be used"):
+        ChatTemplate("{% for %}", {})
+    with pytest.raises(TemplateRefused, match="refuses these messages: only users"):
+        ChatTemplate("{{ raise_exception('only users') }}", {}).render([])
+
+
+INJECTIONS = [
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ messages.__class__ }}",
+    "{{ messages[0].get.__self__.__class__ }}",
+    "{{ raise_exception.__globals__ }}",
+    "{{ strftime_now.__globals__['os'] }}",
+    "{{ self.__init__.__globals__ }}",
+    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "{{ lipsum.__globals__['os'].popen('id').read() }}",
+    "{{ messages|attr('__class__') }}",
+    "{{ messages[0]|attr('__class__')|attr('__base__') }}",
+    "{% include '/etc/passwd' %}",
+    "{% import 'os' as os %}{{ os }}",
+    "{% extends '/etc/passwd' %}",
+    "{{ ''['__class__'] }}",
+    "{{ namespace.__init__.__globals__ }}",
+]
+
+
+@pytest.mark.parametrize("source", INJECTIONS)
+def test_a_template_reaches_nothing_of_python(source: str) -> None:
+    try:
+        text = ChatTemplate(source, {}).render([{"role": "user", "content": "x"}])
+    except TemplateRefused:
+        return
+    assert text.strip() in ("", "none"), text
+
+
+def test_what_messages_hold_is_text_and_no_template() -> None:
+    template, special = TEMPLATES["chatml"]
+    for source in INJECTIONS:
+        assert source in ChatTemplate(template, special).render([{"role": "user", "content": source}])
+
+
+BOMBS = [
+    "{% for i in range(10**9) %}x{% endfor %}",
+    "{% for i in range(99999) %}{% for i in range(99999) %}{% endfor %}{% endfor %}",
+    "{{ 'a' * 10**10 }}",
+    "{% set ns = namespace(x='aaaaaaaaaa') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{{ range(10**12)|list }}",
+    "{{ (range(99999)|list|string) * 999999 }}",
+]
+
+
+def test_bombs_end_in_words_and_the_next_request_is_answered() -> None:
+    async def defuse(source: str) -> str:
+        sandbox = Sandbox("{% if messages[0].content == 'ok' %}fine{% else %}" + source + "{% endif %}", {})
+        try:
+            with pytest.raises(RequestError):
+                await sandbox.render(Render([{"role": "user", "content": "x"}]))
+            return await sandbox.render(Render([{"role": "user", "content": "ok"}]))
+        finally:
+            await sandbox.stop()
+
+    async def all_of_them() -> list[str]:
+        return await asyncio.gather(*map(defuse, BOMBS))
+
+    assert asyncio.run(all_of_them()) == ["fine"] * len(BOMBS)

@@ -1,0 +1,156 @@
+"""The engine process's loop, over a socket pair and a fake device."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from icc.runtime.executor.fake import FakeExecutor
+from icc.runtime.llm import LLM
+from icc.runtime.params import SamplingParams
+from icc.runtime.server import worker as worker_module
+from icc.runtime.server.channel import Channel, ChannelClosed
+from icc.runtime.server.messages import Cancel, Failed, Frames, FromEngine, PromptLogprobs, Report, Submit, encode
+from icc.runtime.server.worker import Worker
+
+
+class Peer:
+    """The HTTP process's side, and the worker, one turn at a time."""
+
+    def __init__(self, manifest: Any, executor: FakeExecutor) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        self.llm = LLM(manifest, executor)
+        self.worker = Worker(self.llm, Channel(theirs))
+        self._frames, self._decoder = Frames(), msgspec.msgpack.Decoder(FromEngine)
+
+    def send(self, *messages: Submit | Cancel) -> None:
+        self.socket.sendall(b"".join(map(encode, messages)))
+
+    def turn(self) -> list[Any]:
+        self.worker._turn()
+        self.socket.setblocking(False)
+        try:
+            data = self.socket.recv(1 << 20)
+        except BlockingIOError:
+            return []
+        finally:
+            self.socket.setblocking(True)
+        return [self._decoder.decode(body) for body in self._frames.feed(data)]
+
+    def until_idle(self) -> list[Any]:
+        messages = self.turn()
+        while self.llm.loop.has_work() or self.worker._queue:
+            messages += self.turn()
+        return messages
+
+
+@pytest.fixture
+def peer(toy_manifest: Callable[..., Any]) -> Callable[..., Peer]:
+    return lambda **options: Peer(toy_manifest(vocab_size=64, max_seq_len=64), FakeExecutor(vocab_size=64, **options))
+
+
+def submit(submit_id: int, prompt: tuple[int, ...] = (1,), **params: Any) -> Submit:
+    return Submit(submit_id, prompt, SamplingParams(**{"max_tokens": 4, "temperature": 0.0, **params}))
+
+
+def test_each_step_is_one_message_for_all(peer: Callable[..., Peer]) -> None:
+    side = peer()
+    side.send(*[submit(number, (number,)) for number in range(5)])
+    messages = side.until_idle()
+    assert all(isinstance(message, Report) for message in messages) and len(messages) == 4
+    assert [len(message.deltas) for message in messages] == [5] * 4
+    tokens = {n: [t for m in messages for d in m.deltas if d.id == n for t in d.token_ids] for n in range(5)}
+    assert tokens == {n: [n + 1, n + 2, n + 3, n + 4] for n in range(5)}
+    assert messages[-1].stats.output_tokens == 20 and messages[-1].stats.blocks_used == 0
+
+
+def test_a_burst_is_taken_up_in_parts_so_that_it_delays_no_step(peer: Callable[..., Peer]) -> None:
+    side = peer()
+    side.send(*[submit(number, max_tokens=2) for number in range(1000)])
+    known = []
+    while len(known) < 30:
+        side.turn()
+        known.append(len(side.llm.loop._generations))
+    growth = [after - before for before, after in itertools.pairwise(known)]
+    assert max(growth) <= worker_module._INTAKE and len(side.worker._queue) > 300
+    side.until_idle()
+    assert side.worker._output_tokens == 2000
+
+
+def test_cancel_reaches_what_waits_and_what_runs(peer: Callable[..., Peer]) -> None:
+    side = peer()
+    side.send(submit(1, n=3, max_tokens=50), submit(2, max_tokens=50))
+    side.turn()
+    assert side.llm.loop.scheduler.num_running + side.llm.loop.scheduler.num_waiting == 4
+    side.send(Cancel(1))
+    side.turn()
+    assert side.llm.loop.scheduler.num_running == 1
+    side.send(Cancel(2), submit(3), Cancel(3), Cancel(99))
+    side.turn()
+    pool = side.llm.loop.scheduler.pool
+    assert not side.llm.loop.has_work() and pool.num_available == pool.num_blocks
+    assert not side.worker._prompts and not side.worker._owner
+
+
+def test_what_is_wrong_with_a_prompt_is_said(peer: Callable[..., Peer]) -> None:
+    side = peer()
+    side.send(submit(1, (99,)), submit(2, ()), msgspec.structs.replace(submit(3), grammar="start: /a/"), submit(4))
+    failed = {message.id: message for message in side.until_idle() if isinstance(message, Failed)}
+    assert set(failed) == {1, 2, 3} and all(message.status == 400 for message in failed.values())
+
+
+def test_prompt_logprobs_come_before_the_answer(peer: Callable[..., Peer]) -> None:
+    side = peer()
+    side.send(msgspec.structs.replace(submit(1, (5, 6, 9)), prompt_logprobs=1), submit(2))
+    messages = side.until_idle()
+    [scores] = [message for message in messages if isinstance(message, PromptLogprobs)]
+    assert [entry.token_id for entry in scores.logprobs] == [6, 9]
+    assert [entry.top[0][0] for entry in scores.logprobs] == [6, 7]  # the model counts
+    assert scores.logprobs[0].logprob > scores.logprobs[1].logprob
+    first = next(i for i, m in enumerate(messages) if isinstance(m, Report) and any(d.id == 1 for d in m.deltas))
+    assert messages.index(scores) < first
+    side.send(msgspec.structs.replace(submit(3, (5, 6, 9)), prompt_logprobs=1))
+    side.turn()
+    side.send(Cancel(3))
+    side.until_idle()
+    assert not side.worker._scores and not side.llm.loop.has_work()
+
+
+def test_wrong_books_are_made_anew_and_counted(peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "_CHECK_S", 0.0)
+    monkeypatch.setattr(worker_module, "HEARTBEAT_S", 0.0)
+    side = peer()
+    side.send(submit(1))
+    side.until_idle()
+    assert side.turn()[-1].stats.healed == 0
+    side.llm.loop.scheduler.pool.allocate(3)  # blocks that nobody will ever release
+    assert side.turn()[-1].stats.healed == 1
+    assert side.turn()[-1].stats == msgspec.structs.replace(side.turn()[-1].stats, healed=1, blocks_used=0)
+    side.send(submit(2))
+    assert [d.token_ids for m in side.until_idle() for d in m.deltas] == [(2,), (3,), (4,), (5,)]
+
+
+def test_a_peer_that_goes_ends_the_worker(peer: Callable[..., Peer]) -> None:
+    side = peer()
+    side.send(submit(1, max_tokens=50))
+    side.turn()
+    side.socket.close()
+    with pytest.raises(ChannelClosed):
+        while True:
+            side.worker._turn()
+
+
+def test_frames_come_whole_however_they_are_cut() -> None:
+    data = b"".join(encode(submit(number, tuple(range(number % 50)))) for number in range(100))
+    for size in (1, 3, 7, 1000, len(data)):
+        frames, bodies = Frames(), []
+        for at in range(0, len(data), size):
+            bodies += frames.feed(data[at : at + size])
+        assert len(bodies) == 100
+    with pytest.raises(ValueError, match="a frame of"):
+        Frames().feed(b"\xff\xff\xff\xff")
