@@ -15,14 +15,9 @@ import pytest
 from cpu_cases import add_linear_q
 from cpu_harness import Builder
 from icc.compiler.codegen.cpu.attention_params import AttentionMicroParams
-from icc.compiler.codegen.cpu.emit import (
-    DenseMicroParams,
-    MicroTableParams,
-    QuantMicroParams,
-    emit_source,
-    kernel_params,
-)
+from icc.compiler.codegen.cpu.emit import emit_source, kernel_params
 from icc.compiler.codegen.cpu.isa import AVX2
+from icc.compiler.codegen.cpu.micro import DenseMicroParams, MicroTableParams, QuantMicroParams
 from icc.compiler.codegen.render import TEMPLATES, render
 from icc.runtime.engine.program import Kernel
 
