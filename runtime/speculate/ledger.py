@@ -17,7 +17,7 @@ ALLOWANCE = 0.01  # tokens per step
 MOST_SAVED = 8.0  # tokens: what a request has won is no licence to lose it all again
 MEMORY = 0.15  # weight of the newest draft in a request's rate
 LONGEST_PAUSE = 256  # steps between two probes of a request whose guesses are wrong
-IDLE_PAUSE = 3  # steps until a drafter that knew nothing of a request is asked about it again
+IDLE_PAUSE = 16  # steps between two questions to a drafter that knows nothing of a request
 SLOPE = 0.04  # of a plain step per guess, until steps with guesses have been timed
 
 
@@ -56,6 +56,10 @@ class StepTimes:
         plain = self._plain[decodes]
         return decodes * max(self._seconds(decodes, decodes + guesses) / plain - 1, 0.0)
 
+    def price(self, decodes: int, seconds: float) -> float:
+        """The tokens that `decodes` requests would have got in so many seconds, under the same condition."""
+        return decodes * seconds / self._plain[decodes]
+
     def _seconds(self, decodes: int, tokens: int) -> float:
         """Measured, or between the nearest measured ones, of which the first has no guesses, or by the slope beyond."""
         if tokens in self._guessed:
@@ -75,6 +79,7 @@ class Account:
 
     rate: float
     balance: float = CREDIT
+    idles: int = 0  # questions in a row that the drafter could not answer
     misses: int = 0  # drafts in a row of which nothing was accepted
     pause: int = 0  # steps until it may draft again
 
@@ -85,14 +90,16 @@ class Account:
         return self.pause == 0
 
     def idle(self) -> None:
-        """The drafter knew nothing: it is asked again a few steps later."""
-        self.pause = IDLE_PAUSE
+        """The drafter knew nothing: it is asked again some steps later."""
+        self.idles += 1
+        self.pause = min(2**self.idles, IDLE_PAUSE)
 
     def settle(self, guesses: int, deepest: int, accepted: int, charge: float) -> None:
         """A draft of `guesses`, `deepest` tokens deep, was verified at this charge."""
         self.balance = min(self.balance + accepted - charge, MOST_SAVED)
         tried = min(accepted + 1, deepest)  # whatever came after the first wrong guess was not tried
         self.rate += MEMORY * min(tried, 4) / 2 * (accepted / tried - self.rate)
+        self.idles = 0
         self.misses = 0 if accepted else self.misses + 1
         self.pause = min(2 ** (self.misses - 1), LONGEST_PAUSE) if self.misses > 1 else 0
 

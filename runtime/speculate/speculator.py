@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 from ..generation import Generation
 from ..scheduler.batch import Draft, ScheduledBatch, ScheduledSequence, StepOutcome
@@ -44,6 +45,7 @@ class Speculator:
         self.counts = SpeculationCounts()
         self.adaptive, self._most = adaptive, max_guesses
         self._accounts: dict[int, Account] = {}
+        self._look = 0.0  # what it cost a request lately that the drafter observed its step
         self._drafting = False  # whether the step under way has guesses
         self._asleep = self._skipped = 0  # steps in which nothing is to be done, and those that were not accounted for
         self._slept_over: list[int] = []  # the requests that it was decided for
@@ -89,7 +91,8 @@ class Speculator:
         if self.adaptive and not self.times.most(decodes):
             return None  # first a step without guesses is timed
         chances = (account.rate ** (depth + 1) for depth in range(self._most))
-        count = min(self._worth(chances, account, decodes), room)
+        afforded = not self.adaptive or account.balance >= self._look
+        count = min(self._worth(chances, account, decodes), room) if afforded else 0
         if not count:
             account.decline()
             return None
@@ -105,7 +108,12 @@ class Speculator:
             return
         batch = len(rows)
         wanted = {i: row for i, row in rows.items() if not self.adaptive or self._may_draft_next(i, batch)}
+        start = perf_counter()
         self.drafter.observe(wanted, batch)
+        if wanted and self.times.most(batch):  # draft heads run now, whether or not their guesses are afforded then
+            self._look = self.times.price(batch, perf_counter() - start) / len(wanted)
+            for request_id in wanted:
+                self._account(request_id).balance -= self._look
 
     def settle(self, batch: ScheduledBatch, outcomes: Sequence[StepOutcome], seconds: float) -> None:
         """A step has run: what it gave to each request, and how long it took, drafting included."""
@@ -154,7 +162,7 @@ class Speculator:
         account = self._account(request_id)
         if account.pause > 1 or not self.times.most(batch):
             return False
-        return account.balance >= self.times.charge(batch, 1)
+        return account.balance >= self.times.charge(batch, 1) + self._look
 
     def _afforded(self, request_id: int, proposal: Proposal, decodes: int) -> Draft:
         """The guesses that are worth their cost, within what the account holds."""
