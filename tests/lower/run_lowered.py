@@ -16,7 +16,7 @@ from icc.passes.manager import run_passes
 from icc.runtime.executor.library import IccBatch, KernelLibrary
 from icc.runtime.executor.memory import AnonymousMemory
 
-OPTIONS = LowerOptions("f32", CPU_PROFILE, block_size=8)
+OPTIONS = LowerOptions("f32", CPU_PROFILE, block_size=16)
 
 
 def optimize(graph: Graph) -> Graph:
