@@ -42,6 +42,7 @@ ci:
 PEERS := build/peers
 bench-cpu: $(VENV)/.dev $(PEERS)/.made
 	$(BIN)/python benchmarks/cpu/prepare.py build/cpu --peers $(PEERS)
+	$(INSTALL) matplotlib==3.11.2
 	$(BIN)/python benchmarks/cpu/bench.py build/cpu/bench.json --rounds 5 --out benchmarks/results/cpu
 
 $(PEERS)/.made: benchmarks/cpu/peers.txt

@@ -96,8 +96,13 @@ def _round(
     vocab_size = llm.manifest.model.vocab_size
     params = SamplingParams(max_tokens=output_tokens, temperature=0.0, repetition_penalty=1.0, ignore_eos=True)
     prompts = random.integers(0, vocab_size, size=(batch_size, prompt_tokens))
+    return timed_generation(llm, prompts.tolist(), params)
+
+
+def timed_generation(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams) -> tuple[float, float, int]:
+    """Run prompts together: seconds until all have a first token, seconds after that, tokens generated after that."""
     loop = llm.loop
-    generations = [generation for prompt in prompts for generation in loop.add(prompt.tolist(), params)]
+    generations = [generation for prompt in prompts for generation in loop.add(prompt, params)]
     start = time.perf_counter()
     while any(generation.first_token is None for generation in generations):
         loop.step()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from .bench import timed_generation
 from .errors import UsageError
-from .generation import Generation
 from .llm import LLM
 from .params import SamplingParams
 from .speculate.choose import NONE
@@ -128,20 +127,10 @@ def _rate(llm: LLM, options: SpecBenchOptions, batch_size: int, speculator: Spec
     )
     tokens, seconds = 0, 0.0
     for start in range(0, len(options.prompts), batch_size):
-        batch = options.prompts[start : start + batch_size]
-        generations = [one for prompt in batch for one in llm.loop.add(prompt, params)]
-        while any(one.first_token is None for one in generations):
-            llm.loop.step()
-        begin, before = time.perf_counter(), _tokens(generations)
-        while any(one.finish_reason is None for one in generations):
-            llm.loop.step()
-        seconds += time.perf_counter() - begin
-        tokens += _tokens(generations) - before
+        _, took, count = timed_generation(llm, options.prompts[start : start + batch_size], params)
+        seconds += took
+        tokens += count
     return tokens / seconds if seconds > 0 else 0.0
-
-
-def _tokens(generations: Sequence[Generation]) -> int:
-    return sum(len(one.token_ids) for one in generations)
 
 
 def as_table(results: Sequence[SpecBenchResult]) -> str:

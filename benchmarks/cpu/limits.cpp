@@ -35,7 +35,7 @@ template <class Work> static double together(int threads, Work work) {
 
 static volatile int64_t sink;
 
-// Bytes per second of reading `bytes` of `memory` once, each thread its part as STREAMS sequential streams, `ahead` bytes
+// Bytes per second of reading `bytes` of `memory` once, each thread its part as STREAMS (4 or 8) sequential streams, `ahead` bytes
 // of which are prefetched. The streams advance together, a cache line at a time.
 template <int STREAMS> static double read_streams(int threads, const char* memory, int64_t bytes, int ahead) {
     const int64_t part = bytes / threads / STREAMS / 4096 * 4096;
@@ -56,12 +56,7 @@ template <int STREAMS> static double read_streams(int threads, const char* memor
 }
 
 extern "C" double read_rate(int threads, const char* memory, int64_t bytes, int streams, int ahead) {
-    switch (streams) {
-        case 1: return read_streams<1>(threads, memory, bytes, ahead);
-        case 2: return read_streams<2>(threads, memory, bytes, ahead);
-        case 4: return read_streams<4>(threads, memory, bytes, ahead);
-        default: return read_streams<8>(threads, memory, bytes, ahead);
-    }
+    return streams == 4 ? read_streams<4>(threads, memory, bytes, ahead) : read_streams<8>(threads, memory, bytes, ahead);
 }
 
 constexpr int ROUNDS = 20000000, CHAINS = 12;

@@ -126,15 +126,13 @@ def openvino_sdpa(model: str, threads: int, max_batch: int, max_length: int) -> 
             raise RuntimeError("one sequence only")
         config = og.GenerationConfig()
         config.max_new_tokens, config.ignore_eos, config.do_sample = steps + 1, True, False
-        marks: list[float] = []
         ids = ov.Tensor(np.array(prompts(1, context, seed), dtype=np.int64))
         start = time.perf_counter()
         found = pipe.generate(og.TokenizedInputs(ids, ov.Tensor(np.ones((1, context), np.int64))), config)
         total = time.perf_counter() - start
         metrics = found.perf_metrics
         first = metrics.get_ttft().mean / 1e3
-        marks = [(total - first) / max(steps, 1)] * steps
-        return first, marks
+        return first, [(total - first) / max(steps, 1)] * steps
 
     return run
 

@@ -47,9 +47,7 @@ def _drafter(chosen: str, engine: Engine, executor: Executor, make_executor: Mak
     if chosen == "layer-skip":
         if engine.program.section(EXIT) is None:
             raise UsageError("--spec layer-skip: the engine has no early exit", "compile it with --spec layer-skip:N")
-        found = EngineDrafter(make_executor(engine, EXIT), engine.manifest.limits.max_seq_len)
-        found.name = chosen
-        return found
+        return EngineDrafter(make_executor(engine, EXIT), engine.manifest.limits.max_seq_len, name=chosen)
     raise UsageError(f"--spec {chosen!r} is unknown", "give none, medusa, layer-skip, ngram or draft:ENGINE")
 
 

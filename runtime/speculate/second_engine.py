@@ -50,8 +50,10 @@ class EngineDrafter:
 
     first_rate = 0.7
 
-    def __init__(self, executor: Executor, max_seq_len: int, engine: Closable | None = None) -> None:
-        self.name = "draft"
+    def __init__(
+        self, executor: Executor, max_seq_len: int, engine: Closable | None = None, name: str = "draft"
+    ) -> None:
+        self.name = name
         self._executor, self._max_seq_len, self._engine = executor, max_seq_len, engine
         self._pool = BlockPool(executor.num_blocks, PrefixCache())
         self._sequences: dict[int, _Sequence] = {}
