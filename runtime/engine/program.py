@@ -108,6 +108,15 @@ class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raw += self.block_size * spec.kv_heads * 2 * 4
         return (raw + 63) // 64 * 64
 
+    def block_places(self, block: int, num_blocks: int) -> list[tuple[int, int]]:
+        """(offset, bytes) of a block in every layer of a cache of `num_blocks`."""
+        places, base = [], 0
+        for layer in range(len(self.layers)):
+            nbytes = self.block_bytes(layer)
+            places.append((base + block * nbytes, nbytes))
+            base += num_blocks * nbytes
+        return places
+
     def total_block_bytes(self) -> int:
         """Bytes that one block id takes over all layers."""
         return sum(self.block_bytes(layer) for layer in range(len(self.layers)))

@@ -18,8 +18,8 @@ from .messages import HEARTBEAT_S, Cancel, Delta, Failed, PromptLogprobs, Ready,
 from .prompt_logprobs import PromptScores
 
 _INTAKE = 16  # prompts taken up per step while others run, so that a burst of them does not delay a step
+_FAILED = "the request failed inside the engine"
 _CHECK_S = 5.0  # an idle engine checks its KV bookkeeping at most this often
-_MAX_FAILURES = 3  # steps that fail in a row before the process gives up and is started anew
 
 # compiles a grammar for as many completions as wanted; calls back from another thread, or gives an error in words
 Constrain = Callable[[], Constraint]
@@ -52,6 +52,7 @@ class Worker:
 
     def __init__(self, llm: LLM, channel: Channel, grammars: Grammars | None = None) -> None:
         self._loop = llm.loop
+        self._loop.on_fault = traceback.print_exception
         self._channel = channel
         self._grammars = grammars or Grammars()
         self._queue: deque[Submit] = deque()  # not taken up yet
@@ -61,7 +62,6 @@ class Worker:
         self._begun: set[int] = set()  # request ids of which something has been reported
         self._scores: dict[int, tuple[Submit, PromptScores]] = {}
         self._steps = self._prompt_tokens = self._cached_tokens = self._output_tokens = self._healed = 0
-        self._failures = 0
         self._checked = self._reported = 0.0
 
     def run(self, load_s: float = 0.0) -> None:
@@ -133,7 +133,12 @@ class Worker:
 
     def _take_scores(self) -> None:
         for submit, scores in list(self._scores.values()):
-            scores.push(self._loop.take_scores(scores.request_id))
+            try:
+                scores.push(self._loop.take_scores(scores.request_id))
+            except Exception:  # it has been reported as a fault
+                self._cancel(Cancel(submit.id))
+                self._channel.send(Failed(submit.id, 500, _FAILED))
+                continue
             if scores.complete:
                 del self._scores[submit.id]
                 self._loop.end_score(scores.request_id)
@@ -149,7 +154,7 @@ class Worker:
         except Exception:
             self._compiling.discard(submit.id)
             traceback.print_exc()
-            self._channel.send(Failed(submit.id, 500, "the request failed inside the engine"))
+            self._channel.send(Failed(submit.id, 500, _FAILED))
 
     def _fail(self, submit_id: int, error: IccError) -> None:
         status = 400 if isinstance(error, RequestError | CapacityError) else 500
@@ -176,14 +181,10 @@ class Worker:
         start = time.perf_counter()
         try:
             outputs = self._loop.step()
-            self._failures = 0
-        except Exception as error:
-            traceback.print_exc()
-            self._failures += 1
+        except Exception as error:  # the device has failed for good: the process is started anew
             outputs = [generation.outputs[-1] for _, generation in self._owner.values() if generation.outputs]
-            if self._scores or self._failures >= _MAX_FAILURES:
-                self._report(outputs, time.perf_counter() - start)
-                raise SystemExit(1) from error
+            self._report(outputs, time.perf_counter() - start)
+            raise SystemExit(1) from error
         self._steps += 1
         self._report(outputs, time.perf_counter() - start)
         if self._scores:

@@ -62,6 +62,7 @@ class Poison:
     def __init__(self, llm: icc.LLM) -> None:
         self.llm, self.step = llm, llm.executor.step
         self.victim: int | None = None
+        self.zeroed = 0
         llm.executor.step = self  # type: ignore[method-assign]
 
     def __call__(self, batch: Any) -> np.ndarray:
@@ -70,16 +71,26 @@ class Poison:
         if self.victim is None and len(started) > 2:
             self.victim = started[1].request_id
             self.fill(started[1].block_table)
-        return self.step(batch)
+        for block in batch.zeros:
+            assert any(self.read(block))  # so that it is the step that zeroes it
+        logits = self.step(batch)
+        written = {block for sequence in batch.sequences for block in sequence.block_table}
+        for block in batch.zeros:
+            self.zeroed += 1
+            assert block in written or not any(self.read(block))
+        return logits
+
+    def read(self, block: int) -> bytes:
+        """A block's memory in all layers."""
+        executor, layout = self.llm.executor, self.llm.engine.program.kv
+        places = layout.block_places(block, executor.num_blocks)
+        return b"".join(ctypes.string_at(executor._kv.address + offset, nbytes) for offset, nbytes in places)
 
     def fill(self, blocks: Iterable[int]) -> None:
         executor, layout = self.llm.executor, self.llm.engine.program.kv
-        base = executor._kv.address
-        for layer in range(len(layout.layers)):
-            nbytes = layout.block_bytes(layer)
-            for block in blocks:
-                ctypes.memset(base + block * nbytes, 0xFF, nbytes)
-            base += executor.num_blocks * nbytes
+        for block in blocks:
+            for offset, nbytes in layout.block_places(block, executor.num_blocks):
+                ctypes.memset(executor._kv.address + offset, 0xFF, nbytes)
 
 
 @pytest.mark.parametrize(("name", "option"), [("llama", {"kv_cache": "int8"}), ("gemma2", {"quant": "none"})])
@@ -93,6 +104,6 @@ def test_what_a_block_held_before_changes_nothing(
         poison = Poison(llm)
         first = llm.generate(prompts(), GREEDY)
         others = [(c.token_ids, ids) for c, ids in zip(first, expected, strict=True) if c.finish_reason != "error"]
-        assert poison.victim is not None and len(others) == len(expected) - 1
+        assert poison.zeroed and poison.victim is not None and len(others) == len(expected) - 1
         assert all(found == ids for found, ids in others)
         assert [c.token_ids for c in llm.generate(prompts(), GREEDY)] == expected
