@@ -11,7 +11,7 @@ import numpy as np
 from ...runtime.engine.files import EngineFiles
 from ...runtime.engine.load import Engine
 from ...runtime.engine.manifest import Limits, Manifest, ModelFacts, QuantFacts, SamplingDefaults
-from ...runtime.engine.weights import MappedWeights
+from ...runtime.engine.weights import MappedWeights, map_file
 from ...runtime.executor.cpu import CpuExecutor
 from ...runtime.scheduler.batch import ScheduledBatch, ScheduledSequence
 from ..codegen.backend import Built
@@ -56,7 +56,7 @@ def measured_cost(stage: Path, built: Built, limits: Limits) -> Cost:
         1, "", "native", "cpu", facts, quantization, limits, sampling, list(libraries), "", "", None, files={}
     )
     with (stage / "weights.safetensors").open("rb") as stream:
-        weights = MappedWeights(stream, "weights.safetensors")
+        weights = MappedWeights(map_file(stream, "weights.safetensors"), "weights.safetensors")
     engine = Engine(stage, manifest, program, weights, libraries[0], EngineFiles(stage, {}, verify=False))
     executor = CpuExecutor(engine)
     try:
