@@ -11,7 +11,7 @@ import numpy as np
 from ...runtime.engine.files import EngineFiles
 from ...runtime.engine.load import Engine
 from ...runtime.engine.manifest import Limits, Manifest, ModelFacts, QuantFacts, SamplingDefaults
-from ...runtime.engine.weights import MappedWeights, map_file
+from ...runtime.engine.weights import MappedWeights
 from ...runtime.executor.cpu import CpuExecutor
 from ...runtime.scheduler.batch import ScheduledBatch, ScheduledSequence
 from ..codegen.backend import Built
@@ -55,9 +55,9 @@ def measured_cost(stage: Path, built: Built, limits: Limits) -> Cost:
     manifest = Manifest(
         1, "", "native", "cpu", facts, quantization, limits, sampling, list(libraries), "", "", None, files={}
     )
-    with (stage / "weights.safetensors").open("rb") as stream:
-        weights = MappedWeights(map_file(stream, "weights.safetensors"), "weights.safetensors")
-    engine = Engine(stage, manifest, program, weights, libraries[0], EngineFiles(stage, {}, verify=False))
+    files = EngineFiles(stage, {}, verify=False)
+    weights = MappedWeights(files.map("weights.safetensors"), "weights.safetensors")
+    engine = Engine(stage, manifest, program, weights, libraries[0], files)
     executor = CpuExecutor(engine)
     try:
         top = min(executor.max_step_tokens, executor.max_logit_rows, 128)

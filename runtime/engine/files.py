@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,14 @@ class EngineFiles:
             return open(os.open(self._root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0)
         except OSError as error:
             raise _unreadable(path, error) from error
+
+    def map(self, path: str) -> mmap.mmap:
+        """A read-only memory map of a file."""
+        with self.open(path) as stream:
+            try:
+                return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as error:  # ValueError: the file is empty
+                raise EngineFormatError(f"{path} cannot be mapped: {error}", _HINT) from error
 
     def read(self, path: str) -> bytes:
         """The content of a file. EngineFormatError if it has changed."""

@@ -16,7 +16,7 @@ from .isa import cpu_flags, select_library
 from .manifest import FORMAT_VERSION, Library, Manifest
 from .program import Program
 from .verify import MANIFEST_FILE, check_listing, check_paths
-from .weights import MappedWeights, map_file
+from .weights import MappedWeights
 
 _HINT = "copy the engine again from where it was made, or compile the model again"
 T = TypeVar("T")
@@ -61,8 +61,7 @@ def open_engine(path: str | os.PathLike[str], *, verify: bool = True, isa: str |
         library = select_library(manifest, cpu_flags(), isa or os.environ.get("ICC_ISA"))
     used = (manifest.program_file, library and library.path, _tokenizer_file(manifest))
     files = EngineFiles(root, manifest.files, verify)
-    with files.open(manifest.weights_file) as stream:
-        mapped = map_file(stream, manifest.weights_file)
+    mapped = files.map(manifest.weights_file)
     with memoryview(mapped) as view:
         files.check([path for path in used if path], {manifest.weights_file: view})
     program = decode_program(files.read(manifest.program_file), manifest.program_file)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -21,14 +20,6 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str
     shape: list[int]
     data_offsets: tuple[int, int]
-
-
-def map_file(stream: BinaryIO, name: str) -> mmap.mmap:
-    """A read-only memory map of a file; `stream` is not needed any more."""
-    try:
-        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:  # ValueError: the file is empty
-        raise EngineFormatError(f"{name} cannot be mapped: {error}", _HINT) from error
 
 
 class MappedWeights:

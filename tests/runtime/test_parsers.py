@@ -13,8 +13,9 @@ import pytest
 import safetensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from icc.runtime.engine.files import EngineFiles
 from icc.runtime.engine.load import decode_program, open_engine, read_manifest
-from icc.runtime.engine.weights import MappedWeights, map_file
+from icc.runtime.engine.weights import MappedWeights
 from icc.runtime.errors import EngineFormatError, IccError
 from icc.runtime.server.model import open_model
 from icc.runtime.server.templates import ChatTemplate
@@ -95,8 +96,7 @@ def test_the_weights(seeds: dict[str, bytes], tmp_path_factory: pytest.TempPathF
     file.write_bytes(raw)
 
     def parse() -> None:
-        with file.open("rb", buffering=0) as stream:
-            MappedWeights(map_file(stream, file.name), file.name).close()
+        MappedWeights(EngineFiles(file.parent, {}, verify=False).map(file.name), file.name).close()
         safetensors.deserialize(raw)
 
     total(parse)
