@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,11 +13,26 @@ import numpy as np
 import pytest
 
 GREEDY = icc.SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+LIMITS = {"max_step_tokens": 64, "max_batch_size": 32}
+PAIRS = int(os.environ.get("ICC_R7_PAIRS", "300"))  # `make soak` asks for 2,000
 
 
 def prompts() -> list[list[int]]:
     rng = np.random.default_rng(3)
     return [rng.integers(3, 119, n).tolist() for n in (1, 5, 17, 33, 40, 2, 29)]
+
+
+def limited(llm: icc.LLM, **limits: int) -> icc.LLM:
+    """The same engine with smaller limits of a step, or fewer KV blocks."""
+    for name, value in limits.items():
+        assert value <= getattr(llm.executor, name)
+        setattr(llm.executor, name, value)
+    llm.loop.reset()
+    return llm
+
+
+def small(llm: icc.LLM) -> icc.LLM:
+    return limited(llm, max_step_tokens=24, max_batch_size=5)
 
 
 def alone(engine: Any, **load: Any) -> list[tuple[int, ...]]:
@@ -26,20 +43,20 @@ def alone(engine: Any, **load: Any) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("name", ["llama", "mixtral", "gemma2"])
 @pytest.mark.parametrize("quant", ["none", "rtn4"])
 def test_batch_mates_change_nothing(name: str, quant: str, compiled: Callable[..., Any]) -> None:
-    engine = compiled(name, quant=quant, max_step_tokens=24, max_batch_size=5).engine
+    engine = compiled(name, quant=quant, **LIMITS).engine
     expected = alone(engine, threads=1)
-    with icc.load(engine, threads=2) as llm:
+    with small(icc.load(engine, threads=2)) as llm:
         together = [c.token_ids for c in llm.generate(prompts(), GREEDY)]
     assert together == expected
 
 
 def test_preemption_changes_nothing(compiled: Callable[..., Any]) -> None:
-    engine = compiled("llama", max_step_tokens=24, max_batch_size=5).engine
+    engine = compiled("llama", **LIMITS).engine
     expected = alone(engine)
     from icc.runtime.engine.load import open_engine
 
     block = open_engine(engine).program.kv.total_block_bytes()
-    with icc.load(engine, kv_bytes=5 * block) as llm:  # one sequence of full length and little more
+    with small(icc.load(engine, kv_bytes=5 * block)) as llm:  # one sequence of full length and little more
         assert [c.token_ids for c in llm.generate(prompts(), GREEDY)] == expected
 
 
@@ -50,6 +67,57 @@ def test_logits_do_not_depend_on_how_the_text_is_cut(compiled: Callable[..., Any
         with icc.load(compiled("llama", quant="rtn4", max_step_tokens=step).engine) as llm:
             found.append(llm.logits(ids))
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
+
+
+def test_the_same_request_has_the_same_bits(compiled: Callable[..., Any]) -> None:
+    """R7: alone, and in batches of 2 to 32 with random neighbours, chunks, prefix hits and too little memory."""
+    source, rng = random.Random(7), np.random.default_rng(7)
+    shared = rng.integers(3, 119, 40).tolist()
+    asked = []
+    for number in range(40):
+        tokens = shared[: source.choice([0, 16, 25, 33])] + rng.integers(3, 119, source.randrange(1, 12)).tolist()
+        temperature = source.choice([0.0, 0.9])
+        params = icc.SamplingParams(
+            max_tokens=source.randrange(1, 40), temperature=temperature, seed=number, logprobs=3, ignore_eos=True
+        )
+        asked.append((tokens, params))
+    pairs = hits = preemptions = 0
+    sizes = set()
+    with icc.load(compiled("llama", quant="rtn4", **LIMITS).engine, threads=1) as llm:
+        blocks = llm.executor.num_blocks
+        expected = [bits(llm.generate([tokens], params)[0]) for tokens, params in asked]
+        while pairs < PAIRS:
+            size = source.randrange(2, 33)
+            if source.random() < 0.6:  # else the prefix cache stays
+                batch = source.randrange(1, 33)
+                preemptions += llm.loop.scheduler.num_preemptions
+                executor = llm.executor
+                executor.max_batch_size, executor.max_step_tokens = batch, source.randrange(batch, 65)
+                executor.num_blocks = source.choice([blocks, 6, 9, 14])
+                llm.loop.reset()
+            chosen = source.sample(range(len(asked)), size)
+            generations = [llm.loop.add(*asked[number])[0] for number in chosen]
+            for generation in source.sample(generations, size // 8):  # some go in the middle of it
+                llm.loop.step()
+                llm.loop.abort(generation)
+            while llm.loop.has_work():
+                llm.loop.step()
+                scheduler = llm.loop.scheduler
+                if source.random() < 0.1 and scheduler.num_running:
+                    scheduler._preempt(source.choice(scheduler._running))
+            hits += sum(bool(generation.num_cached_tokens) for generation in generations)
+            for number, generation in zip(chosen, generations, strict=True):
+                if generation.finish_reason != "abort":
+                    assert bits(generation.completion()) == expected[number], (number, size)
+                    pairs += 1
+            sizes.add(size)
+    assert hits > pairs / 20 and preemptions > 5 and max(sizes) - min(sizes) > 15
+
+
+def bits(completion: Any) -> tuple[Any, ...]:
+    """Ids, and log-probabilities to the last bit."""
+    entries = [(entry.token_id, entry.logprob.hex(), entry.top) for entry in completion.logprobs]
+    return completion.token_ids, completion.text, completion.finish_reason, entries
 
 
 class Poison:
@@ -98,9 +166,9 @@ def test_what_a_block_held_before_changes_nothing(
     name: str, option: dict[str, str], compiled: Callable[..., Any]
 ) -> None:
     """R6: kernels never compute with what is left in a block, not even times zero: not of a request that failed."""
-    engine = compiled(name, **option, max_step_tokens=24, max_batch_size=5).engine
+    engine = compiled(name, **option, **LIMITS).engine
     expected = alone(engine)
-    with icc.load(engine) as llm:
+    with small(icc.load(engine)) as llm:
         poison = Poison(llm)
         first = llm.generate(prompts(), GREEDY)
         others = [(c.token_ids, ids) for c, ids in zip(first, expected, strict=True) if c.finish_reason != "error"]
