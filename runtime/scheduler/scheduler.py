@@ -300,7 +300,11 @@ class Scheduler:
             self._pending.setdefault(request.key(index, self.config.block_size), request)
 
     def _preempt(self, request: Request) -> None:
-        """Take the blocks of a running request away; it waits again, with the tokens it has sampled so far."""
+        """Take the blocks of a running request away; it waits again, with the tokens it has sampled so far.
+
+        It computes them again, which prefix hits make cheap. Copies elsewhere would need memory beside the cache's: a
+        CPU engine's cache is the host's memory already, so that there nothing could be swapped to.
+        """
         self._running.remove(request)
         self._release(request)
         request.num_preemptions += 1
