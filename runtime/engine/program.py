@@ -15,6 +15,8 @@ from .speculation import Speculation
 
 Param = int | float | str | bool | list[int | str | bool]
 
+KV_DTYPES = ("f32", "bf16", "f16", "i8")
+MAX_BLOCK_SIZE = 4096  # tokens
 # element sizes in bytes of everything that a buffer or weight can hold
 ITEM_SIZE = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4, "i8": 1, "u8": 1}
 
