@@ -55,7 +55,7 @@ MATRIX: list[tuple[str, int, str, Callable[[Path], object]]] = [
      lambda root: edit(root, "program.json", lambda program: program["kv"].update(block_size=0))),
     ("dtype", 28, r"KV cache is of type 'f8e4m3', this runtime has f32, bf16, f16, i8",
      lambda root: edit(root, "program.json", lambda program: program["kv"].update(dtype="f8e4m3"))),
-    ("tokenizer", 32, r"tokenizer/tokenizer.json has changed: its sha256 is not the one in engine.json", other_tokenizer),
+    ("tokenizer", 32, r"tokenizer/tokenizer.json has changed: its sha256 is not the one in", other_tokenizer),
     ("missing field", 29, r"missing required field `vocab_size`",
      lambda root: edit(root, "engine.json", lambda facts: facts["model"].pop("vocab_size"))),
     ("future field", 29, r"unknown field `experts`",

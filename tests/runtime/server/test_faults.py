@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from .conftest import StartServer
+from .conftest import Served, StartServer
 
 CANARY = "canary 0"  # counts on from "0": it never meets the trigger "M"
 FAULT = "L"  # the next token is "M", and running that strikes
@@ -150,6 +151,40 @@ def test_sigterm_lets_requests_end_and_refuses_new_ones(start_faulty: StartServe
         events = stream.rest()
         assert events[-1]["choices"][0]["finish_reason"] == "length"
     assert server.process.wait(10) == 0
+
+
+def test_sigterm_at_any_moment_leaves_no_stream_without_an_end(start_faulty: StartServer) -> None:
+    """R12: under load, while requests come, prompts run, answers are written or begin; once or twice."""
+    for number in range(int(os.environ.get("ICC_SIGTERMS", "3"))):
+        chance = random.Random(number)
+        server = start_faulty("none", drain_s=10)
+        refused, ends = [], []
+
+        def client(seed: int, server: Served = server, refused: list[int] = refused, ends: list[str] = ends) -> None:
+            source = random.Random(seed)
+            while True:
+                try:
+                    stream = server.stream("0" * source.randrange(1, 90), max_tokens=source.randrange(1, 25))
+                except OSError:  # nobody listens any more
+                    return
+                if stream.status != 200:
+                    refused.append(stream.status)
+                    return
+                last = stream.rest()[-1]  # [DONE] must come
+                ends.append(last["choices"][0]["finish_reason"] if "choices" in last else last["error"]["message"])
+
+        threads = [threading.Thread(target=client, args=(number * 100 + i,)) for i in range(12)]
+        for thread in threads:
+            thread.start()
+        time.sleep(chance.random() * 0.5)
+        twice = chance.random() < 0.3
+        for _ in range(1 + twice):
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.05)
+        assert server.process.wait(12) == 0
+        for thread in threads:
+            thread.join()
+        assert set(refused) <= {503} and set(ends) <= {"length", *(["the server has stopped"] if twice else [])}
 
 
 def test_a_second_sigterm_and_a_timeout_end_streams_in_words(start_faulty: StartServer) -> None:
