@@ -173,11 +173,16 @@ class EngineClient:
 
     async def _watch(self) -> str:
         """Wait until the process has died or hangs; what happened, in words."""
+        interval = min(0.25, self._watchdog_s / 4)
         while True:
+            begin = time.monotonic()
             try:
-                await asyncio.wait_for(self._lost.wait(), min(0.25, self._watchdog_s / 4))
+                await asyncio.wait_for(self._lost.wait(), interval)
                 return "died"
             except TimeoutError:
+                late = time.monotonic() - begin - interval
+                if late > interval:  # this process was stopped itself, and has not read what the engine said meanwhile
+                    self._heard += late
                 silent = time.monotonic() - self._heard
                 if self.facts is not None and silent > self._watchdog_s:
                     return f"hangs: it has said nothing for {silent:.1f} s"

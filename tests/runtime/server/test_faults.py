@@ -60,6 +60,19 @@ def test_a_hung_engine_is_seen_by_the_watchdog(start_faulty: StartServer, how: s
     server.wait_until(lambda: server.ask("GET", "/ready").status == 200)
 
 
+def test_a_server_that_was_stopped_itself_does_not_blame_the_engine(start_faulty: StartServer) -> None:
+    server = start_faulty("none", watchdog_s=1.0)
+    stream = server.stream("0", max_tokens=25)
+    stream.event()
+    pids = [server.process.pid, server.engine_pid]
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in pids:
+            os.kill(pid, number)
+        time.sleep(2 if number == signal.SIGSTOP else 0.6)
+    assert stream.rest()[-1]["choices"][0]["finish_reason"] == "length"
+    assert server.engine_pid == pids[1] and server.metric("icc:engine_restarts") == 0
+
+
 def test_no_process_outlives_the_server(start_faulty: StartServer) -> None:
     server = start_faulty("hang")
     children = psutil.Process(server.process.pid).children(recursive=True)
