@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from ..errors import CapacityError, RequestError
 from .batch import Draft, Finished, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict, pending_token
-from .block_pool import BlockPool
 from .fairness import FairShare
-from .prefix_cache import BlockKey, PrefixCache
 from .request import Request, RequestSpec
 from .step import Step
+from .tables import Tables
 
 # a request preempted this often is let in again only when the worst case of all that runs with it fits
 PATIENCE = 4
@@ -46,12 +45,11 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.cache = PrefixCache()
-        self.pool = BlockPool(config.num_blocks, self.cache)
+        self._tables = Tables(config.num_blocks, config.block_size)
+        self.cache, self.pool = self._tables.cache, self._tables.pool
         self._requests: dict[int, Request] = {}
         self._running: list[Request] = []
         self._waiting: list[Request] = []
-        self._pending: dict[BlockKey, Request] = {}  # prompt blocks that a running request is about to compute
         self._shares = FairShare()
         self._arrivals = 0
         self.num_preemptions = 0
@@ -64,7 +62,7 @@ class Scheduler:
     def can_ever_fit(self, spec: RequestSpec) -> bool:
         """Whether the request fits in the KV cache when it runs alone."""
         longest = len(spec.token_ids) + max(spec.max_new_tokens - 1, 0)
-        return self._blocks_for(longest) <= self.config.num_blocks
+        return self._tables.blocks_for(longest) <= self.config.num_blocks
 
     def validate(self, spec: RequestSpec) -> None:
         """CapacityError if a request can never fit; RequestError if it is empty or its id is in use."""
@@ -75,7 +73,7 @@ class Scheduler:
         if not self.can_ever_fit(spec):
             longest = len(spec.token_ids) + max(spec.max_new_tokens - 1, 0)
             raise CapacityError(
-                f"the request needs {self._blocks_for(longest)} KV blocks of {self.config.block_size} tokens, "
+                f"the request needs {self._tables.blocks_for(longest)} KV blocks of {self.config.block_size} tokens, "
                 f"the cache has {self.config.num_blocks}",
                 "shorten the prompt, lower max_tokens, or give the KV cache more memory",
             )
@@ -138,13 +136,13 @@ class Scheduler:
         if len(self._steps) > 1 or can_admit or not decoding or drafting:
             return None
         going_on = [r for r in self._running if r.num_new_tokens + 1 < r.spec.max_new_tokens]
-        missing = [self._blocks_for(r.num_tokens + 1) - len(r.block_table) for r in going_on]
+        missing = [self._tables.missing(r, r.num_tokens + 1) for r in going_on]
         if not going_on or not self.pool.can_allocate(sum(missing)):
             return None
         rows = {sequence.request_id: row for row, sequence in enumerate(self._steps[0].sequences)}
         sequences = []
         for request, count in zip(going_on, missing, strict=True):
-            request.block_table += self.pool.allocate(count)
+            self._tables.grow(request, count)
             request.num_ahead_tokens = 1
             token = pending_token(rows[request.id])
             sequences.append(ScheduledSequence(request.id, (token,), request.num_tokens, request.table(), 1))
@@ -166,8 +164,8 @@ class Scheduler:
         for request in self._running:
             if request.draft is not None:
                 request.draft = None
-                self.pool.release(request.cut_table(self._blocks_for(request.num_tokens)))
-            self._publish(request)
+                self._tables.cut(request)
+            self._tables.publish(request)
         return finished
 
     @property
@@ -193,20 +191,14 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert every invariant: blocks conserved, tables long enough, each request in one place."""
-        self.pool.check(request.block_table for request in self._running)
+        self._tables.check(self._running)
         assert not any(request.block_table for request in self._waiting), "a waiting request owns blocks"
         assert len(self._running) <= self.config.max_batch_size
         assert sorted(self._requests) == sorted(request.id for request in self._running + self._waiting)
         for queue in (self._running, self._waiting):
             assert queue == sorted(queue, key=lambda item: item.rank), "order of rank"
-        for request in self._running:
-            assert len(request.block_table) >= self._blocks_for(request.num_computed_tokens)
-        assert set(self._pending.values()) <= set(self._running), "a pending block has no owner"
 
     # -- parts of a step ---------------------------------------------------------------------------------------------
-
-    def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.config.block_size)
 
     def _schedule_decodes(self, step: Step, drafts: Mapping[int, Draft]) -> bool:
         """Run one token of each request that has one left, preempting from the end of the line if blocks run out."""
@@ -221,13 +213,13 @@ class Scheduler:
 
     def _grant(self, request: Request, draft: Draft, spare: Step) -> None:
         """Let the request verify as much of its draft as there is room for: tokens, logit rows, blocks of its own."""
-        longest = self._blocks_for(request.max_cached_tokens) * self.config.block_size
+        longest = self._tables.blocks_for(request.max_cached_tokens) * self.config.block_size
         depth = request.spec.max_new_tokens - request.num_new_tokens - 1
         draft = draft.limited(min(spare.tokens, spare.logit_rows, longest - request.num_tokens), depth)
-        missing = self._blocks_for(request.num_tokens + len(draft)) - len(request.block_table)
+        missing = self._tables.missing(request, request.num_tokens + len(draft))
         if not len(draft) or not self.pool.can_allocate(missing):
             return
-        request.block_table += self.pool.allocate(missing)
+        self._tables.grow(request, missing)
         request.draft = draft
         spare.tokens -= len(draft)
         spare.logit_rows -= len(draft)
@@ -241,63 +233,40 @@ class Scheduler:
             index += 1
             if request.num_remaining != 1:
                 continue
-            missing = self._blocks_for(request.num_tokens) - len(request.block_table)
+            missing = self._tables.missing(request, request.num_tokens)
             while not self.pool.can_allocate(missing) and self._running[-1] is not request:
                 self._preempt(self._running[-1])
                 preempted = True
             if not self.pool.can_allocate(missing):  # it is the last in rank itself
                 self._preempt(request)
                 return True
-            request.block_table += self.pool.allocate(missing)
+            self._tables.grow(request, missing)
         return preempted
 
     def _admit_waiting(self, step: Step) -> None:
         """Let waiting requests in, strictly in order of rank: a big one is not overtaken for ever by small ones."""
         while self._waiting and len(self._running) < self.config.max_batch_size and step.has_room():
             request = self._waiting[0]
-            prefix = self._cached_prefix(request)
+            prefix = self._tables.cached_prefix(request)
             if not self._can_admit(request, prefix):
                 return
             del self._waiting[0]
             self._admit(request, prefix)
             step.take(request)
 
-    def _cached_prefix(self, request: Request) -> list[int]:
-        """Cached blocks that the request's tokens start with; at least one token stays to be computed."""
-        blocks: list[int] = []
-        if request.spec.use_cache:
-            for index in range((request.num_tokens - 1) // self.config.block_size):
-                block = self.cache.find(request.key(index, self.config.block_size))
-                if block is None:
-                    break
-                blocks.append(block)
-        return blocks
-
     def _can_admit(self, request: Request, prefix: list[int]) -> bool:
-        first_missing = len(prefix)
-        if request.spec.use_cache and (first_missing + 1) * self.config.block_size < request.num_tokens:
-            if request.key(first_missing, self.config.block_size) in self._pending:
-                return False  # a running request is computing just that block: wait for it rather than do it twice
+        if self._tables.is_being_computed(request, len(prefix)):
+            return False  # wait for it rather than do it twice
         if request.num_preemptions >= PATIENCE:
-            worst = sum(self._blocks_for(other.max_cached_tokens) for other in [*self._running, request])
+            worst = sum(self._tables.blocks_for(other.max_cached_tokens) for other in [*self._running, request])
             return worst <= self.config.num_blocks
-        # cached blocks of the prefix stop being available once they are shared
-        revived = sum(self.pool.references(block) == 0 for block in prefix)
-        missing = self._blocks_for(request.num_tokens) - len(prefix)
         # one block of headroom per running request, so that it is not preempted at once
-        return self.pool.can_allocate(missing + revived + len(self._running))
+        return self._tables.has_room(request, prefix, len(self._running))
 
     def _admit(self, request: Request, prefix: list[int]) -> None:
         self._shares.serve(request.start)
-        for block in prefix:
-            self.pool.share(block)
-        missing = self._blocks_for(request.num_tokens) - len(prefix)
-        request.block_table = prefix + self.pool.allocate(missing)
-        request.num_computed_tokens = len(prefix) * self.config.block_size
-        request.num_published = len(prefix)
+        self._tables.open(request, prefix)
         insort(self._running, request, key=lambda item: item.rank)
-        for index in range(len(prefix), request.num_tokens // self.config.block_size):
-            self._pending.setdefault(request.key(index, self.config.block_size), request)
 
     def _preempt(self, request: Request) -> None:
         """Take the blocks of a running request away; it waits again, with the tokens it has sampled so far.
@@ -306,22 +275,15 @@ class Scheduler:
         CPU engine's cache is the host's memory already, so that there nothing could be swapped to.
         """
         self._running.remove(request)
-        self._release(request)
+        self._tables.close(request)
         request.num_preemptions += 1
         self.num_preemptions += 1
         insort(self._waiting, request, key=lambda item: item.rank)
 
-    def _release(self, request: Request) -> None:
-        for key in request.keys:
-            if self._pending.get(key) is request:
-                del self._pending[key]
-        self.pool.release(request.block_table)
-        request.clear_table()
-
     def _remove(self, request: Request) -> None:
         queue = self._running if request in self._running else self._waiting
         queue.remove(request)
-        self._release(request)
+        self._tables.close(request)
         self._shares.leave(request.spec.client, request.num_unused_tokens)
         del self._requests[request.id]
 
@@ -334,9 +296,7 @@ class Scheduler:
         if outcome.token_id is not None:
             request.tokens.append(outcome.token_id)
         if outcome.verdict is Verdict.ERROR:
-            for block in request.block_table:
-                self.pool.discard(block)
-            self._zeros += [block for block in request.block_table if self.pool.references(block) == 1]
+            self._zeros += self._tables.spoil(request)
             reason = "error"
         elif outcome.verdict is Verdict.STOP:
             reason = "stop"
@@ -345,15 +305,6 @@ class Scheduler:
         else:
             return None
         if reason != "error":
-            self._publish(request)
+            self._tables.publish(request)
         self._remove(request)
         return Finished(request.id, reason)
-
-    def _publish(self, request: Request) -> None:
-        """Make the blocks that are full and computed by now findable."""
-        for index in range(request.num_published, request.num_computed_tokens // self.config.block_size):
-            key, block = request.key(index, self.config.block_size), request.block_table[index]
-            self._pending.pop(key, None)
-            if self.cache.can_publish(key, block):
-                self.cache.publish(key, block)
-            request.num_published = index + 1

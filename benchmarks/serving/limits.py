@@ -1,0 +1,124 @@
+"""RELIABILITY R13 and R14 in figures: a server under more load than it can bear, and under clients that mean ill.
+
+    python benchmarks/serving/limits.py ENGINE [--seconds 20] [--attacks 300]
+
+Starts `icc serve` itself. Prints one JSON value: goodput, the time of refusals and of first tokens at 1, 2, 3 and 10
+times the capacity (requests that ended in time per second, closed loop), and how the memory of both processes grew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import psutil
+from icc.runtime.loadtest.endpoint import Endpoint, Trace
+from icc.runtime.loadtest.load import Level, Mix, Prompts, run_level, tokens_per_word
+
+SLO_S = 2.0  # to the first token
+MIX = Mix((64, 64), (32, 32))
+
+
+def resident(server: psutil.Process) -> float:
+    """MiB of the server and its children."""
+    return sum(process.memory_info().rss for process in [server, *server.children(recursive=True)]) / 2**20
+
+
+def good(traces: list[Trace]) -> list[Trace]:
+    return [trace for trace in traces if trace.ok and trace.pieces[0] - trace.due <= SLO_S]
+
+
+def rate(traces: list[Trace]) -> float:
+    """Good requests per second."""
+    return len(good(traces)) / (max(trace.end for trace in traces) - min(trace.due for trace in traces))
+
+
+def p99_ms(seconds: list[float]) -> float | None:
+    return round(1e3 * float(np.percentile(seconds, 99)), 1) if seconds else None
+
+
+async def overload(url: str, seconds: float, server: psutil.Process) -> list[dict[str, Any]]:
+    endpoint = Endpoint(url, "", extra={"ignore_eos": True})
+    endpoint.model = await endpoint.find_model()
+    prompts = Prompts(MIX, 1, await tokens_per_word(endpoint))
+    peak = rate(await run_level(endpoint, Level(concurrency=16), prompts, 200))
+    rows: list[dict[str, Any]] = [{"load": "capacity", "goodput_per_s": round(peak, 1)}]
+    for times in (1, 2, 3, 10):
+        before = resident(server)
+        traces = await run_level(endpoint, Level(rate=times * peak), prompts, round(times * peak * seconds))
+        refused = [trace for trace in traces if trace.status == 429]
+        rows.append(
+            {
+                "load": f"{times}x",
+                "requests": len(traces),
+                "refused": len(refused),
+                "failed": sum(not trace.ok for trace in traces) - len(refused),
+                "goodput_share_of_capacity": round(rate(traces) / peak, 3),
+                "refusal_p99_ms": p99_ms([trace.end - trace.due for trace in refused]),
+                "accepted_ttft_p99_ms": p99_ms([trace.pieces[0] - trace.due for trace in traces if trace.ok]),
+                "rss_growth_mib": round(resident(server) - before, 1),
+            }
+        )
+    return rows
+
+
+def attack(port: int, kind: int) -> None:
+    """One client that means ill, and goes."""
+    post = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n"
+    body = b'{"model": "x", "prompt": "' + b"a" * 100_000
+    sent = [
+        post,  # headers that never end
+        post + b"content-length: 100\r\n\r\n{",
+        post + b"transfer-encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 5000,
+        post + b"content-length: 3000000\r\n\r\n" + body,
+        b"GET / HTTP/1.1\r\n" + b"x-a: b\r\n" * 200 + b"\r\n",
+        b"\x00\xff" * 2000,
+    ][kind]
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.settimeout(0.05)
+        try:
+            connection.sendall(sent)
+            connection.recv(65536)
+        except OSError:
+            pass
+
+
+def attacks(port: int, count: int, server: psutil.Process) -> dict[str, Any]:
+    for number in range(60):  # warm up
+        attack(port, number % 6)
+    before = resident(server)
+    for number in range(count):
+        attack(port, number % 6)
+    return {"attacks": count, "rss_mib_per_100": round((resident(server) - before) * 100 / count, 3)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("engine")
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--attacks", type=int, default=300)
+    arguments = parser.parse_args()
+    command = [sys.executable, "-m", "icc.compiler.cli", "serve", arguments.engine, "--port", "0", "--max-queue", "32"]
+    with subprocess.Popen([*command, "--threads", "1"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"http://\S+:(\d+)", process.stdout.readline())
+            assert found, "the server did not start"
+            server = psutil.Process(process.pid)
+            rows = asyncio.run(overload(found[0], arguments.seconds, server))
+            print(
+                json.dumps({"overload": rows, "hostile": attacks(int(found[1]), arguments.attacks, server)}, indent=1)
+            )
+        finally:
+            process.terminate()
+
+
+if __name__ == "__main__":
+    main()
