@@ -4,6 +4,8 @@
         --llama-server PATH --openvino build/cpu/1b-openvino --tokenizer build/serve/llama-1b/tokenizer.json \
         --peers build/peers --out benchmarks/results/serve.json
 
+llama-server is built from the sources that llama-cpp-python's source package carries (`cmake -DGGML_NATIVE=ON`).
+
 All servers are up all the time; only one is asked at a time. A ratio is the median of the ratios within the rounds.
 """
 
@@ -63,6 +65,18 @@ def measure(port: int, a: argparse.Namespace, seed: int) -> dict:
     return json.loads(done.stdout)["loads"][0]
 
 
+def table(results: dict[str, list[dict]]) -> str:
+    """Medians over the rounds as Markdown."""
+    rates = {name: [level["output_tokens_per_s"] for level in levels] for name, levels in results.items()}
+    lines = ["| server | tokens/s out | icc's ratio (range) | TTFT p50 | between tokens p50 |", "|---" * 5 + "|"]
+    for name, levels in results.items():
+        ratios = [ours / theirs for ours, theirs in zip(rates["icc"], rates[name], strict=True)]
+        ttft, gap = (statistics.median(level[key]["p50"] for level in levels) for key in ("ttft_ms", "inter_token_ms"))
+        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+        lines.append(f"| {name} | {statistics.median(rates[name]):.1f} | {ratio} | {ttft / 1e3:.1f} s | {gap:.0f} ms |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Start, measure, stop, show."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -88,12 +102,10 @@ def main() -> None:
     finally:
         for server in servers.values():
             server.terminate()
-    rates = {name: [level["output_tokens_per_s"] for level in levels] for name, levels in results.items()}
-    for name, found in rates.items():
-        ratios = [ours / theirs for ours, theirs in zip(rates["icc"], found, strict=True)]
-        print(f"{name:10} {statistics.median(found):7.1f} tok/s out, icc is {statistics.median(ratios):.2f}x")
+    print(table(results))
     if a.out:
         a.out.write_text(json.dumps(results, indent=1) + "\n")
+        a.out.with_suffix(".md").write_text(table(results) + "\n")
 
 
 if __name__ == "__main__":
