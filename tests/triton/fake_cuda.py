@@ -27,6 +27,7 @@ class FakeDriver:
     """Stands for `cuda.bindings.driver`. `specs`: the kernels by the bytes of their "cubin"."""
 
     CUstream_flags = CUdevice_attribute = CUevent_flags = CUfunction_attribute = CUstreamCaptureMode = _Flags()
+    CUfunc_cache = CUstream_flags
 
     def __init__(
         self, specs: Mapping[bytes, LaunchSpec], capability: tuple[int, int] = (9, 0), version: int = 12080,
@@ -147,9 +148,14 @@ class FakeDriver:
     def cuFuncSetAttribute(self, *args: Any) -> tuple[int]:  # noqa: N802
         return (0,)
 
+    def cuFuncSetCacheConfig(self, *args: Any) -> tuple[int]:  # noqa: N802
+        return (0,)
+
     def cuLaunchKernel(self, spec: LaunchSpec, *args: Any) -> tuple[int]:  # noqa: N802
         grid, threads, (values, types) = args[:3], args[3], args[8]
         assert threads == 32 * spec.num_warps and len(values) == len(types) == len(spec.args) + 2
+        for arg, value in zip(spec.args, values, strict=False):
+            assert not arg.aligned or value % 16 == 0, f"{spec.entry}: {arg.name} was compiled as a multiple of 16"
         self.eager_launches += self.captured is None
         self.warps_launched = spec.num_warps
         return self._put(lambda: None if self.dry else self._run(spec, grid, values))

@@ -19,6 +19,7 @@ from ..lower.builder import WeightSource
 from ..lower.profile import Profile
 from ..values import dense_values, quantized_values
 from .compile import Compiled, compile_specs
+from .cubin import check_launch
 from .formats import QUANT_BITS, packed_nbytes
 from .pack import pack_quantized
 from .plan import Planned, make_plan, plan_program
@@ -64,6 +65,9 @@ class TritonBackend:
         specs = planned.specs()
         compiled = compile_specs(specs.values(), self.target, progress)
         check_resources(planned, compiled, self.target)
+        if self.target.backend == "cuda":
+            for key, found in compiled.items():
+                check_launch(key, found.binary, specs[key], found.entry)
         plan = make_plan(planned, self.target, compiled)
         kernels_dir.mkdir()
         for key, found in plan.objects.items():

@@ -183,6 +183,9 @@ class InterpretExecutor:
         spec = self._specs[bound.launch.object]
         kernel = getattr(load_source(spec.source), spec.entry)
         types = self.plan.objects[bound.launch.object].types
+        for arg, place in zip(spec.args, bound.args, strict=True):
+            offset = place if isinstance(place, int) else place.offset
+            assert offset % 16 == 0 or not arg.aligned, f"{spec.entry}: {arg.name} is compiled as a multiple of 16"
         kernel[bound.grid](*(self._resolve(a, t) for a, t in zip(bound.args, types, strict=True)))
 
     def _resolve(self, value: Place | int, kind: str) -> torch.Tensor | int:

@@ -106,6 +106,7 @@ class CudaExecutor:
         """Put a step on the stream; see SamplingExecutor."""
         if self._closed:
             raise UsageError("the engine is closed")
+        self.cuda.enter()
         cuda, turn = self.cuda, self._turn % 2
         self._turn += 1
         inputs, outputs = self._inputs[turn], self._outputs[turn]
@@ -129,6 +130,7 @@ class CudaExecutor:
 
     def collect(self, ticket: Ticket) -> Sampled:
         """Wait for a step; see SamplingExecutor."""
+        self.cuda.enter()
         self.cuda.wait_event(self._inputs[ticket.turn].passed)
         logits = self._logits[: ticket.rows] if ticket.host_samples else None
         return self._outputs[ticket.turn].sampled(ticket.rows, logits)
