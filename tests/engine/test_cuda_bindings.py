@@ -59,7 +59,20 @@ class Ran(NamedTuple):
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a libcuda.so.1 without a GPU."""
     folder = tmp_path_factory.mktemp("stub")
-    command = ["g++", "-x", "c", "-std=gnu11", "-shared", "-fPIC", "-O1", "-w", STUB, "-o", folder / "libcuda.so.1", "-ldl"]
+    command = [
+        "g++",
+        "-x",
+        "c",
+        "-std=gnu11",
+        "-shared",
+        "-fPIC",
+        "-O1",
+        "-w",
+        STUB,
+        "-o",
+        folder / "libcuda.so.1",
+        "-ldl",
+    ]
     subprocess.run(command, check=True)
     return folder
 
@@ -129,5 +142,5 @@ def test_an_object_that_is_launched_otherwise_fails_the_build(engine: Path) -> N
         LaunchSpec("", found.entry, args[1:], right.grid, found.warps),
         LaunchSpec("", found.entry, args, right.grid, 2 * found.warps),
     ):
-        with pytest.raises(CodegenError, match="calls its kernels in another way|the runtime launches"):
+        with pytest.raises(CodegenError, match="the runtime launches"):
             check_launch("k", cubin, wrong, found.entry)
