@@ -33,8 +33,8 @@ from typing import Any
 import icc
 import numpy as np
 import torch
-from icc.runtime.bench import BenchOptions, run_bench
 from gpu_peers import BATCHES, DECODE_CONTEXT, OUTPUT, PEERS, PREFILL, seconds
+from icc.runtime.bench import BenchOptions, run_bench
 from make_model import write
 
 
