@@ -81,11 +81,9 @@ def _executor(
         from .executor.cpu import CpuExecutor
 
         return CpuExecutor(engine, threads, kv_bytes, section)
-    if section:
-        raise UsageError("--spec layer-skip: only CPU engines have early exits yet")
     from .executor.cuda.executor import CudaExecutor
 
-    return CudaExecutor(engine, kv_bytes, device)
+    return CudaExecutor(engine, kv_bytes, device, section)
 
 
 class LLM:

@@ -152,9 +152,13 @@ class FakeDriver:
         return (0,)
 
     def cuLaunchKernel(self, spec: LaunchSpec, *args: Any) -> tuple[int]:  # noqa: N802
-        grid, threads, (values, types) = args[:3], args[3], args[8]
-        assert threads == 32 * spec.num_warps and len(values) == len(types) == len(spec.args) + 2
-        for arg, value in zip(spec.args, values, strict=False):
+        grid, threads, params = args[:3], args[3], args[8]
+        assert threads == 32 * spec.num_warps and all(grid)
+        pointers = (ctypes.c_uint64 * (len(spec.args) + 2)).from_address(params)
+        kinds = [ctypes.c_uint64 if arg.type.startswith("*") else ctypes.c_int32 for arg in spec.args]
+        values = tuple(kind.from_address(at).value for kind, at in zip(kinds, pointers, strict=False))
+        assert not any(ctypes.c_uint64.from_address(at).value for at in pointers[-2:])  # Triton's own, unused
+        for arg, value in zip(spec.args, values, strict=True):
             assert not arg.aligned or value % 16 == 0, f"{spec.entry}: {arg.name} was compiled as a multiple of 16"
         self.eager_launches += self.captured is None
         self.warps_launched = spec.num_warps

@@ -147,12 +147,15 @@ def _time(
     launches = plan.phases[0].launches[choice.kernel]
     sizes = executor.prepare(full_batch(choice.shape, engine.manifest.limits, executor.block_size))
 
+    ready = [
+        executor.ready(functions[launch.object], plan.objects[launch.object], launch, step)
+        for step in steps
+        for launch in launches
+    ]
+
     def once() -> None:
-        for step in steps:
-            for launch in launches:
-                bound = executor.walker.bind(launch, sizes, step)
-                if bound is not None:
-                    executor.launch(bound, plan.objects[launch.object], functions[launch.object])
+        for launch in ready:
+            launch.put(cuda, sizes)
 
     once()
     return statistics.median(cuda.seconds(once) for _ in range(_ROUNDS)) / len(steps)

@@ -18,7 +18,6 @@ import numpy as np
 
 from ...errors import DeviceError
 
-Arguments = tuple[Sequence[int], Sequence[Any]]
 _HINT = "run `nvidia-smi` to see whether the driver works"
 
 
@@ -68,6 +67,8 @@ class Cuda:
         self._device = self.call("cuDeviceGet", ordinal)
         self._context = self.call("cuDevicePrimaryCtxRetain", self._device)
         self._threads = threading.local()
+        self._graphs: dict[int, Any] = {}
+        self.uploaded: dict[int, tuple[Any, dict[str, int]]] = {}  # by id: weights, and the address of each by name
         self.enter()
         self._closers: list[Callable[[], None]] = [lambda: self.call("cuDevicePrimaryCtxRelease", self._device)]
         self.stream = self.call("cuStreamCreate", self.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -166,9 +167,10 @@ class Cuda:
             self.call("cuFuncSetCacheConfig", function, self.api.CUfunc_cache.CU_FUNC_CACHE_PREFER_SHARED)
         return function
 
-    def launch(self, function: Any, grid: Sequence[int], threads: int, shared_bytes: int, args: Arguments) -> None:
-        """Put a kernel on the stream. args: the values, and the ctypes type of each."""
-        self.call("cuLaunchKernel", function, *grid, threads, 1, 1, shared_bytes, self.stream, args, 0)
+    def launch(self, function: Any, grid: Sequence[int], threads: int, shared_bytes: int, params: int) -> None:
+        """Put a kernel on the stream. params: the address of an array of the addresses of its parameters, all of which
+        are read before this returns."""
+        self.call("cuLaunchKernel", function, *grid, threads, 1, 1, shared_bytes, self.stream, params, 0)
 
     def capture(self, work: Callable[[], None]) -> Any:
         """What `work` puts on the stream, as a graph that can be launched; nothing of it runs now."""
@@ -180,8 +182,12 @@ class Cuda:
             graph = self.call("cuStreamEndCapture", self.stream)
         executable = self.call("cuGraphInstantiate", graph, 0)
         self.call("cuGraphDestroy", graph)
-        self._closers.append(lambda: self.call("cuGraphExecDestroy", executable))
+        self._graphs[id(executable)] = executable
         return executable
+
+    def forget_graph(self, graph: Any) -> None:
+        """Free a captured graph; where it still runs, when it has."""
+        self.call("cuGraphExecDestroy", self._graphs.pop(id(graph)))
 
     def launch_graph(self, graph: Any) -> None:
         """Put a captured graph on the stream."""
@@ -189,8 +195,11 @@ class Cuda:
 
     def close(self) -> None:
         """Free everything, last given out first. Calling it again does nothing."""
+        self.uploaded.clear()
         closers, self._closers = self._closers, []
         if closers:
             self.enter()
+        for graph in list(self._graphs.values()):
+            self.forget_graph(graph)
         for free in reversed(closers):
             free()
