@@ -79,8 +79,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def engine(compiled: Callable[..., Any]) -> Path:
-    """A real engine with cubins, as small as can be."""
-    return compiled("llama", "bfloat16", target="h100", quant="rtn4", **SMALL).engine
+    """A real engine with cubins, as small as can be, whose early exit guesses."""
+    return compiled("llama", "bfloat16", target="h100", quant="rtn4", spec="layer-skip:1", **SMALL).engine
 
 
 def run(library: Path, script: str, *arguments: Any, cwd: Path) -> Ran:
