@@ -40,8 +40,9 @@ ci:
 
 # The peers have an environment of their own; torch 2.13.0 because a newer one brings CUDA. Takes about 20 minutes.
 PEERS := build/peers
-bench-cpu: $(VENV)/.dev $(PEERS)/.made
-	$(BIN)/python benchmarks/cpu/prepare.py build/cpu --peers $(PEERS)
+AVX2 := -DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON -DGGML_AVX512=OFF
+bench-cpu: $(VENV)/.dev $(PEERS)/.made $(PEERS)-avx2/.made
+	$(BIN)/python benchmarks/cpu/prepare.py build/cpu --peers $(PEERS) --avx2 $(PEERS)-avx2
 	$(INSTALL) matplotlib==3.11.2
 	$(BIN)/python benchmarks/cpu/bench.py build/cpu/bench.json --rounds 5 --out benchmarks/results/cpu
 
@@ -49,6 +50,13 @@ $(PEERS)/.made: benchmarks/cpu/peers.txt
 	$(PYTHON) -m venv $(PEERS)
 	CMAKE_ARGS='-DGGML_NATIVE=ON' $(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS) -r benchmarks/cpu/peers.txt
 	$(PEERS)/bin/python -m pip uninstall --quiet --yes torchvision
+	@touch $@
+
+# Not from pip's cache, which would give the native build again.
+$(PEERS)-avx2/.made: benchmarks/cpu/peers.txt
+	$(PYTHON) -m venv $(PEERS)-avx2
+	CMAKE_ARGS='$(AVX2)' $(PEERS)-avx2/bin/python -m pip --disable-pip-version-check install --quiet --no-cache-dir --no-binary llama-cpp-python \
+	    $(PIP_ARGS) `grep llama-cpp-python $<`
 	@touch $@
 
 clean:

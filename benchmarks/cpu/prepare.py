@@ -1,8 +1,9 @@
 """Everything that bench.py measures, made from nothing: checkpoints, engines, the peers' files, and the list of rows.
 
-    python benchmarks/cpu/prepare.py build/cpu --peers build/peers       (make bench-cpu does this and more)
+    python benchmarks/cpu/prepare.py build/cpu --peers build/peers --avx2 build/peers-avx2    (as `make bench-cpu`)
 
-`--peers` is a virtual environment with what peers.txt lists. What exists already is kept. The peers quantize as their
+`--peers` is a virtual environment with what peers.txt lists, `--avx2` one with a llama.cpp built for AVX2, which icc's
+library of that level is measured against. What exists already is kept. The peers quantize as their
 own tools do: llama.cpp Q4_0 in every matrix, OpenVINO int4 symmetric in groups of 64 with an 8-bit head, ONNX Runtime
 int4. icc: 4 bits in groups of 128 with an 8-bit head; rtn4, whose storage and kernels are those of awq4, because a
 calibration on random weights would only take time.
@@ -28,8 +29,8 @@ def run(*command: object) -> None:
     subprocess.run(words, check=True)
 
 
-def compile_engine(model: Path, out: Path, *options: str) -> Path:
-    """An engine for this machine."""
+def compile_engine(model: Path, out: Path, *options: str, target: str = "native") -> Path:
+    """An engine, for this machine only unless `target` says otherwise."""
     if not out.exists():
         run(
             Path(sys.executable).with_name("icc"),
@@ -38,7 +39,7 @@ def compile_engine(model: Path, out: Path, *options: str) -> Path:
             "-o",
             out,
             "--target",
-            "native",
+            target,
             "--max-seq-len",
             "4352",
             *options,
@@ -91,6 +92,9 @@ def rows() -> list[dict[str, Any]]:
         row("1B decode at 4096", "decode", 1, 4096, 16, ">= 1.5", long),
         row("135M decode, batch 1", "decode", 1, 128, 64, ">= 1.5", small),
         row("135M prefill 512", "prefill", 1, 512, 1, ">= 1.5", small),
+        row("1B AVX2 decode, batch 1", "decode", 1, 128, 16, ">= 1.2", "icc 1b avx2, llama.cpp avx2 1b"),
+        row("1B AVX2 decode, batch 8", "decode", 8, 128, 8, ">= 1.2", "icc 1b avx2, llama.cpp avx2 1b"),
+        row("1B AVX2 prefill 512", "prefill", 1, 512, 1, ">= 1.2", "icc 1b avx2, llama.cpp avx2 1b"),
         row("1B bf16 decode", "decode", 1, 128, 16, "88 % of bandwidth", "icc 1b bf16"),
         row("1B bf16 prefill 512", "prefill", 1, 512, 1, "60 % of peak", "icc 1b bf16", "fp32"),
     ]  # fmt: skip
@@ -101,6 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--peers", type=Path, required=True)
+    parser.add_argument("--avx2", type=Path, required=True)
     a = parser.parse_args()
     a.folder.mkdir(parents=True, exist_ok=True)
     python, engines = a.peers.absolute() / "bin/python", {}
@@ -109,7 +114,8 @@ def main() -> None:
         if not model.exists():
             run(sys.executable, HERE.parent / "make_model.py", shape, model)
         engines |= peers(name, model, a.folder, python)
-        ours = {f"icc {name}": compile_engine(model, a.folder / f"{shape}.engine", "--quant", "rtn4")}
+        engine = compile_engine(model, a.folder / f"{shape}.engine", "--quant", "rtn4", target="cpu")
+        ours = {f"icc {name}": engine}
         if name == "1b":
             head, kv, bf16 = (a.folder / f"{shape}-{kind}.engine" for kind in ("head4", "kv8", "bf16"))
             ours["icc 1b 4-bit head"] = compile_engine(model, head, "--quant", "rtn4", "--quant-head", "4bit")
@@ -117,6 +123,8 @@ def main() -> None:
             ours["icc 1b bf16"] = compile_engine(model, bf16)
         for title, engine in ours.items():
             engines[title] = {"kind": "icc", "python": sys.executable, "model": str(engine)}
+    engines["icc 1b avx2"] = engines["icc 1b"] | {"env": {"ICC_ISA": "avx2"}}
+    engines["llama.cpp avx2 1b"] = engines["llama.cpp 1b"] | {"python": str(a.avx2.absolute() / "bin/python")}
     (a.folder / "bench.json").write_text(json.dumps({"engines": engines, "rows": rows()}, indent=1) + "\n")
     print(a.folder / "bench.json")
 

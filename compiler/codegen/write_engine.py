@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from ...runtime.engine.digest import encode_sealed
-from ...runtime.engine.manifest import FileEntry, Manifest
+from ...runtime.engine.manifest import PIECE, FileEntry, Manifest
 from ...runtime.engine.program import Program
 from ..errors import OutputExistsError, WriteError
 from .lower.builder import WeightSource
@@ -189,7 +189,16 @@ def write_manifest(stage: Path, manifest: Manifest) -> None:
     """engine.json with size and sha256 of every file written before it."""
     files: dict[str, FileEntry] = {}
     for path in sorted(p for p in stage.rglob("*") if p.is_file()):
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        files[path.relative_to(stage).as_posix()] = FileEntry(path.stat().st_size, digest)
+        files[path.relative_to(stage).as_posix()] = file_entry(path)
     (stage / "engine.json").write_bytes(encode_sealed(msgspec.structs.replace(manifest, files=files)))
+
+
+def file_entry(path: Path) -> FileEntry:
+    """Size and digests of one file, read once."""
+    whole, pieces, size = hashlib.sha256(), [], 0
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            whole.update(piece)
+            pieces.append(hashlib.sha256(piece).hexdigest())
+            size += len(piece)
+    return FileEntry(size, whole.hexdigest(), pieces if len(pieces) > 1 else [])

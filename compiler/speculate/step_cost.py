@@ -55,9 +55,9 @@ def measured_cost(stage: Path, built: Built, limits: Limits) -> Cost:
     manifest = Manifest(
         1, "", "native", "cpu", facts, quantization, limits, sampling, list(libraries), "", "", None, files={}
     )
-    with (stage / "weights.safetensors").open("rb") as stream:
-        weights = MappedWeights(stream, "weights.safetensors")
-    engine = Engine(stage, manifest, program, weights, libraries[0], EngineFiles(stage, {}, verify=False))
+    files = EngineFiles(stage, {}, verify=False)
+    weights = MappedWeights(files.map("weights.safetensors"), "weights.safetensors")
+    engine = Engine(stage, manifest, program, weights, libraries[0], files)
     executor = CpuExecutor(engine)
     try:
         top = min(executor.max_step_tokens, executor.max_logit_rows, 128)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -10,17 +11,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import EngineFormatError
-from .manifest import FileEntry
+from .manifest import PIECE, FileEntry
 from .verify import MANIFEST_FILE
 
-_CHUNK = 4 << 20  # bytes read at a time while hashing
 _HINT = "copy the engine again from where it was made, or compile the model again"
 
 
 class EngineFiles:
     """Opens and reads the files that a manifest lists; paths are those of the manifest, relative to `root`.
 
-    With `verify`, whatever `read` returns has the sha256 of the manifest, and so has a stream that `check` was given.
+    With `verify`, whatever `read` returns has the sha256 of the manifest, and so has what `check` was given as mapped.
     (A mapped file may still be changed in place: whoever may do that can change a running process as well.)
     """
 
@@ -35,39 +35,52 @@ class EngineFiles:
         except OSError as error:
             raise _unreadable(path, error) from error
 
+    def map(self, path: str) -> mmap.mmap:
+        """A read-only memory map of a file."""
+        with self.open(path) as stream:
+            try:
+                return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as error:  # ValueError: the file is empty
+                raise EngineFormatError(f"{path} cannot be mapped: {error}", _HINT) from error
+
     def read(self, path: str) -> bytes:
         """The content of a file. EngineFormatError if it has changed."""
         content = self._contents.pop(path, None)
         if content is None:
             content = self._read(path)
-            if self._verify and hashlib.sha256(content).hexdigest() != self._files[path].sha256:
+            if self._verify and _sha256(content) != self._files[path].sha256:
                 raise _changed(path)
         return content
 
-    def check(self, used: Collection[str], streams: Mapping[str, BinaryIO]) -> None:
+    def check(self, used: Collection[str], mapped: Mapping[str, memoryview]) -> None:
         """EngineFormatError for the first file (by path) whose sha256 differs; nothing to do without `verify`.
 
-        The contents of `used` are kept for `read`; what is open already is hashed through its stream. One thread per
-        file, largest first.
+        The contents of `used` are kept for `read`; a file that is mapped already is hashed where it is mapped, in
+        pieces, by all cores.
         """
         if not self._verify:
             return
 
-        def digest(path: str) -> str:
+        def unchanged(part: tuple[str, int | None]) -> bool:
+            path, piece = part
+            if piece is not None:
+                return _sha256(mapped[path][piece * PIECE : (piece + 1) * PIECE]) == self._files[path].pieces[piece]
+            content = mapped[path] if path in mapped else self._read(path)
             if path in used:
-                self._contents[path] = self._read(path)
-                return hashlib.sha256(self._contents[path]).hexdigest()
-            if path in streams:
-                return _digest(path, streams[path])
-            with self.open(path) as stream:
-                return _digest(path, stream)
+                self._contents[path] = bytes(content)
+            return _sha256(content) == self._files[path].sha256
 
-        order = sorted(self._files, key=lambda path: -self._files[path].size)
-        with ThreadPoolExecutor(min(len(order), os.cpu_count() or 1) or 1) as threads:
-            digests = dict(zip(order, threads.map(digest, order), strict=True))
-        for path in sorted(self._files):
-            if digests[path] != self._files[path].sha256:
-                raise _changed(path)
+        parts: list[tuple[str, int | None]] = []
+        for path in sorted(self._files, key=lambda path: -self._files[path].size):
+            pieces = self._files[path].pieces if path in mapped else []
+            if pieces and (len(pieces) - 1) * PIECE < len(mapped[path]) <= len(pieces) * PIECE:
+                parts += [(path, piece) for piece in range(len(pieces))]
+            else:
+                parts.append((path, None))
+        with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1) or 1) as threads:
+            wrong = {path for (path, _), same in zip(parts, threads.map(unchanged, parts), strict=True) if not same}
+        if wrong:
+            raise _changed(min(wrong))
 
     def _read(self, path: str) -> bytes:
         with self.open(path) as stream:
@@ -77,15 +90,8 @@ class EngineFiles:
                 raise _unreadable(path, error) from error
 
 
-def _digest(path: str, stream: BinaryIO) -> str:
-    """sha256 of a file, read in large chunks with one buffer."""
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK))
-    try:
-        while count := stream.readinto(buffer):  # type: ignore[attr-defined]
-            digest.update(buffer[:count])
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    return digest.hexdigest()
+def _sha256(content: bytes | memoryview) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _changed(path: str) -> EngineFormatError:

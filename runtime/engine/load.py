@@ -61,11 +61,12 @@ def open_engine(path: str | os.PathLike[str], *, verify: bool = True, isa: str |
         library = select_library(manifest, cpu_flags(), isa or os.environ.get("ICC_ISA"))
     used = (manifest.program_file, library and library.path, _tokenizer_file(manifest))
     files = EngineFiles(root, manifest.files, verify)
-    with files.open(manifest.weights_file) as stream:
-        files.check([path for path in used if path], {manifest.weights_file: stream})
-        program = decode_program(files.read(manifest.program_file), manifest.program_file)
-        _check_agreement(manifest, program)
-        weights = MappedWeights(stream, manifest.weights_file)
+    mapped = files.map(manifest.weights_file)
+    with memoryview(mapped) as view:
+        files.check([path for path in used if path], {manifest.weights_file: view})
+    program = decode_program(files.read(manifest.program_file), manifest.program_file)
+    _check_agreement(manifest, program)
+    weights = MappedWeights(mapped, manifest.weights_file)
     return Engine(root, manifest, program, weights, library, files)
 
 

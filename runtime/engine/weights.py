@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -24,14 +23,10 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MappedWeights:
-    """A read-only memory map of the weights file `name`. Addresses are valid until `close`, `stream` is not needed."""
+    """The tensors of a mapped weights file `name`. Addresses are valid until `close`, which unmaps the file."""
 
-    def __init__(self, stream: BinaryIO, name: str) -> None:
-        self._name = name
-        try:
-            self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:  # ValueError: the file is empty
-            raise EngineFormatError(f"{name} cannot be mapped: {error}", _HINT) from error
+    def __init__(self, mapped: mmap.mmap, name: str) -> None:
+        self._name, self._map = name, mapped
         self._bytes = np.frombuffer(self._map, dtype=np.uint8)
         self._entries = self._parse_header()
 

@@ -7,9 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from icc.compiler.codegen import write_engine
+from icc.runtime.engine import files
+from icc.runtime.engine.digest import encode_sealed
 from icc.runtime.engine.files import EngineFiles
-from icc.runtime.engine.load import open_engine
+from icc.runtime.engine.load import open_engine, read_manifest
+from icc.runtime.engine.manifest import FileEntry
 from icc.runtime.errors import EngineFormatError
 from icc.runtime.llm import load
 from icc.runtime.params import SamplingParams
@@ -65,6 +70,28 @@ def test_a_file_that_is_read_later_is_compared_again(make_engine: Make) -> None:
     with pytest.raises(EngineFormatError, match=r"kernels/future\.so has changed"):
         engine.files.read("kernels/future.so")
     engine.close()
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_mapped_file_is_compared_piece_by_piece(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, missing: int
+) -> None:
+    """Whichever byte changes; and with a piece too few in the manifest, by the digest of the whole file."""
+    root, weights = make_engine(), "weights.safetensors"
+    for module in (files, write_engine):
+        monkeypatch.setattr(module, "PIECE", 48)
+    entry = write_engine.file_entry(root / weights)
+    assert len(entry.pieces) == -(-entry.size // 48) > 2
+    entry = FileEntry(entry.size, entry.sha256, entry.pieces[missing:])
+    manifest = read_manifest(root)
+    sealed = msgspec.structs.replace(manifest, files={**manifest.files, weights: entry})
+    (root / "engine.json").write_bytes(encode_sealed(sealed))
+    open_engine(root).close()
+    content = (root / weights).read_bytes()
+    for at in range(len(content)):
+        (root / weights).write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(EngineFormatError, match=r"weights\.safetensors has changed"):
+            open_engine(root)
 
 
 def test_a_library_that_is_overwritten_runs_on(make_engine: Make) -> None:

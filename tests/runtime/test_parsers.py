@@ -13,6 +13,7 @@ import pytest
 import safetensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from icc.runtime.engine.files import EngineFiles
 from icc.runtime.engine.load import decode_program, open_engine, read_manifest
 from icc.runtime.engine.weights import MappedWeights
 from icc.runtime.errors import EngineFormatError, IccError
@@ -95,8 +96,7 @@ def test_the_weights(seeds: dict[str, bytes], tmp_path_factory: pytest.TempPathF
     file.write_bytes(raw)
 
     def parse() -> None:
-        with file.open("rb", buffering=0) as stream:
-            MappedWeights(stream, file.name).close()
+        MappedWeights(EngineFiles(file.parent, {}, verify=False).map(file.name), file.name).close()
         safetensors.deserialize(raw)
 
     total(parse)

@@ -1,0 +1,60 @@
+"""Does a step that mixes a prefill chunk with decodes cost more than its two parts?
+
+    python benchmarks/cpu/mixed.py ENGINE [--chunk 256] [--decodes 8] [--context 128] [--threads 2] [--rounds 9]
+
+The chunk alone, the decodes alone and both in one step take turns; the ratio is the median over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+from icc.runtime.engine.load import open_engine
+from icc.runtime.executor.cpu import CpuExecutor
+from icc.runtime.scheduler.batch import ScheduledBatch, ScheduledSequence
+from stages import decodes
+
+
+def seconds(executor: CpuExecutor, batch: ScheduledBatch) -> float:
+    """Wall time of one step."""
+    start = time.perf_counter()
+    executor.step(batch)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Measure and print one line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engine", type=Path)
+    parser.add_argument("--chunk", type=int, default=256)
+    parser.add_argument("--decodes", type=int, default=8)
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    a = parser.parse_args()
+    executor = CpuExecutor(open_engine(a.engine, verify=False), threads=a.threads)
+    ctypes.memset(executor._kv.address, 0x2C, executor.kv_bytes)  # untouched pages would all be one page of zeros
+    blocks = -(-(a.context + 1) // executor.block_size)
+    decoding = decodes(a.decodes, a.context, blocks)
+    first = a.decodes * blocks
+    table = tuple(range(first, first + -(-a.chunk // executor.block_size)))
+    ids = tuple(np.random.default_rng(0).integers(10, 100, a.chunk).tolist())
+    chunk = ScheduledSequence(a.decodes, ids, 0, table, num_logits=0)
+    batches = [ScheduledBatch((chunk,)), ScheduledBatch(tuple(decoding)), ScheduledBatch((*decoding, chunk))]
+    rounds = [[seconds(executor, batch) for batch in batches] for _ in range(a.rounds + 1)][1:]
+    alone, decode, both = (statistics.median(column) * 1e3 for column in zip(*rounds, strict=True))
+    ratios = [row[2] / (row[0] + row[1]) for row in rounds]
+    print(
+        f"chunk of {a.chunk}: {alone:.1f} ms, {a.decodes} decodes at {a.context}: {decode:.1f} ms, in one step: "
+        f"{both:.1f} ms, {statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f}) of the sum"
+    )
+    executor.close()
+
+
+if __name__ == "__main__":
+    main()
