@@ -42,6 +42,7 @@ class TritonBackend:
             quant="gq{}",
             packed_nbytes=packed_nbytes,
             activation=self.weights,
+            quantized_tables=True,
             epilogues=True,
             typed=True,
         )
