@@ -53,7 +53,7 @@ class GpuEngine:
 
 def build(
     model: Path, quant: str = "none", limits: Limits | None = None, block_size: int = 8, heads: Path | None = None,
-    exit_layers: int = 0,
+    exit_layers: int = 0, deterministic: bool = False,
 ) -> GpuEngine:  # fmt: skip
     """Everything of a compile but the objects. Calibrated methods use random tokens.
 
@@ -73,7 +73,7 @@ def build(
         run_passes(graph, phase, PassContext())
     backend = TritonBackend(TARGET, weight_dtype(graph))
     lowered = lower(graph, LowerOptions(backend.kv_dtype, backend.profile, block_size))
-    planned = plan_program(lowered.program, limits, Tuner(TARGET))
+    planned = plan_program(lowered.program, limits, Tuner(TARGET), (), deterministic)
     program = msgspec.structs.replace(
         lowered.program, plan=make_plan(planned, TARGET, {}), speculation=_with_trees(lowered.program, limits)
     )

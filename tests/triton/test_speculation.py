@@ -66,23 +66,21 @@ def drafter_of(name: str, make: Callable[..., CudaExecutor], executor: CudaExecu
     if name == "medusa":
         assert built.program.speculation is not None
         return MedusaDrafter(executor, built.program.speculation)
-    return EngineDrafter(make("exit" if name == "layer-skip" else ""), LIMITS.max_seq_len, name=name)
+    before = len(executor.cuda.uploaded)
+    exits = make("exit")
+    assert len(executor.cuda.uploaded) == before == 1, "the weights were meant to be shared"
+    return EngineDrafter(exits, LIMITS.max_seq_len, name=name)
 
 
-@pytest.mark.parametrize("name", ["medusa", "layer-skip", "draft"])
+@pytest.mark.parametrize("name", ["medusa", "layer-skip"])
 def test_tokens_are_those_of_plain_decoding(name: str, built: GpuEngine, plain: list[Any]) -> None:
     make, driver = open_device(built)
     executor = make()
-    uploaded = len(driver.memory)
     drafter = drafter_of(name, make, executor, built)
     with LLM(built.manifest, executor, speculator=Speculator(drafter, adaptive=False, max_guesses=3)) as llm:
         found = llm.generate(PROMPTS, PARAMS)
         counts = llm.loop.speculator.counts  # type: ignore[union-attr]
         assert counts.guesses >= 3
-        if name == "draft":  # the model itself
-            assert counts.accepted >= 3
-        if name in ("layer-skip", "draft"):
-            assert len(driver.memory) - uploaded < uploaded, "the weights were meant to be shared"
     assert [one.token_ids for one in found] == [one.token_ids for one in plain]
     assert not driver.live and not driver.memory
 

@@ -29,10 +29,11 @@ from .tuned import load_tuned
 
 @dataclass(frozen=True)
 class TritonBackend:
-    """`weights` is the checkpoint's element type; products compute in it."""
+    """`weights` is the checkpoint's element type; products compute in it. deterministic: see `plan_program`."""
 
     target: Target
     weights: str
+    deterministic: bool = False
 
     @property
     def profile(self) -> Profile:
@@ -62,7 +63,7 @@ class TritonBackend:
         self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]
     ) -> Built:
         """Objects with their rendered sources beside them, and the plan that launches them."""
-        planned = plan_program(program, limits, Tuner(self.target, load_tuned(self.target)))
+        planned = plan_program(program, limits, Tuner(self.target, load_tuned(self.target)), (), self.deterministic)
         specs = planned.specs()
         compiled = compile_specs(specs.values(), self.target, progress)
         check_resources(planned, compiled, self.target)
@@ -76,7 +77,9 @@ class TritonBackend:
             path.write_bytes(compiled[key].binary)
             path.with_suffix(".py").write_text(specs[key].source)
         needed = max((c.driver_version for c in compiled.values()), default=0)
-        return Built(msgspec.structs.replace(program, plan=plan), gpu=GpuFacts(self.target.arch, needed))
+        return Built(
+            msgspec.structs.replace(program, plan=plan), gpu=GpuFacts(self.target.arch, needed, self.deterministic)
+        )
 
 
 def check_resources(planned: Planned, compiled: dict[str, Compiled], target: Target) -> None:

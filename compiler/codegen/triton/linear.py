@@ -94,7 +94,7 @@ class Linear(TritonKernel):
         return areas
 
     def _tile(self, shape: Shape, tuner: Tuner) -> Tiling:
-        rows = shape.max_tokens
+        rows = shape.tiled_tokens
         if self.rows == "logit_rows" and not shape.decode:
             rows = min(rows, LOGIT_ROWS)
         parts, extras, _ = epilogue_operands(self)
