@@ -93,6 +93,8 @@ def rows() -> list[dict[str, Any]]:
         row("135M decode, batch 1", "decode", 1, 128, 64, ">= 1.5", small),
         row("135M prefill 512", "prefill", 1, 512, 1, ">= 1.5", small),
         row("1B AVX2 decode, batch 1", "decode", 1, 128, 16, ">= 1.2", "icc 1b avx2, llama.cpp avx2 1b"),
+        row("1B AVX2 decode, batch 1, 4-bit head", "decode", 1, 128, 16, ">= 1.2",
+            "icc 1b 4-bit head avx2, llama.cpp avx2 1b"),
         row("1B AVX2 decode, batch 8", "decode", 8, 128, 8, ">= 1.2", "icc 1b avx2, llama.cpp avx2 1b"),
         row("1B AVX2 prefill 512", "prefill", 1, 512, 1, ">= 1.2", "icc 1b avx2, llama.cpp avx2 1b"),
         row("1B bf16 decode", "decode", 1, 128, 16, "88 % of bandwidth", "icc 1b bf16"),
@@ -118,12 +120,15 @@ def main() -> None:
         ours = {f"icc {name}": engine}
         if name == "1b":
             head, kv, bf16 = (a.folder / f"{shape}-{kind}.engine" for kind in ("head4", "kv8", "bf16"))
-            ours["icc 1b 4-bit head"] = compile_engine(model, head, "--quant", "rtn4", "--quant-head", "4bit")
+            ours["icc 1b 4-bit head"] = compile_engine(
+                model, head, "--quant", "rtn4", "--quant-head", "4bit", target="cpu"
+            )
             ours["icc 1b int8 KV"] = compile_engine(model, kv, "--quant", "rtn4", "--kv-cache", "int8")
             ours["icc 1b bf16"] = compile_engine(model, bf16)
         for title, engine in ours.items():
             engines[title] = {"kind": "icc", "python": sys.executable, "model": str(engine)}
-    engines["icc 1b avx2"] = engines["icc 1b"] | {"env": {"ICC_ISA": "avx2"}}
+    for title in ("icc 1b", "icc 1b 4-bit head"):
+        engines[f"{title} avx2"] = engines[title] | {"env": {"ICC_ISA": "avx2"}}
     engines["llama.cpp avx2 1b"] = engines["llama.cpp 1b"] | {"python": str(a.avx2.absolute() / "bin/python")}
     (a.folder / "bench.json").write_text(json.dumps({"engines": engines, "rows": rows()}, indent=1) + "\n")
     print(a.folder / "bench.json")
