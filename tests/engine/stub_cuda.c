@@ -83,7 +83,7 @@ int cuMemAlloc_v2(uintptr_t *address, size_t size) { return allocate(address, si
 int cuMemAllocHost_v2(void **address, size_t size) { return allocate((uintptr_t *)address, size, 1); }
 int cuMemFree_v2(uintptr_t address) { NOT_IN_CAPTURE; return release(address, 0); }
 int cuMemFreeHost(void *address) { NOT_IN_CAPTURE; return release((uintptr_t)address, 1); }
-int cuMemGetInfo_v2(size_t *available, size_t *total) { NEEDS_CONTEXT; *available = 1ul << 30; *total = 2ul << 30; return OK; }
+int cuMemGetInfo_v2(size_t *available, size_t *total) { NEEDS_CONTEXT; *available = (getenv("ICC_STUB_GIB") ? strtoul(getenv("ICC_STUB_GIB"), 0, 10) : 1ul) << 30; *total = *available; return OK; }
 static int copy(uintptr_t device, void *host, size_t size, int to_device) {
   NOT_IN_CAPTURE;
   if (!inside(device, size, 0) || !inside((uintptr_t)host, size, 1)) return INVALID_VALUE;
