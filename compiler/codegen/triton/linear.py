@@ -95,6 +95,8 @@ class Linear(TritonKernel):
 
     def _tile(self, shape: Shape, tuner: Tuner) -> Tiling:
         rows = shape.tiled_tokens
+        if shape.typical and self.bits:
+            rows = min(rows, 64)  # of codes fewer: decodes would wait for the matrix units
         if self.rows == "logit_rows" and not shape.decode:
             rows = min(rows, LOGIT_ROWS)
         parts, extras, _ = epilogue_operands(self)

@@ -21,7 +21,7 @@ from .spec import LaunchSpec, Shape, TritonKernel
 from .tiles import Tuner
 
 _MIXED = (16, 64, 256, 1024)
-_TYPICAL = 64  # tokens that deterministic tilings are chosen for: few enough that decodes wait for memory still
+_TYPICAL = 128  # tokens that deterministic tilings are chosen for: few enough that decodes still wait for memory
 _ALIGN = 256
 
 
