@@ -54,22 +54,20 @@ def read_cubin(cubin: bytes) -> CubinFacts:
     return CubinFacts(entry, found, threads, max(size - _RESERVED_SHARED, 0))
 
 
-def check_launch(key: str, cubin: bytes, spec: LaunchSpec, entry: str) -> CubinFacts:
+def check_launch(key: str, cubin: bytes, spec: LaunchSpec, entry: str) -> None:
     """CodegenError unless a cubin takes what the executor gives it: 8 bytes per pointer and 4 per integer, each aligned
-    to its size, then two pointers; 32 threads per warp."""
+    to its size, then two pointers; 32 threads per warp; no shared memory but what the launch names."""
     expected, end = [], 0
     for size in (*(8 if arg.type.startswith("*") else 4 for arg in spec.args), *[8] * HIDDEN):
         end = -(-end // size) * size
         expected.append((end, size))
         end += size
-    found = read_cubin(cubin)
-    if (found.entry, found.parameters, found.threads) != (entry, tuple(expected), 32 * spec.num_warps):
+    found, launched = read_cubin(cubin), CubinFacts(entry, tuple(expected), 32 * spec.num_warps, 0)
+    if found != launched:
         raise CodegenError(
-            f"kernel {key}: the object wants {found.entry} with parameters (offset, size) {list(found.parameters)} and "
-            f"{found.threads} threads, the runtime launches {entry} with {expected} and {32 * spec.num_warps}",
+            f"kernel {key}: the object wants {found}, the runtime launches {launched}",
             "this version of Triton calls its kernels in another way; please report it",
         )
-    return found
 
 
 def _sections(elf: bytes) -> Iterator[tuple[str, tuple[int, bytes]]]:
