@@ -8,18 +8,19 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from .engine.manifest import Manifest
-from .errors import RequestError
 from .executor.base import Executor
 from .generation import Generation, Output, Piece, Standing
+from .intake import Intake
 from .params import SamplingParams
-from .sampler import Constraint, Sampler
+from .recovery import Trial
+from .sampler import Constraint
 from .scheduler.batch import Draft, ScheduledBatch, StepOutcome, Verdict
 from .scheduler.request import RequestSpec
 from .scheduler.scheduler import Scheduler, SchedulerConfig
+from .scores import Scores
 from .speculate.speculator import Speculator
-from .speculate.verify import Walk
 from .stepping import Flight, Stepper
-from .tokenizer import Detokenizer, StopFinder, Tokenizer
+from .tokenizer import Tokenizer
 
 DEFAULT_STANDING = Standing()
 
@@ -28,7 +29,7 @@ class EngineLoop:
     """All requests of one executor. Not thread-safe: one thread adds, steps and aborts.
 
     `step` gives outputs; they also wait in `Generation.outputs` until taken, so that several callers can share the
-    loop.
+    loop. `on_fault` gets every exception that a step has met and survived.
     """
 
     def __init__(
@@ -42,16 +43,20 @@ class EngineLoop:
         self.manifest = manifest
         self.executor = executor
         self.tokenizer = tokenizer
-        self.reset()
+        self.on_fault: Callable[[Exception], object] = lambda error: None
         self.last_step_tokens = 0
-        self._generations: dict[int, Generation] = {}
-        self._scores: dict[int, list[np.ndarray]] = {}  # logits of scoring requests, not taken yet
+        self._intake = Intake(manifest, tokenizer)
+        self._live: dict[int, RequestSpec] = {}  # every request that has not ended, in order of arrival
+        self._generations: dict[int, Generation] = {}  # those that sample
+        self._scores: dict[int, Scores] = {}  # those that score, until they are forgotten
         self._stepper = Stepper(executor)
         self._flight: Flight | None = None  # a step that runs ahead of its scheduling
+        self._trial = Trial()
         self._next_id = 0
+        self.reset()
 
     def reset(self) -> None:
-        """Begin with an empty KV cache. Requires that there is no work."""
+        """Begin with an empty KV cache. Requires that nothing is scheduled."""
         executor = self.executor
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -77,19 +82,18 @@ class EngineLoop:
         constrain: gives each completion its grammar. RequestError if the prompt or a parameter is invalid,
         CapacityError if it can never fit; then nothing is queued.
         """
-        token_ids = self.check_prompt(prompt)
-        params = params.resolve(self.manifest.sampling)
-        self._check_params(params)
+        token_ids, params = self._intake.prompt(prompt), self._intake.params(params)
+        room = self._intake.room(token_ids)
         generations = [
-            self._generation(token_ids, params, index, constrain and constrain()) for index in range(params.n)
+            self._intake.generation(self._take_id(), token_ids, params, index, constrain and constrain())
+            for index in range(params.n)
         ]
-        room = self.manifest.limits.max_seq_len - len(token_ids)
         for generation in generations:
             if room == 0:
-                self._finish(generation, "length")
+                generation.finish("length")
                 continue
             limit = min(params.max_tokens, room)
-            self.scheduler.add(
+            self._admit(
                 RequestSpec(
                     generation.request_id, token_ids, limit, standing.priority, standing.salt, client=standing.client
                 )
@@ -97,41 +101,21 @@ class EngineLoop:
             self._generations[generation.request_id] = generation
         return generations
 
-    def check_prompt(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """The prompt's token ids. RequestError if one is out of range, too many, or none and no bos token."""
-        model, limits = self.manifest.model, self.manifest.limits
-        token_ids = tuple(int(token) for token in prompt)
-        if not token_ids:
-            if model.bos_token_id is None:
-                raise RequestError("the prompt is empty", "give at least one token", field="prompt")
-            token_ids = (model.bos_token_id,)
-        if len(token_ids) > limits.max_seq_len:
-            raise RequestError(
-                f"the prompt has {len(token_ids)} tokens, the engine takes at most {limits.max_seq_len}",
-                "shorten it, or compile with a larger --max-seq-len",
-                field="prompt",
-            )
-        if min(token_ids) < 0 or max(token_ids) >= model.vocab_size:
-            wrong = next(token for token in token_ids if not 0 <= token < model.vocab_size)
-            raise RequestError(f"token id {wrong} is not in the vocabulary of {model.vocab_size}", field="prompt")
-        return token_ids
-
     def abort(self, generation: Generation) -> None:
         """End a generation now; nothing happens if it has ended."""
         if generation.finish_reason is None:
-            self.scheduler.abort(generation.request_id)
             self._forget(generation.request_id)
-            self._finish(generation, "abort", generation.flush())
+            generation.finish("abort", generation.flush())
 
     def has_work(self) -> bool:
-        return self.scheduler.has_work()
+        return bool(self._live)
 
     def score(self, token_ids: Sequence[int]) -> Iterator[np.ndarray]:
         """The logits of every position of a sequence, as float32 `[rows, vocab]` chunks in order.
 
         Each chunk is valid until the next is asked for. Other requests go on beside it.
         """
-        token_ids = self.check_prompt(token_ids)
+        token_ids = self._intake.prompt(token_ids)
         request_id = self.add_score(token_ids)
         remaining = len(token_ids)
         try:
@@ -148,25 +132,24 @@ class EngineLoop:
         request_id = self._take_id()
         spec = RequestSpec(
             request_id,
-            self.check_prompt(token_ids),
+            self._intake.prompt(token_ids),
             0,
             standing.priority,
             all_logits=True,
             use_cache=False,
             client=standing.client,
         )
-        self.scheduler.add(spec)
-        self._scores[request_id] = []
+        self._admit(spec)
+        self._scores[request_id] = Scores()
         return request_id
 
     def take_scores(self, request_id: int) -> list[np.ndarray]:
-        """The chunks of logits, float32 `[rows, vocab]`, that came since the last call."""
-        chunks, self._scores[request_id] = self._scores[request_id], []
-        return chunks
+        """The chunks of logits, float32 `[rows, vocab]`, that came since the last call. Raises what ended it."""
+        return self._scores[request_id].take()
 
     def end_score(self, request_id: int) -> None:
         """Forget a scoring request, wherever it is."""
-        self.scheduler.abort(request_id)
+        self._forget(request_id)
         del self._scores[request_id]
 
     # -- one step ----------------------------------------------------------------------------------------------------
@@ -175,44 +158,88 @@ class EngineLoop:
         """Finish one step; outputs of the requests that got a token or ended. Nothing if there is no work.
 
         A device that samples gets the next step before this one's tokens are looked at, where those do not decide it.
-        If the executor or a sampler raises, every request ends with "error" and the exception goes on.
+        If a step fails, its requests begin anew in an empty cache, in groups (see `Trial`), and the one that fails
+        alone ends with "error". If the device has failed for good, all do, and the exception goes on.
         """
         start = time.perf_counter()
-        flight = self._flight or self._start(self.scheduler.schedule(self._drafts()))
-        if flight is None:
-            self.scheduler.update(())
-            return []
-        self.last_step_tokens = flight.batch.num_tokens
+        if self._trial.group_done:
+            self._next_group()
         try:
-            ahead = self.scheduler.schedule_ahead() if flight.on_device and self._may_run_ahead(flight) else None
-            self._flight = None if ahead is None else self._start(ahead)
-            outcomes, texts, rows = self._take_results(flight)
-            now = time.perf_counter()
-            if self.speculator is not None:
-                self.speculator.settle(flight.batch, outcomes, now - start)
-                self.speculator.observe(rows)
+            flight, outcomes, pieces, rows = self._run()
+        except Exception as error:
+            return self._recover(error)
         except BaseException:
             self._fail_all()
             raise
-        reasons = {done.request_id: done.reason for done in self.scheduler.update(outcomes)}
+        if flight is None:
+            return []
+        now = time.perf_counter()
+        self._learn(flight.batch, outcomes, rows, now - start)
+        broken: Exception | None = None
+        try:
+            reasons = {done.request_id: done.reason for done in self.scheduler.update(outcomes)}
+        except Exception as error:  # what was sampled is good all the same
+            reasons = {o.request_id: o.verdict.value for o in outcomes if o.verdict is not Verdict.CONTINUE}
+            broken = error
         outputs: list[Output] = []
         for outcome in outcomes:
             generation = self._generations.get(outcome.request_id)
             if generation is None:
+                if outcome.request_id in reasons:  # all of it is scored
+                    self._forget(outcome.request_id)
                 continue
             if generation.first_token is None:
                 generation.first_token = now
-            outputs += self._deliver(generation, texts[outcome.request_id], reasons.get(outcome.request_id))
-        return outputs
+            outputs += self._deliver(generation, pieces[outcome.request_id], reasons.get(outcome.request_id))
+            self._trial.clear(outcome.request_id)
+        return outputs if broken is None else outputs + self._recover(broken, flight.batch)
+
+    def _run(self) -> tuple[Flight | None, list[StepOutcome], dict[int, list[Piece]], dict[int, int]]:
+        """Run the next step, and start the one after it where that can be."""
+        self._flight = flight = self._flight or self._start(self.scheduler.schedule(self._drafts()))
+        if flight is None:
+            self.scheduler.update(())
+            return None, [], {}, {}
+        self.last_step_tokens = flight.batch.num_tokens
+        ahead = self.scheduler.schedule_ahead() if flight.on_device and self._may_run_ahead(flight) else None
+        following = None if ahead is None else self._start(ahead)
+        results = self._take_results(flight)
+        self._flight = following
+        return flight, *results
 
     def _drafts(self) -> dict[int, Draft]:
         """Guesses for the requests that decode. Nobody guesses beside a step that scores: it runs long anyway."""
-        if self.speculator is None:
+        if self.speculator is None or self._trial.running:
             return {}
-        return self.speculator.drafts(self.scheduler.decoding, self._generations)
+        try:
+            drafts = self.speculator.drafts(self.scheduler.decoding, self._generations)
+        except Exception as error:
+            self._stop_speculating(error)
+            return {}
+        vocab_size = self.manifest.model.vocab_size
+        return {i: d for i, d in drafts.items() if 0 <= min(d.token_ids) and max(d.token_ids) < vocab_size}
+
+    def _learn(
+        self, batch: ScheduledBatch, outcomes: Sequence[StepOutcome], rows: dict[int, int], seconds: float
+    ) -> None:
+        if self.speculator is not None:
+            try:
+                self.speculator.settle(batch, outcomes, seconds)
+                self.speculator.observe(rows)
+            except Exception as error:
+                self._stop_speculating(error)
+
+    def _stop_speculating(self, error: Exception) -> None:
+        """A drafter that fails is not asked again: it changes no token, so nobody needs to end by it."""
+        self.on_fault(error)
+        assert self.speculator is not None
+        self.speculator.drafter.close()
+        self.speculator = None
 
     def _may_run_ahead(self, flight: Flight) -> bool:
         """Guesses for the next step need this one's tokens; without them, it can be started already."""
+        if self._trial.running:
+            return False
         return self.speculator is None or self.speculator.idle([s.request_id for s in flight.batch.sequences])
 
     def _start(self, batch: ScheduledBatch) -> Flight | None:
@@ -223,11 +250,7 @@ class EngineLoop:
             if generation is not None and generation.num_cached_tokens is None:
                 generation.num_cached_tokens = sequence.start
                 generation.queued_s = time.perf_counter() - generation.arrival
-        try:
-            return self._stepper.start(batch, self._generations)
-        except BaseException:
-            self._fail_all()
-            raise
+        return self._stepper.start(batch, self._generations)
 
     def _take_results(self, flight: Flight) -> tuple[list[StepOutcome], dict[int, list[Piece]], dict[int, int]]:
         """What the scheduler must know of a step, what it made safe to show, by request, and the logit row behind the
@@ -238,104 +261,99 @@ class EngineLoop:
         for result in self._stepper.results(flight, self._generations):
             if result.walk is None:
                 assert result.logits is not None
-                self._scores[result.request_id].append(result.logits.copy())
+                self._scores[result.request_id].push(result.logits)
                 outcomes.append(StepOutcome(result.request_id, None))
                 continue
-            outcome, texts[result.request_id] = self._accept(result.request_id, result.walk)
+            outcome, texts[result.request_id] = self._generations[result.request_id].take(result.walk)
             outcomes.append(outcome)
+            fault = self._generations[result.request_id].fault
+            if fault is not None:
+                self.on_fault(fault)
             if outcome.verdict is Verdict.CONTINUE:
                 rows[result.request_id] = result.row
         return outcomes, texts, rows
 
-    def _accept(self, request_id: int, walk: Walk) -> tuple[StepOutcome, list[Piece]]:
-        """Take the tokens of a step one by one, as far as the request goes on."""
-        pieces: list[Piece] = []
-        for number, sample in enumerate(walk.samples):
-            accepted = walk.accepted[:number]
-            if sample is None:
-                return StepOutcome(request_id, None, Verdict.ERROR, accepted), [*pieces, Piece(None, "")]
-            try:
-                verdict, text = self._generations[request_id].accept(sample)
-            except Exception:  # of the tokenizer, on this request's tokens: the others go on
-                return StepOutcome(request_id, None, Verdict.ERROR, accepted), [*pieces, Piece(None, "")]
-            pieces.append(Piece(sample, text))
-            if verdict is not Verdict.CONTINUE:
-                break
-        return StepOutcome(request_id, sample.token_id, verdict, accepted), pieces
-
     def _deliver(self, generation: Generation, pieces: list[Piece], reason: str | None) -> list[Output]:
-        """One output per token, the last with the reason if the request has ended."""
-        outputs: list[Output] = []
-        for piece in pieces[:-1]:
-            assert piece.sample is not None
-            outputs.append(Output(generation.request_id, piece.sample.token_id, piece.text, piece.sample.logprob))
-        generation.outputs += outputs
-        sample, text = pieces[-1].sample, pieces[-1].text
-        if reason in ("length", "error"):
-            text += generation.flush()
-        token, logprob = (None, None) if sample is None else (sample.token_id, sample.logprob)
         if reason is not None:
             self._forget(generation.request_id)
-            return [*outputs, self._finish(generation, reason, text, token, logprob)]
-        generation.outputs.append(Output(generation.request_id, token, text, logprob))
-        return [*outputs, generation.outputs[-1]]
+        return generation.emit(pieces, reason)
 
-    # -- parts -------------------------------------------------------------------------------------------------------
-
-    def _check_params(self, params: SamplingParams) -> None:
-        vocab_size = self.manifest.model.vocab_size
-        for name in ("stop_token_ids", "logit_bias"):
-            for token in getattr(params, name):
-                if token >= vocab_size:
-                    raise RequestError(f"{name}: token id {token} is not in the vocabulary of {vocab_size}", field=name)
-        if params.stop and self.tokenizer is None:
-            raise RequestError(
-                "stop: the engine has no tokenizer, so there is no text", "use stop_token_ids", field="stop"
-            )
-
-    def _generation(
-        self, prompt: tuple[int, ...], params: SamplingParams, index: int, constraint: Constraint | None
-    ) -> Generation:
-        model = self.manifest.model
-        end_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else model.eos_token_ids)
-        tokenizer = self.tokenizer
-        return Generation(
-            request_id=self._take_id(),
-            prompt=prompt,
-            params=params,
-            sampler=Sampler(params, prompt, model.vocab_size, end_ids, index, constraint),
-            end_ids=end_ids,
-            detokenizer=None if tokenizer is None else Detokenizer(tokenizer, prompt),
-            stop_finder=None if tokenizer is None else StopFinder(params.stop),
-            arrival=time.perf_counter(),
-            index=index,
-        )
-
-    def _forget(self, request_id: int) -> None:
-        del self._generations[request_id]
-        if self.speculator is not None:
-            self.speculator.forget(request_id)
+    # -- requests that come and go -----------------------------------------------------------------------------------
 
     def _take_id(self) -> int:
         self._next_id += 1
         return self._next_id
 
-    def _finish(
-        self, generation: Generation, reason: str, text: str = "", token: int | None = None, logprob=None
-    ) -> Output:
-        generation.finish_reason = reason
-        generation.finished = time.perf_counter()
-        output = Output(generation.request_id, token, text, logprob, reason)
-        generation.outputs.append(output)
-        return output
+    def _admit(self, spec: RequestSpec) -> None:
+        """Queue a request, or let it wait while others are on trial. CapacityError if it can never fit."""
+        if self._trial.running:
+            self.scheduler.validate(spec)
+        else:
+            self.scheduler.add(spec)
+        self._live[spec.request_id] = spec
+
+    def _forget(self, request_id: int) -> None:
+        """The request has ended, or nobody wants it any more."""
+        self.scheduler.abort(request_id)
+        self._trial.clear(request_id)
+        self._live.pop(request_id, None)
+        if self._generations.pop(request_id, None) is not None and self.speculator is not None:
+            self.speculator.forget(request_id)
+
+    # -- faults ------------------------------------------------------------------------------------------------------
+
+    def _recover(self, error: Exception, stepped: ScheduledBatch | None = None) -> list[Output]:
+        """After a step that failed, what the cache holds is unknown: all begin anew, those of the step on trial."""
+        self.on_fault(error)
+        batches = [stepped] if stepped is not None else self.scheduler.under_way
+        ids = {sequence.request_id for batch in batches for sequence in batch.sequences} or self.scheduler.request_ids
+        self._begin_anew()
+        outputs: list[Output] = []
+        for generation in list(self._generations.values()):  # its last token may just have come
+            if len(generation.token_ids) >= self._live[generation.request_id].max_new_tokens:
+                outputs += self._deliver(generation, [Piece(None, "")], "length")
+        culprit = self._trial.failed(self._live.keys() & ids)
+        if culprit is not None:
+            if not self._stepper.works():
+                self._fail_all()
+                raise error
+            outputs += self._blame(culprit, error)
+        self._next_group()
+        return outputs
+
+    def _begin_anew(self) -> None:
+        """Forget every step and everything that is computed; nothing is scheduled then."""
+        self._stepper.drop()
+        self._flight = None
+        preemptions = self.scheduler.num_preemptions
+        self.reset()
+        self.scheduler.num_preemptions = preemptions
+        for scores in self._scores.values():
+            scores.begin_anew()
+
+    def _next_group(self) -> None:
+        """Let the next suspects run, and nobody else; all, if there are no more."""
+        for request_id in self.scheduler.request_ids:
+            self.scheduler.abort(request_id)
+        for request_id in self._trial.next_group(self._live) or self._live:
+            generation = self._generations.get(request_id)
+            self.scheduler.add(self._live[request_id], () if generation is None else generation.token_ids)
+
+    def _blame(self, request_id: int, error: Exception) -> list[Output]:
+        """End the request with its fault."""
+        generation = self._generations.get(request_id)
+        if generation is None:
+            self._scores[request_id].fault = error
+            self._forget(request_id)
+            return []
+        generation.fault = error
+        return self._deliver(generation, [Piece(None, "")], "error")
 
     def _fail_all(self) -> None:
-        """End every request after the executor failed in the middle of a step: what the cache holds is unknown."""
-        for request_id in [*self._generations, *self._scores]:
-            self.scheduler.abort(request_id)
+        """End every request: the device is of no use any more, or nobody waits."""
+        self._begin_anew()
+        self._trial = Trial()
         for generation in list(self._generations.values()):
-            self._finish(generation, "error", generation.flush())
-            self._forget(generation.request_id)
-        self._flight = None
-        while self.scheduler.is_stepping:
-            self.scheduler.update(())
+            self._deliver(generation, [Piece(None, "")], "error")
+        for request_id in list(self._live):
+            self._forget(request_id)

@@ -37,6 +37,30 @@ class EngineVersionError(EngineFormatError):
         self.supported = supported
 
 
+class EngineFieldError(EngineFormatError):
+    """A field of the engine's description is missing, unknown (of a later icc), or of another type."""
+
+    exit_code = 29
+
+
+class EngineChangedError(EngineFormatError):
+    """A file of the engine is not the one that was written: the tokenizer, the weights, kernels."""
+
+    exit_code = 32
+
+
+class EngineAbiError(EngineFormatError):
+    """The engine's kernels have another interface than this runtime calls."""
+
+    exit_code = 26
+
+
+class KVLayoutError(EngineFormatError):
+    """The engine's KV cache has blocks of a size or numbers of a type that this runtime cannot keep."""
+
+    exit_code = 28
+
+
 class MissingIsaError(IccError):
     """The machine has none of the instruction sets that the engine was compiled for."""
 
@@ -75,3 +99,9 @@ class DeviceError(IccError):
     """The GPU, its driver or its bindings are missing, are not those that the engine needs, or failed."""
 
     exit_code = 25
+
+
+class DriverError(DeviceError):
+    """The GPU's driver is older than the engine needs."""
+
+    exit_code = 27

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .params import SamplingParams
 from .sampler import Sample, Sampler, TokenLogprob
-from .scheduler.batch import Verdict
+from .scheduler.batch import StepOutcome, Verdict
 
 if TYPE_CHECKING:
+    from .speculate.verify import Walk
     from .tokenizer import Detokenizer, StopFinder
 
 
@@ -94,6 +96,59 @@ class Generation:
     first_token: float | None = None
     finished: float | None = None
     finish_reason: str | None = None
+    fault: Exception | None = None  # what ended it with "error", unless that were logits that are not numbers
+
+    def take(self, walk: Walk) -> tuple[StepOutcome, list[Piece]]:
+        """Take the tokens of a step one by one, as far as the request goes on."""
+        pieces: list[Piece] = []
+        sample = None
+        for number, sample in enumerate(walk.samples):
+            accepted = walk.accepted[:number]
+            if sample is None:
+                return StepOutcome(self.request_id, None, Verdict.ERROR, accepted), [*pieces, Piece(None, "")]
+            try:
+                verdict, text = self.accept(sample)
+            except Exception as error:  # of the tokenizer, on this request's tokens: the others go on
+                self.fault = error
+                return StepOutcome(self.request_id, None, Verdict.ERROR, accepted), [*pieces, Piece(None, "")]
+            pieces.append(Piece(sample, text))
+            if verdict is not Verdict.CONTINUE:
+                break
+        assert sample is not None
+        return StepOutcome(self.request_id, sample.token_id, verdict, accepted), pieces
+
+    def emit(self, pieces: list[Piece], reason: str | None) -> list[Output]:
+        """One output per token; the last ends the request if there is a reason."""
+        outputs = [
+            Output(self.request_id, piece.sample.token_id, piece.text, piece.sample.logprob)
+            for piece in pieces[:-1]
+            if piece.sample is not None
+        ]
+        self.outputs += outputs
+        sample, text = pieces[-1].sample, pieces[-1].text
+        token, logprob = (None, None) if sample is None else (sample.token_id, sample.logprob)
+        if reason in ("length", "error"):
+            text += self._last_words()
+        if reason is not None:
+            return [*outputs, self.finish(reason, text, token, logprob)]
+        self.outputs.append(Output(self.request_id, token, text, logprob))
+        return [*outputs, self.outputs[-1]]
+
+    def finish(
+        self, reason: str, text: str = "", token: int | None = None, logprob: TokenLogprob | None = None
+    ) -> Output:
+        """End the request; its last output."""
+        self.finish_reason = reason
+        self.finished = time.perf_counter()
+        self.outputs.append(Output(self.request_id, token, text, logprob, reason))
+        return self.outputs[-1]
+
+    def _last_words(self) -> str:
+        try:
+            return self.flush()
+        except Exception as error:  # a detokenizer that has failed once may do so again
+            self.fault = self.fault or error
+            return ""
 
     def accept(self, sample: Sample) -> tuple[Verdict, str]:
         """Take a sampled token: whether the request goes on, and the text that the token made safe to show."""
@@ -124,7 +179,9 @@ class Generation:
         return text
 
     def completion(self) -> Completion:
-        """The result; requires that the request has finished."""
+        """The result; requires that the request has finished. Raises the fault that ended it."""
+        if self.fault is not None:
+            raise self.fault
         assert self.finish_reason is not None and self.finished is not None
         first = self.finished if self.first_token is None else self.first_token
         return Completion(

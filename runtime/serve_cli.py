@@ -23,6 +23,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-queue-tokens", type=int, default=4 << 20, help="tokens of all that is accepted")
     parser.add_argument("--watchdog", type=float, default=10.0, metavar="S", help="an engine silent for so long hangs")
     parser.add_argument("--batch-store", type=Path, metavar="FILE", help="SQLite file; with it there is a Batch API")
+    parser.add_argument("--max-seconds", type=float, metavar="S", help="a request ends after so long (default: never)")
     parser.add_argument("--drain", type=float, default=30.0, metavar="S", help="time to finish requests after SIGTERM")
 
 
@@ -44,6 +45,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
             arguments.watchdog,
             arguments.drain,
             arguments.batch_store,
+            arguments.max_seconds,
         )
     )
 

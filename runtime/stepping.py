@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -49,13 +50,29 @@ class Stepper:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._device = executor if isinstance(executor, SamplingExecutor) else None
+        self._tickets: list[Any] = []  # of the steps that the device has and nobody has collected
 
     def start(self, batch: ScheduledBatch, generations: Mapping[int, Generation]) -> Flight:
         """Start a step. `generations` are the requests that sample; those not in it are scored."""
         if self._device is None:
             return Flight(batch)
         rows = [row for sequence in batch.sequences for row in _rows(sequence, generations)]
-        return Flight(batch, rows, self._device.submit(batch, rows))
+        self._tickets.append(self._device.submit(batch, rows))
+        return Flight(batch, rows, self._tickets[-1])
+
+    def drop(self) -> None:
+        """Forget all steps under way, after a failure: the device must have none when it is given the next."""
+        while self._tickets and self._device is not None:
+            with suppress(Exception):
+                self._device.collect(self._tickets.pop(0))
+
+    def works(self) -> bool:
+        """Whether the device can run anything at all: one token, into a cache that holds nothing."""
+        try:
+            self._executor.step(ScheduledBatch((ScheduledSequence(-1, (0,), 0, (0,), 1),)))
+        except Exception:
+            return False
+        return True
 
     def results(self, flight: Flight, generations: Mapping[int, Generation]) -> Iterator[Result]:
         """Wait for a step: a result for every sequence that wanted logits and has not ended since."""
@@ -64,6 +81,7 @@ class Stepper:
             logits = self._executor.step(flight.batch)
         else:
             assert self._device is not None
+            self._tickets.remove(flight.ticket)
             sampled = self._device.collect(flight.ticket)
             logits = sampled.logits
         end = 0
@@ -102,11 +120,13 @@ def _rows(sequence: ScheduledSequence, generations: Mapping[int, Generation]) ->
 
 
 def _sample(generation: Generation, logits: np.ndarray) -> Sample | None:
-    """The host's sample of one row; None too if it fails, which must not end the other requests."""
+    """The host's sample of one row; None too if it fails or is no token, which must not end the other requests."""
     try:
-        return generation.sampler.sample(logits)
-    except Exception:
+        sample = generation.sampler.sample(logits)
+    except Exception as error:
+        generation.fault = error
         return None
+    return sample if sample is None or 0 <= sample.token_id < len(logits) else None
 
 
 def _take(sampled: Sampled, generation: Generation, vocab_size: int, row: int) -> Sample | None:

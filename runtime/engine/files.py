@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import EngineFormatError
+from ..errors import EngineChangedError, EngineFormatError
 from .manifest import PIECE, FileEntry
 from .verify import MANIFEST_FILE
 
@@ -94,8 +94,8 @@ def _sha256(content: bytes | memoryview) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _changed(path: str) -> EngineFormatError:
-    return EngineFormatError(f"{path} has changed: its sha256 is not the one in {MANIFEST_FILE}", _HINT)
+def _changed(path: str) -> EngineChangedError:
+    return EngineChangedError(f"{path} has changed: its sha256 is not the one in {MANIFEST_FILE}", _HINT)
 
 
 def _unreadable(path: str, error: OSError) -> EngineFormatError:

@@ -9,16 +9,17 @@ from typing import TypeVar
 
 import msgspec
 
-from ..errors import EngineFormatError, EngineVersionError
+from ..errors import EngineFieldError, EngineFormatError, EngineVersionError, KVLayoutError
 from .digest import digest_of
 from .files import EngineFiles
 from .isa import cpu_flags, select_library
 from .manifest import FORMAT_VERSION, Library, Manifest
-from .program import Program
+from .program import KV_DTYPES, MAX_BLOCK_SIZE, Program
 from .verify import MANIFEST_FILE, check_listing, check_paths
 from .weights import MappedWeights
 
 _HINT = "copy the engine again from where it was made, or compile the model again"
+_NEWER = "a field that this one does not know is of a later version"
 T = TypeVar("T")
 _MAX_JSON = 256 << 20  # bytes; a manifest or program beyond this is not one
 
@@ -59,13 +60,13 @@ def open_engine(path: str | os.PathLike[str], *, verify: bool = True, isa: str |
     library = None
     if manifest.backend == "cpu":
         library = select_library(manifest, cpu_flags(), isa or os.environ.get("ICC_ISA"))
-    used = (manifest.program_file, library and library.path, _tokenizer_file(manifest))
     files = EngineFiles(root, manifest.files, verify)
+    program = decode_program(files.read(manifest.program_file), manifest.program_file)
+    _check_agreement(manifest, program)  # all that can be said without the weights comes before them
+    used = (library and library.path, _tokenizer_file(manifest))
     mapped = files.map(manifest.weights_file)
     with memoryview(mapped) as view:
         files.check([path for path in used if path], {manifest.weights_file: view})
-    program = decode_program(files.read(manifest.program_file), manifest.program_file)
-    _check_agreement(manifest, program)
     weights = MappedWeights(mapped, manifest.weights_file)
     return Engine(root, manifest, program, weights, library, files)
 
@@ -76,7 +77,7 @@ def read_manifest(root: Path) -> Manifest:
     facts = _decode(raw, MANIFEST_FILE, dict[str, msgspec.Raw])
     version = _decode(bytes(facts["format_version"]), MANIFEST_FILE, object) if "format_version" in facts else None
     if version is None:
-        raise EngineFormatError(f"{MANIFEST_FILE}: field `format_version` is missing", _HINT)
+        raise EngineFieldError(f"{MANIFEST_FILE}: field `format_version` is missing", _HINT)
     if version != FORMAT_VERSION or isinstance(version, bool):
         raise EngineVersionError(version, FORMAT_VERSION)
     manifest = _decode(raw, MANIFEST_FILE, Manifest)
@@ -116,6 +117,9 @@ def _read(root: Path) -> bytes:
 def _decode(raw: bytes, name: str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        hint = f"compile the model again, or install the icc that wrote the engine; {_NEWER}"
+        raise EngineFieldError(f"{name}: {error}", hint) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EngineFormatError(f"{name}: {error}", _HINT) from error
 
@@ -133,6 +137,15 @@ def _check_agreement(manifest: Manifest, program: Program) -> None:
     for name, found in program.plan.objects.items() if program.plan else ():
         if found.file not in manifest.files:
             raise EngineFormatError(f"{manifest.program_file}: object {name} is not listed in {MANIFEST_FILE}", _HINT)
-    limits = manifest.limits
-    if min(limits.max_seq_len, limits.max_batch_size, limits.max_step_tokens, program.kv.block_size) < 1:
+    limits, kv = manifest.limits, program.kv
+    if not 1 <= kv.block_size <= MAX_BLOCK_SIZE:
+        raise KVLayoutError(
+            f"the engine keeps {kv.block_size} tokens in a KV block, this runtime can keep 1 to {MAX_BLOCK_SIZE}", _HINT
+        )
+    if kv.dtype not in KV_DTYPES:
+        raise KVLayoutError(
+            f"the engine's KV cache is of type {kv.dtype!r}, this runtime has {', '.join(KV_DTYPES)}",
+            "compile the model again with this version of icc",
+        )
+    if min(limits.max_seq_len, limits.max_batch_size, limits.max_step_tokens) < 1:
         raise EngineFormatError(f"{MANIFEST_FILE}: limits must be at least 1", _HINT)

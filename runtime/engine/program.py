@@ -15,6 +15,8 @@ from .speculation import Speculation
 
 Param = int | float | str | bool | list[int | str | bool]
 
+KV_DTYPES = ("f32", "bf16", "f16", "i8")
+MAX_BLOCK_SIZE = 4096  # tokens
 # element sizes in bytes of everything that a buffer or weight can hold
 ITEM_SIZE = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4, "i8": 1, "u8": 1}
 
@@ -107,6 +109,15 @@ class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.dtype == "i8":  # one float32 scale per token, head and tensor
             raw += self.block_size * spec.kv_heads * 2 * 4
         return (raw + 63) // 64 * 64
+
+    def block_places(self, block: int, num_blocks: int) -> list[tuple[int, int]]:
+        """(offset, bytes) of a block in every layer of a cache of `num_blocks`."""
+        places, base = [], 0
+        for layer in range(len(self.layers)):
+            nbytes = self.block_bytes(layer)
+            places.append((base + block * nbytes, nbytes))
+            base += num_blocks * nbytes
+        return places
 
     def total_block_bytes(self) -> int:
         """Bytes that one block id takes over all layers."""

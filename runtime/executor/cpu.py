@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,6 +33,7 @@ class CpuExecutor:
             raise UsageError(f"threads = {threads}: must be from 1 to {_MAX_THREADS}")
         limits, program = engine.manifest.limits, engine.program
         self.threads = threads or default_threads()
+        self._layout = program.kv
         self.block_size = program.kv.block_size
         self.vocab_size = program.vocab_size
         self.max_step_tokens = limits.max_step_tokens
@@ -68,6 +70,9 @@ class CpuExecutor:
         """Run one step: float32 `[batch.num_logit_rows, vocab]`, valid until the next step. Releases the GIL."""
         if self._handle is None:
             raise UsageError("the engine is closed")
+        for block in batch.zeros:
+            for offset, nbytes in self._layout.block_places(block, self.num_blocks):
+                ctypes.memset(self._kv.address + offset, 0, nbytes)
         packed = self._packed
         packed.pack(batch)
         self._batch.num_tokens = packed.num_tokens

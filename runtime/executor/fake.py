@@ -59,6 +59,8 @@ class FakeExecutor:
         assert 0 < batch.num_tokens <= self.max_step_tokens
         assert len(batch.sequences) <= self.max_batch_size and batch.num_logit_rows <= self.max_logit_rows
         self.batches.append(batch)
+        for block in batch.zeros:
+            self.cache[block * self.block_size : (block + 1) * self.block_size] = -1
         for source, target in batch.moves:
             assert self.cache[source] >= 0, "what was never written is moved"
             self.cache[target] = self.cache[source]

@@ -8,7 +8,7 @@ import hashlib
 import os
 from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
 
-from ..errors import EngineFormatError, IccError
+from ..errors import EngineAbiError, EngineFormatError, IccError
 
 ABI_VERSION = 2
 
@@ -57,7 +57,7 @@ class KernelLibrary:
         version.restype = c_int32
         found = version()
         if found != ABI_VERSION:
-            raise EngineFormatError(
+            raise EngineAbiError(
                 f"{name} has kernel interface version {found}, this runtime needs {ABI_VERSION}",
                 "compile the model again with this version of icc",
             )

@@ -90,11 +90,13 @@ class ScheduledSequence:
 class ScheduledBatch:
     """One step. Logit rows come in the order of the sequences.
 
-    `moves` are (from, to) slots, block * block_size + offset, whose KV is copied in this order before anything else.
+    Before anything else the blocks `zeros` are filled with zeros, and then `moves` are made: (from, to) slots, block *
+    block_size + offset, whose KV is copied in this order.
     """
 
     sequences: tuple[ScheduledSequence, ...]
     moves: tuple[tuple[int, int], ...] = ()
+    zeros: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -110,7 +112,7 @@ class Verdict(Enum):
 
     CONTINUE = "continue"
     STOP = "stop"
-    ERROR = "error"  # its logits are not numbers: its KV must not be reused
+    ERROR = "error"  # its logits are not numbers: its KV must not be reused, and is zeroed
 
 
 @dataclass(frozen=True, slots=True)

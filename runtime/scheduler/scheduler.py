@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import CapacityError, RequestError
@@ -57,6 +57,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._steps: list[ScheduledBatch] = []  # scheduled and not updated: the step under way, and the one after it
         self._moves: list[tuple[int, int]] = []  # of accepted guesses, for the next step
+        self._zeros: list[int] = []  # blocks that held what are not numbers, for the next step
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -65,8 +66,8 @@ class Scheduler:
         longest = len(spec.token_ids) + max(spec.max_new_tokens - 1, 0)
         return self._blocks_for(longest) <= self.config.num_blocks
 
-    def add(self, spec: RequestSpec) -> None:
-        """Queue a request. CapacityError if it can never fit; RequestError if empty or its id is in use."""
+    def validate(self, spec: RequestSpec) -> None:
+        """CapacityError if a request can never fit; RequestError if it is empty or its id is in use."""
         if spec.request_id in self._requests:
             raise RequestError(f"request id {spec.request_id} is in use")
         if not spec.token_ids:
@@ -78,8 +79,12 @@ class Scheduler:
                 f"the cache has {self.config.num_blocks}",
                 "shorten the prompt, lower max_tokens, or give the KV cache more memory",
             )
+
+    def add(self, spec: RequestSpec, sampled: Sequence[int] = ()) -> None:
+        """Queue a request, of which the tokens `sampled` are known already. Raises as `validate`."""
+        self.validate(spec)
         start = self._shares.arrive(spec.client, len(spec.token_ids) + spec.max_new_tokens)
-        request = Request(spec, self._arrivals, start, tokens=list(spec.token_ids))
+        request = Request(spec, self._arrivals, start, tokens=[*spec.token_ids, *sampled])
         self._arrivals += 1
         self._requests[spec.request_id] = request
         insort(self._waiting, request, key=lambda item: item.rank)
@@ -108,9 +113,10 @@ class Scheduler:
                 step.take(request)
         if not preempted:  # whoever lost blocks in this step must not take them back in the same step
             self._admit_waiting(step)
-        self._steps.append(ScheduledBatch(tuple(step.sequences), tuple(self._moves)))
+        self._steps.append(ScheduledBatch(tuple(step.sequences), tuple(self._moves), tuple(self._zeros)))
         if step.sequences:  # a step without sequences is not run
             self._moves.clear()
+            self._zeros.clear()
         return self._steps[0]
 
     @property
@@ -142,7 +148,8 @@ class Scheduler:
             request.num_ahead_tokens = 1
             token = pending_token(rows[request.id])
             sequences.append(ScheduledSequence(request.id, (token,), request.num_tokens, request.table(), 1))
-        self._steps.append(ScheduledBatch(tuple(sequences)))
+        self._steps.append(ScheduledBatch(tuple(sequences), zeros=tuple(self._zeros)))
+        self._zeros.clear()
         return self._steps[1]
 
     def update(self, outcomes: Iterable[StepOutcome]) -> list[Finished]:
@@ -172,9 +179,14 @@ class Scheduler:
         return len(self._waiting)
 
     @property
-    def is_stepping(self) -> bool:
-        """Whether a scheduled step waits for its `update`."""
-        return bool(self._steps)
+    def under_way(self) -> list[ScheduledBatch]:
+        """The steps that wait for their `update`."""
+        return list(self._steps)
+
+    @property
+    def request_ids(self) -> list[int]:
+        """Everybody who waits or runs, in order of arrival."""
+        return list(self._requests)
 
     def has_work(self) -> bool:
         return bool(self._requests)
@@ -288,7 +300,11 @@ class Scheduler:
             self._pending.setdefault(request.key(index, self.config.block_size), request)
 
     def _preempt(self, request: Request) -> None:
-        """Take the blocks of a running request away; it waits again, with the tokens it has sampled so far."""
+        """Take the blocks of a running request away; it waits again, with the tokens it has sampled so far.
+
+        It computes them again, which prefix hits make cheap. Copies elsewhere would need memory beside the cache's: a
+        CPU engine's cache is the host's memory already, so that there nothing could be swapped to.
+        """
         self._running.remove(request)
         self._release(request)
         request.num_preemptions += 1
@@ -320,6 +336,7 @@ class Scheduler:
         if outcome.verdict is Verdict.ERROR:
             for block in request.block_table:
                 self.pool.discard(block)
+            self._zeros += [block for block in request.block_table if self.pool.references(block) == 1]
             reason = "error"
         elif outcome.verdict is Verdict.STOP:
             reason = "stop"

@@ -60,6 +60,7 @@ def build_app(parts: Parts) -> FastAPI:
     _add_state(app, parts)
     _add_models(app, parts)
     _add_generation(app, parts)
+    _add_embeddings(app)
     _add_tokens(app, parts)
     add_page(app, parts.metrics)
     if parts.batches is not None:
@@ -74,6 +75,7 @@ def _add_state(app: FastAPI, parts: Parts) -> None:
         """Whether the server answers at all."""
         return json_response(Status("live"))
 
+    @app.get("/health", **operation(Status, errors=(503,)))  # what GuideLLM and others ask, with their key
     @app.get("/ready", **operation(Status, errors=(503,)))
     async def ready() -> Response:
         """Whether the engine is loaded and can take requests."""
@@ -129,6 +131,13 @@ def _add_generation(app: FastAPI, parts: Parts) -> None:
         _check_model(parts, body.model)
         job = await parts.jobs.chat(body, request.scope["icc.client"])
         return await _answer(parts, request, body, job, lambda stream: ChatAnswer(parts.model, body, job, stream))
+
+
+def _add_embeddings(app: FastAPI) -> None:
+    @app.post("/v1/embeddings", include_in_schema=False)
+    async def embeddings() -> Response:
+        """No engine has an output of hidden states yet: that is said, rather than that the path is unknown."""
+        raise HttpError(404, "this engine was not compiled for embeddings", code="unsupported")
 
 
 async def _answer(

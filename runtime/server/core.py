@@ -23,8 +23,8 @@ log = logging.getLogger("icc.serve")
 class Core:
     """The engine process, the sandbox, and what stands between them and a request.
 
-    max_queue: completions accepted beyond a full batch; max_queue_tokens: tokens of all that is accepted. command: the
-    engine process, if it is another than icc's own.
+    max_queue: completions accepted beyond a full batch; max_queue_tokens: tokens of all that is accepted. max_seconds:
+    the latest deadline of a request. command: the engine process, if it is another than icc's own.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class Core:
         max_queue: int = 1024,
         max_queue_tokens: int = 4 << 20,
         watchdog_s: float = 10.0,
+        max_seconds: float | None = None,
         command: Sequence[str] | None = None,
     ) -> None:
         self.model = open_model(Path(load.engine), name, load.verify)
@@ -44,7 +45,7 @@ class Core:
         self.engine = EngineClient(command or worker_command(load), watchdog_s, self.metrics.step)
         self.metrics.attach(self.engine)
         self._sandbox = Sandbox(self.model.chat_template, self.model.special_tokens)
-        self.jobs = Jobs(self.model, self._sandbox, keys)
+        self.jobs = Jobs(self.model, self._sandbox, keys, max_seconds)
         admission = Admission(Budget(self.max_batch_size + max_queue, max_queue_tokens))
         self.generator = Generator(self.engine, admission, self.metrics)
 

@@ -115,7 +115,7 @@ class EngineClient:
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
-        await self._end_process("the server has stopped")
+        await self._end_process("the server has stopped", 503)
 
     def submit(self, submits: Sequence[Submit]) -> Stream:
         """Send the prompts of one request (their ids are given here). EngineFailed, status 503, if none is ready."""
@@ -173,21 +173,26 @@ class EngineClient:
 
     async def _watch(self) -> str:
         """Wait until the process has died or hangs; what happened, in words."""
+        interval = min(0.25, self._watchdog_s / 4)
         while True:
+            begin = time.monotonic()
             try:
-                await asyncio.wait_for(self._lost.wait(), min(0.25, self._watchdog_s / 4))
+                await asyncio.wait_for(self._lost.wait(), interval)
                 return "died"
             except TimeoutError:
+                late = time.monotonic() - begin - interval
+                if late > interval:  # this process was stopped itself, and has not read what the engine said meanwhile
+                    self._heard += late
                 silent = time.monotonic() - self._heard
                 if self.facts is not None and silent > self._watchdog_s:
                     return f"hangs: it has said nothing for {silent:.1f} s"
 
-    async def _end_process(self, reason: str) -> None:
+    async def _end_process(self, reason: str, status: int = 500) -> None:
         self.facts = None
         self.stats = Stats()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.fail(EngineFailed(500, reason))
+            stream.fail(EngineFailed(status, reason))
         if self._transport is not None:
             self._transport.close()
             self._transport = None

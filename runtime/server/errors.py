@@ -38,6 +38,8 @@ class HttpError(IccError):
 
     def headers(self) -> dict[str, str]:
         headers = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        if self.code == "too_expensive":  # later it would be so again; OpenAI's clients read this
+            headers["x-should-retry"] = "false"
         if self.status in (408, 413):  # the rest of the body is not waited for
             headers["connection"] = "close"
         return headers
@@ -50,7 +52,7 @@ def as_http(error: Exception) -> HttpError:
     if isinstance(error, Overloaded):
         return HttpError(429, error.message, code="queue_full", retry_after=error.retry_after)
     if isinstance(error, TooExpensive):
-        return HttpError(400, error.message, code="too_expensive")
+        return HttpError(429, error.message, code="too_expensive")
     if isinstance(error, EngineFailed):
         retry = 1 if error.status == 503 else None
         return HttpError(error.status, error.message, error.field or None, retry_after=retry)

@@ -27,6 +27,7 @@ from .requests import decode
 log = logging.getLogger("icc.serve")
 T = TypeVar("T")
 _encoder = msgspec.json.Encoder()
+_GRACE_S = 1.0  # that the engine has to end what is past its deadline
 _DISCARD_BYTES, _DISCARD_S = 16 << 20, 2.0
 _EVENTS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -76,9 +77,10 @@ class Run:
         self.reason: str | None = None
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
-        """The deltas as they come, until every completion has ended; the deadline ends those that have not."""
+        """The deltas as they come, until every completion has ended. The engine ends those that are past the deadline;
+        they end here if it does not, because it hangs."""
         now = asyncio.get_running_loop().time()
-        end = None if self.job.deadline is None else now + self.job.deadline
+        end = None if self.job.deadline is None else now + self.job.deadline + _GRACE_S
         while self._open:
             try:
                 async with asyncio.timeout_at(end):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -45,8 +45,9 @@ class Job:
 class Jobs:
     """Makes jobs for one model. RequestError for what a client has wrong."""
 
-    def __init__(self, model: ServedModel, sandbox: Sandbox, keys: ApiKeys) -> None:
+    def __init__(self, model: ServedModel, sandbox: Sandbox, keys: ApiKeys, max_seconds: float | None = None) -> None:
         self.model, self._sandbox, self._keys = model, sandbox, keys
+        self._max_seconds = max_seconds  # the deadline of requests that set none, and the latest that they may set
         self.tool_format: ToolFormat | None = None  # of the model's template; found when the server starts
 
     async def completion(self, request: CompletionRequest, client: str) -> Job:
@@ -128,17 +129,21 @@ class Jobs:
             raise RequestError(
                 f"the prompt has {longest} tokens, the model takes at most {self.model.max_len}", field="prompt"
             )
-        if grammar and (request.ignore_eos or request.min_tokens):
-            raise RequestError("a response_format decides itself when the answer ends", field="response_format")
         room = max(self.model.max_len - longest, 1)
         limit = room if max_tokens is None else min(max_tokens, room)
         params = _sampling(request, limit, logprobs, self.model.vocab_size)
+        if grammar:  # which decides itself when the answer ends
+            params = replace(params, ignore_eos=False, min_tokens=0)
         self._check(request.stop_token_ids or (), "stop_token_ids")
         salt = self._keys.salt(client, request.cache_salt)
+        deadline = min((s for s in (request.deadline, self._max_seconds) if s is not None), default=None)
         return Job(
-            [Submit(0, tuple(prompt), params, request.priority, client, salt, grammar, scored) for prompt in tokens],
+            [
+                Submit(0, tuple(prompt), params, request.priority, client, salt, grammar, scored, deadline)
+                for prompt in tokens
+            ],
             Price.of([len(prompt) for prompt in tokens], request.n, limit, logprobs),
-            request.deadline,
+            deadline,
             tool_format,
             list(prompt_texts),
         )

@@ -15,6 +15,7 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
     """A prompt to complete. `id` names it in every message about it; `grammar` is llguidance's, "" for none.
 
     prompt_logprobs: how many of the likeliest tokens to report per position of the prompt, None for no report.
+    deadline: seconds after which what has not ended ends with the reason "deadline".
     """
 
     id: int
@@ -25,6 +26,7 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
     salt: bytes = b""
     grammar: str = ""
     prompt_logprobs: int | None = None
+    deadline: float | None = None
 
 
 class Cancel(msgspec.Struct, tag=2, array_like=True, frozen=True):

@@ -20,7 +20,7 @@ _ERRORS = {
     404: "There is no such thing.",
     408: "The body came too slowly.",
     413: "The body is too large.",
-    429: "The queue is full; Retry-After says when to ask again.",
+    429: "The queue is full; Retry-After says when to ask again. Or too much is asked for at once, without it.",
     500: "The server failed on this request.",
     503: "The engine is not ready, or the server is shutting down.",
 }

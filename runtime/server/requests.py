@@ -11,6 +11,7 @@ from . import limits
 
 Name = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS, pattern="^[a-zA-Z0-9_.-]+$")]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1, extra_json_schema={"x-token": True})]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Tokens = Annotated[list[TokenId], Meta(min_length=1)]
 Stop = Annotated[str, Meta(min_length=1, max_length=limits.STOP_CHARS)]
 Text = Annotated[str, Meta(max_length=limits.BODY_BYTES)]
@@ -58,15 +59,17 @@ class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema", forbid_unkno
 
 
 class RegexFormat(Struct, tag_field="type", tag="regex", forbid_unknown_fields=True, frozen=True):
-    """Extension: a text that a regular expression matches as a whole."""
+    """Extension: a text that a regular expression, in the syntax of Rust's `regex` crate, matches as a whole."""
 
-    regex: Annotated[str, Meta(min_length=1, max_length=limits.GRAMMAR_CHARS)]
+    regex: Annotated[
+        str, Meta(min_length=1, max_length=limits.GRAMMAR_CHARS, extra_json_schema={"format": "rust-regex"})
+    ]
 
 
 class GrammarFormat(Struct, tag_field="type", tag="grammar", forbid_unknown_fields=True, frozen=True):
     """Extension: a text that a grammar in Lark's EBNF derives from its rule `start`."""
 
-    grammar: Annotated[str, Meta(min_length=1, max_length=limits.GRAMMAR_CHARS)]
+    grammar: Annotated[str, Meta(min_length=1, max_length=limits.GRAMMAR_CHARS, extra_json_schema={"format": "lark"})]
 
 
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | GrammarFormat
@@ -202,7 +205,7 @@ class ChatRequest(Common, frozen=True, kw_only=True):
     tools: Annotated[list[Tool], Meta(min_length=1, max_length=limits.TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[Name, str | int | float | bool | None] | None = None
+    chat_template_kwargs: dict[Name, str | Int64 | float | bool | None] | None = None
     reasoning_effort: str | None = None
 
 

@@ -49,10 +49,6 @@ class Sandbox:
             try:
                 async with asyncio.timeout(SECONDS):
                     answer = await _exchange(process, request)
-            except OverflowError:  # an integer of more than 64 bits
-                raise RequestError(
-                    "the chat template refuses these messages: a number is too large", field=field
-                ) from None
             except TimeoutError:
                 await self._kill()
                 raise RequestError(f"takes more than {SECONDS:g} s", field=field) from None
@@ -87,8 +83,8 @@ class Sandbox:
 
 async def _exchange(process: asyncio.subprocess.Process, message: msgspec.Struct) -> Answer:
     assert process.stdin is not None and process.stdout is not None
-    body = msgspec.msgpack.encode(message)
+    body = msgspec.json.encode(message)  # MessagePack has no integers of more than 64 bits
     process.stdin.write(len(body).to_bytes(4, "little") + body)
     await process.stdin.drain()
     size = int.from_bytes(await process.stdout.readexactly(4), "little")
-    return msgspec.msgpack.decode(await process.stdout.readexactly(size), type=Answer)
+    return msgspec.json.decode(await process.stdout.readexactly(size), type=Answer)

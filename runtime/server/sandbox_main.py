@@ -58,7 +58,7 @@ def answer(template: ChatTemplate | None, request: Render | CheckGrammar) -> Ans
         )
     except TemplateRefused as error:
         return Answer(error=error.message)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         return Answer(error=f"the chat template cannot use these messages: {error}")
 
 
@@ -66,7 +66,7 @@ def main() -> None:
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    decoder = msgspec.msgpack.Decoder(Setup | Render | CheckGrammar)
+    decoder = msgspec.json.Decoder(Setup | Render | CheckGrammar)
     template: ChatTemplate | None = None
     while size := sys.stdin.buffer.read(4):
         request = decoder.decode(sys.stdin.buffer.read(int.from_bytes(size, "little")))
@@ -78,7 +78,7 @@ def main() -> None:
                 reply = Answer(error=error.message)
         else:
             reply = answer(template, request)
-        body = msgspec.msgpack.encode(reply)
+        body = msgspec.json.encode(reply)
         sys.stdout.buffer.write(len(body).to_bytes(4, "little") + body)
         sys.stdout.buffer.flush()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import minijinja
@@ -37,6 +38,7 @@ class ChatTemplate:
             lstrip_blocks=True,
             auto_escape_callback=lambda name: False,
             filters={"tojson": _tojson},
+            tests={"iterable": _is_iterable},
             globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
         )
         try:
@@ -94,6 +96,11 @@ def _tojson(
         separators=tuple(separators) if separators else None,  # type: ignore[arg-type]
         sort_keys=sort_keys,
     )
+
+
+def _is_iterable(value: Any) -> bool:
+    """As in Jinja: none is not, though minijinja would go over it as over an empty list."""
+    return isinstance(value, str | Iterable)
 
 
 def _raise_exception(message: str) -> str:

@@ -8,18 +8,19 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from ..errors import CapacityError, IccError, RequestError
 from ..generation import Generation, Output, Standing
 from ..llm import LLM
 from ..sampler import Constraint
 from .channel import Channel, ChannelClosed
-from .messages import HEARTBEAT_S, Cancel, Delta, Failed, PromptLogprobs, Ready, Report, Stats, Submit
+from .messages import HEARTBEAT_S, Delta, Failed, PromptLogprobs, Ready, Report, Stats, Submit
 from .prompt_logprobs import PromptScores
 
 _INTAKE = 16  # prompts taken up per step while others run, so that a burst of them does not delay a step
+_FAILED = "the request failed inside the engine"
 _CHECK_S = 5.0  # an idle engine checks its KV bookkeeping at most this often
-_MAX_FAILURES = 3  # steps that fail in a row before the process gives up and is started anew
 
 # compiles a grammar for as many completions as wanted; calls back from another thread, or gives an error in words
 Constrain = Callable[[], Constraint]
@@ -52,6 +53,7 @@ class Worker:
 
     def __init__(self, llm: LLM, channel: Channel, grammars: Grammars | None = None) -> None:
         self._loop = llm.loop
+        self._loop.on_fault = traceback.print_exception
         self._channel = channel
         self._grammars = grammars or Grammars()
         self._queue: deque[Submit] = deque()  # not taken up yet
@@ -60,8 +62,8 @@ class Worker:
         self._owner: dict[int, tuple[int, Generation]] = {}  # by the loop's request id: message id and generation
         self._begun: set[int] = set()  # request ids of which something has been reported
         self._scores: dict[int, tuple[Submit, PromptScores]] = {}
+        self._deadlines: list[tuple[float, int, int]] = []  # a heap: when, message id, completions of it
         self._steps = self._prompt_tokens = self._cached_tokens = self._output_tokens = self._healed = 0
-        self._failures = 0
         self._checked = self._reported = 0.0
 
     def run(self, load_s: float = 0.0) -> None:
@@ -81,8 +83,11 @@ class Worker:
         for message in self._channel.receive(wait):
             if isinstance(message, Submit):
                 self._queue.append(message)
+                if message.deadline is not None:
+                    heappush(self._deadlines, (time.monotonic() + message.deadline, message.id, message.params.n))
             else:
-                self._cancel(message)
+                self._cancel(message.id)
+        self._expire()
         self._take_grammars()
         for _ in range(min(_INTAKE, len(self._queue))):
             self._take_up(self._queue.popleft())
@@ -133,7 +138,12 @@ class Worker:
 
     def _take_scores(self) -> None:
         for submit, scores in list(self._scores.values()):
-            scores.push(self._loop.take_scores(scores.request_id))
+            try:
+                scores.push(self._loop.take_scores(scores.request_id))
+            except Exception:  # it has been reported as a fault
+                self._cancel(submit.id)
+                self._channel.send(Failed(submit.id, 500, _FAILED))
+                continue
             if scores.complete:
                 del self._scores[submit.id]
                 self._loop.end_score(scores.request_id)
@@ -149,21 +159,43 @@ class Worker:
         except Exception:
             self._compiling.discard(submit.id)
             traceback.print_exc()
-            self._channel.send(Failed(submit.id, 500, "the request failed inside the engine"))
+            self._channel.send(Failed(submit.id, 500, _FAILED))
 
     def _fail(self, submit_id: int, error: IccError) -> None:
         status = 400 if isinstance(error, RequestError | CapacityError) else 500
         field_name = error.field if isinstance(error, RequestError) else ""
         self._channel.send(Failed(submit_id, status, error.message, field_name))
 
-    def _cancel(self, message: Cancel) -> None:
-        self._compiling.discard(message.id)
-        scored = self._scores.pop(message.id, None)
+    def _expire(self) -> None:
+        """End what is past its deadline, wherever it is."""
+        ended: list[Delta] = []
+        while self._deadlines and self._deadlines[0][0] <= time.monotonic():
+            _, submit_id, count = heappop(self._deadlines)
+            prompt = self._prompts.get(submit_id)
+            if prompt is not None:
+                late = [generation for generation in prompt.generations if generation.finish_reason is None]
+                self._cancel(submit_id)
+                ended += [Delta(submit_id, g.index, text=g.outputs[-1].text, reason="deadline") for g in late]
+            elif self._waits(submit_id):
+                self._cancel(submit_id)
+                ended += [Delta(submit_id, index, reason="deadline") for index in range(count)]
+        if ended:
+            self._channel.send(Report(ended, self._stats()))
+
+    def _waits(self, submit_id: int) -> bool:
+        """Whether a prompt is here that is not taken up yet."""
+        if submit_id in self._compiling or submit_id in self._scores:
+            return True
+        return any(submit.id == submit_id for submit in self._queue)
+
+    def _cancel(self, submit_id: int) -> None:
+        self._compiling.discard(submit_id)
+        scored = self._scores.pop(submit_id, None)
         if scored is not None:
             self._loop.end_score(scored[1].request_id)
-        prompt = self._prompts.pop(message.id, None)
+        prompt = self._prompts.pop(submit_id, None)
         if prompt is None:
-            self._queue = deque(submit for submit in self._queue if submit.id != message.id)
+            self._queue = deque(submit for submit in self._queue if submit.id != submit_id)
             return
         for generation in prompt.generations:
             self._loop.abort(generation)
@@ -176,14 +208,10 @@ class Worker:
         start = time.perf_counter()
         try:
             outputs = self._loop.step()
-            self._failures = 0
-        except Exception as error:
-            traceback.print_exc()
-            self._failures += 1
+        except Exception as error:  # the device has failed for good: the process is started anew
             outputs = [generation.outputs[-1] for _, generation in self._owner.values() if generation.outputs]
-            if self._scores or self._failures >= _MAX_FAILURES:
-                self._report(outputs, time.perf_counter() - start)
-                raise SystemExit(1) from error
+            self._report(outputs, time.perf_counter() - start)
+            raise SystemExit(1) from error
         self._steps += 1
         self._report(outputs, time.perf_counter() - start)
         if self._scores:

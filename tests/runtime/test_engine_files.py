@@ -56,7 +56,7 @@ def test_without_verification_the_files_are_used_as_they_are(
     """The control: the swap above does take place."""
     root = make_engine()
     swap_after_check(root)
-    with pytest.raises(EngineFormatError, match=r"program\.json"):
+    with pytest.raises(EngineFormatError, match=r"kernels/any\.so"):
         load(root, verify=False)
 
 

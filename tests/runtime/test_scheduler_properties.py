@@ -33,6 +33,7 @@ class Device:
         self.tokens: dict[int, tuple[int, ...]] = {}  # request -> all its tokens
         self.salts: dict[int, bytes] = {}
         self.scoring: set[int] = set()
+        self.spoilt: set[int] = set()  # blocks that only a request which ended with an error had
         self.last = ScheduledBatch(())
 
     def add(self, spec: RequestSpec) -> None:
@@ -46,6 +47,9 @@ class Device:
         assert batch.num_logit_rows <= config.max_logit_rows
         assert len(batch.sequences) <= config.max_batch_size
         assert len({sequence.request_id for sequence in batch.sequences}) == len(batch.sequences)
+        for block in batch.zeros if batch.sequences else ():
+            for offset in range(config.block_size):
+                self.slots.pop(block * config.block_size + offset, None)
         for source, target in batch.moves:
             self.slots[target] = self.slots[source]
         outcomes = []
@@ -74,6 +78,12 @@ class Device:
                 outcomes.append(StepOutcome(sequence.request_id, token))
         self.last = batch
         return outcomes
+
+    def zeroed(self, batch: ScheduledBatch) -> ScheduledBatch:
+        """The first step that is scheduled after a request failed zeroes what it leaves."""
+        assert self.spoilt <= set(batch.zeros), "blocks of a request that failed are not zeroed"
+        self.spoilt = set() if batch.sequences else self.spoilt
+        return batch
 
     def _verify(self, sequence: ScheduledSequence, tokens: tuple[int, ...], salt: bytes) -> StepOutcome:
         """Write a tree of guesses and follow it; what its first token reads must be there."""
@@ -194,10 +204,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         guesses: int | None = None,
     ) -> None:
         drafts = {} if guesses is None or self.flight else self.device.drafts(guesses)
-        batch = self.flight or self.scheduler.schedule(drafts)
+        batch = self.flight or self.device.zeroed(self.scheduler.schedule(drafts))
         assert batch.sequences or not self.live, "there is work but nothing is scheduled"
         outcomes = self.device.run(batch)
         self.flight = self.scheduler.schedule_ahead() if ahead else None
+        if self.flight is not None:
+            self.device.zeroed(self.flight)
         if stop is not None and outcomes and outcomes[0].token_id is not None:
             outcomes[0] = replace(outcomes[0], verdict=stop)
         if late_abort is not None and late_abort < len(batch.sequences):
@@ -205,6 +217,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             if request_id in self.live:
                 self.abort_id(request_id)
         self.device.sampled(outcomes)
+        if stop is Verdict.ERROR and outcomes and outcomes[0].verdict is stop and outcomes[0].request_id in self.live:
+            [table] = [s.block_table for s in batch.sequences if s.request_id == outcomes[0].request_id]
+            self.device.spoilt |= {block for block in table if self.scheduler.pool.references(block) == 1}
         for done in self.scheduler.update(outcomes):
             self.end(done.request_id)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...engine.manifest import GpuFacts
-from ...errors import CapacityError, DeviceError
+from ...errors import CapacityError, DeviceError, DriverError
 from .driver import Cuda, DeviceFacts
 
 
@@ -35,7 +35,7 @@ def check_device(target: str, needs: GpuFacts, device: DeviceFacts) -> None:
             "run it on a GPU of its target, or compile the model for this GPU",
         )
     if device.driver_version < needs.driver_version:
-        raise DeviceError(
+        raise DriverError(
             f"the GPU's driver supports CUDA {_version(device.driver_version)}, the engine needs "
             f"{_version(needs.driver_version)} or newer",
             "update the NVIDIA driver",

@@ -62,7 +62,7 @@ class CudaExecutor:
     def _open(self, engine: Engine, kv_bytes: int | None) -> None:
         manifest, program, cuda = engine.manifest, engine.program, self.cuda
         assert program.plan is not None
-        limits, self.plan = manifest.limits, program.plan
+        limits, self.plan, self._layout = manifest.limits, program.plan, program.kv
         self.block_size, self.vocab_size = program.kv.block_size, program.vocab_size
         self.max_step_tokens = limits.max_step_tokens
         self.max_batch_size = min(limits.max_batch_size, limits.max_step_tokens)
@@ -128,6 +128,9 @@ class CudaExecutor:
         inputs, outputs = self._inputs[turn], self._outputs[turn]
         inputs.fill(batch, rows)
         packed, count = inputs.packed, batch.num_logit_rows
+        for block in batch.zeros:
+            for offset, nbytes in self._layout.block_places(block, self.num_blocks):
+                cuda.zero(self._addresses["kv"] + offset, nbytes)
         phase = self.plan.phase(packed.num_tokens, packed.num_seqs)
         if phase.decode and count == packed.num_seqs and not batch.moves:
             self._last_tokens = phase.max_tokens

@@ -284,7 +284,13 @@ MARKED = r"""{%- macro turn(role, text) %}{{ '<|' ~ role ~ '|>' ~ text|trim ~ eo
 {% if add_generation_prompt %}<|assistant|>{% endif %}
 """
 
+# what several families ask of `tools`, which is none where a request has none
+ITERABLE = r"""{%- if tools is iterable and tools|length > 0 %}{{ tools|length }} tools{% endif %}
+{%- for message in messages %}{% if message.content is string and message.content is iterable %}{{ message.content }}
+{%- endif %}{% endfor %}"""
+
 TEMPLATES = {
+    "iterable": (ITERABLE, BOS_EOS),
     "chatml": (CHATML, {}),
     "llama-2": (LLAMA_2, BOS_EOS),
     "llama-3": (LLAMA_3, {"bos_token": "<|begin_of_text|>"}),

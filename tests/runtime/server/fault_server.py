@@ -1,7 +1,8 @@
 """`python fault_server.py ENGINE FAULT [serve options]`: a server whose engine process has a fake device with a fault.
 
 As its own engine process it is `python fault_server.py --worker FD FAULT TOKENIZER`. The fake device
-counts: after token t comes t + 1. A fault strikes in the step that runs the token 77 ("M").
+counts: after token t comes t + 1. A fault strikes in the step that runs the token 77 ("M"). The fault "stages" is one
+at every stage of a request, each at a word or letter of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import icc.runtime.tokenizer
 import msgspec
@@ -19,7 +21,7 @@ import numpy as np
 from icc.runtime.engine.manifest import Limits, Manifest, ModelFacts, QuantFacts, SamplingDefaults
 from icc.runtime.executor.fake import FakeExecutor
 from icc.runtime.llm import LLM
-from icc.runtime.sampler import Sampler
+from icc.runtime.sampler import Sample, Sampler
 from icc.runtime.scheduler.batch import ScheduledBatch
 from icc.runtime.server import limits
 from icc.runtime.server.channel import Channel
@@ -27,6 +29,7 @@ from icc.runtime.server.worker import Worker
 from icc.runtime.server.worker_main import die_with_parent
 
 TRIGGER = 77
+NAN, SAMPLE, SAMPLE_ID, DETOKENIZE = b"PTWZ"  # the tokens at which each stage fails
 VOCAB = 258
 
 
@@ -42,7 +45,7 @@ class FaultyExecutor(FakeExecutor):
             max_batch_size=8,
             max_step_tokens=64,
             max_logit_rows=8,
-            nan_after=TRIGGER if fault == "nan" else None,
+            nan_after=NAN if fault == "stages" else None,
         )
         self.fault, self.delay = fault, delay
 
@@ -53,7 +56,7 @@ class FaultyExecutor(FakeExecutor):
                 os._exit(9)
             if self.fault == "hang":
                 time.sleep(3600)
-            if self.fault == "raise":
+            if self.fault == "stages":
                 raise RuntimeError("the device failed, secret 0xdeadbeef at /root/secret")
         self.batches.clear()
         return super().step(batch)
@@ -63,9 +66,9 @@ def break_sampler() -> None:
     sample = Sampler.sample
 
     def faulty(self: Sampler, logits: np.ndarray):
-        if int(logits.argmax()) == TRIGGER + 1:
+        if int(logits.argmax()) == SAMPLE:
             raise RuntimeError("a fault in sampling")
-        return sample(self, logits)
+        return Sample(VOCAB + 5) if int(logits.argmax()) == SAMPLE_ID else sample(self, logits)
 
     Sampler.sample = faulty
 
@@ -74,11 +77,45 @@ def break_detokenizer() -> None:
     push = icc.runtime.tokenizer.Detokenizer.push
 
     def faulty(self, token_id: int) -> str:
-        if token_id == TRIGGER:
+        if token_id == DETOKENIZE:
             raise RuntimeError("a fault in detokenizing")
         return push(self, token_id)
 
     icc.runtime.tokenizer.Detokenizer.push = faulty
+
+
+def break_http_stages() -> None:
+    """Faults of the HTTP process, each where a request holds the word "!stage"."""
+    from icc.runtime.server import answers, generate, sandbox
+
+    def fail_on(owner: Any, name: str, stage: str) -> None:
+        real = getattr(owner, name)
+
+        def faulty(*arguments: Any, **options: Any) -> Any:
+            if f"!{stage}" in repr(arguments) or f"!{stage}" in repr(vars(arguments[0]) if name == "whole" else ""):
+                raise RuntimeError(f"a fault in {stage}, secret 0xdeadbeef at /root/secret")
+            return real(*arguments, **options)
+
+        setattr(owner, name, faulty)
+
+    fail_on(generate, "decode", "parse")
+    fail_on(sandbox.Sandbox, "render", "template")
+    fail_on(sandbox.Sandbox, "check_grammar", "grammar")
+    fail_on(icc.runtime.tokenizer.Tokenizer, "encode", "tokenise")
+    fail_on(answers.CompletionAnswer, "whole", "write")
+    encode, write = icc.runtime.tokenizer.Tokenizer.encode, generate._event
+    strange = {"!large": VOCAB + 7, "!negative": -3}
+
+    def strange_ids(self: Any, text: str, *arguments: Any, **options: Any) -> list[int]:
+        return [strange[text]] if text in strange else encode(self, text, *arguments, **options)
+
+    def faulty_write(value: Any) -> bytes:
+        if any(text == "\x7f" for text in (getattr(choice, "text", "") for choice in getattr(value, "choices", ()))):
+            raise RuntimeError("a fault in writing")
+        return write(value)
+
+    icc.runtime.tokenizer.Tokenizer.encode = strange_ids
+    generate._event = faulty_write
 
 
 def manifest() -> Manifest:
@@ -91,9 +128,8 @@ def manifest() -> Manifest:
 
 def worker(fd: int, fault: str, tokenizer_file: str) -> None:
     die_with_parent()
-    if fault == "sample":
+    if fault == "stages":
         break_sampler()
-    if fault == "detokenize":
         break_detokenizer()
     with open(tokenizer_file, "rb") as stream:
         tokenizer = icc.runtime.tokenizer.Tokenizer(stream.read())
@@ -154,6 +190,8 @@ def main(arguments: list[str]) -> int:
     from icc.runtime.server.worker_main import LoadOptions
 
     engine, fault, options = arguments[0], arguments[1], msgspec.json.decode(arguments[2])
+    if fault == "stages":
+        break_http_stages()
     for name, value in options.pop("limits", {}).items():  # shorter times, so that tests need not wait for long ones
         assert hasattr(limits, name)
         setattr(limits, name, value)

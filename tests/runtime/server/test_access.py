@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import bisect
 import json
+import os
 import re
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from icc.runtime.errors import UsageError
+from icc.runtime.scheduler.prefix_cache import BlockKey, child_key, root_key
 from icc.runtime.server.keys import ApiKeys
 from icc.runtime.server.serve import check_bind
 
@@ -88,6 +92,62 @@ def test_clients_do_not_share_the_prefix_cache(guarded: Served) -> None:
         hits["same"] += cached(KEY, prompt) > 0
         hits["salted"] += cached(KEY, prompt, cache_salt="x") > 0
     assert hits == {"same": 20, "other": 0, "salted": 0}
+
+
+def test_a_guess_of_anothers_prompt_hits_nothing_and_is_counted_so(guarded: Served) -> None:
+    """The cause of what timing would show: in fifty right guesses, no block of another client is found."""
+    for number in range(50):
+        prompt = f"{number:3} private".ljust(12, "a")
+        for key, found in ((KEY, 0), (OTHER, 0), (OTHER, 1)):
+            before = guarded.metric("icc:prefix_cache_hits_total")
+            body = {"model": "toy", "prompt": prompt, "max_tokens": 1}
+            reply = guarded.ask("POST", "/v1/completions", body, {"Authorization": f"Bearer {key}"})
+            assert reply.status == 200
+            assert (guarded.metric("icc:prefix_cache_hits_total") > before) == found, (number, key)
+
+
+def test_timing_says_nothing_of_anothers_prompts(start_faulty: StartServer, tmp_path: Path) -> None:
+    """S8 as it is measured, in `make soak` only: 1,000 right guesses and 1,000 wrong ones, by their times."""
+    count = int(os.environ.get("ICC_TIMING_GUESSES", "0"))
+    if not count:
+        pytest.skip("times are looked at in `make soak`")
+    (tmp_path / "keys").write_text(f"{KEY}\n{OTHER}\n")
+    server = start_faulty("none", api_key_file=str(tmp_path / "keys"))  # 20 ms per step of 64 tokens
+
+    def seconds(key: str, prompt: str) -> float:
+        body, start = {"model": "toy", "prompt": prompt, "max_tokens": 1}, time.perf_counter()
+        assert server.ask("POST", "/v1/completions", body, {"Authorization": f"Bearer {key}"}).status == 200
+        return time.perf_counter() - start
+
+    times: dict[str, list[float]] = {"own": [], "right": [], "wrong": []}
+    for number in range(count):
+        prompt = f"{number} private ".ljust(200, "a")
+        seconds(KEY, prompt)
+        times["right"].append(seconds(OTHER, prompt))
+        times["wrong"].append(seconds(OTHER, f"{number} a guess ".ljust(200, "a")))
+        times["own"].append(seconds(KEY, prompt))
+    across, control = chance_faster(times["right"], times["wrong"]), chance_faster(times["own"], times["wrong"])
+    assert max(across, 1 - across) <= 0.55 and control >= 0.95, (across, control)
+
+
+def chance_faster(some: list[float], others: list[float]) -> float:
+    """The area under the curve: how often one of `some` is less than one of the others."""
+    ordered = sorted(others)
+    return sum(len(ordered) - bisect.bisect_left(ordered, value) for value in some) / len(some) / len(ordered)
+
+
+@given(st.lists(st.tuples(st.binary(max_size=3), st.lists(st.integers(0, 3), max_size=6)), min_size=2, unique_by=repr))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_different_contents_have_different_block_keys(contents: list[tuple[bytes, list[int]]]) -> None:
+    """S8: salt and all tokens up to the block decide the key, however they are cut into blocks of one size."""
+    for size in (1, 2, 3):
+        seen: dict[BlockKey, tuple[bytes, tuple[int, ...]]] = {}
+        for salt, tokens in contents:
+            key = root_key(salt)
+            for end in range(size, len(tokens) + 1, size):
+                key = child_key(key, tokens[end - size : end])
+                assert seen.setdefault(key, (salt, tuple(tokens[:end]))) == (salt, tuple(tokens[:end]))
+        assert len(seen) == len(set(seen.values()))
 
 
 @given(st.lists(st.tuples(st.text(max_size=4), st.none() | st.text(max_size=4)), min_size=2, max_size=6, unique=True))

@@ -12,6 +12,16 @@ from .conftest import Served
 pytestmark = pytest.mark.usefixtures("idle_after")
 
 
+def test_the_state_has_the_name_that_load_tools_ask_for(served: Served) -> None:
+    assert served.ask("GET", "/health").json == served.ask("GET", "/ready").json == {"status": "ready"}
+
+
+def test_embeddings_are_refused_in_words(served: Served) -> None:
+    reply = served.ask("POST", "/v1/embeddings", {"model": "toy", "input": "a"})
+    assert reply.status == 404 and reply.json["error"]["code"] == "unsupported"
+    assert reply.json["error"]["message"] == "this engine was not compiled for embeddings"
+
+
 def test_a_completion_has_text_reason_and_usage(served: Served) -> None:
     answer = served.complete("a", max_tokens=5)
     [choice] = answer["choices"]

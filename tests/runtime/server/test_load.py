@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import socket
 import threading
 from collections import Counter
@@ -13,6 +14,7 @@ import psutil
 
 from .conftest import Served, StartServer
 
+RAW_REQUESTS = int(os.environ.get("ICC_RAW_REQUESTS", "500"))
 REQUESTS = int(os.environ.get("ICC_SOAK_REQUESTS", "300"))  # `make soak` asks for more
 
 
@@ -30,9 +32,9 @@ def test_overload_sheds_and_what_is_accepted_ends(start_faulty: StartServer) -> 
     counted = Counter(status for status, _ in answers)
     assert set(counted) == {200, 429} and counted[200] >= 12
     assert all(1 <= int(after) <= 60 for status, after in answers if status == 429 and after)
-    assert server.ask("POST", "/v1/completions", {"model": "toy", "prompt": "0", "n": 13}).json["error"]["code"] == (
-        "too_expensive"
-    )
+    never = server.ask("POST", "/v1/completions", {"model": "toy", "prompt": "0", "n": 13})
+    assert never.status == 429 and never.json["error"]["code"] == "too_expensive"
+    assert never.headers["x-should-retry"] == "false" and "retry-after" not in never.headers
     server.wait_until(server.idle)
 
 
@@ -44,7 +46,7 @@ def test_a_queue_is_bounded_by_tokens_too(start_faulty: StartServer) -> None:
     assert refused.status == 429 and refused.json["error"]["code"] == "queue_full"
     stream.drop()
     server.wait_until(server.idle)
-    assert server.ask("POST", "/v1/completions", {**body, "max_tokens": 500}).status == 400
+    assert server.ask("POST", "/v1/completions", {**body, "max_tokens": 500}).json["error"]["code"] == ("too_expensive")
 
 
 def raw(server: Served) -> socket.socket:
@@ -132,6 +134,65 @@ def test_requests_in_strange_forms_are_refused(served: Served) -> None:
         connection.close()
         assert reply == b"" or reply.startswith((b"HTTP/1.1 4", b"HTTP/1.1 200")), (line, reply)
     assert served.complete("0", max_tokens=1)["choices"][0]["text"] == "1"
+
+
+BODY = b'{"model": "toy", "prompt": "0", "max_tokens": 1}'
+PIECES = [
+    b"POST /v1/completions HTTP/1.1", b"\r\n", b"host: a", b"\r\n", b"content-type: application/json", b"\r\n",
+    b"content-length: %d" % len(BODY), b"\r\n", b"\r\n", BODY,
+]  # fmt: skip
+STRANGE = [
+    b"", b"\x00", b"\r", b"\n", b"\r\n", b" ", b"\t", b":", b"\xff", b"\xc3\x28", b"HTTP/1.1", b"HTTP/1.0", b"GET",
+    b"OPTIONS", b"*", b"/%00", b"/../../etc/passwd", b"http://a@b:99999/", b"transfer-encoding: chunked\r\n",
+    b"transfer-encoding: gzip\r\n", b"content-length: 0\r\n", b"content-length: +5\r\n", b"content-length: 1e3\r\n",
+    b"content-length: 99999999999999999999\r\n", b"expect: 100-continue\r\n", b"connection: close\r\n",
+    b"upgrade: h2c\r\nconnection: upgrade\r\n", b"a: b\r\n c: folded\r\n", b"authorization: Bearer \xff\r\n",
+    b"0\r\n\r\n", b"5\r\nabcde\r\n", b"fffffffffffffffff\r\n", b"a" * 9000, b'{"prompt": "\\ud800"}',
+]  # fmt: skip
+
+
+def mutated(chance: random.Random) -> bytes:
+    """A request whose line, headers and body are cut, repeated, swapped and filled with what is strange."""
+    pieces = list(PIECES)
+    for _ in range(chance.choice([0, 1, 1, 1, 2, 4])):
+        at = chance.randrange(len(pieces))
+        match chance.randrange(6):
+            case 0:
+                pieces[at] = chance.choice(STRANGE)
+            case 1:
+                pieces.insert(at, chance.choice(STRANGE))
+            case 2:
+                pieces.insert(at, chance.choice(pieces))
+            case 3:
+                del pieces[at]
+                pieces = pieces or [b""]
+            case 4:
+                pieces[at] = bytes(byte ^ (chance.randrange(256) * (chance.random() < 0.1)) for byte in pieces[at])
+            case 5:
+                pieces[at] = pieces[at][: chance.randrange(len(pieces[at]) + 1)]
+    return b"".join(pieces)
+
+
+def test_raw_requests_of_every_form_get_an_answer_or_the_door(served: Served) -> None:
+    """S7: the line, the headers and the body of a request, mutated; never a 5xx, never a word of the inside."""
+    answered = Counter()
+    for number in range(RAW_REQUESTS):
+        sent = mutated(random.Random(number))
+        with raw(served) as connection:
+            try:
+                connection.sendall(sent)
+                select.select([connection], [], [], 0.05)
+                connection.shutdown(socket.SHUT_WR)  # the server waits for more
+            except OSError:
+                pass  # it was shown the door while it talked
+            reply = ends(connection)
+        status = reply[:12]
+        assert reply == b"" or (status.startswith(b"HTTP/1.1 ") and status[9:10] in b"1234"), (number, sent, reply)
+        assert b"Traceback" not in reply and b"0x" not in reply, (number, sent, reply)
+        answered[status] += 1
+    assert answered[b"HTTP/1.1 200"] and answered[b"HTTP/1.1 400"] and len(answered) >= 4, answered
+    assert "Traceback" not in served.log.read_text()
+    served.wait_until(served.idle)
 
 
 def test_a_load_with_aborts_leaves_nothing(start: StartServer) -> None:

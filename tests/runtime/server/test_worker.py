@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -119,6 +120,37 @@ def test_prompt_logprobs_come_before_the_answer(peer: Callable[..., Peer]) -> No
     side.send(Cancel(3))
     side.until_idle()
     assert not side.worker._scores and not side.llm.loop.has_work()
+
+
+def test_a_deadline_holds_in_the_engine(peer: Callable[..., Peer]) -> None:
+    """Whatever the HTTP process does: for what runs, what waits, and what is scored."""
+    side = peer(max_batch_size=2)
+    late = [msgspec.structs.replace(submit(number, n=2, max_tokens=40), deadline=0.0) for number in (1, 2)]
+    late.append(msgspec.structs.replace(submit(3, (5, 6, 9)), prompt_logprobs=1, deadline=0.0))
+    in_time = msgspec.structs.replace(submit(4), deadline=60.0)
+    side.send(*late, in_time)
+    messages = side.until_idle()
+    ended = [(d.id, d.index, d.reason) for m in messages if isinstance(m, Report) for d in m.deltas if d.reason]
+    places = [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
+    assert ended == [*((*place, "deadline") for place in places), (4, 0, "length")]
+    step = side.llm.executor.step
+
+    def slow(batch: Any) -> Any:
+        time.sleep(0.02)
+        return step(batch)
+
+    side.llm.executor.step = slow  # type: ignore[method-assign]
+    side.send(msgspec.structs.replace(submit(5, n=2, max_tokens=40), deadline=0.05))
+    messages = side.turn()
+    while not any(d.reason for m in messages for d in m.deltas):
+        messages += side.turn()
+    assert [(d.id, d.index, d.reason) for d in messages[-1].deltas if d.reason] == [
+        (5, 0, "deadline"),
+        (5, 1, "deadline"),
+    ]
+    pool = side.llm.loop.scheduler.pool
+    assert not side.llm.loop.has_work() and pool.num_available == pool.num_blocks
+    assert not side.worker._prompts and not side.worker._owner and not side.worker._scores
 
 
 def test_wrong_books_are_made_anew_and_counted(peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,49 @@
+"""Recovery: a step failed as a whole; which of its requests is to blame is found by running fewer at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+
+
+class Trial:
+    """The requests of a failed step, in groups that run one after the other, with nobody beside them.
+
+    A group that fails is split in two; only whoever was alone in a step that failed is to blame. Whoever gets a token
+    is cleared. So a bad request among n is found in about 2 log2(n) steps, and nobody else ends by it.
+    """
+
+    def __init__(self) -> None:
+        self._groups: deque[list[int]] = deque()
+        self._uncleared: set[int] = set()  # of the group on trial
+        self.running = False  # whether a group is on trial, or waits for it
+
+    @property
+    def group_done(self) -> bool:
+        """Whether everybody of the group on trial is cleared or has ended."""
+        return self.running and not self._uncleared
+
+    def failed(self, stepped: Collection[int]) -> int | None:
+        """A step of these requests failed: the culprit, if there is but one. The others are to be tried apart."""
+        self.running = True
+        self._uncleared.clear()
+        ordered = sorted(stepped)
+        if len(ordered) == 1:
+            return ordered[0]
+        half = len(ordered) // 2
+        self._groups.extendleft([ordered[half:], ordered[:half]])
+        return None
+
+    def next_group(self, live: Collection[int]) -> list[int]:
+        """The next group with somebody alive, now on trial; empty when the trial is over."""
+        while self._groups:
+            group = [request_id for request_id in self._groups.popleft() if request_id in live]
+            if group:
+                self._uncleared.update(group)
+                return group
+        self.running = False
+        return []
+
+    def clear(self, request_id: int) -> None:
+        """The request got a token, or has ended."""
+        self._uncleared.discard(request_id)

@@ -1,0 +1,16 @@
+"""What texts of the document's two formats of its own look like, so that schemathesis can write some."""
+
+from __future__ import annotations
+
+import schemathesis
+from hypothesis import strategies as st
+
+words = st.text("abcxyz 0189", min_size=1, max_size=8)
+atoms = words | st.sampled_from(["[a-z]", "\\d", "(?i:a)", "[^,]", "\\p{Lu}", "."])
+pieces = st.builds("{}{}".format, atoms.map("({})".format), st.sampled_from(["", "?", "*", "+", "{1,3}"]))
+regexes = st.lists(pieces | pieces.map("({}|b)".format), min_size=1, max_size=4).map("".join)
+alternatives = st.lists(words.map('"{}"'.format) | regexes.map("/{}/".format), min_size=1, max_size=3).map(" | ".join)
+grammars = st.builds("start: a b?\na: {}\nb: {}\n".format, alternatives, alternatives)
+
+schemathesis.openapi.format("rust-regex", regexes)
+schemathesis.openapi.format("lark", grammars)

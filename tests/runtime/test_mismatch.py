@@ -1,0 +1,115 @@
+"""RELIABILITY R11: an engine that does not go with this machine or this icc says what is needed, what there is and what
+to do, each cause with an exit code of its own, before the weights are looked at."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from icc.runtime import llm
+from icc.runtime.engine import load as load_module
+from icc.runtime.engine.manifest import GpuFacts
+from icc.runtime.errors import DeviceError, DriverError, IccError
+from icc.runtime.executor.cuda.compat import check_device
+from icc.runtime.executor.cuda.driver import DeviceFacts
+
+Make = Callable[..., Path]
+
+
+def edit(root: Path, file: str, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a JSON file of an engine as whoever wrote it would have: sizes and digests agree."""
+    content = json.loads((root / file).read_text())
+    change(content)
+    (root / file).write_text(json.dumps(content))
+    if file != "engine.json":
+        raw = (root / file).read_bytes()
+        entry = {"size": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+        edit(root, "engine.json", lambda facts: facts["files"].update({file: entry}) or facts.update(digest=""))
+    elif file == "engine.json":
+        content["digest"] = ""
+        (root / file).write_text(json.dumps(content))
+
+
+def no_isa(facts: dict[str, Any]) -> None:
+    for library in facts["libraries"]:
+        library["cpu_flags"] = ["avx9000"]
+
+
+def other_tokenizer(root: Path) -> None:
+    file = root / "tokenizer" / "tokenizer.json"
+    file.write_bytes(file.read_bytes().replace(b"<bos>", b"<sos>"))
+
+
+MATRIX: list[tuple[str, int, str, Callable[[Path], object]]] = [
+    ("format version", 21, r"version 7 is not supported: this runtime reads version 1",
+     lambda root: edit(root, "engine.json", lambda facts: facts.update(format_version=7))),
+    ("isa", 22, r"need avx9000 .*have none of them",
+     lambda root: edit(root, "engine.json", no_isa)),
+    ("page size", 28, r"keeps 0 tokens in a KV block, this runtime can keep 1 to 4096",
+     lambda root: edit(root, "program.json", lambda program: program["kv"].update(block_size=0))),
+    ("dtype", 28, r"KV cache is of type 'f8e4m3', this runtime has f32, bf16, f16, i8",
+     lambda root: edit(root, "program.json", lambda program: program["kv"].update(dtype="f8e4m3"))),
+    ("tokenizer", 32, r"tokenizer/tokenizer.json has changed: its sha256 is not the one in", other_tokenizer),
+    ("missing field", 29, r"missing required field `vocab_size`",
+     lambda root: edit(root, "engine.json", lambda facts: facts["model"].pop("vocab_size"))),
+    ("future field", 29, r"unknown field `experts`",
+     lambda root: edit(root, "engine.json", lambda facts: facts["model"].update(experts=8))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cause", "code", "message", "change"), MATRIX, ids=[row[0] for row in MATRIX])
+def test_a_mismatch_is_told_in_words(
+    cause: str, code: int, message: str, change: Callable[[Path], object], make_engine: Make
+) -> None:
+    root = make_engine()
+    change(root)
+    with pytest.raises(IccError, match=message) as caught:
+        llm.load(root)
+    assert caught.value.exit_code == code and caught.value.hint and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("cause", "change"),
+    [(row[0], row[3]) for row in MATRIX if row[0] != "tokenizer"],
+    ids=lambda value: str(value)[:12],
+)
+def test_the_weights_are_not_looked_at_before(
+    cause: str, change: Callable[[Path], object], make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokenizer is one file among all that are hashed, by all cores; everything else is said before that."""
+    root = make_engine()
+    change(root)
+    monkeypatch.setattr(load_module.EngineFiles, "map", lambda *arguments: pytest.fail("the weights are mapped"))
+    with pytest.raises(IccError):
+        llm.load(root)
+
+
+def test_the_command_says_it_in_one_line_with_the_code(make_engine: Make) -> None:
+    for number, (_, code, _, change) in enumerate([MATRIX[0], MATRIX[2], MATRIX[6]]):
+        root = make_engine(f"{number}.engine")
+        change(root)
+        command = [sys.executable, "-m", "icc.compiler.cli", "run", str(root), "-p", "a"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) <= 2, done.stderr
+
+
+def test_kernels_of_another_interface(make_engine: Make) -> None:
+    with pytest.raises(IccError, match="kernel interface version 1, this runtime needs 2") as caught:
+        llm.load(make_engine(abi=1))
+    assert caught.value.exit_code == 26 and caught.value.hint
+
+
+def test_another_gpu_and_an_older_driver() -> None:
+    device = DeviceFacts("L4", (8, 9), 12040, 24 << 30, 20 << 30)
+    with pytest.raises(DeviceError, match=r"h100 \(sm_90\), this GPU is L4 \(sm_89\)") as gpu:
+        check_device("h100", GpuFacts("sm_90", 12000), device)
+    with pytest.raises(DriverError, match=r"driver supports CUDA 12.4, the engine needs 12.8") as driver:
+        check_device("l4", GpuFacts("sm_89", 12080), device)
+    assert (gpu.value.exit_code, driver.value.exit_code) == (25, 27) and gpu.value.hint and driver.value.hint
