@@ -1,77 +1,105 @@
 """icc on this machine's NVIDIA GPU: correctness, then speed against the hardware's limits and against transformers.
 
-    python benchmarks/gpu.py --target h200 --shapes llama-1b,llama-8b --quants none,awq4 --out results/gpu-h200
+    python benchmarks/gpu.py --target h200 --shapes llama-1b --quants none,awq4 --out results/gpu-h200-1b
+    python benchmarks/gpu.py --target h200 --shapes llama-8b --quants none,rtn4 --engines icc --out results/gpu-h200-8b
+    python benchmarks/gpu.py --target h200 --shapes llama-8b --engines static,batching --out results/gpu-h200-8b-peers
 
 Everything is measured in one run: the GPU's copy bandwidth and bf16 matmul peak; decode tokens/s at batch 1, 8, 32 and
 128 and prefill tokens/s of 2,048 tokens; the same work by transformers with a static cache and torch.compile, and by
-its continuous batching. Checkpoints have random weights; they and the engines are written to --work and reused.
+its continuous batching. Checkpoints have random weights; they and the engines are written to --work and reused, so that
+a run that ran out of --minutes can be repeated; on random weights rtn4 is as fast as awq4 and calibrates nothing.
 Before it is timed, each engine's logits are compared with transformers' in float32 on the same GPU (`none`), or with
 the unquantized engine's (4 bits: only the order of magnitude of the error says something on random weights).
 
-Needs torch with CUDA, transformers, triton, cuda-bindings, and icc on the path. Writes OUT.json and OUT.svg.
+Needs torch with CUDA, transformers, triton, cuda-bindings, and icc on the path. Writes OUT.json after every stage, and
+OUT.svg where matplotlib is installed. A stage that fails is a row that says so; if one was icc's, the status is 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
-import statistics
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from datetime import date
 from functools import partial
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import icc
 import numpy as np
 import torch
+from gpu_peers import BATCHES, DECODE_CONTEXT, OUTPUT, PEERS, PREFILL, seconds
 from icc.runtime.bench import BenchOptions, run_bench
 from make_model import write
 
-BATCHES = (1, 8, 32, 128)
-PREFILL = 2048
-DECODE_CONTEXT = 128
-OUTPUT = 128
 
-
-def main() -> None:
-    """Measure all shapes and write the results."""
+def main() -> int:
+    """Measure all stages and write the results."""
+    begin = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", required=True)
     parser.add_argument("--shapes", default="llama-1b,llama-8b")
     parser.add_argument("--quants", default="none,awq4")
+    parser.add_argument("--engines", default="icc,static,batching", help="icc, and what it is compared with")
     parser.add_argument("--work", type=Path, default=Path("build/gpu"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--no-peers", action="store_true", help="icc alone")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no stage after so many")
     a = parser.parse_args()
     results: dict[str, Any] = {"date": date.today().isoformat(), "versions": versions(), "device": device_limits()}
     print(json.dumps(results, indent=1), flush=True)
+    rows: list[dict[str, Any]] = results.setdefault("rows", [])
+    for facts, work in stages(a, results["device"]):
+        late = time.monotonic() - begin > 60 * a.minutes
+        found = [{"failed": "no time was left"}] if late else attempt(work)
+        for row in found:
+            rows.append(facts | row)
+            print(json.dumps(rows[-1]), flush=True)
+        save(results, a.out)
+    print(as_table(results))
+    plot(results, a.out.with_suffix(".svg"))
+    return int(any("failed" in row and row["engine"] == "icc" for row in rows))
+
+
+Stage = tuple[dict[str, Any], Callable[[], list[dict[str, Any]]]]
+
+
+def stages(a: argparse.Namespace, device: dict[str, Any]) -> Iterator[Stage]:
+    """What to measure, in order: what is the same in all rows of a stage, and the work that gives its rows."""
+    engines = a.engines.split(",")
     for shape in a.shapes.split(","):
         model = a.work / shape
         if not (model / "model.safetensors").is_file():
-            write(shape, model)
-        rows = results.setdefault("rows", [])
-        for quant in a.quants.split(","):
-            engine = compile_engine(model, a.work / f"{shape}-{quant}.engine", a.target, quant)
-            rows += measure_engine(engine, shape, quant, model, results["device"], a.rounds)
-            save(results, a.out)
-        if not a.no_peers:
-            for peer in (static_cache, continuous_batching):
-                rows += attempt(peer, model, shape)
-                save(results, a.out)
-    print(as_table(results))
-    plot(results, a.out.with_suffix(".svg"))
+            yield {"engine": "checkpoint", "shape": shape}, partial(write_checkpoint, shape, model)
+        for quant in a.quants.split(",") if "icc" in engines else ():
+            engine = a.work / f"{shape}-{quant}.engine"
+            yield (
+                {"engine": "icc", "shape": shape, "quant": quant},
+                partial(measure_engine, engine, a.target, quant, model, device, a.rounds),
+            )
+        for name, peer in PEERS.items():
+            if name in engines:
+                yield {"engine": f"transformers {name}", "shape": shape}, partial(peer, model)
+
+
+def write_checkpoint(shape: str, model: Path) -> list[dict[str, Any]]:
+    """Write it under another name first: what was cut off is not reused."""
+    start, part = time.perf_counter(), model.with_name(f"{model.name}.part")
+    write(shape, part, device="cuda")
+    part.rename(model)
+    return [{"written_s": time.perf_counter() - start}]
 
 
 def versions() -> dict[str, str]:
     """What the run depends on."""
-    from importlib.metadata import version
-
+    known = {found.metadata["Name"]: found.version for found in distributions()}
     names = ("torch", "transformers", "triton", "cuda-bindings")
-    return {"icc": icc.__version__, "python": sys.version.split()[0]} | {name: version(name) for name in names}
+    return {"icc": icc.__version__, "python": sys.version.split()[0]} | {n: known.get(n, "none") for n in names}
 
 
 def device_limits() -> dict[str, Any]:
@@ -88,21 +116,6 @@ def device_limits() -> dict[str, Any]:
     return found | {"matmul_tflop_s": 2 * 8192**3 / product / 1e12}
 
 
-def seconds(work: Callable[[], Any], rounds: int = 20) -> float:
-    """Median seconds of some work on the device."""
-    for _ in range(3):
-        work()
-    times = []
-    for _ in range(rounds):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        work()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / 1000)
-    return statistics.median(times)
-
-
 def compile_engine(model: Path, engine: Path, target: str, quant: str) -> Path:
     """Compile unless it is there."""
     if not (engine / "engine.json").is_file():
@@ -116,9 +129,10 @@ def compile_engine(model: Path, engine: Path, target: str, quant: str) -> Path:
 
 
 def measure_engine(
-    engine: Path, shape: str, quant: str, model: Path, device: dict[str, Any], rounds: int
+    engine: Path, target: str, quant: str, model: Path, device: dict[str, Any], rounds: int
 ) -> list[dict[str, Any]]:
     """One row per batch size, and one of prefill, each with its share of the limit."""
+    compile_engine(model, engine, target, quant)
     start = time.perf_counter()
     with icc.load(engine, verify=False) as llm:
         prompt = np.random.default_rng(0).integers(3, 1000, 16).tolist()
@@ -126,7 +140,7 @@ def measure_engine(
         first = time.perf_counter() - start
         error = logits_error(llm, model) if quant == "none" else None
         streamed = streamed_bytes(llm)
-        base = {"engine": "icc", "shape": shape, "quant": quant, "first_token_s": first, "logits_error": error}
+        base = {"first_token_s": first, "logits_error": error}
         rows = []
         for result in run_bench(llm, BenchOptions(DECODE_CONTEXT, OUTPUT, BATCHES, rounds)):
             kv = result.batch_size * (DECODE_CONTEXT + OUTPUT // 2) * kv_bytes_per_token(llm)
@@ -134,12 +148,8 @@ def measure_engine(
             rate = result.decode_tokens_per_s
             rows.append(base | {"batch": result.batch_size, "decode_tok_s": rate, "of_bandwidth": rate / limit})
         prefill = run_bench(llm, BenchOptions(PREFILL, 1, (1,), rounds))[0].prefill_tokens_per_s
-        flops = 2 * llm.manifest.model.num_parameters
-        share = prefill * flops / (device["matmul_tflop_s"] * 1e12)
-        rows.append(base | {"prefill_tok_s": prefill, "of_matmul_peak": share})
-    for row in rows:
-        print(json.dumps(row), flush=True)
-    return rows
+        share = prefill * prefill_flops(llm) / (device["matmul_tflop_s"] * 1e12)
+        return [*rows, base | {"prefill_tok_s": prefill, "of_matmul_peak": share}]
 
 
 def streamed_bytes(llm: icc.LLM) -> int:
@@ -154,6 +164,15 @@ def streamed_bytes(llm: icc.LLM) -> int:
         if operand.space == "weight"
     }
     return sum(program.weights[name].nbytes for name in read)
+
+
+def prefill_flops(llm: icc.LLM) -> float:
+    """Operations per token of a prompt in its products with weights: not the head, which sees few of them."""
+    assert llm.engine is not None
+    program = llm.engine.program
+    kernels = [program.kernels[step.kernel] for step in program.steps]
+    found = [k.params for k in kernels if k.op.startswith("linear") and k.params.get("rows", "tokens") == "tokens"]
+    return 2.0 * sum(int(params["n"]) * int(params["k"]) for params in found)  # type: ignore[arg-type]
 
 
 def kv_bytes_per_token(llm: icc.LLM) -> float:
@@ -176,72 +195,15 @@ def logits_error(llm: icc.LLM, model: Path) -> float:
     return float(np.abs(llm.logits(ids) - expected).max() / np.abs(expected).max())
 
 
-def static_cache(model: Path, shape: str) -> list[dict[str, Any]]:
-    """transformers.generate with a static cache, its decode step compiled by torch.compile."""
-    peer = _transformers(model)
-    rows = []
-    for batch in BATCHES:
-        ids = torch.randint(3, 1000, (batch, DECODE_CONTEXT), device="cuda")
-
-        def generate(count: int, ids: torch.Tensor = ids) -> None:
-            options = {"cache_implementation": "static", "do_sample": False, "eos_token_id": None}
-            peer.generate(ids, min_new_tokens=count, max_new_tokens=count, **options)
-
-        for _ in range(2):  # compiles
-            generate(OUTPUT)
-        long, short = (_wall(partial(generate, count)) for count in (OUTPUT, 1))
-        rate = batch * (OUTPUT - 1) / (long - short)
-        rows.append({"engine": "transformers static", "shape": shape, "batch": batch, "decode_tok_s": rate})
-    ids = torch.randint(3, 1000, (1, PREFILL), device="cuda")
-    with torch.no_grad():
-        rate = PREFILL / seconds(lambda: peer(input_ids=ids, use_cache=True, logits_to_keep=1), 5)
-    return [*rows, {"engine": "transformers static", "shape": shape, "prefill_tok_s": rate}]
-
-
-def continuous_batching(model: Path, shape: str) -> list[dict[str, Any]]:
-    """transformers' own continuous batching (generate_batch)."""
-    from transformers import GenerationConfig
-
-    peer = _transformers(model)
-    rows = []
-    for batch in BATCHES:
-        prompts = torch.randint(3, 1000, (batch, DECODE_CONTEXT)).tolist()
-        options = GenerationConfig(max_new_tokens=OUTPUT, do_sample=False, eos_token_id=-1, pad_token_id=0)
-        peer.generate_batch(inputs=prompts, generation_config=options)
-        took = _wall(lambda p=prompts, o=options: peer.generate_batch(inputs=p, generation_config=o))
-        rows.append(
-            {"engine": "transformers batching", "shape": shape, "batch": batch, "decode_tok_s": batch * OUTPUT / took}
-        )
-    return rows
-
-
-def _transformers(model: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    torch.cuda.empty_cache()
-    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).cuda().eval()
-
-
-def _wall(work: Callable[[], Any]) -> float:
-    """Median wall seconds of three runs."""
-    times = []
-    for _ in range(3):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        work()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def attempt(peer: Callable[[Path, str], list[dict[str, Any]]], model: Path, shape: str) -> list[dict[str, Any]]:
-    """A peer that fails is reported, not hidden."""
+def attempt(work: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What fails is reported, not hidden, and does not end the run."""
     try:
-        return peer(model, shape)
+        return work()
     except Exception as error:
-        print(f"{peer.__name__} failed on {shape}: {type(error).__name__}: {error}", flush=True)
-        return [{"engine": peer.__name__, "shape": shape, "failed": f"{type(error).__name__}: {error}"[:300]}]
+        traceback.print_exc()
+        return [{"failed": f"{type(error).__name__}: {error}"[:300]}]
     finally:
+        gc.collect()
         torch.cuda.empty_cache()
 
 
@@ -256,6 +218,9 @@ def as_table(results: dict[str, Any]) -> str:
     device = results["device"]
     lines = [f"{device['name']}: copy {device['copy_gb_s']:.0f} GB/s, matmul {device['matmul_tflop_s']:.0f} TFLOP/s"]
     for row in results["rows"]:
+        if "failed" in row or "written_s" in row:
+            lines.append(f"{row['shape']:10} {row['engine']:22} {row.get('failed', 'written')}")
+            continue
         what = f"decode b{row['batch']}" if "batch" in row else "prefill"
         rate = row.get("decode_tok_s") or row.get("prefill_tok_s") or 0.0
         share = row.get("of_bandwidth") or row.get("of_matmul_peak")
@@ -267,8 +232,11 @@ def as_table(results: dict[str, Any]) -> str:
 
 def plot(results: dict[str, Any], file: Path) -> None:
     """Decode rate over batch size, one panel per shape."""
-    import matplotlib.pyplot as plt
-
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        print("no plot: matplotlib is not installed")
+        return
     shapes = sorted({row["shape"] for row in results["rows"]})
     figure, axes = plt.subplots(1, len(shapes), figsize=(6 * len(shapes), 4), squeeze=False)
     for axis, shape in zip(axes[0], shapes, strict=True):
@@ -285,4 +253,4 @@ def plot(results: dict[str, Any], file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,7 +2,8 @@
 
     python benchmarks/make_gguf.py build/llama-1b build/llama-1b.gguf
 
-The weights are random, so llama.cpp's permutation of Q and K rows does not matter; the file has no tokenizer.
+The weights are random, so llama.cpp's permutation of Q and K rows does not matter. The file has the checkpoint's
+tokenizer.json, where there is one: a byte-level BPE as serve/make_vocab.py writes it.
 """
 
 from __future__ import annotations
@@ -42,6 +43,22 @@ def read_tensors(file: Path) -> dict[str, np.ndarray]:
     }
 
 
+def add_tokenizer(writer: gguf.GGUFWriter, file: Path) -> None:
+    """Tokens and merges; llama.cpp's "gpt-2" splits text as transformers' ByteLevel does."""
+    if not file.exists():
+        writer.add_tokenizer_model("no_vocab")
+        return
+    model = json.loads(file.read_text())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL if i == 0 else gguf.TokenType.NORMAL for i in range(len(tokens))])
+    writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+
+
 def write(model: Path, out: Path) -> None:
     """Quantize and write."""
     config = json.loads((model / "config.json").read_text())
@@ -56,7 +73,7 @@ def write(model: Path, out: Path) -> None:
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_rope_dimension_count(config["head_dim"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
+    add_tokenizer(writer, model / "tokenizer.json")
     q4 = gguf.GGMLQuantizationType.Q4_0
     for name, bits in read_tensors(model / "model.safetensors").items():
         value = (bits.astype(np.uint32) << 16).view(np.float32)

@@ -51,8 +51,11 @@ def tensors(shape: str) -> list[tuple[str, tuple[int, ...]]]:
     return found if tied else [*found, ("lm_head.weight", (vocab, hidden))]
 
 
-def write(shape: str, out: Path, seed: int = 0) -> None:
-    """Write config.json and model.safetensors (bf16, normal with standard deviation 0.02; norms are ones)."""
+def write(shape: str, out: Path, seed: int = 0, device: str = "cpu") -> None:
+    """Write config.json and model.safetensors (bf16, normal with standard deviation 0.02; norms are ones).
+
+    device: where the numbers are drawn, which decides which numbers they are.
+    """
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config(shape), indent=1))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -62,12 +65,14 @@ def write(shape: str, out: Path, seed: int = 0) -> None:
         header[name] = {"dtype": "BF16", "shape": list(size), "data_offsets": [start, start + nbytes]}
         start += nbytes
     text = json.dumps(header).encode()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     with (out / "model.safetensors").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, size in tensors(shape):
-            value = torch.ones(size) if len(size) == 1 else torch.empty(size).normal_(0, 0.02, generator=generator)
-            file.write(value.to(torch.bfloat16).view(torch.uint8).numpy().data)
+            value = torch.ones(size, device=device)
+            if len(size) > 1:
+                value.normal_(0, 0.02, generator=generator)
+            file.write(value.to(torch.bfloat16).view(torch.uint8).cpu().numpy().data)
 
 
 if __name__ == "__main__":

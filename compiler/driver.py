@@ -58,7 +58,8 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
     writer.check_output(options.output, options.force)
     with reporter.stage("trace"):
         graph = load_graph(options.model, options.max_seq_len)
-    backend, limits = backend_for(target, weight_dtype(graph)), make_limits(graph, options)
+    backend = backend_for(target, weight_dtype(graph), options.deterministic)
+    limits = make_limits(graph, options)
     with reporter.stage("optimize"):
         context = PassContext(progress=reporter.progress)
         passes = _run(graph, options, context, "canonicalize", pipelines.canonicalize())

@@ -18,7 +18,8 @@ class CompileOptions:
 
     quant_head: how the LM head is stored when `quant` is not none. keep: patterns of linears to leave unquantized.
     spec: the drafter of speculative decoding, "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none". spec_guesses: the
-    size of the tree of draft heads at every batch size, instead of what its cost says.
+    size of the tree of draft heads at every batch size, instead of what its cost says. deterministic: a request's
+    logits have the same bits whatever else is in its steps; on a CPU they always do.
     """
 
     model: Path
@@ -36,6 +37,7 @@ class CompileOptions:
     max_step_tokens: int = 512
     spec: str = "none"
     spec_guesses: int | None = None
+    deterministic: bool = False
     seed: int = 0
     dump_passes: Path | None = None
     force: bool = False

@@ -67,7 +67,11 @@ def _gpu_facts(manifest: Manifest, program: Program) -> dict[str, object]:
     if manifest.gpu is None or program.plan is None:
         return {}
     return {
-        "gpu": {"arch": manifest.gpu.arch, "driver": manifest.gpu.driver_version},
+        "gpu": {
+            "arch": manifest.gpu.arch,
+            "driver": manifest.gpu.driver_version,
+            "deterministic": manifest.gpu.deterministic,
+        },
         "phases": [f"{'decode' if p.decode else 'mixed'} up to {p.max_tokens}" for p in program.plan.phases],
         "scratch_bytes": program.plan.scratch_bytes,
         "objects": [

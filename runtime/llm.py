@@ -78,14 +78,14 @@ def _executor(
     threads: int | None, kv_bytes: int | None, device: Cuda | None, engine: Engine, section: str = ""
 ) -> Executor:
     if device is None:
+        if engine.manifest.gpu is not None:
+            raise UsageError("an engine for a GPU cannot draft for one that runs on the CPU")
         from .executor.cpu import CpuExecutor
 
         return CpuExecutor(engine, threads, kv_bytes, section)
-    if section:
-        raise UsageError("--spec layer-skip: only CPU engines have early exits yet")
     from .executor.cuda.executor import CudaExecutor
 
-    return CudaExecutor(engine, kv_bytes, device)
+    return CudaExecutor(engine, kv_bytes, device, section)
 
 
 class LLM:

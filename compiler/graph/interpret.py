@@ -42,7 +42,7 @@ def interpret(
 @torch.no_grad()
 def interpret_drafts(graph: Graph, token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Logits float32 [T, vocab], and what the draft heads choose behind every token: int64 [T, heads, ranks]."""
-    logits, drafts = _run(graph, token_ids, None, None)
+    logits, drafts, *_ = _run(graph, token_ids, None, None)
     return logits, drafts.view(len(token_ids), graph.draft_heads, -1)
 
 

@@ -14,6 +14,7 @@ from .rounding import round_values
 ALPHAS = tuple(i / 20 for i in range(20))
 CLIPS = tuple(1.0 - i / 40 for i in range(15))
 _ROWS = 512
+_OUTPUTS = 2048  # at least so many outputs of a wide layer, spread evenly, stand for all of them in a scale search
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def _class_magnitude(members: list[Member], count: int) -> Tensor:
 
 def _loss(member: Member, scales: Tensor, bits: int) -> float:
     """Squared error of the layer's outputs when its scaled weights are rounded."""
-    weight = member.weight
+    weight = member.weight[..., :: max(1, member.weight.shape[-2] // _OUTPUTS), :]
     factor = torch.ones(weight.shape[-1]) if member.classes is None else factors(scales, member.classes)
     noise = round_values(weight * factor, bits, member.group) / factor - weight
     planes = noise.reshape(-1, *noise.shape[-2:])

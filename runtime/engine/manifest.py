@@ -71,10 +71,14 @@ class Library(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GpuFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a GPU engine needs of its device: the architecture of its objects, and the driver's least CUDA version."""
+    """What a GPU engine needs of its device: the architecture of its objects, and the driver's least CUDA version.
+
+    deterministic: whether a request's logits have the same bits whatever else is in its steps.
+    """
 
     arch: str  # "sm_90", "gfx942"
     driver_version: int  # 12080 is 12.8; 0 for HIP
+    deterministic: bool = False
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

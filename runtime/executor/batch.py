@@ -8,6 +8,8 @@ import numpy as np
 
 from ..scheduler.batch import Draft, ScheduledBatch
 
+MOVES_MULTIPLE = 16
+
 
 class PackedBatch:
     """Arrays of the largest possible step; `pack` fills their beginnings.
@@ -35,7 +37,7 @@ class PackedBatch:
         self.seq_starts = allocate((max_seqs + 1,))
         self.context_lens = allocate((max_seqs,))
         self.logit_rows = allocate((max_logit_rows,))
-        self.moves = allocate((max_tokens, 2))
+        self.moves = allocate((max_tokens + MOVES_MULTIPLE, 2))
         self.tree_masks = allocate((max_tokens, 2))
         self.parents = np.full(max_tokens, -1, dtype=np.int32)
         self.block_tables = allocate((max_seqs, max_blocks))  # last: only its first rows travel to a device
@@ -83,6 +85,13 @@ class PackedBatch:
         self.context_lens[have:count] = 0
         self.seq_starts[have + 1 : count + 1] = range(have + 1, count + 1)
         self.logit_rows[have:count] = range(have, count)
+
+    def pad_moves(self) -> None:
+        """Make their number a multiple, so that few numbers come: the last is made again, which changes nothing."""
+        have, count = self.num_moves, -(-self.num_moves // MOVES_MULTIPLE) * MOVES_MULTIPLE
+        if have:
+            self.moves[have:count] = self.moves[have - 1]
+            self.num_moves = count
 
     def _pack_tree(self, at: int, start: int, draft: Draft) -> None:
         """Positions and parents of the guesses behind the token at `at`."""

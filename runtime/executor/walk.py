@@ -6,19 +6,40 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..engine.plan import SIZES, Launch, LaunchPlan, Phase
-from ..engine.program import ITEM_SIZE, Operand, Program, Step
+from ..engine.program import DRAFTS, ITEM_SIZE, Operand, Program, Step
+
+HEADS, EXIT = "medusa", "exit"  # the sections that executors run
 
 
 @dataclass(frozen=True)
 class Place:
     """A pointer: byte `offset` into a memory `space`.
 
-    Spaces: "arena", "kv", "scratch", "logits", "weight" (of `name`), or the name of an array as `Launch` lists them.
+    Spaces: "arena", "kv", "scratch", "logits", "drafts", "weight" (of `name`), or the name of an array of `Launch`.
     """
 
     space: str
     offset: int = 0
     name: str = ""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What a launch passes, symbolic in the batch: one of `SIZES` by its name, or, in a memory space, a pointer to byte
+    `offset + per_token * num_tokens + per_block * num_blocks`; there, `name` is that of a weight."""
+
+    name: str
+    space: str = ""
+    offset: int = 0
+    per_token: int = 0
+    per_block: int = 0
+
+    def value(self, sizes: Mapping[str, int]) -> Place | int:
+        """What it is in a batch."""
+        if not self.space:
+            return sizes[self.name]
+        moved = self.per_token * sizes["num_tokens"] + self.per_block * sizes["num_blocks"]
+        return Place(self.space, self.offset + moved, self.name)
 
 
 @dataclass(frozen=True)
@@ -31,7 +52,7 @@ class BoundLaunch:
 
 
 class Walker:
-    """Binds the launches of a program's plan to the sizes of a step."""
+    """Binds the launches of a program's plan to the sizes of a step. section: see `Section`; "" is the program."""
 
     def __init__(self, program: Program, plan: LaunchPlan) -> None:
         self._program = program
@@ -42,42 +63,55 @@ class Walker:
         sizes = [program.kv.block_bytes(layer) for layer in layers]
         self._layer_offsets = [sum(sizes[:layer]) for layer in layers]
 
-    def walk(self, phase: Phase, sizes: Mapping[str, int]) -> Iterator[BoundLaunch]:
-        """All launches of one step in order. sizes: the `SIZES` of the batch."""
-        steps = [(step, launch) for step in self._program.own_steps for launch in phase.launches[step.kernel]]
-        before = [(None, launch) for launch in phase.before]
-        after = [(None, launch) for launch in phase.after]
-        for step, launch in (*before, *steps, *after):
-            bound = self.bind(launch, sizes, step)
-            if bound is not None:
-                yield bound
+    def launches(self, phase: Phase, section: str = "") -> list[tuple[Launch, tuple[Argument, ...]]]:
+        """All launches of a step in order. Draft heads work on a step that has run: nothing comes before or after."""
+        steps = [(step, launch) for step in self._steps(section) for launch in phase.launches[step.kernel]]
+        before = [(None, launch) for launch in phase.before if section != HEADS]
+        after = [(None, launch) for launch in phase.after if section != HEADS]
+        return [(launch, self.arguments(launch, step)) for step, launch in (*before, *steps, *after)]
 
-    def bind(self, launch: Launch, sizes: Mapping[str, int], step: Step | None) -> BoundLaunch | None:
-        """One launch, or None where its grid is empty."""
-        x, y, z = (dim.value(sizes) for dim in launch.grid)
-        if not x * y * z:
-            return None
-        return BoundLaunch(launch, [self._argument(text, step, sizes) for text in launch.args], (x, y, z))
+    def walk(self, phase: Phase, sizes: Mapping[str, int], section: str = "") -> Iterator[BoundLaunch]:
+        """The launches of one step whose grid is not empty. sizes: the `SIZES` of the batch."""
+        for launch, arguments in self.launches(phase, section):
+            x, y, z = (dim.value(sizes) for dim in launch.grid)
+            if x * y * z:
+                yield BoundLaunch(launch, [argument.value(sizes) for argument in arguments], (x, y, z))
 
-    def _argument(self, text: str, step: Step | None, sizes: Mapping[str, int]) -> Place | int:
+    def block_bytes(self, section: str = "") -> int:
+        """Bytes of a KV block id over the layers that a section uses, and those before them."""
+        used = max((step.layer for step in self._steps(section)), default=-1) + 1
+        return sum(self._program.kv.block_bytes(layer) for layer in range(used))
+
+    def arguments(self, launch: Launch, step: Step | None) -> tuple[Argument, ...]:
+        """What a launch of a step is given."""
+        return tuple(self._argument(text, step) for text in launch.args)
+
+    def _steps(self, section: str) -> list[Step]:
+        found = self._program.section(section)
+        if found is None:
+            return self._program.own_steps
+        part = self._program.sections[found]
+        return self._program.steps[: part.shared] + self._program.steps[part.begin : part.end]
+
+    def _argument(self, text: str, step: Step | None) -> Argument:
         if text in SIZES:
-            return sizes[text]
+            return Argument(text)
         kind, _, rest = text.partition(":")
         if kind == "scratch":
-            return Place("scratch", int(rest))
+            return Argument("", "scratch", int(rest))
         if step is not None and kind in ("input", "output"):
             operands = step.inputs if kind == "input" else step.outputs
-            return self._operand(operands[int(rest)], sizes)
+            return self._operand(operands[int(rest)])
         if step is not None and text == "kv":
-            return Place("kv", self._layer_offsets[step.layer] * sizes["num_blocks"])
-        return Place(text)
+            return Argument("", "kv", per_block=self._layer_offsets[step.layer])
+        return Argument("", text)
 
-    def _operand(self, operand: Operand, sizes: Mapping[str, int]) -> Place:
+    def _operand(self, operand: Operand) -> Argument:
         if operand.space == "buffer":
             buffer = self._buffers[operand.name]
-            return Place("arena", buffer.offset * sizes["num_tokens"] + operand.offset * ITEM_SIZE[buffer.dtype])
+            return Argument("", "arena", operand.offset * ITEM_SIZE[buffer.dtype], per_token=buffer.offset)
         if operand.space == "weight":
-            return Place("weight", operand.offset * self._items[operand.name], operand.name)
+            return Argument(operand.name, "weight", operand.offset * self._items[operand.name])
         if operand.space == "input":
-            return Place(operand.name, operand.offset * 4)
-        return Place("logits", operand.offset * 4)
+            return Argument("", operand.name, operand.offset * 4)
+        return Argument("", DRAFTS if operand.name == DRAFTS else "logits", operand.offset * 4)

@@ -10,12 +10,14 @@ from typing import Protocol
 import numpy as np
 
 from ..executor.base import Executor
+from ..executor.sampling import SamplingExecutor, SamplingRow
 from ..scheduler.batch import Draft, ScheduledBatch, ScheduledSequence
 from ..scheduler.block_pool import BlockPool
 from ..scheduler.prefix_cache import PrefixCache
 from .drafter import Proposal, Wish, chain_chances
 
 MAX_GUESSES = 8
+_GREEDY = SamplingRow(0.0, 0, 1.0, 0.0, 0, 0)
 
 
 class Closable(Protocol):
@@ -111,6 +113,9 @@ class EngineDrafter:
                 for i, tokens, start in parts
             )
         )
+        if isinstance(self._executor, SamplingExecutor):  # on the device: no logits travel
+            ticket = self._executor.submit(batch, [_GREEDY] * len(parts))
+            return self._executor.collect(ticket).token_ids.clip(0).tolist()
         return np.asarray(self._executor.step(batch)).argmax(axis=1).tolist()
 
     def observe(self, rows: Mapping[int, int], batch_size: int) -> None:

@@ -18,13 +18,16 @@ from icc.compiler.codegen.triton.tiles import Tuner
 from icc.compiler.driver import weight_dtype
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.graph import Graph
+from icc.compiler.heads.head_files import read_heads
 from icc.compiler.options import CompileOptions
+from icc.compiler.speculate.tree import tree_of
 from icc.compiler.targets import TARGETS
 from icc.passes import pipelines
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
 from icc.runtime.engine.manifest import GpuFacts, Limits, Manifest, QuantFacts
 from icc.runtime.engine.program import Program
+from icc.runtime.engine.speculation import Speculation
 from icc.runtime.llm import LLM
 
 TARGET = TARGETS["h100"]
@@ -48,8 +51,14 @@ class GpuEngine:
         return LLM(self.manifest, self.executor(num_blocks))
 
 
-def build(model: Path, quant: str = "none", limits: Limits | None = None, block_size: int = 8) -> GpuEngine:
-    """Everything of a compile but the objects. Calibrated methods use random tokens."""
+def build(
+    model: Path, quant: str = "none", limits: Limits | None = None, block_size: int = 8, heads: Path | None = None,
+    exit_layers: int = 0, deterministic: bool = False,
+) -> GpuEngine:  # fmt: skip
+    """Everything of a compile but the objects. Calibrated methods use random tokens.
+
+    heads: of draft heads, which get a tree of some guesses. exit_layers: of an early exit, 0 for none.
+    """
     limits = limits or Limits(max_seq_len=64, max_batch_size=4, max_step_tokens=24)
     graph = load_graph(model, limits.max_seq_len)
     phases = [pipelines.canonicalize()]
@@ -57,12 +66,17 @@ def build(model: Path, quant: str = "none", limits: Limits | None = None, block_
         rng = np.random.default_rng(0)
         sequences = [rng.integers(0, graph.info.vocab_size, limits.max_seq_len).tolist() for _ in range(4)]
         phases.append(pipelines.quantize(quant, "int8", (), sequences))
+    if heads is not None:
+        phases.append(pipelines.speculate(read_heads(heads), 0, quant, "int8"))
+    phases.append(pipelines.speculate((), exit_layers, quant, "int8"))
     for phase in (*phases, pipelines.attention(), pipelines.fuse()):
         run_passes(graph, phase, PassContext())
     backend = TritonBackend(TARGET, weight_dtype(graph))
     lowered = lower(graph, LowerOptions(backend.kv_dtype, backend.profile, block_size))
-    planned = plan_program(lowered.program, limits, Tuner(TARGET))
-    program = msgspec.structs.replace(lowered.program, plan=make_plan(planned, TARGET, {}))
+    planned = plan_program(lowered.program, limits, Tuner(TARGET), (), deterministic)
+    program = msgspec.structs.replace(
+        lowered.program, plan=make_plan(planned, TARGET, {}), speculation=_with_trees(lowered.program, limits)
+    )
     packed = {name: backend.pack(source) for name, source in lowered.sources.items()}
     options = CompileOptions(
         model, model, target="h100", max_batch_size=limits.max_batch_size, max_step_tokens=limits.max_step_tokens
@@ -70,3 +84,12 @@ def build(model: Path, quant: str = "none", limits: Limits | None = None, block_
     built = Built(program, gpu=GpuFacts(TARGET.arch, 12000))
     manifest = make_manifest(graph, lowered, QuantFacts(quant, 0.0, []), options, TARGET, built, None)
     return GpuEngine(graph, program, planned.specs(), packed, limits, manifest)
+
+
+def _with_trees(program: Program, limits: Limits) -> Speculation | None:
+    found = program.speculation
+    if found is None:
+        return None
+    rates = [[0.5 / (rank + 1) for rank in range(found.ranks)]] * found.heads
+    trees = [tree_of(rates, batch, lambda *_: 1.0, 5) for batch in range(1, limits.max_batch_size + 1)]
+    return msgspec.structs.replace(found, acceptance=rates, trees=trees)

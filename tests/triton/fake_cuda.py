@@ -27,6 +27,7 @@ class FakeDriver:
     """Stands for `cuda.bindings.driver`. `specs`: the kernels by the bytes of their "cubin"."""
 
     CUstream_flags = CUdevice_attribute = CUevent_flags = CUfunction_attribute = CUstreamCaptureMode = _Flags()
+    CUfunc_cache = CUstream_flags
 
     def __init__(
         self, specs: Mapping[bytes, LaunchSpec], capability: tuple[int, int] = (9, 0), version: int = 12080,
@@ -147,9 +148,18 @@ class FakeDriver:
     def cuFuncSetAttribute(self, *args: Any) -> tuple[int]:  # noqa: N802
         return (0,)
 
+    def cuFuncSetCacheConfig(self, *args: Any) -> tuple[int]:  # noqa: N802
+        return (0,)
+
     def cuLaunchKernel(self, spec: LaunchSpec, *args: Any) -> tuple[int]:  # noqa: N802
-        grid, threads, (values, types) = args[:3], args[3], args[8]
-        assert threads == 32 * spec.num_warps and len(values) == len(types) == len(spec.args) + 2
+        grid, threads, params = args[:3], args[3], args[8]
+        assert threads == 32 * spec.num_warps and all(grid)
+        pointers = (ctypes.c_uint64 * (len(spec.args) + 2)).from_address(params)
+        kinds = [ctypes.c_uint64 if arg.type.startswith("*") else ctypes.c_int32 for arg in spec.args]
+        values = tuple(kind.from_address(at).value for kind, at in zip(kinds, pointers, strict=False))
+        assert not any(ctypes.c_uint64.from_address(at).value for at in pointers[-2:])  # Triton's own, unused
+        for arg, value in zip(spec.args, values, strict=True):
+            assert not arg.aligned or value % 16 == 0, f"{spec.entry}: {arg.name} was compiled as a multiple of 16"
         self.eager_launches += self.captured is None
         self.warps_launched = spec.num_warps
         return self._put(lambda: None if self.dry else self._run(spec, grid, values))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from icc.compiler.codegen.errors import CodegenError
 from icc.compiler.codegen.triton.index import INDEXED
+from icc.compiler.codegen.triton.pack import pack_quantized, unpack_quantized
 from icc.compiler.codegen.triton.spec import Shape
 from icc.compiler.ops import OPS
 from interpreting import run_kernel
@@ -140,10 +142,33 @@ def test_embedding(table: str, out: str, n: int) -> None:
     check(y, expected)
 
 
+@pytest.mark.parametrize("out", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("bits", "rows", "n", "group"),
+    [(8, 9, 64, 64), (4, 33, 96, 32), (8, 5, 1200, 16), (4, 130, 2048, 128), (8, 37, 48, 16)],
+)
+def test_embedding_reads_the_codes_of_a_product(bits: int, rows: int, n: int, group: int, out: str) -> None:
+    rng = np.random.default_rng(n)
+    codes = rng.integers(0, 2**bits, (rows, n)).astype(np.uint8)
+    zeros = rng.integers(0, 2**bits, (rows, n // group)).astype(np.uint8)
+    packed = pack_quantized(codes, rng.random((rows, n // group), np.float32), zeros, bits, group)
+    codes, scales, zeros = unpack_quantized(packed, (rows, n), bits, group)
+    spread = [np.repeat(x.astype(np.float32), group, axis=1) for x in (zeros, scales)]
+    ids = torch.tensor([0, rows - 1, 3, 3, 999, -1], dtype=torch.int32)
+    expected = torch.from_numpy((codes - spread[0]) * spread[1])[ids.long().clamp(0, rows - 1)].to(TORCH[out])
+    y = empty(expected)
+    kernel = INDEXED["embedding"](
+        n=n, y_stride=n + 3, table_rows=rows, format=f"gq{bits}", group=group, types=("i32", "u8", out),
+        aligned=(False,) * 3,
+    )  # fmt: skip
+    run_kernel(kernel, [ids, torch.from_numpy(packed)], [y], shape=SHAPE)
+    check(y, expected)
+
+
 def test_embedding_names_a_format_that_it_lacks() -> None:
     w = torch.zeros(9, 64)
-    kernel = INDEXED["embedding"](n=64, y_stride=64, table_rows=9, format="gq4", **facts(w, w, w))
-    with pytest.raises(CodegenError, match="'gq4'"):
+    kernel = INDEXED["embedding"](n=64, y_stride=64, table_rows=9, format="gq3", **facts(w, w, w))
+    with pytest.raises(CodegenError, match="'gq3'"):
         run_kernel(kernel, [w, w], [w], shape=SHAPE)
 
 

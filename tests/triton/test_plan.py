@@ -109,3 +109,13 @@ def test_occupancy_is_what_the_scarcest_resource_allows() -> None:
     assert occupancy(Compiled("x", b"", 0, 255, 0, 0), 4, TARGET) == 0.125  # two blocks of 128 threads
     assert occupancy(Compiled("x", b"", 200 << 10, 32, 0, 0), 8, TARGET) == 0.125
     assert occupancy(Compiled("x", b"", TARGET.shared_memory_kib << 10, 32, 0, 0), 8, TARGET) == 0.125  # all there is
+
+
+def test_a_table_that_is_also_the_head_is_stored_once(tiny: Any, tmp_path: Path) -> None:
+    config = tiny.tiny_configs()["llama-mqa_tied_biases_llama3"]
+    tiny.save_tiny(config, tmp_path, "bfloat16")
+    program = build(tmp_path, "rtn4", LIMITS).program
+    tables = [name for name, weight in program.weights.items() if weight.shape[0] == config.vocab_size]
+    readers = {program.kernels[s.kernel].op for s in program.steps for o in s.inputs if o.name == tables[0]}
+    assert len(tables) == 1 and program.weights[tables[0]].format == "gq8"
+    assert readers == {"embedding", "linear_q"}

@@ -77,7 +77,7 @@ class Attention(KvKernel):
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         if shape.decode:
             return self._decode(decode_tiling(self.workload, tuner), self._splits(shape, limits, tuner))
-        return (self._mixed(mixed_tiling(self.workload, shape.max_tokens, tuner)),)
+        return (self._mixed(mixed_tiling(self.workload, shape.tiled_tokens, tuner)),)
 
     def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:
         splits = self._splits(shape, limits, tuner) if shape.decode else 1

@@ -19,6 +19,7 @@ from ..lower.builder import WeightSource
 from ..lower.profile import Profile
 from ..values import dense_values, quantized_values
 from .compile import Compiled, compile_specs
+from .cubin import check_launch
 from .formats import QUANT_BITS, packed_nbytes
 from .pack import pack_quantized
 from .plan import Planned, make_plan, plan_program
@@ -28,10 +29,11 @@ from .tuned import load_tuned
 
 @dataclass(frozen=True)
 class TritonBackend:
-    """`weights` is the checkpoint's element type; products compute in it."""
+    """`weights` is the checkpoint's element type; products compute in it. deterministic: see `plan_program`."""
 
     target: Target
     weights: str
+    deterministic: bool = False
 
     @property
     def profile(self) -> Profile:
@@ -41,6 +43,7 @@ class TritonBackend:
             quant="gq{}",
             packed_nbytes=packed_nbytes,
             activation=self.weights,
+            quantized_tables=True,
             epilogues=True,
             typed=True,
         )
@@ -60,10 +63,13 @@ class TritonBackend:
         self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]
     ) -> Built:
         """Objects with their rendered sources beside them, and the plan that launches them."""
-        planned = plan_program(program, limits, Tuner(self.target, load_tuned(self.target)))
+        planned = plan_program(program, limits, Tuner(self.target, load_tuned(self.target)), (), self.deterministic)
         specs = planned.specs()
         compiled = compile_specs(specs.values(), self.target, progress)
         check_resources(planned, compiled, self.target)
+        if self.target.backend == "cuda":
+            for key, found in compiled.items():
+                check_launch(key, found.binary, specs[key], found.entry)
         plan = make_plan(planned, self.target, compiled)
         kernels_dir.mkdir()
         for key, found in plan.objects.items():
@@ -71,7 +77,9 @@ class TritonBackend:
             path.write_bytes(compiled[key].binary)
             path.with_suffix(".py").write_text(specs[key].source)
         needed = max((c.driver_version for c in compiled.values()), default=0)
-        return Built(msgspec.structs.replace(program, plan=plan), gpu=GpuFacts(self.target.arch, needed))
+        return Built(
+            msgspec.structs.replace(program, plan=plan), gpu=GpuFacts(self.target.arch, needed, self.deterministic)
+        )
 
 
 def check_resources(planned: Planned, compiled: dict[str, Compiled], target: Target) -> None:

@@ -14,13 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...targets import Target
 from ..errors import CodegenError
 from .spec import LaunchSpec
 
 _CACHE_FORMAT = "3"  # of the facts beside a cached object
+T = TypeVar("T")
 _WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -50,11 +51,22 @@ def compile_specs(
     specs: Iterable[LaunchSpec],
     target: Target,
     progress: Callable[[str, int, int], None] = lambda *_: None,
+    skip_refused: bool = False,
 ) -> dict[str, Compiled]:
     """Compile each spec once for a CUDA or HIP target; objects by `spec_key`.
 
-    Raises CodegenError naming the kernel that Triton refuses, or where Triton is not installed.
+    Raises CodegenError naming the kernel that Triton refuses, unless those are left out (skip_refused), or where Triton
+    is not installed.
     """
+
+    def compile_one(worker: _Worker, key: str) -> Compiled | None:
+        try:
+            return _compile(worker, key, wanted[key], target)
+        except CodegenError:
+            if skip_refused:
+                return None
+            raise
+
     wanted = {spec_key(spec): spec for spec in specs}
     toolchain = _triton_version()
     cache = {key: _cache_folder(key, target, toolchain) for key in wanted}
@@ -62,12 +74,13 @@ def compile_specs(
     missing = [key for key in wanted if key not in found]
     with _Workers(min(len(missing), os.cpu_count() or 1)) as workers:
         done = len(found)
-        for key, compiled in workers.map(lambda worker, key: _compile(worker, key, wanted[key], target), missing):
-            found[key] = compiled
+        for key, compiled in workers.map(compile_one, missing):
             done += 1
             progress(key, done, len(wanted))
-            _store(cache[key], compiled)
-    return {key: found[key] for key in wanted}
+            if compiled is not None:
+                found[key] = compiled
+                _store(cache[key], compiled)
+    return {key: found[key] for key in wanted if key in found}
 
 
 def _compile(worker: _Worker, key: str, spec: LaunchSpec, target: Target) -> Compiled:
@@ -136,10 +149,10 @@ class _Workers:
         for worker in self._all:
             self._free.put(worker)
 
-    def map(self, job: Callable[[_Worker, str], Compiled], keys: list[str]) -> Iterable[tuple[str, Compiled]]:
+    def map(self, job: Callable[[_Worker, str], T], keys: list[str]) -> Iterable[tuple[str, T]]:
         """Run `job(worker, key)` for all keys; results in the order of the keys. The first error ends it."""
 
-        def run(key: str) -> tuple[str, Compiled]:
+        def run(key: str) -> tuple[str, T]:
             worker = self._free.get()
             try:
                 return key, job(worker, key)

@@ -11,6 +11,7 @@ from ....runtime.engine.plan import Extent, extent
 from ...codegen.render import render
 from ...targets import Target
 from ..errors import CodegenError
+from .formats import QUANT_BITS, codes_nbytes
 from .lines import BLOCK, Lines, even_block, power_of_two, warps
 from .spec import ONE, Arg, LaunchSpec, Shape, TritonKernel, batch_arg
 from .tiles import Tuner
@@ -159,11 +160,31 @@ class TakeRows(TritonKernel):
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding(TakeRows):
-    """Operands: ids int32, table [table_rows, n] row-major -> y."""
+    """Operands: ids int32, table [table_rows, n] row-major or quantized, as the product has it that shares it -> y."""
 
     inputs: ClassVar[int] = 2
     table_rows: int
     format: str
+    group: int = 0
+
+    @property
+    def template(self) -> str:  # type: ignore[override]
+        return "triton/take_codes.py.jinja" if self.bits else "triton/take_rows.py.jinja"
+
+    @property
+    def bits(self) -> int:
+        """Of a code; 0 where there are none."""
+        return QUANT_BITS.get(self.format, 0)
+
+    @property
+    def span(self) -> int:
+        """Elements of 16 bits that hold the codes of one row's group."""
+        return self.group * self.bits // 16
+
+    @property
+    def codes_nbytes(self) -> int:
+        """Where the scales begin."""
+        return codes_nbytes(self.table_rows, self.n, self.bits)
 
     @property
     def entry(self) -> str:
@@ -175,7 +196,7 @@ class Embedding(TakeRows):
 
     @property
     def args(self) -> tuple[Arg, ...]:
-        if self.format not in ("f32", "bf16", "f16"):
+        if not self.bits and self.format not in ("f32", "bf16", "f16"):
             raise CodegenError(f"embedding: the Triton backend reads no table of format {self.format!r}")
         num_rows = Arg("num_rows", "i32", self.num_rows, aligned=False)
         return (*self.pointers("ids_ptr", "x_ptr", "y_ptr"), num_rows)

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from ....runtime.engine.manifest import Limits
-from ....runtime.engine.program import Program
+from ....runtime.engine.program import DRAFTS, Program
 from ....runtime.executor.batch import PackedBatch
 from ....runtime.executor.sampling import TOP_LOGPROBS, Sampled, SamplingRow
-from ....runtime.executor.walk import BoundLaunch, Place, Walker
+from ....runtime.executor.walk import HEADS, BoundLaunch, Place, Walker
 from ....runtime.scheduler.batch import ScheduledBatch
 from .spec import LaunchSpec
 
@@ -116,9 +116,10 @@ class InterpretExecutor:
         packed: Mapping[str, np.ndarray],
         limits: Limits,
         num_blocks: int,
+        section: str = "",
     ) -> None:
         assert program.plan is not None
-        self.plan = program.plan
+        self.plan, self._section = program.plan, section
         self.num_blocks, self.block_size = num_blocks, program.kv.block_size
         self.vocab_size = program.vocab_size
         self.max_batch_size, self.max_step_tokens = limits.max_batch_size, limits.max_step_tokens
@@ -144,6 +145,10 @@ class InterpretExecutor:
             "scratch": _poisoned(self.plan.scratch_bytes),
             "logits": _poisoned(4 * rows * self.vocab_size),
         }
+        if program.speculation is not None and program.speculation.heads:
+            shape = self.max_batch_size, program.speculation.heads, program.speculation.ranks
+            self._drafts = np.full(shape, -9, np.int32)
+            self._spaces[DRAFTS] = _memory_of(self._drafts)
         self._spaces |= {f"sampling:{name}": _memory_of(array) for name, array in self._sampling.items()}
         self._spaces |= {f"sampled:{name}": _memory_of(array) for name, array in self._sampled.items()}
 
@@ -165,15 +170,29 @@ class InterpretExecutor:
         if phase.decode and count == seqs:
             tokens = seqs = count = phase.max_tokens
             packed.pad_decodes(tokens)
-        sizes = {
-            "num_tokens": tokens, "num_seqs": seqs, "num_logit_rows": count, "num_moves": packed.num_moves,
-            "max_blocks": packed.block_tables.shape[1], "num_blocks": self.num_blocks,
-        }  # fmt: skip
-        for bound in self._walker.walk(phase, sizes):
+        packed.pad_moves()
+        self._tokens = tokens
+        for bound in self._walker.walk(phase, self._sizes(tokens, seqs, count, packed.num_moves), self._section):
             self._launch(bound)
         logits = self._spaces["logits"].view(torch.float32).view(-1, self.vocab_size)[: len(rows)].clone().numpy()
         token, logprob, top_ids, top_logprobs = (array[: len(rows)].copy() for array in self._sampled.values())
         return Sampled(token, logprob, top_ids, top_logprobs, logits)
+
+    def draft(self, rows: Sequence[int]) -> np.ndarray:
+        """What the draft heads choose behind these logit rows of the last step: int32 `[rows, heads, ranks]`."""
+        phase = self.plan.phase(len(rows), len(rows))
+        count = min(phase.max_tokens, self._tokens)
+        self._batch.logit_rows[:count] = rows[0]
+        self._batch.logit_rows[: len(rows)] = rows
+        for bound in self._walker.walk(phase, self._sizes(self._tokens, count, count), HEADS):
+            self._launch(bound)
+        return self._drafts[: len(rows)].copy()
+
+    def _sizes(self, tokens: int, seqs: int, rows: int, moves: int = 0) -> Mapping[str, int]:
+        return {
+            "num_tokens": tokens, "num_seqs": seqs, "num_logit_rows": rows, "num_moves": moves,
+            "max_blocks": self._batch.block_tables.shape[1], "num_blocks": self.num_blocks,
+        }  # fmt: skip
 
     def collect(self, ticket: Sampled) -> Sampled:
         """The step's result; see SamplingExecutor."""
@@ -183,6 +202,9 @@ class InterpretExecutor:
         spec = self._specs[bound.launch.object]
         kernel = getattr(load_source(spec.source), spec.entry)
         types = self.plan.objects[bound.launch.object].types
+        for arg, place in zip(spec.args, bound.args, strict=True):
+            offset = place if isinstance(place, int) else place.offset
+            assert offset % 16 == 0 or not arg.aligned, f"{spec.entry}: {arg.name} is compiled as a multiple of 16"
         kernel[bound.grid](*(self._resolve(a, t) for a, t in zip(bound.args, types, strict=True)))
 
     def _resolve(self, value: Place | int, kind: str) -> torch.Tensor | int:

@@ -94,7 +94,9 @@ class Linear(TritonKernel):
         return areas
 
     def _tile(self, shape: Shape, tuner: Tuner) -> Tiling:
-        rows = shape.max_tokens
+        rows = shape.tiled_tokens
+        if shape.typical and self.bits:
+            rows = min(rows, 64)  # of codes fewer: decodes would wait for the matrix units
         if self.rows == "logit_rows" and not shape.decode:
             rows = min(rows, LOGIT_ROWS)
         parts, extras, _ = epilogue_operands(self)

@@ -21,6 +21,7 @@ from .spec import LaunchSpec, Shape, TritonKernel
 from .tiles import Tuner
 
 _MIXED = (16, 64, 256, 1024)
+_TYPICAL = 128  # tokens that deterministic tilings are chosen for: few enough that decodes still wait for memory
 _ALIGN = 256
 
 
@@ -80,14 +81,20 @@ def kernel_of(name: str, kernel: Kernel) -> TritonKernel:
         raise CodegenError(f"kernel {name} ({kernel.op}): {error}") from None
 
 
-def plan_program(program: Program, limits: Limits, tuner: Tuner, shapes: Sequence[Shape] = ()) -> Planned:
-    """All launches of all phases (or of `shapes`); raises CodegenError naming a kernel that some phase lacks."""
+def plan_program(
+    program: Program, limits: Limits, tuner: Tuner, shapes: Sequence[Shape] = (), deterministic: bool = False
+) -> Planned:
+    """All launches of all phases (or of `shapes`); raises CodegenError naming a kernel that some phase lacks.
+
+    deterministic: all phases launch the same objects, in which a row's sums have one order whatever the other rows are.
+    """
     kernels = {name: kernel_of(name, kernel) for name, kernel in program.kernels.items()}
     around = Pending(), Sample(vocab=program.vocab_size, stride=program.vocab_size)
     scratch_bytes, phases = 0, []
     for shape in shapes or phase_shapes(limits):
+        chosen = Shape(limits.max_step_tokens, False, _TYPICAL) if deterministic else shape
 
-        def plan_kernel(kernel: TritonKernel, shape: Shape = shape) -> tuple[LaunchSpec, ...]:
+        def plan_kernel(kernel: TritonKernel, shape: Shape = chosen) -> tuple[LaunchSpec, ...]:
             nonlocal scratch_bytes
             offsets, total = _lay_out(kernel.scratch(shape, limits, tuner))
             scratch_bytes = max(scratch_bytes, total)

@@ -48,10 +48,18 @@ class LaunchSpec:
 
 @dataclass(frozen=True)
 class Shape:
-    """The steps that a phase serves: up to `max_tokens` tokens, and if `decode`, one token per sequence."""
+    """The steps that a phase serves: up to `max_tokens` tokens, and if `decode`, one token per sequence.
+
+    typical: how many tokens tilings are chosen for; 0: max_tokens.
+    """
 
     max_tokens: int
     decode: bool
+    typical: int = 0
+
+    @property
+    def tiled_tokens(self) -> int:
+        return self.typical or self.max_tokens
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,6 @@ from ....runtime.executor.cuda.executor import CudaExecutor
 from ....runtime.scheduler.batch import ScheduledBatch, ScheduledSequence
 from ...errors import UsageError
 from ...targets import Target, find_target
-from ..errors import CodegenError
 from .compile import Compiled, compile_specs
 from .plan import Planned, PlannedPhase, make_plan, phase_shapes, plan_program
 from .spec import LaunchSpec, Shape
@@ -75,31 +74,42 @@ def find_choices(engine: Engine, target: Target) -> list[Choice]:
 
 
 def tune(engine: Engine, output: Path, progress: Callable[[str, int, int], None]) -> TuningFile:
-    """Measure all choices of an engine on its GPU and write the tuning file; returns it."""
+    """Measure all choices of an engine on its GPU; the tuning file, which holds after every choice what is known."""
     if engine.manifest.gpu is None or engine.manifest.backend != "cuda":
         raise UsageError("only engines for NVIDIA GPUs can be tuned", "compile with a CUDA target first")
     target = find_target(engine.manifest.target)
     executor = CudaExecutor(engine)
     try:
         choices, tilings = find_choices(engine, target), {}
+        plans = {
+            choice.key: [_plan(choice, config, engine, target) for config in choice.candidates] for choice in choices
+        }
+        specs = {key: spec for many in plans.values() for plan in many for key, spec in plan.specs().items()}
+        compiled = _compile_all(list(specs.values()), target, progress)
+        device = executor.cuda.facts().name
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        found = TuningFile(target.name, device, today, version("triton"), tilings)
         for done, choice in enumerate(choices):
             progress(choice.key, done, len(choices))
-            tilings[choice.key] = measure(choice, engine, executor, target)
-        device = executor.cuda.facts().name
+            tilings[choice.key] = measure(choice, plans[choice.key], compiled, engine, executor, target)
+            found = msgspec.structs.replace(found, tilings=dict(sorted(tilings.items())))
+            output.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     finally:
         executor.close()
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    found = TuningFile(target.name, device, today, version("triton"), dict(sorted(tilings.items())))
-    output.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     return found
 
 
-def measure(choice: Choice, engine: Engine, executor: CudaExecutor, target: Target) -> Config:
-    """The candidate of least median time; one that does not compile or launch is out."""
+def measure(
+    choice: Choice,
+    plans: Sequence[Planned],
+    compiled: Mapping[str, Compiled],
+    engine: Engine,
+    executor: CudaExecutor,
+    target: Target,
+) -> Config:
+    """The candidate of least median time; one that does not compile is out. plans: one per candidate."""
     times: list[tuple[float, int]] = []
-    planned = {i: _plan(choice, config, engine, target) for i, config in enumerate(choice.candidates)}
-    compiled = _compile_all([spec for plan in planned.values() for spec in plan.specs().values()], target)
-    for i, plan in planned.items():
+    for i, plan in enumerate(plans):
         if all(key in compiled for key in plan.specs()):
             times.append((_time(choice, make_plan(plan, target, compiled), compiled, engine, executor), i))
     if not times:
@@ -115,17 +125,11 @@ def _plan(choice: Choice, config: Config, engine: Engine, target: Target) -> Pla
     return Planned((phase,), planned.scratch_bytes)
 
 
-def _compile_all(specs: list[LaunchSpec], target: Target) -> dict[str, Compiled]:
+def _compile_all(
+    specs: list[LaunchSpec], target: Target, progress: Callable[[str, int, int], None]
+) -> dict[str, Compiled]:
     """Objects of all specs that compile and fit."""
-    try:
-        compiled = compile_specs(specs, target)
-    except CodegenError:  # one of them does not compile: find out which by compiling each alone
-        compiled = {}
-        for spec in specs:
-            try:
-                compiled |= compile_specs([spec], target)
-            except CodegenError:
-                continue
+    compiled = compile_specs(specs, target, progress, skip_refused=True)
     limit = target.shared_memory_kib * 1024
     return {key: found for key, found in compiled.items() if found.shared_bytes <= limit}
 
@@ -143,12 +147,15 @@ def _time(
     launches = plan.phases[0].launches[choice.kernel]
     sizes = executor.prepare(full_batch(choice.shape, engine.manifest.limits, executor.block_size))
 
+    ready = [
+        executor.ready(functions[launch.object], plan.objects[launch.object], launch, step)
+        for step in steps
+        for launch in launches
+    ]
+
     def once() -> None:
-        for step in steps:
-            for launch in launches:
-                bound = executor.walker.bind(launch, sizes, step)
-                if bound is not None:
-                    executor.launch(bound, plan.objects[launch.object], functions[launch.object])
+        for launch in ready:
+            launch.put(cuda, sizes)
 
     once()
     return statistics.median(cuda.seconds(once) for _ in range(_ROUNDS)) / len(steps)

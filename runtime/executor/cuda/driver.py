@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +18,6 @@ import numpy as np
 
 from ...errors import DeviceError
 
-Arguments = tuple[Sequence[int], Sequence[Any]]
 _HINT = "run `nvidia-smi` to see whether the driver works"
 
 
@@ -33,6 +34,8 @@ class DeviceFacts:
 
 def load_bindings() -> Any:
     """`cuda.bindings.driver`; DeviceError if it is not installed or there is no driver."""
+    # all kernels when their modules are loaded: loaded lazily, the first launch of each may fall into a capture
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     try:
         bindings = importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
@@ -52,17 +55,30 @@ def _describe(bindings: Any, status: Any) -> str:
 
 
 class Cuda:
-    """One device with a stream. Everything it gave out is freed by `close`."""
+    """One device with a stream. Everything it gave out is freed by `close`.
+
+    A thread must `enter` before it uses the device; the one that made this has.
+    """
 
     def __init__(self, ordinal: int = 0, bindings: Any = None) -> None:
         self.api = bindings or load_bindings()
         if not self.call("cuDeviceGetCount"):
             raise DeviceError("this machine has no GPU", "run the engine on a machine that has its GPU")
         self._device = self.call("cuDeviceGet", ordinal)
-        self.call("cuCtxSetCurrent", self.call("cuDevicePrimaryCtxRetain", self._device))
+        self._context = self.call("cuDevicePrimaryCtxRetain", self._device)
+        self._threads = threading.local()
+        self._graphs: dict[int, Any] = {}
+        self.uploaded: dict[int, tuple[Any, dict[str, int]]] = {}  # by id: weights, and the address of each by name
+        self.enter()
         self._closers: list[Callable[[], None]] = [lambda: self.call("cuDevicePrimaryCtxRelease", self._device)]
         self.stream = self.call("cuStreamCreate", self.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
         self._closers.append(lambda: self.call("cuStreamDestroy", self.stream))
+
+    def enter(self) -> None:
+        """Make the device this thread's: the driver keeps a current context per thread."""
+        if not hasattr(self._threads, "entered"):
+            self.call("cuCtxSetCurrent", self._context)
+            self._threads.entered = True
 
     def call(self, name: str, *args: Any) -> Any:
         """Call a driver function; its result, or the tuple of its results. DeviceError if it fails."""
@@ -144,14 +160,17 @@ class Cuda:
         module = self.call("cuModuleLoadData", binary)
         self._closers.append(lambda: self.call("cuModuleUnload", module))
         function = self.call("cuModuleGetFunction", module, entry.encode())
-        if shared_bytes > 48 << 10:  # more than every kernel may have without asking
+        if shared_bytes:  # beyond 48 KiB, what the driver itself takes included, a kernel must ask
             kind = self.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self.call("cuFuncSetAttribute", function, kind, shared_bytes)
+        if shared_bytes > 48 << 10:  # as Triton's own launcher does: room for several blocks
+            self.call("cuFuncSetCacheConfig", function, self.api.CUfunc_cache.CU_FUNC_CACHE_PREFER_SHARED)
         return function
 
-    def launch(self, function: Any, grid: Sequence[int], threads: int, shared_bytes: int, args: Arguments) -> None:
-        """Put a kernel on the stream. args: the values, and the ctypes type of each."""
-        self.call("cuLaunchKernel", function, *grid, threads, 1, 1, shared_bytes, self.stream, args, 0)
+    def launch(self, function: Any, grid: Sequence[int], threads: int, shared_bytes: int, params: int) -> None:
+        """Put a kernel on the stream. params: the address of an array of the addresses of its parameters, all of which
+        are read before this returns."""
+        self.call("cuLaunchKernel", function, *grid, threads, 1, 1, shared_bytes, self.stream, params, 0)
 
     def capture(self, work: Callable[[], None]) -> Any:
         """What `work` puts on the stream, as a graph that can be launched; nothing of it runs now."""
@@ -163,8 +182,12 @@ class Cuda:
             graph = self.call("cuStreamEndCapture", self.stream)
         executable = self.call("cuGraphInstantiate", graph, 0)
         self.call("cuGraphDestroy", graph)
-        self._closers.append(lambda: self.call("cuGraphExecDestroy", executable))
+        self._graphs[id(executable)] = executable
         return executable
+
+    def forget_graph(self, graph: Any) -> None:
+        """Free a captured graph; where it still runs, when it has."""
+        self.call("cuGraphExecDestroy", self._graphs.pop(id(graph)))
 
     def launch_graph(self, graph: Any) -> None:
         """Put a captured graph on the stream."""
@@ -172,6 +195,11 @@ class Cuda:
 
     def close(self) -> None:
         """Free everything, last given out first. Calling it again does nothing."""
+        self.uploaded.clear()
         closers, self._closers = self._closers, []
+        if closers:
+            self.enter()
+        for graph in list(self._graphs.values()):
+            self.forget_graph(graph)
         for free in reversed(closers):
             free()

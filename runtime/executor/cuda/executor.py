@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...engine.load import Engine
-from ...engine.plan import KernelObject, Phase
+from ...engine.plan import KernelObject, Launch, Phase
+from ...engine.program import DRAFTS, Step
 from ...errors import UsageError
 from ...scheduler.batch import ScheduledBatch
 from ..sampling import Sampled, SamplingRow
-from ..walk import BoundLaunch, Place, Walker
+from ..walk import HEADS, Argument, Walker
 from .compat import check_memory, open_device
 from .driver import Cuda
-from .inputs import StepInputs, StepOutputs, input_bytes, output_bytes
-from .memory import round_up, upload_weights
+from .graphs import RecurringWork
+from .inputs import HeadChoices, StepInputs, StepOutputs, input_bytes, output_bytes
+from .launches import ReadyLaunch
+from .memory import upload_nbytes, upload_weights
 
 _SHARE = 0.92  # of the free memory that the KV cache may fill: the driver needs some for modules and graphs
 _LOGITS_BYTES = 256 << 20
+_SMALL = 512  # tokens of a step whose launches take longer to give than to run, so that a graph pays
 
 
 class Ticket(NamedTuple):
@@ -35,14 +39,19 @@ class CudaExecutor:
     """Weights, arena, KV cache and kernels of one engine on one GPU.
 
     Steps of decodes only are replayed from CUDA graphs, one per batch size of the plan, captured when the engine is
-    loaded; a batch is padded to the next size. kv_bytes: memory for the KV cache; default: enough for a full batch,
-    within what is free. Raises DeviceError or CapacityError before any weight is read.
+    loaded; a batch is padded to the next size. Of other small steps, such as those that verify guesses, those get a
+    graph whose sizes come again. kv_bytes: memory for the KV cache; default: enough for a full batch, within what is
+    free. section: run this section of the program as a step, instead of the program; several executors of one engine on
+    one device share its weights. Raises DeviceError or CapacityError before any weight is read.
     """
 
-    def __init__(self, engine: Engine, kv_bytes: int | None = None, cuda: Cuda | None = None) -> None:
+    def __init__(
+        self, engine: Engine, kv_bytes: int | None = None, cuda: Cuda | None = None, section: str = ""
+    ) -> None:
         manifest, program = engine.manifest, engine.program
         if manifest.gpu is None or program.plan is None:
             raise UsageError("the engine has no launch plan", "compile the model for a GPU target")
+        self._section, self._speculation = section, program.speculation
         self.cuda = open_device(manifest.target, manifest.gpu, cuda)
         try:
             self._open(engine, kv_bytes)
@@ -65,9 +74,10 @@ class CudaExecutor:
             "scratch": self.plan.scratch_bytes,
             "logits": 4 * self.max_logit_rows * self.vocab_size,
         }
+        self.walker = Walker(program, self.plan)
         device = cuda.facts()
-        fixed = sum(round_up(w.nbytes) for w in program.weights.values()) + sum(sizes.values())
-        per_block = max(program.kv.total_block_bytes(), 1)
+        fixed = upload_nbytes(cuda, engine.weights, program) + sum(sizes.values())
+        per_block = max(self.walker.block_bytes(self._section), 1)
         check_memory(fixed, max_blocks * per_block, device, limits.max_seq_len)
 
         budget = int((device.free_bytes - fixed) * _SHARE) if kv_bytes is None else kv_bytes
@@ -75,14 +85,16 @@ class CudaExecutor:
         sizes["kv"] = self.num_blocks * per_block
         self._addresses = {space: cuda.allocate(nbytes) for space, nbytes in sizes.items()}
         cuda.zero(self._addresses["kv"], sizes["kv"])
-        self._weights = upload_weights(cuda, engine.weights, list(program.weights))
+        self._weights = upload_weights(cuda, engine.weights, program)
         self._open_sides((self.max_step_tokens, self.max_batch_size, max_blocks, self.max_logit_rows))
-        self.walker = Walker(program, self.plan)
         self._functions = _load_functions(cuda, engine)
+        self._ready: dict[tuple[int, bool, str], list[ReadyLaunch]] = {}
+        self._recurring = RecurringWork(cuda)
         self._graphs: dict[int, Any] = {}
         for phase in self.plan.phases:
             if phase.decode and phase.max_tokens <= self.max_batch_size:
-                self._graphs[phase.max_tokens] = self._capture(phase)
+                count = phase.max_tokens
+                self._graphs[count] = cuda.capture(partial(self._walk, phase, self._sizes(count, count, count)))
         self._closed = False
 
     def _open_sides(self, limits: tuple[int, int, int, int]) -> None:
@@ -94,7 +106,11 @@ class CudaExecutor:
         self._addresses |= self._inputs[0].addresses() | self._outputs[0].addresses()
         host = cuda.pinned(4 * max_rows * self.vocab_size)
         self._logits = host.view(np.float32).reshape(max_rows, self.vocab_size)
-        self._turn = 0
+        self._turn = self._last_tokens = 0
+        if self._speculation is not None and self._speculation.heads:
+            shape = self.max_batch_size, self._speculation.heads, self._speculation.ranks
+            self._heads = HeadChoices(cuda, shape, self._addresses["logit_rows"])
+            self._addresses[DRAFTS] = self._heads.address
 
     def step(self, batch: ScheduledBatch) -> np.ndarray:
         """Run one step: float32 `[batch.num_logit_rows, vocab]`, valid until the next step."""
@@ -106,6 +122,7 @@ class CudaExecutor:
         """Put a step on the stream; see SamplingExecutor."""
         if self._closed:
             raise UsageError("the engine is closed")
+        self.cuda.enter()
         cuda, turn = self.cuda, self._turn % 2
         self._turn += 1
         inputs, outputs = self._inputs[turn], self._outputs[turn]
@@ -116,12 +133,15 @@ class CudaExecutor:
                 cuda.zero(self._addresses["kv"] + offset, nbytes)
         phase = self.plan.phase(packed.num_tokens, packed.num_seqs)
         if phase.decode and count == packed.num_seqs and not batch.moves:
+            self._last_tokens = phase.max_tokens
             inputs.pad_decodes(phase.max_tokens)
             inputs.send(phase.max_tokens)
             cuda.launch_graph(self._graphs[phase.max_tokens])
         else:
+            self._last_tokens = packed.num_tokens
+            packed.pad_moves()
             inputs.send(packed.num_seqs)
-            self._walk(phase, self._sizes(packed.num_tokens, packed.num_seqs, count, packed.num_moves))
+            self._run(phase, self._sizes(packed.num_tokens, packed.num_seqs, count, packed.num_moves))
         if count:
             outputs.fetch(count)
         host_samples = None in rows or not count
@@ -132,9 +152,21 @@ class CudaExecutor:
 
     def collect(self, ticket: Ticket) -> Sampled:
         """Wait for a step; see SamplingExecutor."""
+        self.cuda.enter()
         self.cuda.wait_event(self._inputs[ticket.turn].passed)
         logits = self._logits[: ticket.rows] if ticket.host_samples else None
         return self._outputs[ticket.turn].sampled(ticket.rows, logits)
+
+    def draft(self, rows: Sequence[int]) -> np.ndarray:
+        """What the draft heads choose behind these logit rows of the last step: int32 `[rows, heads, ranks]`."""
+        if self._closed or self._speculation is None or not self._speculation.heads:
+            raise UsageError("the engine is closed, or has no draft heads")
+        self.cuda.enter()
+        phase = self.plan.phase(len(rows), len(rows))
+        count = min(phase.max_tokens, self._last_tokens)  # of few sizes, within the buffers of the last step
+        self._heads.send(rows, count)
+        self._run(phase, self._sizes(self._last_tokens, count, count), HEADS)
+        return self._heads.fetch(len(rows))
 
     def close(self) -> None:
         """Give everything back to the driver. Calling it again does nothing."""
@@ -148,32 +180,42 @@ class CudaExecutor:
         inputs.send(inputs.packed.num_seqs)
         return self._sizes(batch.num_tokens, len(batch.sequences), batch.num_logit_rows)
 
+    def ready(self, function: Any, found: KernelObject, launch: Launch, step: Step | None) -> ReadyLaunch:
+        """A launch of a loaded kernel for a step of the program."""
+        return ReadyLaunch(function, found, launch, self.walker.arguments(launch, step), self._address)
+
     def _sizes(self, tokens: int, seqs: int, rows: int, moves: int = 0) -> Mapping[str, int]:
         return {
             "num_tokens": tokens, "num_seqs": seqs, "num_logit_rows": rows, "num_moves": moves,
             "max_blocks": self._inputs[0].packed.block_tables.shape[1], "num_blocks": self.num_blocks,
         }  # fmt: skip
 
-    def _capture(self, phase: Phase) -> Any:
-        count = phase.max_tokens
-        return self.cuda.capture(lambda: self._walk(phase, self._sizes(count, count, count)))
+    def _run(self, phase: Phase, sizes: Mapping[str, int], section: str = "") -> None:
+        work = partial(self._walk, phase, sizes, section)
+        if sizes["num_tokens"] > _SMALL:
+            work()
+        else:
+            self._recurring.run((section, phase.max_tokens, phase.decode, *sizes.values()), work)
 
-    def _walk(self, phase: Phase, sizes: Mapping[str, int]) -> None:
-        for bound in self.walker.walk(phase, sizes):
-            name = bound.launch.object
-            self.launch(bound, self.plan.objects[name], self._functions[name])
+    def _walk(self, phase: Phase, sizes: Mapping[str, int], section: str = "") -> None:
+        """Put all launches of a step on the stream."""
+        section = section or self._section
+        key = phase.max_tokens, phase.decode, section
+        if key not in self._ready:
+            self._ready[key] = [
+                ReadyLaunch(
+                    self._functions[launch.object], self.plan.objects[launch.object], launch, arguments, self._address
+                )
+                for launch, arguments in self.walker.launches(phase, section)
+            ]
+        for launch in self._ready[key]:
+            launch.put(self.cuda, sizes)
 
-    def launch(self, bound: BoundLaunch, found: KernelObject, function: Any) -> None:
-        """Put one launch of a loaded kernel on the stream."""
-        args = [value if isinstance(value, int) else self._address(value) for value in bound.args]
-        types = [ctypes.c_void_p if kind.startswith("*") else ctypes.c_int32 for kind in found.types]
-        # Triton's kernels end in pointers to scratch memory that these kernels do not use; the build checks that.
-        params = (*args, 0, 0), (*types, ctypes.c_void_p, ctypes.c_void_p)
-        self.cuda.launch(function, bound.grid, found.warps * found.warp_size, found.shared_bytes, params)
-
-    def _address(self, place: Place) -> int:
-        base = self._weights[place.name] if place.space == "weight" else self._addresses[place.space]
-        return base + place.offset
+    def _address(self, argument: Argument) -> int:
+        """Of a pointer in a step of no tokens."""
+        space = argument.space
+        base = self._weights[argument.name] if space == "weight" else self._addresses[space]
+        return base + argument.offset + argument.per_block * self.num_blocks
 
 
 def _load_functions(cuda: Cuda, engine: Engine) -> dict[str, Any]:

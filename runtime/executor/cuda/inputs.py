@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...scheduler.batch import ScheduledBatch
-from ..batch import PackedBatch
+from ..batch import MOVES_MULTIPLE, PackedBatch
 from ..sampling import TOP_LOGPROBS, Sampled, SamplingRow
 from .driver import Cuda
 from .memory import ALIGN, PinnedArrays
@@ -35,19 +35,24 @@ class StepInputs:
     def fill(self, batch: ScheduledBatch, rows: Sequence[SamplingRow | None]) -> None:
         """Take a step. Rows that the host samples are greedy on the device, and ignored."""
         self.packed.pack(batch)
-        for i, row in enumerate(rows):
-            self._fill_row(i, row or _GREEDY)
+        self._fill_rows(0, [row or _GREEDY for row in rows])
 
     def pad_decodes(self, count: int) -> None:
         """Make a batch of decodes `count` long."""
-        for i in range(self.packed.num_logit_rows, count):
-            self._fill_row(i, _GREEDY)
+        have = self.packed.num_logit_rows
+        self._fill_rows(have, [_GREEDY] * (count - have))
         self.packed.pad_decodes(count)
 
-    def _fill_row(self, i: int, row: SamplingRow) -> None:
-        self._temperature[i], self._top_p[i], self._min_p[i] = row.temperature, row.top_p, row.min_p
-        self._top_k[i], self._counter[i] = row.top_k, row.counter
-        self._seed[i] = np.array([row.seed], dtype=np.uint64).view(np.int32)
+    def _fill_rows(self, first: int, rows: Sequence[SamplingRow]) -> None:
+        if not rows:
+            return
+        part = slice(first, first + len(rows))
+        self._temperature[part] = [row.temperature for row in rows]
+        self._top_p[part] = [row.top_p for row in rows]
+        self._min_p[part] = [row.min_p for row in rows]
+        self._top_k[part] = [row.top_k for row in rows]
+        self._counter[part] = [row.counter for row in rows]
+        self._seed[part] = np.array([row.seed for row in rows], dtype=np.uint64).view(np.int32).reshape(-1, 2)
 
     def send(self, num_seqs: int) -> None:
         """Copy to the device what a step of so many sequences reads."""
@@ -68,7 +73,7 @@ def input_bytes(limits: Sequence[int]) -> int:
     """Bytes of the arrays of one step."""
     max_tokens, max_seqs, max_blocks, max_rows = limits
     counts = [*[max_rows] * 5, 2 * max_rows, *[max_tokens] * 3, max_seqs + 1, max_seqs, max_rows]
-    counts += [2 * max_tokens, 2 * max_tokens, max_seqs * max_blocks]
+    counts += [2 * (max_tokens + MOVES_MULTIPLE), 2 * max_tokens, max_seqs * max_blocks]
     return sum(4 * count + ALIGN for count in counts)
 
 
@@ -105,3 +110,27 @@ class StepOutputs:
 def output_bytes(max_rows: int) -> int:
     """Bytes of the arrays of what one step sampled."""
     return sum(4 * count + ALIGN for count in (max_rows, max_rows, *[max_rows * TOP_LOGPROBS] * 2))
+
+
+class HeadChoices:
+    """Both sides of what draft heads are asked and answer, `shape` [batch, heads, ranks]. rows_at: the device's
+    logit_rows, which the next step writes again."""
+
+    def __init__(self, cuda: Cuda, shape: tuple[int, int, int], rows_at: int) -> None:
+        nbytes = 4 * int(np.prod(shape))
+        self.address = cuda.allocate(nbytes)
+        self._cuda, self._rows_at = cuda, rows_at
+        self._rows = cuda.pinned(4 * shape[0]).view(np.int32)
+        self._choices = cuda.pinned(nbytes).view(np.int32).reshape(shape)
+
+    def send(self, rows: Sequence[int], count: int) -> None:
+        """Ask for `count` rows, the first one again where there are no more. Nothing that was sent may be under way."""
+        self._rows[: len(rows)] = rows
+        self._rows[len(rows) : count] = rows[0]
+        self._cuda.to_device(self._rows_at, self._rows[:count])
+
+    def fetch(self, count: int) -> np.ndarray:
+        """Wait for the first answers."""
+        self._cuda.to_host(self._choices[:count], self.address)
+        self._cuda.wait()
+        return self._choices[:count].copy()

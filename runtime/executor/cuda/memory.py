@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...engine.program import Program
 from ...engine.weights import MappedWeights
 from .driver import Cuda
 
@@ -16,12 +17,19 @@ def round_up(nbytes: int) -> int:
     return -(-nbytes // ALIGN) * ALIGN
 
 
-def upload_weights(cuda: Cuda, weights: MappedWeights, names: list[str]) -> dict[str, int]:
-    """Copy weights from the mapped file to one device buffer; the address of each.
+def upload_nbytes(cuda: Cuda, weights: MappedWeights, program: Program) -> int:
+    """Device memory that `upload_weights` takes."""
+    return 0 if id(weights) in cuda.uploaded else sum(round_up(w.nbytes) for w in program.weights.values())
+
+
+def upload_weights(cuda: Cuda, weights: MappedWeights, program: Program) -> dict[str, int]:
+    """Copy a program's weights from the mapped file to one device buffer, once per device; the address of each.
 
     Two pinned buffers take turns: one is filled from the page cache while the other travels.
     """
-    views = {name: weights.view(name) for name in names}
+    if id(weights) in cuda.uploaded:
+        return cuda.uploaded[id(weights)][1]
+    views = {name: weights.view(name) for name in program.weights}
     addresses, total = {}, 0
     for name, view in views.items():
         addresses[name] = total
@@ -39,7 +47,9 @@ def upload_weights(cuda: Cuda, weights: MappedWeights, names: list[str]) -> dict
             cuda.record(sent)
             turn += 1
     cuda.wait()
-    return {name: base + offset for name, offset in addresses.items()}
+    found = {name: base + offset for name, offset in addresses.items()}
+    cuda.uploaded[id(weights)] = weights, found
+    return found
 
 
 class PinnedArrays:

@@ -1,0 +1,59 @@
+"""Launches made ready when the engine is loaded: in a step, only what depends on its sizes is filled in."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...engine.plan import KernelObject, Launch
+from ..walk import Argument
+from .driver import Cuda
+
+_HIDDEN = (
+    2  # pointers behind a Triton kernel's own arguments, to scratch memory that is not used; the build checks that
+)
+
+
+class ReadyLaunch:
+    """One launch of a loaded kernel. Its parameters lie in memory as the driver takes them: 8 bytes each, of which a
+    kernel reads the first 4 of an integer."""
+
+    __slots__ = ("_function", "_grid", "_moving", "_params", "_pointers", "_shared", "_sizes", "_threads", "_values")
+
+    def __init__(
+        self,
+        function: Any,
+        found: KernelObject,
+        launch: Launch,
+        arguments: Sequence[Argument],
+        address: Callable[[Argument], int],
+    ) -> None:
+        """address: of an argument's pointer in a step of no tokens."""
+        self._function, self._grid = function, launch.grid
+        self._threads, self._shared = found.warps * found.warp_size, found.shared_bytes
+        count = len(arguments) + _HIDDEN
+        self._values = (ctypes.c_uint64 * count)()
+        first = ctypes.addressof(self._values)
+        self._pointers = (ctypes.c_uint64 * count)(*(first + 8 * i for i in range(count)))
+        self._params = ctypes.addressof(self._pointers)
+        self._sizes = [(i, argument.name) for i, argument in enumerate(arguments) if not argument.space]
+        self._moving: list[tuple[int, int, int]] = []
+        for i, argument in enumerate(arguments):
+            if argument.per_token:
+                self._moving.append((i, address(argument), argument.per_token))
+            elif argument.space:
+                self._values[i] = address(argument)
+
+    def put(self, cuda: Cuda, sizes: Mapping[str, int]) -> None:
+        """Put it on the stream, unless its grid is empty. sizes: the `SIZES` of the step."""
+        x, y, z = (dim.value(sizes) if dim.terms else dim.constant for dim in self._grid)
+        if not x * y * z:
+            return
+        values = self._values
+        for i, name in self._sizes:
+            values[i] = sizes[name]
+        tokens = sizes["num_tokens"]
+        for i, base, per_token in self._moving:
+            values[i] = base + per_token * tokens
+        cuda.launch(self._function, (x, y, z), self._threads, self._shared, self._params)
