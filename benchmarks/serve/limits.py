@@ -1,6 +1,6 @@
 """RELIABILITY R13 and R14 in figures: a server under more load than it can bear, and under clients that mean ill.
 
-    python benchmarks/serving/limits.py ENGINE [--seconds 20] [--attacks 300]
+    python benchmarks/serve/limits.py ENGINE [--seconds 20] [--attacks 300]
 
 Starts `icc serve` itself. Prints one JSON value: goodput, the time of refusals and of first tokens at 1, 2, 3 and 10
 times the capacity (requests that ended in time per second, closed loop), and how the memory of both processes grew.
