@@ -191,7 +191,8 @@ class EngineLoop:
             if generation.first_token is None:
                 generation.first_token = now
             outputs += self._deliver(generation, pieces[outcome.request_id], reasons.get(outcome.request_id))
-            self._trial.clear(outcome.request_id)
+            if self._trial.running:
+                self._trial.clear(outcome.request_id)
         return outputs if broken is None else outputs + self._recover(broken, flight.batch)
 
     def _run(self) -> tuple[Flight | None, list[StepOutcome], dict[int, list[Piece]], dict[int, int]]:
@@ -266,10 +267,9 @@ class EngineLoop:
                 continue
             outcome, texts[result.request_id] = self._generations[result.request_id].take(result.walk)
             outcomes.append(outcome)
-            fault = self._generations[result.request_id].fault
-            if fault is not None:
+            if outcome.verdict is Verdict.ERROR and (fault := self._generations[result.request_id].fault) is not None:
                 self.on_fault(fault)
-            if outcome.verdict is Verdict.CONTINUE:
+            elif outcome.verdict is Verdict.CONTINUE:
                 rows[result.request_id] = result.row
         return outcomes, texts, rows
 

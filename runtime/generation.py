@@ -119,11 +119,10 @@ class Generation:
 
     def emit(self, pieces: list[Piece], reason: str | None) -> list[Output]:
         """One output per token; the last ends the request if there is a reason."""
-        outputs = [
-            Output(self.request_id, piece.sample.token_id, piece.text, piece.sample.logprob)
-            for piece in pieces[:-1]
-            if piece.sample is not None
-        ]
+        outputs: list[Output] = []
+        for piece in pieces[:-1]:
+            assert piece.sample is not None
+            outputs.append(Output(self.request_id, piece.sample.token_id, piece.text, piece.sample.logprob))
         self.outputs += outputs
         sample, text = pieces[-1].sample, pieces[-1].text
         token, logprob = (None, None) if sample is None else (sample.token_id, sample.logprob)
@@ -131,8 +130,9 @@ class Generation:
             text += self._last_words()
         if reason is not None:
             return [*outputs, self.finish(reason, text, token, logprob)]
-        self.outputs.append(Output(self.request_id, token, text, logprob))
-        return [*outputs, self.outputs[-1]]
+        outputs.append(Output(self.request_id, token, text, logprob))
+        self.outputs.append(outputs[-1])
+        return outputs
 
     def finish(
         self, reason: str, text: str = "", token: int | None = None, logprob: TokenLogprob | None = None
