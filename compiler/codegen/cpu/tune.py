@@ -13,6 +13,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from ....runtime.engine.manifest import Limits
 from ....runtime.engine.program import Program
 from ....runtime.executor.cpu import CpuExecutor
@@ -85,12 +87,12 @@ def _most_rows(limits: Limits) -> int:
 
 
 def _executor(folder: Path, stage: Path, program: Program, limits: Limits, isa: Isa, stack: ExitStack) -> CpuExecutor:
-    """The candidate's kernels over the stage's weights, with as little KV cache as a step needs."""
+    """The candidate's kernels over the stage's weights, with no more KV cache than the timed steps need."""
     [library] = build_libraries(program, folder / "kernels", [isa])
-    engine = open_staged(stage, program, library, limits, kernels=folder)
+    longest = min(limits.max_seq_len, CONTEXT + _most_rows(limits))
+    engine = open_staged(stage, program, library, msgspec.structs.replace(limits, max_seq_len=longest), kernels=folder)
     stack.callback(engine.close)
-    blocks = -(-(CONTEXT + _most_rows(limits)) // program.kv.block_size)
-    executor = CpuExecutor(engine, kv_bytes=blocks * program.kv.total_block_bytes())
+    executor = CpuExecutor(engine)
     stack.callback(executor.close)
     return executor
 
