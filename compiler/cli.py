@@ -65,6 +65,7 @@ def main(debug: bool) -> None:
 @click.option("--spec", default="none", show_default=True, help="Drafter: medusa:DIR, layer-skip:LAYERS or ngram.")
 @click.option("--spec-guesses", type=int, help="Guesses per step of draft heads (default: as many as pay).")
 @click.option("--deterministic", is_flag=True, help="GPUs: same bits whatever else is in a batch (CPUs: always so).")
+@click.option("--tune", is_flag=True, help="Choose CPU kernels by time, here (--target native; takes a minute or two).")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--dump-passes", type=PATH, help="Write the graph after each pass into this directory.")
 @click.option("--explain", metavar="PASS", help="Print where and why a pass or rule refused.")

@@ -15,6 +15,7 @@ from ..runtime.engine.manifest import QuantFacts
 from .calibration import load_calibration
 from .codegen import write_engine as writer
 from .codegen.backend import backend_for
+from .codegen.cpu.tune import tune_here
 from .codegen.lower.lower import LowerOptions, lower
 from .codegen.manifest import make_limits, make_manifest
 from .errors import UsageError
@@ -82,12 +83,16 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
             built = backend.build(lowered.program, limits, stage / "kernels", reporter.progress)
         with reporter.stage("weights"):
             writer.write_weights(stage, built.program, lowered.sources, backend.pack, reporter.progress)
+        tuned: list[str] = []
+        if options.tune:
+            with reporter.stage("tune"):
+                built, tuned = tune_here(stage, built, limits, reporter.progress)
         with reporter.stage("engine"):
             here = heads and target.name == "native"
             cost = measured_cost(stage, built, limits) if here else modelled_cost(graph, target)
             found = speculation(choice, acceptance, options, cost)
             program = with_speculation(built.program, found)
-            report = make_report(graph, program, passes, context, options, target)
+            report = make_report(graph, program, passes, context, options, target, tuned)
             writer.write_program(stage, program)
             (stage / "report.json").write_bytes(report.to_json())
             tokenizer = writer.copy_tokenizer(stage, options.model)

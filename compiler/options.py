@@ -19,7 +19,8 @@ class CompileOptions:
     quant_head: how the LM head is stored when `quant` is not none. keep: patterns of linears to leave unquantized.
     spec: the drafter of speculative decoding, "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none". spec_guesses: the
     size of the tree of draft heads at every batch size, instead of what its cost says. deterministic: a request's
-    logits have the same bits whatever else is in its steps; on a CPU they always do.
+    logits have the same bits whatever else is in its steps; on a CPU they always do. tune: choose the blocks of CPU
+    products by time, on this machine.
     """
 
     model: Path
@@ -38,6 +39,7 @@ class CompileOptions:
     spec: str = "none"
     spec_guesses: int | None = None
     deterministic: bool = False
+    tune: bool = False
     seed: int = 0
     dump_passes: Path | None = None
     force: bool = False
@@ -46,6 +48,11 @@ class CompileOptions:
         _choice("--quant", self.quant, QUANT_METHODS)
         _choice("--quant-head", self.quant_head, HEAD_METHODS)
         _choice("--kv-cache", self.kv_cache, tuple(KV_DTYPES))
+        if self.tune and self.target != "native":
+            raise UsageError(
+                f"--tune measures this machine, and --target {self.target} is not only for it",
+                "use --target native; for a GPU: icc tune ENGINE, on a host that has it",
+            )
         for name in (
             "max_seq_len",
             "max_batch_size",

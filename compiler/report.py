@@ -40,7 +40,8 @@ class RooflineRow:
 
 @dataclass(frozen=True)
 class CompileReport:
-    """Facts about one compile. Bytes are of packed weights; bits_per_weight is over all parameters."""
+    """Facts about one compile. Bytes are of packed weights; bits_per_weight is over all parameters. tuned: blocks
+    of the CPU products that --tune chose instead of the default."""
 
     target: str
     quant: str
@@ -58,6 +59,7 @@ class CompileReport:
     roofline: dict[str, list[RooflineRow]]
     objects: list[dict[str, Any]]
     speculation: dict[str, Any] | None
+    tuned: list[str]
     engine_bytes: int = field(default=0, compare=False)
 
     def to_json(self) -> bytes:
@@ -74,6 +76,7 @@ def make_report(
     context: PassContext,
     options: CompileOptions,
     target: Target,
+    tuned: list[str],
 ) -> CompileReport:
     """Collect the facts; weights must have been packed, so that their errors are known."""
     weight_bytes = sum(w.nbytes for w in program.weights.values())
@@ -97,6 +100,7 @@ def make_report(
         roofline={"decode": _roofline(graph, target, 1), "prefill_512": _roofline(graph, target, 512)},
         objects=program.plan.resources() if program.plan else [],
         speculation=None if program.speculation is None else msgspec.to_builtins(program.speculation),
+        tuned=tuned,
     )
 
 

@@ -226,7 +226,8 @@ class EngineLoop:
         if self.speculator is not None:
             try:
                 self.speculator.settle(batch, outcomes, seconds)
-                self.speculator.observe(rows)
+                if self._flight is None:  # else the step that runs ahead has overwritten what the heads would read
+                    self.speculator.observe(rows)
             except Exception as error:
                 self._stop_speculating(error)
 

@@ -8,16 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ...runtime.engine.files import EngineFiles
-from ...runtime.engine.load import Engine
-from ...runtime.engine.manifest import Limits, Manifest, ModelFacts, QuantFacts, SamplingDefaults
-from ...runtime.engine.weights import MappedWeights
+from ...runtime.engine.manifest import Limits
 from ...runtime.executor.cpu import CpuExecutor
-from ...runtime.scheduler.batch import ScheduledBatch, ScheduledSequence
 from ..codegen.backend import Built
 from ..graph.graph import DRAFT_ROWS, LOGIT_ROWS, TOKENS, Graph
 from ..graph.weights import QuantizedWeight
 from ..report import node_cost
+from ..staged import open_staged, verify_step
 from ..targets import Target
 from .tree import Cost
 
@@ -49,25 +46,17 @@ def modelled_cost(graph: Graph, target: Target) -> Cost:
 
 def measured_cost(stage: Path, built: Built, limits: Limits) -> Cost:
     """By the clock, with the kernels and weights in `stage`: steps of 1, 2, 4, ... tokens, and linear between them."""
-    program, libraries = built.program, built.libraries
-    facts = ModelFacts("", program.vocab_size, 0, 0, 0, limits.max_seq_len, None, [], None)
-    quantization, sampling = QuantFacts("", 0.0, []), SamplingDefaults()
-    manifest = Manifest(
-        1, "", "native", "cpu", facts, quantization, limits, sampling, list(libraries), "", "", None, files={}
-    )
-    files = EngineFiles(stage, {}, verify=False)
-    weights = MappedWeights(files.map("weights.safetensors"), "weights.safetensors")
-    engine = Engine(stage, manifest, program, weights, libraries[0], files)
+    engine = open_staged(stage, built.program, built.libraries[0], limits)
     executor = CpuExecutor(engine)
     try:
         top = min(executor.max_step_tokens, executor.max_logit_rows, 128)
         sizes = sorted({min(2**power, top) for power in range(top.bit_length() + 1)})
-        steps = [_time_step(executor, size, limits.max_seq_len) for size in sizes]
+        steps = [_time_step(executor, size, limits) for size in sizes]
         few = [size for size in sizes if size <= executor.max_batch_size]
         drafts = [_best(lambda size=size: executor.draft(range(size))) for size in few]
     finally:
         executor.close()
-        weights.close()
+        engine.close()
     steps, drafts = _rising(steps), _rising(drafts)
 
     def cost(batch: int, guesses: int) -> float:
@@ -83,13 +72,8 @@ def _rising(times: list[float]) -> list[float]:
     return np.minimum.accumulate(times[::-1])[::-1].tolist()
 
 
-def _time_step(executor: CpuExecutor, tokens: int, max_seq_len: int) -> float:
-    """A step that verifies `tokens` - 1 guesses behind a short context."""
-    start = max(min(64, max_seq_len - tokens), 0)
-    table = tuple(range(-(-(start + tokens) // executor.block_size)))
-    if start:
-        executor.step(ScheduledBatch((ScheduledSequence(1, (1,) * start, 0, table, 0),)))
-    batch = ScheduledBatch((ScheduledSequence(1, (1,) * tokens, start, table, tokens),))
+def _time_step(executor: CpuExecutor, tokens: int, limits: Limits) -> float:
+    batch = verify_step(executor, tokens, limits.max_seq_len)
     return _best(lambda: executor.step(batch))
 
 

@@ -90,11 +90,13 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 MICROS = {
-    "micro_dense__bf16_m2_n2": DenseMicroParams("dense_bf16_m2_n2", "Bf16", 2, 2),
-    "micro_quant__q4_m2_n1": QuantMicroParams("quant_q4_m2_n1", 4, 2, 1, True),
-    "micro_quant__q8_m2_n1_in_memory": QuantMicroParams("quant_q8_m2_n1", 8, 2, 1, False),
+    "micro_dense__bf16_m2_n2": DenseMicroParams("dense_bf16_m2_n2", "Bf16", 2, 2, 2048),
+    "micro_quant__q4_m2_n1": QuantMicroParams("quant_q4_m2_n1", 4, 2, 1, 2048, True),
+    "micro_quant__q8_m2_n1_in_memory": QuantMicroParams("quant_q8_m2_n1", 8, 2, 1, 2048, False),
     "micro_table__dense": MicroTableParams(
-        "DenseMicro", "DENSE_F32", (DenseMicroParams("m1_n4", "float", 1, 4), DenseMicroParams("m2_n2", "float", 2, 2))
+        "DenseMicro",
+        "DENSE_F32",
+        (DenseMicroParams("m1_n4", "float", 1, 4, 256), DenseMicroParams("m2_n2", "float", 2, 2, 2048)),
     ),
     "micro_qk__m2_v2": AttentionMicroParams("qk", 2, 2),
     "micro_pv__m2_v1": AttentionMicroParams("pv", 2, 1),

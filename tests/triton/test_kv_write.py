@@ -7,6 +7,8 @@ import torch
 from icc.compiler.codegen.triton.kv_cache import KvWrite, pieces
 from icc.compiler.codegen.triton.spec import Shape
 from icc.compiler.ops.attention import rotate
+from icc.runtime.executor.batch import PackedBatch
+from icc.runtime.scheduler.batch import ScheduledBatch
 from interpreting import run_kernel
 from paged import DTYPES, Pool, tables
 
@@ -54,7 +56,8 @@ def test_kv_write(cache: str, heads: int, key_dim: int, value_dim: int, rotary: 
 @pytest.mark.parametrize("cache", ["f32", "i8"])
 @pytest.mark.parametrize(("heads", "key_dim", "value_dim"), [(1, 8, 8), (3, 24, 16)])
 def test_accepted_guesses_are_moved(cache: str, heads: int, key_dim: int, value_dim: int) -> None:
-    """More moves than are read at a time, some onto places that others leave; nothing else changes."""
+    """More moves than are read at a time, some onto places that others leave; nothing else changes. Their number is
+    padded, as the executors do."""
     torch.manual_seed(0)
     pool, expected = (Pool(heads, key_dim, value_dim, cache, 8, 12) for _ in range(2))
     for slot in range(96):
@@ -74,8 +77,12 @@ def test_accepted_guesses_are_moved(cache: str, heads: int, key_dim: int, value_
     )  # fmt: skip
     k, v = torch.zeros(1, heads * key_dim).to(DTYPES[kind]), torch.zeros(1, heads * value_dim).to(DTYPES[kind])
     batch = {name: torch.full((1,), -1, dtype=torch.int32) for name in ("positions", "slot_mapping")}
-    batch["moves"] = torch.tensor(moves, dtype=torch.int32)
-    sizes = {"num_moves": len(moves)}
+    packed = PackedBatch(64, 1, 1, 1, 8)
+    packed.pack(ScheduledBatch((), tuple(moves)))
+    packed.pad_moves()
+    assert packed.num_moves == 32 > len(moves)
+    batch["moves"] = torch.from_numpy(packed.moves)
+    sizes = {"num_moves": packed.num_moves}
     run_kernel(kernel, [k, v, None, None], [], shape=Shape(64, False), batch=batch, sizes=sizes, kv=pool.bytes)
     assert torch.equal(pool.bytes, expected.bytes)
 

@@ -161,9 +161,9 @@ def _scratch_bytes(kernels: list[KernelParams], isa: Isa) -> int:
     need = PANEL_BYTES
     for k in kernels:
         if isinstance(k, DenseParams):
-            need = max(need, isa.dense_blocks[-1][0] * k.k * 4 + 64)
+            need = max(need, isa.dense_blocks[-1].rows * k.k * 4 + 64)
         elif isinstance(k, QuantParams):
-            need = max(need, isa.quant_blocks[-1][0] * (k.k + 8 * k.groups) + 64)
+            need = max(need, isa.quant_blocks[-1].rows * (k.k + 8 * k.groups) + 64)
         elif isinstance(k, AttentionParams):
             need = max(need, k.scratch_bytes())
     return round_up(need, 4096)

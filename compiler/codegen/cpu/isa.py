@@ -4,21 +4,45 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+
+class Block(NamedTuple):
+    """A micro-kernel of a product: activation rows, weight tiles (each a stream of its own), and how many bytes ahead
+    it prefetches in each stream; None where the number of streams says it."""
+
+    rows: int
+    tiles: int
+    ahead: int | None = None
+
+    @property
+    def prefetch(self) -> int:
+        """Four streams with little arithmetic keep the hardware's own prefetchers busy, which long jumps only confuse;
+        fewer streams with more arithmetic between their lines need them (measured on Zen 4)."""
+        return self.ahead if self.ahead is not None else 256 if self.tiles >= 4 else 2048
+
+    @property
+    def name(self) -> str:
+        return f"m{self.rows}_n{self.tiles}" + ("" if self.ahead is None else f"_p{self.ahead}")
 
 
 @dataclass(frozen=True)
 class Isa:
-    """One level. Blocks are (activation rows, weight tiles) of the micro-kernels, ascending in rows. A block of m x n
-    needs m * n accumulators of sixteen lanes: what does not fit the registers (32 zmm, or 16 ymm of half that) is
-    spilled, which four streams of weights can be worth where there are few rows. Found by time on Zen 4, all levels."""
+    """One level. Its blocks ascend in rows. A block of m rows x n tiles needs m * n accumulators of sixteen lanes: what
+    does not fit the registers (32 zmm, or 16 ymm of half that) is spilled, which four streams of weights can be worth
+    where there are few rows. Found by time on Zen 4, all levels; `--tune` finds them for another machine."""
 
     name: str
     flags: tuple[str, ...]
     cpu_flags: tuple[str, ...]
-    dense_blocks: tuple[tuple[int, int], ...]
-    quant_blocks: tuple[tuple[int, int], ...]
+    dense_blocks: tuple[Block, ...]
+    quant_blocks: tuple[Block, ...]
     attention_vectors: int  # sixteen-lane columns per four rows in the attention micro-kernels
     float_sums: int = 4  # blocks of at most so many accumulators keep their float sums in registers too
+
+
+def _blocks(*pairs: tuple[int, int]) -> tuple[Block, ...]:
+    return tuple(Block(rows, tiles) for rows, tiles in pairs)
 
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
@@ -28,8 +52,8 @@ AVX512VNNI = Isa(
     "avx512vnni",
     (*_AVX512, "-mavx512vnni"),
     ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"),
-    ((1, 4), (2, 4), (4, 4), (6, 4), (8, 2), (12, 2)),
-    ((1, 4), (2, 4), (3, 4), (4, 4), (5, 4), (6, 4), (8, 2), (10, 1), (12, 1), (14, 1), (16, 1)),
+    _blocks((1, 4), (2, 4), (4, 4), (6, 4), (8, 2), (12, 2)),
+    _blocks((1, 4), (2, 4), (3, 4), (4, 4), (5, 4), (6, 4), (8, 2), (10, 1), (12, 1), (14, 1), (16, 1)),
     4,
     16,
 )
@@ -37,16 +61,16 @@ AVX512 = Isa(
     "avx512",
     _AVX512,
     ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq"),
-    ((1, 4), (2, 4), (4, 4), (6, 4), (8, 2), (12, 2)),
-    ((1, 4), (2, 4), (3, 4), (4, 4), (6, 2), (8, 2)),
+    _blocks((1, 4), (2, 4), (4, 4), (6, 4), (8, 2), (12, 2)),
+    _blocks((1, 4), (2, 4), (3, 4), (4, 4), (6, 2), (8, 2)),
     4,
 )
 AVX2 = Isa(
     "avx2",
     _AVX2,
     ("avx2", "fma", "f16c"),
-    ((1, 4), (2, 2), (4, 1), (6, 1)),
-    ((1, 4), (2, 4), (3, 2), (4, 2), (6, 2), (8, 1)),
+    _blocks((1, 4), (2, 2), (4, 1), (6, 1)),
+    _blocks((1, 4), (2, 4), (3, 2), (4, 2), (6, 2), (8, 1)),
     1,
 )
 

@@ -12,44 +12,30 @@ from .isa import Isa
 from .params import DenseParams, KernelParams, QuantParams
 
 
-def _prefetch(streams: int) -> int:
-    """How far ahead to prefetch. Four streams with little arithmetic keep the hardware's own prefetchers busy, which
-    long jumps only confuse; fewer streams with more arithmetic between their lines need them (measured on Zen 4)."""
-    return 256 if streams >= 4 else 2048
-
-
 @dataclass(frozen=True)
 class DenseMicroParams:
-    """A dense micro-kernel of `mr` rows x `nt` tiles."""
+    """A dense micro-kernel of `mr` rows x `nt` tiles, which prefetches `prefetch` bytes ahead in each of them."""
 
     name: str
     ctype: str
     mr: int
     nt: int
+    prefetch: int
     unroll: int = 4
     template: ClassVar[str] = "cpp/linear/micro_dense.cpp.jinja"
-
-    @property
-    def prefetch(self) -> int:
-        """Bytes ahead in each stream."""
-        return _prefetch(self.nt)
 
 
 @dataclass(frozen=True)
 class QuantMicroParams:
-    """A quantized micro-kernel of `mr` rows x `nt` tiles. Its float sums stay in registers where they are few."""
+    """The same of quantized weights. Its float sums stay in registers where they are few."""
 
     name: str
     bits: int
     mr: int
     nt: int
+    prefetch: int
     in_registers: bool
     template: ClassVar[str] = "cpp/linear/micro_quant.cpp.jinja"
-
-    @property
-    def prefetch(self) -> int:
-        """Bytes ahead in each stream."""
-        return _prefetch(self.nt)
 
     @property
     def line_k(self) -> int:
@@ -73,14 +59,17 @@ def micro_sources(kernels: list[KernelParams], isa: Isa) -> list[str]:
     dense = sorted({k.format for k in kernels if isinstance(k, DenseParams)})
     for fmt in dense:
         micros = tuple(
-            DenseMicroParams(f"dense_{fmt}_m{mr}_n{nt}", C_TYPES[fmt], mr, nt) for mr, nt in isa.dense_blocks
+            DenseMicroParams(f"dense_{fmt}_{b.name}", C_TYPES[fmt], b.rows, b.tiles, b.prefetch)
+            for b in isa.dense_blocks
         )
         table = MicroTableParams("DenseMicro", f"DENSE_{fmt.upper()}", micros)
         parts += [render(m.template, m) for m in micros] + [render(table.template, table)]
     for bits in sorted({k.bits for k in kernels if isinstance(k, QuantParams)}):
         quants = tuple(
-            QuantMicroParams(f"quant_q{bits}_m{mr}_n{nt}", bits, mr, nt, mr * nt <= isa.float_sums)
-            for mr, nt in isa.quant_blocks
+            QuantMicroParams(
+                f"quant_q{bits}_{b.name}", bits, b.rows, b.tiles, b.prefetch, b.rows * b.tiles <= isa.float_sums
+            )
+            for b in isa.quant_blocks
         )
         table = MicroTableParams("QuantMicro", f"QUANT_Q{bits}", quants)
         parts += [render(m.template, m) for m in quants] + [render(table.template, table)]
