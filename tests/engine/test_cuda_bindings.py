@@ -89,6 +89,7 @@ def run(library: Path, script: str, *arguments: Any, cwd: Path) -> Ran:
     env |= {"LD_LIBRARY_PATH": str(library), "ICC_STUB_LOG": str(log)}
     command = [sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, timeout=120)
+    assert log.exists(), done.stderr
     return Ran(done.returncode, done.stdout, done.stderr, [line.split() for line in log.read_text().splitlines()])
 
 
