@@ -42,7 +42,7 @@ def tune_here(
     isa = next(isa for isa in ALL if isa.name == built.libraries[0].isa)
     candidates = [isa, *(variant(isa, tiles, ahead) for tiles, ahead in VARIANTS)]
     rows = sorted({block.rows for block in (*isa.dense_blocks, *isa.quant_blocks) if block.rows <= _most_rows(limits)})
-    with tempfile.TemporaryDirectory(dir=stage.parent) as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(dir=stage) as folder, ExitStack() as stack:
         executors = []
         for number, candidate in enumerate(candidates):
             executors.append(_executor(Path(folder) / str(number), stage, program, limits, candidate, stack))
