@@ -6,7 +6,15 @@ from pathlib import Path
 
 from ..runtime.engine.files import EngineFiles
 from ..runtime.engine.load import Engine
-from ..runtime.engine.manifest import Library, Limits, Manifest, ModelFacts, QuantFacts, SamplingDefaults
+from ..runtime.engine.manifest import (
+    FORMAT_VERSION,
+    Library,
+    Limits,
+    Manifest,
+    ModelFacts,
+    QuantFacts,
+    SamplingDefaults,
+)
 from ..runtime.engine.program import Program
 from ..runtime.engine.weights import MappedWeights
 from ..runtime.executor.cpu import CpuExecutor
@@ -19,7 +27,19 @@ def open_staged(stage: Path, program: Program, library: Library, limits: Limits,
     """The weights in `stage`, and the kernels there or below `kernels`, as an engine. The caller closes it."""
     facts = ModelFacts("", program.vocab_size, 0, 0, 0, limits.max_seq_len, None, [], None)
     manifest = Manifest(
-        1, "", "native", "cpu", facts, QuantFacts("", 0.0, []), limits, SamplingDefaults(), [library], "", "", None, {}
+        FORMAT_VERSION,
+        "",
+        "native",
+        "cpu",
+        facts,
+        QuantFacts("", 0.0, []),
+        limits,
+        SamplingDefaults(),
+        [library],
+        "",
+        "",
+        None,
+        {},
     )
     weights = MappedWeights(EngineFiles(stage, {}, verify=False).map("weights.safetensors"), "weights.safetensors")
     return Engine(stage, manifest, program, weights, library, EngineFiles(kernels or stage, {}, verify=False))

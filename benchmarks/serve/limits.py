@@ -61,7 +61,7 @@ async def overload(url: str, seconds: float, server: psutil.Process) -> list[dic
                 "refused": len(refused),
                 "failed": sum(not trace.ok for trace in traces) - len(refused),
                 "goodput_share_of_capacity": round(rate(traces) / peak, 3),
-                "refusal_p99_ms": p99_ms([trace.end - trace.sent for trace in refused]),
+                "refusal_p99_ms": p99_ms([trace.end - trace.due for trace in refused]),
                 "accepted_ttft_p99_ms": p99_ms([trace.pieces[0] - trace.due for trace in traces if trace.ok]),
                 "rss_growth_mib": round(resident(server) - before, 1),
             }
