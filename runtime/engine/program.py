@@ -35,6 +35,7 @@ class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: int
 
 
+HEADS, EXIT = "medusa", "exit"  # the sections that there are, see `Section`
 DRAFTS = "drafts"  # the output operand of the draft heads' choices, int32 [logit_rows, heads, ranks]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..engine.load import Engine
+from ..engine.program import HEADS
 from ..errors import CapacityError, UsageError
 from ..scheduler.batch import ScheduledBatch
 from .batch import PackedBatch
@@ -57,7 +58,7 @@ class CpuExecutor:
             self.max_step_tokens, self.max_batch_size, max_blocks, self.max_logit_rows, self.block_size
         )
         self._batch = _batch_over(self._packed, self._logits)
-        self._speculation, self._section = program.speculation, program.section("medusa")
+        self._speculation, self._section = program.speculation, program.section(HEADS)
         self._own_section = program.section(section)
         self._weights = engine.weights  # mapped as long as kernels may read them
         weights = self._weights.addresses(program)

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..engine.plan import SIZES, Launch, LaunchPlan, Phase
-from ..engine.program import DRAFTS, ITEM_SIZE, Operand, Program, Step
-
-HEADS, EXIT = "medusa", "exit"  # the sections that executors run
+from ..engine.program import DRAFTS, HEADS, ITEM_SIZE, Operand, Program, Step
 
 
 @dataclass(frozen=True)

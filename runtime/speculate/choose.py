@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..engine.load import Engine, open_engine
+from ..engine.program import EXIT
 from ..errors import UsageError
 from ..executor.base import Executor
 from .drafter import Drafter
@@ -13,7 +14,7 @@ from .ngram import NgramDrafter
 from .second_engine import EngineDrafter
 from .speculator import Speculator
 
-NONE, EXIT = "none", "exit"
+NONE = "none"
 MakeExecutor = Callable[[Engine, str], Executor]  # of an engine, and the section that it runs as a step, if any
 
 

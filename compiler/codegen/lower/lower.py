@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from ....runtime.engine.program import DRAFTS, KVLayout, Program, Section
+from ....runtime.engine.program import DRAFTS, EXIT, HEADS, KVLayout, Program, Section
 from ....runtime.engine.speculation import Speculation
 from ...errors import UnsupportedModel
 from ...graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
@@ -121,7 +121,7 @@ def _program(low: Lowerer, marks: list[int]) -> Lowered:
 
 def _sections(marks: list[int], count: int) -> list[Section]:
     own, heads, shared = marks
-    found = [Section("medusa", own, heads), Section("exit", heads, count, shared)]
+    found = [Section(HEADS, own, heads), Section(EXIT, heads, count, shared)]
     return [section for section in found if section.begin < section.end]
 
 

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from ....runtime.engine.manifest import Limits
-from ....runtime.engine.program import DRAFTS, Program
+from ....runtime.engine.program import DRAFTS, HEADS, Program
 from ....runtime.executor.batch import PackedBatch
 from ....runtime.executor.sampling import TOP_LOGPROBS, Sampled, SamplingRow
-from ....runtime.executor.walk import HEADS, BoundLaunch, Place, Walker
+from ....runtime.executor.walk import BoundLaunch, Place, Walker
 from ....runtime.scheduler.batch import ScheduledBatch
 from .spec import LaunchSpec
 

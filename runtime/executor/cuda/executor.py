@@ -10,11 +10,11 @@ import numpy as np
 
 from ...engine.load import Engine
 from ...engine.plan import KernelObject, Launch, Phase
-from ...engine.program import DRAFTS, Step
+from ...engine.program import DRAFTS, HEADS, Step
 from ...errors import UsageError
 from ...scheduler.batch import ScheduledBatch
 from ..sampling import Sampled, SamplingRow
-from ..walk import HEADS, Argument, Walker
+from ..walk import Argument, Walker
 from .compat import check_memory, open_device
 from .driver import Cuda
 from .graphs import RecurringWork
