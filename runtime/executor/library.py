@@ -8,9 +8,8 @@ import hashlib
 import os
 from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
 
+from ..engine.manifest import KERNEL_ABI
 from ..errors import EngineAbiError, EngineFormatError, IccError
-
-ABI_VERSION = 2
 
 
 class IccBatch(Structure):
@@ -56,11 +55,8 @@ class KernelLibrary:
             raise EngineFormatError(f"{name} is not a kernel library: {error}", "compile the model again") from error
         version.restype = c_int32
         found = version()
-        if found != ABI_VERSION:
-            raise EngineAbiError(
-                f"{name} has kernel interface version {found}, this runtime needs {ABI_VERSION}",
-                "compile the model again with this version of icc",
-            )
+        if found != KERNEL_ABI["cpu"]:
+            raise EngineAbiError(name, found, KERNEL_ABI["cpu"])
         self._create.restype = c_void_p
         self._create.argtypes = (c_int32, POINTER(c_void_p), c_void_p, c_void_p, c_int64)
         self._step.restype = c_int32

@@ -17,6 +17,7 @@ import tokenizers
 from icc.runtime.engine.digest import encode_sealed
 from icc.runtime.engine.manifest import (
     FORMAT_VERSION,
+    KERNEL_ABI,
     FileEntry,
     Library,
     Limits,
@@ -66,6 +67,7 @@ def toy_manifest(**changes: Any) -> Manifest:
         program_file="program.json",
         tokenizer_dir="tokenizer",
         files={},
+        kernel_abi=KERNEL_ABI[changes.get("backend", "cpu")],
     )
     return msgspec.structs.replace(manifest, **changes)
 
