@@ -36,6 +36,12 @@ def test_overload_sheds_and_what_is_accepted_ends(start_faulty: StartServer) -> 
     assert never.status == 429 and never.json["error"]["code"] == "too_expensive"
     assert never.headers["x-should-retry"] == "false" and "retry-after" not in never.headers
     server.wait_until(server.idle)
+    with raw(server) as connection:  # while the queue is full, a request is refused before it is read
+        stream = server.stream("0", max_tokens=400, n=12)
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 429" and server.ask("GET", "/v1/models").status == 200
+        stream.drop()
+    server.wait_until(server.idle)
 
 
 def test_a_queue_is_bounded_by_tokens_too(start_faulty: StartServer) -> None:
