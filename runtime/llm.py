@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .engine.files import HashPieces
 from .engine.load import Engine, check_abi, open_engine, read_manifest
 from .engine.manifest import Manifest
 from .engine_loop import EngineLoop
@@ -47,7 +48,7 @@ def load(
     compiled for); it changes no output. Errors are IccErrors.
     """
     device = _open_device(path)  # before the files are read: a wrong GPU shows at once
-    engine = open_engine(path, verify=verify, isa=isa)
+    engine = open_engine(path, verify=verify, isa=isa, load_hasher=_hasher)
     try:
         executor = _executor(threads, kv_bytes, device, engine)
         tokenizer_json = engine.tokenizer_json()
@@ -57,6 +58,12 @@ def load(
         engine.close()
         raise
     return LLM(engine.manifest, executor, tokenizer, engine, speculator)
+
+
+def _hasher(image: bytes, name: str) -> HashPieces:
+    from .executor.library import KernelLibrary
+
+    return KernelLibrary(image, name).sha256
 
 
 def _open_device(path: str | os.PathLike[str]) -> Cuda | None:

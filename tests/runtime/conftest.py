@@ -125,11 +125,11 @@ def toy_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Pat
     """Builds the toy kernels for an ABI version."""
     folder = tmp_path_factory.mktemp("toy")
 
-    def build(abi: int = 2) -> Path:
+    def build(abi: int = KERNEL_ABI["cpu"]) -> Path:
         library = folder / f"toy{abi}.so"
         if not library.exists():
             include = ROOT / "codegen_templates" / "cpp"
-            command = ["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", f"-DTOY_ABI={abi}"]
+            command = ["g++", "-std=c++17", "-O1", "-mavx2", "-Wall", "-Werror", "-shared", "-fPIC", f"-DTOY_ABI={abi}"]
             subprocess.run([*command, f"-I{include}", str(HERE / "toy_kernels.cpp"), "-o", str(library)], check=True)
         return library
 
@@ -146,7 +146,7 @@ def write_engine(toy_library: Callable[[int], Path]) -> Callable[..., Path]:
     def write(
         root: Path,
         rule: int = 0,
-        abi: int = 2,
+        abi: int = KERNEL_ABI["cpu"],
         embed: bool = False,
         tokenizer_files: dict[str, str] | None = None,
         **changes: Any,

@@ -13,7 +13,6 @@ import msgspec
 from icc.runtime.engine.digest import encode_sealed
 from icc.runtime.engine.manifest import (
     FORMAT_VERSION,
-    KERNEL_ABI,
     FileEntry,
     Library,
     Limits,
@@ -41,7 +40,7 @@ def manifest() -> Manifest:
         program_file="program.json",
         tokenizer_dir="tokenizer",
         files={"program.json": FileEntry(12, "0" * 63 + "1"), "kernels/avx2.so": FileEntry(34, "0" * 63 + "2")},
-        kernel_abi=KERNEL_ABI["cpu"],
+        kernel_abi=2,  # whatever it is by now: the form of the file is what is compared
     )
 
 

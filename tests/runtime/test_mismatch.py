@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from icc.runtime import llm
 from icc.runtime.engine import load as load_module
-from icc.runtime.engine.manifest import GpuFacts
+from icc.runtime.engine.manifest import KERNEL_ABI, GpuFacts
 from icc.runtime.errors import DeviceError, DriverError, IccError
 from icc.runtime.executor.cuda.compat import check_device
 from icc.runtime.executor.cuda.driver import DeviceFacts
@@ -49,8 +49,8 @@ def other_tokenizer(root: Path) -> None:
 MATRIX: list[tuple[str, int, str, Callable[[Path], object]]] = [
     ("format version", 21, r"version 7 is not supported: this runtime reads version 1",
      lambda root: edit(root, "engine.json", lambda facts: facts.update(format_version=7))),
-    ("kernel interface", 26, r"the engine has kernel interface version 3, this runtime needs 2",
-     lambda root: edit(root, "engine.json", lambda facts: facts.update(kernel_abi=3))),
+    ("kernel interface", 26, f"the engine has kernel interface version 99, this runtime needs {KERNEL_ABI['cpu']}",
+     lambda root: edit(root, "engine.json", lambda facts: facts.update(kernel_abi=99))),
     ("isa", 22, r"need avx9000 .*have none of them",
      lambda root: edit(root, "engine.json", no_isa)),
     ("page size", 28, r"keeps 0 tokens in a KV block, this runtime can keep 1 to 4096",
@@ -108,7 +108,8 @@ def test_the_command_says_it_in_one_line_with_the_code(make_engine: Make) -> Non
 
 def test_kernels_of_another_interface_than_the_manifest_states(make_engine: Make) -> None:
     """Also those of an engine from before the manifest stated it: the library itself tells."""
-    with pytest.raises(IccError, match=r"any\.so has kernel interface version 1, this runtime needs 2") as caught:
+    words = rf"any\.so has kernel interface version 1, this runtime needs {KERNEL_ABI['cpu']}"
+    with pytest.raises(IccError, match=words) as caught:
         llm.load(make_engine(abi=1, kernel_abi=0))
     assert caught.value.exit_code == 26 and caught.value.hint
 
