@@ -82,6 +82,14 @@ def test_logprobs_and_echo(served: Served) -> None:
     assert set(found["top_logprobs"][1]) >= {"b"} and len(found["top_logprobs"][1]) == 2
 
 
+def test_a_field_that_is_wrong_is_named(served: Served) -> None:
+    wrong = {"max_tokns": {"max_tokns": 4}, "max_tokens": {"max_tokens": 0}, "prompt": {"prompt": [1, "a"]}}
+    wrong["stream_options.include_usge"] = {"stream_options": {"include_usge": True}}
+    for name, fields in wrong.items():
+        reply = served.ask("POST", "/v1/completions", {"model": "toy", "prompt": "a", **fields})
+        assert reply.status == 400 and reply.json["error"]["param"] == name, reply.raw
+
+
 def test_sampling_is_seeded_and_penalties_and_biases_act(served: Served) -> None:
     fields = {"max_tokens": 24, "temperature": 50, "seed": 7}
     first, second = (served.complete("a", **fields)["choices"][0]["text"] for _ in range(2))
