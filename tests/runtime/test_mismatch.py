@@ -114,6 +114,11 @@ def test_kernels_of_another_interface_than_the_manifest_states(make_engine: Make
     assert caught.value.exit_code == 26 and caught.value.hint
 
 
+def test_the_manifest_states_the_interface_of_the_kernels() -> None:
+    header = (Path(__file__).parents[2] / "codegen_templates" / "cpp" / "abi.h").read_text()
+    assert f"#define ICC_ABI_VERSION {KERNEL_ABI['cpu']}\n" in header
+
+
 def test_another_gpu_and_an_older_driver() -> None:
     device = DeviceFacts("L4", (8, 9), 12040, 24 << 30, 20 << 30)
     with pytest.raises(DeviceError, match=r"h100 \(sm_90\), this GPU is L4 \(sm_89\)") as gpu:
