@@ -13,11 +13,10 @@ from .generation import Generation, Output, Piece, Standing
 from .intake import Intake
 from .params import SamplingParams
 from .recovery import Trial
+from .request_table import RequestTable
 from .sampler import Constraint
 from .scheduler.batch import Draft, ScheduledBatch, StepOutcome, Verdict
-from .scheduler.request import RequestSpec
 from .scheduler.scheduler import Scheduler, SchedulerConfig
-from .scores import Scores
 from .speculate.speculator import Speculator
 from .stepping import Flight, Stepper
 from .tokenizer import Tokenizer
@@ -46,13 +45,10 @@ class EngineLoop:
         self.on_fault: Callable[[Exception], object] = lambda error: None
         self.last_step_tokens = 0
         self._intake = Intake(manifest, tokenizer)
-        self._live: dict[int, RequestSpec] = {}  # every request that has not ended, in order of arrival
-        self._generations: dict[int, Generation] = {}  # those that sample
-        self._scores: dict[int, Scores] = {}  # those that score, until they are forgotten
+        self._requests = RequestTable(self._intake)
+        self._generations, self._scores = self._requests.generations, self._requests.scores
         self._stepper = Stepper(executor)
         self._flight: Flight | None = None  # a step that runs ahead of its scheduling
-        self._trial = Trial()
-        self._next_id = 0
         self.reset()
 
     def reset(self) -> None:
@@ -67,6 +63,7 @@ class EngineLoop:
                 block_size=executor.block_size,
             )
         )
+        self._requests.scheduler = self.scheduler
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -82,24 +79,7 @@ class EngineLoop:
         constrain: gives each completion its grammar. RequestError if the prompt or a parameter is invalid,
         CapacityError if it can never fit; then nothing is queued.
         """
-        token_ids, params = self._intake.prompt(prompt), self._intake.params(params)
-        room = self._intake.room(token_ids)
-        generations = [
-            self._intake.generation(self._take_id(), token_ids, params, index, constrain and constrain())
-            for index in range(params.n)
-        ]
-        for generation in generations:
-            if room == 0:
-                generation.finish("length")
-                continue
-            limit = min(params.max_tokens, room)
-            self._admit(
-                RequestSpec(
-                    generation.request_id, token_ids, limit, standing.priority, standing.salt, client=standing.client
-                )
-            )
-            self._generations[generation.request_id] = generation
-        return generations
+        return self._requests.add(prompt, params, standing, constrain)
 
     def abort(self, generation: Generation) -> None:
         """End a generation now; nothing happens if it has ended."""
@@ -108,7 +88,7 @@ class EngineLoop:
             generation.finish("abort", generation.flush())
 
     def has_work(self) -> bool:
-        return bool(self._live)
+        return bool(self._requests.live)
 
     def score(self, token_ids: Sequence[int]) -> Iterator[np.ndarray]:
         """The logits of every position of a sequence, as float32 `[rows, vocab]` chunks in order.
@@ -129,19 +109,7 @@ class EngineLoop:
 
     def add_score(self, token_ids: Sequence[int], standing: Standing = DEFAULT_STANDING) -> int:
         """Queue a sequence of which the logits of every position are wanted: the id for `take_scores`."""
-        request_id = self._take_id()
-        spec = RequestSpec(
-            request_id,
-            self._intake.prompt(token_ids),
-            0,
-            standing.priority,
-            all_logits=True,
-            use_cache=False,
-            client=standing.client,
-        )
-        self._admit(spec)
-        self._scores[request_id] = Scores()
-        return request_id
+        return self._requests.add_score(token_ids, standing)
 
     def take_scores(self, request_id: int) -> list[np.ndarray]:
         """The chunks of logits, float32 `[rows, vocab]`, that came since the last call. Raises what ended it."""
@@ -162,8 +130,8 @@ class EngineLoop:
         alone ends with "error". If the device has failed for good, all do, and the exception goes on.
         """
         start = time.perf_counter()
-        if self._trial.group_done:
-            self._next_group()
+        if self._requests.trial.group_done:
+            self._requests.next_group()
         try:
             flight, outcomes, pieces, rows = self._run()
         except Exception as error:
@@ -191,8 +159,8 @@ class EngineLoop:
             if generation.first_token is None:
                 generation.first_token = now
             outputs += self._deliver(generation, pieces[outcome.request_id], reasons.get(outcome.request_id))
-            if self._trial.running:
-                self._trial.clear(outcome.request_id)
+            if self._requests.trial.running:
+                self._requests.trial.clear(outcome.request_id)
         return outputs if broken is None else outputs + self._recover(broken, flight.batch)
 
     def _run(self) -> tuple[Flight | None, list[StepOutcome], dict[int, list[Piece]], dict[int, int]]:
@@ -210,7 +178,7 @@ class EngineLoop:
 
     def _drafts(self) -> dict[int, Draft]:
         """Guesses for the requests that decode. Nobody guesses beside a step that scores: it runs long anyway."""
-        if self.speculator is None or self._trial.running:
+        if self.speculator is None or self._requests.trial.running:
             return {}
         try:
             drafts = self.speculator.drafts(self.scheduler.decoding, self._generations)
@@ -240,7 +208,7 @@ class EngineLoop:
 
     def _may_run_ahead(self, flight: Flight) -> bool:
         """Guesses for the next step need this one's tokens; without them, it can be started already."""
-        if self._trial.running:
+        if self._requests.trial.running:
             return False
         return self.speculator is None or self.speculator.idle([s.request_id for s in flight.batch.sequences])
 
@@ -279,26 +247,8 @@ class EngineLoop:
             self._forget(generation.request_id)
         return generation.emit(pieces, reason)
 
-    # -- requests that come and go -----------------------------------------------------------------------------------
-
-    def _take_id(self) -> int:
-        self._next_id += 1
-        return self._next_id
-
-    def _admit(self, spec: RequestSpec) -> None:
-        """Queue a request, or let it wait while others are on trial. CapacityError if it can never fit."""
-        if self._trial.running:
-            self.scheduler.validate(spec)
-        else:
-            self.scheduler.add(spec)
-        self._live[spec.request_id] = spec
-
     def _forget(self, request_id: int) -> None:
-        """The request has ended, or nobody wants it any more."""
-        self.scheduler.abort(request_id)
-        self._trial.clear(request_id)
-        self._live.pop(request_id, None)
-        if self._generations.pop(request_id, None) is not None and self.speculator is not None:
+        if self._requests.forget(request_id) and self.speculator is not None:
             self.speculator.forget(request_id)
 
     # -- faults ------------------------------------------------------------------------------------------------------
@@ -311,15 +261,15 @@ class EngineLoop:
         self._begin_anew()
         outputs: list[Output] = []
         for generation in list(self._generations.values()):  # its last token may just have come
-            if len(generation.token_ids) >= self._live[generation.request_id].max_new_tokens:
+            if len(generation.token_ids) >= self._requests.live[generation.request_id].max_new_tokens:
                 outputs += self._deliver(generation, [Piece(None, "")], "length")
-        culprit = self._trial.failed(self._live.keys() & ids)
+        culprit = self._requests.trial.failed(self._requests.live.keys() & ids)
         if culprit is not None:
             if not self._stepper.works():
                 self._fail_all()
                 raise error
             outputs += self._blame(culprit, error)
-        self._next_group()
+        self._requests.next_group()
         return outputs
 
     def _begin_anew(self) -> None:
@@ -331,14 +281,6 @@ class EngineLoop:
         self.scheduler.num_preemptions = preemptions
         for scores in self._scores.values():
             scores.begin_anew()
-
-    def _next_group(self) -> None:
-        """Let the next suspects run, and nobody else; all, if there are no more."""
-        for request_id in self.scheduler.request_ids:
-            self.scheduler.abort(request_id)
-        for request_id in self._trial.next_group(self._live) or self._live:
-            generation = self._generations.get(request_id)
-            self.scheduler.add(self._live[request_id], () if generation is None else generation.token_ids)
 
     def _blame(self, request_id: int, error: Exception) -> list[Output]:
         """End the request with its fault."""
@@ -353,8 +295,8 @@ class EngineLoop:
     def _fail_all(self) -> None:
         """End every request: the device is of no use any more, or nobody waits."""
         self._begin_anew()
-        self._trial = Trial()
+        self._requests.trial = Trial()
         for generation in list(self._generations.values()):
             self._deliver(generation, [Piece(None, "")], "error")
-        for request_id in list(self._live):
+        for request_id in list(self._requests.live):
             self._forget(request_id)

@@ -54,6 +54,12 @@ class EngineAbiError(EngineFormatError):
 
     exit_code = 26
 
+    def __init__(self, name: str, found: int, supported: int) -> None:
+        super().__init__(
+            f"{name} has kernel interface version {found}, this runtime needs {supported}",
+            "compile the model again with this version of icc, or install the icc version that wrote the engine",
+        )
+
 
 class KVLayoutError(EngineFormatError):
     """The engine's KV cache has blocks of a size or numbers of a type that this runtime cannot keep."""

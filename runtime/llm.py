@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .engine.files import HashPieces
-from .engine.load import Engine, open_engine, read_manifest
+from .engine.load import Engine, check_abi, open_engine, read_manifest
 from .engine.manifest import Manifest
 from .engine_loop import EngineLoop
 from .errors import RequestError, UsageError
@@ -71,6 +71,7 @@ def _open_device(path: str | os.PathLike[str]) -> Cuda | None:
     manifest = read_manifest(Path(path))
     if manifest.backend == "cpu" or manifest.gpu is None:  # without gpu facts, open_engine refuses it in words
         return None
+    check_abi(manifest)
     if manifest.backend != "cuda":
         raise UsageError(
             f"the engine is for target {manifest.target} ({manifest.backend}), which this runtime cannot run yet",

@@ -1,9 +1,10 @@
 """RELIABILITY R13 and R14 in figures: a server under more load than it can bear, and under clients that mean ill.
 
-    python benchmarks/serve/limits.py ENGINE [--seconds 20] [--attacks 300]
+    python benchmarks/serve/limits.py ENGINE [--seconds 20] [--loads 1,2,3,10] [--attacks 300] [--check]
 
-Starts `icc serve` itself. Prints one JSON value: goodput, the time of refusals and of first tokens at 1, 2, 3 and 10
-times the capacity (requests that ended in time per second, closed loop), and how the memory of both processes grew.
+Starts `icc serve` itself. Prints one JSON value: goodput, the time of refusals and of first tokens at some multiples
+of the capacity (requests that ended in time per second, closed loop), and how the memory of both processes grew. With
+--check it ends with 1 if a goal of RELIABILITY is missed.
 """
 
 from __future__ import annotations
@@ -40,33 +41,51 @@ def rate(traces: list[Trace]) -> float:
     return len(good(traces)) / (max(trace.end for trace in traces) - min(trace.due for trace in traces))
 
 
-def p99_ms(seconds: list[float]) -> float | None:
-    return round(1e3 * float(np.percentile(seconds, 99)), 1) if seconds else None
+def percentile_ms(seconds: list[float], share: float) -> float | None:
+    return round(1e3 * float(np.percentile(seconds, share)), 1) if seconds else None
 
 
-async def overload(url: str, seconds: float, server: psutil.Process) -> list[dict[str, Any]]:
+async def overload(url: str, seconds: float, loads: list[float], server: psutil.Process) -> list[dict[str, Any]]:
     endpoint = Endpoint(url, "", extra={"ignore_eos": True})
     endpoint.model = await endpoint.find_model()
     prompts = Prompts(MIX, 1, await tokens_per_word(endpoint))
     peak = rate(await run_level(endpoint, Level(concurrency=16), prompts, 200))
     rows: list[dict[str, Any]] = [{"load": "capacity", "goodput_per_s": round(peak, 1)}]
-    for times in (1, 2, 3, 10):
+    for times in loads:
         before = resident(server)
         traces = await run_level(endpoint, Level(rate=times * peak), prompts, round(times * peak * seconds))
         refused = [trace for trace in traces if trace.status == 429]
         rows.append(
             {
-                "load": f"{times}x",
+                "load": f"{times:g}x",
                 "requests": len(traces),
                 "refused": len(refused),
                 "failed": sum(not trace.ok for trace in traces) - len(refused),
                 "goodput_share_of_capacity": round(rate(traces) / peak, 3),
-                "refusal_p99_ms": p99_ms([trace.end - trace.due for trace in refused]),
-                "accepted_ttft_p99_ms": p99_ms([trace.pieces[0] - trace.due for trace in traces if trace.ok]),
+                "refusal_p50_ms": percentile_ms([trace.end - trace.due for trace in refused], 50),
+                "refusal_p99_ms": percentile_ms([trace.end - trace.due for trace in refused], 99),
+                "of_it_sent_late_p99_ms": percentile_ms([trace.sent - trace.due for trace in refused], 99),
+                "accepted_ttft_p99_ms": percentile_ms(
+                    [trace.pieces[0] - trace.due for trace in traces if trace.ok], 99
+                ),
                 "rss_growth_mib": round(resident(server) - before, 1),
             }
         )
     return rows
+
+
+def missed(rows: list[dict[str, Any]], hostile: dict[str, Any]) -> list[str]:
+    """The goals of R13 and R14 that the figures do not reach. At 10x the load tool is what is slow."""
+    found = [f"{row['load']}: {row['failed']} requests failed" for row in rows[1:] if row["failed"]]
+    first_tokens = {row["load"]: row["accepted_ttft_p99_ms"] for row in rows[1:]}
+    for row in rows[1:]:
+        if row["load"] == "3x" and row["goodput_share_of_capacity"] < 0.95:
+            found.append("3x: goodput below 95 % of the capacity")
+        if row["load"] in ("2x", "3x") and row["refused"] and row["refusal_p99_ms"] > 50:
+            found.append(f"{row['load']}: refusals took more than 50 ms at p99")
+        if row["load"] == "3x" and row["accepted_ttft_p99_ms"] > 2 * first_tokens.get("1x", float("inf")):
+            found.append("3x: the first token took more than twice as long as at 1x")
+    return found + ["hostile clients: 1 MiB per 100 or more is left"] * (hostile["rss_mib_per_100"] >= 1)
 
 
 def attack(port: int, kind: int) -> None:
@@ -103,7 +122,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("engine")
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--loads", default="1,2,3,10", help="multiples of the capacity")
     parser.add_argument("--attacks", type=int, default=300)
+    parser.add_argument("--check", action="store_true", help="end with 1 if a goal is missed")
     arguments = parser.parse_args()
     command = [sys.executable, "-m", "icc.compiler.cli", "serve", arguments.engine, "--port", "0", "--max-queue", "32"]
     with subprocess.Popen([*command, "--threads", "1"], stdout=subprocess.PIPE, text=True) as process:
@@ -112,10 +133,12 @@ def main() -> None:
             found = re.search(r"http://\S+:(\d+)", process.stdout.readline())
             assert found, "the server did not start"
             server = psutil.Process(process.pid)
-            rows = asyncio.run(overload(found[0], arguments.seconds, server))
-            print(
-                json.dumps({"overload": rows, "hostile": attacks(int(found[1]), arguments.attacks, server)}, indent=1)
-            )
+            loads = [float(times) for times in arguments.loads.split(",")]
+            rows = asyncio.run(overload(found[0], arguments.seconds, loads, server))
+            hostile = attacks(int(found[1]), arguments.attacks, server)
+            print(json.dumps({"overload": rows, "hostile": hostile}, indent=1))
+            if arguments.check and (goals := missed(rows, hostile)):
+                sys.exit("\n".join(goals))
         finally:
             process.terminate()
 

@@ -9,6 +9,7 @@ from typing import Any
 from ... import __version__
 from ...runtime.engine.manifest import (
     FORMAT_VERSION,
+    KERNEL_ABI,
     Limits,
     Manifest,
     ModelFacts,
@@ -60,6 +61,7 @@ def make_manifest(
         tokenizer_dir=tokenizer,
         files={},
         gpu=built.gpu,
+        kernel_abi=KERNEL_ABI[target.backend],
     )
 
 

@@ -10,11 +10,11 @@ from typing import TypeVar
 
 import msgspec
 
-from ..errors import EngineFieldError, EngineFormatError, EngineVersionError, KVLayoutError
+from ..errors import EngineAbiError, EngineFieldError, EngineFormatError, EngineVersionError, KVLayoutError
 from .digest import digest_of
 from .files import EngineFiles, HashPieces
 from .isa import cpu_flags, select_library
-from .manifest import FORMAT_VERSION, Library, Manifest
+from .manifest import FORMAT_VERSION, KERNEL_ABI, Library, Manifest
 from .program import KV_DTYPES, MAX_BLOCK_SIZE, Program
 from .verify import MANIFEST_FILE, check_listing, check_paths
 from .weights import MappedWeights
@@ -64,6 +64,7 @@ def open_engine(
     """
     root = Path(path)
     manifest = read_manifest(root)
+    check_abi(manifest)
     check_listing(root, manifest)
     library = None
     if manifest.backend == "cpu":
@@ -94,6 +95,14 @@ def read_manifest(root: Path) -> Manifest:
         raise EngineFormatError(f"{MANIFEST_FILE} has changed since it was written", _HINT)
     check_paths(manifest)
     return manifest
+
+
+def check_abi(manifest: Manifest) -> None:
+    """EngineAbiError if the kernels are called in another way than this runtime calls them. An engine that does not
+    state it tells when its library is loaded."""
+    needed = KERNEL_ABI.get(manifest.backend)
+    if needed is not None and manifest.kernel_abi not in (0, needed):
+        raise EngineAbiError("the engine", manifest.kernel_abi, needed)
 
 
 def decode_program(raw: bytes, name: str) -> Program:

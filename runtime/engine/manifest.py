@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 
 FORMAT_VERSION = 1
-
+# Version of what kernels, program and runtime agree on, by backend: for "cpu" ICC_ABI_VERSION of abi.h, for GPUs the
+# arguments of a launch and the meaning of the plan. The manifest states it, so that no other file is read to tell.
+KERNEL_ABI = {"cpu": 3, "cuda": 1, "hip": 1}
 
 PIECE = 4 << 20  # bytes; part of the format
 
@@ -98,4 +100,5 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     tokenizer_dir: str | None
     files: dict[str, FileEntry]
     gpu: GpuFacts | None = None
+    kernel_abi: int = 0  # see KERNEL_ABI; 0 where it was not stated yet
     digest: str = ""  # seals this file itself, see engine/digest.py; "" if it is not sealed

@@ -10,9 +10,8 @@ from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
 
 import numpy as np
 
+from ..engine.manifest import KERNEL_ABI
 from ..errors import EngineAbiError, EngineFormatError, IccError
-
-ABI_VERSION = 3
 
 
 class IccBatch(Structure):
@@ -51,18 +50,13 @@ class KernelLibrary:
     def __init__(self, image: bytes, name: str) -> None:
         try:
             library = ctypes.CDLL(_loadable_path(image), mode=os.RTLD_LOCAL | os.RTLD_NOW)
-            version = library.icc_abi_version
+            library.icc_abi_version.restype = c_int32
+            if (found := library.icc_abi_version()) != KERNEL_ABI["cpu"]:  # it may lack the functions below
+                raise EngineAbiError(name, found, KERNEL_ABI["cpu"])
             self._create, self._step, self._destroy = library.icc_create, library.icc_step, library.icc_destroy
             self._section, self._sha256 = library.icc_section, library.icc_sha256
         except (OSError, AttributeError) as error:
             raise EngineFormatError(f"{name} is not a kernel library: {error}", "compile the model again") from error
-        version.restype = c_int32
-        found = version()
-        if found != ABI_VERSION:
-            raise EngineAbiError(
-                f"{name} has kernel interface version {found}, this runtime needs {ABI_VERSION}",
-                "compile the model again with this version of icc",
-            )
         self._create.restype = c_void_p
         self._create.argtypes = (c_int32, POINTER(c_void_p), c_void_p, c_void_p, c_int64)
         self._step.restype = c_int32

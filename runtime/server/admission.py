@@ -58,6 +58,11 @@ class Admission:
         self.sequences = self.tokens = self.requests = 0
         self._ended: deque[float] = deque(maxlen=1000)
 
+    def check_room(self) -> None:
+        """Overloaded if not even the smallest request fits: that can be told before a request is looked at."""
+        if self.sequences >= self.budget.sequences or self.tokens >= self.budget.tokens:
+            raise Overloaded("the queue is full", self._retry_after())
+
     @contextlib.contextmanager
     def admitted(self, price: Price) -> Iterator[None]:
         """Hold the room for a request while it lasts. Raises Overloaded or TooExpensive before anything is taken."""

@@ -13,9 +13,9 @@ from .admission import Overloaded
 from .answers import ChatAnswer, CompletionAnswer
 from .engine_client import EngineFailed
 from .errors import HttpError, as_http
-from .generate import Generator, whole_answer
+from .generate import Generator, decoded, whole_answer
 from .jobs import Jobs
-from .requests import ChatRequest, CompletionRequest, decode
+from .requests import ChatRequest, CompletionRequest
 
 ENDPOINTS = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
 PRIORITY = 100  # after everything that somebody waits for
@@ -98,10 +98,7 @@ async def run_line(jobs: Jobs, generator: Generator, client: str, line: Line) ->
 
 
 async def _answer(jobs: Jobs, generator: Generator, client: str, line: Line) -> msgspec.Struct:
-    try:
-        request = decode(bytes(line.body), ENDPOINTS[line.url])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise HttpError(400, str(error), code="invalid_value") from error
+    request = decoded(bytes(line.body), ENDPOINTS[line.url])
     model = jobs.model
     if request.model != model.name:
         raise HttpError(404, f"the model {request.model[:80]!r} does not exist", "model", "model_not_found")

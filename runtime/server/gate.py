@@ -1,4 +1,4 @@
-"""Gate: what stands before every route. Keys, draining, and answers for what no route expects."""
+"""Gate: what stands before every route. Keys, draining, a full queue, and answers for what no route expects."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .admission import Admission, Overloaded
 from .errors import HttpError, as_http
 from .generate import json_response
 from .keys import ApiKeys
@@ -15,6 +16,7 @@ from .metrics import Metrics
 
 log = logging.getLogger("icc.serve")
 OPEN = frozenset({"/live", "/ready"})  # for those who watch over the server; they say nothing else
+_QUEUED = frozenset({"/v1/completions", "/v1/chat/completions"})  # their requests wait for the engine
 # a server that drains still says how it is
 _WHILE_DRAINING = OPEN | {"/metrics", "/version"}
 _SECURE = [
@@ -26,8 +28,8 @@ _SECURE = [
 class Gate:
     """ASGI middleware. The scope gets `icc.client`, the name of who asks."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, metrics: Metrics) -> None:
-        self._app, self._keys, self._metrics = app, keys, metrics
+    def __init__(self, app: ASGIApp, keys: ApiKeys, metrics: Metrics, admission: Admission) -> None:
+        self._app, self._keys, self._metrics, self._admission = app, keys, metrics, admission
         self.draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,7 +52,7 @@ class Gate:
         except ClientDisconnect:
             pass
         except Exception as error:
-            if not isinstance(error, HttpError):
+            if not isinstance(error, HttpError | Overloaded):
                 log.error("a request failed: %s", type(error).__name__, exc_info=error)
             if begun:
                 return
@@ -71,3 +73,5 @@ class Gate:
             scope["icc.client"] = client
         if self.draining and path not in _WHILE_DRAINING:
             raise HttpError(503, "the server is shutting down", code="draining", retry_after=5)
+        if path in _QUEUED and scope["method"] == "POST":  # a refusal must not cost what the request would
+            self._admission.check_room()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TypeVar
@@ -229,7 +230,11 @@ async def read_body(request: Request) -> bytes:
 
 async def decode_body(request: Request, kind: type[T]) -> T:
     """The decoded body. HttpError 400, which field and why, if it is not what the schema says."""
-    raw = await read_body(request)
+    return decoded(await read_body(request), kind)
+
+
+def decoded(raw: bytes, kind: type[T]) -> T:
+    """A body as what its schema says, or HttpError 400: which field and why."""
     try:
         return decode(raw, kind)
     except RecursionError as error:
@@ -238,7 +243,9 @@ async def decode_body(request: Request, kind: type[T]) -> T:
         raise HttpError(400, "the body is not UTF-8", code="invalid_json") from error
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `")
-        field = place.removeprefix("$.").rstrip("`") or None
-        raise HttpError(400, f"{field}: {text}" if field else text, field, "invalid_value") from error
+        field = place.removeprefix("$.").rstrip("`")
+        unknown = re.search(r"unknown field `(.+)`", text)
+        named = ".".join(filter(None, [field, unknown[1] if unknown else ""])) or None
+        raise HttpError(400, f"{field}: {text}" if field else text, named, "invalid_value") from error
     except msgspec.DecodeError as error:
         raise HttpError(400, f"the body is not JSON: {error}", code="invalid_json") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ipaddress
 import logging
 import os
@@ -78,7 +79,7 @@ class Server:
         )
         self._batches = None if store is None else Batches(store, core.jobs, core.generator, core.max_batch_size)
         parts = Parts(core.model, core.engine, core.jobs, core.generator, core.metrics, self._batches)
-        self._gate = Gate(build_app(parts), keys, core.metrics)
+        self._gate = Gate(build_app(parts), keys, core.metrics, core.generator.admission)
         self._signals = 0
         self._wake = asyncio.Event()
 
@@ -104,6 +105,8 @@ class Server:
         await self._core.start()
         if self._batches is not None:
             self._batches.start()
+        gc.collect()
+        gc.freeze()  # what is here now stays: collections that look at it all take tens of milliseconds
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         print(f"serving {self._core.model.name} on http://{shown}:{port}", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -59,6 +60,8 @@ def main(arguments: list[str]) -> int:
         return error.exit_code
     with llm:
         grammars = LlguidanceGrammars.of(llm)
+        gc.collect()
+        gc.freeze()  # what is here now stays; a step need not wait until it has been looked at again
         Worker(llm, channel, grammars).run(time.perf_counter() - start)
     return 0
 

@@ -25,7 +25,7 @@ def small() -> Builder:
     return b
 
 
-def test_same_program_gives_the_same_bytes_in_any_directory(tmp_path: Path) -> None:
+def test_same_program_gives_the_same_bytes_in_any_directory(tmp_path: Path, compiler_runs: None) -> None:
     one = build_libraries(small().program(), tmp_path / "a" / "kernels", [AVX2], optimize="-O1")
     two = build_libraries(small().program(), tmp_path / "longer" / "path" / "kernels", [AVX2], optimize="-O1")
     assert one == two and one[0].path == "kernels/avx2.so" and one[0].cpu_flags == ["avx2", "fma", "f16c"]

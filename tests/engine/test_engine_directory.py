@@ -27,7 +27,7 @@ def icc_command(*args: object) -> list[str]:
     return [sys.executable, "-m", "icc.compiler.cli", *map(str, args)]
 
 
-def test_same_inputs_give_the_same_bytes(compiled: Callable[..., Any], tmp_path: Path) -> None:
+def test_same_inputs_give_the_same_bytes(compiled: Callable[..., Any], tmp_path: Path, compiler_runs: None) -> None:
     first = compiled("llama", quant="rtn4")
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(first.checkpoint, elsewhere)
@@ -64,8 +64,9 @@ def test_embedded_runtime_needs_no_icc(compiled: Callable[..., Any]) -> None:
 
 
 def test_an_existing_engine_is_kept_without_force(compiled: Callable[..., Any], tmp_path: Path) -> None:
-    checkpoint = compiled("llama").checkpoint
-    out = icc.compile(checkpoint, tmp_path / "e.engine", target="native")
+    found = compiled("llama")
+    checkpoint, out = found.checkpoint, tmp_path / "e.engine"
+    shutil.copytree(found.engine, out)
     before = files(out)
     with pytest.raises(OutputExistsError, match="exists"):
         icc.compile(checkpoint, out, target="native")
@@ -108,9 +109,12 @@ def test_a_full_disk_is_said_in_words(compiled: Callable[..., Any], tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_killed_compile_keeps_the_old_engine(compiled: Callable[..., Any], tmp_path: Path) -> None:
-    checkpoint = compiled("llama").checkpoint
-    out = icc.compile(checkpoint, tmp_path / "e.engine", target="native")
+def test_a_killed_compile_keeps_the_old_engine(
+    compiled: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler_runs: None
+) -> None:
+    found = compiled("llama")
+    checkpoint, out = found.checkpoint, tmp_path / "e.engine"
+    shutil.copytree(found.engine, out)
     before = files(out)
     process = subprocess.Popen(
         icc_command("compile", checkpoint, "-o", out, "--target", "native", "--force"), stderr=subprocess.DEVNULL
@@ -120,6 +124,7 @@ def test_a_killed_compile_keeps_the_old_engine(compiled: Callable[..., Any], tmp
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert files(out) == before
+    monkeypatch.undo()  # what comes now needs no compiler that takes its time
     icc.compile(checkpoint, out, target="native", force=True)
     assert [p.name for p in tmp_path.iterdir()] == ["e.engine"], "what the killed compile left is gone"
 

@@ -69,10 +69,10 @@ def configs(tiny: ModuleType) -> dict[str, tuple[Any, int]]:
     return {
         "llama": (t.LlamaConfig(**gqa, num_hidden_layers=4), 3),
         "llama-one_layer": (t.LlamaConfig(**gqa, num_hidden_layers=1), 0),
-        "gemma2-alternating": (t.Gemma2Config(**window, num_hidden_layers=5), 3),
+        "gemma2-alternating": (t.Gemma2Config(**window, num_hidden_layers=3), 1),
         "gemma3-uneven": (
-            t.Gemma3TextConfig(**window, num_hidden_layers=6, layer_types=[SLIDING, SLIDING, FULL] * 2),
-            4,
+            t.Gemma3TextConfig(**window, num_hidden_layers=4, layer_types=[SLIDING, SLIDING, FULL, SLIDING]),
+            2,
         ),
         "gemma3n-shared_kv": (
             t.Gemma3nTextConfig(
@@ -91,18 +91,18 @@ def configs(tiny: ModuleType) -> dict[str, tuple[Any, int]]:
             t.Qwen2Config(**gqa, num_hidden_layers=4, use_sliding_window=True, sliding_window=8, max_window_layers=2),
             2,
         ),
-        "qwen3_moe-mlp_only": (t.Qwen3MoeConfig(**moe, num_hidden_layers=5, mlp_only_layers=[1, 3]), 3),
-        "qwen3_moe-sparse_step": (t.Qwen3MoeConfig(**moe, num_hidden_layers=6, decoder_sparse_step=3), 4),
+        "qwen3_moe-mlp_only": (t.Qwen3MoeConfig(**moe, num_hidden_layers=4, mlp_only_layers=[1, 3]), 2),
+        "qwen3_moe-sparse_step": (t.Qwen3MoeConfig(**moe, num_hidden_layers=4, decoder_sparse_step=3), 2),
         "deepseek_v3-first_dense": (
             t.DeepseekV3Config(
                 **{**gqa, "num_key_value_heads": 4},
                 **latent,
                 **routed,
-                num_hidden_layers=5,
+                num_hidden_layers=4,
                 moe_intermediate_size=48,
                 first_k_dense_replace=2,
             ),
-            3,
+            2,
         ),
         "smollm3-some_rotary": (t.SmolLM3Config(**gqa, num_hidden_layers=4, no_rope_layers=[1, 0, 1, 0]), 2),
         "gpt2-own_scales": (t.GPT2Config(**gpt2, scale_attn_by_inverse_layer_idx=True), 0),

@@ -17,6 +17,7 @@ import tokenizers
 from icc.runtime.engine.digest import encode_sealed
 from icc.runtime.engine.manifest import (
     FORMAT_VERSION,
+    KERNEL_ABI,
     FileEntry,
     Library,
     Limits,
@@ -26,7 +27,6 @@ from icc.runtime.engine.manifest import (
     SamplingDefaults,
 )
 from icc.runtime.engine.program import Kernel, KVLayer, KVLayout, Operand, Program, Step, Weight
-from icc.runtime.executor.library import ABI_VERSION
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -67,6 +67,7 @@ def toy_manifest(**changes: Any) -> Manifest:
         program_file="program.json",
         tokenizer_dir="tokenizer",
         files={},
+        kernel_abi=KERNEL_ABI[changes.get("backend", "cpu")],
     )
     return msgspec.structs.replace(manifest, **changes)
 
@@ -124,7 +125,7 @@ def toy_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Pat
     """Builds the toy kernels for an ABI version."""
     folder = tmp_path_factory.mktemp("toy")
 
-    def build(abi: int = ABI_VERSION) -> Path:
+    def build(abi: int = KERNEL_ABI["cpu"]) -> Path:
         library = folder / f"toy{abi}.so"
         if not library.exists():
             include = ROOT / "codegen_templates" / "cpp"
@@ -145,7 +146,7 @@ def write_engine(toy_library: Callable[[int], Path]) -> Callable[..., Path]:
     def write(
         root: Path,
         rule: int = 0,
-        abi: int = ABI_VERSION,
+        abi: int = KERNEL_ABI["cpu"],
         embed: bool = False,
         tokenizer_files: dict[str, str] | None = None,
         **changes: Any,

@@ -13,7 +13,7 @@ import pytest
 from icc.runtime.engine.digest import digest_of
 from icc.runtime.engine.isa import cpu_flags, select_library
 from icc.runtime.engine.load import open_engine, read_manifest
-from icc.runtime.engine.manifest import FileEntry, Manifest
+from icc.runtime.engine.manifest import KERNEL_ABI, FileEntry, Manifest
 from icc.runtime.errors import (
     CapacityError,
     EngineFormatError,
@@ -22,7 +22,6 @@ from icc.runtime.errors import (
     MissingIsaError,
     UsageError,
 )
-from icc.runtime.executor.library import ABI_VERSION
 from icc.runtime.executor.memory import choose_num_blocks
 from icc.runtime.llm import load
 from icc.runtime.params import SamplingParams
@@ -58,7 +57,7 @@ def test_compiling_again_over_a_loaded_engine_loads_the_new_library(make_engine:
     with load(first):
         shutil.rmtree(first)
         os.rename(other, first)
-        with pytest.raises(EngineFormatError, match=f"kernel interface version 1, this runtime needs {ABI_VERSION}"):
+        with pytest.raises(EngineFormatError, match=f"interface version 1, this runtime needs {KERNEL_ABI['cpu']}"):
             load(first)
 
 

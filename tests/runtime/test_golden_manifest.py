@@ -40,6 +40,7 @@ def manifest() -> Manifest:
         program_file="program.json",
         tokenizer_dir="tokenizer",
         files={"program.json": FileEntry(12, "0" * 63 + "1"), "kernels/avx2.so": FileEntry(34, "0" * 63 + "2")},
+        kernel_abi=2,  # whatever it is by now: the form of the file is what is compared
     )
 
 
@@ -53,4 +54,4 @@ def test_the_manifest_is_written_as_before() -> None:
 def test_every_golden_manifest_is_read() -> None:
     for file in GOLDEN.parent.glob("engine.v*.json"):
         found = msgspec.json.decode(file.read_bytes(), type=Manifest)
-        assert found.format_version == int(file.stem.split("v")[1])
+        assert f"v{found.format_version}" == file.name.split(".")[1]

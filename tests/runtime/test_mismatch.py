@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 from icc.runtime import llm
 from icc.runtime.engine import load as load_module
-from icc.runtime.engine.manifest import GpuFacts
+from icc.runtime.engine.manifest import KERNEL_ABI, GpuFacts
 from icc.runtime.errors import DeviceError, DriverError, IccError
 from icc.runtime.executor.cuda.compat import check_device
 from icc.runtime.executor.cuda.driver import DeviceFacts
-from icc.runtime.executor.library import ABI_VERSION
 
 Make = Callable[..., Path]
 
@@ -50,6 +49,8 @@ def other_tokenizer(root: Path) -> None:
 MATRIX: list[tuple[str, int, str, Callable[[Path], object]]] = [
     ("format version", 21, r"version 7 is not supported: this runtime reads version 1",
      lambda root: edit(root, "engine.json", lambda facts: facts.update(format_version=7))),
+    ("kernel interface", 26, f"the engine has kernel interface version 99, this runtime needs {KERNEL_ABI['cpu']}",
+     lambda root: edit(root, "engine.json", lambda facts: facts.update(kernel_abi=99))),
     ("isa", 22, r"need avx9000 .*have none of them",
      lambda root: edit(root, "engine.json", no_isa)),
     ("page size", 28, r"keeps 0 tokens in a KV block, this runtime can keep 1 to 4096",
@@ -80,13 +81,17 @@ def test_a_mismatch_is_told_in_words(
     [(row[0], row[3]) for row in MATRIX if row[0] != "tokenizer"],
     ids=lambda value: str(value)[:12],
 )
-def test_the_weights_are_not_looked_at_before(
+def test_nothing_is_hashed_before(
     cause: str, change: Callable[[Path], object], make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tokenizer is one file among all that are hashed, by all cores; everything else is said before that."""
+    """The tokenizer is one file among all that are hashed, by all cores; everything else is said before that, and
+    all but the KV cache, which program.json describes, before any file but engine.json is opened."""
     root = make_engine()
     change(root)
-    monkeypatch.setattr(load_module.EngineFiles, "map", lambda *arguments: pytest.fail("the weights are mapped"))
+    files = load_module.EngineFiles
+    monkeypatch.setattr(files, "map", lambda *arguments: pytest.fail("the weights are mapped"))
+    if cause not in ("page size", "dtype"):
+        monkeypatch.setattr(files, "open", lambda self, path: pytest.fail(f"{path} is opened"))
     with pytest.raises(IccError):
         llm.load(root)
 
@@ -101,10 +106,17 @@ def test_the_command_says_it_in_one_line_with_the_code(make_engine: Make) -> Non
         assert "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) <= 2, done.stderr
 
 
-def test_kernels_of_another_interface(make_engine: Make) -> None:
-    with pytest.raises(IccError, match=f"kernel interface version 1, this runtime needs {ABI_VERSION}") as caught:
-        llm.load(make_engine(abi=1))
+def test_kernels_of_another_interface_than_the_manifest_states(make_engine: Make) -> None:
+    """Also those of an engine from before the manifest stated it: the library itself tells."""
+    words = rf"any\.so has kernel interface version 1, this runtime needs {KERNEL_ABI['cpu']}"
+    with pytest.raises(IccError, match=words) as caught:
+        llm.load(make_engine(abi=1, kernel_abi=0))
     assert caught.value.exit_code == 26 and caught.value.hint
+
+
+def test_the_manifest_states_the_interface_of_the_kernels() -> None:
+    header = (Path(__file__).parents[2] / "codegen_templates" / "cpp" / "abi.h").read_text()
+    assert f"#define ICC_ABI_VERSION {KERNEL_ABI['cpu']}\n" in header
 
 
 def test_another_gpu_and_an_older_driver() -> None:

@@ -85,8 +85,8 @@ def run(llm: LLM, bad: list[list[int]], params: SamplingParams = GREEDY) -> list
         assert generation.finish_reason == "length" and generation.fault is None
         assert "".join(o.text for o in generation.outputs) == "".join(generation.pieces)
     llm.loop.scheduler.check()
-    pool = llm.loop.scheduler.pool
-    assert pool.num_available == pool.num_blocks and not llm.loop._live and not llm.loop._trial.running
+    pool, requests = llm.loop.scheduler.pool, llm.loop._requests
+    assert pool.num_available == pool.num_blocks and not requests.live and not requests.trial.running
     return wrong
 
 
@@ -126,7 +126,7 @@ def test_who_comes_and_goes_during_a_trial(make_llm: MakeLLM) -> None:
     Broken(llm.executor)  # type: ignore[arg-type]
     generations = [llm.loop.add(prompt, GREEDY)[0] for prompt in ([POISON], [1], [2], [3])]
     llm.loop.step()
-    assert llm.loop._trial.running
+    assert llm.loop._requests.trial.running
     late = llm.loop.add([4], GREEDY)[0]
     llm.loop.abort(generations[1])
     llm.loop.abort(generations[2])

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from icc.compiler.codegen.triton.interpret import _TORCH, load_source
+from icc.compiler.codegen.triton.interpret import _TORCH, launch
 from icc.compiler.codegen.triton.spec import LaunchSpec
 
 
@@ -202,9 +202,8 @@ class FakeDriver:
         return (0,)
 
     def _run(self, spec: LaunchSpec, grid: tuple[int, ...], values: tuple[int, ...]) -> None:
-        kernel = getattr(load_source(spec.source), spec.entry)
         args = [v if not a.type.startswith("*") else self._tensor(v, a.type) for v, a in zip(values, spec.args)]  # noqa: B905
-        kernel[grid](*args)
+        launch(spec, grid, args)
 
     def _tensor(self, address: int, kind: str) -> torch.Tensor:
         for start, raw in self.memory.items():

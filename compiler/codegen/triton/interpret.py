@@ -9,10 +9,11 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 
 import numpy as np
 import torch
@@ -39,11 +40,26 @@ _GREEDY = SamplingRow(0.0, 0, 1.0, 0.0, 0, 0)
 
 def run_spec(spec: LaunchSpec, values: Mapping[str, torch.Tensor | int], sizes: Mapping[str, int]) -> None:
     """Launch once. `values` maps what arguments refer to; a tensor is reinterpreted as the argument's element type."""
-    kernel = getattr(load_source(spec.source), spec.entry)
     args = [_argument(values[arg.value], arg.type) for arg in spec.args]
     grid = tuple(dim.value(sizes) for dim in spec.grid)
     if all(grid):
-        kernel[grid](*args)
+        launch(spec, grid, args, check_overflow=True)
+
+
+def launch(
+    spec: LaunchSpec, grid: tuple[int, ...], args: Sequence[torch.Tensor | int], check_overflow: bool = False
+) -> None:
+    """Run a kernel over its grid. check_overflow: of every integer sum and product, which takes half of the time: for
+    the tests of single kernels, not for whole plans of the same kernels."""
+    import triton.runtime.interpreter as interpreter
+
+    builder = interpreter.interpreter_builder  # type: ignore[attr-defined]
+    options = builder.options
+    builder.options = replace(options, sanitize_overflow=check_overflow)
+    try:
+        getattr(load_source(spec.source), spec.entry)[grid](*args)
+    finally:
+        builder.options = options
 
 
 def _argument(value: torch.Tensor | int, kind: str) -> torch.Tensor | int:
@@ -67,6 +83,7 @@ def load_source(text: str) -> ModuleType:
         raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
     name = "icc_" + hashlib.sha256(text.encode()).hexdigest()[:16]
     _round_to_bf16()
+    _patch_language_once()
     path = _folder() / f"{name}.py"
     path.write_text(text)
     found = spec_from_file_location(name, path)
@@ -94,6 +111,25 @@ def _round_to_bf16() -> None:
         return slow(data, source, target, rounding)
 
     interpreter._convert_float = convert  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=1)
+def _patch_language_once() -> None:
+    """Let Triton replace its language's functions once: it does so, and undoes it, at every launch and at every call
+    from kernel to kernel, which takes longer than many kernels. Nothing is compiled in a process that interprets."""
+    import triton.language as tl
+    import triton.runtime.interpreter as interpreter
+
+    patch, patched = interpreter._patch_lang, set()  # type: ignore[attr-defined]
+
+    def patch_once(kernel: FunctionType) -> object:
+        seen = {id(value) for value in kernel.__globals__.values() if value is tl or value is tl.core}
+        if not seen <= patched:
+            patch(kernel)
+            patched.update(seen)
+        return SimpleNamespace(restore=lambda: None)
+
+    interpreter._patch_lang = patch_once  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=1)
@@ -200,12 +236,11 @@ class InterpretExecutor:
 
     def _launch(self, bound: BoundLaunch) -> None:
         spec = self._specs[bound.launch.object]
-        kernel = getattr(load_source(spec.source), spec.entry)
         types = self.plan.objects[bound.launch.object].types
         for arg, place in zip(spec.args, bound.args, strict=True):
             offset = place if isinstance(place, int) else place.offset
             assert offset % 16 == 0 or not arg.aligned, f"{spec.entry}: {arg.name} is compiled as a multiple of 16"
-        kernel[bound.grid](*(self._resolve(a, t) for a, t in zip(bound.args, types, strict=True)))
+        launch(spec, bound.grid, [self._resolve(a, t) for a, t in zip(bound.args, types, strict=True)])
 
     def _resolve(self, value: Place | int, kind: str) -> torch.Tensor | int:
         if isinstance(value, int):

@@ -194,6 +194,12 @@ def running(command: list[str], log: Path, model: str, key: str | None = None, w
         process.wait()
 
 
+def serve_command(engine: Path, *options: str) -> list[str]:
+    """`icc serve` on any free port, as a command."""
+    command = [sys.executable, "-m", "icc.compiler.cli", "serve", str(engine), "--port", "0", "--threads", "1"]
+    return [*command, *options]
+
+
 @pytest.fixture
 def start(tmp_path: Path, chat_engine: Path) -> Iterator[StartServer]:
     """start(*options, engine=..., key=...): an `icc serve` for this test alone."""
@@ -203,8 +209,7 @@ def start(tmp_path: Path, chat_engine: Path) -> Iterator[StartServer]:
         def begin(*options: str, engine: Path = chat_engine, key: str | None = None, wait: bool = True) -> Served:
             nonlocal count
             count += 1
-            command = [sys.executable, "-m", "icc.compiler.cli", "serve", str(engine)]
-            command += ["--port", "0", "--threads", "1", *options]
+            command = serve_command(engine, *options)
             if key is not None:
                 (tmp_path / "keys").write_text(f"# keys\n{key}\n")
                 command += ["--api-key-file", str(tmp_path / "keys")]
@@ -217,8 +222,7 @@ def start(tmp_path: Path, chat_engine: Path) -> Iterator[StartServer]:
 @pytest.fixture(scope="session")
 def served(chat_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server that many tests share; they leave it idle."""
-    command = [sys.executable, "-m", "icc.compiler.cli", "serve", str(chat_engine), "--port", "0", "--threads", "1"]
-    with running(command, tmp_path_factory.mktemp("log") / "log", "toy") as server:
+    with running(serve_command(chat_engine), tmp_path_factory.mktemp("log") / "log", "toy") as server:
         yield server
 
 

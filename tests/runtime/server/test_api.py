@@ -181,13 +181,17 @@ def test_a_prompt_that_was_seen_is_cached_and_says_so(served: Served) -> None:
         ("/v1/completions", {"model": "toy", "prompt": [300]}, 400, "prompt"),
         ("/v1/completions", {"model": "toy", "prompt": ["a"] * 17}, 400, "prompt"),
         ("/v1/completions", {"model": "toy", "prompt": "a" * 4097}, 400, "prompt"),
-        ("/v1/completions", {"model": "toy", "prompt": "a", "max_token": 5}, 400, None),
+        ("/v1/completions", {"model": "toy", "prompt": "a", "max_token": 5}, 400, "max_token"),
+        (
+            "/v1/completions", {"model": "toy", "prompt": "a", "stream_options": {"usage": True}},
+            400, "stream_options.usage",
+        ),
         ("/v1/chat/completions", {"model": "toy", "messages": []}, 400, "messages"),
         ("/v1/chat/completions", {"model": "toy", "messages": [{"role": "x", "content": ""}]}, 400, "messages[0].role"),
         ("/v1/chat/completions", {"model": "toy", "messages": [{"role": "user"}]}, 400, "messages[0]"),
         ("/detokenize", {"tokens": [258]}, 400, "tokens"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_request_gets_400_and_the_field(served: Served, path: str, body, status: int, param) -> None:
     reply = served.ask("POST", path, body)
     assert reply.status == status, reply.raw

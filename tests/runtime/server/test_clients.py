@@ -15,7 +15,7 @@ import pytest
 from .conftest import HERE, Served, StartServer
 from .test_structured import TOOLS
 
-EXAMPLES = os.environ.get("ICC_SCHEMATHESIS_EXAMPLES", "60")  # per operation; `make soak` asks for more
+EXAMPLES = os.environ.get("ICC_SCHEMATHESIS_EXAMPLES", "200")  # per operation; `make soak` asks for more
 
 
 @pytest.fixture
