@@ -15,8 +15,9 @@ from .params import SamplingParams
 from .recovery import Trial
 from .sampler import Constraint
 from .scheduler.batch import Draft, ScheduledBatch, StepOutcome, Verdict
+from .scheduler.config import SchedulerConfig
 from .scheduler.request import RequestSpec
-from .scheduler.scheduler import Scheduler, SchedulerConfig
+from .scheduler.scheduler import Scheduler
 from .scores import Scores
 from .speculate.speculator import Speculator
 from .stepping import Flight, Stepper
@@ -65,6 +66,7 @@ class EngineLoop:
                 max_logit_rows=executor.max_logit_rows,
                 num_blocks=executor.num_blocks,
                 block_size=executor.block_size,
+                host_blocks=executor.host_blocks,
             )
         )
 
@@ -263,7 +265,7 @@ class EngineLoop:
         for result in self._stepper.results(flight, self._generations):
             if result.walk is None:
                 assert result.logits is not None
-                self._scores[result.request_id].push(result.logits)
+                self._scores[result.request_id].push(result.logits, result.row)
                 outcomes.append(StepOutcome(result.request_id, None))
                 continue
             outcome, texts[result.request_id] = self._generations[result.request_id].take(result.walk)
@@ -326,11 +328,9 @@ class EngineLoop:
         """Forget every step and everything that is computed; nothing is scheduled then."""
         self._stepper.drop()
         self._flight = None
-        preemptions = self.scheduler.num_preemptions
+        before = self.scheduler
         self.reset()
-        self.scheduler.num_preemptions = preemptions
-        for scores in self._scores.values():
-            scores.begin_anew()
+        self.scheduler.num_preemptions, self.scheduler.num_swaps = before.num_preemptions, before.num_swaps
 
     def _next_group(self) -> None:
         """Let the next suspects run, and nobody else; all, if there are no more."""

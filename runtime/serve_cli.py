@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .errors import MissingExtraError
+from .errors import MissingExtraError, UsageError
 
 _EXTRA_MODULES = (
     "fastapi", "httptools", "llguidance", "minijinja", "prometheus_client", "python_multipart", "starlette", "uvicorn",
@@ -74,7 +74,18 @@ def _load(arguments: argparse.Namespace) -> dict[str, Any]:
         "isa": arguments.isa,
         "verify": not arguments.no_verify,
         "kv_bytes": None if arguments.kv_mib is None else arguments.kv_mib << 20,
+        "swap_bytes": swap_bytes(arguments),
     }
+
+
+def swap_bytes(arguments: argparse.Namespace) -> int | None:
+    """The option --swap-gib in bytes. UsageError if it is no size."""
+    gib = arguments.swap_gib
+    if gib is None:
+        return None
+    if not 0 <= gib < 1 << 20:
+        raise UsageError(f"--swap-gib {gib}: must be 0 or more")
+    return int(gib * 2**30)
 
 
 def missing(error: ModuleNotFoundError) -> Exception:

@@ -35,8 +35,8 @@ class Flight:
 
 @dataclass(frozen=True)
 class Result:
-    """What a step gave to one sequence: logits `[rows, vocab]` of a scoring request, or new tokens, the last of them
-    from logit row `row` of the step."""
+    """What a step gave to one sequence: logits `[rows, vocab]` of a scoring request, whose tokens from number `row`
+    on they belong to; or new tokens, the last of them from logit row `row` of the step."""
 
     request_id: int
     logits: np.ndarray | None = None
@@ -97,7 +97,7 @@ class Stepper:
                 continue
             assert logits is not None
             if generation is None:
-                yield Result(sequence.request_id, logits[start:end])
+                yield Result(sequence.request_id, logits[start:end], row=sequence.start)
             else:
                 yield _walk(sequence, generation, start, lambda row, g=generation: _sample(g, logits[row]))
 

@@ -29,6 +29,7 @@ class LoadOptions(msgspec.Struct, frozen=True):
     isa: str | None = None
     verify: bool = True
     kv_bytes: int | None = None
+    swap_bytes: int | None = None
 
 
 def die_with_parent() -> None:
@@ -53,6 +54,7 @@ def main(arguments: list[str]) -> int:
             isa=options.isa,
             verify=options.verify,
             kv_bytes=options.kv_bytes,
+            swap_bytes=options.swap_bytes,
         )
     except IccError as error:
         channel.send(Fatal(error.message, error.hint, error.exit_code))
