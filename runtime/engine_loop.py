@@ -254,7 +254,8 @@ class EngineLoop:
             if generation is not None and generation.num_cached_tokens is None:
                 generation.num_cached_tokens = sequence.start
                 generation.queued_s = time.perf_counter() - generation.arrival
-        return self._stepper.start(batch, self._generations)
+        typical = None if self.speculator is None else self.speculator.typical
+        return self._stepper.start(batch, self._generations, typical)
 
     def _take_results(self, flight: Flight) -> tuple[list[StepOutcome], dict[int, list[Piece]], dict[int, int]]:
         """What the scheduler must know of a step, what it made safe to show, by request, and the logit row behind the

@@ -21,6 +21,7 @@ from .generation import Completion, Output
 from .params import SamplingParams
 from .speculate.choose import choose_speculator
 from .speculate.speculator import Speculator
+from .speculate.typical import LOSSLESS, read_acceptance
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def load(
     kv_bytes: int | None = None,
     swap_bytes: int | None = None,
     spec: str | None = None,
+    spec_accept: str = LOSSLESS,
 ) -> LLM:
     """Load an engine directory, ready to generate.
 
@@ -47,8 +49,11 @@ def load(
     host memory for the KV of preempted requests (default: if its cache can run out, 4 GiB, within 25 % of the available
     memory; 0: it is computed again). spec: the drafter of
     speculative decoding, "none", "medusa", "ngram", "layer-skip" or "draft:ENGINE" (default: what the engine was
-    compiled for); it changes no output. Errors are IccErrors.
+    compiled for); it changes no output, unless spec_accept is "typical", which is lossy: sampled requests then take
+    guesses that are probable enough (Cai et al. 2024; "typical:EPSILON,DELTA" for other bounds than 0.09,0.3). Errors
+    are IccErrors.
     """
+    typical = read_acceptance(spec_accept)
     device = _open_device(path)  # before the files are read: a wrong GPU shows at once
     engine = open_engine(path, verify=verify, isa=isa)
     try:
@@ -56,9 +61,13 @@ def load(
         tokenizer_json = engine.tokenizer_json()
         tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json)
         speculator = choose_speculator(spec, engine, executor, partial(_executor, threads, None, 0, device))
+        if typical is not None and speculator is None:
+            raise UsageError("--spec-accept typical: there is no drafter", "give --spec, or compile the engine with it")
     except BaseException:
         engine.close()
         raise
+    if speculator is not None:
+        speculator.typical = typical
     return LLM(engine.manifest, executor, tokenizer, engine, speculator)
 
 

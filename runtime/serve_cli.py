@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,20 @@ def _load(arguments: argparse.Namespace) -> dict[str, Any]:
         "verify": not arguments.no_verify,
         "kv_bytes": None if arguments.kv_mib is None else arguments.kv_mib << 20,
         "swap_bytes": swap_bytes(arguments),
+        "spec": arguments.spec,
+        "spec_accept": accepting(arguments),
     }
+
+
+def accepting(arguments: argparse.Namespace) -> str:
+    """The option --spec-accept, with a warning where it changes what comes out."""
+    from .speculate.typical import read_acceptance
+
+    if read_acceptance(arguments.spec_accept) is not None:
+        print(
+            "warning: --spec-accept typical is lossy: outputs no longer have the model's distribution", file=sys.stderr
+        )
+    return arguments.spec_accept
 
 
 def swap_bytes(arguments: argparse.Namespace) -> int | None:

@@ -10,6 +10,7 @@ from ..generation import Generation
 from ..scheduler.batch import Draft, ScheduledBatch, ScheduledSequence, StepOutcome
 from .drafter import Drafter, Proposal, Wish
 from .ledger import SLOPE, Account, StepTimes
+from .typical import TypicalAcceptance
 
 PATIENCE = 3  # guesses beyond the best number that are looked at
 MAX_GUESSES = 63  # of one request in one step: with its last token, a tree of at most 64
@@ -34,8 +35,11 @@ class SpeculationCounts:
 class Speculator:
     """Asks the drafter for those requests that can afford it, and keeps the accounts.
 
-    `adaptive` False drafts at every step as much as the drafter gives: for measuring it.
+    `adaptive` False drafts at every step as much as the drafter gives: for measuring it. `typical`: how guesses are
+    accepted; None keeps the model's distribution.
     """
+
+    typical: TypicalAcceptance | None = None
 
     def __init__(
         self, drafter: Drafter, *, adaptive: bool = True, max_guesses: int = MAX_GUESSES, slope: float = SLOPE
