@@ -29,6 +29,24 @@ from spec_replay import Replay, rate
 Truth = dict[tuple[int, ...], Sequence[int]]
 
 
+class Silent:
+    """A drafter that knows nothing: what is left is the account-keeping."""
+
+    name, first_rate = "silent", 0.5
+
+    def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
+        return {}
+
+    def observe(self, rows: Mapping[int, int], batch_size: int) -> None:
+        """Nothing to see."""
+
+    def forget(self, request_id: int) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
 class Wrong:
     """A drafter whose every guess is wrong: what it costs is left, and nothing of what it gains."""
 
@@ -64,6 +82,8 @@ def measure(llm: LLM, names: Sequence[str], prompts: Sequence[list[int]], tokens
     truth: Truth = {tuple(prompt): [*rate(llm, prompt, tokens, None)[1], 0, 0] for prompt in prompts}
 
     def drafter(name: str) -> Drafter:
+        if name == "silent":
+            return Silent()
         if name == "replay":
             return Replay(truth, 0.9, 15)  # sure of itself
         found = llm.speculator(name)

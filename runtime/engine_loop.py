@@ -212,7 +212,7 @@ class EngineLoop:
 
     def _drafts(self) -> dict[int, Draft]:
         """Guesses for the requests that decode. Nobody guesses beside a step that scores: it runs long anyway."""
-        if self.speculator is None or self._trial.running:
+        if self.speculator is None or self._trial.running or self.speculator.rests(self.scheduler.num_running):
             return {}
         try:
             drafts = self.speculator.drafts(self.scheduler.decoding, self._generations)
@@ -225,7 +225,7 @@ class EngineLoop:
     def _learn(
         self, batch: ScheduledBatch, outcomes: Sequence[StepOutcome], rows: dict[int, int], seconds: float
     ) -> None:
-        if self.speculator is not None:
+        if self.speculator is not None and not self.speculator.rested():
             try:
                 self.speculator.settle(batch, outcomes, seconds)
                 if self._flight is None:  # else the step that runs ahead has overwritten what the heads would read

@@ -51,16 +51,14 @@ class Speculator:
         self._accounts: dict[int, Account] = {}
         self._look = 0.0  # what it cost a request lately that the drafter observed its step
         self._drafting = False  # whether the step under way has guesses
-        self._asleep = self._skipped = 0  # steps in which nothing is to be done, and those that were not accounted for
-        self._slept_over: list[int] = []  # the requests that it was decided for
+        self._asked = False  # whether `drafts` was called for the step under way
+        self._asleep = 0  # steps to come in which nothing is to be done
+        self._skipped = 0  # steps that were not accounted for
+        self._known: Sequence[int] = ()  # the requests of the step before those
 
     def drafts(self, decoding: Sequence[int], generations: Mapping[int, Generation]) -> dict[int, Draft]:
         """Drafts for the next step, of the requests `decoding`."""
-        self._drafting = False
-        if self._asleep > 0 and self._slept_over == decoding:
-            self._asleep -= 1
-            self._skipped += 1
-            return {}
+        self._drafting, self._asked = False, True
         self._wake()
         wishes = [wish for i in decoding if (wish := self._wish(generations[i], len(decoding))) is not None]
         if not wishes:
@@ -74,17 +72,31 @@ class Speculator:
         self._drafting = bool(drafts)
         return drafts
 
-    def _sleep(self, decoding: Sequence[int]) -> None:
-        """Where all pause, nothing is to be done until the first of them wakes, unless there are others by then."""
-        if self.adaptive and decoding:
-            pause = min(self._account(request_id).pause for request_id in decoding)
-            self._asleep = pause - 1 - self._skipped
-            self._slept_over = list(decoding)
+    def rests(self, num_running: int) -> bool:
+        """Whether nothing is to be done in the next step, so that `drafts` need not be called: all pause, and so many
+        requests run as when they began to. Costs next to nothing, as most steps of a request without luck are such."""
+        return self._asleep > 0 and num_running == len(self._known)
+
+    def rested(self) -> bool:
+        """Whether the step under way was one of rest and others follow: then there is nothing to settle."""
+        if self._asked or self._asleep <= 1:
+            return False
+        self._skipped += 1
+        self._asleep -= 1
+        return True
+
+    def _sleep(self) -> None:
+        """Where all pause, nothing is to be done until the first of them wakes."""
+        if self.adaptive and self._known:
+            self._asleep = max(min(self._account(request_id).pause for request_id in self._known) - 1, 0)
 
     def _wake(self) -> None:
-        for request_id in self._slept_over if self._skipped else ():
-            if request_id in self._accounts:
-                self._accounts[request_id].tick(self._skipped)
+        if self._skipped:
+            self.counts.tokens += self._skipped * len(self._known)
+            self.counts.steps += self._skipped * len(self._known)
+            for request_id in self._known:
+                if request_id in self._accounts:
+                    self._accounts[request_id].tick(self._skipped)
         self._asleep = self._skipped = 0
 
     def _wish(self, generation: Generation, decodes: int) -> Wish | None:
@@ -104,6 +116,8 @@ class Speculator:
 
     def idle(self, requests: Sequence[int]) -> bool:
         """Whether none of these requests may draft in the next step."""
+        if self._asleep > 1:
+            return True
         return self.adaptive and not any(self._may_draft_next(i, len(requests)) for i in requests)
 
     def observe(self, rows: Mapping[int, int]) -> None:
@@ -122,13 +136,19 @@ class Speculator:
     def settle(self, batch: ScheduledBatch, outcomes: Sequence[StepOutcome], seconds: float) -> None:
         """A step has run: what it gave to each request, and how long it took, drafting included."""
         count = len(batch.sequences)
+        asked, self._asked = self._asked, False
+        if not self._drafting and batch.num_tokens == count == len(outcomes):  # decodes only
+            self.times.record(count, 0, seconds)
+        if not asked:
+            self._skipped += 1
+            self._wake()
+            return
+        self._known = [sequence.request_id for sequence in batch.sequences]
         if not self._drafting:
-            if batch.num_tokens == count == len(outcomes):  # decodes only
+            if batch.num_tokens == count == len(outcomes):
                 self.counts.tokens += count
                 self.counts.steps += count
-                if self._asleep <= 0:
-                    self.times.record(count, 0, seconds)
-                    self._sleep([sequence.request_id for sequence in batch.sequences])
+                self._sleep()
             return
         decodes = [s for s in batch.sequences if len(s.token_ids) == 1 + len(s.draft or ()) and s.num_logits]
         guesses = sum(len(s.draft) for s in decodes if s.draft)
