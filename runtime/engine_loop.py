@@ -54,6 +54,7 @@ class EngineLoop:
         self._flight: Flight | None = None  # a step that runs ahead of its scheduling
         self._trial = Trial()
         self._next_id = 0
+        self._rest = self._rested = 0  # steps that the speculator has no part in: to come, and since it was last asked
         self.reset()
 
     def reset(self) -> None:
@@ -192,6 +193,7 @@ class EngineLoop:
                 continue
             if generation.first_token is None:
                 generation.first_token = now
+                self._wake_speculator()
             outputs += self._deliver(generation, pieces[outcome.request_id], reasons.get(outcome.request_id))
             if self._trial.running:
                 self._trial.clear(outcome.request_id)
@@ -199,7 +201,9 @@ class EngineLoop:
 
     def _run(self) -> tuple[Flight | None, list[StepOutcome], dict[int, list[Piece]], dict[int, int]]:
         """Run the next step, and start the one after it where that can be."""
-        self._flight = flight = self._flight or self._start(self.scheduler.schedule(self._drafts()))
+        if self._flight is None:
+            self._flight = self._start(self.scheduler.schedule({} if self._rest else self._drafts()))
+        flight = self._flight
         if flight is None:
             self.scheduler.update(())
             return None, [], {}, {}
@@ -212,7 +216,7 @@ class EngineLoop:
 
     def _drafts(self) -> dict[int, Draft]:
         """Guesses for the requests that decode. Nobody guesses beside a step that scores: it runs long anyway."""
-        if self.speculator is None or self._trial.running or self.speculator.rests(self.scheduler.num_running):
+        if self.speculator is None or self._trial.running:
             return {}
         try:
             drafts = self.speculator.drafts(self.scheduler.decoding, self._generations)
@@ -225,13 +229,25 @@ class EngineLoop:
     def _learn(
         self, batch: ScheduledBatch, outcomes: Sequence[StepOutcome], rows: dict[int, int], seconds: float
     ) -> None:
-        if self.speculator is not None and not self.speculator.rested():
+        if self._rest:  # the cheapest thing to do in most steps of a request without luck
+            self._rest -= 1
+            self._rested += 1
+            if not self._rest:
+                self._wake_speculator()
+        elif self.speculator is not None:
             try:
                 self.speculator.settle(batch, outcomes, seconds)
                 if self._flight is None:  # else the step that runs ahead has overwritten what the heads would read
                     self.speculator.observe(rows)
+                self._rest = self.speculator.rest
             except Exception as error:
                 self._stop_speculating(error)
+
+    def _wake_speculator(self) -> None:
+        """There are other requests, or the rest is over."""
+        if self.speculator is not None and self._rested:
+            self.speculator.skip(self._rested)
+        self._rest = self._rested = 0
 
     def _stop_speculating(self, error: Exception) -> None:
         """A drafter that fails is not asked again: it changes no token, so nobody needs to end by it."""
@@ -239,11 +255,14 @@ class EngineLoop:
         assert self.speculator is not None
         self.speculator.drafter.close()
         self.speculator = None
+        self._rest = self._rested = 0
 
     def _may_run_ahead(self, flight: Flight) -> bool:
         """Guesses for the next step need this one's tokens; without them, it can be started already."""
         if self._trial.running:
             return False
+        if self._rest > 1:
+            return True
         return self.speculator is None or self.speculator.idle([s.request_id for s in flight.batch.sequences])
 
     def _start(self, batch: ScheduledBatch) -> Flight | None:
@@ -302,6 +321,7 @@ class EngineLoop:
         self._trial.clear(request_id)
         self._live.pop(request_id, None)
         if self._generations.pop(request_id, None) is not None and self.speculator is not None:
+            self._wake_speculator()
             self.speculator.forget(request_id)
 
     # -- faults ------------------------------------------------------------------------------------------------------

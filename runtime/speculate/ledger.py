@@ -17,7 +17,7 @@ ALLOWANCE = 0.005  # tokens per step
 MOST_SAVED = 8.0  # tokens: what a request has won is no licence to lose it all again
 MEMORY = 0.15  # weight of the newest draft in a request's rate
 LONGEST_PAUSE = 256  # steps between two probes of a request whose guesses are wrong
-IDLE_PAUSE = 16  # steps between two questions to a drafter that knows nothing of a request
+IDLE_PAUSE = 32  # steps between two questions to a drafter that knows nothing of a request
 SLOPE = 0.04  # of a plain step per guess, until steps with guesses have been timed
 
 
@@ -92,7 +92,7 @@ class Account:
     def idle(self) -> None:
         """The drafter knew nothing: it is asked again some steps later."""
         self.idles += 1
-        self.pause = min(2**self.idles, IDLE_PAUSE)
+        self.pause = min(4**self.idles, IDLE_PAUSE)
 
     def settle(self, guesses: int, deepest: int, accepted: int, charge: float) -> None:
         """A draft of `guesses`, `deepest` tokens deep, was verified at this charge."""
@@ -101,9 +101,9 @@ class Account:
         self.rate += MEMORY * min(tried, 4) / 2 * (accepted / tried - self.rate)
         self.idles = 0
         self.misses = 0 if accepted else self.misses + 1
-        self.pause = min(2 ** (self.misses - 1), LONGEST_PAUSE) if self.misses > 1 else 0
+        self.pause = min(4**self.misses, LONGEST_PAUSE) if self.misses else 0
 
     def decline(self) -> None:
         """A draft could be had and not be afforded: asking again takes time as well."""
         self.misses += 1
-        self.pause = min(2**self.misses, LONGEST_PAUSE)
+        self.pause = min(4**self.misses, LONGEST_PAUSE)

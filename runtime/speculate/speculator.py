@@ -52,14 +52,12 @@ class Speculator:
         self._look = 0.0  # what it cost a request lately that the drafter observed its step
         self._drafting = False  # whether the step under way has guesses
         self._asked = False  # whether `drafts` was called for the step under way
-        self._asleep = 0  # steps to come in which nothing is to be done
-        self._skipped = 0  # steps that were not accounted for
-        self._known: Sequence[int] = ()  # the requests of the step before those
+        self.rest = 0  # steps to come in which nothing is to be done: then neither `drafts` nor `settle` need be called
+        self._known: Sequence[int] = ()  # the requests of the last step of which it was told
 
     def drafts(self, decoding: Sequence[int], generations: Mapping[int, Generation]) -> dict[int, Draft]:
         """Drafts for the next step, of the requests `decoding`."""
         self._drafting, self._asked = False, True
-        self._wake()
         wishes = [wish for i in decoding if (wish := self._wish(generations[i], len(decoding))) is not None]
         if not wishes:
             return {}
@@ -72,32 +70,13 @@ class Speculator:
         self._drafting = bool(drafts)
         return drafts
 
-    def rests(self, num_running: int) -> bool:
-        """Whether nothing is to be done in the next step, so that `drafts` need not be called: all pause, and so many
-        requests run as when they began to. Costs next to nothing, as most steps of a request without luck are such."""
-        return self._asleep > 0 and num_running == len(self._known)
-
-    def rested(self) -> bool:
-        """Whether the step under way was one of rest and others follow: then there is nothing to settle."""
-        if self._asked or self._asleep <= 1:
-            return False
-        self._skipped += 1
-        self._asleep -= 1
-        return True
-
-    def _sleep(self) -> None:
-        """Where all pause, nothing is to be done until the first of them wakes."""
-        if self.adaptive and self._known:
-            self._asleep = max(min(self._account(request_id).pause for request_id in self._known) - 1, 0)
-
-    def _wake(self) -> None:
-        if self._skipped:
-            self.counts.tokens += self._skipped * len(self._known)
-            self.counts.steps += self._skipped * len(self._known)
-            for request_id in self._known:
-                if request_id in self._accounts:
-                    self._accounts[request_id].tick(self._skipped)
-        self._asleep = self._skipped = 0
+    def skip(self, steps: int) -> None:
+        """So many steps have run of which nothing was told."""
+        self.counts.tokens += steps * len(self._known)
+        self.counts.steps += steps * len(self._known)
+        for request_id in self._known:
+            if request_id in self._accounts:
+                self._accounts[request_id].tick(steps)
 
     def _wish(self, generation: Generation, decodes: int) -> Wish | None:
         account = self._account(generation.request_id)
@@ -116,13 +95,11 @@ class Speculator:
 
     def idle(self, requests: Sequence[int]) -> bool:
         """Whether none of these requests may draft in the next step."""
-        if self._asleep > 1:
-            return True
         return self.adaptive and not any(self._may_draft_next(i, len(requests)) for i in requests)
 
     def observe(self, rows: Mapping[int, int]) -> None:
         """The logit rows behind the newest tokens of the requests that go on; see `Drafter.observe`."""
-        if self._asleep > 0:
+        if not self.drafter.observes:
             return
         batch = len(rows)
         wanted = {i: row for i, row in rows.items() if not self.adaptive or self._may_draft_next(i, batch)}
@@ -135,20 +112,22 @@ class Speculator:
 
     def settle(self, batch: ScheduledBatch, outcomes: Sequence[StepOutcome], seconds: float) -> None:
         """A step has run: what it gave to each request, and how long it took, drafting included."""
+        self.rest = 0
         count = len(batch.sequences)
         asked, self._asked = self._asked, False
         if not self._drafting and batch.num_tokens == count == len(outcomes):  # decodes only
             self.times.record(count, 0, seconds)
         if not asked:
-            self._skipped += 1
-            self._wake()
+            self.skip(1)
             return
         self._known = [sequence.request_id for sequence in batch.sequences]
         if not self._drafting:
             if batch.num_tokens == count == len(outcomes):
                 self.counts.tokens += count
                 self.counts.steps += count
-                self._sleep()
+                if self.adaptive:  # where all pause, nothing is to be done until the first of them wakes
+                    pause = min(self._account(request_id).pause for request_id in self._known)
+                    self.rest = max(pause - 1 - self.drafter.observes, 0)
             return
         decodes = [s for s in batch.sequences if len(s.token_ids) == 1 + len(s.draft or ()) and s.num_logits]
         guesses = sum(len(s.draft) for s in decodes if s.draft)

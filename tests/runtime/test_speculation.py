@@ -33,7 +33,7 @@ class Oracle:
     """Random trees of guesses, of which a share is what the fake model says next."""
 
     name = "oracle"
-    first_rate = 0.5
+    first_rate, observes = 0.5, False
 
     def __init__(self, right: float, seed: int = 0, rule: Callable[..., int] = context_hash) -> None:
         self._source, self._right, self._rule = random.Random(seed), right, rule
@@ -374,7 +374,7 @@ class Late(Oracle):
         for wish in wishes:
             text = [*wish.generation.prompt, *wish.generation.token_ids]
             for _ in range(wish.count):
-                text.append((context_hash(text, VOCAB) + (self.asked < 5)) % VOCAB)
+                text.append((context_hash(text, VOCAB) + (self.asked < 3)) % VOCAB)
             found[wish.generation.request_id] = Proposal(Draft.chain(text[-wish.count :]), (0.6,) * wish.count)
         return found
 

@@ -100,7 +100,7 @@ class TableDevice(FakeDevice, Table):
 class Fixed:
     """The same tree behind every token."""
 
-    name, first_rate = "fixed", 0.5
+    name, first_rate, observes = "fixed", 0.5, False
 
     def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
         return {wish.generation.request_id: Proposal(TREE, (0.5,) * len(TREE)) for wish in wishes}

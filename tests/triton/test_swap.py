@@ -44,7 +44,7 @@ def plain(built: GpuEngine) -> list[tuple[int, ...]]:
 class Guesses:
     """A tree behind every token: a wrong guess first, so that the right ones move when they are accepted."""
 
-    name, first_rate = "guesses", 0.5
+    name, first_rate, observes = "guesses", 0.5, False
 
     def __init__(self, truth: dict[tuple[int, ...], tuple[int, ...]]) -> None:
         self._truth = truth
