@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .engine.files import HashPieces
 from .engine.load import Engine, open_engine, read_manifest
 from .engine.manifest import Manifest
 from .engine_loop import EngineLoop
@@ -55,7 +56,7 @@ def load(
     """
     typical = read_acceptance(spec_accept)
     device = _open_device(path)  # before the files are read: a wrong GPU shows at once
-    engine = open_engine(path, verify=verify, isa=isa)
+    engine = open_engine(path, verify=verify, isa=isa, load_hasher=_hasher)
     try:
         executor = _executor(threads, kv_bytes, swap_bytes, device, engine)
         tokenizer_json = engine.tokenizer_json()
@@ -69,6 +70,12 @@ def load(
     if speculator is not None:
         speculator.typical = typical
     return LLM(engine.manifest, executor, tokenizer, engine, speculator)
+
+
+def _hasher(image: bytes, name: str) -> HashPieces:
+    from .executor.library import KernelLibrary
+
+    return KernelLibrary(image, name).sha256
 
 
 def _open_device(path: str | os.PathLike[str]) -> Cuda | None:

@@ -3,7 +3,7 @@
 #pragma once
 #include <stdint.h>
 
-#define ICC_ABI_VERSION 2
+#define ICC_ABI_VERSION 3
 
 extern "C" {
 
@@ -33,6 +33,10 @@ struct icc_batch {
 // before p and, from there on, only those of its own ancestors.
 
 int32_t icc_abi_version(void);
+
+// digests[p] = SHA-256 of the p-th of `count` pieces of `size` bytes, a multiple of 64, one behind the other in `data`.
+// Needs no handle, and may be called by any number of threads.
+void icc_sha256(const uint8_t* data, int64_t count, int64_t size, uint8_t (*digests)[32]);
 
 // weights[i] is the address of the i-th weight of program.json (in its order), 64-byte aligned. kv points to
 // num_blocks * total_block_bytes bytes. Starts num_threads - 1 threads, which park between steps. NULL on failure.

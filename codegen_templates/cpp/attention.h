@@ -2,10 +2,12 @@
 //
 // Chunks and segments start at multiples of their length in absolute key positions. A row starts afresh in every
 // segment and the segments are merged in order, so a long context can be split over threads without changing a bit,
-// and a row's bits depend on its own position only. Keys and values are read where they lie; int8 ones enter the products
-// as integers, their scales multiply scores and weights. The generated kernel gives the shape as a traits class S:
+// and a row's bits depend on its own position only. Keys and values are read where they lie. Those of an int8 cache are
+// multiplied as integers: by queries and by weights of 16 bits, each row of them with a scale of its own (weights in every
+// chunk), while the scales of keys multiply the scores and those of values the weights. The generated kernel gives the
+// shape as a traits class S:
 //   T, KD, VD, HEADS (kv), GROUP (query heads per kv head), BLOCK (a multiple of 16), WINDOW, CHUNK, SOFTCAP, TILE
-//   (tokens per tile), qk(q, k, stride, rows, s): scores of a chunk, pv(p, v, stride, keys, rows, o): adds a run of values.
+//   (tokens per tile), qk(rows, r, n, chunk, fetch): scores of rows [r, r + n) in a chunk, pv(...): adds a chunk's values.
 #pragma once
 #include "kv.h"
 
@@ -13,19 +15,65 @@ constexpr int KEYS = 64;         // keys of one chunk
 constexpr int LANES = KEYS / 16; // vectors of them
 constexpr int SEGMENT = 1024;    // keys of one segment
 
+// A chunk: its keys and values by sixteen, with their scales if they have any, and what a product fetches meanwhile.
+template <class T> struct Chunk {
+    const T *k[LANES], *v[LANES];
+    const float *k_scale[LANES], *v_scale[LANES];
+    int low, high;      // the keys that some row sees
+    const T *next_k[LANES], *next_v[LANES];  // the keys and values of the chunk after this, to be fetched
+};
+
+// The rows of a tile: queries, the scores or weights of one chunk, and sums so far.
+template <class T, int ROWS, int KD, int WIDTH> struct Rows {
+    float q[ROWS * KD], s[ROWS * KEYS], o[ROWS * WIDTH], peak[ROWS], sum[ROWS][16];
+
+    void set_query(int r, const float* x) { memcpy(q + r * KD, x, sizeof(float) * KD); }
+    // The weights e of sixteen keys each, of which `seen` are seen.
+    void set_weights(int r, const VF* e, const VB*, const Chunk<T>&) {
+        for (int u = 0; u < LANES; ++u) vstore(s + r * KEYS + 16 * u, e[u]);
+    }
+};
+template <int ROWS, int KD, int WIDTH> struct Rows<int8_t, ROWS, KD, WIDTH> {
+    static constexpr int PADDED = (KD + 1) / 2 * 2;
+    static constexpr int LARGEST = 2147483647 / (127 * PADDED) < 32767 ? 2147483647 / (127 * PADDED) : 32767;
+    float s[ROWS * KEYS], o[ROWS * WIDTH], peak[ROWS], sum[ROWS][16], q_scale[ROWS], p_scale[ROWS];
+    int16_t q[ROWS * PADDED], p[ROWS * KEYS];
+
+    void set_query(int r, const float* x) {
+        float top = 0.0f, poison = 0.0f;
+        for (int d = 0; d < KD; ++d) top = fabsf(x[d]) > top ? fabsf(x[d]) : top, poison += x[d] * 0.0f;
+        const float inverse = poison == 0.0f && top > 1e-30f ? LARGEST / top : 0.0f;
+        for (int d = 0; d < PADDED; ++d) q[r * PADDED + d] = d < KD ? (int16_t)lrintf(x[d] * inverse) : (int16_t)0;
+        q_scale[r] = poison == 0.0f ? top / LARGEST : NAN;
+    }
+    void set_weights(int r, const VF* e, const VB* seen, const Chunk<int8_t>& chunk) {
+        VF w[LANES], top = vf(0.0f), poison = vload(sum[r]);
+        for (int u = 0; u < LANES; ++u) {
+            w[u] = e[u] * vload(chunk.v_scale[u]);
+            if (seen) w[u] = select(seen[u], w[u], vf(0.0f));
+            top = max_raw(top, w[u]);
+            poison = fma(w[u], vf(0.0f), poison);  // a value that is no number makes the row's sum none
+        }
+        vstore(sum[r], poison);
+        const float largest = hmax(top);
+        const VF inverse = vf(largest > 1e-30f ? 32767.0f / largest : 0.0f);
+        for (int u = 0; u < LANES; ++u) store_i16(p + r * KEYS + 16 * u, to_int_nearest(w[u] * inverse));
+        p_scale[r] = largest > 1e-30f ? largest / 32767.0f : 0.0f;
+    }
+};
+
 template <class S> struct AttentionTile {
+    typedef typename S::T T;
     static constexpr int ROWS = S::TILE * S::GROUP, WIDTH = (S::VD + 15) / 16 * 16;
-    static constexpr bool SCALED = sizeof(typename S::T) == 1;
-    typedef KvBlock<typename S::T, S::HEADS, S::KD, S::VD, S::BLOCK> Block;
-    struct Work {  // lies in the thread's scratch
-        float q[ROWS * S::KD], s[ROWS * KEYS], o[ROWS * WIDTH];
-        float peak[ROWS], sum[ROWS][16];
-        float k[S::KD * KEYS], v[KEYS * WIDTH], ks[KEYS], vs[KEYS];  // a chunk of a tree of drafts
+    static constexpr bool SCALED = sizeof(T) == 1;
+    typedef KvBlock<T, S::HEADS, S::KD, S::VD, S::BLOCK> Block;
+    typedef KvBlock<T, 1, S::KD, S::VD, KEYS> Copied;
+    struct Work : Rows<T, ROWS, S::KD, WIDTH> {  // lies in the thread's scratch
+        alignas(16) char copied[Copied::BYTES + 64];  // a chunk of a tree of drafts; vectors may read beyond its end
     };
     struct State {  // of one row over the segments so far
         float peak, sum, o[WIDTH];
     };
-    struct Scales { const float *k[LANES], *v[LANES]; };  // of the sixteen keys of each vector; null where there are none
 
     static int first_key(int position) {
         int low = 0;
@@ -41,38 +89,34 @@ template <class S> struct AttentionTile {
         return Block{c.kv + table[j / S::BLOCK] * c.kv_block_bytes};
     }
 
-    // Copies key and value of one slot into place `at` of the scratch chunk.
-    static void copy(Work& w, const Block& block, int head, int slot, int at) {
-        if (SCALED) w.ks[at] = block.key_scale(head)[slot], w.vs[at] = block.value_scale(head)[slot];
-        for (int d = 0; d < S::KD; ++d) w.k[d * KEYS + at] = value(block.key(head)[d * S::BLOCK + slot]);
-        const typename S::T* x = block.value(head) + slot * S::VD;
-        float* v = w.v + at * WIDTH;
-        for (int d = 0; d < S::VD; d += 16) vstore(v + d, S::VD - d >= 16 ? vload(x + d) : vload_n(x + d, S::VD - d));
-    }
-
     // Copies [low, high) of the chunk at `base` from the slots of draft token t's ancestors.
     static void copy_path(Work& w, const Ctx& c, int head, int t, int base, int low, int high) {
         const icc_batch& b = *c.batch;
         for (; b.positions[t] >= low; t = b.parents[t]) {
             const int j = b.positions[t], slot = b.slot_mapping[t];
-            if (j < high) copy(w, Block{c.kv + slot / S::BLOCK * c.kv_block_bytes}, head, slot % S::BLOCK, j - base);
+            const Block block{c.kv + slot / S::BLOCK * c.kv_block_bytes};
+            if (j < high) copy_slot(block, head, slot % S::BLOCK, Copied{w.copied}, 0, j - base);
             if (b.parents[t] < 0) return;
         }
     }
 
     // Online softmax of one row over the chunk: scores become weights, the row's output is rescaled.
-    static void soften(Work& w, const Scales& scales, int row, int base, int position, float slope) {
-        float* s = w.s + row * KEYS;
+    static void soften(Work& w, const Chunk<T>& chunk, int row, int base, int position, float slope) {
+        const float* s = w.s + row * KEYS;
         const int low = first_key(position);
         const bool whole = low <= base && position >= base + KEYS - 1;
-        VF x[4], top = vf(-INFINITY);
-        for (int u = 0; u < 4; ++u) {
+        VF x[LANES], top = vf(-INFINITY);
+        VB seen[LANES];
+        for (int u = 0; u < LANES; ++u) {
             x[u] = vload(s + 16 * u);
-            if (SCALED) x[u] = x[u] * vload(scales.k[u]);
+            if (SCALED) x[u] = x[u] * vload(chunk.k_scale[u]);
             const VI j = iota() + vi(base + 16 * u);
             if (S::SOFTCAP != 0.0f) x[u] = vf(S::SOFTCAP) * vtanh(x[u] * vf(1.0f / (S::SOFTCAP != 0.0f ? S::SOFTCAP : 1.0f)));
             if (S::ALIBI) x[u] = fma(vf(slope), to_float(j - vi(position)), x[u]);
-            if (!whole) x[u] = select(both(ge(j, vi(low)), le(j, vi(position))), x[u], vf(-INFINITY));
+            if (!whole) {
+                seen[u] = both(ge(j, vi(low)), le(j, vi(position)));
+                x[u] = select(seen[u], x[u], vf(-INFINITY));
+            }
             top = max_raw(top, x[u]);
         }
         const float old = w.peak[row], chunk_peak = hmax(top);
@@ -80,67 +124,72 @@ template <class S> struct AttentionTile {
         const float base_peak = peak == -INFINITY ? 0.0f : peak;
         VF sum = vload(w.sum[row]);
         if (peak != old) {
-            const VF shrink = vexp(vf(old - base_peak));
+            const VF shrink = vexp_weight(vf(old - base_peak));
             sum = sum * shrink;
             float* o = w.o + row * WIDTH;
             for (int d = 0; d < WIDTH; d += 16) vstore(o + d, vload(o + d) * shrink);
         }
-        for (int u = 0; u < 4; ++u) {
-            const VF e = vexp(x[u] - vf(base_peak));
-            sum = sum + e;
-            vstore(s + 16 * u, SCALED ? e * vload(scales.v[u]) : e);
+        for (int u = 0; u < LANES; ++u) {
+            x[u] = vexp_weight(x[u] - vf(base_peak));
+            sum = sum + x[u];
         }
         vstore(w.sum[row], sum);
+        w.set_weights(row, x, whole ? nullptr : seen, chunk);
         w.peak[row] = peak;
+    }
+
+    // Where sixteen keys from `slot` of a block on lie, and their values.
+    template <class B> static void point(Chunk<T>& chunk, int u, const B& block, int head, int slot) {
+        chunk.k[u] = &block.key(head, slot, 0), chunk.v[u] = &block.value(head, slot, 0);
+        chunk.k_scale[u] = block.key_scale(head) + slot, chunk.v_scale[u] = block.value_scale(head) + slot;
     }
 
     // One chunk of a tree of drafts that begins at position `start`: its rows see different keys, so each token loads
     // its own, and sums them in the order in which it would without a tree.
     static void branches(Work& w, const Ctx& c, const int32_t* table, int head, int rows, int token, int start,
                          int base, int low, int to, const float* slopes) {
+        const Copied copied{w.copied};
+        Chunk<T> chunk;
+        for (int u = 0; u < LANES; ++u) point(chunk, u, copied, 0, 16 * u);
         for (int r = 0; r < rows; r += S::GROUP) {
             const int t = token + r / S::GROUP, position = c.batch->positions[t];
             int high = base + KEYS < to ? base + KEYS : to;
             if (position + 1 < high) high = position + 1;
             if (high <= low) continue;
-            for (int j = low; j < high && j < start; ++j) copy(w, block_of(c, table, j), head, j % S::BLOCK, j - base);
+            for (int j = low; j < high && j < start; ++j)
+                copy_slot(block_of(c, table, j), head, j % S::BLOCK, copied, 0, j - base);
             copy_path(w, c, head, t, base, low > start ? low : start, high);
-            const float* k[LANES];
-            Scales scales;
-            for (int u = 0; u < LANES; ++u) k[u] = w.k + 16 * u, scales.k[u] = w.ks + 16 * u, scales.v[u] = w.vs + 16 * u;
-            S::qk(w.q + r * S::KD, k, KEYS, S::GROUP, w.s + r * KEYS, false, nullptr);
-            for (int g = 0; g < S::GROUP; ++g) soften(w, scales, r + g, base, position, S::ALIBI ? slopes[g] : 0.0f);
-            S::pv(w.s + r * KEYS + (low - base), w.v + (low - base) * WIDTH, WIDTH, high - low, S::GROUP, w.o + r * WIDTH, false, nullptr);
+            chunk.low = low - base, chunk.high = high - base;
+            S::qk(w, r, S::GROUP, chunk, false);
+            for (int g = 0; g < S::GROUP; ++g) soften(w, chunk, r + g, base, position, S::ALIBI ? slopes[g] : 0.0f);
+            S::pv(w, r, S::GROUP, chunk, false);
         }
     }
 
     // One chunk in which all rows see keys of the same blocks: [low, high). Where they are those of one token, reading keys
-    // and values is most of the work: the products fetch this chunk's values and the next chunk's keys as they go.
+    // and values is most of the work: the products fetch the next chunk as they go.
     static void whole(Work& w, const Ctx& c, const int32_t* table, int head, int rows, const int32_t* positions, int base,
                       int low, int high, const float* slopes) {
-        const bool alone = rows == S::GROUP;
-        const typename S::T* k[LANES];
-        const char* values[LANES];
-        Scales scales;
+        const bool alone = rows == S::GROUP, more = alone && base + KEYS <= positions[0];
+        Chunk<T> chunk;
+        chunk.low = low - base, chunk.high = high - base;
         for (int u = 0; u < LANES; ++u) {
             int j = base + 16 * u;
+            const int next = more && j + KEYS <= positions[0] ? j + KEYS : low;
             if (j + 16 <= low || j >= high) j = low / 16 * 16;  // sixteen keys that nobody sees: any will do
-            const Block block = block_of(c, table, j);
-            k[u] = block.key(head) + j % S::BLOCK;
-            values[u] = (const char*)(block.value(head) + j % S::BLOCK * S::VD);
-            scales.k[u] = block.key_scale(head) + j % S::BLOCK, scales.v[u] = block.value_scale(head) + j % S::BLOCK;
+            point(chunk, u, block_of(c, table, j), head, j % S::BLOCK);
+            const Block after = block_of(c, table, next);
+            chunk.next_k[u] = &after.key(head, next % S::BLOCK / 16 * 16, 0);
+            chunk.next_v[u] = &after.value(head, next % S::BLOCK / 16 * 16, 0);
+            if (SCALED && more) {
+                _mm_prefetch((const char*)(after.key_scale(head) + next % S::BLOCK), _MM_HINT_T1);
+                _mm_prefetch((const char*)(after.value_scale(head) + next % S::BLOCK), _MM_HINT_T1);
+            }
         }
-        S::qk(w.q, k, S::BLOCK, rows, w.s, alone, values);
+        S::qk(w, 0, rows, chunk, more);
         for (int r = 0; r < rows; ++r)
-            soften(w, scales, r, base, positions[r / S::GROUP], S::ALIBI ? slopes[r % S::GROUP] : 0.0f);
-        for (int j = low; j < high;) {
-            const int end = (j / S::BLOCK + 1) * S::BLOCK, to = end < high ? end : high, next = j + KEYS;
-            const bool more = alone && next <= positions[0];
-            const Block after = block_of(c, table, more ? next : j);
-            const char* ahead = (const char*)after.key(head) + j % S::BLOCK * S::KD * (int)sizeof(typename S::T);
-            S::pv(w.s + (j - base), block_of(c, table, j).value(head) + j % S::BLOCK * S::VD, S::VD, to - j, rows, w.o, more, ahead);
-            j = to;
-        }
+            soften(w, chunk, r, base, positions[r / S::GROUP], S::ALIBI ? slopes[r % S::GROUP] : 0.0f);
+        S::pv(w, 0, rows, chunk, more);
     }
 
     // All chunks of one segment for `rows` rows; row r is token `token` + r / GROUP, query head r % GROUP. The tile is

@@ -52,6 +52,12 @@ ICC_INLINE void vistore_n(int32_t* p, VI x, int n) {
 
 // ---- the same on both ----
 
+ICC_INLINE VI load_pairs_n(const int8_t* p, int n) {
+    int8_t t[32] = {};
+    memcpy(t, p, 2 * (size_t)n);
+    return load_pairs(t);
+}
+
 ICC_INLINE float hsum(VF x) {
     const __m256 h = fold(x);
     __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));

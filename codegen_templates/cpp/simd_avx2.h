@@ -95,6 +95,9 @@ ICC_INLINE void store_low16(uint16_t* p, VI x) {
     vistore(t, x);
     for (int i = 0; i < 16; ++i) p[i] = (uint16_t)t[i];
 }
+ICC_INLINE void store_i16(int16_t* p, VI x) {
+    _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8));
+}
 ICC_INLINE void store_low8(int8_t* p, VI x) {
     int32_t t[16];
     vistore(t, x);
@@ -128,5 +131,23 @@ ICC_INLINE VI dot_u8(VI acc, VI u, VI s) {
 // The same four signed bytes for every lane, from memory.
 ICC_INLINE VI dot_u4_at(VI acc, VI u, const int8_t* s) { return dot_u4(acc, u, set1_quad(s)); }
 ICC_INLINE VI dot_u8_at(VI acc, VI u, const int8_t* s) { return dot_u8(acc, u, set1_quad(s)); }
+// Sixteen pairs of signed bytes as pairs of 16-bit integers; sixteen single ones, each with a zero behind it.
+ICC_INLINE VI load_pairs(const int8_t* p) {
+    const __m128i *x = (const __m128i*)p, *y = x + 1;
+    return {_mm256_cvtepi8_epi16(_mm_loadu_si128(x)), _mm256_cvtepi8_epi16(_mm_loadu_si128(y))};
+}
+ICC_INLINE VI load_singles(const int8_t* p) {
+    const __m128i x = _mm_loadu_si128((const __m128i*)p);
+    const __m256i low = _mm256_set1_epi32(0xffff);
+    return {_mm256_and_si256(_mm256_cvtepi8_epi32(x), low),
+            _mm256_and_si256(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)), low)};
+}
+// Per 32-bit lane: acc + dot of two 16-bit integers and the same two for every lane, from memory.
+ICC_INLINE VI dot_pairs_at(VI acc, VI x, const int16_t* pair) {
+    int32_t both;
+    memcpy(&both, pair, 4);
+    const __m256i y = _mm256_set1_epi32(both);
+    return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y))};
+}
 ICC_INLINE __m256 fold(VF x) { return _mm256_add_ps(x.a, x.b); }
 ICC_INLINE __m256 fold_max(VF x) { return _mm256_max_ps(x.a, x.b); }

@@ -67,6 +67,7 @@ ICC_INLINE VF load_u8(const uint8_t* p) {
 }
 ICC_INLINE void store_f16(uint16_t* p, VF x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x.v, 0)); }
 ICC_INLINE void store_low16(uint16_t* p, VI x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(x.v)); }
+ICC_INLINE void store_i16(int16_t* p, VI x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(x.v)); }
 ICC_INLINE void store_low8(int8_t* p, VI x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(x.v)); }
 
 ICC_INLINE VI set1_quad(const int8_t* p) {
@@ -119,6 +120,22 @@ ICC_INLINE VI dot_u8_at(VI acc, VI u, const int8_t* s) {
     return dot_u4_at(acc, u, s);
 #else
     return dot_u8(acc, u, set1_quad(s));
+#endif
+}
+// Sixteen pairs of signed bytes as pairs of 16-bit integers; sixteen single ones, each with a zero behind it.
+ICC_INLINE VI load_pairs(const int8_t* p) { return {_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p))}; }
+ICC_INLINE VI load_singles(const int8_t* p) {
+    return {_mm512_and_si512(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)), _mm512_set1_epi32(0xffff))};
+}
+// Per 32-bit lane: acc + dot of two 16-bit integers and the same two for every lane, from memory. See dot_u4_at.
+ICC_INLINE VI dot_pairs_at(VI acc, VI x, const int16_t* pair) {
+#if defined(__AVX512VNNI__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    asm("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(acc.v) : "v"(x.v), "m"(*(const int32_t(*)[1])pair));
+    return acc;
+#else
+    int32_t both;
+    memcpy(&both, pair, 4);
+    return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(x.v, _mm512_set1_epi32(both)))};
 #endif
 }
 ICC_INLINE __m256 fold(VF a) {

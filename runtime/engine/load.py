@@ -1,8 +1,9 @@
-"""Opening an engine directory: read, check, map. Nothing of it is executed here."""
+"""Opening an engine directory: read, check, map. Nothing of it is executed here, but for what the caller brings."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +12,7 @@ import msgspec
 
 from ..errors import EngineFieldError, EngineFormatError, EngineVersionError, KVLayoutError
 from .digest import digest_of
-from .files import EngineFiles
+from .files import EngineFiles, HashPieces
 from .isa import cpu_flags, select_library
 from .manifest import FORMAT_VERSION, Library, Manifest
 from .program import KV_DTYPES, MAX_BLOCK_SIZE, Program
@@ -47,12 +48,19 @@ class Engine:
         self.weights.close()
 
 
-def open_engine(path: str | os.PathLike[str], *, verify: bool = True, isa: str | None = None) -> Engine:
+def open_engine(
+    path: str | os.PathLike[str],
+    *,
+    verify: bool = True,
+    isa: str | None = None,
+    load_hasher: Callable[[bytes, str], HashPieces] | None = None,
+) -> Engine:
     """Open an engine directory.
 
-    verify: compare every file with its sha256 in the manifest before anything is used; False only checks names and
-    sizes. isa (or the environment variable ICC_ISA): take this library instead of the best one. Raises
-    EngineVersionError, EngineFormatError (which file, which field), MissingIsaError or UsageError.
+    verify: compare every file with its sha256 in the manifest before it is used; False only checks names and sizes.
+    isa (or the environment variable ICC_ISA): take this library instead of the best one. load_hasher: makes, of that
+    library's content and name, what hashes the weights, once the library is verified: for those who run it anyway.
+    Raises EngineVersionError, EngineFormatError (which file, which field), MissingIsaError or UsageError.
     """
     root = Path(path)
     manifest = read_manifest(root)
@@ -66,7 +74,8 @@ def open_engine(path: str | os.PathLike[str], *, verify: bool = True, isa: str |
     used = (library and library.path, _tokenizer_file(manifest))
     mapped = files.map(manifest.weights_file)
     with memoryview(mapped) as view:
-        files.check([path for path in used if path], {manifest.weights_file: view})
+        hasher = load_hasher(files.read(library.path), library.path) if library and load_hasher and verify else None
+        files.check([path for path in used if path], {manifest.weights_file: view}, hasher)
     weights = MappedWeights(mapped, manifest.weights_file)
     return Engine(root, manifest, program, weights, library, files)
 

@@ -7,14 +7,14 @@ import msgspec
 FORMAT_VERSION = 1
 
 
-PIECE = 16 << 20  # bytes; part of the format
+PIECE = 4 << 20  # bytes; part of the format
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Size in bytes and sha256 (hex) of one file of the engine.
 
     A file of more than PIECE bytes also has the sha256 of each PIECE of it: they are what is compared when an engine is
-    opened, because threads can share that work.
+    opened, because threads and the lanes of a vector can share that work.
     """
 
     size: int

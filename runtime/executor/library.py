@@ -8,9 +8,11 @@ import hashlib
 import os
 from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
 
+import numpy as np
+
 from ..errors import EngineAbiError, EngineFormatError, IccError
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 
 class IccBatch(Structure):
@@ -51,7 +53,7 @@ class KernelLibrary:
             library = ctypes.CDLL(_loadable_path(image), mode=os.RTLD_LOCAL | os.RTLD_NOW)
             version = library.icc_abi_version
             self._create, self._step, self._destroy = library.icc_create, library.icc_step, library.icc_destroy
-            self._section = library.icc_section
+            self._section, self._sha256 = library.icc_section, library.icc_sha256
         except (OSError, AttributeError) as error:
             raise EngineFormatError(f"{name} is not a kernel library: {error}", "compile the model again") from error
         version.restype = c_int32
@@ -69,6 +71,15 @@ class KernelLibrary:
         self._section.argtypes = (c_void_p, c_int32, POINTER(IccBatch))
         self._destroy.restype = None
         self._destroy.argtypes = (c_void_p,)
+        self._sha256.restype = None
+        self._sha256.argtypes = (c_void_p, c_int64, c_int64, c_void_p)
+
+    def sha256(self, data: memoryview, size: int) -> list[str]:
+        """The SHA-256 (hex) of each `size` bytes of `data`, both multiples of 64: several at a time, GIL released."""
+        count, content = len(data) // size, np.frombuffer(data, dtype=np.uint8)
+        digests = np.empty((count, 32), dtype=np.uint8)
+        self._sha256(content.ctypes.data, count, size, digests.ctypes.data)
+        return [digest.tobytes().hex() for digest in digests]
 
     def create(self, num_threads: int, weights: list[int], arena: int, kv: int, num_blocks: int) -> int:
         """A handle over memory that must outlive it. IccError if the library cannot start."""

@@ -39,6 +39,7 @@ SHAPES = (
     Shape(8, 2, 128, 128, 128, sinks=True, window=100),
     Shape(2, 1, 256, 256, chunk=32),
     Shape(4, 4, 8, 8, alibi=True),
+    Shape(4, 2, 9, 11),
 )
 
 

@@ -100,6 +100,8 @@ MICROS = {
     ),
     "micro_qk__m2_v2": AttentionMicroParams("qk", 2, 2),
     "micro_pv__m2_v1": AttentionMicroParams("pv", 2, 1),
+    "micro_qk__i8": AttentionMicroParams("qk", 1, 4, integer=True),
+    "micro_pv__i8": AttentionMicroParams("pv", 1, 2, 11, integer=True),
 }  # fmt: skip
 PROGRAM = "program__two_steps"
 

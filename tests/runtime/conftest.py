@@ -26,6 +26,7 @@ from icc.runtime.engine.manifest import (
     SamplingDefaults,
 )
 from icc.runtime.engine.program import Kernel, KVLayer, KVLayout, Operand, Program, Step, Weight
+from icc.runtime.executor.library import ABI_VERSION
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -123,11 +124,11 @@ def toy_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Pat
     """Builds the toy kernels for an ABI version."""
     folder = tmp_path_factory.mktemp("toy")
 
-    def build(abi: int = 2) -> Path:
+    def build(abi: int = ABI_VERSION) -> Path:
         library = folder / f"toy{abi}.so"
         if not library.exists():
             include = ROOT / "codegen_templates" / "cpp"
-            command = ["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", f"-DTOY_ABI={abi}"]
+            command = ["g++", "-std=c++17", "-O1", "-mavx2", "-Wall", "-Werror", "-shared", "-fPIC", f"-DTOY_ABI={abi}"]
             subprocess.run([*command, f"-I{include}", str(HERE / "toy_kernels.cpp"), "-o", str(library)], check=True)
         return library
 
@@ -144,7 +145,7 @@ def write_engine(toy_library: Callable[[int], Path]) -> Callable[..., Path]:
     def write(
         root: Path,
         rule: int = 0,
-        abi: int = 2,
+        abi: int = ABI_VERSION,
         embed: bool = False,
         tokenizer_files: dict[str, str] | None = None,
         **changes: Any,

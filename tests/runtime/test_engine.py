@@ -22,6 +22,7 @@ from icc.runtime.errors import (
     MissingIsaError,
     UsageError,
 )
+from icc.runtime.executor.library import ABI_VERSION
 from icc.runtime.executor.memory import choose_num_blocks
 from icc.runtime.llm import load
 from icc.runtime.params import SamplingParams
@@ -57,7 +58,7 @@ def test_compiling_again_over_a_loaded_engine_loads_the_new_library(make_engine:
     with load(first):
         shutil.rmtree(first)
         os.rename(other, first)
-        with pytest.raises(EngineFormatError, match="kernel interface version 1, this runtime needs 2"):
+        with pytest.raises(EngineFormatError, match=f"kernel interface version 1, this runtime needs {ABI_VERSION}"):
             load(first)
 
 

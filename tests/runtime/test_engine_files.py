@@ -13,10 +13,10 @@ from icc.compiler.codegen import write_engine
 from icc.runtime.engine import files
 from icc.runtime.engine.digest import encode_sealed
 from icc.runtime.engine.files import EngineFiles
-from icc.runtime.engine.load import open_engine, read_manifest
+from icc.runtime.engine.load import Engine, open_engine, read_manifest
 from icc.runtime.engine.manifest import FileEntry
 from icc.runtime.errors import EngineFormatError
-from icc.runtime.llm import load
+from icc.runtime.llm import LLM, load
 from icc.runtime.params import SamplingParams
 
 Make = Callable[..., Path]
@@ -72,26 +72,26 @@ def test_a_file_that_is_read_later_is_compared_again(make_engine: Make) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("missing", [0, 1])
+@pytest.mark.parametrize(("missing", "open_it"), [(0, open_engine), (1, open_engine), (0, load)])
 def test_a_mapped_file_is_compared_piece_by_piece(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, missing: int
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, missing: int, open_it: Callable[[Path], Engine | LLM]
 ) -> None:
     """Whichever byte changes; and with a piece too few in the manifest, by the digest of the whole file."""
     root, weights = make_engine(), "weights.safetensors"
     for module in (files, write_engine):
-        monkeypatch.setattr(module, "PIECE", 48)
+        monkeypatch.setattr(module, "PIECE", 64)
     entry = write_engine.file_entry(root / weights)
-    assert len(entry.pieces) == -(-entry.size // 48) > 2
+    assert len(entry.pieces) == -(-entry.size // 64) > 2
     entry = FileEntry(entry.size, entry.sha256, entry.pieces[missing:])
     manifest = read_manifest(root)
     sealed = msgspec.structs.replace(manifest, files={**manifest.files, weights: entry})
     (root / "engine.json").write_bytes(encode_sealed(sealed))
-    open_engine(root).close()
+    open_it(root).close()
     content = (root / weights).read_bytes()
     for at in range(len(content)):
         (root / weights).write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
         with pytest.raises(EngineFormatError, match=r"weights\.safetensors has changed"):
-            open_engine(root)
+            open_it(root)
 
 
 def test_a_library_that_is_overwritten_runs_on(make_engine: Make) -> None:

@@ -18,6 +18,7 @@ from icc.runtime.engine.manifest import GpuFacts
 from icc.runtime.errors import DeviceError, DriverError, IccError
 from icc.runtime.executor.cuda.compat import check_device
 from icc.runtime.executor.cuda.driver import DeviceFacts
+from icc.runtime.executor.library import ABI_VERSION
 
 Make = Callable[..., Path]
 
@@ -101,7 +102,7 @@ def test_the_command_says_it_in_one_line_with_the_code(make_engine: Make) -> Non
 
 
 def test_kernels_of_another_interface(make_engine: Make) -> None:
-    with pytest.raises(IccError, match="kernel interface version 1, this runtime needs 2") as caught:
+    with pytest.raises(IccError, match=f"kernel interface version 1, this runtime needs {ABI_VERSION}") as caught:
         llm.load(make_engine(abi=1))
     assert caught.value.exit_code == 26 and caught.value.hint
 

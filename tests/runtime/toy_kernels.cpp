@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 #include "abi.h"
+#define ICC_INLINE static inline __attribute__((always_inline))
+#include "sha256.h"
 
 namespace {
 constexpr int kBlock = 4;
@@ -23,6 +25,10 @@ int32_t* slot(Engine* e, int64_t index) {
 
 extern "C" {
 int32_t icc_abi_version(void) { return TOY_ABI; }
+
+void icc_sha256(const uint8_t* data, int64_t count, int64_t size, uint8_t (*digests)[32]) {
+    sha256_pieces(data, count, size, digests);
+}
 
 void* icc_create(int32_t num_threads, const void* const* weights, void* arena, void* kv, int64_t num_blocks) {
     if (num_threads < 1 || reinterpret_cast<uintptr_t>(weights[0]) % 64 || reinterpret_cast<uintptr_t>(arena) % 64)

@@ -46,16 +46,18 @@ class KvWriteParams(CacheParams):
 @dataclass(frozen=True)
 class AttentionMicroParams:
     """A micro-kernel of `mr` query rows by `nv` sixteen-lane vectors: keys for qk, value columns for pv, whose last
-    vector has `last` columns."""
+    vector has `last` columns. `integer`: of an int8 cache."""
 
     kind: str  # "qk" or "pv"
     mr: int
     nv: int
     last: int = 16
+    integer: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.kind}_m{self.mr}_v{self.nv}" + (f"_l{self.last}" if self.last < 16 else "")
+        kind = f"{self.kind}_i8" if self.integer else self.kind
+        return f"{kind}_m{self.mr}_v{self.nv}" + (f"_l{self.last}" if self.last < 16 else "")
 
     @property
     def template(self) -> str:
@@ -108,7 +110,7 @@ class AttentionParams(CacheParams):
 
     def qk(self, rows: int) -> AttentionMicroParams:
         """The score kernel for `rows` rows."""
-        return AttentionMicroParams("qk", rows, self._vectors(rows))
+        return AttentionMicroParams("qk", rows, self._vectors(rows), integer=self.dtype == "i8")
 
     def pv(self, rows: int) -> tuple[tuple[int, AttentionMicroParams], ...]:
         """(first column, kernel) of the pieces that the value columns are cut into."""
@@ -116,7 +118,7 @@ class AttentionParams(CacheParams):
         while done < total:
             take = next(n for n in (4, 2, 1) if n <= min(total - done, self._vectors(rows)))
             last = self.value_dim - 16 * (total - 1) if done + take == total else 16
-            pieces.append((16 * done, AttentionMicroParams("pv", rows, take, last)))
+            pieces.append((16 * done, AttentionMicroParams("pv", rows, take, last, self.dtype == "i8")))
             done += take
         return tuple(pieces)
 
@@ -128,5 +130,6 @@ class AttentionParams(CacheParams):
     def scratch_bytes(self) -> int:
         """Bytes of AttentionTile::Work and the row states (checked by the C++ side)."""
         rows, width = self.tile * self.group, round_up(self.value_dim, 16)
-        work = rows * self.key_dim + KEYS * (self.key_dim + width + rows + 2) + rows * width + rows * 17
-        return round_up(4 * (work + rows * (width + 2)) + 64, 64)
+        per_row = self.key_dim + 1 + KEYS + KEYS // 2 + width + 19  # the half: 16-bit weights of an int8 cache
+        copied = KEYS * (self.key_dim + self.value_dim + 2)
+        return round_up(4 * (rows * (per_row + width + 2) + copied) + 256, 64)

@@ -61,7 +61,9 @@ OPS: dict[str, type[KernelParams]] = {
     "expert_linear_q": ExpertLinearQParams,
 }
 
-HEADERS = ("abi.h", "simd.h", "vmath.h", "team.h", "rows.h", "gemm.h", "kv.h", "attention.h", "pointwise/access.h")
+HEADERS = (
+    "abi.h", "simd.h", "sha256.h", "vmath.h", "team.h", "rows.h", "gemm.h", "kv.h", "attention.h", "pointwise/access.h",
+)  # fmt: skip
 PANEL_BYTES = 512 << 10  # activation panels of one M-chunk: half of a common L2
 PARTIAL_BYTES = 8 << 20  # attention partials when a long context is split over threads
 

@@ -11,50 +11,45 @@ struct k0_attention_shape {
     static constexpr bool ALIBI = true;
     static constexpr int WIDTH = (VD + 15) / 16 * 16;
 
-    // Keys and values are elements of the cache, or floats in scratch. `ahead`: see the micro-kernels; only the first rows
-    // fetch, and only where `fetch` says so.
-    template <class X>
-    static void qk(const float* q, const X* const* k, int64_t stride, int rows, float* s, bool fetch, const char* const* ahead) {
-        constexpr int64_t STEP = 16 * VD * sizeof(T) / KD;
-        int r = 0;
-        for (; r + 4 <= rows; r += 4) {
-            if (fetch && r == 0) qk_m4_v1<true>(q, KD, k, stride, KD, s, ahead, STEP);
-            else qk_m4_v1<false>(q + r * KD, KD, k, stride, KD, s + r * KEYS, ahead, 0);
+    // Only the first rows fetch, and only where `fetch` says so: see the micro-kernels.
+    template <class Work> static void qk(Work& w, int r, int rows, const Chunk<T>& chunk, bool fetch) {
+        const int end = r + rows;
+        for (; r + 4 <= end; r += 4, fetch = false) {
+            if (fetch) qk_i8_m4_v1<true, KD, VD>(w, r, chunk);
+            else qk_i8_m4_v1<false, KD, VD>(w, r, chunk);
         }
-        for (; r + 3 <= rows; r += 3) {
-            if (fetch && r == 0) qk_m3_v1<true>(q, KD, k, stride, KD, s, ahead, STEP);
-            else qk_m3_v1<false>(q + r * KD, KD, k, stride, KD, s + r * KEYS, ahead, 0);
+        for (; r + 3 <= end; r += 3, fetch = false) {
+            if (fetch) qk_i8_m3_v1<true, KD, VD>(w, r, chunk);
+            else qk_i8_m3_v1<false, KD, VD>(w, r, chunk);
         }
-        for (; r + 2 <= rows; r += 2) {
-            if (fetch && r == 0) qk_m2_v2<true>(q, KD, k, stride, KD, s, ahead, STEP);
-            else qk_m2_v2<false>(q + r * KD, KD, k, stride, KD, s + r * KEYS, ahead, 0);
+        for (; r + 2 <= end; r += 2, fetch = false) {
+            if (fetch) qk_i8_m2_v2<true, KD, VD>(w, r, chunk);
+            else qk_i8_m2_v2<false, KD, VD>(w, r, chunk);
         }
-        for (; r + 1 <= rows; r += 1) {
-            if (fetch && r == 0) qk_m1_v4<true>(q, KD, k, stride, KD, s, ahead, STEP);
-            else qk_m1_v4<false>(q + r * KD, KD, k, stride, KD, s + r * KEYS, ahead, 0);
+        for (; r + 1 <= end; r += 1, fetch = false) {
+            if (fetch) qk_i8_m1_v4<true, KD, VD>(w, r, chunk);
+            else qk_i8_m1_v4<false, KD, VD>(w, r, chunk);
         }
     }
-    template <class X>
-    static void pv(const float* s, const X* v, int64_t stride, int keys, int rows, float* o, bool fetch, const char* ahead) {
-        constexpr int BYTES = KD * sizeof(T);
-        int r = 0;
-        for (; r + 4 <= rows; r += 4) {
-            if (fetch && r == 0) pv_m4_v1<BYTES>(s, v, stride, keys, o, WIDTH, ahead);
-            else pv_m4_v1<0>(s + r * KEYS, v, stride, keys, o + r * WIDTH, WIDTH, ahead);
-            pv_m4_v1_l8<0>(s + r * KEYS, v + 16, stride, keys, o + r * WIDTH + 16, WIDTH, ahead);
+    template <class Work> static void pv(Work& w, int r, int rows, const Chunk<T>& chunk, bool fetch) {
+        const int end = r + rows;
+        for (; r + 4 <= end; r += 4, fetch = false) {
+            if (fetch) pv_i8_m4_v1<KD, VD, WIDTH>(w, r, 0, chunk);
+            else pv_i8_m4_v1<0, VD, WIDTH>(w, r, 0, chunk);
+            pv_i8_m4_v1_l8<0, VD, WIDTH>(w, r, 16, chunk);
         }
-        for (; r + 3 <= rows; r += 3) {
-            if (fetch && r == 0) pv_m3_v1<BYTES>(s, v, stride, keys, o, WIDTH, ahead);
-            else pv_m3_v1<0>(s + r * KEYS, v, stride, keys, o + r * WIDTH, WIDTH, ahead);
-            pv_m3_v1_l8<0>(s + r * KEYS, v + 16, stride, keys, o + r * WIDTH + 16, WIDTH, ahead);
+        for (; r + 3 <= end; r += 3, fetch = false) {
+            if (fetch) pv_i8_m3_v1<KD, VD, WIDTH>(w, r, 0, chunk);
+            else pv_i8_m3_v1<0, VD, WIDTH>(w, r, 0, chunk);
+            pv_i8_m3_v1_l8<0, VD, WIDTH>(w, r, 16, chunk);
         }
-        for (; r + 2 <= rows; r += 2) {
-            if (fetch && r == 0) pv_m2_v2_l8<BYTES>(s, v, stride, keys, o, WIDTH, ahead);
-            else pv_m2_v2_l8<0>(s + r * KEYS, v, stride, keys, o + r * WIDTH, WIDTH, ahead);
+        for (; r + 2 <= end; r += 2, fetch = false) {
+            if (fetch) pv_i8_m2_v2_l8<KD, VD, WIDTH>(w, r, 0, chunk);
+            else pv_i8_m2_v2_l8<0, VD, WIDTH>(w, r, 0, chunk);
         }
-        for (; r + 1 <= rows; r += 1) {
-            if (fetch && r == 0) pv_m1_v2_l8<BYTES>(s, v, stride, keys, o, WIDTH, ahead);
-            else pv_m1_v2_l8<0>(s + r * KEYS, v, stride, keys, o + r * WIDTH, WIDTH, ahead);
+        for (; r + 1 <= end; r += 1, fetch = false) {
+            if (fetch) pv_i8_m1_v2_l8<KD, VD, WIDTH>(w, r, 0, chunk);
+            else pv_i8_m1_v2_l8<0, VD, WIDTH>(w, r, 0, chunk);
         }
     }
 };
@@ -100,11 +95,12 @@ static void k0_attention(const Ctx& c) {
         for (int r = 0; r < at.tokens * GROUP; ++r) {
             const int64_t t = at.token + r / GROUP;
             const float* q = c.input<const float>(0) + t * 64 + (at.head * GROUP + r % GROUP) * S::KD;
-            float* x = w.q + r * S::KD;
-            memcpy(x, q, sizeof(float) * S::KD);
+            float x[S::KD];
+            memcpy(x, q, sizeof x);
             const int64_t turn = clamp_row(b.positions[t], 64) * 8;
             rotate_head<8, true>(x, c.input<const float>(1) + turn, c.input<const float>(2) + turn);
             for (int d = 0; d < S::KD; ++d) x[d] *= 0.25f;
+            w.set_query(r, x);
         }
     };
     const auto keys_of = [&](const Place& at, int& low, int& high) {  // what the rows of the tile see together

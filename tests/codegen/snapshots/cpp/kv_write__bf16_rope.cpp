@@ -14,7 +14,8 @@ static void k0_kv_write(const Ctx& c) {
         memcpy(k, c.input<const float>(0) + t * 144 + head * KD, sizeof k);
         const int64_t turn = clamp_row(b.positions[t], 64) * 8;
         rotate_head<8, true>(k, c.input<const float>(2) + turn, c.input<const float>(3) + turn);
-        store_kv(block.key(head) + at, BLOCK, k, KD, block.key_scale(head) + at);
-        store_kv(block.value(head) + at * VD, 1, c.input<const float>(1) + t * 144 + head * VD, VD, block.value_scale(head) + at);
+        const float* v = c.input<const float>(1) + t * 144 + head * VD;
+        store_kv([&](int d) -> Bf16& { return block.key(head, at, d); }, k, KD, block.key_scale(head) + at);
+        store_kv([&](int d) -> Bf16& { return block.value(head, at, d); }, v, VD, block.value_scale(head) + at);
     }
 }

@@ -12,7 +12,8 @@ static void k0_kv_write(const Ctx& c) {
         const KvBlock<int8_t, HEADS, KD, VD, BLOCK> block{c.kv + slot / BLOCK * c.kv_block_bytes};
         float k[KD];
         memcpy(k, c.input<const float>(0) + t * 32 + head * KD, sizeof k);
-        store_kv(block.key(head) + at, BLOCK, k, KD, block.key_scale(head) + at);
-        store_kv(block.value(head) + at * VD, 1, c.input<const float>(1) + t * 48 + head * VD, VD, block.value_scale(head) + at);
+        const float* v = c.input<const float>(1) + t * 48 + head * VD;
+        store_kv([&](int d) -> int8_t& { return block.key(head, at, d); }, k, KD, block.key_scale(head) + at);
+        store_kv([&](int d) -> int8_t& { return block.value(head, at, d); }, v, VD, block.value_scale(head) + at);
     }
 }

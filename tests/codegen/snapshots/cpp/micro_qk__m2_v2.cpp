@@ -1,29 +1,32 @@
-// Scores of 2 query rows against a chunk of 64 keys: s[r][j] = sum over d of q[r][d] * k[j / 16][d][j % 16].
-// q rows are q_stride apart, s rows 64, the sixteen keys of one dim `stride` from those of the next. One chain of additions
-// per score, ascending d. Each step fetches `step` bytes of every `ahead` into L2: what comes next lies in blocks anywhere,
-// where the hardware cannot guess it, and all at once would stall. Not into L1: the few misses that it can have under way at a
-// time read only two thirds as fast (measured on Zen 4). Params: AttentionMicroParams.
-template <bool AHEAD, class T>
-static void qk_m2_v2(const float* q, int64_t q_stride, const T* const* keys, int64_t stride, int dims, float* s,
-                         const char* const* ahead, int64_t step) {
+// Scores of 2 query rows from r on against a chunk of 64 keys: s[j] = sum over d of q[d] * k[j / 16][d][j % 16], one chain of
+// additions per score, ascending d. Each step fetches its share of the next chunk's
+// values into L2: they lie in blocks anywhere, where the hardware cannot guess them, and all at once would stall. Not into
+// L1: the few misses that it can have under way at a time read only two thirds as fast (measured on Zen 4).
+// Params: AttentionMicroParams.
+template <bool FETCH, int KD, int VD, class Work, class T>
+static void qk_m2_v2(Work& w, int r, const Chunk<T>& chunk) {
+    constexpr int PAIR = 1, DIMS = (KD + PAIR - 1) / PAIR * PAIR;
+    constexpr int64_t STEP = 16 * VD * PAIR * sizeof(T) / KD;  // bytes of values of sixteen keys, per step over the dims
+    const auto* q = w.q + r * DIMS;
+    float* s = w.s + r * KEYS;
     {
-    const T* k0 = keys[0];
-    const T* k1 = keys[1];
+    const T* k0 = chunk.k[0];
+    const T* k1 = chunk.k[1];
     VF acc0_0 = vf(0.0f);
     VF acc0_1 = vf(0.0f);
     VF acc1_0 = vf(0.0f);
     VF acc1_1 = vf(0.0f);
-    for (int d = 0; d < dims; ++d) {
-        if (AHEAD) _mm_prefetch(ahead[0] + d * step, _MM_HINT_T1);
-        if (AHEAD) _mm_prefetch(ahead[1] + d * step, _MM_HINT_T1);
+    for (int d = 0; d < DIMS; d += PAIR) {
+        if (FETCH) _mm_prefetch((const char*)chunk.next_v[0] + d / PAIR * STEP, _MM_HINT_T1);
+        if (FETCH) _mm_prefetch((const char*)chunk.next_v[1] + d / PAIR * STEP, _MM_HINT_T1);
         const VF x0 = vload(k0);
-        k0 += stride;
+        k0 += 16 * PAIR;
         const VF x1 = vload(k1);
-        k1 += stride;
-        const VF q0 = vf(q[0 * q_stride + d]);
+        k1 += 16 * PAIR;
+        const VF q0 = vf(q[0 * DIMS + d]);
         acc0_0 = fma(q0, x0, acc0_0);
         acc0_1 = fma(q0, x1, acc0_1);
-        const VF q1 = vf(q[1 * q_stride + d]);
+        const VF q1 = vf(q[1 * DIMS + d]);
         acc1_0 = fma(q1, x0, acc1_0);
         acc1_1 = fma(q1, x1, acc1_1);
     }
@@ -33,23 +36,23 @@ static void qk_m2_v2(const float* q, int64_t q_stride, const T* const* keys, int
     vstore(s + 80, acc1_1);
     }
     {
-    const T* k0 = keys[2];
-    const T* k1 = keys[3];
+    const T* k0 = chunk.k[2];
+    const T* k1 = chunk.k[3];
     VF acc0_0 = vf(0.0f);
     VF acc0_1 = vf(0.0f);
     VF acc1_0 = vf(0.0f);
     VF acc1_1 = vf(0.0f);
-    for (int d = 0; d < dims; ++d) {
-        if (AHEAD) _mm_prefetch(ahead[2] + d * step, _MM_HINT_T1);
-        if (AHEAD) _mm_prefetch(ahead[3] + d * step, _MM_HINT_T1);
+    for (int d = 0; d < DIMS; d += PAIR) {
+        if (FETCH) _mm_prefetch((const char*)chunk.next_v[2] + d / PAIR * STEP, _MM_HINT_T1);
+        if (FETCH) _mm_prefetch((const char*)chunk.next_v[3] + d / PAIR * STEP, _MM_HINT_T1);
         const VF x0 = vload(k0);
-        k0 += stride;
+        k0 += 16 * PAIR;
         const VF x1 = vload(k1);
-        k1 += stride;
-        const VF q0 = vf(q[0 * q_stride + d]);
+        k1 += 16 * PAIR;
+        const VF q0 = vf(q[0 * DIMS + d]);
         acc0_0 = fma(q0, x0, acc0_0);
         acc0_1 = fma(q0, x1, acc0_1);
-        const VF q1 = vf(q[1 * q_stride + d]);
+        const VF q1 = vf(q[1 * DIMS + d]);
         acc1_0 = fma(q1, x0, acc1_0);
         acc1_1 = fma(q1, x1, acc1_1);
     }

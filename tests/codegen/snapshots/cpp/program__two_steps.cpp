@@ -92,6 +92,10 @@ static void release(Handle* h, int started) {
 
 extern "C" int32_t icc_abi_version(void) { return ICC_ABI_VERSION; }
 
+extern "C" void icc_sha256(const uint8_t* data, int64_t count, int64_t size, uint8_t (*digests)[32]) {
+    sha256_pieces(data, count, size, digests);
+}
+
 extern "C" void* icc_create(int32_t num_threads, const void* const* weights, void* arena, void* kv, int64_t num_blocks) {
     if (num_threads < 1) return nullptr;
     void* memory = aligned_alloc(64, (sizeof(Handle) + 63) / 64 * 64);
