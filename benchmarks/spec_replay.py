@@ -26,7 +26,7 @@ from icc.runtime.speculate.speculator import Speculator
 class Replay:
     """Chains of guesses out of known continuations."""
 
-    name = "replay"
+    name, observes = "replay", False
 
     def __init__(self, truth: Mapping[tuple[int, ...], Sequence[int]], rate: float, length: int) -> None:
         self.first_rate = rate

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from .errors import IccError, UsageError
-from .serve_cli import add_batch, add_serve, run_batch, run_serve
+from .serve_cli import accepting, add_batch, add_serve, run_batch, run_serve, swap_bytes
 
 _INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 
@@ -76,7 +76,20 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         "--kv-mib", type=int, help="memory for the KV cache (default: a full batch, at most 40 %% of RAM)"
     )
     parser.add_argument(
+        "--swap-gib",
+        type=float,
+        help="of a GPU engine: host memory for the KV of preempted requests; 0: it is computed again "
+        "(default: if the cache can run out, 4, at most 25 %% of RAM)",
+    )
+    parser.add_argument(
         "--spec", help="speculation: none, medusa, layer-skip, ngram or draft:ENGINE (default: as compiled)"
+    )
+    parser.add_argument(
+        "--spec-accept",
+        default="lossless",
+        metavar="HOW",
+        help="guesses that are kept: lossless (default), or typical[:EPSILON,DELTA], which is lossy: sampled requests "
+        "keep guesses more probable than min(EPSILON, DELTA / exp(entropy)), by default 0.09,0.3",
     )
     parser.add_argument("--no-verify", action="store_true", help="do not compare files with their hashes")
 
@@ -90,7 +103,9 @@ def _load(arguments: argparse.Namespace):
         isa=arguments.isa,
         verify=not arguments.no_verify,
         kv_bytes=None if arguments.kv_mib is None else arguments.kv_mib << 20,
+        swap_bytes=swap_bytes(arguments),
         spec=arguments.spec,
+        spec_accept=accepting(arguments),
     )
 
 

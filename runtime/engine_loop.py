@@ -16,7 +16,8 @@ from .recovery import Trial
 from .request_table import RequestTable
 from .sampler import Constraint
 from .scheduler.batch import Draft, ScheduledBatch, StepOutcome, Verdict
-from .scheduler.scheduler import Scheduler, SchedulerConfig
+from .scheduler.config import SchedulerConfig
+from .scheduler.scheduler import Scheduler
 from .speculate.speculator import Speculator
 from .stepping import Flight, Stepper
 from .tokenizer import Tokenizer
@@ -49,6 +50,7 @@ class EngineLoop:
         self._generations, self._scores = self._requests.generations, self._requests.scores
         self._stepper = Stepper(executor)
         self._flight: Flight | None = None  # a step that runs ahead of its scheduling
+        self._rest = self._rested = 0  # steps that the speculator has no part in: to come, and since it was last asked
         self.reset()
 
     def reset(self) -> None:
@@ -61,6 +63,7 @@ class EngineLoop:
                 max_logit_rows=executor.max_logit_rows,
                 num_blocks=executor.num_blocks,
                 block_size=executor.block_size,
+                host_blocks=executor.host_blocks,
             )
         )
         self._requests.scheduler = self.scheduler
@@ -158,6 +161,7 @@ class EngineLoop:
                 continue
             if generation.first_token is None:
                 generation.first_token = now
+                self._wake_speculator()
             outputs += self._deliver(generation, pieces[outcome.request_id], reasons.get(outcome.request_id))
             if self._requests.trial.running:
                 self._requests.trial.clear(outcome.request_id)
@@ -165,7 +169,9 @@ class EngineLoop:
 
     def _run(self) -> tuple[Flight | None, list[StepOutcome], dict[int, list[Piece]], dict[int, int]]:
         """Run the next step, and start the one after it where that can be."""
-        self._flight = flight = self._flight or self._start(self.scheduler.schedule(self._drafts()))
+        if self._flight is None:
+            self._flight = self._start(self.scheduler.schedule({} if self._rest else self._drafts()))
+        flight = self._flight
         if flight is None:
             self.scheduler.update(())
             return None, [], {}, {}
@@ -191,13 +197,25 @@ class EngineLoop:
     def _learn(
         self, batch: ScheduledBatch, outcomes: Sequence[StepOutcome], rows: dict[int, int], seconds: float
     ) -> None:
-        if self.speculator is not None:
+        if self._rest:  # the cheapest thing to do in most steps of a request without luck
+            self._rest -= 1
+            self._rested += 1
+            if not self._rest:
+                self._wake_speculator()
+        elif self.speculator is not None:
             try:
                 self.speculator.settle(batch, outcomes, seconds)
                 if self._flight is None:  # else the step that runs ahead has overwritten what the heads would read
                     self.speculator.observe(rows)
+                self._rest = self.speculator.rest
             except Exception as error:
                 self._stop_speculating(error)
+
+    def _wake_speculator(self) -> None:
+        """There are other requests, or the rest is over."""
+        if self.speculator is not None and self._rested:
+            self.speculator.skip(self._rested)
+        self._rest = self._rested = 0
 
     def _stop_speculating(self, error: Exception) -> None:
         """A drafter that fails is not asked again: it changes no token, so nobody needs to end by it."""
@@ -205,11 +223,14 @@ class EngineLoop:
         assert self.speculator is not None
         self.speculator.drafter.close()
         self.speculator = None
+        self._rest = self._rested = 0
 
     def _may_run_ahead(self, flight: Flight) -> bool:
         """Guesses for the next step need this one's tokens; without them, it can be started already."""
         if self._requests.trial.running:
             return False
+        if self._rest > 1:
+            return True
         return self.speculator is None or self.speculator.idle([s.request_id for s in flight.batch.sequences])
 
     def _start(self, batch: ScheduledBatch) -> Flight | None:
@@ -220,7 +241,8 @@ class EngineLoop:
             if generation is not None and generation.num_cached_tokens is None:
                 generation.num_cached_tokens = sequence.start
                 generation.queued_s = time.perf_counter() - generation.arrival
-        return self._stepper.start(batch, self._generations)
+        typical = None if self.speculator is None else self.speculator.typical
+        return self._stepper.start(batch, self._generations, typical)
 
     def _take_results(self, flight: Flight) -> tuple[list[StepOutcome], dict[int, list[Piece]], dict[int, int]]:
         """What the scheduler must know of a step, what it made safe to show, by request, and the logit row behind the
@@ -231,7 +253,7 @@ class EngineLoop:
         for result in self._stepper.results(flight, self._generations):
             if result.walk is None:
                 assert result.logits is not None
-                self._scores[result.request_id].push(result.logits)
+                self._scores[result.request_id].push(result.logits, result.row)
                 outcomes.append(StepOutcome(result.request_id, None))
                 continue
             outcome, texts[result.request_id] = self._generations[result.request_id].take(result.walk)
@@ -249,6 +271,7 @@ class EngineLoop:
 
     def _forget(self, request_id: int) -> None:
         if self._requests.forget(request_id) and self.speculator is not None:
+            self._wake_speculator()
             self.speculator.forget(request_id)
 
     # -- faults ------------------------------------------------------------------------------------------------------
@@ -276,11 +299,9 @@ class EngineLoop:
         """Forget every step and everything that is computed; nothing is scheduled then."""
         self._stepper.drop()
         self._flight = None
-        preemptions = self.scheduler.num_preemptions
+        before = self.scheduler
         self.reset()
-        self.scheduler.num_preemptions = preemptions
-        for scores in self._scores.values():
-            scores.begin_anew()
+        self.scheduler.num_preemptions, self.scheduler.num_swaps = before.num_preemptions, before.num_swaps
 
     def _blame(self, request_id: int, error: Exception) -> list[Output]:
         """End the request with its fault."""

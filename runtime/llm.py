@@ -22,6 +22,7 @@ from .generation import Completion, Output
 from .params import SamplingParams
 from .speculate.choose import choose_speculator
 from .speculate.speculator import Speculator
+from .speculate.typical import LOSSLESS, read_acceptance
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -37,26 +38,37 @@ def load(
     isa: str | None = None,
     verify: bool = True,
     kv_bytes: int | None = None,
+    swap_bytes: int | None = None,
     spec: str | None = None,
+    spec_accept: str = LOSSLESS,
 ) -> LLM:
     """Load an engine directory, ready to generate.
 
     threads: of the kernels (default: the physical cores this process may use). isa: a library of the engine by name
     instead of the best for this machine. verify: compare every file with its sha256 first. kv_bytes: memory for the KV
-    cache (default: a full batch of full sequences, within 40 % of the available memory). spec: the drafter of
+    cache (default: a full batch of full sequences, within 40 % of the available memory). swap_bytes: of a GPU engine,
+    host memory for the KV of preempted requests (default: if its cache can run out, 4 GiB, within 25 % of the available
+    memory; 0: it is computed again). spec: the drafter of
     speculative decoding, "none", "medusa", "ngram", "layer-skip" or "draft:ENGINE" (default: what the engine was
-    compiled for); it changes no output. Errors are IccErrors.
+    compiled for); it changes no output, unless spec_accept is "typical", which is lossy: sampled requests then take
+    guesses that are probable enough (Cai et al. 2024; "typical:EPSILON,DELTA" for other bounds than 0.09,0.3). Errors
+    are IccErrors.
     """
+    typical = read_acceptance(spec_accept)
     device = _open_device(path)  # before the files are read: a wrong GPU shows at once
     engine = open_engine(path, verify=verify, isa=isa, load_hasher=_hasher)
     try:
-        executor = _executor(threads, kv_bytes, device, engine)
+        executor = _executor(threads, kv_bytes, swap_bytes, device, engine)
         tokenizer_json = engine.tokenizer_json()
         tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json)
-        speculator = choose_speculator(spec, engine, executor, partial(_executor, threads, None, device))
+        speculator = choose_speculator(spec, engine, executor, partial(_executor, threads, None, 0, device))
+        if typical is not None and speculator is None:
+            raise UsageError("--spec-accept typical: there is no drafter", "give --spec, or compile the engine with it")
     except BaseException:
         engine.close()
         raise
+    if speculator is not None:
+        speculator.typical = typical
     return LLM(engine.manifest, executor, tokenizer, engine, speculator)
 
 
@@ -83,17 +95,24 @@ def _open_device(path: str | os.PathLike[str]) -> Cuda | None:
 
 
 def _executor(
-    threads: int | None, kv_bytes: int | None, device: Cuda | None, engine: Engine, section: str = ""
+    threads: int | None,
+    kv_bytes: int | None,
+    swap_bytes: int | None,
+    device: Cuda | None,
+    engine: Engine,
+    section: str = "",
 ) -> Executor:
     if device is None:
         if engine.manifest.gpu is not None:
             raise UsageError("an engine for a GPU cannot draft for one that runs on the CPU")
+        if swap_bytes:
+            raise UsageError("swap_bytes is for GPU engines: the KV cache of a CPU engine is host memory already")
         from .executor.cpu import CpuExecutor
 
         return CpuExecutor(engine, threads, kv_bytes, section)
     from .executor.cuda.executor import CudaExecutor
 
-    return CudaExecutor(engine, kv_bytes, device, section)
+    return CudaExecutor(engine, kv_bytes, device, section, swap_bytes)
 
 
 class LLM:
@@ -193,7 +212,7 @@ class LLM:
         Not `adaptive`, it drafts whatever it costs.
         """
         assert self.engine is not None
-        found = choose_speculator(spec, self.engine, self.executor, partial(_executor, None, None, None))
+        found = choose_speculator(spec, self.engine, self.executor, partial(_executor, None, None, 0, None))
         if found is not None:
             found.adaptive = adaptive
         return found

@@ -98,6 +98,29 @@ class Sampler:
             self._seen[token] = True
         if self._counts is not None:
             self._counts[token] += 1
+        return self._sample(logits, token)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether tokens are drawn from the model's logits as they are, whatever came before."""
+        return self._random is not None and not self._adjusts and not self.params.min_tokens
+
+    def distribution(self, logits: np.ndarray) -> np.ndarray:
+        """The probabilities, float64 `[vocab]`, by which the next token is drawn from finite logits. Requires
+        `is_plain`."""
+        assert self.is_plain
+        candidates, weights = _weights(logits, self.params)
+        found = np.zeros(len(logits))
+        found[slice(None) if candidates is None else candidates] = weights
+        return found / found.sum()
+
+    def take(self, logits: np.ndarray, token: int) -> Sample:
+        """Count a token that was chosen without the request's random stream. Requires `is_plain`."""
+        assert self.is_plain
+        self._num_sampled += 1
+        return self._sample(logits, token)
+
+    def _sample(self, logits: np.ndarray, token: int) -> Sample:
         top = self.params.logprobs
         return Sample(token, None if top is None else token_logprob(logits, token, top))
 
@@ -149,7 +172,16 @@ class Sampler:
 
 
 def draw(logits: np.ndarray, params: SamplingParams, uniform: float) -> int:
-    """The token at `uniform` in [0, 1) of the distribution after temperature, top-k, top-p and min-p.
+    """The token at `uniform` in [0, 1) of the distribution after temperature, top-k, top-p and min-p."""
+    candidates, weights = _weights(logits, params)
+    cumulative = np.cumsum(weights, dtype=np.float64)
+    position = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+    position = min(position, int(np.flatnonzero(weights)[-1]))  # rounding may leave uniform * total at the very end
+    return position if candidates is None else int(candidates[position])
+
+
+def _weights(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray | None, np.ndarray]:
+    """What a token is drawn from: candidates, None for all tokens, and the weight of each.
 
     Weights are float32, sums of them float64. Candidates, where there are fewer than tokens, go from the likeliest
     down.
@@ -165,10 +197,7 @@ def draw(logits: np.ndarray, params: SamplingParams, uniform: float) -> int:
         weights = weights[inside]
     if min_p > 0.0:
         weights = np.where(weights >= min_p, weights, 0.0)  # the largest weight is exp(0) = 1
-    cumulative = np.cumsum(weights, dtype=np.float64)
-    position = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
-    position = min(position, int(np.flatnonzero(weights)[-1]))  # rounding may leave uniform * total at the very end
-    return position if candidates is None else int(candidates[position])
+    return candidates, weights
 
 
 def _largest(values: np.ndarray, count: int) -> np.ndarray:

@@ -11,24 +11,19 @@ import numpy as np
 class Scores:
     """Chunks of logits, float32 `[rows, vocab]`, that nobody has taken yet. `fault` is what ended the request.
 
-    A request that has to begin anew gives its first rows again; they are dropped here.
+    A request that was preempted, or had to begin anew, gives its first rows again; they are dropped here.
     """
 
     _chunks: list[np.ndarray] = field(default_factory=list)
-    _given: int = 0  # rows pushed, ever
-    _again: int = 0  # rows to come that were pushed before
+    _given: int = 0  # rows taken, ever
     fault: Exception | None = None
 
-    def push(self, rows: np.ndarray) -> None:
-        """Take rows that are valid only now."""
-        dropped = min(self._again, len(rows))
-        self._again -= dropped
-        self._given += len(rows) - dropped
-        if dropped < len(rows):
-            self._chunks.append(rows[dropped:].copy())
-
-    def begin_anew(self) -> None:
-        self._again = self._given
+    def push(self, rows: np.ndarray, start: int) -> None:
+        """Take rows that are valid only now, those of the tokens from number `start` on."""
+        new = rows[max(self._given - start, 0) :]
+        if len(new):
+            self._chunks.append(new.copy())
+            self._given += len(new)
 
     def take(self) -> list[np.ndarray]:
         """What came since the last call. Raises the request's fault."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
-from .errors import MissingExtraError
+from .errors import MissingExtraError, UsageError
 
 _EXTRA_MODULES = (
     "fastapi", "httptools", "llguidance", "minijinja", "prometheus_client", "python_multipart", "starlette", "uvicorn",
@@ -74,7 +75,31 @@ def _load(arguments: argparse.Namespace) -> dict[str, Any]:
         "isa": arguments.isa,
         "verify": not arguments.no_verify,
         "kv_bytes": None if arguments.kv_mib is None else arguments.kv_mib << 20,
+        "swap_bytes": swap_bytes(arguments),
+        "spec": arguments.spec,
+        "spec_accept": accepting(arguments),
     }
+
+
+def accepting(arguments: argparse.Namespace) -> str:
+    """The option --spec-accept, with a warning where it changes what comes out."""
+    from .speculate.typical import read_acceptance
+
+    if read_acceptance(arguments.spec_accept) is not None:
+        print(
+            "warning: --spec-accept typical is lossy: outputs no longer have the model's distribution", file=sys.stderr
+        )
+    return arguments.spec_accept
+
+
+def swap_bytes(arguments: argparse.Namespace) -> int | None:
+    """The option --swap-gib in bytes. UsageError if it is no size."""
+    gib = arguments.swap_gib
+    if gib is None:
+        return None
+    if not 0 <= gib < 1 << 20:
+        raise UsageError(f"--swap-gib {gib}: must be 0 or more")
+    return int(gib * 2**30)
 
 
 def missing(error: ModuleNotFoundError) -> Exception:

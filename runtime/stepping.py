@@ -15,17 +15,19 @@ from .executor.sampling import Sampled, SamplingExecutor, SamplingRow
 from .generation import Generation
 from .sampler import Sample, TokenLogprob
 from .scheduler.batch import ScheduledBatch, ScheduledSequence
+from .speculate.typical import TypicalAcceptance
 from .speculate.verify import Walk, follow
 
 
 @dataclass(frozen=True)
 class Flight:
     """A step under way. ticket: the device's, None where nothing runs before `results`. rows: how the device samples
-    each logit row, None for a row that the host looks at."""
+    each logit row, None for a row that the host looks at. typical: how guesses are accepted, None if losslessly."""
 
     batch: ScheduledBatch
     rows: Sequence[SamplingRow | None] = ()
     ticket: Any = None
+    typical: TypicalAcceptance | None = None
 
     @property
     def on_device(self) -> bool:
@@ -35,8 +37,8 @@ class Flight:
 
 @dataclass(frozen=True)
 class Result:
-    """What a step gave to one sequence: logits `[rows, vocab]` of a scoring request, or new tokens, the last of them
-    from logit row `row` of the step."""
+    """What a step gave to one sequence: logits `[rows, vocab]` of a scoring request, whose tokens from number `row`
+    on they belong to; or new tokens, the last of them from logit row `row` of the step."""
 
     request_id: int
     logits: np.ndarray | None = None
@@ -52,13 +54,18 @@ class Stepper:
         self._device = executor if isinstance(executor, SamplingExecutor) else None
         self._tickets: list[Any] = []  # of the steps that the device has and nobody has collected
 
-    def start(self, batch: ScheduledBatch, generations: Mapping[int, Generation]) -> Flight:
+    def start(
+        self,
+        batch: ScheduledBatch,
+        generations: Mapping[int, Generation],
+        typical: TypicalAcceptance | None = None,
+    ) -> Flight:
         """Start a step. `generations` are the requests that sample; those not in it are scored."""
         if self._device is None:
-            return Flight(batch)
-        rows = [row for sequence in batch.sequences for row in _rows(sequence, generations)]
+            return Flight(batch, typical=typical)
+        rows = [row for sequence in batch.sequences for row in _rows(sequence, generations, typical)]
         self._tickets.append(self._device.submit(batch, rows))
-        return Flight(batch, rows, self._tickets[-1])
+        return Flight(batch, rows, self._tickets[-1], typical)
 
     def drop(self) -> None:
         """Forget all steps under way, after a failure: the device must have none when it is given the next."""
@@ -97,7 +104,9 @@ class Stepper:
                 continue
             assert logits is not None
             if generation is None:
-                yield Result(sequence.request_id, logits[start:end])
+                yield Result(sequence.request_id, logits[start:end], row=sequence.start)
+            elif flight.typical is not None and sequence.draft is not None and generation.sampler.is_plain:
+                yield _walk_typically(sequence, generation, logits[start:end], start, flight.typical)
             else:
                 yield _walk(sequence, generation, start, lambda row, g=generation: _sample(g, logits[row]))
 
@@ -110,10 +119,23 @@ def _walk(
     return Result(sequence.request_id, walk=walk, row=start + walk.row)
 
 
-def _rows(sequence: ScheduledSequence, generations: Mapping[int, Generation]) -> list[SamplingRow | None]:
+def _walk_typically(
+    sequence: ScheduledSequence, generation: Generation, logits: np.ndarray, start: int, typical: TypicalAcceptance
+) -> Result:
+    """The same where guesses need only be probable enough. logits: `[rows, vocab]`, the request's own."""
+    assert sequence.draft is not None
+    walk = typical.follow(sequence.draft, logits, generation.sampler, generation.end_ids)
+    return Result(sequence.request_id, walk=walk, row=start + walk.row)
+
+
+def _rows(
+    sequence: ScheduledSequence, generations: Mapping[int, Generation], typical: TypicalAcceptance | None
+) -> list[SamplingRow | None]:
     generation = generations.get(sequence.request_id)
     depths = [0, *(sequence.draft.depths() if sequence.draft else ())]
     if generation is None or sequence.num_logits != len(depths):
+        return [None] * sequence.num_logits
+    if typical is not None and generation.sampler.is_plain:  # the host looks at probabilities, at every step
         return [None] * sequence.num_logits
     ahead = int(sequence.token_ids[0] < 0)
     return [generation.sampler.device_row(ahead + depth) for depth in depths]

@@ -71,6 +71,11 @@ class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     args: tuple[str, ...]
     grid: tuple[Extent, Extent, Extent]
 
+    @property
+    def makes_moves(self) -> bool:
+        """Whether it only makes the batch's moves: its grid is empty where there are none."""
+        return any(term.size == "num_moves" for dim in self.grid for term in dim.terms)
+
 
 class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The launches of every kernel for steps of up to `max_tokens` tokens; `decode`: of one token per sequence.

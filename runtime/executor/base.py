@@ -10,10 +10,16 @@ from ..scheduler.batch import ScheduledBatch
 
 
 class Executor(Protocol):
-    """Owns the KV cache of `num_blocks` blocks of `block_size` tokens, and runs steps within its limits."""
+    """Owns the KV cache of `num_blocks` blocks of `block_size` tokens, and runs steps within its limits.
+
+    host_blocks: how many blocks it can keep in host memory for preempted requests; 0 where the cache is host memory.
+    """
 
     @property
     def num_blocks(self) -> int: ...
+
+    @property
+    def host_blocks(self) -> int: ...
 
     @property
     def block_size(self) -> int: ...

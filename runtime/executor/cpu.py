@@ -27,6 +27,8 @@ class CpuExecutor:
     section of the program as a step, instead of the program ("exit": its first layers and the head).
     """
 
+    host_blocks = 0
+
     def __init__(
         self, engine: Engine, threads: int | None = None, kv_bytes: int | None = None, section: str = ""
     ) -> None:

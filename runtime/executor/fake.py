@@ -39,6 +39,7 @@ class FakeExecutor:
         *,
         vocab_size: int = 64,
         num_blocks: int = 64,
+        host_blocks: int = 0,
         block_size: int = 4,
         max_batch_size: int = 8,
         max_step_tokens: int = 16,
@@ -47,10 +48,12 @@ class FakeExecutor:
         nan_after: int | None = None,
     ) -> None:
         self.vocab_size, self.num_blocks, self.block_size = vocab_size, num_blocks, block_size
+        self.host_blocks = host_blocks
         self.max_batch_size, self.max_step_tokens, self.max_logit_rows = max_batch_size, max_step_tokens, max_logit_rows
         self.rule = rule
         self.nan_after = nan_after
         self.cache = np.full(num_blocks * block_size, -1, dtype=np.int64)
+        self.host = np.full((host_blocks, block_size), -1, dtype=np.int64)
         self.batches: list[ScheduledBatch] = []
         self.closed = False
 
@@ -64,6 +67,11 @@ class FakeExecutor:
         for source, target in batch.moves:
             assert self.cache[source] >= 0, "what was never written is moved"
             self.cache[target] = self.cache[source]
+        blocks = self.cache.reshape(-1, self.block_size)
+        for block, slot in batch.swap_outs:
+            self.host[slot] = blocks[block]
+        for slot, block in batch.swap_ins:
+            blocks[block], self.host[slot] = self.host[slot], -1
         written: set[int] = set()
         rows: list[np.ndarray] = []
         for sequence in batch.sequences:

@@ -90,13 +90,17 @@ class ScheduledSequence:
 class ScheduledBatch:
     """One step. Logit rows come in the order of the sequences.
 
-    Before anything else the blocks `zeros` are filled with zeros, and then `moves` are made: (from, to) slots, block *
-    block_size + offset, whose KV is copied in this order.
+    Before anything else, in this order: the blocks `zeros` are filled with zeros; `moves` are made, (from, to) slots,
+    block * block_size + offset, whose KV is copied one after the other; the KV of preempted requests is copied to host
+    memory, `swap_outs` (block, host slot), and that of requests which go on is copied back, `swap_ins` (host slot,
+    block).
     """
 
     sequences: tuple[ScheduledSequence, ...]
     moves: tuple[tuple[int, int], ...] = ()
     zeros: tuple[int, ...] = ()
+    swap_outs: tuple[tuple[int, int], ...] = ()
+    swap_ins: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -47,6 +47,8 @@ class Request:
     draft: Draft | None = None  # verified in the step under way
     num_preemptions: int = 0
     block_table: list[int] = field(default_factory=list)
+    host_slots: list[int] = field(default_factory=list)  # of a waiting request: its first blocks in host memory
+    num_saved_tokens: int = 0  # computed ones that those hold
     num_published: int = 0  # blocks at the front of the table that the prefix cache has seen
     keys: list[BlockKey] = field(default_factory=list)  # of the full blocks of `tokens`, as far as asked for
     _table_tuple: tuple[int, ...] = ()

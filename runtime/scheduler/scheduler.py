@@ -4,33 +4,18 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ..errors import CapacityError, RequestError
 from .batch import Draft, Finished, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict, pending_token
+from .config import SchedulerConfig
 from .fairness import FairShare
 from .request import Request, RequestSpec
 from .step import Step
 from .tables import Tables
+from .upkeep import Upkeep
 
 # a request preempted this often is let in again only when the worst case of all that runs with it fits
 PATIENCE = 4
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Limits per step (sequences, tokens, logit rows) and the size of the KV cache (blocks, tokens per block)."""
-
-    max_batch_size: int
-    max_step_tokens: int
-    max_logit_rows: int
-    num_blocks: int
-    block_size: int
-
-    def __post_init__(self) -> None:
-        # every running request must be able to run one token, or a prefill could starve behind decodes
-        assert 1 <= self.max_batch_size <= min(self.max_step_tokens, self.max_logit_rows), self
-        assert self.num_blocks >= 1 and self.block_size >= 1, self
 
 
 class Scheduler:
@@ -39,23 +24,23 @@ class Scheduler:
     Running and waiting requests are kept in order of rank (priority, fair share, arrival). A step first runs one token
     of each decoding request, then chunks of unfinished prefills, then lets waiting requests in. Who is let in gets
     blocks for all tokens known so far, so only decodes ever ask for more; if there are none left, the request of the
-    lowest rank is preempted: it loses its blocks and computes them again later. The first in rank can always run,
-    because it fits alone (`add` refuses what does not), so something always finishes.
+    lowest rank is preempted: it loses its blocks, whose KV is kept in host memory while there is room, else computed
+    again. The first in rank can always run, because it fits alone (`add` refuses what does not), so something always
+    finishes.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self._tables = Tables(config.num_blocks, config.block_size)
+        self._upkeep = Upkeep()
+        self._tables = Tables(config, self._upkeep)
         self.cache, self.pool = self._tables.cache, self._tables.pool
         self._requests: dict[int, Request] = {}
         self._running: list[Request] = []
         self._waiting: list[Request] = []
         self._shares = FairShare()
         self._arrivals = 0
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_swaps = 0  # swaps: preemptions whose KV went to host memory
         self._steps: list[ScheduledBatch] = []  # scheduled and not updated: the step under way, and the one after it
-        self._moves: list[tuple[int, int]] = []  # of accepted guesses, for the next step
-        self._zeros: list[int] = []  # blocks that held what are not numbers, for the next step
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -111,10 +96,7 @@ class Scheduler:
                 step.take(request)
         if not preempted:  # whoever lost blocks in this step must not take them back in the same step
             self._admit_waiting(step)
-        self._steps.append(ScheduledBatch(tuple(step.sequences), tuple(self._moves), tuple(self._zeros)))
-        if step.sequences:  # a step without sequences is not run
-            self._moves.clear()
-            self._zeros.clear()
+        self._steps.append(self._upkeep.batch(step.sequences))
         return self._steps[0]
 
     @property
@@ -146,8 +128,7 @@ class Scheduler:
             request.num_ahead_tokens = 1
             token = pending_token(rows[request.id])
             sequences.append(ScheduledSequence(request.id, (token,), request.num_tokens, request.table(), 1))
-        self._steps.append(ScheduledBatch(tuple(sequences), zeros=tuple(self._zeros)))
-        self._zeros.clear()
+        self._steps.append(self._upkeep.batch(sequences))
         return self._steps[1]
 
     def update(self, outcomes: Iterable[StepOutcome]) -> list[Finished]:
@@ -191,8 +172,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert every invariant: blocks conserved, tables long enough, each request in one place."""
-        self._tables.check(self._running)
-        assert not any(request.block_table for request in self._waiting), "a waiting request owns blocks"
+        self._tables.check(self._running, self._waiting)
         assert len(self._running) <= self.config.max_batch_size
         assert sorted(self._requests) == sorted(request.id for request in self._running + self._waiting)
         for queue in (self._running, self._waiting):
@@ -271,11 +251,10 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Take the blocks of a running request away; it waits again, with the tokens it has sampled so far.
 
-        It computes them again, which prefix hits make cheap. Copies elsewhere would need memory beside the cache's: a
-        CPU engine's cache is the host's memory already, so that there nothing could be swapped to.
+        What there is no room for in host memory is computed again, which prefix hits make cheap.
         """
         self._running.remove(request)
-        self._tables.close(request)
+        self.num_swaps += self._tables.swap_out(request)
         request.num_preemptions += 1
         self.num_preemptions += 1
         insort(self._waiting, request, key=lambda item: item.rank)
@@ -292,11 +271,13 @@ class Scheduler:
         if request is None or request.num_remaining > 0:
             return None  # aborted since, or not all of its prompt is computed
         if outcome.accepted:
-            self._moves += request.take_accepted(outcome.accepted, self.config.block_size)
+            moves = request.take_accepted(outcome.accepted, self.config.block_size)
+            if outcome.verdict is not Verdict.ERROR:  # then its blocks are zeroed instead
+                self._upkeep.moves += moves
         if outcome.token_id is not None:
             request.tokens.append(outcome.token_id)
         if outcome.verdict is Verdict.ERROR:
-            self._zeros += self._tables.spoil(request)
+            self._upkeep.zeros += self._tables.spoil(request)
             reason = "error"
         elif outcome.verdict is Verdict.STOP:
             reason = "stop"

@@ -91,6 +91,7 @@ class Stats(msgspec.Struct, array_like=True, frozen=True):
     blocks_used: int = 0
     blocks_cached: int = 0
     preemptions: int = 0
+    swaps: int = 0
     steps: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0

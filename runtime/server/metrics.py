@@ -148,6 +148,7 @@ class Metrics:
             "cached_tokens": totals.cached_tokens,
             "output_tokens": totals.output_tokens,
             "preemptions": totals.preemptions,
+            "swaps": totals.swaps,
             "steps": totals.steps,
         }
 
@@ -167,6 +168,7 @@ class Metrics:
         totals = _sum(self._totals, self._last)
         for name, text, value in (
             ("num_preemptions", "Completions that lost their KV blocks for a while", totals.preemptions),
+            ("num_swaps", "Preemptions whose KV was kept in host memory", totals.swaps),
             ("prompt_tokens", "Tokens of prompts", totals.prompt_tokens),
             ("generation_tokens", "Tokens sampled", totals.output_tokens),
             ("prefix_cache_queries", "Tokens looked up in the prefix cache", totals.prompt_tokens),

@@ -263,6 +263,7 @@ class Worker:
             pool.num_blocks - pool.num_available,
             pool.num_cached,
             scheduler.num_preemptions,
+            scheduler.num_swaps,
             self._steps,
             self._prompt_tokens,
             self._cached_tokens,

@@ -14,6 +14,7 @@ import msgspec
 
 from ..errors import IccError
 from ..llm import load
+from ..speculate.typical import LOSSLESS
 from .channel import Channel
 from .grammars import LlguidanceGrammars
 from .messages import Fatal
@@ -30,6 +31,9 @@ class LoadOptions(msgspec.Struct, frozen=True):
     isa: str | None = None
     verify: bool = True
     kv_bytes: int | None = None
+    swap_bytes: int | None = None
+    spec: str | None = None
+    spec_accept: str = LOSSLESS
 
 
 def die_with_parent() -> None:
@@ -54,6 +58,9 @@ def main(arguments: list[str]) -> int:
             isa=options.isa,
             verify=options.verify,
             kv_bytes=options.kv_bytes,
+            swap_bytes=options.swap_bytes,
+            spec=options.spec,
+            spec_accept=options.spec_accept,
         )
     except IccError as error:
         channel.send(Fatal(error.message, error.hint, error.exit_code))

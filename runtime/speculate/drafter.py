@@ -32,6 +32,7 @@ class Drafter(Protocol):
     """One way to guess. Everything that it keeps of a request goes with `forget`."""
 
     name: str
+    observes: bool  # whether it needs `observe`
 
     @property
     def first_rate(self) -> float:

@@ -3,7 +3,7 @@
 The unit of account is one token of plain decoding. A step with guesses takes longer than one without; that is charged
 to the requests that guess, each by its share of the guesses. An accepted guess is a token earned. Drafting stops where
 the account does not hold what the next draft would cost, so a request that never accepts costs at most its CREDIT and
-the ALLOWANCE of each step, together within 3 % of a hundred tokens, and in a batch so large that guesses cost more than
+the ALLOWANCE of each step, together about 1 % of a hundred tokens, and in a batch so large that guesses cost more than
 they earn every account runs dry.
 """
 
@@ -12,12 +12,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
-CREDIT = 1.0  # tokens that a new request may lose
-ALLOWANCE = 0.01  # tokens per step
+CREDIT = 0.6  # tokens that a new request may lose
+ALLOWANCE = 0.005  # tokens per step
 MOST_SAVED = 8.0  # tokens: what a request has won is no licence to lose it all again
 MEMORY = 0.15  # weight of the newest draft in a request's rate
 LONGEST_PAUSE = 256  # steps between two probes of a request whose guesses are wrong
-IDLE_PAUSE = 16  # steps between two questions to a drafter that knows nothing of a request
+IDLE_PAUSE = 32  # steps between two questions to a drafter that knows nothing of a request
 SLOPE = 0.04  # of a plain step per guess, until steps with guesses have been timed
 
 
@@ -46,7 +46,7 @@ class StepTimes:
         timed, so that a wrong estimate costs little."""
         if decodes not in self._plain:
             return 0
-        return max(2, 2 * (self._sizes[-1] - decodes)) if self._sizes else 2
+        return max(1, 2 * (self._sizes[-1] - decodes)) if self._sizes else 1
 
     def charge(self, decodes: int, guesses: int) -> float:
         """What the guesses of a step cost: tokens that its `decodes` requests would have got in the time they add.
@@ -92,7 +92,7 @@ class Account:
     def idle(self) -> None:
         """The drafter knew nothing: it is asked again some steps later."""
         self.idles += 1
-        self.pause = min(2**self.idles, IDLE_PAUSE)
+        self.pause = min(4**self.idles, IDLE_PAUSE)
 
     def settle(self, guesses: int, deepest: int, accepted: int, charge: float) -> None:
         """A draft of `guesses`, `deepest` tokens deep, was verified at this charge."""
@@ -101,9 +101,9 @@ class Account:
         self.rate += MEMORY * min(tried, 4) / 2 * (accepted / tried - self.rate)
         self.idles = 0
         self.misses = 0 if accepted else self.misses + 1
-        self.pause = min(2 ** (self.misses - 1), LONGEST_PAUSE) if self.misses > 1 else 0
+        self.pause = min(4**self.misses, LONGEST_PAUSE) if self.misses else 0
 
     def decline(self) -> None:
         """A draft could be had and not be afforded: asking again takes time as well."""
         self.misses += 1
-        self.pause = min(2**self.misses, LONGEST_PAUSE)
+        self.pause = min(4**self.misses, LONGEST_PAUSE)

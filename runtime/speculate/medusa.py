@@ -24,7 +24,7 @@ class HeadsExecutor(Protocol):
 class MedusaDrafter:
     """Fills the tree that the compiler chose for the batch size; none where it expects that drafting loses."""
 
-    name = "medusa"
+    name, observes = "medusa", True
 
     def __init__(self, executor: HeadsExecutor, speculation: Speculation) -> None:
         self._executor, self._speculation = executor, speculation

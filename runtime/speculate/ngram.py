@@ -45,6 +45,7 @@ class NgramDrafter:
 
     name = "ngram"
     first_rate = 0.6
+    observes = False
 
     def __init__(self) -> None:
         self._indices: dict[int, _Index] = {}

@@ -51,6 +51,7 @@ class EngineDrafter:
     """
 
     first_rate = 0.7
+    observes = False
 
     def __init__(
         self, executor: Executor, max_seq_len: int, engine: Closable | None = None, name: str = "draft"

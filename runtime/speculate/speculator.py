@@ -10,6 +10,7 @@ from ..generation import Generation
 from ..scheduler.batch import Draft, ScheduledBatch, ScheduledSequence, StepOutcome
 from .drafter import Drafter, Proposal, Wish
 from .ledger import SLOPE, Account, StepTimes
+from .typical import TypicalAcceptance
 
 PATIENCE = 3  # guesses beyond the best number that are looked at
 MAX_GUESSES = 63  # of one request in one step: with its last token, a tree of at most 64
@@ -34,8 +35,11 @@ class SpeculationCounts:
 class Speculator:
     """Asks the drafter for those requests that can afford it, and keeps the accounts.
 
-    `adaptive` False drafts at every step as much as the drafter gives: for measuring it.
+    `adaptive` False drafts at every step as much as the drafter gives: for measuring it. `typical`: how guesses are
+    accepted; None keeps the model's distribution.
     """
+
+    typical: TypicalAcceptance | None = None
 
     def __init__(
         self, drafter: Drafter, *, adaptive: bool = True, max_guesses: int = MAX_GUESSES, slope: float = SLOPE
@@ -47,17 +51,13 @@ class Speculator:
         self._accounts: dict[int, Account] = {}
         self._look = 0.0  # what it cost a request lately that the drafter observed its step
         self._drafting = False  # whether the step under way has guesses
-        self._asleep = self._skipped = 0  # steps in which nothing is to be done, and those that were not accounted for
-        self._slept_over: list[int] = []  # the requests that it was decided for
+        self._asked = False  # whether `drafts` was called for the step under way
+        self.rest = 0  # steps to come in which nothing is to be done: then neither `drafts` nor `settle` need be called
+        self._known: Sequence[int] = ()  # the requests of the last step of which it was told
 
     def drafts(self, decoding: Sequence[int], generations: Mapping[int, Generation]) -> dict[int, Draft]:
         """Drafts for the next step, of the requests `decoding`."""
-        self._drafting = False
-        if self._asleep > 0 and self._slept_over == decoding:
-            self._asleep -= 1
-            self._skipped += 1
-            return {}
-        self._wake()
+        self._drafting, self._asked = False, True
         wishes = [wish for i in decoding if (wish := self._wish(generations[i], len(decoding))) is not None]
         if not wishes:
             return {}
@@ -70,18 +70,13 @@ class Speculator:
         self._drafting = bool(drafts)
         return drafts
 
-    def _sleep(self, decoding: Sequence[int]) -> None:
-        """Where all pause, nothing is to be done until the first of them wakes, unless there are others by then."""
-        if self.adaptive and decoding:
-            pause = min(self._account(request_id).pause for request_id in decoding)
-            self._asleep = pause - 1 - self._skipped
-            self._slept_over = list(decoding)
-
-    def _wake(self) -> None:
-        for request_id in self._slept_over if self._skipped else ():
+    def skip(self, steps: int) -> None:
+        """So many steps have run of which nothing was told."""
+        self.counts.tokens += steps * len(self._known)
+        self.counts.steps += steps * len(self._known)
+        for request_id in self._known:
             if request_id in self._accounts:
-                self._accounts[request_id].tick(self._skipped)
-        self._asleep = self._skipped = 0
+                self._accounts[request_id].tick(steps)
 
     def _wish(self, generation: Generation, decodes: int) -> Wish | None:
         account = self._account(generation.request_id)
@@ -104,7 +99,7 @@ class Speculator:
 
     def observe(self, rows: Mapping[int, int]) -> None:
         """The logit rows behind the newest tokens of the requests that go on; see `Drafter.observe`."""
-        if self._asleep > 0:
+        if not self.drafter.observes:
             return
         batch = len(rows)
         wanted = {i: row for i, row in rows.items() if not self.adaptive or self._may_draft_next(i, batch)}
@@ -117,14 +112,22 @@ class Speculator:
 
     def settle(self, batch: ScheduledBatch, outcomes: Sequence[StepOutcome], seconds: float) -> None:
         """A step has run: what it gave to each request, and how long it took, drafting included."""
+        self.rest = 0
         count = len(batch.sequences)
+        asked, self._asked = self._asked, False
+        if not self._drafting and batch.num_tokens == count == len(outcomes):  # decodes only
+            self.times.record(count, 0, seconds)
+        if not asked:
+            self.skip(1)
+            return
+        self._known = [sequence.request_id for sequence in batch.sequences]
         if not self._drafting:
-            if batch.num_tokens == count == len(outcomes):  # decodes only
+            if batch.num_tokens == count == len(outcomes):
                 self.counts.tokens += count
                 self.counts.steps += count
-                if self._asleep <= 0:
-                    self.times.record(count, 0, seconds)
-                    self._sleep([sequence.request_id for sequence in batch.sequences])
+                if self.adaptive:  # where all pause, nothing is to be done until the first of them wakes
+                    pause = min(self._account(request_id).pause for request_id in self._known)
+                    self.rest = max(pause - 1 - self.drafter.observes, 0)
             return
         decodes = [s for s in batch.sequences if len(s.token_ids) == 1 + len(s.draft or ()) and s.num_logits]
         guesses = sum(len(s.draft) for s in decodes if s.draft)

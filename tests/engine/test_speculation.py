@@ -25,7 +25,7 @@ PROMPTS = [[1, 5, 9, 5, 9, 5], [1, 7], [1, *range(10, 40)], [1, *range(10, 40)],
 class Guesser:
     """Guesses trees out of what plain decoding gave, mixed with wrong tokens; `right` is the share of right ones."""
 
-    name, first_rate = "guesser", 0.5
+    name, first_rate, observes = "guesser", 0.5, False
 
     def __init__(self, truth: Mapping[tuple[int, ...], Sequence[int]], right: float) -> None:
         self._truth, self._right, self._source = truth, right, random.Random(0)

@@ -52,6 +52,7 @@ PROMPTS = [[5], [1, 2, 3] * 7, [9] * 12, [1, 2, 3] * 7, [1, 2, 3] * 6 + [8], [20
         {"num_blocks": 200, "max_batch_size": 1, "max_step_tokens": 1, "max_logit_rows": 1},
         {"num_blocks": 16, "max_batch_size": 8, "max_step_tokens": 8},
         {"num_blocks": 16, "max_batch_size": 3, "max_step_tokens": 5, "max_logit_rows": 3},
+        {"num_blocks": 16, "max_batch_size": 8, "max_step_tokens": 8, "host_blocks": 7},
         {"num_blocks": 60, "block_size": 1, "max_batch_size": 4, "max_step_tokens": 7},
         {"num_blocks": 5, "block_size": 16, "max_batch_size": 4, "max_step_tokens": 33},
     ],
@@ -65,6 +66,22 @@ def test_output_does_not_depend_on_what_else_runs(make_llm: MakeLLM, executor: d
             assert completion.prompt_token_ids == tuple(prompt)
         llm.loop.scheduler.check()
         assert not llm.loop.has_work()
+
+
+@pytest.mark.parametrize("host_blocks", [0, 4, 40])
+def test_preempted_scores_are_given_once(make_llm: MakeLLM, host_blocks: int) -> None:
+    llm = make_llm(num_blocks=16, host_blocks=host_blocks, max_batch_size=2, rule=context_hash)
+    wanted = llm.logits(list(range(40)))
+    generation, *_ = llm.loop.add([9] * 12, SamplingParams(max_tokens=30, ignore_eos=True))
+    request_id = llm.loop.add_score(list(range(40)))
+    chunks = []
+    while llm.loop.has_work():
+        llm.loop.step()
+        chunks += llm.loop.take_scores(request_id)
+        if len(chunks) == 1:
+            llm.loop.scheduler._preempt(llm.loop.scheduler._requests[request_id])
+    assert np.array_equal(np.concatenate(chunks), wanted) and len(generation.token_ids) == 30
+    assert llm.loop.scheduler.num_swaps == (host_blocks > 0)
 
 
 def test_sampled_output_depends_on_the_seed_alone(make_llm: MakeLLM) -> None:

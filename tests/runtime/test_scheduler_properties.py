@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -30,11 +31,14 @@ class Device:
     def __init__(self, config: SchedulerConfig, scheduler: Scheduler) -> None:
         self.config, self.scheduler = config, scheduler
         self.slots: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+        self.host: dict[int, list[tuple[bytes, tuple[int, ...]] | None]] = {}  # what each host slot holds, by offset
         self.tokens: dict[int, tuple[int, ...]] = {}  # request -> all its tokens
         self.salts: dict[int, bytes] = {}
         self.scoring: set[int] = set()
         self.spoilt: set[int] = set()  # blocks that only a request which ended with an error had
         self.last = ScheduledBatch(())
+        self.computed = 0  # tokens
+        self.seen: Counter[str] = Counter()  # steps by what is done before them
 
     def add(self, spec: RequestSpec) -> None:
         self.tokens[spec.request_id], self.salts[spec.request_id] = spec.token_ids, spec.salt
@@ -43,15 +47,21 @@ class Device:
 
     def run(self, batch: ScheduledBatch) -> list[StepOutcome]:
         config = self.config
+        self.computed += batch.num_tokens
         assert batch.num_tokens <= config.max_step_tokens
         assert batch.num_logit_rows <= config.max_logit_rows
         assert len(batch.sequences) <= config.max_batch_size
         assert len({sequence.request_id for sequence in batch.sequences}) == len(batch.sequences)
-        for block in batch.zeros if batch.sequences else ():
+        if not batch.sequences:  # not run: what is due before it stays due
+            return []
+        what = {"zeros": batch.zeros, "moves": batch.moves, "outs": batch.swap_outs, "ins": batch.swap_ins}
+        self.seen[" ".join(name for name, due in what.items() if due)] += 1
+        for block in batch.zeros:
             for offset in range(config.block_size):
                 self.slots.pop(block * config.block_size + offset, None)
         for source, target in batch.moves:
             self.slots[target] = self.slots[source]
+        self._swap(batch)
         outcomes = []
         for sequence in batch.sequences:
             if sequence.request_id not in self.tokens:  # it ended while this step was scheduled ahead
@@ -78,6 +88,16 @@ class Device:
                 outcomes.append(StepOutcome(sequence.request_id, token))
         self.last = batch
         return outcomes
+
+    def _swap(self, batch: ScheduledBatch) -> None:
+        size = self.config.block_size
+        for block, slot in batch.swap_outs:
+            assert 0 <= slot < self.config.host_blocks
+            self.host[slot] = [self.slots.get(block * size + offset) for offset in range(size)]
+        for slot, block in batch.swap_ins:
+            assert self.scheduler.pool.references(block) == 1, "a shared block is written"
+            for offset, held in enumerate(self.host.pop(slot)):
+                self.slots[block * size + offset] = held if held is not None else (b"never written", ())
 
     def zeroed(self, batch: ScheduledBatch) -> ScheduledBatch:
         """The first step that is scheduled after a request failed zeroes what it leaves."""
@@ -153,10 +173,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         batch=st.integers(1, 4),
         extra_tokens=st.integers(0, 8),
         extra_rows=st.integers(0, 3),
+        host=st.sampled_from([0, 0, 1, 3, 12]),
     )
-    def start(self, blocks: int, block_size: int, batch: int, extra_tokens: int, extra_rows: int) -> None:
+    def start(self, blocks: int, block_size: int, batch: int, extra_tokens: int, extra_rows: int, host: int) -> None:
         rows = batch + min(extra_rows, extra_tokens)
-        self.config = SchedulerConfig(batch, batch + extra_tokens, rows, blocks, block_size)
+        self.config = SchedulerConfig(batch, batch + extra_tokens, rows, blocks, block_size, host)
         self.scheduler = Scheduler(self.config)
         self.device = Device(self.config, self.scheduler)
         self.live: dict[int, RequestSpec] = {}
@@ -195,6 +216,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         late_abort=st.sampled_from([None, None, None, 0, 1]),
         ahead=st.booleans(),
         guesses=st.none() | st.integers(0, 1 << 20),
+        preempt=st.sampled_from([None, None, 0, 1]),  # oftener than memory runs out
+        abort_too=st.booleans(),
     )
     def step(
         self,
@@ -202,7 +225,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         late_abort: int | None = None,
         ahead: bool = False,
         guesses: int | None = None,
+        preempt: int | None = None,
+        abort_too: bool = False,
     ) -> None:
+        if preempt is not None and not self.flight and preempt < self.scheduler.num_running:
+            request = self.scheduler._running[preempt]
+            self.scheduler._preempt(request)
+            if abort_too:
+                self.abort_id(request.id)
         drafts = {} if guesses is None or self.flight else self.device.drafts(guesses)
         batch = self.flight or self.device.zeroed(self.scheduler.schedule(drafts))
         assert batch.sequences or not self.live, "there is work but nothing is scheduled"
@@ -256,6 +286,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.step()
         pool = self.scheduler.pool
         assert pool.num_available == pool.num_blocks and not self.scheduler.has_work()
+        assert self.scheduler._tables.host.num_free == self.config.host_blocks
 
 
 TestScheduler = SchedulerMachine.TestCase
@@ -269,12 +300,40 @@ TestScheduler.settings = settings(
 )
 
 
+def test_random_walks_with_swaps_and_trees() -> None:
+    """The rules of the machine at random: longer runs with fuller caches than hypothesis looks for."""
+    seen: Counter[str] = Counter()
+    for seed in range(100):
+        source = random.Random(seed)
+        machine = SchedulerMachine()
+        blocks, size, batch = source.randint(6, 16), source.randint(1, 4), source.randint(1, 4)
+        machine.start(blocks, size, batch, source.randint(0, 16), source.randint(0, 12), source.choice([0, 2, 6, 40]))
+        for _ in range(120):
+            kind = source.random()
+            if len(machine.live) < 5 and kind < 0.3:
+                tokens = [source.randrange(ALPHABET) for _ in range(source.randint(1, 14))]
+                machine.add(tokens, source.randint(0, 16), 0, source.choice([b"", b"other"]), source.random() < 0.8)
+            elif kind < 0.34 and machine.live:
+                machine.abort(source.randrange(100))
+            else:
+                machine.step(
+                    source.choice([None] * 20 + [Verdict.STOP, Verdict.ERROR]), source.choice([None] * 9 + [0]),
+                    source.random() < 0.3, source.choice([None, source.randrange(1 << 20)]),
+                    source.choice([None] * 8 + [0, 1]), source.random() < 0.1,
+                )  # fmt: skip
+            machine.consistent()
+        machine.teardown()
+        seen += machine.device.seen
+    both = {"moves outs", "moves ins", "moves outs ins", "outs ins", "zeros ins", "zeros outs ins"}
+    assert both <= {name for name, count in seen.items() if count >= 2}, seen
+
+
 def test_all_orders_of_three_requests_in_four_blocks() -> None:
     """Exhaustive: when each of three requests arrives, and whether and when the second is aborted."""
     prompts = [(0, 1, 0), (0, 1, 0, 1, 1), (0, 1)]
     for arrivals in itertools.product(range(4), repeat=3):
         for abort_at in (None, 0, 1, 2, 3, 5):
-            config = SchedulerConfig(2, 4, 2, 4, 2)
+            config = SchedulerConfig(2, 4, 2, 4, 2, host_blocks=arrivals[0])
             scheduler = Scheduler(config)
             device = Device(config, scheduler)
             ended: list[int] = []
@@ -295,10 +354,11 @@ def test_all_orders_of_three_requests_in_four_blocks() -> None:
             assert sorted(ended) == [0, 1, 2], (arrivals, abort_at)
 
 
+@pytest.mark.parametrize("host", [0, 9, 500])
 @pytest.mark.parametrize(("blocks", "new"), [(17, 26), (20, 26), (33, 26), (64, 120)])
-def test_little_memory_preempts_each_request_at_most_four_times(blocks: int, new: int) -> None:
+def test_little_memory_preempts_each_request_at_most_four_times(blocks: int, new: int, host: int) -> None:
     """KV for about one of the largest request: all complete, few preemptions (RELIABILITY R3)."""
-    config = SchedulerConfig(16, 32, 16, blocks, 2)
+    config = SchedulerConfig(16, 32, 16, blocks, 2, host)
     scheduler = Scheduler(config)
     device = Device(config, scheduler)
     for request_id in range(40):
@@ -319,3 +379,7 @@ def test_little_memory_preempts_each_request_at_most_four_times(blocks: int, new
     assert ended == ["length"] * 40
     assert max(request.num_preemptions for request in requests.values()) <= 4
     assert steps < 40 * (new + 5)
+    assert (scheduler.num_swaps > 0) == (host > 0) and scheduler.num_swaps <= scheduler.num_preemptions
+    if host == 500:  # room for everybody: nothing is computed twice
+        assert scheduler.num_swaps == scheduler.num_preemptions
+        assert device.computed <= sum(1 + i % 5 + new - 1 for i in range(40))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -44,11 +46,24 @@ class GpuEngine:
     limits: Limits
     manifest: Manifest
 
-    def executor(self, num_blocks: int = 32) -> InterpretExecutor:
-        return InterpretExecutor(self.program, self.specs, self.packed, self.limits, num_blocks)
+    def executor(self, num_blocks: int = 32, host_blocks: int = 0) -> InterpretExecutor:
+        return InterpretExecutor(
+            self.program, self.specs, self.packed, self.limits, num_blocks, host_blocks=host_blocks
+        )
 
-    def llm(self, num_blocks: int = 32) -> LLM:
-        return LLM(self.manifest, self.executor(num_blocks))
+    def llm(self, num_blocks: int = 32, host_blocks: int = 0) -> LLM:
+        return LLM(self.manifest, self.executor(num_blocks, host_blocks))
+
+    def engine(self) -> Any:
+        """What an executor takes of a loaded engine, with objects that name themselves instead of cubins."""
+        files = SimpleNamespace(read=lambda path: Path(path).stem.encode())
+        weights = SimpleNamespace(view=lambda name: self.packed[name])
+        return SimpleNamespace(manifest=self.manifest, program=self.program, weights=weights, files=files)
+
+    def objects(self) -> dict[bytes, LaunchSpec]:
+        """The sources behind those objects, as FakeDriver wants them."""
+        assert self.program.plan is not None
+        return {name.encode(): self.specs[name] for name in self.program.plan.objects}
 
 
 def build(

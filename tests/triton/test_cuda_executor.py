@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,15 +39,7 @@ def on_disk(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
     model = tmp_path_factory.mktemp("model")
     tiny.save_tiny(tiny.tiny_configs()["llama"], model)
     built = build(model, "rtn4", Limits(max_seq_len=48, max_batch_size=4, max_step_tokens=16))
-    plan = built.program.plan
-    assert plan is not None
-    table = {}
-    for name in plan.objects:
-        table[name.encode()] = built.specs[name]
-    files = SimpleNamespace(read=lambda path: Path(path).stem.encode())
-    weights = SimpleNamespace(view=lambda name: built.packed[name])
-    engine = SimpleNamespace(manifest=built.manifest, program=built.program, weights=weights, files=files)
-    return OnDisk(engine, built, table)
+    return OnDisk(built.engine(), built, built.objects())
 
 
 def test_the_same_tokens_as_interpreted_and_nothing_leaks(on_disk: OnDisk) -> None:

@@ -72,7 +72,7 @@ def test_equal_to_the_reference(name: str, quant: str, engine_of: Any, monkeypat
 class Guesses:
     """Behind every token the same shape of tree: a wrong guess, the right one, two behind it, one behind the wrong."""
 
-    name, first_rate = "guesses", 0.5
+    name, first_rate, observes = "guesses", 0.5, False
 
     def __init__(self, truth: dict[tuple[int, ...], list[int]]) -> None:
         self._truth = truth

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -53,11 +51,7 @@ def plain(built: GpuEngine) -> list[Any]:
 
 def open_device(built: GpuEngine) -> tuple[Callable[..., CudaExecutor], FakeDriver]:
     """What makes executors of one engine on one device."""
-    assert built.program.plan is not None
-    driver = FakeDriver({name.encode(): built.specs[name] for name in built.program.plan.objects})
-    files = SimpleNamespace(read=lambda path: Path(path).stem.encode())
-    weights = SimpleNamespace(view=lambda name: built.packed[name])
-    engine: Any = SimpleNamespace(manifest=built.manifest, program=built.program, weights=weights, files=files)
+    driver, engine = FakeDriver(built.objects()), built.engine()
     cuda = Cuda(bindings=driver)
     return lambda section="": CudaExecutor(engine, cuda=cuda, section=section), driver
 

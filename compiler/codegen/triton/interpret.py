@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
@@ -153,10 +153,12 @@ class InterpretExecutor:
         limits: Limits,
         num_blocks: int,
         section: str = "",
+        host_blocks: int = 0,
     ) -> None:
         assert program.plan is not None
         self.plan, self._section = program.plan, section
-        self.num_blocks, self.block_size = num_blocks, program.kv.block_size
+        self.num_blocks, self.host_blocks, self.block_size = num_blocks, host_blocks, program.kv.block_size
+        self._layout = program.kv
         self.vocab_size = program.vocab_size
         self.max_batch_size, self.max_step_tokens = limits.max_batch_size, limits.max_step_tokens
         self.max_logit_rows = rows = limits.max_step_tokens
@@ -178,6 +180,7 @@ class InterpretExecutor:
         self._spaces = {
             "arena": _poisoned(program.arena_bytes_per_token * limits.max_step_tokens),
             "kv": _poisoned(program.kv.total_block_bytes() * num_blocks),
+            "host": _poisoned(program.kv.total_block_bytes() * host_blocks),
             "scratch": _poisoned(self.plan.scratch_bytes),
             "logits": _poisoned(4 * rows * self.vocab_size),
         }
@@ -208,11 +211,30 @@ class InterpretExecutor:
             packed.pad_decodes(tokens)
         packed.pad_moves()
         self._tokens = tokens
-        for bound in self._walker.walk(phase, self._sizes(tokens, seqs, count, packed.num_moves), self._section):
+        moves = packed.num_moves
+        if batch.swap_outs or batch.swap_ins:  # after the moves, which are part of every layer's steps
+            for bound in self._walker.walk(phase, self._sizes(tokens, seqs, count, moves), self._section):
+                if bound.launch.makes_moves:
+                    self._launch(bound)
+            self._swap(batch)
+            moves = 0
+        for bound in self._walker.walk(phase, self._sizes(tokens, seqs, count, moves), self._section):
             self._launch(bound)
         logits = self._spaces["logits"].view(torch.float32).view(-1, self.vocab_size)[: len(rows)].clone().numpy()
         token, logprob, top_ids, top_logprobs = (array[: len(rows)].copy() for array in self._sampled.values())
         return Sampled(token, logprob, top_ids, top_logprobs, logits)
+
+    def _swap(self, batch: ScheduledBatch) -> None:
+        """Copy whole blocks from the cache to host memory, then from there."""
+        kv, host = self._spaces["kv"], self._spaces["host"]
+        device_of = partial(self._layout.block_places, num_blocks=self.num_blocks)
+        host_of = partial(self._layout.block_places, num_blocks=self.host_blocks)
+        for block, slot in batch.swap_outs:
+            for (at, nbytes), (to, _) in zip(device_of(block), host_of(slot), strict=True):
+                host[to : to + nbytes] = kv[at : at + nbytes]
+        for slot, block in batch.swap_ins:
+            for (at, nbytes), (to, _) in zip(host_of(slot), device_of(block), strict=True):
+                kv[to : to + nbytes] = host[at : at + nbytes]
 
     def draft(self, rows: Sequence[int]) -> np.ndarray:
         """What the draft heads choose behind these logit rows of the last step: int32 `[rows, heads, ranks]`."""

@@ -21,6 +21,7 @@ from .graphs import RecurringWork
 from .inputs import HeadChoices, StepInputs, StepOutputs, input_bytes, output_bytes
 from .launches import ReadyLaunch
 from .memory import upload_nbytes, upload_weights
+from .swap import HostCache, choose_host_blocks
 
 _SHARE = 0.92  # of the free memory that the KV cache may fill: the driver needs some for modules and graphs
 _LOGITS_BYTES = 256 << 20
@@ -41,12 +42,18 @@ class CudaExecutor:
     Steps of decodes only are replayed from CUDA graphs, one per batch size of the plan, captured when the engine is
     loaded; a batch is padded to the next size. Of other small steps, such as those that verify guesses, those get a
     graph whose sizes come again. kv_bytes: memory for the KV cache; default: enough for a full batch, within what is
-    free. section: run this section of the program as a step, instead of the program; several executors of one engine on
-    one device share its weights. Raises DeviceError or CapacityError before any weight is read.
+    free. swap_bytes: host memory for the KV of preempted requests; default: some, if the cache can run out. section:
+    run this section of the program as a step, instead of the program; several executors of one engine on one device
+    share its weights. Raises DeviceError or CapacityError before any weight is read.
     """
 
     def __init__(
-        self, engine: Engine, kv_bytes: int | None = None, cuda: Cuda | None = None, section: str = ""
+        self,
+        engine: Engine,
+        kv_bytes: int | None = None,
+        cuda: Cuda | None = None,
+        section: str = "",
+        swap_bytes: int | None = None,
     ) -> None:
         manifest, program = engine.manifest, engine.program
         if manifest.gpu is None or program.plan is None:
@@ -54,12 +61,12 @@ class CudaExecutor:
         self._section, self._speculation = section, program.speculation
         self.cuda = open_device(manifest.target, manifest.gpu, cuda)
         try:
-            self._open(engine, kv_bytes)
+            self._open(engine, kv_bytes, 0 if section else swap_bytes)
         except BaseException:
             self.cuda.close()
             raise
 
-    def _open(self, engine: Engine, kv_bytes: int | None) -> None:
+    def _open(self, engine: Engine, kv_bytes: int | None, swap_bytes: int | None) -> None:
         manifest, program, cuda = engine.manifest, engine.program, self.cuda
         assert program.plan is not None
         limits, self.plan, self._layout = manifest.limits, program.plan, program.kv
@@ -85,6 +92,10 @@ class CudaExecutor:
         sizes["kv"] = self.num_blocks * per_block
         self._addresses = {space: cuda.allocate(nbytes) for space, nbytes in sizes.items()}
         cuda.zero(self._addresses["kv"], sizes["kv"])
+        most_blocks = max_blocks * self.max_batch_size
+        self.host_blocks = choose_host_blocks(self._layout, self.num_blocks, most_blocks, swap_bytes)
+        if self.host_blocks:
+            self._host = HostCache(cuda, self._layout, self.num_blocks, self.host_blocks, self._addresses["kv"])
         self._weights = upload_weights(cuda, engine.weights, program)
         self._open_sides((self.max_step_tokens, self.max_batch_size, max_blocks, self.max_logit_rows))
         self._functions = _load_functions(cuda, engine)
@@ -131,6 +142,9 @@ class CudaExecutor:
         for block in batch.zeros:
             for offset, nbytes in self._layout.block_places(block, self.num_blocks):
                 cuda.zero(self._addresses["kv"] + offset, nbytes)
+        swaps = bool(batch.swap_outs or batch.swap_ins)
+        if swaps and not batch.moves:
+            self._host.swap(batch)
         phase = self.plan.phase(packed.num_tokens, packed.num_seqs)
         if phase.decode and count == packed.num_seqs and not batch.moves:
             self._last_tokens = phase.max_tokens
@@ -141,7 +155,12 @@ class CudaExecutor:
             self._last_tokens = packed.num_tokens
             packed.pad_moves()
             inputs.send(packed.num_seqs)
-            self._run(phase, self._sizes(packed.num_tokens, packed.num_seqs, count, packed.num_moves))
+            moves = packed.num_moves
+            if swaps and moves:  # moves are part of every layer's steps: here they must come before the copies
+                self._walk(phase, self._sizes(packed.num_tokens, packed.num_seqs, count, moves), moves_only=True)
+                self._host.swap(batch)
+                moves = 0
+            self._run(phase, self._sizes(packed.num_tokens, packed.num_seqs, count, moves))
         if count:
             outputs.fetch(count)
         host_samples = None in rows or not count
@@ -197,8 +216,8 @@ class CudaExecutor:
         else:
             self._recurring.run((section, phase.max_tokens, phase.decode, *sizes.values()), work)
 
-    def _walk(self, phase: Phase, sizes: Mapping[str, int], section: str = "") -> None:
-        """Put all launches of a step on the stream."""
+    def _walk(self, phase: Phase, sizes: Mapping[str, int], section: str = "", moves_only: bool = False) -> None:
+        """Put all launches of a step on the stream, or those that make its moves."""
         section = section or self._section
         key = phase.max_tokens, phase.decode, section
         if key not in self._ready:
@@ -209,7 +228,8 @@ class CudaExecutor:
                 for launch, arguments in self.walker.launches(phase, section)
             ]
         for launch in self._ready[key]:
-            launch.put(self.cuda, sizes)
+            if launch.moves or not moves_only:
+                launch.put(self.cuda, sizes)
 
     def _address(self, argument: Argument) -> int:
         """Of a pointer in a step of no tokens."""

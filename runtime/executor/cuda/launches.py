@@ -19,7 +19,9 @@ class ReadyLaunch:
     """One launch of a loaded kernel. Its parameters lie in memory as the driver takes them: 8 bytes each, of which a
     kernel reads the first 4 of an integer."""
 
-    __slots__ = ("_function", "_grid", "_moving", "_params", "_pointers", "_shared", "_sizes", "_threads", "_values")
+    __slots__ = (
+        "_function", "_grid", "_moving", "_params", "_pointers", "_shared", "_sizes", "_threads", "_values", "moves",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -31,6 +33,7 @@ class ReadyLaunch:
     ) -> None:
         """address: of an argument's pointer in a step of no tokens."""
         self._function, self._grid = function, launch.grid
+        self.moves = launch.makes_moves
         self._threads, self._shared = found.warps * found.warp_size, found.shared_bytes
         count = len(arguments) + _HIDDEN
         self._values = (ctypes.c_uint64 * count)()

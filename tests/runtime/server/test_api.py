@@ -150,6 +150,7 @@ def test_metrics_have_vllms_names_and_count(served: Served) -> None:
         for name in (
             "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total",
             "prompt_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total", "request_success_total",
+            "num_swaps_total",
             "time_to_first_token_seconds_bucket", "inter_token_latency_seconds_bucket",
             "e2e_request_latency_seconds_bucket", "request_queue_time_seconds_bucket",
             "request_prefill_time_seconds_bucket", "request_decode_time_seconds_bucket",

@@ -1,0 +1,151 @@
+"""What a request pays for a drafter that is never right: every drafter against plain decoding, in turns.
+
+    python benchmarks/spec_cost.py ENGINE --drafters replay,ngram,medusa --threads 2 --seconds 50
+
+Every guess is replaced by a token that the model does not choose there, after the drafter has done its work. A round
+runs each drafter once and plain decoding twice, in an order of its own: a drafter's cost is its decode time over that
+of the first plain run, and the second plain run over the first is the control. Medians over the rounds with 95 %
+intervals (of ranks: now and then a run is disturbed).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import icc
+from icc.runtime.llm import LLM
+from icc.runtime.scheduler.batch import Draft
+from icc.runtime.speculate.drafter import Drafter, Proposal, Wish
+from icc.runtime.speculate.speculator import Speculator
+from spec_replay import Replay, rate
+
+Truth = dict[tuple[int, ...], Sequence[int]]
+
+
+class Silent:
+    """A drafter that knows nothing: what is left is the account-keeping."""
+
+    name, first_rate, observes = "silent", 0.5, False
+
+    def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
+        return {}
+
+    def observe(self, rows: Mapping[int, int], batch_size: int) -> None:
+        """Nothing to see."""
+
+    def forget(self, request_id: int) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class Wrong:
+    """A drafter whose every guess is wrong: what it costs is left, and nothing of what it gains."""
+
+    def __init__(self, drafter: Drafter, truth: Truth) -> None:
+        self._drafter, self._truth = drafter, truth
+        self.name, self.first_rate, self.observes = drafter.name, drafter.first_rate, drafter.observes
+        self.close, self.forget, self.observe = drafter.close, drafter.forget, drafter.observe
+
+    def propose(self, wishes: Sequence[Wish]) -> Mapping[int, Proposal]:
+        right = {w.generation.request_id: self._truth[w.generation.prompt][len(w.generation.token_ids)] for w in wishes}
+        found = self._drafter.propose(wishes)
+        return {i: replace(proposal, draft=_spoilt(proposal.draft, right[i])) for i, proposal in found.items()}
+
+
+def _spoilt(draft: Draft, right: int) -> Draft:
+    """The same tree, in which no guess at depth 1 is `right`; siblings stay different."""
+    taken = {token for token, parent in zip(draft.token_ids, draft.parents, strict=True) if parent < 0}
+    wrong = next(token for token in range(len(taken) + 2) if token != right and token not in taken)
+    return Draft(tuple(wrong if token == right else token for token in draft.token_ids), draft.parents)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median of the ratios in percent above 1, between the ends of its 95 % interval."""
+    ordered, half = sorted(values), 0.98 * math.sqrt(len(values))
+    places = (len(values) / 2 - half, (len(values) - 1) / 2, len(values) / 2 + half)
+    low, mid, high = (100 * (ordered[min(max(round(at), 0), len(values) - 1)] - 1) for at in places)
+    return low, mid, high
+
+
+def measure(llm: LLM, names: Sequence[str], prompts: Sequence[list[int]], tokens: int, seconds: float) -> list[dict]:
+    """Rounds for so long; one dict per drafter, and one for the control."""
+    truth: Truth = {tuple(prompt): [*rate(llm, prompt, tokens, None)[1], 0, 0] for prompt in prompts}
+
+    def drafter(name: str) -> Drafter:
+        if name == "silent":
+            return Silent()
+        if name == "replay":
+            return Replay(truth, 0.9, 15)  # sure of itself
+        found = llm.speculator(name)
+        assert found is not None
+        return found.drafter
+
+    slope = llm.engine.program.speculation.slope if llm.engine and llm.engine.program.speculation else None
+    options = {} if slope is None else {"slope": slope}
+    drafters = {name: Wrong(drafter(name), truth) for name in names}
+    ratios: dict[str, list[float]] = {name: [] for name in ("control", *names)}
+    drafted = dict.fromkeys(names, 0)
+    source, end = random.Random(0), time.perf_counter() + seconds
+    turn = 0
+    while time.perf_counter() < end:
+        prompt = prompts[turn % len(prompts)]
+        turn += 1
+        took = {}
+        for name in source.sample(["plain", "control", *names], len(names) + 2):
+            speculator = Speculator(drafters[name], **options) if name in drafters else None
+            speed, found = rate(llm, prompt, tokens, speculator)
+            assert list(found) == list(truth[tuple(prompt)][:tokens]), "speculation changed the tokens"
+            took[name] = 1 / speed
+            if speculator is not None:
+                assert speculator.counts.accepted == 0
+                drafted[name] += speculator.counts.guesses
+        for name, values in ratios.items():
+            values.append(took[name] / took["plain"])
+    results = []
+    for name, values in ratios.items():
+        low, mid, high = interval(values)
+        guesses = drafted.get(name, 0) / len(values)
+        results.append(
+            {"drafter": name, "tokens": tokens, "rounds": len(values), "guesses": round(guesses, 1),
+             "cost_percent": round(mid, 2), "low": round(low, 2), "high": round(high, 2)}
+        )  # fmt: skip
+        print(
+            f"{name:<12} {tokens:4d} tokens: {mid:+5.2f} % ({low:+.2f} to {high:+.2f}), {len(values)} rounds, "
+            f"{guesses:.1f} guesses a request",
+            flush=True,
+        )
+    return results
+
+
+def main() -> None:
+    """Parse the command line, measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engine")
+    parser.add_argument("--drafters", default="replay,ngram")
+    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--seconds", type=float, default=50)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--json", metavar="FILE")
+    chosen = parser.parse_args()
+    source = random.Random(1)
+    with icc.load(chosen.engine, threads=chosen.threads, spec="none", verify=False) as llm:
+        # repetitive, so that prompt lookup finds something to guess
+        words = [[source.randrange(3, 1000) for _ in range(8)] for _ in range(4)]
+        prompts = [(word * chosen.prompt_tokens)[: chosen.prompt_tokens] for word in words]
+        results = measure(llm, chosen.drafters.split(","), prompts, chosen.tokens, chosen.seconds)
+    if chosen.json:
+        with open(chosen.json, "w", encoding="utf-8") as stream:
+            json.dump({"engine": chosen.engine, "threads": chosen.threads, "results": results}, stream, indent=1)
+
+
+if __name__ == "__main__":
+    main()

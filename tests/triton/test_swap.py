@@ -1,0 +1,168 @@
+"""Preemption by swap: KV that was in host memory gives the tokens of an undisturbed run, with pending moves too."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+from building import GpuEngine, build
+from fake_cuda import FakeDriver
+from icc import SamplingParams
+from icc.runtime.engine.manifest import Limits
+from icc.runtime.engine.program import KVLayer, KVLayout
+from icc.runtime.errors import CapacityError
+from icc.runtime.executor.cuda.driver import Cuda
+from icc.runtime.executor.cuda.executor import CudaExecutor
+from icc.runtime.executor.cuda.swap import HostCache, _runs, choose_host_blocks
+from icc.runtime.llm import LLM
+from icc.runtime.scheduler.batch import Draft, ScheduledBatch
+from icc.runtime.speculate.drafter import Proposal
+from icc.runtime.speculate.speculator import Speculator
+
+LIMITS = Limits(max_seq_len=28, max_batch_size=2, max_step_tokens=16)
+PROMPTS = [[5, 9, 23, 7, 11], [5, 9, 23, 7, 40, 41, 42]]
+PARAMS = [SamplingParams(max_tokens=7, temperature=t, seed=3, ignore_eos=True) for t in (0.0, 1.0)]
+
+
+@pytest.fixture(scope="module")
+def built(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> GpuEngine:
+    model = tmp_path_factory.mktemp("model")
+    config = tiny.tiny_configs()["llama"]
+    config.num_hidden_layers = 1  # the interpreter is slow
+    tiny.save_tiny(config, model)
+    return build(model, "none", LIMITS, block_size=4)
+
+
+@pytest.fixture(scope="module")
+def plain(built: GpuEngine) -> list[tuple[int, ...]]:
+    with built.llm() as llm:
+        return [completion.token_ids for completion in llm.generate(PROMPTS, PARAMS)]
+
+
+class Guesses:
+    """A tree behind every token: a wrong guess first, so that the right ones move when they are accepted."""
+
+    name, first_rate, observes = "guesses", 0.5, False
+
+    def __init__(self, truth: dict[tuple[int, ...], tuple[int, ...]]) -> None:
+        self._truth = truth
+
+    def propose(self, wishes: Any) -> dict[int, Proposal]:
+        found = {}
+        for wish in wishes:
+            right = [*self._truth[wish.generation.prompt][len(wish.generation.token_ids) :], 5, 5]
+            draft = Draft(((right[0] + 1) % 100, right[0], right[1]), (-1, -1, 1))
+            found[wish.generation.request_id] = Proposal(draft, (0.5,) * 3)
+        return found
+
+    def observe(self, rows: Any, batch_size: int) -> None:
+        pass
+
+    def forget(self, request_id: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def executor_of(kind: str, built: GpuEngine) -> Any:
+    if kind == "interpret":
+        return built.executor(host_blocks=12)
+    # memory for a sequence and a half, so that there is something to swap
+    nbytes = built.program.kv.total_block_bytes() * 12
+    driver = Cuda(bindings=FakeDriver(built.objects()))
+    return CudaExecutor(built.engine(), nbytes, driver, swap_bytes=nbytes)
+
+
+@pytest.mark.parametrize(("kind", "guess"), [("interpret", True), ("cuda", True), ("cuda", False)])
+def test_what_was_swapped_out_and_in_gives_the_same_tokens(
+    kind: str, guess: bool, built: GpuEngine, plain: list[tuple[int, ...]]
+) -> None:
+    """One request after the other loses its blocks before a step, and comes back."""
+    executor = executor_of(kind, built)
+    assert executor.host_blocks == 12
+    seen: list[ScheduledBatch] = []
+    with LLM(built.manifest, executor) as llm:
+        if guess:
+            truth = dict(zip(map(tuple, PROMPTS), plain, strict=True))
+            llm.loop.speculator = Speculator(Guesses(truth), adaptive=False)
+        scheduler, schedule = llm.loop.scheduler, llm.loop.scheduler.schedule
+
+        def disturbed(drafts: Any = None) -> ScheduledBatch:
+            if scheduler._running:
+                scheduler._preempt(scheduler._running[len(seen) % len(scheduler._running)])
+            seen.append(schedule(drafts))
+            return seen[-1]
+
+        scheduler.schedule = disturbed  # type: ignore[method-assign]
+        scheduler.schedule_ahead = lambda: None  # type: ignore[method-assign]  # so that every step is disturbed
+        found = [completion.token_ids for completion in llm.generate(PROMPTS, PARAMS)]
+    assert found == plain
+    assert scheduler.num_swaps == scheduler.num_preemptions > 2
+    assert any(batch.swap_ins for batch in seen)
+    if guess:
+        assert any(batch.moves and batch.swap_outs for batch in seen), "moves were meant to wait when blocks go"
+
+
+def test_the_cuda_executor_swaps_when_its_memory_runs_out(built: GpuEngine, plain: list[tuple[int, ...]]) -> None:
+    block = built.program.kv.total_block_bytes()
+    driver = FakeDriver(built.objects())
+    executor = CudaExecutor(built.engine(), 7 * block, Cuda(bindings=driver), swap_bytes=3 * block)
+    prompts = [[*range(3, 15)], [*range(5, 17)]]
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    with built.llm() as llm:
+        expected = llm.generate(prompts, params)
+    with LLM(built.manifest, executor) as llm:
+        assert llm.generate(prompts, params) == expected
+        assert llm.loop.scheduler.num_swaps > 0, "the blocks were meant to run out"
+    assert not driver.live and not driver.memory
+
+
+def test_host_memory_is_taken_only_where_the_cache_can_run_out(built: GpuEngine) -> None:
+    layout = built.program.kv
+    block = layout.total_block_bytes()
+    assert choose_host_blocks(layout, 16, 16, None) == choose_host_blocks(layout, 16, 16, 99 * block) == 0
+    assert choose_host_blocks(layout, 15, 16, None) == 16  # gibibytes hold all
+    assert choose_host_blocks(layout, 15, 16, 3 * block + 1) == 3
+    assert choose_host_blocks(layout, 15, 16, 0) == 0
+
+
+def test_pinning_that_fails_says_what_to_do(built: GpuEngine) -> None:
+    driver = FakeDriver(built.objects())
+    driver.fail = "cuMemAllocHost"
+    block = built.program.kv.total_block_bytes()
+    with pytest.raises(CapacityError, match=r"cannot pin 0\.00 GiB of host memory") as caught:
+        CudaExecutor(built.engine(), 9 * block, Cuda(bindings=driver))
+    assert "--swap-gib" in str(caught.value.hint)
+    driver.fail = None
+    assert not driver.live and not driver.memory
+
+
+def test_every_layer_of_a_block_comes_back() -> None:
+    """Layers of different sizes, into other blocks than they came from."""
+    layout = KVLayout(4, "f16", [KVLayer(1, 8, 8), KVLayer(3, 16, 8), KVLayer(2, 8, 8)])
+    blocks, slots, total = 6, 4, layout.total_block_bytes()
+    cuda = Cuda(bindings=FakeDriver({}))
+    kv = cuda.allocate(blocks * total)
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * (blocks * total)).from_address(kv))
+    memory[:] = np.random.default_rng(0).integers(0, 255, memory.size)
+
+    def content(block: int) -> list[bytes]:
+        return [memory[at : at + nbytes].tobytes() for at, nbytes in layout.block_places(block, blocks)]
+
+    cache, before = HostCache(cuda, layout, blocks, slots, kv), [content(block) for block in range(blocks)]
+    cache.swap(ScheduledBatch((), swap_outs=((5, 0), (1, 1), (2, 2), (0, 3))))
+    cuda.wait()
+    memory[:] = 0
+    cache.swap(ScheduledBatch((), swap_ins=((3, 0), (0, 1), (1, 2), (2, 3))))
+    cuda.wait()
+    assert [content(block) for block in range(4)] == [before[block] for block in (0, 5, 1, 2)]
+    assert not any(map(any, (*content(4), *content(5))))
+    cuda.close()
+
+
+def test_neighbours_travel_together() -> None:
+    assert list(_runs([])) == []
+    assert list(_runs([(3, 0), (4, 1), (5, 2), (6, 4), (6, 5), (2, 6)])) == [(3, 0, 3), (6, 4, 1), (6, 5, 1), (2, 6, 1)]
