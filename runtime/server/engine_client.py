@@ -145,13 +145,12 @@ class EngineClient:
                 reason = await self._watch()
             except OSError as error:
                 began, reason = time.monotonic(), f"cannot be started: {error}"
-            log.error("engine process %s", reason)
             await self._end_process(f"the engine {reason}")
             if self._started is not None and not self._started.done():
                 self._started.set_exception(IccError(f"the engine process {reason}"))
-                return
             if self._started is not None and self._started.exception() is not None:
                 return  # it could not be loaded the first time: that is for whoever called `start`
+            log.error("engine process %s", reason)
             wait = _BACKOFF_S[0] if time.monotonic() - began > _BACKOFF_S[1] else min(wait * 2, _BACKOFF_S[1])
             await asyncio.sleep(wait)
             self.restarts += 1

@@ -97,10 +97,12 @@ def test_nothing_is_hashed_before(
 
 
 def test_the_command_says_it_in_one_line_with_the_code(make_engine: Make) -> None:
-    for number, (_, code, _, change) in enumerate([MATRIX[0], MATRIX[2], MATRIX[6]]):
-        root = make_engine(f"{number}.engine")
+    for command, row in [("run", 0), ("run", 2), ("run", 6), ("serve", 4)]:
+        root = make_engine(f"{command}{row}.engine")
+        _, code, _, change = MATRIX[row]
         change(root)
-        command = [sys.executable, "-m", "icc.compiler.cli", "run", str(root), "-p", "a"]
+        options = ["-p", "a"] if command == "run" else ["--port", "0"]
+        command = [sys.executable, "-m", "icc.compiler.cli", command, str(root), *options]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) <= 2, done.stderr
