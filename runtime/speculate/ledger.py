@@ -1,10 +1,10 @@
 """When guessing pays: what steps cost, and an account per request that is never overdrawn.
 
 The unit of account is one token of plain decoding. A step with guesses takes longer than one without; that is charged
-to the requests that guess, each by its share of the guesses. An accepted guess is a token earned. Drafting stops where
-the account does not hold what the next draft would cost, so a request that never accepts costs at most its CREDIT and
-the ALLOWANCE of each step, together about 1 % of a hundred tokens, and in a batch so large that guesses cost more than
-they earn every account runs dry.
+to the requests that guess, each by its share of the guesses, and so is the time of asking a drafter that has no answer.
+An accepted guess is a token earned. Drafting stops where the account does not hold what the next draft would cost, so a
+request that never accepts costs at most its CREDIT and the ALLOWANCE of each step, together 2 % of a hundred tokens,
+and in a batch so large that guesses cost more than they earn every account runs dry.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
-CREDIT = 0.6  # tokens that a new request may lose
-ALLOWANCE = 0.005  # tokens per step
+CREDIT = 1.0  # tokens that a new request may lose
+ALLOWANCE = 0.01  # tokens per step
 MOST_SAVED = 8.0  # tokens: what a request has won is no licence to lose it all again
 MEMORY = 0.15  # weight of the newest draft in a request's rate
 LONGEST_PAUSE = 256  # steps between two probes of a request whose guesses are wrong
-IDLE_PAUSE = 32  # steps between two questions to a drafter that knows nothing of a request
+IDLE_PAUSE = 16  # steps between two questions to a drafter that knows nothing of a request
 SLOPE = 0.04  # of a plain step per guess, until steps with guesses have been timed
 
 
@@ -89,10 +89,11 @@ class Account:
         self.pause = max(self.pause - steps, 0)
         return self.pause == 0
 
-    def idle(self) -> None:
-        """The drafter knew nothing: it is asked again some steps later."""
+    def idle(self, charge: float) -> None:
+        """The drafter, asked at this charge, knew nothing: it is asked again some steps later."""
+        self.balance -= min(charge, CREDIT)  # the first question may take long for reasons of its own
         self.idles += 1
-        self.pause = min(4**self.idles, IDLE_PAUSE)
+        self.pause = min(2**self.idles, IDLE_PAUSE)
 
     def settle(self, guesses: int, deepest: int, accepted: int, charge: float) -> None:
         """A draft of `guesses`, `deepest` tokens deep, was verified at this charge."""
@@ -101,7 +102,7 @@ class Account:
         self.rate += MEMORY * min(tried, 4) / 2 * (accepted / tried - self.rate)
         self.idles = 0
         self.misses = 0 if accepted else self.misses + 1
-        self.pause = min(4**self.misses, LONGEST_PAUSE) if self.misses else 0
+        self.pause = min(2**self.misses, LONGEST_PAUSE) if self.misses else 0
 
     def decline(self) -> None:
         """A draft could be had and not be afforded: asking again takes time as well."""

@@ -61,10 +61,14 @@ class Speculator:
         wishes = [wish for i in decoding if (wish := self._wish(generations[i], len(decoding))) is not None]
         if not wishes:
             return {}
+        start = perf_counter()
         proposals = self.drafter.propose(wishes)
+        price = 0.0
+        if self.adaptive and not proposals:  # else the time of the step, which has guesses, is charged
+            price = self.times.price(len(decoding), perf_counter() - start) / len(wishes)
         for wish in wishes:
             if wish.generation.request_id not in proposals:
-                self._account(wish.generation.request_id).idle()
+                self._account(wish.generation.request_id).idle(price)
         found = {i: self._afforded(i, proposal, len(decoding)) for i, proposal in proposals.items()}
         drafts = {request_id: draft for request_id, draft in found.items() if len(draft)}
         self._drafting = bool(drafts)
