@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from graph_tracing import IDS, Value, aten, cat, difference, icc, random, trace
@@ -14,6 +15,7 @@ from icc.compiler.errors import UnsupportedModel
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.graph.weights import Constant, RoundedWeight
+from icc.runtime.engine.load import decode_program
 from run_lowered import lower_graph, optimize, run_lowered
 
 view, permute, expand = aten.view.default, aten.permute.default, aten.expand.default
@@ -87,6 +89,18 @@ def test_softcapped_logits_are_written_in_place(tiny: ModuleType, tmp_path: Path
     assert [s.kernel.split("_")[0] for s in last_two] == ["linear", "pointwise"]
     assert all(s.outputs[0].space == "output" for s in last_two)
     assert not any(b.shape == [120] for b in lowered.program.buffers)
+
+
+def test_a_program_with_an_infinity_is_read_as_it_was_written() -> None:
+    """JSON has none; a router that masks its best expert writes -inf."""
+
+    def mask(x: Value) -> Value:
+        best = icc.topk.default(x, 1, False)[1]
+        return icc.scatter.default(x, best, None, float("-inf"), False)
+
+    program = lower_graph(optimize(trace(mask, x="f32[T, 8]"))).program
+    assert any(kernel.op == "scatter" for kernel in program.kernels.values())
+    assert decode_program(msgspec.json.encode(program), "program.json") == program
 
 
 def test_linears_share_the_quantized_activation() -> None:

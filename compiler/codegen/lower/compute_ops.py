@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 from torch import fx
@@ -195,10 +195,11 @@ def scatter(low: Lowerer, node: fx.Node) -> Placed:
     x, index = (low.dense(low.placed(n)) for n in node.args[:2])
     source = None if node.args[2] is None else low.dense(low.placed(node.args[2]))
     out = low.new(node)
+    value = float(node.args[3])  # type: ignore[arg-type]
     params: dict[str, Any] = {
         "outer": x.size // x.shape[-1], "n": x.shape[-1], "m": index.shape[-1], "dtype": x.dtype,
         "reduce": "add" if node.args[4] else "none", "src": "tensor" if source else "value",
-        "value": float(node.args[3]),  # type: ignore[arg-type]
+        "value": value if isfinite(value) else str(value),  # JSON has no infinities
         "x_stride": x.row_stride, "index_stride": index.row_stride, "y_stride": out.row_stride,
     }  # fmt: skip
     if source:
