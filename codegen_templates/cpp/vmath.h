@@ -45,7 +45,7 @@ ICC_INLINE VF vexp(VF x) {
     return p * pow2i(half) * pow2i(k - half);
 }
 
-// exp(x) for the weights of a softmax, x <= 0: 2^n * 2^r by a minimax polynomial, in two thirds of the time. Its error is
+// exp(x) for the weights of a softmax, x <= 0: 2^n * 2^r by a minimax polynomial, 16 instructions where vexp has 23. Its error is
 // that of x * log2(e) in float32, at most 6e-8 of exp(0); zero below exp(-87). NaN passes through.
 ICC_INLINE VF vexp_weight(VF x) {
     const VF t = max_raw(vf(-87.0f), x) * vf(1.44269504088896341f);
