@@ -17,8 +17,8 @@ from icc.compiler.graph.interpret import interpret
 from icc.runtime.engine.manifest import Limits
 from icc.runtime.scheduler.batch import Draft
 from icc.runtime.scheduler.scheduler import Scheduler
-from icc.runtime.speculate.drafter import Proposal
 from icc.runtime.speculate.speculator import Speculator
+from planted_drafter import PlantedDrafter
 
 FAMILIES = (
     "llama-mqa_tied_biases_llama3", "llama-linear", "mistral", "qwen2-window", "qwen3", "gemma2", "gemma3-odd_untied",
@@ -69,30 +69,9 @@ def test_equal_to_the_reference(name: str, quant: str, engine_of: Any, monkeypat
     assert preempted, "the blocks were meant to run out"
 
 
-class Guesses:
-    """Behind every token the same shape of tree: a wrong guess, the right one, two behind it, one behind the wrong."""
-
-    name, first_rate, observes = "guesses", 0.5, False
-
-    def __init__(self, truth: dict[tuple[int, ...], list[int]]) -> None:
-        self._truth = truth
-
-    def propose(self, wishes: Any) -> dict[int, Proposal]:
-        found = {}
-        for wish in wishes:
-            right = [*self._truth[wish.generation.prompt][len(wish.generation.token_ids) :], 5, 5]
-            draft = Draft(((right[0] + 1) % 100, right[0], 7, right[1], right[1]), (-1, -1, 0, 1, 0))
-            found[wish.generation.request_id] = Proposal(draft, (0.5,) * 5)
-        return found
-
-    def observe(self, rows: Any, batch_size: int) -> None:
-        pass
-
-    def forget(self, request_id: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+def branched(wrong: int, right: int, then: int) -> Draft:
+    """A wrong guess, the right one, two behind it, one behind the wrong."""
+    return Draft((wrong, right, 7, then, then), (-1, -1, 0, 1, 0))
 
 
 @pytest.mark.parametrize("name", ["gemma2"])
@@ -103,7 +82,7 @@ def test_trees_of_guesses_change_no_token(name: str, engine_of: Any) -> None:
     prompts = [ids[:7], ids[:7] + ids[:2]]
     truth = {tuple(prompt): greedy(engine, prompt, 9) for prompt in prompts}
     with engine.llm(FEW_BLOCKS + 2) as llm:
-        llm.loop.speculator = Speculator(Guesses(truth), adaptive=False)
+        llm.loop.speculator = Speculator(PlantedDrafter(truth, branched), adaptive=False)
         together = llm.generate(prompts, SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True))
         assert [list(c.token_ids) for c in together] == list(truth.values())
         counts = llm.loop.speculator.counts

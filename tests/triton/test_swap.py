@@ -18,8 +18,8 @@ from icc.runtime.executor.cuda.executor import CudaExecutor
 from icc.runtime.executor.cuda.swap import HostCache, _runs, choose_host_blocks
 from icc.runtime.llm import LLM
 from icc.runtime.scheduler.batch import Draft, ScheduledBatch
-from icc.runtime.speculate.drafter import Proposal
 from icc.runtime.speculate.speculator import Speculator
+from planted_drafter import PlantedDrafter
 
 LIMITS = Limits(max_seq_len=28, max_batch_size=2, max_step_tokens=16)
 PROMPTS = [[5, 9, 23, 7, 11], [5, 9, 23, 7, 40, 41, 42]]
@@ -41,30 +41,9 @@ def plain(built: GpuEngine) -> list[tuple[int, ...]]:
         return [completion.token_ids for completion in llm.generate(PROMPTS, PARAMS)]
 
 
-class Guesses:
-    """A tree behind every token: a wrong guess first, so that the right ones move when they are accepted."""
-
-    name, first_rate, observes = "guesses", 0.5, False
-
-    def __init__(self, truth: dict[tuple[int, ...], tuple[int, ...]]) -> None:
-        self._truth = truth
-
-    def propose(self, wishes: Any) -> dict[int, Proposal]:
-        found = {}
-        for wish in wishes:
-            right = [*self._truth[wish.generation.prompt][len(wish.generation.token_ids) :], 5, 5]
-            draft = Draft(((right[0] + 1) % 100, right[0], right[1]), (-1, -1, 1))
-            found[wish.generation.request_id] = Proposal(draft, (0.5,) * 3)
-        return found
-
-    def observe(self, rows: Any, batch_size: int) -> None:
-        pass
-
-    def forget(self, request_id: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+def moved(wrong: int, right: int, then: int) -> Draft:
+    """A wrong guess first, so that the right ones move when they are accepted."""
+    return Draft((wrong, right, then), (-1, -1, 1))
 
 
 def executor_of(kind: str, built: GpuEngine) -> Any:
@@ -87,7 +66,7 @@ def test_what_was_swapped_out_and_in_gives_the_same_tokens(
     with LLM(built.manifest, executor) as llm:
         if guess:
             truth = dict(zip(map(tuple, PROMPTS), plain, strict=True))
-            llm.loop.speculator = Speculator(Guesses(truth), adaptive=False)
+            llm.loop.speculator = Speculator(PlantedDrafter(truth, moved), adaptive=False)
         scheduler, schedule = llm.loop.scheduler, llm.loop.scheduler.schedule
 
         def disturbed(drafts: Any = None) -> ScheduledBatch:
