@@ -12,7 +12,7 @@ import click
 
 from .. import __version__
 from ..runtime.errors import IccError
-from .options import HEAD_METHODS, KV_DTYPES, QUANT_METHODS
+from .options import HEAD_METHODS, KV_DTYPES, POOLINGS, QUANT_METHODS, TASKS
 
 PATH = click.Path(path_type=Path)
 COMPILE_MODULES = ("torch", "transformers", "safetensors", "jinja2")  # what the extra `compile` installs
@@ -52,6 +52,8 @@ def main(debug: bool) -> None:
 @click.argument("model", type=PATH)
 @click.option("-o", "--output", type=PATH, help="Engine directory to write (default: MODEL.engine).")
 @click.option("--target", default="cpu", show_default=True, help="What to compile for.")
+@click.option("--task", type=click.Choice(TASKS), default="generate", show_default=True, help="Text, or embeddings.")
+@click.option("--pooling", type=click.Choice(POOLINGS), help="With --task embed (default: the checkpoint's, or last).")
 @click.option("--quant", type=click.Choice(QUANT_METHODS), default="none", show_default=True)
 @click.option("--quant-head", type=click.Choice(HEAD_METHODS), default="int8", show_default=True, help="The LM head.")
 @click.option("--keep", multiple=True, metavar="PATTERN", help="Leave matching linears unquantized (repeatable).")

@@ -11,7 +11,7 @@ from typing import Any
 from ..passes import pipelines
 from ..passes.base import Pass, PassContext
 from ..passes.manager import PassReport, run_passes
-from ..runtime.engine.manifest import QuantFacts
+from ..runtime.engine.manifest import EmbeddingFacts, QuantFacts
 from .calibration import load_calibration
 from .codegen import write_engine as writer
 from .codegen.backend import backend_for
@@ -20,6 +20,7 @@ from .codegen.lower.lower import LowerOptions, lower
 from .codegen.manifest import make_limits, make_manifest
 from .errors import UsageError
 from .frontend.load import load_graph
+from .frontend.pooling import read_pooling
 from .graph.graph import Graph
 from .graph.weights import short_dtype
 from .options import KV_DTYPES, CompileOptions, default_output
@@ -57,8 +58,9 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
     target, choice = find_target(options.target), SpecChoice.parse(options.spec)
     heads = choice.read_heads() if choice else ()
     writer.check_output(options.output, options.force)
+    pooling = read_pooling(options.model, options.pooling) if options.task == "embed" else None
     with reporter.stage("trace"):
-        graph = load_graph(options.model, options.max_seq_len)
+        graph = load_graph(options.model, options.max_seq_len, embeds=pooling is not None)
     backend = backend_for(target, weight_dtype(graph), options.deterministic)
     limits = make_limits(graph, options)
     with reporter.stage("optimize"):
@@ -98,7 +100,9 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
             tokenizer = writer.copy_tokenizer(stage, options.model)
             writer.copy_runtime(stage)
             facts = QuantFacts(options.quant, report.bits_per_weight, report.kept)
-            writer.write_manifest(stage, make_manifest(graph, lowered, facts, options, target, built, tokenizer))
+            embedding = pooling and EmbeddingFacts(pooling.kind, pooling.normalize, lowered.program.vocab_size)
+            manifest = make_manifest(graph, lowered, facts, options, target, built, tokenizer, embedding)
+            writer.write_manifest(stage, manifest)
     return replace(report, engine_bytes=sum(p.stat().st_size for p in options.output.rglob("*") if p.is_file()))
 
 

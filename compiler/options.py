@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from .errors import UsageError
 
 QUANT_METHODS = ("none", "rtn4", "awq4", "gptq4")
 HEAD_METHODS = ("none", "int8", "4bit")
+TASKS = ("generate", "embed")
+POOLINGS = ("last", "mean", "cls")
 KV_DTYPES = {"auto": "", "f32": "f32", "bf16": "bf16", "f16": "f16", "fp16": "f16", "int8": "i8"}
 
 
@@ -16,6 +19,8 @@ KV_DTYPES = {"auto": "", "f32": "f32", "bf16": "bf16", "f16": "f16", "fp16": "f1
 class CompileOptions:
     """Options of one compile. Limits are in tokens and sequences; None means the default for the model.
 
+    task: "embed" for an engine that makes one vector per prompt of its hidden states. pooling: which of them make it;
+    None means what the checkpoint says.
     quant_head: how the LM head is stored when `quant` is not none. keep: patterns of linears to leave unquantized.
     spec: the drafter of speculative decoding, "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none". spec_guesses: the
     size of the tree of draft heads at every batch size, instead of what its cost says. deterministic: a request's
@@ -26,6 +31,8 @@ class CompileOptions:
     model: Path
     output: Path
     target: str = "cpu"
+    task: str = "generate"
+    pooling: Literal["last", "mean", "cls"] | None = None
     quant: str = "none"
     quant_head: str = "int8"
     keep: tuple[str, ...] = ()
@@ -45,6 +52,7 @@ class CompileOptions:
     force: bool = False
 
     def __post_init__(self) -> None:
+        _choice("--task", self.task, TASKS)
         _choice("--quant", self.quant, QUANT_METHODS)
         _choice("--quant-head", self.quant_head, HEAD_METHODS)
         _choice("--kv-cache", self.kv_cache, tuple(KV_DTYPES))
@@ -53,6 +61,7 @@ class CompileOptions:
                 f"--tune measures this machine, and --target {self.target} is not only for it",
                 "use --target native; for a GPU: icc tune ENGINE, on a host that has it",
             )
+        self._check_task()
         for name in (
             "max_seq_len",
             "max_batch_size",
@@ -64,6 +73,14 @@ class CompileOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+
+    def _check_task(self) -> None:
+        if self.pooling is not None:
+            _choice("--pooling", self.pooling, POOLINGS)
+            if self.task != "embed":
+                raise UsageError("--pooling is for engines that embed", "add --task embed")
+        if self.task == "embed" and (self.spec != "none" or self.spec_guesses is not None):
+            raise UsageError("--task embed generates no tokens that --spec could guess", "leave --spec out")
 
 
 def _choice(option: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -1,11 +1,11 @@
-"""`bench`: prefill and decode throughput of a loaded engine on random tokens."""
+"""`bench`: prefill and decode throughput of a loaded engine on random tokens; one that embeds only has the first."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -46,7 +46,12 @@ class BenchResult:
 
 
 def run_bench(llm: LLM, options: BenchOptions) -> list[BenchResult]:
-    """Measure each batch size. UsageError or CapacityError if the engine cannot hold it all at once."""
+    """Measure each batch size. UsageError or CapacityError if the engine cannot hold it all at once.
+
+    An engine that embeds is measured with outputs of no tokens.
+    """
+    if llm.manifest.embedding is not None:
+        options = replace(options, output_tokens=0)
     for batch_size in options.batch_sizes:
         _check(llm, options, batch_size)
     random = np.random.Generator(np.random.PCG64(options.seed))
@@ -76,7 +81,8 @@ def run_bench(llm: LLM, options: BenchOptions) -> list[BenchResult]:
 def _check(llm: LLM, options: BenchOptions, batch_size: int) -> None:
     limits, executor = llm.manifest.limits, llm.executor
     length = options.prompt_tokens + options.output_tokens
-    if min(options.prompt_tokens, options.output_tokens, batch_size, options.rounds) < 1:
+    least_output = int(llm.manifest.embedding is None)
+    if min(options.prompt_tokens, batch_size, options.rounds) < 1 or options.output_tokens < least_output:
         raise UsageError("prompt tokens, output tokens, batch size and rounds must be at least 1")
     if length > limits.max_seq_len:
         raise UsageError(
@@ -94,8 +100,12 @@ def _round(
 ) -> tuple[float, float, int]:
     """Seconds until all have a first token, seconds after that, tokens generated after that."""
     vocab_size = llm.manifest.model.vocab_size
-    params = SamplingParams(max_tokens=output_tokens, temperature=0.0, repetition_penalty=1.0, ignore_eos=True)
     prompts = random.integers(0, vocab_size, size=(batch_size, prompt_tokens))
+    if llm.manifest.embedding is not None:
+        start = time.perf_counter()
+        llm.embed(prompts.tolist())
+        return time.perf_counter() - start, 0.0, 0
+    params = SamplingParams(max_tokens=output_tokens, temperature=0.0, repetition_penalty=1.0, ignore_eos=True)
     return timed_generation(llm, prompts.tolist(), params)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from .embedding import Embedding
 from .engine.manifest import Manifest
 from .executor.base import Executor
 from .generation import Generation, Output, Piece, Standing
@@ -18,8 +19,9 @@ from .sampler import Constraint
 from .scheduler.batch import Draft, ScheduledBatch, StepOutcome, Verdict
 from .scheduler.config import SchedulerConfig
 from .scheduler.scheduler import Scheduler
+from .scores import NotFinite, Scores
 from .speculate.speculator import Speculator
-from .stepping import Flight, Stepper
+from .stepping import Flight, Result, Stepper
 from .tokenizer import Tokenizer
 
 DEFAULT_STANDING = Standing()
@@ -98,6 +100,7 @@ class EngineLoop:
 
         Each chunk is valid until the next is asked for. Other requests go on beside it.
         """
+        self._intake.check_task("generate")
         token_ids = self._intake.prompt(token_ids)
         request_id = self.add_score(token_ids)
         remaining = len(token_ids)
@@ -113,6 +116,17 @@ class EngineLoop:
     def add_score(self, token_ids: Sequence[int], standing: Standing = DEFAULT_STANDING) -> int:
         """Queue a sequence of which the logits of every position are wanted: the id for `take_scores`."""
         return self._requests.add_score(token_ids, standing)
+
+    def add_embedding(self, token_ids: Sequence[int], standing: Standing = DEFAULT_STANDING) -> Embedding:
+        """Queue a sequence that is to become one vector; `advance` of what is given takes in its hidden states."""
+        self._intake.check_task("embed")
+        facts = self.manifest.embedding
+        assert facts is not None
+        tokens = self._intake.prompt(token_ids)
+        if facts.pooling == "cls":  # attention is causal: nothing that comes behind the first token changes its state
+            tokens = tokens[:1]
+        request_id = self._requests.add_score(tokens, standing, last_row=facts.pooling != "mean")
+        return Embedding(request_id, facts, len(tokens), self._scores[request_id])
 
     def take_scores(self, request_id: int) -> list[np.ndarray]:
         """The chunks of logits, float32 `[rows, vocab]`, that came since the last call. Raises what ended it."""
@@ -237,10 +251,10 @@ class EngineLoop:
         if not batch.sequences:
             return None
         for sequence in batch.sequences:
-            generation = self._generations.get(sequence.request_id)
-            if generation is not None and generation.num_cached_tokens is None:
-                generation.num_cached_tokens = sequence.start
-                generation.queued_s = time.perf_counter() - generation.arrival
+            request = self._generations.get(sequence.request_id) or self._scores[sequence.request_id]
+            if request.num_cached_tokens is None:
+                request.num_cached_tokens = sequence.start
+                request.queued_s = time.perf_counter() - request.arrival
         typical = None if self.speculator is None else self.speculator.typical
         return self._stepper.start(batch, self._generations, typical)
 
@@ -253,8 +267,7 @@ class EngineLoop:
         for result in self._stepper.results(flight, self._generations):
             if result.walk is None:
                 assert result.logits is not None
-                self._scores[result.request_id].push(result.logits, result.row)
-                outcomes.append(StepOutcome(result.request_id, None))
+                outcomes.append(self._take_rows(self._scores[result.request_id], result))
                 continue
             outcome, texts[result.request_id] = self._generations[result.request_id].take(result.walk)
             outcomes.append(outcome)
@@ -263,6 +276,15 @@ class EngineLoop:
             elif outcome.verdict is Verdict.CONTINUE:
                 rows[result.request_id] = result.row
         return outcomes, texts, rows
+
+    def _take_rows(self, scores: Scores, result: Result) -> StepOutcome:
+        """Rows of a request that samples nothing. Hidden states that are no numbers end it; nobody shares its KV."""
+        assert result.logits is not None
+        if self.manifest.embedding is None or np.isfinite(result.logits).all():
+            scores.push(result.logits, result.row)
+            return StepOutcome(result.request_id, None)
+        scores.fault = NotFinite("the model failed on this request: its hidden states are not numbers")
+        return StepOutcome(result.request_id, None, Verdict.ERROR)
 
     def _deliver(self, generation: Generation, pieces: list[Piece], reason: str | None) -> list[Output]:
         if reason is not None:

@@ -33,6 +33,7 @@ def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
         "parameters": model.num_parameters,
         "layers": model.num_layers,
         "vocab_size": model.vocab_size,
+        **_embedding_facts(manifest),
         "quantization": manifest.quantization.method,
         "bits_per_weight": manifest.quantization.bits_per_weight,
         "kept": list(manifest.quantization.kept),
@@ -60,6 +61,15 @@ def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
         **_gpu_facts(manifest, program),
         "total_bytes": sum(entry.size for entry in manifest.files.values()),
     }
+
+
+def _embedding_facts(manifest: Manifest) -> dict[str, object]:
+    """The task, and how vectors are made."""
+    found = manifest.embedding
+    if found is None:
+        return {"task": "generate"}
+    facts = {"pooling": found.pooling, "normalize": found.normalize, "dimension": found.dimension}
+    return {"task": "embed", "embedding": facts}
 
 
 def _gpu_facts(manifest: Manifest, program: Program) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Literal
 
 from .engine.manifest import Manifest
 from .errors import RequestError
@@ -18,6 +19,15 @@ class Intake:
 
     def __init__(self, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
         self._manifest, self._tokenizer = manifest, tokenizer
+
+    def check_task(self, task: Literal["generate", "embed"]) -> None:
+        """RequestError if the engine was compiled for the other task."""
+        if task == "embed" and self._manifest.embedding is None:
+            raise RequestError("the engine was compiled to generate text", "compile the model with --task embed")
+        if task == "generate" and self._manifest.embedding is not None:
+            raise RequestError(
+                "the engine was compiled for embeddings and has no logits", "compile the model without --task embed"
+            )
 
     def prompt(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """The prompt's token ids: all in the vocabulary, not too many, and at least a bos token."""

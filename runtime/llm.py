@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .embedding import Embedding
 from .engine.files import HashPieces
 from .engine.load import Engine, check_abi, open_engine, read_manifest
 from .engine.manifest import Manifest
@@ -193,6 +194,27 @@ class LLM:
     def iter_logits(self, token_ids: Sequence[int]) -> Iterator[np.ndarray]:
         """The rows of `logits` in chunks, so that a long text needs no more memory than a short one."""
         return self.loop.score(token_ids)
+
+    def embed(self, prompts: Sequence[Prompt] | str) -> np.ndarray:
+        """One vector per prompt (text, or token ids), float32 `[n, dimension]`, pooled and scaled as the engine says.
+
+        RequestError if a prompt is invalid, or if the engine was compiled to generate.
+        """
+        embeddings: list[Embedding] = []
+        try:
+            for prompt in [prompts] if isinstance(prompts, str) else prompts:
+                embeddings.append(self.loop.add_embedding(self.encode(prompt)))
+            waiting = list(embeddings)
+            while waiting:
+                self.loop.step()
+                for embedding in waiting:
+                    embedding.advance()
+                waiting = [embedding for embedding in waiting if not embedding.complete]
+        finally:
+            for embedding in embeddings:
+                self.loop.end_score(embedding.request_id)
+        vectors = [embedding.vector() for embedding in embeddings]
+        return np.stack(vectors) if vectors else np.empty((0, self.executor.vocab_size), dtype=np.float32)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: text through the tokenizer with its special tokens, token ids as they are."""

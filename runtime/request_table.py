@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from .generation import Generation, Standing
@@ -40,6 +41,7 @@ class RequestTable:
         constrain: Callable[[], Constraint] | None,
     ) -> list[Generation]:
         """Queue the completions of a prompt; see `EngineLoop.add`."""
+        self._intake.check_task("generate")
         token_ids, params = self._intake.prompt(prompt), self._intake.params(params)
         room = self._intake.room(token_ids)
         generations = [
@@ -59,20 +61,21 @@ class RequestTable:
             self.generations[generation.request_id] = generation
         return generations
 
-    def add_score(self, token_ids: Sequence[int], standing: Standing) -> int:
-        """Queue a sequence of which the logits of every position are wanted: its id."""
+    def add_score(self, token_ids: Sequence[int], standing: Standing, last_row: bool = False) -> int:
+        """Queue a sequence of which the rows of every position are wanted, or the last one: its id."""
         request_id = self._take_id()
         spec = RequestSpec(
             request_id,
             self._intake.prompt(token_ids),
             0,
             standing.priority,
-            all_logits=True,
-            use_cache=False,
+            standing.salt,
+            all_logits=not last_row,
+            use_cache=last_row,  # what is cached gives no rows
             client=standing.client,
         )
         self._admit(spec)
-        self.scores[request_id] = Scores()
+        self.scores[request_id] = Scores(time.perf_counter())
         return request_id
 
     def forget(self, request_id: int) -> bool:

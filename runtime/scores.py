@@ -1,4 +1,4 @@
-"""Scores: the logits of one scoring request, as they come."""
+"""Scores: the rows of one request that samples nothing, as they come: logits, or the hidden states to embed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,24 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .errors import IccError
+
+
+class NotFinite(IccError):
+    """The model gave a request numbers that are none."""
+
 
 @dataclass(slots=True)
 class Scores:
-    """Chunks of logits, float32 `[rows, vocab]`, that nobody has taken yet. `fault` is what ended the request.
+    """Chunks of rows, float32 `[rows, vocab]` or `[rows, dimension]`, that nobody has taken yet. `fault` is what ended
+    the request.
 
     A request that was preempted, or had to begin anew, gives its first rows again; they are dropped here.
     """
+
+    arrival: float
+    num_cached_tokens: int | None = None  # of the prompt, found in the prefix cache; None before the first step
+    queued_s: float = 0.0  # from its arrival to its first step
 
     _chunks: list[np.ndarray] = field(default_factory=list)
     _given: int = 0  # rows taken, ever

@@ -10,6 +10,7 @@ from ... import __version__
 from ...runtime.engine.manifest import (
     FORMAT_VERSION,
     KERNEL_ABI,
+    EmbeddingFacts,
     Limits,
     Manifest,
     ModelFacts,
@@ -31,6 +32,7 @@ def make_manifest(
     target: Target,
     built: Built,
     tokenizer: str | None,
+    embedding: EmbeddingFacts | None = None,
 ) -> Manifest:
     """The manifest without its file table."""
     config = _read_json(options.model / "config.json")
@@ -43,7 +45,7 @@ def make_manifest(
         backend=target.backend,
         model=ModelFacts(
             architecture=info.architecture,
-            vocab_size=lowered.program.vocab_size,
+            vocab_size=info.vocab_size if embedding else lowered.program.vocab_size,
             hidden_size=info.hidden_size,
             num_layers=info.num_layers,
             num_parameters=info.num_parameters,
@@ -62,6 +64,7 @@ def make_manifest(
         files={},
         gpu=built.gpu,
         kernel_abi=KERNEL_ABI[target.backend],
+        embedding=embedding,
     )
 
 

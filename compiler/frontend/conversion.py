@@ -67,7 +67,7 @@ def model_weights(model: nn.Module, tensors: Mapping[str, Weight], computed: Map
     _follow_ties(model, found, expected)
     for name, parameter in expected.items():
         if name not in found:
-            raise TensorError(name, "is missing from the checkpoint", "the checkpoint does not match its config.json")
+            raise TensorError(name, "is missing from the checkpoint", _why_missing(model, name))
         if tuple(found[name].shape) != tuple(parameter.shape):
             raise TensorError(
                 name,
@@ -75,6 +75,13 @@ def model_weights(model: nn.Module, tensors: Mapping[str, Weight], computed: Map
                 "the checkpoint does not match its config.json",
             )
     return found
+
+
+def _why_missing(model: nn.Module, name: str) -> str:
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if head is not None and head in (module for path, module in model.named_modules() if name.startswith(f"{path}.")):
+        return "a checkpoint without LM head gives embeddings: --task embed"
+    return "the checkpoint does not match its config.json"
 
 
 def _rename_and_convert(

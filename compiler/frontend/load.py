@@ -34,10 +34,13 @@ _POSITION_LIMITS = (
 )
 
 
-def load_graph(model_dir: Path, max_seq_len: int | None = None, every_layer: bool = False) -> Graph:
+def load_graph(
+    model_dir: Path, max_seq_len: int | None = None, every_layer: bool = False, *, embeds: bool = False
+) -> Graph:
     """Read, build and trace a checkpoint; nothing but headers and small constants is in memory afterwards.
 
-    The graph is the same with `every_layer`, which traces each layer instead of one of each kind.
+    The graph is the same with `every_layer`, which traces each layer instead of one of each kind. With `embeds` it ends
+    with the hidden states behind the last norm, and the checkpoint needs no LM head.
     """
     config = load_config(model_dir)
     if getattr(config, "quantization_config", None) is not None:
@@ -47,9 +50,9 @@ def load_graph(model_dir: Path, max_seq_len: int | None = None, every_layer: boo
     tensors = open_checkpoint(model_dir)
 
     def attempt(written_out: bool) -> Graph:
-        model = build_meta_model(config, written_out)
+        model = build_meta_model(config, written_out, embeds)
         weights = model_weights(model, tensors, computed_buffers(model))
-        return trace_model(model, config, weights, max_seq_len, every_layer)
+        return trace_model(model, config, weights, max_seq_len, every_layer, embeds)
 
     try:
         return attempt(written_out=False)
@@ -66,6 +69,7 @@ def trace_model(
     weights: dict[str, Weight],
     max_seq_len: int | None = None,
     every_layer: bool = False,
+    embeds: bool = False,
 ) -> Graph:
     """Trace a model on meta and bring it into the IR; see `load_graph`."""
     text = config.get_text_config()
@@ -95,7 +99,7 @@ def trace_model(
             graph = lowered_with_repeats(Lowering(export(model, length, kinds), weights, info, length, kinds))
     if graph is None:
         graph = Lowering(export(model, length), weights, info, length).run()
-    graph.max_seq_len = length
+    graph.max_seq_len, graph.embeds = length, embeds
     return graph
 
 

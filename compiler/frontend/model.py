@@ -54,12 +54,13 @@ def attention_implementation(config: Any) -> str:
     return NAME if asks else "eager"
 
 
-def build_meta_model(config: Any, written_out: bool = False) -> nn.Module:
+def build_meta_model(config: Any, written_out: bool = False, headless: bool = False) -> nn.Module:
     """The causal language model of `config` on meta, float32, with icc's attention and expert functions.
 
-    `written_out` keeps the model's own attention code, which the frontend then recognises by data flow.
+    `written_out` keeps the model's own attention code, which the frontend then recognises by data flow. `headless`
+    leaves the LM head out: the model ends with its hidden states.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModel, AutoModelForCausalLM
 
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise UnsupportedModel(
@@ -76,12 +77,13 @@ def build_meta_model(config: Any, written_out: bool = False) -> nn.Module:
     attention = "eager" if written_out else attention_implementation(config)
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
+            build = AutoModel if headless else AutoModelForCausalLM
+            model = build.from_config(config, dtype=torch.float32, attn_implementation=attention)
     except IccError:
         raise
     except Exception as error:
         if not written_out and isinstance(error, KeyError) and error.args == (NAME,):
-            return build_meta_model(config, written_out=True)  # a table of attention classes of its own
+            return build_meta_model(config, True, headless)  # a table of attention classes of its own
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UnsupportedModel(f"transformers cannot build {config.model_type!r}: {reason}") from error
     for module in model.modules():

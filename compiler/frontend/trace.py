@@ -33,7 +33,8 @@ KEPT_ATEN = (
 
 
 class _Forward(nn.Module):
-    """The traced signature: (input_ids[1, T], position_ids[1, T]) -> logits[1, T, vocab].
+    """The traced signature: (input_ids[1, T], position_ids[1, T]) -> logits[1, T, vocab], or hidden states[1, T, H]
+    of a model without LM head.
 
     The model makes its own positions, as it does for any caller: some count from another number than 0, and a given
     position_ids would hide that. What it makes from `arange` becomes the graph's `positions` input.
@@ -47,7 +48,8 @@ class _Forward(nn.Module):
     def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         if self.kinds is not None:
             self.kinds.start()
-        return self.model(input_ids=input_ids, use_cache=False, return_dict=True).logits
+        result = self.model(input_ids=input_ids, use_cache=False, return_dict=True)
+        return result.logits if "logits" in result else result.last_hidden_state
 
 
 def _decompositions() -> dict[Any, Any]:

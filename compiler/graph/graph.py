@@ -74,6 +74,7 @@ class Graph:
     facts: set[str] = field(default_factory=set)
     max_seq_len: int = 0
     draft_heads: int = 0
+    embeds: bool = False  # the output are hidden states, not logits
 
     @property
     def nodes(self) -> Iterable[fx.Node]:
@@ -86,7 +87,7 @@ class Graph:
 
     @property
     def output(self) -> fx.Node:
-        """The node whose value is the logits."""
+        """The node whose value is the logits, or the hidden states of a graph that embeds."""
         return next(n for n in reversed(self.fx.nodes) if n.op == "output").args[0]  # type: ignore[return-value]
 
     @property

@@ -145,6 +145,8 @@ def _matches(pattern: str, name: str, node: fx.Node) -> bool:
 def lm_heads(graph: Graph) -> set[fx.Node]:
     """Linear nodes whose result reaches the logits through views and elementwise ops only."""
     found: set[fx.Node] = set()
+    if graph.embeds:
+        return found
     for node in _walk([graph.output], lambda n: n.all_input_nodes, _TRANSPARENT):
         if node.target is LINEAR:
             found.add(node)

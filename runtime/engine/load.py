@@ -144,12 +144,15 @@ def _decode(raw: bytes, name: str, kind: type[T]) -> T:
 
 def _check_agreement(manifest: Manifest, program: Program) -> None:
     """The facts that manifest and program both state must be equal."""
-    found, stated = program.vocab_size, manifest.model.vocab_size
+    embedding = manifest.embedding
+    found, stated = program.vocab_size, manifest.model.vocab_size if embedding is None else embedding.dimension
     if found != stated:
         raise EngineFormatError(
             f"{manifest.program_file}: vocab_size is {found}, {MANIFEST_FILE} says {stated}",
             _HINT,
         )
+    if program.samples != (embedding is None):
+        raise EngineFormatError(f"{manifest.program_file} and {MANIFEST_FILE} disagree about embeddings", _HINT)
     if (program.plan is None) != (manifest.backend == "cpu") or (manifest.gpu is None) != (manifest.backend == "cpu"):
         raise EngineFormatError(f"{manifest.program_file}: its launch plan does not go with {MANIFEST_FILE}", _HINT)
     for name, found in program.plan.objects.items() if program.plan else ():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 FORMAT_VERSION = 1
@@ -83,6 +85,15 @@ class GpuFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deterministic: bool = False
 
 
+class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the hidden states of a prompt's tokens become one vector of `dimension`: that of its last token, their mean
+    or that of its first token; then scaled to length 1, or not."""
+
+    pooling: Literal["last", "mean", "cls"]
+    normalize: bool
+    dimension: int
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """engine.json. Paths are relative to the engine directory; `libraries` go from best to most portable."""
 
@@ -100,5 +111,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     tokenizer_dir: str | None
     files: dict[str, FileEntry]
     gpu: GpuFacts | None = None
+    embedding: EmbeddingFacts | None = None  # of an engine that embeds; None of one that generates
     kernel_abi: int = 0  # see KERNEL_ABI; 0 where it was not stated yet
     digest: str = ""  # seals this file itself, see engine/digest.py; "" if it is not sealed

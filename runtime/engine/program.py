@@ -147,10 +147,11 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     weights: dict[str, Weight]
     kv: KVLayout
     arena_bytes_per_token: int
-    vocab_size: int
+    vocab_size: int  # width of a row of the output: the vocabulary, or the dimension of hidden states
     plan: LaunchPlan | None = None  # of GPU engines; a CPU engine's library walks the steps itself
     sections: list[Section] = []
     speculation: Speculation | None = None
+    samples: bool = True  # whether the output are logits, which a token can be drawn from
 
     @property
     def own_steps(self) -> list[Step]:

@@ -12,6 +12,7 @@ from ..errors import IccError
 
 _RATE_WINDOW_S = 30.0  # over which the rate of ended requests is taken
 _LOGPROB_BYTES = 100  # about what one entry takes in an answer
+_NUMBER_BYTES = 22  # of one number of a vector there
 
 
 class Overloaded(IccError):
@@ -28,7 +29,8 @@ class TooExpensive(IccError):
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a request may take. sequences: completions; tokens: of prompts and answers; bytes: of logprobs."""
+    """What a request may take. sequences: completions, or vectors; tokens: of prompts and answers; bytes: of logprobs
+    or vectors in the answer."""
 
     sequences: int
     tokens: int
@@ -40,14 +42,18 @@ class Price:
         listed = 0 if logprobs is None else (outputs + sum(prompt_lens)) * (1 + logprobs)
         return cls(len(prompt_lens) * n, sum(prompt_lens) * n + outputs, listed * _LOGPROB_BYTES)
 
+    @classmethod
+    def of_embeddings(cls, prompt_lens: Sequence[int], dimension: int) -> Price:
+        return cls(len(prompt_lens), sum(prompt_lens), len(prompt_lens) * dimension * _NUMBER_BYTES)
+
 
 @dataclass(frozen=True)
 class Budget:
-    """Most sequences and tokens that are accepted and have not ended, and bytes of logprobs of one request."""
+    """Most sequences and tokens that are accepted and have not ended, and most bytes of one request's answer."""
 
     sequences: int
     tokens: int
-    logprob_bytes: int = 64 << 20
+    answer_bytes: int = 64 << 20
 
 
 class Admission:
@@ -67,8 +73,8 @@ class Admission:
     def admitted(self, price: Price) -> Iterator[None]:
         """Hold the room for a request while it lasts. Raises Overloaded or TooExpensive before anything is taken."""
         budget = self.budget
-        if price.bytes > budget.logprob_bytes:
-            raise TooExpensive("the answer's logprobs would be too large: ask for fewer, or for fewer tokens")
+        if price.bytes > budget.answer_bytes:
+            raise TooExpensive("the answer would be too large: ask for fewer logprobs, tokens or inputs")
         if price.sequences > budget.sequences or price.tokens > budget.tokens:
             raise TooExpensive(
                 f"the request is for {price.sequences} completions and {price.tokens} tokens, "

@@ -17,6 +17,7 @@ from ..errors import IccError
 from .answers import ChatAnswer, CompletionAnswer
 from .batch_routes import add_batches
 from .batches import Batches
+from .embeddings import embedding_answer
 from .engine_client import EngineClient
 from .errors import HttpError, as_http
 from .generate import EventStream, Generator, decode_body, json_response, while_connected, whole_answer
@@ -25,11 +26,12 @@ from .metrics import Metrics
 from .model import ServedModel
 from .openapi import document, operation
 from .page_routes import add_page
-from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from .responses import (
     ChatCompletion,
     Completion,
     Detokenized,
+    EmbeddingList,
     Model,
     ModelList,
     Status,
@@ -59,8 +61,12 @@ def build_app(parts: Parts) -> FastAPI:
         app.add_exception_handler(kind, _error)
     _add_state(app, parts)
     _add_models(app, parts)
-    _add_generation(app, parts)
-    _add_embeddings(app)
+    if parts.model.embeds:
+        _add_embeddings(app, parts)
+        _refuse(app, parts, False, "/v1/completions", "/v1/chat/completions")
+    else:
+        _add_generation(app, parts)
+        _refuse(app, parts, True, "/v1/embeddings")
     _add_tokens(app, parts)
     add_page(app, parts.metrics)
     if parts.batches is not None:
@@ -133,11 +139,30 @@ def _add_generation(app: FastAPI, parts: Parts) -> None:
         return await _answer(parts, request, body, job, lambda stream: ChatAnswer(parts.model, body, job, stream))
 
 
-def _add_embeddings(app: FastAPI) -> None:
-    @app.post("/v1/embeddings", include_in_schema=False)
-    async def embeddings() -> Response:
-        """No engine has an output of hidden states yet: that is said, rather than that the path is unknown."""
-        raise HttpError(404, "this engine was not compiled for embeddings", code="unsupported")
+def _add_embeddings(app: FastAPI, parts: Parts) -> None:
+    @app.post("/v1/embeddings", **operation(EmbeddingList, EmbeddingRequest, errors=(*_GENERATION_ERRORS, 504)))
+    async def embeddings(request: Request) -> Response:
+        """The vector of each text."""
+        body = await decode_body(request, EmbeddingRequest)
+        _check_model(parts, body.model)
+        job = await parts.jobs.embedding(body, request.scope["icc.client"])
+        answers: list[bytes] = []
+
+        async def work() -> None:
+            answers.append(await embedding_answer(parts.generator, job, body))
+
+        await while_connected(request.receive, work())
+        return Response(answers[0], media_type="application/json")
+
+
+def _refuse(app: FastAPI, parts: Parts, embeds: bool, *paths: str) -> None:
+    """What the engine was not compiled for: that is said, rather than that the path is unknown."""
+
+    async def refuse() -> None:
+        parts.model.check_task(embeds)
+
+    for path in paths:
+        app.add_api_route(path, refuse, methods=["POST"], include_in_schema=False)
 
 
 async def _answer(

@@ -11,13 +11,18 @@ from msgspec import Meta, Raw, Struct
 
 from .admission import Overloaded
 from .answers import ChatAnswer, CompletionAnswer
+from .embeddings import embedding_answer
 from .engine_client import EngineFailed
 from .errors import HttpError, as_http
 from .generate import Generator, decoded, whole_answer
 from .jobs import Jobs
-from .requests import ChatRequest, CompletionRequest
+from .requests import ChatRequest, CompletionRequest, EmbeddingRequest
 
-ENDPOINTS = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
+ENDPOINTS = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/v1/embeddings": EmbeddingRequest,
+}
 PRIORITY = 100  # after everything that somebody waits for
 _AGAIN_S = 0.25
 MAX_LINES = 50_000
@@ -97,11 +102,15 @@ async def run_line(jobs: Jobs, generator: Generator, client: str, line: Line) ->
     return status, msgspec.json.encode(LineResult(f"batch_req_{name}", line.custom_id, response))
 
 
-async def _answer(jobs: Jobs, generator: Generator, client: str, line: Line) -> msgspec.Struct:
+async def _answer(jobs: Jobs, generator: Generator, client: str, line: Line) -> msgspec.Struct | Raw:
     request = decoded(bytes(line.body), ENDPOINTS[line.url])
     model = jobs.model
     if request.model != model.name:
         raise HttpError(404, f"the model {request.model[:80]!r} does not exist", "model", "model_not_found")
+    model.check_task(isinstance(request, EmbeddingRequest))
+    if isinstance(request, EmbeddingRequest):
+        embedding = msgspec.structs.replace(request, priority=PRIORITY)
+        return Raw(await embedding_answer(generator, await jobs.embedding(embedding, client), embedding))
     request = msgspec.structs.replace(request, priority=PRIORITY, stream=False)
     if isinstance(request, ChatRequest):
         chat = request

@@ -36,7 +36,7 @@ class BatchRequest(Struct, forbid_unknown_fields=True, frozen=True):
     """POST /v1/batches."""
 
     input_file_id: Annotated[str, Meta(max_length=64)]
-    endpoint: Literal["/v1/completions", "/v1/chat/completions"]
+    endpoint: Literal["/v1/completions", "/v1/chat/completions", "/v1/embeddings"]
     completion_window: Literal["24h"]
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
 

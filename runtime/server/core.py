@@ -41,7 +41,7 @@ class Core:
     ) -> None:
         self.model = open_model(Path(load.engine), name, load.verify)
         self.max_batch_size = self.model.manifest.limits.max_batch_size
-        self.metrics = Metrics(self.model.name)
+        self.metrics = Metrics(self.model.name, generates=not self.model.embeds)
         self.engine = EngineClient(command or worker_command(load), watchdog_s, self.metrics.step)
         self.metrics.attach(self.engine)
         self._sandbox = Sandbox(self.model.chat_template, self.model.special_tokens)

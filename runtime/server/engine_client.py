@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ..errors import IccError
-from .messages import Cancel, Delta, Failed, Frames, FromEngine, PromptLogprobs, Ready, Report, Stats, Submit
+from .messages import Cancel, Delta, Embedded, Failed, Frames, FromEngine, PromptLogprobs, Ready, Report, Stats, Submit
 from .messages import encode as encode_message
 
 log = logging.getLogger("icc.serve")
@@ -33,13 +33,14 @@ class EngineFailed(IccError):
 class Stream:
     """What comes back for the prompts of one request, until every completion has ended or `EngineFailed`.
 
-    The prompts' ids follow one another from `first_id`. `prompt_logprobs` are by id.
+    The prompts' ids follow one another from `first_id`. `prompt_logprobs` and `embeddings` are by id.
     """
 
     def __init__(self, first_id: int, prompts: int, completions: int) -> None:
         self.first_id, self.prompts = first_id, prompts
         self.open = prompts * completions
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}
+        self.embeddings: dict[int, bytes] = {}
         self._deltas: deque[Delta] = deque()
         self._failed: EngineFailed | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -210,6 +211,9 @@ class EngineClient:
         elif isinstance(message, PromptLogprobs):
             if (stream := self._streams.get(message.id)) is not None:
                 stream.prompt_logprobs[message.id] = message
+        elif isinstance(message, Embedded):
+            if (stream := self._streams.get(message.id)) is not None:
+                stream.embeddings[message.id] = message.vector
         elif isinstance(message, Failed):
             if (stream := self._streams.pop(message.id, None)) is not None:
                 stream.fail(EngineFailed(message.status, message.message, message.field))

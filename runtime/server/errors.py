@@ -16,6 +16,7 @@ _TYPES = {
     413: "invalid_request_error",
     429: "overloaded_error",
     503: "unavailable_error",
+    504: "timeout_error",
 }
 
 

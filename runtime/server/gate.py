@@ -16,7 +16,7 @@ from .metrics import Metrics
 
 log = logging.getLogger("icc.serve")
 OPEN = frozenset({"/live", "/ready"})  # for those who watch over the server; they say nothing else
-_QUEUED = frozenset({"/v1/completions", "/v1/chat/completions"})  # their requests wait for the engine
+_QUEUED = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/embeddings"})  # their requests wait for the engine
 # a server that drains still says how it is
 _WHILE_DRAINING = OPEN | {"/metrics", "/version"}
 _SECURE = [

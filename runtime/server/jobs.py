@@ -18,7 +18,7 @@ from .errors import HttpError
 from .keys import ApiKeys
 from .messages import Submit
 from .model import ServedModel
-from .requests import ChatRequest, Common, CompletionRequest, prompts
+from .requests import ChatRequest, Common, CompletionRequest, EmbeddingRequest, prompts
 from .sandbox import Sandbox
 from .sandbox_main import Render
 from .tools import ToolFormat, called_tools, tool_grammar
@@ -52,7 +52,7 @@ class Jobs:
 
     async def completion(self, request: CompletionRequest, client: str) -> Job:
         try:
-            given = prompts(request)
+            given = prompts(request.prompt)
         except (ValueError, msgspec.ValidationError) as error:
             raise RequestError(f"prompt: {error}", field="prompt") from error
         tokens = [await self.encode(item) if isinstance(item, str) else self._check(item) for item in given]
@@ -61,6 +61,30 @@ class Jobs:
         grammar = await self._grammar(structured.of_format(request.response_format))
         scored = request.logprobs if request.echo else None
         return self._job(request, client, tokens, max_tokens, request.logprobs, grammar, scored, prompt_texts=texts)
+
+    async def embedding(self, request: EmbeddingRequest, client: str) -> Job:
+        try:
+            given = prompts(request.input, limits.INPUTS)
+        except (ValueError, msgspec.ValidationError) as error:
+            raise RequestError(f"input: {error}", field="input") from error
+        facts = self.model.manifest.embedding
+        assert facts is not None
+        if request.dimensions is not None and request.dimensions > facts.dimension:
+            raise RequestError(f"dimensions: the model's vectors have {facts.dimension}", field="dimensions")
+        tokens = []
+        for item in given:
+            tokens.append(await self.encode(item) if isinstance(item, str) else self._check(item, "input"))
+            await asyncio.sleep(0)  # there may be thousands
+        if not min(map(len, tokens)) and self.model.manifest.model.bos_token_id is None:
+            raise RequestError("an input is empty", field="input")
+        self._check_length(max(map(len, tokens)), "input")
+        salt = self._keys.salt(client, request.cache_salt)
+        deadline = self._deadline(request.deadline)
+        params = SamplingParams(max_tokens=1)
+        submits = [
+            Submit(0, tuple(prompt), params, request.priority, client, salt, deadline=deadline) for prompt in tokens
+        ]
+        return Job(submits, Price.of_embeddings([len(prompt) for prompt in tokens], facts.dimension), deadline)
 
     async def chat(self, request: ChatRequest, client: str) -> Job:
         tools = None if request.tool_choice == "none" or not request.tools else request.tools
@@ -104,6 +128,15 @@ class Jobs:
             raise RequestError(f"token id {wrong} is not in the vocabulary of {self.model.vocab_size}", field=field)
         return list(tokens)
 
+    def _check_length(self, longest: int, field: str = "prompt") -> None:
+        if longest > self.model.max_len:
+            raise RequestError(
+                f"the {field} has {longest} tokens, the model takes at most {self.model.max_len}", field=field
+            )
+
+    def _deadline(self, asked: float | None) -> float | None:
+        return min((seconds for seconds in (asked, self._max_seconds) if seconds is not None), default=None)
+
     async def _grammar(self, grammar: str) -> str:
         if grammar:
             if not self.model.manifest.model.eos_token_ids or self.model.tokenizer is None:
@@ -125,10 +158,7 @@ class Jobs:
         prompt_texts: Sequence[str] = (),
     ) -> Job:
         longest = max(len(prompt) for prompt in tokens)
-        if longest > self.model.max_len:
-            raise RequestError(
-                f"the prompt has {longest} tokens, the model takes at most {self.model.max_len}", field="prompt"
-            )
+        self._check_length(longest)
         room = max(self.model.max_len - longest, 1)
         limit = room if max_tokens is None else min(max_tokens, room)
         params = _sampling(request, limit, logprobs, self.model.vocab_size)
@@ -136,7 +166,7 @@ class Jobs:
             params = replace(params, ignore_eos=False, min_tokens=0)
         self._check(request.stop_token_ids or (), "stop_token_ids")
         salt = self._keys.salt(client, request.cache_salt)
-        deadline = min((s for s in (request.deadline, self._max_seconds) if s is not None), default=None)
+        deadline = self._deadline(request.deadline)
         return Job(
             [
                 Submit(0, tuple(prompt), params, request.priority, client, salt, grammar, scored, deadline)

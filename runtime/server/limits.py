@@ -14,13 +14,15 @@ NUMBERS: dict[str, tuple[float, float]] = {
     "max_completion_tokens": BOUNDS["max_tokens"],
     "top_logprobs": BOUNDS["logprobs"],
     "logit_bias": (-MAX_BIAS, MAX_BIAS),
+    "dimensions": (1, 2**31 - 1),
     "priority": (-100, 100),
     "deadline": (0.001, 86_400.0),
 }
-WHOLE = INTEGERS | {"max_completion_tokens", "top_logprobs", "priority"}
+WHOLE = INTEGERS | {"max_completion_tokens", "top_logprobs", "priority", "dimensions"}
 
 # sizes of lists and texts in a request
 PROMPTS = 16
+INPUTS = 2048  # of one request for embeddings; OpenAI's
 STOPS = 4
 STOP_CHARS = MAX_STOP_BYTES // 4  # characters, as JSON Schema counts; no character takes more than 4 bytes
 STOP_IDS = MAX_STOP_IDS

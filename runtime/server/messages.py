@@ -12,7 +12,8 @@ HEARTBEAT_S = 0.5  # an idle engine says that often that it lives
 
 
 class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
-    """A prompt to complete. `id` names it in every message about it; `grammar` is llguidance's, "" for none.
+    """A prompt to complete, or to embed by an engine that embeds. `id` names it in every message about it; `grammar` is
+    llguidance's, "" for none.
 
     prompt_logprobs: how many of the likeliest tokens to report per position of the prompt, None for no report.
     deadline: seconds after which what has not ended ends with the reason "deadline".
@@ -74,6 +75,13 @@ class PromptLogprobs(msgspec.Struct, tag=11, array_like=True, frozen=True):
     logprobs: tuple[TokenLogprob, ...]
 
 
+class Embedded(msgspec.Struct, tag=16, array_like=True, frozen=True):
+    """The vector of a prompt, float32 in little-endian order; comes before the delta that ends the prompt."""
+
+    id: int
+    vector: bytes
+
+
 class Failed(msgspec.Struct, tag=12, array_like=True, frozen=True):
     """A prompt that could not be taken: `status` is the HTTP status for it."""
 
@@ -126,7 +134,7 @@ class Fatal(msgspec.Struct, tag=15, array_like=True, frozen=True):
 
 
 ToEngine = Submit | Cancel
-FromEngine = Report | Failed | PromptLogprobs | Ready | Fatal
+FromEngine = Report | Failed | PromptLogprobs | Embedded | Ready | Fatal
 
 _encoder = msgspec.msgpack.Encoder()
 

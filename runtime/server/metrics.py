@@ -50,11 +50,14 @@ _NS = (1, 2, 5, 10, 20)
 
 
 class Metrics:
-    """All metrics of one server. Engine gauges and counters are read when they are asked for."""
+    """All metrics of one server. Engine gauges and counters are read when they are asked for.
 
-    def __init__(self, model: str, engine: EngineClient | None = None) -> None:
+    generates: requests sample tokens; else they are embedded, and nothing is counted that only tokens have.
+    """
+
+    def __init__(self, model: str, engine: EngineClient | None = None, generates: bool = True) -> None:
         self._registry = CollectorRegistry()
-        self._model = model
+        self._model, self._generates = model, generates
         self._totals = Stats()  # of engine processes that have ended
         self._last = Stats()
         self._step_tokens = self._histogram("iteration_tokens_total", "Tokens per step", _TOKENS)
@@ -115,11 +118,16 @@ class Metrics:
         for reason in [*run.reasons, *[run.reason or "abort"] * unfinished]:
             self._ended.labels(self._model, reason).inc()
         params = run.job.submits[0].params
-        self._n.observe(params.n)
-        self._max_tokens.observe(params.max_tokens)
         for submit in run.job.submits:
             self._prompt.observe(len(submit.prompt))
+        if self._generates:
+            self._n.observe(params.n)
+            self._max_tokens.observe(params.max_tokens)
         if run.first is None:
+            return
+        if not self._generates:
+            self._queue.observe(run.queued_s)
+            self._total.observe(run.last - run.started)
             return
         self._output.observe(run.output_tokens)
         self._ttft.observe(run.first - run.started)

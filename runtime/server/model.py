@@ -16,6 +16,7 @@ from ..engine.manifest import Manifest
 from ..engine.verify import check_listing
 from ..errors import EngineFormatError
 from ..tokenizer import Tokenizer
+from .errors import HttpError
 
 _SPECIAL = re.compile(r"^(bos|eos|unk|sep|pad|cls|mask)_token$")
 
@@ -39,6 +40,16 @@ class ServedModel:
     @property
     def vocab_size(self) -> int:
         return self.manifest.model.vocab_size
+
+    @property
+    def embeds(self) -> bool:
+        return self.manifest.embedding is not None
+
+    def check_task(self, embeds: bool) -> None:
+        """HttpError 404 for a request that the engine was not compiled for."""
+        if embeds != self.embeds:
+            negation = "" if self.embeds else "not "
+            raise HttpError(404, f"this engine was {negation}compiled for embeddings", code="unsupported")
 
     def token_text(self, token: int) -> str:
         """A token by itself, special tokens included; U+FFFD where it is part of a character."""

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from .model import ServedModel
-from .requests import PROMPT_SCHEMA
+from .requests import INPUT_SCHEMA, PROMPT_SCHEMA
 from .responses import ErrorBody
 
 _REFS = "#/components/schemas/{name}"
@@ -23,6 +23,7 @@ _ERRORS = {
     429: "The queue is full; Retry-After says when to ask again. Or too much is asked for at once, without it.",
     500: "The server failed on this request.",
     503: "The engine is not ready, or the server is shutting down.",
+    504: "The request's deadline has passed.",
 }
 _types: dict[str, type] = {ErrorBody.__name__: ErrorBody}
 
@@ -63,11 +64,18 @@ def document(app: FastAPI, model: ServedModel) -> dict[str, Any]:
     if app.openapi_schema is None:
         found = get_openapi(title="icc", version=app.version, routes=app.routes)
         schemas = msgspec.json.schema_components(_types.values(), ref_template=_REFS)[1]
-        for name in ("CompletionRequest", "ChatRequest"):
-            schemas[name]["properties"]["model"]["enum"] = [model.name]
-        schemas["CompletionRequest"]["properties"]["prompt"] = deepcopy(PROMPT_SCHEMA)
-        if model.manifest.model.bos_token_id is None:  # nothing comes of an empty prompt
-            schemas["CompletionRequest"]["properties"]["prompt"] = _not_empty(PROMPT_SCHEMA)
+        for name in ("CompletionRequest", "ChatRequest", "EmbeddingRequest"):
+            if name in schemas:
+                schemas[name]["properties"]["model"]["enum"] = [model.name]
+        for name, field, prompt in (
+            ("CompletionRequest", "prompt", PROMPT_SCHEMA),
+            ("EmbeddingRequest", "input", INPUT_SCHEMA),
+        ):
+            if name in schemas:  # nothing comes of an empty prompt, unless it begins with a token of its own
+                empty = model.manifest.model.bos_token_id is not None
+                schemas[name]["properties"][field] = deepcopy(prompt) if empty else _not_empty(prompt)
+        if model.manifest.embedding is not None:
+            _at_most(schemas["EmbeddingRequest"]["properties"]["dimensions"], model.manifest.embedding.dimension)
         for name in ("TokenizeRequest", "DetokenizeRequest"):
             schemas[name]["properties"]["model"] = {"enum": [model.name, None]}
         _bound_tokens(schemas, model.vocab_size - 1)
@@ -83,6 +91,12 @@ def document(app: FastAPI, model: ServedModel) -> dict[str, Any]:
                 described["responses"].pop("422", None)  # FastAPI's own; errors of this API are 400
         app.openapi_schema = found
     return app.openapi_schema
+
+
+def _at_most(schema: dict[str, Any], largest: int) -> None:
+    for part in (schema, *schema.get("anyOf", ())):
+        if part.get("type") == "integer":
+            part["maximum"] = largest
 
 
 def _not_empty(schema: Any) -> Any:

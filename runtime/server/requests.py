@@ -18,16 +18,18 @@ Text = Annotated[str, Meta(max_length=limits.BODY_BYTES)]
 
 _text = {"type": "string"}
 _token = {"type": "integer", "minimum": 0, "x-token": True}
-_many = {"type": "array", "minItems": 1, "maxItems": limits.PROMPTS}
+
+
+def _texts_or_tokens(most: int) -> dict[str, Any]:
+    """A text, token ids, or up to `most` of either kind."""
+    many = {"type": "array", "minItems": 1, "maxItems": most}
+    tokens = {"type": "array", "minItems": 1, "items": _token}
+    return {"anyOf": [_text, {**many, "items": _text}, tokens, {**many, "items": tokens}]}
+
+
 # JSON Schema tells the four kinds of prompt apart; msgspec takes one kind of array, so `prompts()` checks the rest
-PROMPT_SCHEMA = {
-    "anyOf": [
-        _text,
-        {**_many, "items": _text},
-        {"type": "array", "minItems": 1, "items": _token},
-        {**_many, "items": {"type": "array", "minItems": 1, "items": _token}},
-    ]
-}
+PROMPT_SCHEMA = _texts_or_tokens(limits.PROMPTS)
+INPUT_SCHEMA = _texts_or_tokens(limits.INPUTS)
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, frozen=True):
@@ -209,6 +211,19 @@ class ChatRequest(Common, frozen=True, kw_only=True):
     reasoning_effort: str | None = None
 
 
+class EmbeddingRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """POST /v1/embeddings. `user` is accepted and changes nothing; priority, deadline and cache_salt are extensions."""
+
+    model: str
+    input: str | list[str | int | list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, limits.bound("dimensions")] | None = None
+    priority: Annotated[int, limits.bound("priority")] = 0
+    deadline: Annotated[float, limits.bound("deadline")] | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    user: str | None = None
+
+
 class TokenizeRequest(Struct, forbid_unknown_fields=True, frozen=True):
     """POST /tokenize."""
 
@@ -238,7 +253,7 @@ def decode(raw: bytes, kind: type[T]) -> T:
 
 
 # msgspec looks at annotations when a type is first used: now, rather than while somebody waits
-for _kind in (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest):
+for _kind in (CompletionRequest, ChatRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest):
     msgspec.json.Decoder(_kind)
 
 
@@ -250,9 +265,8 @@ def _whole(value: Any) -> Any:
     return [_whole(part) for part in value] if isinstance(value, list) else value
 
 
-def prompts(request: CompletionRequest) -> list[str] | list[list[int]]:
-    """The prompts of a request; ValueError if they are no kind of PROMPT_SCHEMA."""
-    prompt = request.prompt
+def prompts(prompt: str | list[Any], most: int = limits.PROMPTS) -> list[str] | list[list[int]]:
+    """The prompts of a request; ValueError if they are no kind of PROMPT_SCHEMA, or INPUT_SCHEMA with `most` of it."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
@@ -260,10 +274,10 @@ def prompts(request: CompletionRequest) -> list[str] | list[list[int]]:
     kinds = {type(item) for item in prompt}
     if kinds == {int}:
         return [_tokens(prompt)]
-    if len(prompt) > limits.PROMPTS:
-        raise ValueError(f"{len(prompt)} prompts, at most {limits.PROMPTS}")
+    if len(prompt) > most:
+        raise ValueError(f"{len(prompt)} prompts, at most {most}")
     if kinds == {str}:
-        return prompt  # type: ignore[return-value]
+        return prompt
     if kinds == {list}:
         return [_tokens(item) for item in prompt]
     raise ValueError("must be a text, a list of texts, a list of token ids, or a list of such lists")

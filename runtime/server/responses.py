@@ -139,6 +139,28 @@ class ChatChunk(Struct):
     usage: Usage | UnsetType | None = UNSET
 
 
+class EmbeddingUsage(Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Vector(Struct):
+    """`embedding` is a list of numbers, or base64 of their float32 in little-endian order."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingList(Struct):
+    """Answer of /v1/embeddings."""
+
+    data: list[Vector]
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
 class Model(Struct):
     id: str
     created: int

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from ..embedding import Embedding
 from ..errors import CapacityError, IccError, RequestError
 from ..generation import Generation, Output, Standing
 from ..llm import LLM
 from ..sampler import Constraint
+from ..scores import NotFinite
 from .channel import Channel, ChannelClosed
-from .messages import HEARTBEAT_S, Delta, Failed, PromptLogprobs, Ready, Report, Stats, Submit
+from .messages import HEARTBEAT_S, Delta, Embedded, Failed, PromptLogprobs, Ready, Report, Stats, Submit
 from .prompt_logprobs import PromptScores
 
 _INTAKE = 16  # prompts taken up per step while others run, so that a burst of them does not delay a step
@@ -62,6 +64,8 @@ class Worker:
         self._owner: dict[int, tuple[int, Generation]] = {}  # by the loop's request id: message id and generation
         self._begun: set[int] = set()  # request ids of which something has been reported
         self._scores: dict[int, tuple[Submit, PromptScores]] = {}
+        self._embeddings: dict[int, tuple[Submit, Embedding]] = {}
+        self._embeds = llm.manifest.embedding is not None
         self._deadlines: list[tuple[float, int, int]] = []  # a heap: when, message id, completions of it
         self._steps = self._prompt_tokens = self._cached_tokens = self._output_tokens = self._healed = 0
         self._checked = self._reported = 0.0
@@ -100,7 +104,9 @@ class Worker:
     # -- prompts -----------------------------------------------------------------------------------------------------
 
     def _take_up(self, submit: Submit) -> None:
-        if submit.grammar:
+        if self._embeds:
+            self._answer_errors(submit, lambda: self._embed(submit))
+        elif submit.grammar:
             self._compiling.add(submit.id)
             self._answer_errors(submit, lambda: self._grammars.request(submit))
         elif submit.prompt_logprobs is not None:
@@ -150,6 +156,29 @@ class Worker:
                 self._channel.send(PromptLogprobs(submit.id, tuple(scores.logprobs)))
                 self._answer_errors(submit, lambda submit=submit: self._add(submit))
 
+    def _embed(self, submit: Submit) -> None:
+        standing = Standing(submit.priority, submit.client, submit.salt)
+        self._embeddings[submit.id] = submit, self._loop.add_embedding(submit.prompt, standing)
+        self._prompt_tokens += len(submit.prompt)
+
+    def _take_embeddings(self) -> None:
+        ended: list[Delta] = []
+        for submit, embedding in list(self._embeddings.values()):
+            try:
+                embedding.advance()
+            except Exception as error:  # it has been reported as a fault, or its hidden states are not numbers
+                self._cancel(submit.id)
+                self._channel.send(Failed(submit.id, 500, error.message if isinstance(error, NotFinite) else _FAILED))
+                continue
+            if embedding.complete:
+                self._cancel(submit.id)
+                self._channel.send(Embedded(submit.id, embedding.vector().astype("<f4").tobytes()))
+                cached, queued_s = embedding.scores.num_cached_tokens or 0, embedding.scores.queued_s
+                self._cached_tokens += cached
+                ended.append(Delta(submit.id, 0, cached=cached, queued_s=queued_s, reason="stop"))
+        if ended:
+            self._channel.send(Report(ended, self._stats()))
+
     def _answer_errors(self, submit: Submit, action: Callable[[], None]) -> None:
         try:
             action()
@@ -184,7 +213,7 @@ class Worker:
 
     def _waits(self, submit_id: int) -> bool:
         """Whether a prompt is here that is not taken up yet."""
-        if submit_id in self._compiling or submit_id in self._scores:
+        if submit_id in self._compiling or submit_id in self._scores or submit_id in self._embeddings:
             return True
         return any(submit.id == submit_id for submit in self._queue)
 
@@ -193,6 +222,9 @@ class Worker:
         scored = self._scores.pop(submit_id, None)
         if scored is not None:
             self._loop.end_score(scored[1].request_id)
+        embedded = self._embeddings.pop(submit_id, None)
+        if embedded is not None:
+            self._loop.end_score(embedded[1].request_id)
         prompt = self._prompts.pop(submit_id, None)
         if prompt is None:
             self._queue = deque(submit for submit in self._queue if submit.id != submit_id)
@@ -216,6 +248,8 @@ class Worker:
         self._report(outputs, time.perf_counter() - start)
         if self._scores:
             self._take_scores()
+        if self._embeddings:
+            self._take_embeddings()
 
     def _report(self, outputs: list[Output], seconds: float) -> None:
         deltas = [self._delta(output) for output in outputs if output.request_id in self._owner]

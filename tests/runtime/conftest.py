@@ -72,7 +72,7 @@ def toy_manifest(**changes: Any) -> Manifest:
     return msgspec.structs.replace(manifest, **changes)
 
 
-def toy_program() -> Program:
+def toy_program(samples: bool = True) -> Program:
     return Program(
         kernels={"toy": Kernel("toy", {})},
         steps=[Step("toy", [Operand("input", "token_ids")], [Operand("output")], 0)],
@@ -81,6 +81,7 @@ def toy_program() -> Program:
         kv=KVLayout(block_size=4, dtype="f32", layers=[KVLayer(1, 1, 1)]),
         arena_bytes_per_token=4,
         vocab_size=VOCAB,
+        samples=samples,
     )
 
 
@@ -156,7 +157,7 @@ def write_engine(toy_library: Callable[[int], Path]) -> Callable[..., Path]:
         shutil.copy(toy_library(abi), root / "kernels" / "any.so")
         shutil.copy(toy_library(abi), root / "kernels" / "future.so")
         write_weights(root / "weights.safetensors", rule)
-        (root / "program.json").write_bytes(msgspec.json.encode(toy_program()))
+        (root / "program.json").write_bytes(msgspec.json.encode(toy_program("embedding" not in changes)))
         byte_tokenizer().save(str(root / "tokenizer" / "tokenizer.json"))
         for name, text in (tokenizer_files or {}).items():
             (root / "tokenizer" / name).write_text(text)

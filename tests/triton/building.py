@@ -27,7 +27,7 @@ from icc.compiler.targets import TARGETS
 from icc.passes import pipelines
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
-from icc.runtime.engine.manifest import GpuFacts, Limits, Manifest, QuantFacts
+from icc.runtime.engine.manifest import EmbeddingFacts, GpuFacts, Limits, Manifest, QuantFacts
 from icc.runtime.engine.program import Program
 from icc.runtime.engine.speculation import Speculation
 from icc.runtime.llm import LLM
@@ -68,14 +68,15 @@ class GpuEngine:
 
 def build(
     model: Path, quant: str = "none", limits: Limits | None = None, block_size: int = 8, heads: Path | None = None,
-    exit_layers: int = 0, deterministic: bool = False,
+    exit_layers: int = 0, deterministic: bool = False, pooling: str | None = None,
 ) -> GpuEngine:  # fmt: skip
     """Everything of a compile but the objects. Calibrated methods use random tokens.
 
-    heads: of draft heads, which get a tree of some guesses. exit_layers: of an early exit, 0 for none.
+    heads: of draft heads, which get a tree of some guesses. exit_layers: of an early exit, 0 for none. pooling: of an
+    engine that embeds, scaled to length 1.
     """
     limits = limits or Limits(max_seq_len=64, max_batch_size=4, max_step_tokens=24)
-    graph = load_graph(model, limits.max_seq_len)
+    graph = load_graph(model, limits.max_seq_len, embeds=pooling is not None)
     phases = [pipelines.canonicalize()]
     if quant != "none":
         rng = np.random.default_rng(0)
@@ -97,7 +98,8 @@ def build(
         model, model, target="h100", max_batch_size=limits.max_batch_size, max_step_tokens=limits.max_step_tokens
     )
     built = Built(program, gpu=GpuFacts(TARGET.arch, 12000))
-    manifest = make_manifest(graph, lowered, QuantFacts(quant, 0.0, []), options, TARGET, built, None)
+    embedding = None if pooling is None else EmbeddingFacts(pooling, True, program.vocab_size)  # type: ignore[arg-type]
+    manifest = make_manifest(graph, lowered, QuantFacts(quant, 0.0, []), options, TARGET, built, None, embedding)
     return GpuEngine(graph, program, planned.specs(), packed, limits, manifest)
 
 

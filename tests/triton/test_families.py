@@ -87,3 +87,20 @@ def test_trees_of_guesses_change_no_token(name: str, engine_of: Any) -> None:
         assert [list(c.token_ids) for c in together] == list(truth.values())
         counts = llm.loop.speculator.counts
         assert counts.accepted >= 4
+
+
+def test_a_plan_that_ends_with_hidden_states(tiny: Any, tmp_path: Path) -> None:
+    """No head and no sampling: vectors equal those of transformers' hidden states, in chunks and with a batch-mate."""
+    import torch
+
+    oracle = tiny.save_tiny(tiny.tiny_configs()["llama-odd"], tmp_path / "whole").base_model
+    oracle.save_pretrained(tmp_path / "headless")
+    engine = build(tmp_path / "headless", "none", LIMITS, block_size=4, pooling="mean")
+    assert engine.program.plan is not None and not any(phase.after for phase in engine.program.plan.phases)
+    ids = np.random.default_rng(2).integers(3, 119, 13).tolist()
+    with engine.llm() as llm:
+        found = llm.embed([ids, ids[:5]])
+    for prompt, vector in zip((ids, ids[:5]), found, strict=True):
+        with torch.no_grad():
+            hidden = oracle(input_ids=torch.tensor([prompt]), use_cache=False).last_hidden_state[0].mean(0)
+        np.testing.assert_allclose(vector, (hidden / hidden.norm()).numpy(), atol=TOLERANCE)

@@ -115,6 +115,7 @@ def _program(low: Lowerer, marks: list[int]) -> Lowered:
         vocab_size=type_of(low.graph.output).shape[-1],
         sections=_sections(marks, len(steps)),
         speculation=_heads(low.graph),
+        samples=not low.graph.embeds,
     )
     return Lowered(program, sources, [record.origin for record in builder.records])
 

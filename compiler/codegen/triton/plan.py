@@ -89,7 +89,7 @@ def plan_program(
     deterministic: all phases launch the same objects, in which a row's sums have one order whatever the other rows are.
     """
     kernels = {name: kernel_of(name, kernel) for name, kernel in program.kernels.items()}
-    around = Pending(), Sample(vocab=program.vocab_size, stride=program.vocab_size)
+    sample = Sample(vocab=program.vocab_size, stride=program.vocab_size) if program.samples else None
     scratch_bytes, phases = 0, []
     for shape in shapes or phase_shapes(limits):
         chosen = Shape(limits.max_step_tokens, False, _TYPICAL) if deterministic else shape
@@ -101,7 +101,7 @@ def plan_program(
             return tuple(_with_offsets(spec, offsets) for spec in kernel.launches(shape, limits, tuner))
 
         specs = {name: plan_kernel(kernel) for name, kernel in kernels.items()}
-        phases.append(PlannedPhase(shape, specs, *(plan_kernel(kernel) for kernel in around)))
+        phases.append(PlannedPhase(shape, specs, plan_kernel(Pending()), plan_kernel(sample) if sample else ()))
     return Planned(tuple(phases), scratch_bytes)
 
 

@@ -14,7 +14,7 @@ from .conftest import Served
 
 pytestmark = pytest.mark.usefixtures("idle_after")
 IN_CHAT = ("max_completion_tokens", "top_logprobs")
-NUMBERS = sorted(set(limits.NUMBERS) - {"logit_bias"})
+NUMBERS = sorted(set(limits.NUMBERS) - {"logit_bias", "dimensions"})  # the latter: test_embeddings.py
 
 
 def send(served: Served, name: str, value: str) -> tuple[int, Any]:
@@ -105,7 +105,7 @@ def test_a_price_counts_everything_that_a_request_may_take() -> None:
 
 
 def test_admission_is_bounded_by_count_by_tokens_and_by_bytes() -> None:
-    admission = Admission(Budget(sequences=4, tokens=100, logprob_bytes=1000))
+    admission = Admission(Budget(sequences=4, tokens=100, answer_bytes=1000))
 
     def refused(price: Price) -> type[IccError] | None:
         try:

@@ -1,0 +1,261 @@
+"""Engines compiled with --task embed: vectors equal to those made of transformers' hidden states."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import icc
+import numpy as np
+import pytest
+from icc.compiler.errors import CheckpointError, UnsupportedModel
+from icc.compiler.frontend.pooling import Pooling, read_pooling
+from icc.runtime.errors import RequestError, UsageError
+from icc.runtime.generation import Standing
+
+from .conftest import Compiled
+
+LENGTHS = (1, 2, 7, 16, 17, 33, 5)
+SENTENCE = "sentence_transformers.models."
+
+
+def prompts_of(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
+    random = np.random.default_rng(3)
+    return [random.integers(3, 119, length).tolist() for length in lengths]
+
+
+def expected(oracle: Any, prompts: list[list[int]], pooling: str, normalize: bool) -> np.ndarray:
+    """By transformers: hidden states behind the last norm, in float32."""
+    import torch
+
+    rows = []
+    for prompt in prompts:
+        with torch.no_grad():
+            hidden = oracle.base_model(input_ids=torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
+        row = {"last": hidden[-1], "mean": hidden.mean(0), "cls": hidden[0]}[pooling]
+        rows.append(torch.nn.functional.normalize(row, dim=0) if normalize else row)
+    return torch.stack(rows).numpy()
+
+
+def write_modules(path: Path, pooling: str, *more: str) -> None:
+    """What sentence-transformers writes beside a checkpoint."""
+    names = ["Transformer", "Pooling", *more]
+    entries = [
+        {"idx": i, "name": str(i), "path": f"{i}_{name}" if i else "", "type": SENTENCE + name}
+        for i, name in enumerate(names)
+    ]
+    (path / "modules.json").write_text(json.dumps(entries))
+    (path / "1_Pooling").mkdir(exist_ok=True)
+    modes = {
+        f"pooling_mode_{mode}": mode == pooling for mode in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")
+    }
+    (path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 64, **modes}))
+
+
+@pytest.fixture(scope="session")
+def embedder(compiled: Callable[..., Compiled], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Compiled]:
+    """embedder(name, headless, **options): an engine that embeds; headless: of a checkpoint without LM head."""
+    known: dict[Any, Compiled] = {}
+
+    def get(name: str, headless: bool = False, **options: Any) -> Compiled:
+        key = (name, headless, *sorted(options.items()))
+        if key not in known:
+            source = compiled(name)
+            checkpoint = source.checkpoint
+            if headless:
+                checkpoint = tmp_path_factory.mktemp("headless")
+                source.oracle.base_model.save_pretrained(checkpoint)
+            engine = tmp_path_factory.mktemp("engine") / f"{name}.engine"
+            limits = {"max_step_tokens": 16, "max_batch_size": 4}
+            engine = icc.compile(checkpoint, engine, target="native", task="embed", **limits, **options)
+            known[key] = Compiled(engine, checkpoint, source.oracle)
+        return known[key]
+
+    return get
+
+
+def pooled(engine: Path, to: Path, pooling: str, normalize: bool) -> Path:
+    """The same engine with another pooling, as a compile would have written it."""
+    from icc.runtime.engine.digest import encode_sealed
+    from icc.runtime.engine.load import read_manifest
+    from msgspec.structs import replace
+
+    shutil.copytree(engine, to)
+    manifest = read_manifest(to)
+    assert manifest.embedding is not None
+    facts = replace(manifest.embedding, pooling=pooling, normalize=normalize)
+    (to / "engine.json").write_bytes(encode_sealed(replace(manifest, embedding=facts)))
+    return to
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
+def test_equal_to_transformers(
+    pooling: str, normalize: bool, embedder: Callable[..., Compiled], tmp_path: Path
+) -> None:
+    """Prompts of odd lengths, more than a batch, longer than a step; alone and together, twice for the prefix cache."""
+    source = embedder("llama", headless=True)
+    engine = pooled(source.engine, tmp_path / "x.engine", pooling, normalize)
+    prompts = prompts_of()
+    wanted = expected(source.oracle, prompts, pooling, normalize)
+    with icc.load(engine, threads=1) as llm:
+        found = llm.embed(prompts)
+        assert found.dtype == np.float32 and found.shape == (len(prompts), 64)
+        np.testing.assert_allclose(found, wanted, atol=3e-5 * np.abs(wanted).max())
+        again = llm.embed(prompts[::-1])[::-1]
+        assert (again == found).all(), "batch-mates, chunks and cached prefixes change no bit"
+        assert all((llm.embed([prompt])[0] == row).all() for prompt, row in zip(prompts, found, strict=True))
+        assert llm.embed([]).shape == (0, 64)
+        assert llm.loop.scheduler.pool.num_available == llm.loop.scheduler.pool.num_blocks
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2"])
+def test_other_shapes_with_a_head_in_the_checkpoint(name: str, tiny: Any, tmp_path: Path) -> None:
+    """The head is left out, whatever the model's end looks like; nothing of it is taken for a head and kept wider."""
+    from icc.compiler.frontend.load import load_graph
+    from icc.compiler.graph.interpret import interpret
+    from icc.passes import pipelines
+    from icc.passes.base import PassContext
+    from icc.passes.manager import run_passes
+    from icc.passes.quantize.select import lm_heads
+
+    oracle = tiny.save_tiny(tiny.tiny_configs()[name], tmp_path)
+    graph = load_graph(tmp_path, embeds=True)
+    run_passes(graph, pipelines.canonicalize(), PassContext())
+    assert not lm_heads(graph)
+    run_passes(graph, [*pipelines.attention(), *pipelines.fuse()], PassContext())
+    [prompt] = prompts_of((20,))
+    found = interpret(graph, prompt, [0, 19]).numpy()
+    wanted = np.concatenate([expected(oracle, [prompt], pooling, False) for pooling in ("cls", "last")])
+    np.testing.assert_allclose(found, wanted, atol=3e-5 * np.abs(wanted).max())
+
+
+def test_only_the_prefix_of_the_same_salt_is_shared(embedder: Callable[..., Compiled]) -> None:
+    source = embedder("llama", headless=True)
+    prompt = prompts_of((40,))[0]
+    with icc.load(source.engine, threads=1) as llm:
+
+        def cached(salt: bytes) -> int | None:
+            embedding = llm.loop.add_embedding(prompt, Standing(salt=salt))
+            while not embedding.complete:
+                llm.loop.step()
+                embedding.advance()
+            llm.loop.end_score(embedding.request_id)
+            return embedding.scores.num_cached_tokens
+
+        assert [cached(b"a"), cached(b"b")] == [0, 0] and (cached(b"a") or 0) > 0
+
+
+def test_hidden_states_that_are_no_numbers_end_the_request(embedder: Callable[..., Compiled]) -> None:
+    source = embedder("llama", headless=True)
+    good, bad = prompts_of((9, 9))
+    with icc.load(source.engine, threads=1) as llm:
+        fine = llm.embed([good])
+        step = llm.executor.step
+
+        def poisoned(batch: Any) -> np.ndarray:
+            rows = step(batch)
+            rows[[i for i, s in enumerate(batch.sequences) if s.token_ids[0] == bad[0]]] = np.nan
+            return rows
+
+        llm.executor.step = poisoned  # type: ignore[method-assign]
+        with pytest.raises(icc.runtime.errors.IccError, match="not numbers"):
+            llm.embed([bad, good])
+        assert (llm.embed([good]) == fine).all()
+        assert not llm.loop.has_work()
+
+
+def test_each_task_refuses_the_other(embedder: Callable[..., Compiled], compiled: Callable[..., Compiled]) -> None:
+    with icc.load(embedder("llama", headless=True).engine, threads=1) as llm:
+        for call in (lambda: llm.generate([[1, 2]]), lambda: llm.logits([1, 2]), lambda: next(llm.stream([1, 2]))):
+            with pytest.raises(RequestError, match="compiled for embeddings"):
+                call()
+        with pytest.raises(RequestError, match="at most"):
+            llm.embed([[5] * 129])
+        assert not llm.loop.has_work()
+    with icc.load(compiled("llama").engine, threads=1) as llm:
+        with pytest.raises(RequestError, match="compiled to generate") as refused:
+            llm.embed([[1, 2]])
+        assert "--task embed" in refused.value.hint
+
+
+def test_commands_on_an_engine_that_embeds(embedder: Callable[..., Compiled], capsys: Any) -> None:
+    from icc.runtime.cli import main
+
+    engine = str(embedder("llama", headless=True).engine)
+    assert main(["inspect", engine]) == 0
+    assert "task: embed" in (text := capsys.readouterr().out) and "pooling: last" in text
+    assert main(["bench", engine, "--prompt-tokens", "20", "--rounds", "1", "--json"]) == 0
+    [row] = json.loads(capsys.readouterr().out)
+    assert row["prefill_tokens_per_s"] > 0 and row["output_tokens"] == 0
+    assert main(["run", engine, "--ids", "1,2"]) == 24
+    assert "compiled for embeddings" in (said := capsys.readouterr().err) and "Traceback" not in said
+
+
+def test_what_sentence_transformers_wrote_decides(tmp_path: Path) -> None:
+    assert read_pooling(tmp_path) == Pooling("last", True)
+    assert read_pooling(tmp_path, "cls") == Pooling("cls", True)
+    write_modules(tmp_path, "mean_tokens")
+    assert read_pooling(tmp_path) == Pooling("mean", False)
+    write_modules(tmp_path, "lasttoken", "Normalize")
+    assert read_pooling(tmp_path) == Pooling("last", True)
+    assert read_pooling(tmp_path, "mean") == Pooling("mean", True)
+
+
+def test_what_it_wrote_and_icc_has_not_is_refused(tmp_path: Path) -> None:
+    write_modules(tmp_path, "max_tokens")
+    with pytest.raises(UnsupportedModel, match="pooling_mode_max_tokens"):
+        read_pooling(tmp_path)
+    assert read_pooling(tmp_path, "last") == Pooling("last", False)
+    write_modules(tmp_path, "cls_token", "Dense", "Normalize")
+    with pytest.raises(UnsupportedModel, match="Dense"):
+        read_pooling(tmp_path, "cls")
+    for text in ("{", "{}"):
+        (tmp_path / "modules.json").write_text(text)
+        with pytest.raises(CheckpointError, match="JSON"):
+            read_pooling(tmp_path)
+    outside = [{"type": SENTENCE + "Transformer"}, {"type": SENTENCE + "Pooling", "path": "../.."}]
+    (tmp_path / "modules.json").write_text(json.dumps(outside))
+    with pytest.raises(CheckpointError, match="outside"):
+        read_pooling(tmp_path)
+
+
+def test_refusals(compiled: Callable[..., Compiled], embedder: Callable[..., Compiled], tmp_path: Path) -> None:
+    import transformers
+
+    output = tmp_path / "x.engine"
+    for options, words in (
+        ({"task": "embed", "spec": "ngram"}, "--spec"),
+        ({"pooling": "mean"}, "--pooling"),
+        ({"task": "rank"}, "--task"),
+        ({"task": "embed", "pooling": "max"}, "--pooling"),
+    ):
+        with pytest.raises(UsageError, match=words) as refused:
+            icc.compile(compiled("llama").checkpoint, output, **options)
+        assert "\n" not in refused.value.message
+    with pytest.raises(icc.runtime.errors.IccError, match=r"lm_head\.weight") as missing:
+        icc.compile(embedder("llama", headless=True).checkpoint, output)
+    assert "--task embed" in missing.value.hint
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48, vocab_size=60
+    )
+    transformers.BertModel(config).save_pretrained(tmp_path / "bert")
+    with pytest.raises(UnsupportedModel, match="bidirectional"):
+        icc.compile(tmp_path / "bert", output, task="embed")
+    assert not output.exists()
+
+
+def test_an_unknown_pooling_is_refused(embedder: Callable[..., Compiled], tmp_path: Path) -> None:
+    source = embedder("llama", headless=True).engine
+    raw = json.loads((source / "engine.json").read_text())
+    assert raw["embedding"] == {"pooling": "last", "normalize": True, "dimension": 64}
+    shutil.copytree(source, tmp_path / "x.engine")
+    for change in ({"pooling": "max"}, {"dimension": 63}, {"more": 1}):
+        changed = {**raw, "embedding": {**raw["embedding"], **change}}
+        del changed["digest"]
+        (tmp_path / "x.engine" / "engine.json").write_text(json.dumps(changed))
+        with pytest.raises(icc.runtime.errors.IccError, match=r"embedding|vocab_size"):
+            icc.load(tmp_path / "x.engine")
