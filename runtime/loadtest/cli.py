@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,11 @@ from .endpoint import Endpoint
 from .load import Level, Mix, Prompts, run_level, tokens_per_word
 from .report import as_html, as_table
 from .summary import Slo, Summary, summarize
+
+_WITHOUT = {
+    "ignore_eos": "answers may be shorter than asked for",
+    "stream_options": "tokens are counted by pieces of text, and prompts by words",
+}
 
 
 def main(argv: Sequence[str], prog: str | None = None) -> int:
@@ -43,6 +49,8 @@ async def _measure(endpoint: Endpoint, levels: list[Level], arguments: argparse.
     if not endpoint.model:
         endpoint.model = await endpoint.find_model()
     ratio = await tokens_per_word(endpoint)
+    for name in sorted(endpoint.left_out):
+        print(f"warning: the server refuses {name}: {_WITHOUT[name]}", file=sys.stderr)
     mix = Mix(arguments.prompt_tokens, arguments.output_tokens, arguments.shared_tokens)
     slo = Slo(arguments.slo_ttft_ms, arguments.slo_token_ms)
     summaries = []
@@ -63,6 +71,7 @@ def _report(arguments: argparse.Namespace, endpoint: Endpoint, summaries: list[S
         "output tokens": _shown(arguments.output_tokens),
         "shared prompt tokens": str(arguments.shared_tokens),
         "requests per load": str(arguments.requests),
+        "left out": ", ".join(sorted(endpoint.left_out)) or "nothing",
         "SLO": f"TTFT {arguments.slo_ttft_ms:g} ms, {arguments.slo_token_ms:g} ms per token",
     }
     found = {"facts": facts, "loads": [summary.as_json() for summary in summaries]}

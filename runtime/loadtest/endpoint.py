@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -14,13 +15,17 @@ from urllib.parse import urlsplit
 from ..errors import UsageError
 
 _MAX_LINE = 1 << 20
+_ERROR_CHARS = 2000
+_SAID = ("content", "reasoning_content", "reasoning", "tool_calls")  # what a model says, by the names that servers use
+_OPTIONAL = ("stream_options", "ignore_eos")  # fields that not every server knows
 
 
 @dataclass(slots=True)
 class Trace:
     """One request. Times are seconds on the monotonic clock: when it was due, and when each piece of text came.
 
-    status: of HTTP, 0 if there was no answer; error: what went wrong, "" if nothing did.
+    status: of HTTP, 0 if there was no answer; error: what went wrong, "" if nothing did. silent: when events came that
+    had no text, as those of special tokens or of a part of a character. ended: the stream said that it is complete.
     """
 
     due: float
@@ -28,6 +33,8 @@ class Trace:
     status: int = 0
     error: str = ""
     pieces: list[float] = field(default_factory=list)
+    silent: list[float] = field(default_factory=list)
+    ended: bool = False
     end: float = 0.0
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -39,7 +46,10 @@ class Trace:
 
 
 class Endpoint:
-    """Where to ask. `chat` asks /v1/chat/completions; `extra` is added to every body."""
+    """Where to ask. `chat` asks /v1/chat/completions; `extra` is added to every body.
+
+    A url that ends with a version, such as /v3 of OpenVINO's server, is taken as it is; to others /v1 is added.
+    """
 
     def __init__(
         self, url: str, model: str, *, chat: bool = False, key: str | None = None, extra: dict[str, Any] | None = None
@@ -49,9 +59,11 @@ class Endpoint:
             raise UsageError(f"{url!r} is no address like http://127.0.0.1:8000")
         self._host, self._tls = parts.hostname, ssl.create_default_context() if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)
-        base = parts.path.rstrip("/").removesuffix("/v1")
-        self._path = f"{base}/v1/{'chat/completions' if chat else 'completions'}"
-        self._models = f"{base}/v1/models"
+        path = parts.path.rstrip("/")
+        base = path if re.search(r"/v\d+$", path) else f"{path}/v1"
+        self._path = f"{base}/{'chat/completions' if chat else 'completions'}"
+        self._models = f"{base}/models"
+        self.left_out: set[str] = set()  # fields that the server refuses
         self.model, self._chat, self._key, self._extra = model, chat, key, extra or {}
 
     async def find_model(self) -> str:
@@ -75,6 +87,7 @@ class Endpoint:
         asked = {"messages": [{"role": "user", "content": prompt}]} if self._chat else {"prompt": prompt}
         body = {"model": self.model, **asked, "max_tokens": max_tokens, "stream": True}
         body |= {"stream_options": {"include_usage": True}, "temperature": 0, **self._extra}
+        body = {name: value for name, value in body.items() if name not in self.left_out}
         try:
             reader, writer = await self._open()
             try:
@@ -84,13 +97,21 @@ class Endpoint:
                     await _read_events(parts, trace)
                 else:
                     raw = b"".join([part async for part in parts])
-                    trace.error = raw[:200].decode(errors="replace") or f"status {trace.status}"
+                    trace.error = raw[:_ERROR_CHARS].decode(errors="replace") or f"status {trace.status}"
             finally:
                 writer.close()
         except (OSError, ValueError, asyncio.IncompleteReadError) as error:
             trace.error = trace.error or f"{type(error).__name__}: {error}"
         trace.end = time.monotonic()
         return trace
+
+    def leave_out(self, trace: Trace) -> bool:
+        """Whether the request failed because of fields that can be left out; they are, from now on."""
+        refused = {name for name in _OPTIONAL if name in trace.error} - self.left_out
+        if trace.status not in (400, 422) or not refused:
+            return False
+        self.left_out |= refused
+        return True
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=_MAX_LINE)
@@ -135,25 +156,44 @@ async def _plain(reader: asyncio.StreamReader, length: int | None) -> AsyncItera
 
 
 async def _read_events(parts: AsyncIterator[bytes], trace: Trace) -> None:
-    """Note when each event with text came, and the usage."""
+    """Note when each event with text came, and the usage. Comments, which keep connections alive, say nothing."""
     held = b""
     async for part in parts:
         now = time.monotonic()
         *lines, held = (held + part).split(b"\n")
         for line in lines:
-            data = line.strip().removeprefix(b"data:").strip()
-            if not line.startswith(b"data:") or data == b"[DONE]":
-                continue
-            _note(json.loads(data), now, trace)
+            _read_line(line.strip(), now, trace)
+    _read_line(held.strip(), time.monotonic(), trace)
+    if not trace.pieces and trace.output_tokens:  # tokens without text are tokens
+        trace.pieces = trace.silent
+    if not trace.ended and not trace.error:
+        trace.error = "the stream ended before it was complete"
+
+
+def _read_line(line: bytes, now: float, trace: Trace) -> None:
+    name, _, data = line.partition(b":")
+    data = data.strip()
+    if name == b"error":  # older llama.cpp
+        trace.error = data[:_ERROR_CHARS].decode(errors="replace")
+    elif name == b"data" and data == b"[DONE]":
+        trace.ended = True
+    elif name == b"data" and data:
+        _note(json.loads(data), now, trace)
+    elif line.startswith(b"{"):  # a server that does not stream errors, or nothing at all
+        trace.error = line[:_ERROR_CHARS].decode(errors="replace")
 
 
 def _note(event: dict[str, Any], now: float, trace: Trace) -> None:
-    if "error" in event:
-        trace.error = str(event["error"])[:200]
+    if event.get("error"):
+        trace.error = str(event["error"])[:_ERROR_CHARS]
     for choice in event.get("choices") or ():
         delta = choice.get("delta") or {}
-        if choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("tool_calls"):
+        said = choice.get("text"), *(delta.get(name) for name in _SAID)
+        if any(said):
             trace.pieces.append(now)
+        elif "role" not in delta:  # the event that says who speaks comes before any token
+            trace.silent.append(now)
+        trace.ended |= bool(choice.get("finish_reason"))
     usage = event.get("usage")
     if usage:
         trace.prompt_tokens = usage.get("prompt_tokens", 0)

@@ -60,7 +60,7 @@ def summarize(level: str, traces: Sequence[Trace], slo: Slo, price_per_hour: flo
     per_token = [_per_token(trace) for trace in good]
     gaps = [1e3 * (after - before) for t in good for before, after in zip(t.pieces, t.pieces[1:], strict=False)]
     met = sum(first <= slo.ttft_ms and token <= slo.token_ms for first, token in zip(ttft, per_token, strict=True))
-    inputs, outputs = sum(trace.prompt_tokens for trace in good), sum(trace.output_tokens for trace in good)
+    inputs, outputs = sum(trace.prompt_tokens for trace in good), sum(map(_tokens, good))
     cost = None if price_per_hour is None else price_per_hour * seconds / 3600 * 1e6
     return Summary(
         level=level,
@@ -85,9 +85,14 @@ def summarize(level: str, traces: Sequence[Trace], slo: Slo, price_per_hour: flo
     )
 
 
+def _tokens(trace: Trace) -> int:
+    """Tokens of an answer; pieces where the server does not report its usage."""
+    return trace.output_tokens or len(trace.pieces)
+
+
 def _per_token(trace: Trace) -> float:
-    """Mean milliseconds per token after the first; by pieces where the server does not report usage."""
-    count = max(trace.output_tokens or len(trace.pieces), 2)
+    """Mean milliseconds per token after the first."""
+    count = max(_tokens(trace), 2)
     return 1e3 * (trace.pieces[-1] - trace.pieces[0]) / (count - 1)
 
 
