@@ -22,6 +22,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="accepted API keys, one per line")
     parser.add_argument("--max-queue", type=int, default=1024, help="completions accepted beyond a full batch")
     parser.add_argument("--max-queue-tokens", type=int, default=4 << 20, help="tokens of all that is accepted")
+    parser.add_argument("--max-wait", type=float, metavar="S", help="refuse who would wait longer (default: never)")
     parser.add_argument("--watchdog", type=float, default=10.0, metavar="S", help="an engine silent for so long hangs")
     parser.add_argument("--batch-store", type=Path, metavar="FILE", help="SQLite file; with it there is a Batch API")
     parser.add_argument("--max-seconds", type=float, metavar="S", help="a request ends after so long (default: never)")
@@ -47,6 +48,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
             arguments.drain,
             arguments.batch_store,
             arguments.max_seconds,
+            arguments.max_wait,
         )
     )
 

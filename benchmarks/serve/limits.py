@@ -1,6 +1,7 @@
 """RELIABILITY R13 and R14 in figures: a server under more load than it can bear, and under clients that mean ill.
 
-    python benchmarks/serve/limits.py ENGINE [--seconds 20] [--loads 1,2,3,10] [--attacks 300] [--check]
+    python benchmarks/serve/limits.py ENGINE [--seconds 20] [--turns 1] [--loads 1,2,3,10] [--attacks 300]
+        [--max-wait 0.025] [--check]
 
 Starts `icc serve` itself. Prints one JSON value: goodput, the time of refusals and of first tokens at some multiples
 of the capacity (requests that ended in time per second, closed loop), and how the memory of both processes grew. With
@@ -16,6 +17,7 @@ import re
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -45,33 +47,54 @@ def percentile_ms(seconds: list[float], share: float) -> float | None:
     return round(1e3 * float(np.percentile(seconds, share)), 1) if seconds else None
 
 
-async def overload(url: str, seconds: float, loads: list[float], server: psutil.Process) -> list[dict[str, Any]]:
+@dataclass
+class Load:
+    """What came of one multiple of the capacity, over all turns. `shares` are goodputs over the turn's capacity."""
+
+    traces: list[Trace] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+    growth_mib: float = 0.0
+
+    def row(self, times: float) -> dict[str, Any]:
+        refused = [trace for trace in self.traces if trace.status == 429]
+        return {
+            "load": f"{times:g}x",
+            "requests": len(self.traces),
+            "refused": len(refused),
+            "failed": sum(not trace.ok for trace in self.traces) - len(refused),
+            "goodput_share_of_capacity": round(float(np.mean(self.shares)), 3),
+            "refusal_p50_ms": percentile_ms([trace.end - trace.due for trace in refused], 50),
+            "refusal_p99_ms": percentile_ms([trace.end - trace.due for trace in refused], 99),
+            "of_it_sent_late_p99_ms": percentile_ms([trace.sent - trace.due for trace in refused], 99),
+            "accepted_ttft_p99_ms": percentile_ms(
+                [trace.pieces[0] - trace.due for trace in self.traces if trace.ok], 99
+            ),
+            "rss_growth_mib": round(self.growth_mib, 1),
+        }
+
+
+async def overload(
+    url: str, seconds: float, turns: int, loads: list[float], server: psutil.Process
+) -> list[dict[str, Any]]:
+    """`seconds` of each load in all. The loads take turns, each turn with the capacity that it begins with: a machine
+    that changes its speed would else change the ratio of two loads."""
     endpoint = Endpoint(url, "", extra={"ignore_eos": True})
     endpoint.model = await endpoint.find_model()
     prompts = Prompts(MIX, 1, await tokens_per_word(endpoint))
-    peak = rate(await run_level(endpoint, Level(concurrency=16), prompts, 200))
-    rows: list[dict[str, Any]] = [{"load": "capacity", "goodput_per_s": round(peak, 1)}]
-    for times in loads:
-        before = resident(server)
-        traces = await run_level(endpoint, Level(rate=times * peak), prompts, round(times * peak * seconds))
-        refused = [trace for trace in traces if trace.status == 429]
-        rows.append(
-            {
-                "load": f"{times:g}x",
-                "requests": len(traces),
-                "refused": len(refused),
-                "failed": sum(not trace.ok for trace in traces) - len(refused),
-                "goodput_share_of_capacity": round(rate(traces) / peak, 3),
-                "refusal_p50_ms": percentile_ms([trace.end - trace.due for trace in refused], 50),
-                "refusal_p99_ms": percentile_ms([trace.end - trace.due for trace in refused], 99),
-                "of_it_sent_late_p99_ms": percentile_ms([trace.sent - trace.due for trace in refused], 99),
-                "accepted_ttft_p99_ms": percentile_ms(
-                    [trace.pieces[0] - trace.due for trace in traces if trace.ok], 99
-                ),
-                "rss_growth_mib": round(resident(server) - before, 1),
-            }
-        )
-    return rows
+    found = {times: Load() for times in loads}
+    peaks = []
+    for turn in range(turns):
+        peak = rate(await run_level(endpoint, Level(concurrency=16), prompts, 200 if turn == 0 else 100))
+        peaks.append(peak)
+        for times, load in found.items():
+            before = resident(server)
+            level = Level(rate=times * peak)
+            traces = await run_level(endpoint, level, prompts, round(times * peak * seconds / turns), turn)
+            load.traces += traces
+            load.shares.append(rate(traces) / peak)
+            load.growth_mib += resident(server) - before
+    capacity = {"load": "capacity", "goodput_per_s": round(float(np.mean(peaks)), 1)}
+    return [capacity, *(load.row(times) for times, load in found.items())]
 
 
 def missed(rows: list[dict[str, Any]], hostile: dict[str, Any]) -> list[str]:
@@ -122,11 +145,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("engine")
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--turns", type=int, default=1, help="in which the loads follow one another")
     parser.add_argument("--loads", default="1,2,3,10", help="multiples of the capacity")
     parser.add_argument("--attacks", type=int, default=300)
+    parser.add_argument("--max-wait", type=float, help="of the server (default: none, 32 in the queue)")
     parser.add_argument("--check", action="store_true", help="end with 1 if a goal is missed")
     arguments = parser.parse_args()
     command = [sys.executable, "-m", "icc.compiler.cli", "serve", arguments.engine, "--port", "0", "--max-queue", "32"]
+    if arguments.max_wait is not None:
+        command += ["--max-wait", str(arguments.max_wait)]
     with subprocess.Popen([*command, "--threads", "1"], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -134,7 +161,7 @@ def main() -> None:
             assert found, "the server did not start"
             server = psutil.Process(process.pid)
             loads = [float(times) for times in arguments.loads.split(",")]
-            rows = asyncio.run(overload(found[0], arguments.seconds, loads, server))
+            rows = asyncio.run(overload(found[0], arguments.seconds, arguments.turns, loads, server))
             hostile = attacks(int(found[1]), arguments.attacks, server)
             print(json.dumps({"overload": rows, "hostile": hostile}, indent=1))
             if arguments.check and (goals := missed(rows, hostile)):

@@ -24,7 +24,8 @@ class Core:
     """The engine process, the sandbox, and what stands between them and a request.
 
     max_queue: completions accepted beyond a full batch; max_queue_tokens: tokens of all that is accepted. max_seconds:
-    the latest deadline of a request. command: the engine process, if it is another than icc's own.
+    the latest deadline of a request. max_wait_s: the longest wait that is accepted, see Budget. command: the engine
+    process, if it is another than icc's own.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Core:
         max_queue_tokens: int = 4 << 20,
         watchdog_s: float = 10.0,
         max_seconds: float | None = None,
+        max_wait_s: float | None = None,
         command: Sequence[str] | None = None,
     ) -> None:
         self.model = open_model(Path(load.engine), name, load.verify)
@@ -46,8 +48,14 @@ class Core:
         self.metrics.attach(self.engine)
         self._sandbox = Sandbox(self.model.chat_template, self.model.special_tokens)
         self.jobs = Jobs(self.model, self._sandbox, keys, max_seconds)
-        admission = Admission(Budget(self.max_batch_size + max_queue, max_queue_tokens))
+        budget = Budget(self.max_batch_size + max_queue, max_queue_tokens, wait_s=max_wait_s)
+        admission = Admission(budget, self._slots)
         self.generator = Generator(self.engine, admission, self.metrics)
+
+    def _slots(self) -> int:
+        """How many sequences run at once: a full batch, or fewer if the KV cache holds no more."""
+        stats = self.engine.stats
+        return stats.running if stats.waiting and stats.running else self.max_batch_size
 
     async def start(self) -> None:
         """Start both processes. IccError if the engine cannot be loaded."""

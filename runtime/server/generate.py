@@ -46,7 +46,7 @@ class Generator:
     @contextlib.contextmanager
     def started(self, job: Job) -> Iterator[Run]:
         """The job, admitted and sent; what is left of it is cancelled at the end."""
-        with self.admission.admitted(job.price):
+        with self.admission.admitted(job.price, job.submits[0].priority):
             stream = self.engine.submit(job.submits)
             run = Run(job, stream)
             try:
@@ -60,6 +60,8 @@ class Generator:
             finally:
                 self.engine.close(stream)
                 self.metrics.request_ended(run)
+                if run.reason is None and run.first is not None and "deadline" not in run.reasons:
+                    self.admission.served(run.last - run.started - run.queued_s)
 
 
 class Run:

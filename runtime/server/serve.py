@@ -38,7 +38,8 @@ class ServeOptions:
     """Where to listen, for whom, and how much to take on.
 
     max_queue: completions that are accepted beyond a full batch; max_queue_tokens: tokens of all that are accepted.
-    max_seconds: the latest deadline of a request, from when it is sent to the engine.
+    max_seconds: the latest deadline of a request, from when it is sent to the engine. max_wait_s: a request that would
+    wait longer for its first step is refused.
     watchdog_s: an engine that says nothing for so long is ended and started again. drain_s: how long running requests
     may go on after SIGTERM. batch_store: the SQLite file of the Batch API, without which there is none. command: the
     engine process, for tests.
@@ -55,6 +56,7 @@ class ServeOptions:
     drain_s: float = 30.0
     batch_store: Path | None = None
     max_seconds: float | None = None
+    max_wait_s: float | None = None
     command: Sequence[str] | None = None
 
 
@@ -75,6 +77,7 @@ class Server:
             max_queue_tokens=options.max_queue_tokens,
             watchdog_s=options.watchdog_s,
             max_seconds=options.max_seconds,
+            max_wait_s=options.max_wait_s,
             command=options.command,
         )
         self._batches = None if store is None else Batches(store, core.jobs, core.generator, core.max_batch_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -120,3 +121,30 @@ def test_admission_is_bounded_by_count_by_tokens_and_by_bytes() -> None:
         assert refused(Price(5, 1, 0)) is TooExpensive and refused(Price(1, 101, 0)) is TooExpensive
         assert refused(Price(1, 1, 1001)) is TooExpensive
     assert (admission.sequences, admission.tokens, admission.requests) == (0, 0, 0)
+
+
+def test_admission_is_bounded_by_the_expected_wait() -> None:
+    """Sequences that run 2 s each, four at a time: one ends every half second."""
+    admission = Admission(Budget(sequences=100, tokens=1000, wait_s=1.0), slots=lambda: 4)
+    with contextlib.ExitStack() as accepted:
+        enter = lambda priority=0, count=1: accepted.enter_context(admission.admitted(Price(count, 1, 0), priority))  # noqa: E731
+        enter(count=50)  # before anything is known, the queue is bounded by its count only
+        accepted.pop_all().close()
+        for _ in range(200):
+            admission.served(2.0)
+        enter(count=6)  # alone: who else should it wait for
+        assert admission.wait_s(1) == pytest.approx(1.5)
+        with pytest.raises(Overloaded, match="--max-wait"):
+            enter()
+        with pytest.raises(Overloaded):
+            admission.check_room()
+        enter(priority=100, count=3)  # the lines of a batch wait as long as it takes, and delay nobody
+        assert admission.wait_s(1) == pytest.approx(1.5)
+    assert admission.wait_s(4) == 0 and admission.wait_s(5) == pytest.approx(0.5)
+    for _ in range(5):
+        accepted.enter_context(admission.admitted(Price(1, 1, 0)))
+    for _ in range(200):
+        admission.served(0.5)  # the server has become faster: the same wait holds more
+    assert admission.wait_s(1) == pytest.approx(0.25, rel=0.02)
+    accepted.close()
+    assert admission.sequences == 0 and admission.wait_s(4) == 0
