@@ -30,6 +30,8 @@ def choose_speculator(
     chosen = spec if spec is not None else own.drafter if own is not None else NONE
     if chosen == NONE:
         return None
+    if engine.manifest.embedding is not None:
+        raise UsageError(f"--spec {chosen}: the engine was compiled for embeddings, there are no tokens to guess")
     drafter = _drafter(chosen, engine, executor, make_executor)
     return Speculator(drafter) if own is None else Speculator(drafter, slope=own.slope)
 
@@ -59,6 +61,8 @@ def _second_engine(path: str, engine: Engine, make_executor: MakeExecutor) -> En
         ours, theirs = engine.manifest.model.vocab_size, second.manifest.model.vocab_size
         if ours != theirs:
             raise UsageError(f"--spec draft: {path} has a vocabulary of {theirs} tokens, the engine has {ours}")
+        if second.manifest.embedding is not None:
+            raise UsageError(f"--spec draft: {path} was compiled for embeddings and generates no tokens")
         if engine.tokenizer_json() != second.tokenizer_json():
             raise UsageError(f"--spec draft: {path} has another tokenizer than the engine")
         return EngineDrafter(make_executor(second, ""), second.manifest.limits.max_seq_len, second)

@@ -168,6 +168,14 @@ def test_hidden_states_that_are_no_numbers_end_the_request(embedder: Callable[..
         assert not llm.loop.has_work()
 
 
+def test_a_drafter_has_nothing_to_guess(embedder: Callable[..., Compiled], compiled: Callable[..., Compiled]) -> None:
+    engine = embedder("llama", headless=True).engine
+    with pytest.raises(UsageError, match="compiled for embeddings"):
+        icc.load(engine, spec="ngram")
+    with pytest.raises(UsageError, match="compiled for embeddings"):
+        icc.load(compiled("llama").engine, spec=f"draft:{engine}")
+
+
 def test_each_task_refuses_the_other(embedder: Callable[..., Compiled], compiled: Callable[..., Compiled]) -> None:
     with icc.load(embedder("llama", headless=True).engine, threads=1) as llm:
         for call in (lambda: llm.generate([[1, 2]]), lambda: llm.logits([1, 2]), lambda: next(llm.stream([1, 2]))):
