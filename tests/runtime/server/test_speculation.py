@@ -28,31 +28,26 @@ def answers(server: Served, fields: dict) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "draft"])
-def test_served_guesses_save_steps_and_change_nothing(
-    drafter: str, served: Served, start: StartServer, chat_engine: Path
-) -> None:
+def test_served_guesses_change_nothing(drafter: str, served: Served, start: StartServer, chat_engine: Path) -> None:
+    """And those that cost little save steps; an engine as large as the one that it drafts for does not pay."""
     server = start("--spec", f"draft:{chat_engine}" if drafter == "draft" else drafter)
     for fields in (GREEDY, SAMPLED):
         assert answers(server, fields) == answers(served, fields)
     steps, tokens = server.metric("icc:engine_steps_total"), server.metric("icc:generation_tokens_total")
     events = server.complete(PROMPTS[0], stream=True, **GREEDY)
     assert "".join(event["choices"][0]["text"] for event in events) == answers(served, GREEDY)[0][0]
-    assert server.metric("icc:generation_tokens_total") - tokens == 16
-    assert server.metric("icc:engine_steps_total") - steps < 16, "no guess was taken"
+    for prompt in PROMPTS:
+        server.complete(prompt, **GREEDY)
+    assert server.metric("icc:generation_tokens_total") - tokens == 80
+    if drafter == "ngram":
+        assert server.metric("icc:engine_steps_total") - steps < 80, "no guess was taken"
     server.wait_until(server.idle)
     assert server.metric("icc:engine_restarts") == 0
 
 
 def test_a_batch_with_guesses_has_the_same_answers(chat_engine: Path, served: Served, tmp_path: Path) -> None:
-    lines = [
-        {
-            "custom_id": str(i),
-            "method": "POST",
-            "url": "/v1/completions",
-            "body": {"model": "toy", "prompt": p, **GREEDY},
-        }
-        for i, p in enumerate(PROMPTS)
-    ]
+    bodies = [{"model": "toy", "prompt": prompt, **GREEDY} for prompt in PROMPTS]
+    lines = [{"custom_id": str(i), "url": "/v1/completions", "body": body} for i, body in enumerate(bodies)]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
     command = [sys.executable, "-m", "icc.compiler.cli", "batch", str(chat_engine), "in.jsonl", "out.jsonl"]
     subprocess.run([*command, "--spec", "ngram", "--threads", "1"], cwd=tmp_path, check=True, capture_output=True)
