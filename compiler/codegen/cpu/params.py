@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from .formats import C_TYPES, PLAIN, QUANT_BITS, SPLIT, high_tile_bytes, low_tile_bytes, quant_tile_bytes
 
-SCREENED_ROWS = 4  # with more rows a head's product takes its time for arithmetic, not for reading
+SCREENED_ROWS = 6  # with more rows a head takes its time for arithmetic, not for reading
 
 
 def contiguous(width: Callable[[Any], int]) -> Any:
