@@ -101,6 +101,12 @@ class Sampler:
         return self._sample(logits, token)
 
     @property
+    def is_argmax(self) -> bool:
+        """Whether the next token is the largest logit's, and nothing else is told of the logits."""
+        params = self.params
+        return self._random is None and params.logprobs is None and not params.min_tokens and not self._adjusts
+
+    @property
     def is_plain(self) -> bool:
         """Whether tokens are drawn from the model's logits as they are, whatever came before."""
         return self._random is not None and not self._adjusts and not self.params.min_tokens

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .executor.base import Executor
+from .executor.base import Executor, greedy_step
 from .executor.sampling import Sampled, SamplingExecutor, SamplingRow
 from .generation import Generation
 from .sampler import Sample, TokenLogprob
@@ -51,6 +51,7 @@ class Stepper:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
+        self._greedy_step = greedy_step(executor)
         self._device = executor if isinstance(executor, SamplingExecutor) else None
         self._tickets: list[Any] = []  # of the steps that the device has and nobody has collected
 
@@ -85,7 +86,8 @@ class Stepper:
         """Wait for a step: a result for every sequence that wanted logits and has not ended since."""
         sampled = None
         if flight.ticket is None:
-            logits = self._executor.step(flight.batch)
+            step = self._greedy_step if _all_greedy(flight.batch, generations) else self._executor.step
+            logits = step(flight.batch)
         else:
             assert self._device is not None
             self._tickets.remove(flight.ticket)
@@ -126,6 +128,15 @@ def _walk_typically(
     assert sequence.draft is not None
     walk = typical.follow(sequence.draft, logits, generation.sampler, generation.end_ids)
     return Result(sequence.request_id, walk=walk, row=start + walk.row)
+
+
+def _all_greedy(batch: ScheduledBatch, generations: Mapping[int, Generation]) -> bool:
+    """Whether of every logit row only the largest logit is wanted."""
+    for sequence in batch.sequences:
+        generation = generations.get(sequence.request_id)
+        if sequence.num_logits and (generation is None or not generation.sampler.is_argmax):
+            return False
+    return True
 
 
 def _rows(

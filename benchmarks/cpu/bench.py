@@ -20,6 +20,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from icc.compiler.codegen.cpu.params import SCREENED_ROWS
 from limits import limits, read_bandwidth
 
 HERE = Path(__file__).parent
@@ -95,18 +96,25 @@ def measure(config: dict[str, Any], rounds: int, threads: int) -> dict[str, Any]
     return {"rates": found, "bandwidth": bandwidth, "limits": asdict(peaks)}
 
 
-def work(engine: Path, row: dict[str, Any]) -> tuple[float, float]:
-    """(bytes that a decode step must read, operations per token of the products), from an engine's program."""
-    program = json.loads((engine / "program.json").read_text())
+def work(spec: dict[str, Any], row: dict[str, Any]) -> tuple[float, float]:
+    """(bytes that a decode step must read, operations per token of the products), from an engine's program.
+
+    Of a head that is screened only the high nibbles must be read where the batch is small enough.
+    """
+    program = json.loads((Path(spec["model"]) / "program.json").read_text())
+    screens = spec["kind"] == "icc" and row["batch"] <= SCREENED_ROWS
     read: dict[str, int] = {}
     operations = 0
     for step in program["steps"]:
         kernel = program["kernels"][step["kernel"]]
         if kernel["op"] in ("linear", "linear_q") and (row["what"] == "decode" or kernel["params"]["rows"] == "tokens"):
             operations += 2 * kernel["params"]["k"] * kernel["params"]["n"]
+        low = kernel["params"]["k"] * kernel["params"]["n"] // 2 if screens and kernel["params"].get("screened") else 0
         if kernel["op"] != "embedding":
             read |= {
-                o["name"]: program["weights"][o["name"]]["nbytes"] for o in step["inputs"] if o["space"] == "weight"
+                o["name"]: program["weights"][o["name"]]["nbytes"] - low
+                for o in step["inputs"]
+                if o["space"] == "weight"
             }
     kv = program["kv"]
     item = {"f32": 4, "bf16": 2, "f16": 2, "i8": 1}[kv["dtype"]]
@@ -119,7 +127,7 @@ def work(engine: Path, row: dict[str, Any]) -> tuple[float, float]:
 
 def summary(
     row: dict[str, Any],
-    engine: Path,
+    spec: dict[str, Any],
     rates: dict[str, list[float | None]],
     bandwidth: list[float],
     limit: dict[str, float],
@@ -139,7 +147,7 @@ def summary(
         ratios = [a / b for a, b in zip(rates[ours], rates[best], strict=True) if a and b]
         result |= {"ratio": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
     own = [x for x in rates[ours] if x]
-    needed, operations = work(engine, row)
+    needed, operations = work(spec, row)
     if row["what"] == "decode":
         shares = [rate / row["batch"] * needed / read for rate, read in zip(own, bandwidth, strict=True)]
         result |= {"bytes": needed, "of_bandwidth": statistics.median(shares), "read": statistics.median(bandwidth)}
@@ -197,8 +205,8 @@ def main() -> None:
     raw = measure(config, a.rounds, a.threads)
     results = [
         summary(
-            row, Path(config["engines"][row["engines"][0]]["model"]), raw["rates"][row["name"]],
-            raw["bandwidth"][row["name"]], raw["limits"],
+            row, config["engines"][row["engines"][0]], raw["rates"][row["name"]], raw["bandwidth"][row["name"]],
+            raw["limits"],
         )
         for row in config["rows"]
     ]  # fmt: skip

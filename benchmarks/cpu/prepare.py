@@ -85,6 +85,8 @@ def rows() -> list[dict[str, Any]]:
     long = "icc 1b int8 KV, llama.cpp 8-bit KV 1b, openvino 1b"
     return [
         row("1B decode, batch 1", "decode", 1, 128, 32, ">= 1.5", single),
+        row("1B decode, batch 1, all logits", "decode", 1, 128, 32, ">= 1.5",
+            "icc 1b all logits, llama.cpp 1b, openvino 1b"),
         row("1B decode, batch 1, 4-bit head", "decode", 1, 128, 32, ">= 1.5", "icc 1b 4-bit head, llama.cpp 1b"),
         row("1B decode, batch 4", "decode", 4, 128, 16, ">= 1.7", batched),
         row("1B decode, batch 8", "decode", 8, 128, 16, ">= 2", batched),
@@ -129,6 +131,7 @@ def main() -> None:
             ours["icc 1b bf16"] = compile_engine(model, bf16)
         for title, engine in ours.items():
             engines[title] = {"kind": "icc", "python": sys.executable, "model": str(engine)}
+    engines["icc 1b all logits"] = engines["icc 1b"] | {"kind": "icc-whole"}
     for title in ("icc 1b", "icc 1b 4-bit head"):
         engines[f"{title} avx2"] = engines[title] | {"env": {"ICC_ISA": "avx2"}}
     engines["llama.cpp avx2 1b"] = engines["llama.cpp 1b"] | {"python": str(a.avx2.absolute() / "bin/python")}

@@ -1,6 +1,6 @@
 """One engine in a process of its own, driven by bench.py over stdin and stdout: each may have its own environment.
 
-    python benchmarks/cpu/workers.py llama|openvino|openvino-sdpa|onnxruntime|icc MODEL THREADS MAX_BATCH MAX_LENGTH
+    python benchmarks/cpu/workers.py KIND MODEL THREADS MAX_BATCH MAX_LENGTH    (KIND: see WORKERS)
 
 A request is one JSON line {"batch", "context", "tokens", "steps", "seed"}: prefill `context` tokens in each of `batch`
 sequences (they may share steps), then `steps` decode steps of one token each. The answer is one JSON line with the
@@ -14,6 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 Answer = tuple[float, list[float]]
 Run = Callable[[int, int, int, str], Answer]  # (batch, context, steps, seed)
@@ -161,15 +162,20 @@ def onnxruntime(model: str, threads: int, max_batch: int, max_length: int) -> Ru
     return run
 
 
-def icc_(model: str, threads: int, max_batch: int, max_length: int) -> Run:
-    """This project, through its engine loop: scheduling and greedy sampling are in the times."""
+def icc_(model: str, threads: int, max_batch: int, max_length: int, whole: bool = False) -> Run:
+    """This project, through its engine loop: scheduling and greedy sampling are in the times.
+
+    whole: with all logits, as requests need that do not decode greedily. Asking for a least number of tokens is one.
+    """
     import icc
 
     llm = icc.load(model, threads=threads, verify=False)
     loop = llm.loop
 
     def run(batch: int, context: int, steps: int, seed: str) -> Answer:
-        params = icc.SamplingParams(max_tokens=steps + 1, temperature=0.0, repetition_penalty=1.0, ignore_eos=True)
+        params = icc.SamplingParams(
+            max_tokens=steps + 1, min_tokens=int(whole), temperature=0.0, repetition_penalty=1.0, ignore_eos=True
+        )
         start = time.perf_counter()
         generations = [g for ids in prompts(batch, context, seed) for g in loop.add(ids, params)]
         while any(g.first_token is None for g in generations):
@@ -186,6 +192,7 @@ def icc_(model: str, threads: int, max_batch: int, max_length: int) -> Run:
 
 WORKERS: dict[str, Callable[[str, int, int, int], Run]] = {
     "llama": llama, "openvino": openvino, "openvino-sdpa": openvino_sdpa, "onnxruntime": onnxruntime, "icc": icc_,
+    "icc-whole": partial(icc_, whole=True),
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 #pragma once
 #include <stdint.h>
 
-#define ICC_ABI_VERSION 3
+#define ICC_ABI_VERSION 4
 
 extern "C" {
 
@@ -13,6 +13,7 @@ struct icc_batch {
     int32_t num_seqs;               // S
     int32_t num_logit_rows;         // L
     int32_t max_blocks;             // B, the row length of block_tables
+    int32_t greedy;                 // not 0: of each row only the largest logit is wanted; any other may be minus infinity
     const int32_t* token_ids;       // [T]
     const int32_t* positions;       // [T] position of each token in its sequence
     const int32_t* slot_mapping;    // [T] block * block_size + offset where the token's K and V go

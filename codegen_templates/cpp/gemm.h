@@ -123,42 +123,76 @@ ICC_INLINE void gemm_dense(const DenseMicro (&list)[COUNT], const char* w, int64
     for_chunks(list, m, k * 4, scratch, budget, pack, body);
 }
 
-// q_row(i), s_row(i), sum_row(i): row i's K int8 activations and its scale and sum per group.
-template <int COUNT, class QRow, class SRow, class SumRow, class YRow>
-ICC_INLINE void gemm_quant(const QuantMicro (&list)[COUNT], const char* w, int64_t tile_bytes, int64_t k, int group_size,
-                           int64_t n, Range tiles, int m, QRow q_row, SRow s_row, SumRow sum_row, YRow y_row,
-                           const Sink& sink, char* scratch, int64_t budget) {
-    const int groups = (int)(k / group_size);
-    const auto pack = [&](int first, int rows, int mr, char* data) {
-        int8_t* panel = (int8_t*)data;
-        float* scales = (float*)(data + mr * k);
-        float* sums = scales + (int64_t)mr * groups;
-        for (int r = 0; r < mr; ++r) {
-            const int i = first + (r < rows ? r : 0);
-            const int8_t* q = q_row(i);
-            for (int64_t j = 0; j < k; j += 4) memcpy(panel + j * mr + 4 * r, q + j, 4);
-            const float *s = s_row(i), *sum = sum_row(i);
-            for (int g = 0; g < groups; ++g) scales[g * mr + r] = s[g], sums[g * mr + r] = sum[g];
-        }
-    };
+// A quantized weight: `count` tiles of `bytes`; the low nibbles of split codes lie behind them, `low_bytes` per tile.
+struct QuantTiles {
+    const char *data, *low;
+    int64_t bytes, low_bytes, count;
+
+    QuantTiles(const char* data, int64_t bytes, int64_t low_bytes, int64_t n)
+        : data(data), low(nullptr), bytes(bytes), low_bytes(low_bytes), count((n + 15) / 16) {
+        if (low_bytes) low = data + count * bytes;
+    }
+};
+
+// Activations as quantize_rows gives them: q i8 [rows, k], scales and sums f32 [rows, k / group].
+struct QuantRows {
+    const int8_t* q;
+    const float *scales, *sums;
+    int64_t k;
+    int group;
+
+    int groups() const { return (int)(k / group); }
+};
+
+// Copies rows first..first+rows into a panel of mr: codes interleaved by fours, then the scales and sums of each group.
+template <class RowOf>
+ICC_INLINE void pack_quant(const QuantRows& x, int first, int rows, int mr, char* data, RowOf row) {
+    const int groups = x.groups();
+    int8_t* panel = (int8_t*)data;
+    float* scales = (float*)(data + mr * x.k);
+    float* sums = scales + (int64_t)mr * groups;
+    for (int r = 0; r < mr; ++r) {
+        const int64_t i = row(first + (r < rows ? r : 0));  // padding rows repeat the first and are dropped
+        const int8_t* q = x.q + i * x.k;
+        for (int64_t j = 0; j < x.k; j += 4) memcpy(panel + j * mr + 4 * r, q + j, 4);
+        for (int g = 0; g < groups; ++g) scales[g * mr + r] = x.scales[i * groups + g], sums[g * mr + r] = x.sums[i * groups + g];
+    }
+}
+
+// Runs a micro-kernel over at most its nt of the tiles, and says over how many.
+ICC_INLINE int run_tiles(const QuantMicro& micro, const QuantTiles& w, const int64_t* tiles, int size, const char* panel,
+                         const QuantRows& x, float* out) {
+    const float* scales = (const float*)(panel + micro.mr * x.k);
+    const char* at[2 * TILE_GROUP];
+    const int live = size < micro.nt ? size : micro.nt;
+    for (int t = 0; t < micro.nt; ++t) {
+        const int64_t tile = tiles[t < live ? t : 0];
+        at[t] = w.data + tile * w.bytes;
+        if (w.low) at[micro.nt + t] = w.low + tile * w.low_bytes;
+    }
+    micro.run(at, (const int8_t*)panel, scales, scales + (int64_t)micro.mr * x.groups(), x.groups(), x.group, out);
+    return live;
+}
+
+// Rows x_row(i) of x times W give rows y_row(i) of y.
+template <int COUNT, class XRow, class YRow>
+ICC_INLINE void gemm_quant(const QuantMicro (&list)[COUNT], const QuantTiles& w, const QuantRows& x, int64_t n,
+                           Range tiles, int m, XRow x_row, YRow y_row, const Sink& sink, char* scratch,
+                           int64_t budget) {
+    const auto pack = [&](int first, int rows, int mr, char* data) { pack_quant(x, first, rows, mr, data, x_row); };
     const auto body = [&](const Panel* panels, int count) {
         for_tile_groups(tiles, [&](const int64_t* group, int size) {
             for (int p = 0; p < count; ++p) {
                 const QuantMicro& micro = list[panels[p].micro];
-                const float* scales = (const float*)(panels[p].data + micro.mr * k);
-                const float* sums = scales + (int64_t)micro.mr * groups;
                 for (int first = 0; first < size; first += micro.nt) {
                     alignas(64) float out[MAX_BLOCK];
-                    const char* at[TILE_GROUP];
-                    const int live = size - first < micro.nt ? size - first : micro.nt;
-                    for (int t = 0; t < micro.nt; ++t) at[t] = w + group[first + (t < live ? t : 0)] * tile_bytes;
-                    micro.run(at, (const int8_t*)panels[p].data, scales, sums, groups, group_size, out);
+                    const int live = run_tiles(micro, w, group + first, size - first, panels[p].data, x, out);
                     store_block(sink, out, panels[p].rows, micro.nt, panels[p].first, group + first, live, n, y_row);
                 }
             }
         });
     };
-    for_chunks(list, m, k + 8 * groups, scratch, budget, pack, body);
+    for_chunks(list, m, x.k + 8 * x.groups(), scratch, budget, pack, body);
 }
 
 constexpr int MAX_PAIRS = 2048;  // (token, slot) pairs that are grouped by expert at a time

@@ -117,6 +117,17 @@ ICC_INLINE VI high_nibbles(VI x) {
     const __m256i m = _mm256_set1_epi8(15);
     return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), m), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), m)};
 }
+// Bytes of their high and low nibbles: from the low nibbles of both arguments, and from the high ones.
+ICC_INLINE __m256i take_nibbles(__m256i high, __m256i low) {  // the high four bits of one, the low four of the other
+    const __m256i m = _mm256_set1_epi8(15);
+    return _mm256_or_si256(_mm256_andnot_si256(m, high), _mm256_and_si256(m, low));
+}
+ICC_INLINE VI join_low(VI high, VI low) {
+    return {take_nibbles(_mm256_slli_epi16(high.a, 4), low.a), take_nibbles(_mm256_slli_epi16(high.b, 4), low.b)};
+}
+ICC_INLINE VI join_high(VI high, VI low) {
+    return {take_nibbles(high.a, _mm256_srli_epi16(low.a, 4)), take_nibbles(high.b, _mm256_srli_epi16(low.b, 4))};
+}
 ICC_INLINE __m256i half_dot(__m256i acc, __m256i u, __m256i s, short weight) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(weight)));
 }

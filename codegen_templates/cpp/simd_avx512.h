@@ -80,6 +80,13 @@ ICC_INLINE VI low_nibbles(VI a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8
 ICC_INLINE VI high_nibbles(VI a) {
     return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))};
 }
+// Bytes of their high and low nibbles: from the low nibbles of both arguments, and from the high ones.
+ICC_INLINE VI join_low(VI high, VI low) {  // 0xca: the second where the first is set, else the third
+    return {_mm512_ternarylogic_epi64(_mm512_set1_epi8(15), low.v, _mm512_slli_epi16(high.v, 4), 0xca)};
+}
+ICC_INLINE VI join_high(VI high, VI low) {
+    return {_mm512_ternarylogic_epi64(_mm512_set1_epi8(15), _mm512_srli_epi16(low.v, 4), high.v, 0xca)};
+}
 // Per 32-bit lane: acc + dot of four unsigned bytes (at most 15) and four signed bytes. `_at` reads the same four signed
 // bytes for every lane from memory: in one instruction where there is VNNI, and written out because g++ 12 makes it two and
 // copies every accumulator besides. (Sanitizers do not see what an asm reads.)

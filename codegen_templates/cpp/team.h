@@ -68,6 +68,7 @@ struct Ctx {
     char* scratch;               // this thread's, ICC_SCRATCH_BYTES
     char* shared;                // the team's, ICC_SHARED_BYTES
     std::atomic<int32_t>* next;  // work counter of this step, zero at its start
+    int32_t* rest;               // this thread's in this step, kept between calls, zero at first: see screen.h
     Barrier* barrier;
 
     int tokens() const { return batch->num_tokens; }

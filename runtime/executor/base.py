@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -46,3 +47,23 @@ class Executor(Protocol):
     def close(self) -> None:
         """Free everything. Calling it again does nothing."""
         ...
+
+
+@runtime_checkable
+class ScreeningExecutor(Protocol):
+    """An executor that may do with less work where only the largest logit of each row is wanted.
+
+    screens: whether it can for its engine.
+    """
+
+    @property
+    def screens(self) -> bool: ...
+
+    def step_greedy(self, batch: ScheduledBatch) -> np.ndarray:
+        """As `Executor.step`, but of each row only the largest logit is right; any other may be minus infinity."""
+        ...
+
+
+def greedy_step(executor: Executor) -> Callable[[ScheduledBatch], np.ndarray]:
+    """The executor's step where only the largest logit of each row is wanted."""
+    return executor.step_greedy if isinstance(executor, ScreeningExecutor) and executor.screens else executor.step

@@ -62,6 +62,7 @@ class CpuExecutor:
         self._batch = _batch_over(self._packed, self._logits)
         self._speculation, self._section = program.speculation, program.section(HEADS)
         self._own_section = program.section(section)
+        self.screens = any(kernel.params.get("screened") for kernel in program.kernels.values())
         self._weights = engine.weights  # mapped as long as kernels may read them
         weights = self._weights.addresses(program)
         self._library = library
@@ -71,6 +72,13 @@ class CpuExecutor:
 
     def step(self, batch: ScheduledBatch) -> np.ndarray:
         """Run one step: float32 `[batch.num_logit_rows, vocab]`, valid until the next step. Releases the GIL."""
+        return self._step(batch, greedy=False)
+
+    def step_greedy(self, batch: ScheduledBatch) -> np.ndarray:
+        """The same where only each row's largest logit is wanted; any other may be minus infinity."""
+        return self._step(batch, greedy=True)
+
+    def _step(self, batch: ScheduledBatch, greedy: bool) -> np.ndarray:
         if self._handle is None:
             raise UsageError("the engine is closed")
         for block in batch.zeros:
@@ -83,6 +91,7 @@ class CpuExecutor:
         self._batch.num_logit_rows = packed.num_logit_rows
         self._batch.parents = packed.parents.ctypes.data if packed.has_trees else None
         self._batch.num_moves = packed.num_moves
+        self._batch.greedy = greedy
         if self._own_section is None:
             self._library.step(self._handle, self._batch)
         else:

@@ -22,6 +22,7 @@ class IccBatch(Structure):
         ("num_seqs", c_int32),
         ("num_logit_rows", c_int32),
         ("max_blocks", c_int32),
+        ("greedy", c_int32),
         ("token_ids", c_void_p),
         ("positions", c_void_p),
         ("slot_mapping", c_void_p),

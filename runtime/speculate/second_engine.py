@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..executor.base import Executor
+from ..executor.base import Executor, greedy_step
 from ..executor.sampling import SamplingExecutor, SamplingRow
 from ..scheduler.batch import Draft, ScheduledBatch, ScheduledSequence
 from ..scheduler.block_pool import BlockPool
@@ -58,6 +58,7 @@ class EngineDrafter:
     ) -> None:
         self.name = name
         self._executor, self._max_seq_len, self._engine = executor, max_seq_len, engine
+        self._greedy_step = greedy_step(executor)
         self._pool = BlockPool(executor.num_blocks, PrefixCache())
         self._sequences: dict[int, _Sequence] = {}
 
@@ -117,7 +118,7 @@ class EngineDrafter:
         if isinstance(self._executor, SamplingExecutor):  # on the device: no logits travel
             ticket = self._executor.submit(batch, [_GREEDY] * len(parts))
             return self._executor.collect(ticket).token_ids.clip(0).tolist()
-        return np.asarray(self._executor.step(batch)).argmax(axis=1).tolist()
+        return np.asarray(self._greedy_step(batch)).argmax(axis=1).tolist()
 
     def observe(self, rows: Mapping[int, int], batch_size: int) -> None:
         """Nothing to see: the tokens are enough."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from cpu_harness import NONE, Builder, Case
 from icc.compiler.codegen.cpu import pack
+from icc.compiler.codegen.cpu.formats import QUANT_BITS, SPLIT
 from icc.runtime.engine.program import Operand
 
 Arrays = dict[str, np.ndarray]
@@ -52,15 +53,16 @@ def add_linear(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str, e
     b.cases.append(Case(name, feeds, expect, max(2e-6, 1e-9 * k)))
 
 
-def quantized_weight(rng: np.random.Generator, n: int, k: int, bits: int, group: int) -> tuple[np.ndarray, np.ndarray]:
+def quantized_weight(rng: np.random.Generator, n: int, k: int, fmt: str, group: int) -> tuple[np.ndarray, np.ndarray]:
     """Packed bytes and the float64 matrix they stand for, with scales from 1e-7 to 1."""
+    bits = QUANT_BITS[fmt]
     codes = rng.integers(0, 2**bits, (n, k)).astype(np.uint8)
     zeros = rng.integers(0, 2**bits, (n, k // group)).astype(np.uint8)
     scales = (rng.uniform(0.5, 1.0, (n, k // group)) * 10.0 ** rng.integers(-1, 1)).astype(np.float32)
     if n > 8:
         scales[3] *= 1e-6
-    packed = pack.pack_quantized(codes, scales, zeros, bits, group)
-    got_codes, got_scales, got_zeros = pack.unpack_quantized(packed, (n, k), bits, group)
+    packed = pack.pack_quantized(codes, scales, zeros, fmt, group)
+    got_codes, got_scales, got_zeros = pack.unpack_quantized(packed, (n, k), fmt, group)
     wide = (got_codes.astype(np.float64).reshape(n, -1, group) - got_zeros[..., None]) * got_scales[..., None]
     return packed, wide.reshape(n, k)
 
@@ -92,13 +94,13 @@ def add_quantize(b: Builder, name: str, k: int, group: int, slice_: bool, scale:
     return outs
 
 
-def add_linear_q(b: Builder, rng: np.random.Generator, k: int, n: int, bits: int, group: int, extra: bool) -> None:
-    name = f"linear_q{bits}_g{group}_{k}x{n}{'_bias_residual_slice' if extra else ''}"
-    packed, exact = quantized_weight(rng, n, k, bits, group)
+def add_linear_q(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str, group: int, extra: bool) -> None:
+    name = f"linear_{fmt}_g{group}_{k}x{n}{'_bias_residual_slice' if extra else ''}"
+    packed, exact = quantized_weight(rng, n, k, fmt, group)
     q, s, sums = add_quantize(b, name, k, group, extra)
     bias = rng.standard_normal(n).astype(np.float32)
     y, y_stride, y_start = _column_slice(b, f"{name}.y", n, extra)
-    inputs = [q, s, sums, b.weight(f"{name}.w", packed, f"q{bits}", (n, k)), NONE, NONE]
+    inputs = [q, s, sums, b.weight(f"{name}.w", packed, fmt, (n, k)), NONE, NONE]
     feeds = {}
     if extra:
         inputs[4:] = [b.plain(f"{name}.b", bias), b.buffer(f"{name}.r", [n + 3])]
@@ -107,7 +109,8 @@ def add_linear_q(b: Builder, rng: np.random.Generator, k: int, n: int, bits: int
     params = {
         "k": k,
         "n": n,
-        "bits": bits,
+        "bits": QUANT_BITS[fmt],
+        "split": fmt == SPLIT,
         "group": group,
         "y_stride": y_stride,
         "rows": "tokens",
@@ -135,7 +138,7 @@ def add_experts(b: Builder, rng: np.random.Generator, bits: int, topk: int, per_
     width = k * topk if per_slot else k
     feeds: dict[str, Any] = {index.name: lambda rng, rows: rng.integers(-1, e + 1, (rows, topk))}
     if bits:
-        parts = [quantized_weight(rng, n, k, bits, group) for _ in range(e)]
+        parts = [quantized_weight(rng, n, k, f"q{bits}", group) for _ in range(e)]
         exact = np.stack([p[1] for p in parts])
         weight = b.weight(f"{name}.w", np.concatenate([p[0] for p in parts]), f"q{bits}", (e, n, k))
         q, s, sums = add_quantize(b, name, width, group, False)
@@ -221,7 +224,7 @@ def add_norm(b: Builder, rng: np.random.Generator, kind: str, d: int, groups: in
 def add_embedding(b: Builder, rng: np.random.Generator, fmt: str, n: int, source: str) -> None:
     name, table = f"embedding_{fmt}_{source}", rng.standard_normal((50, n)).astype(np.float32)
     if fmt.startswith("q"):
-        packed, exact = quantized_weight(rng, 50, n, int(fmt[1:]), 16)
+        packed, exact = quantized_weight(rng, 50, n, fmt, 16)
     else:
         packed = pack.pack_dense(table, fmt)
         exact = pack.unpack_dense(packed, fmt, (50, n)).astype(np.float64)

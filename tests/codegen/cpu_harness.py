@@ -91,7 +91,7 @@ class Builder:
 
 class _Batch(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("num_tokens", "num_seqs", "num_logit_rows", "max_blocks")),
+        *((name, ctypes.c_int32) for name in ("num_tokens", "num_seqs", "num_logit_rows", "max_blocks", "greedy")),
         *(
             (name, ctypes.c_void_p)
             for name in (
@@ -118,6 +118,7 @@ class Batch:
     logit_rows: np.ndarray | None = None
     trees: dict[int, list[int]] = field(default_factory=dict)
     moves: list[tuple[int, int]] = field(default_factory=list)
+    greedy: bool = False
 
     @property
     def tokens(self) -> int:
@@ -208,7 +209,7 @@ class Runner:
             self.view(name, tokens, rows[name])[...] = value
         logits = np.zeros((max(1, wanted), self.program.vocab_size), np.float32)
         raw = _Batch(
-            tokens, len(batch.sequences), wanted, arrays["block_tables"].shape[1],
+            tokens, len(batch.sequences), wanted, arrays["block_tables"].shape[1], int(batch.greedy),
             *(arrays[n].ctypes.data for n in (
                 "token_ids", "positions", "slot_mapping", "seq_starts", "context_lens", "block_tables", "logit_rows")),
             logits.ctypes.data,

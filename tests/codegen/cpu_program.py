@@ -7,6 +7,7 @@ from cpu_cases import add_embedding, add_experts, add_linear, add_linear_q, add_
 from cpu_harness import Batch, Builder
 from cpu_pointwise_cases import add_pointwise
 from cpu_rowwise_cases import add_all_rowwise
+from cpu_screen_case import NAMES, add_screened
 
 
 def all_ops() -> Builder:
@@ -21,12 +22,14 @@ def all_ops() -> Builder:
         (11000, 3, "f32", False, "tokens"),
     ):  # fmt: skip
         add_linear(b, rng, k, n, fmt, extra, rows)
-    for k, n, bits, group, extra in (
-        (16, 1, 4, 16, False), (96, 17, 4, 32, True), (128, 15, 4, 64, True), (256, 130, 4, 128, True),
-        (48, 33, 8, 16, True), (256, 16, 8, 128, False), (128, 81, 8, 64, True),
-        (44032, 2, 4, 128, False),
+    for k, n, fmt, group, extra in (
+        (16, 1, "q4", 16, False), (96, 17, "q4", 32, True), (128, 15, "q4", 64, True), (256, 130, "q4", 128, True),
+        (48, 33, "q8", 16, True), (256, 16, "q8", 128, False), (128, 81, "q8", 64, True),
+        (44032, 2, "q4", 128, False), (48, 33, "q8s", 16, True), (256, 130, "q8s", 128, False),
     ):  # fmt: skip
-        add_linear_q(b, rng, k, n, bits, group, extra)
+        add_linear_q(b, rng, k, n, fmt, group, extra)
+    for name in NAMES:
+        add_screened(b, rng, name)
     for bits in (0, 4, 8):
         for topk, per_slot in ((3, False), (3, True), (150, False)):
             add_experts(b, rng, bits, topk, per_slot)
@@ -38,7 +41,7 @@ def all_ops() -> Builder:
             (64, 3, False, False),
         ):
             add_norm(b, rng, kind, d, groups, add, weight)
-    for fmt, n in (("f32", 7), ("bf16", 33), ("f16", 16), ("tile_bf16", 19), ("q4", 32), ("q8", 48)):
+    for fmt, n in (("f32", 7), ("bf16", 33), ("f16", 16), ("tile_bf16", 19), ("q4", 32), ("q8", 48), ("q8s", 48)):
         add_embedding(b, rng, fmt, n, "positions" if fmt == "f16" else "token_ids")
     for dtype in ("f32", "i32"):
         add_select_rows(b, 17, dtype)

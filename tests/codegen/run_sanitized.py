@@ -29,7 +29,7 @@ def programs() -> dict[str, Builder]:
 def small_program() -> Builder:
     """A product whose threads read what others have quantized."""
     b = Builder()
-    add_linear_q(b, np.random.default_rng(0), 32, 33, 4, 16, False)
+    add_linear_q(b, np.random.default_rng(0), 32, 33, "q4", 16, False)
     return b
 
 
@@ -40,7 +40,7 @@ def run_ops(path: Path, b: Builder, threads: int, withheld: str | None = None) -
             runner.withheld[withheld] = 4
         batch = flat_batch(tokens)
         runner.step(batch, feeds_of(b, batch))
-        batch.logit_rows = np.zeros(0, np.int32)
+        batch.logit_rows, batch.greedy = np.zeros(0, np.int32), True
         runner.step(batch, feeds_of(b, batch))
         runner.close()
 

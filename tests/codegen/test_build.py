@@ -15,13 +15,14 @@ from icc.compiler.codegen.cpu.build import build_libraries
 from icc.compiler.codegen.cpu.emit import emit_source
 from icc.compiler.codegen.cpu.isa import ALL, AVX2
 from icc.compiler.codegen.errors import CodegenError, ToolchainError
+from icc.runtime.engine.manifest import KERNEL_ABI
 from icc.runtime.engine.program import Kernel
 
 
 def small() -> Builder:
     b, rng = Builder(), np.random.default_rng(0)
     add_linear(b, rng, 8, 5, "f32", False, "tokens")
-    add_linear_q(b, rng, 16, 17, 4, 16, False)
+    add_linear_q(b, rng, 16, 17, "q4", 16, False)
     return b
 
 
@@ -40,7 +41,7 @@ def test_library_needs_only_libc_and_libm(tmp_path: Path) -> None:
         ["readelf", "-d", "--dyn-syms", "-W", tmp_path / "kernels/avx2.so"], capture_output=True, text=True, check=False
     ).stdout
     assert set(re.findall(r"Shared library: \[(.*?)\]", text)) <= {"libc.so.6", "libm.so.6"}
-    assert ctypes.CDLL(str(tmp_path / "kernels/avx2.so")).icc_abi_version() == 3
+    assert ctypes.CDLL(str(tmp_path / "kernels/avx2.so")).icc_abi_version() == KERNEL_ABI["cpu"]
     exported = re.findall(r"GLOBAL DEFAULT +\d+ (icc_\w+)", text)
     assert sorted(exported) == ["icc_abi_version", "icc_create", "icc_destroy", "icc_section", "icc_sha256", "icc_step"]
 

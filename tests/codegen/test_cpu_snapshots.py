@@ -43,6 +43,10 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
     "linear_q__q8_bias_residual": (
         "linear_q", {"k": 32, "n": 20, "bits": 8, "group": 32, "has_bias": True, "has_residual": True, "y_stride": 24}
     ),
+    "linear_q__q8s": ("linear_q", {"k": 32, "n": 20, "bits": 8, "group": 16, "split": True}),
+    "linear_q__q8s_screened": (
+        "linear_q", {"k": 32, "n": 20, "bits": 8, "group": 16, "split": True, "screened": True, "rows": "logit_rows"}
+    ),
     "expert_linear__f16_bias": ("expert_linear", {**EXPERTS, "format": "f16", "has_bias": True}),
     "expert_linear__f32_per_slot": ("expert_linear", {**EXPERTS, "format": "f32", "x_per_slot": True}),
     "expert_linear_q__q4_bias": ("expert_linear_q", {**EXPERTS, **QUANT, "has_bias": True}),
@@ -51,6 +55,7 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
     "embedding__tile_f32": ("embedding", {"n": 20, "table_rows": 50, "format": "tile_f32"}),
     "embedding__q4": ("embedding", {"n": 32, "table_rows": 50, "format": "q4", "group": 16}),
     "embedding__q8": ("embedding", {"n": 32, "table_rows": 50, "format": "q8", "group": 16}),
+    "embedding__q8s": ("embedding", {"n": 32, "table_rows": 50, "format": "q8s", "group": 16}),
     "select_rows__f32": ("select_rows", {"n": 20, "x_stride": 24}),
     "rms_norm__d20": ("rms_norm", {"d": 20, "eps": 1e-5}),
     "rms_norm__d16x3_add": ("add_rms_norm", {"d": 16, "groups": 3, "eps": 1e-6, "r_stride": 64}),
@@ -93,6 +98,8 @@ MICROS = {
     "micro_dense__bf16_m2_n2": DenseMicroParams("dense_bf16_m2_n2", "Bf16", 2, 2, 2048),
     "micro_quant__q4_m2_n1": QuantMicroParams("quant_q4_m2_n1", 4, 2, 1, 2048, True),
     "micro_quant__q8_m2_n1_in_memory": QuantMicroParams("quant_q8_m2_n1", 8, 2, 1, 2048, False),
+    "micro_quant__q8s_m1_n2": QuantMicroParams("quant_q8s_m1_n2", 8, 1, 2, 2048, True, "both"),
+    "micro_quant__q8s_high_m1_n2": QuantMicroParams("quant_q8s_high_m1_n2", 8, 1, 2, 2048, True, "high"),
     "micro_table__dense": MicroTableParams(
         "DenseMicro",
         "DENSE_F32",
@@ -114,7 +121,7 @@ def rendered() -> dict[str, str]:
         texts[name] = render(kernel.template, kernel)
     texts |= {name: render(params.template, params) for name, params in MICROS.items()}
     b = Builder()
-    add_linear_q(b, np.random.default_rng(0), 16, 5, 4, 16, False)
+    add_linear_q(b, np.random.default_rng(0), 16, 5, "q4", 16, False)
     source = emit_source(b.program(), AVX2)
     texts[PROGRAM] = source[source.index("// The program: its steps as a table") :]
     return texts

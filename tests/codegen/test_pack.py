@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from icc.compiler.codegen.cpu import pack
+from icc.compiler.codegen.cpu.formats import QUANT_BITS
 
 
 @pytest.mark.parametrize("fmt", ["f32", "bf16", "f16", "tile_f32", "tile_bf16", "tile_f16"])
@@ -24,16 +25,16 @@ def test_bf16_input_is_kept_and_nan_survives() -> None:
     assert np.isnan(pack.bf16_values(pack.bf16_bits(signalling))[0])
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("fmt", ["q4", "q8", "q8s"])
 @pytest.mark.parametrize(("n", "k", "group"), [(1, 16, 16), (15, 64, 32), (16, 128, 128), (33, 256, 64)])
-def test_quantized_round_trip(bits: int, n: int, k: int, group: int) -> None:
-    rng = np.random.default_rng(1)
+def test_quantized_round_trip(fmt: str, n: int, k: int, group: int) -> None:
+    rng, bits = np.random.default_rng(1), QUANT_BITS[fmt]
     codes = rng.integers(0, 2**bits, (n, k)).astype(np.uint8)
     zeros = rng.integers(0, 2**bits, (n, k // group)).astype(np.uint8)
     scales = (10.0 ** rng.uniform(-3, 3, (n, k // group))).astype(np.float32)
-    packed = pack.pack_quantized(codes, scales, zeros, bits, group)
-    assert packed.size == pack.packed_nbytes(f"q{bits}", (n, k), group) and packed.size % 64 == 0
-    got_codes, got_scales, got_zeros = pack.unpack_quantized(packed, (n, k), bits, group)
+    packed = pack.pack_quantized(codes, scales, zeros, fmt, group)
+    assert packed.size == pack.packed_nbytes(fmt, (n, k), group) and packed.size % 64 == 0
+    got_codes, got_scales, got_zeros = pack.unpack_quantized(packed, (n, k), fmt, group)
     assert np.array_equal(got_codes, codes) and np.array_equal(got_zeros, zeros)
     assert np.array_equal(got_scales, pack.stored_scales(scales))
     largest = np.abs(scales).max()
@@ -49,4 +50,4 @@ def test_scales_keep_eleven_bits_at_any_magnitude(magnitude: float) -> None:
 def test_group_that_does_not_fit_is_refused() -> None:
     codes = np.zeros((4, 40), np.uint8)
     with pytest.raises(ValueError, match="multiple of 16"):
-        pack.pack_quantized(codes, np.ones((4, 5), np.float32), np.zeros((4, 5), np.uint8), 4, 8)
+        pack.pack_quantized(codes, np.ones((4, 5), np.float32), np.zeros((4, 5), np.uint8), "q4", 8)

@@ -54,6 +54,8 @@ def run_lowered(lowered: Lowered, folder: Path, ids: list[int], logit_rows: list
     library = KernelLibrary((folder / "kernels" / f"{isa.name}.so").read_bytes(), isa.name)
     weights = [_bytes(memory, p) for memory, p in zip(held, packed, strict=True)]
     handle = library.create(2, weights, arena.address, kv.address, blocks)
-    library.step(handle, IccBatch(tokens, 1, len(rows), blocks, *(a.ctypes.data for a in arrays), logits.ctypes.data))
+    library.step(
+        handle, IccBatch(tokens, 1, len(rows), blocks, 0, *(a.ctypes.data for a in arrays), logits.ctypes.data)
+    )
     library.destroy(handle)
     return logits

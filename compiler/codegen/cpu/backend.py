@@ -17,13 +17,15 @@ from ..lower.builder import WeightSource
 from ..lower.profile import Profile
 from ..values import dense_values, quantized_values
 from .build import build_libraries
-from .formats import QUANT_BITS, packed_nbytes
+from .formats import QUANT_BITS, SPLIT, packed_nbytes
 from .isa import ALL, Isa
 from .pack import pack_dense, pack_quantized
 
+SCREENED_BYTES = 16 << 20  # of codes; a smaller head may stay in the caches
 CPU_PROFILE = Profile(
-    dense="tile_{}", quant="q{}", packed_nbytes=packed_nbytes, int8_activations=True, quantized_tables=True
-)
+    dense="tile_{}", quant="q{}", packed_nbytes=packed_nbytes, int8_activations=True, quantized_tables=True,
+    screened=SPLIT, screened_bytes=SCREENED_BYTES
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class CpuBackend:
 def pack(source: WeightSource) -> np.ndarray:
     """The packed bytes of one weight in a format of the CPU backend."""
     if source.format in QUANT_BITS:
-        return pack_quantized(*quantized_values(source), QUANT_BITS[source.format], source.group)
+        return pack_quantized(*quantized_values(source), source.format, source.group)
     return pack_dense(dense_values(source), source.format)
 
 

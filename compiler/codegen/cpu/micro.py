@@ -9,7 +9,7 @@ from ..render import render
 from .attention_params import AttentionParams
 from .formats import C_TYPES
 from .isa import Isa
-from .params import DenseParams, KernelParams, QuantParams
+from .params import SCREENED_ROWS, DenseParams, KernelParams, LinearQParams, QuantParams
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class DenseMicroParams:
 
 @dataclass(frozen=True)
 class QuantMicroParams:
-    """The same of quantized weights. Its float sums stay in registers where they are few."""
+    """The same of quantized weights. Its float sums stay in registers where they are few. planes: those of split codes
+    that it reads, "both" or "high" alone."""
 
     name: str
     bits: int
@@ -35,12 +36,27 @@ class QuantMicroParams:
     nt: int
     prefetch: int
     in_registers: bool
+    planes: str = ""
     template: ClassVar[str] = "cpp/linear/micro_quant.cpp.jinja"
 
     @property
     def line_k(self) -> int:
         """k positions in one 64-byte line of codes."""
-        return 32 // self.bits
+        return 8 if self.nibbles else 4
+
+    @property
+    def nibbles(self) -> bool:
+        """Whether a line holds nibbles."""
+        return self.bits == 4 or bool(self.planes)
+
+    @property
+    def code_bits(self) -> int:
+        """Of the codes that are multiplied."""
+        return 4 if self.planes == "high" else self.bits
+
+    @property
+    def planes_text(self) -> str:
+        return f", {self.planes} plane{'s' if self.planes == 'both' else ''}" if self.planes else ""
 
 
 @dataclass(frozen=True)
@@ -64,14 +80,18 @@ def micro_sources(kernels: list[KernelParams], isa: Isa) -> list[str]:
         )
         table = MicroTableParams("DenseMicro", f"DENSE_{fmt.upper()}", micros)
         parts += [render(m.template, m) for m in micros] + [render(table.template, table)]
-    for bits in sorted({k.bits for k in kernels if isinstance(k, QuantParams)}):
+    tables = {k.table: (k.bits, "both" if k.split else "") for k in kernels if isinstance(k, QuantParams)}
+    tables |= {k.screen_table: (8, "high") for k in kernels if isinstance(k, LinearQParams) and k.screened}
+    for name, (bits, planes) in sorted(tables.items()):
+        blocks = [b for b in isa.quant_blocks if planes != "high" or b.rows <= SCREENED_ROWS]
         quants = tuple(
             QuantMicroParams(
-                f"quant_q{bits}_{b.name}", bits, b.rows, b.tiles, b.prefetch, b.rows * b.tiles <= isa.float_sums
+                f"{name.lower()}_{b.name}", bits, b.rows, b.tiles, b.prefetch, b.rows * b.tiles <= isa.float_sums,
+                planes,
             )
-            for b in isa.quant_blocks
-        )
-        table = MicroTableParams("QuantMicro", f"QUANT_Q{bits}", quants)
+            for b in blocks
+        )  # fmt: skip
+        table = MicroTableParams("QuantMicro", name, quants)
         parts += [render(m.template, m) for m in quants] + [render(table.template, table)]
     attention = dict.fromkeys(m for k in kernels if isinstance(k, AttentionParams) for m in k.micros())
     return parts + [render(m.template, m) for m in attention]

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from .formats import C_TYPES, PLAIN, quant_tile_bytes
+from .formats import C_TYPES, PLAIN, QUANT_BITS, SPLIT, high_tile_bytes, low_tile_bytes, quant_tile_bytes
+
+SCREENED_ROWS = 6  # with more rows a head takes its time for arithmetic, not for reading
 
 
 def contiguous(width: Callable[[Any], int]) -> Any:
@@ -57,13 +59,14 @@ class DenseParams(KernelParams):
 
 @dataclass(frozen=True, kw_only=True)
 class QuantParams(KernelParams):
-    """Common to products of int8 activations with a weight in q4 or q8."""
+    """Common to products of int8 activations with a weight in q4, q8 or, where 8 bits are split, q8s."""
 
     k: int
     n: int
     bits: int
     group: int
     has_bias: bool = False
+    split: bool = False
 
     @property
     def groups(self) -> int:
@@ -71,11 +74,16 @@ class QuantParams(KernelParams):
 
     @property
     def tile_bytes(self) -> int:
-        return quant_tile_bytes(self.k, self.bits, self.group)
+        return high_tile_bytes(self.k, self.group) if self.split else quant_tile_bytes(self.k, self.bits, self.group)
+
+    @property
+    def low_bytes(self) -> int:
+        """Of a tile in the second plane; 0 where there is none."""
+        return low_tile_bytes(self.k) if self.split else 0
 
     @property
     def table(self) -> str:
-        return f"QUANT_Q{self.bits}"
+        return f"QUANT_Q{self.bits}{'S' if self.split else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +99,23 @@ class LinearParams(DenseParams):
 
 @dataclass(frozen=True, kw_only=True)
 class LinearQParams(QuantParams):
-    """y = x W^T. Operands: q, scales, sums, W, bias, residual -> y."""
+    """y = x W^T. Operands: q, scales, sums, W, bias, residual -> y. `screened`: a split weight's product that gives the
+    logits, of which a greedy batch wants only the largest."""
 
     template: ClassVar[str] = "cpp/linear/linear_q.cpp.jinja"
+    screened: bool = False
     has_residual: bool = False
     y_stride: int = contiguous(lambda p: p.n)
     residual_stride: int = contiguous(lambda p: p.n)
+
+    @property
+    def screen_table(self) -> str:
+        return f"{self.table}_HIGH"
+
+    def screen_bytes(self) -> int:
+        """Scratch of a thread that screens: a panel, a norm per row and group, and a margin per row and tile."""
+        rows, tiles = SCREENED_ROWS, self.n // 16 + 1
+        return rows * (self.k + 8 * self.groups) + 4 * rows * (self.groups + tiles) + 3 * 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +155,7 @@ class QuantizeRowsParams(KernelParams):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingParams(KernelParams):
-    """ids, W -> y. `table_rows` (alias `vocab`) is the number of rows of W; format may be plain, tiled, q4 or q8."""
+    """ids, W -> y. `table_rows` is the number of rows of W; its format may be plain, tiled, q4, q8 or q8s."""
 
     template: ClassVar[str] = "cpp/embedding/embedding.cpp.jinja"
     n: int
@@ -147,7 +166,11 @@ class EmbeddingParams(KernelParams):
 
     @property
     def bits(self) -> int:
-        return {"q4": 4, "q8": 8}.get(self.format, 0)
+        return QUANT_BITS.get(self.format, 0)
+
+    @property
+    def split(self) -> bool:
+        return self.format == SPLIT
 
     @property
     def tiled(self) -> bool:
@@ -158,8 +181,17 @@ class EmbeddingParams(KernelParams):
         return C_TYPES[self.format.removeprefix("tile_")]
 
     @property
+    def nibbles(self) -> bool:
+        return self.bits == 4 or self.split
+
+    @property
     def tile_bytes(self) -> int:
-        return quant_tile_bytes(self.n, self.bits, self.group)
+        return high_tile_bytes(self.n, self.group) if self.nibbles else quant_tile_bytes(self.n, self.bits, self.group)
+
+    @property
+    def low_plane(self) -> int:
+        """Where the second plane begins."""
+        return (self.table_rows + 15) // 16 * self.tile_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

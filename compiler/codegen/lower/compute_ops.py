@@ -47,6 +47,8 @@ def linear(low: Lowerer, node: fx.Node) -> Placed:
     params: dict[str, Any] = {"k": k, "n": n, "y_stride": out.row_stride, "has_bias": has_bias}
     weight = low.matrix(node.args[1])
     op, facts, rows = low.product(x, k, weight)
+    if "split" in facts:
+        facts["screened"] = out.space == "output"
     residual = [] if low.options.profile.epilogues else [ABSENT]
     low.step(op, {**params, **facts}, [*rows, weight.operand, bias, *residual], [out], node)
     return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -60,6 +61,7 @@ class Lowerer:
             self._in_output |= _written_to_output(graph, graph.exit)
         self._narrow = narrow_values(graph)
         self._tiled = self._shared_with_linear()
+        self._screened = self._screened_heads()
 
     def placed(self, node: Any) -> Placed:
         """Where a node's value lies; weights are registered as plain arrays."""
@@ -151,6 +153,8 @@ class Lowerer:
         if not weight.bits:
             return "linear", {"format": weight.format, "x_stride": x.row_stride}, [x.operand]
         facts = {"bits": weight.bits, "group": weight.group}
+        if weight.format == self.options.profile.screened:
+            facts["split"] = True
         if self.options.profile.int8_activations:
             return "linear_q", facts, self.quantized_rows(x, k, weight.group)
         return "linear_q", {**facts, "x_stride": x.row_stride}, [x.operand]
@@ -185,6 +189,8 @@ class Lowerer:
         if quantized:
             bits, group = quantized
             packed = self.options.profile.quant.format(bits)
+            if id(weight) in self._screened:
+                packed = self.options.profile.screened
             source = WeightSource(weight, packed, group, weight.shape)
             return Matrix(self.builder.weight(str(node.target), source), packed, bits, group)
         item = _dense_format(weight)
@@ -210,8 +216,7 @@ class Lowerer:
         profile, weight = self.options.profile, self.graph.weight(node)
         if profile.quantized_tables:
             matrix = self.matrix(node)
-            form = profile.quant.format(matrix.bits)
-            return matrix.operand, {"table_rows": rows, "format": form, "group": matrix.group}
+            return matrix.operand, {"table_rows": rows, "format": matrix.format, "group": matrix.group}
         source = WeightSource(weight, profile.activation, 0, weight.shape)
         return self.builder.weight(str(node.target), source), {"table_rows": rows, "format": profile.activation}
 
@@ -220,6 +225,19 @@ class Lowerer:
         found = (n.args[1] for n in self.graph.nodes if n.target is LINEAR)
         handles = (self.graph.weight(w) for w in found if w.op == "get_attr")  # type: ignore[union-attr]
         return {id(h) for h in handles if _quantization(h) is None}
+
+    def _screened_heads(self) -> set[int]:
+        """Identities of the 8-bit weights whose product is the logits, with nothing behind it, where that pays."""
+        profile, found = self.options.profile, set[int]()
+        for output in (self.graph.output, self.graph.exit):
+            head = output if output is None else _behind_views(output)
+            if not profile.screened or head is None or head.target is not LINEAR or head not in self._in_output:
+                continue
+            weight = self.graph.weight(head.args[1])
+            large = prod(weight.shape) >= profile.screened_bytes
+            if large and (_quantization(weight) or (0, 0))[0] == 8:
+                found.add(id(weight))
+        return found
 
     def _tied_name(self, node: fx.Node) -> str:
         """One name for all graph names of one handle."""
@@ -239,13 +257,19 @@ def _dense_format(weight: Weight) -> str:
     return name if name in ("f32", "bf16", "f16") else "f32"
 
 
+def _behind_views(node: Any) -> Any:
+    """What a node is a view of, if nothing else reads that."""
+    while node.target is aten.view.default and len(node.users) == 1:
+        node = node.args[0]
+    return node
+
+
 def _written_to_output(graph: Graph, output: fx.Node) -> set[fx.Node]:
     """Nodes that write straight into the logits: the last kernel, and elementwise kernels' sources in place."""
     node: Any = output  # fx types its arguments too widely to follow them
     found: set[fx.Node] = set()
     while True:
-        while node.target is aten.view.default and len(node.users) == 1:
-            node = node.args[0]  # type: ignore[assignment]
+        node = _behind_views(node)
         if node.target not in (LINEAR, POINT) or len(node.users) != 1:
             return found
         found.add(node)

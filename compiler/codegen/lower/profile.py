@@ -16,7 +16,8 @@ class Profile:
     e.g. "q{}". packed_nbytes(format, shape, group): size of a packed weight. activation: element type of what matrix
     products and attention read or write; everything else is float32. int8_activations: whether quantized products read
     rows of int8. epilogues: whether products can end in a pointwise body. typed: whether kernels are told the element
-    type and alignment of each operand.
+    type and alignment of each operand. screened: format of an 8-bit head, of `screened_bytes` of codes or more, whose
+    product screens the logits of greedy batches; "" where none does.
     """
 
     dense: str
@@ -27,3 +28,5 @@ class Profile:
     quantized_tables: bool = False
     epilogues: bool = False
     typed: bool = False
+    screened: str = ""
+    screened_bytes: int = 0

@@ -2,7 +2,7 @@
 // W holds 3 experts of quantized tiles, one after the other. in: q, scales, sums ([T, ...]), W, bias, index; out: y.
 // Pairs are grouped by expert, so that each expert's weights are read once. Params: ExpertLinearQParams.
 static void k0_expert_linear_q(const Ctx& c) {
-    constexpr int64_t K = 32, N = 20, GROUPS = 2, TILES = (N + 15) / 16, TOPK = 2;
+    constexpr int64_t K = 32, N = 20, TILES = (N + 15) / 16, TOPK = 2;
     const int8_t* q = c.input<const int8_t>(0);
     const float *s = c.input<const float>(1), *sums = c.input<const float>(2);
     const Range tiles = share(c, TILES);
@@ -15,10 +15,9 @@ static void k0_expert_linear_q(const Ctx& c) {
             return;
         }
         const Sink sink = {c.input<const float>(4) + e * N, nullptr, 0, y, N};
-        const auto row = [&](int i) { return (int64_t)pairs[i] / TOPK; };
-        gemm_quant(QUANT_Q4, c.input<const char>(3) + e * (TILES * 384), 384, K, 16, N, tiles, count,
-                   [&](int i) { return q + row(i) * K; }, [&](int i) { return s + row(i) * GROUPS; },
-                   [&](int i) { return sums + row(i) * GROUPS; }, [&](int i) { return (int64_t)pairs[i]; }, sink,
-                   c.scratch, ICC_PANEL_BYTES);
+        const QuantTiles w(c.input<const char>(3) + e * (TILES * 384), 384, 0, N);
+        gemm_quant(QUANT_Q4, w, {q, s, sums, K, 16}, N, tiles, count,
+                   [&](int i) { return (int64_t)pairs[i] / TOPK; },
+                   [&](int i) { return (int64_t)pairs[i]; }, sink, c.scratch, ICC_PANEL_BYTES);
     });
 }

@@ -2,14 +2,16 @@
 // in: q i8 [R, 32], scales f32 [R, 2], sums f32 [R, 2], W, bias, residual; out: y.
 // Each thread owns a range of tiles. Params: LinearQParams.
 static void k0_linear_q(const Ctx& c) {
-    constexpr int64_t K = 32, N = 20, GROUPS = 2;
+    constexpr int64_t K = 32, N = 20;
     const int8_t* q = c.input<const int8_t>(0);
     const float *s = c.input<const float>(1), *sums = c.input<const float>(2);
     const Sink sink = {nullptr,
                        nullptr, 20,
                        c.output<float>(0), 20};
-    gemm_quant(QUANT_Q4, c.input<const char>(3), 384, K, 16, N, share(c, (N + 15) / 16), c.tokens(),
-               [&](int i) { return q + i * K; }, [&](int i) { return s + i * GROUPS; },
-               [&](int i) { return sums + i * GROUPS; }, [](int i) { return (int64_t)i; }, sink, c.scratch,
-               ICC_PANEL_BYTES);
+    const QuantTiles w(c.input<const char>(3), 384, 0, N);
+    const QuantRows x = {q, s, sums, K, 16};
+    const Range own = share(c, w.count);
+    const int rows = c.tokens();
+    const auto same = [](int i) { return (int64_t)i; };
+    gemm_quant(QUANT_Q4, w, x, N, own, rows, same, same, sink, c.scratch, ICC_PANEL_BYTES);
 }

@@ -3,7 +3,8 @@
 // lines of codes; a line holds 16 rows x 8 k, four k of a row in a 32-bit lane (4 bits: k 0..3 in the low
 // nibbles, k 4..7 in the high ones). Activations: panel[k/4][2][4]; scales, sums: [group][2].
 // Per group: y += (dot(code, x) - zero * sum(x)) * (weight scale * activation scale). Both terms are integers below
-// 2^24, exact in float, so the bits are the same on every ISA level. Params: QuantMicroParams.
+// 2^24, exact in float, so the bits are the same on every ISA level.
+// Params: QuantMicroParams.
 static void quant_q4_m2_n1(const char* const* tiles, const int8_t* panel, const float* scales, const float* sums,
                          int groups, int group, float* out) {
     const char* w0 = tiles[0];
@@ -32,12 +33,14 @@ static void quant_q4_m2_n1(const char* const* tiles, const int8_t* panel, const 
             const VF ws = load_f16((const uint16_t*)h0) * vf(unit);
             const VF wz = load_u8((const uint8_t*)h0 + 32);
             {
-                const VF exact = fnma(wz, vf(sums[0]), to_float(acc0_0));
+                const VF dot = to_float(acc0_0);
+                const VF exact = fnma(wz, vf(sums[0]), dot);
                 const VF step = ws * vf(scales[0]);
                 sum0_0 = fma(exact, step, sum0_0);
             }
             {
-                const VF exact = fnma(wz, vf(sums[1]), to_float(acc1_0));
+                const VF dot = to_float(acc1_0);
+                const VF exact = fnma(wz, vf(sums[1]), dot);
                 const VF step = ws * vf(scales[1]);
                 sum1_0 = fma(exact, step, sum1_0);
             }

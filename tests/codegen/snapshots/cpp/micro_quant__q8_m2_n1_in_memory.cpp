@@ -1,9 +1,10 @@
-// Micro-kernel of a 8-bit product: 2 rows of int8 activations x 1 tiles of 16 output rows.
+// Micro-kernel of an 8-bit product: 2 rows of int8 activations x 1 tiles of 16 output rows.
 // Tile: per group a 64-byte header (16 f16 scales, 16 u8 zero points, one float that multiplies the scales) and 64-byte
 // lines of codes; a line holds 16 rows x 4 k, four k of a row in a 32-bit lane (4 bits: k 0..3 in the low
 // nibbles, k 4..7 in the high ones). Activations: panel[k/4][2][4]; scales, sums: [group][2].
 // Per group: y += (dot(code, x) - zero * sum(x)) * (weight scale * activation scale). Both terms are integers below
-// 2^24, exact in float, so the bits are the same on every ISA level. Params: QuantMicroParams.
+// 2^24, exact in float, so the bits are the same on every ISA level.
+// Params: QuantMicroParams.
 static void quant_q8_m2_n1(const char* const* tiles, const int8_t* panel, const float* scales, const float* sums,
                          int groups, int group, float* out) {
     const char* w0 = tiles[0];
@@ -33,12 +34,14 @@ static void quant_q8_m2_n1(const char* const* tiles, const int8_t* panel, const 
             const VF ws = load_f16((const uint16_t*)h0) * vf(unit);
             const VF wz = load_u8((const uint8_t*)h0 + 32);
             {
-                const VF exact = fnma(wz, vf(sums[0]), to_float(viload(ints + 0)));
+                const VF dot = to_float(viload(ints + 0));
+                const VF exact = fnma(wz, vf(sums[0]), dot);
                 const VF step = ws * vf(scales[0]);
                 vstore(out + 0, fma(exact, step, vload(out + 0)));
             }
             {
-                const VF exact = fnma(wz, vf(sums[1]), to_float(viload(ints + 16)));
+                const VF dot = to_float(viload(ints + 16));
+                const VF exact = fnma(wz, vf(sums[1]), dot);
                 const VF step = ws * vf(scales[1]);
                 vstore(out + 16, fma(exact, step, vload(out + 16)));
             }

@@ -30,6 +30,7 @@ struct Handle {
     int threads;
     pthread_t* ids;
     char** scratch;
+    int32_t* rests;  // [threads][NUM_STEPS]
     const icc_batch* batch;
     Section section;
     bool stop;
@@ -63,6 +64,7 @@ static void walk(Handle& h, int tid) {
         c.kv = h.kv + h.num_blocks * step.kv_offset;
         c.kv_block_bytes = step.kv_block_bytes;
         c.next = &h.next[s];
+        c.rest = &h.rests[tid * NUM_STEPS + s];
         step.run(c);
         h.barrier.wait();
     }
@@ -85,7 +87,7 @@ static void release(Handle* h, int started) {
     h->start.advance();
     for (int t = 1; t < started; ++t) pthread_join(h->ids[t], nullptr);
     for (int t = 0; t < h->threads && h->scratch; ++t) free(h->scratch[t]);
-    free(h->scratch), free(h->ids), free(h->shared);
+    free(h->scratch), free(h->ids), free(h->shared), free(h->rests);
     h->~Handle();
     free(h);
 }
@@ -106,8 +108,9 @@ extern "C" void* icc_create(int32_t num_threads, const void* const* weights, voi
     h->ids = (pthread_t*)calloc((size_t)num_threads, sizeof(pthread_t));
     h->scratch = (char**)calloc((size_t)num_threads, sizeof(char*));
     h->shared = (char*)aligned_alloc(64, ICC_SHARED_BYTES);
+    h->rests = (int32_t*)calloc((size_t)num_threads * NUM_STEPS, sizeof(int32_t));
     int started = 1;
-    bool ok = h->ids && h->scratch && h->shared;
+    bool ok = h->ids && h->scratch && h->shared && h->rests;
     for (int t = 0; ok && t < num_threads; ++t) ok = (h->scratch[t] = (char*)aligned_alloc(64, ICC_SCRATCH_BYTES));
     for (; ok && started < num_threads; ++started) {
         Worker* worker = (Worker*)malloc(sizeof(Worker));
