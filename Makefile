@@ -28,7 +28,7 @@ soak: $(VENV)/.dev
 	    ICC_REAL_LIMITS=1 $(BIN)/python -m pytest -q tests/runtime tests/engine/test_batching.py $(PYTEST_ARGS)
 	@mkdir -p build
 	$(BIN)/icc compile samples/pystd -o $(ENGINE) --target native --quant rtn4 --force
-	$(BIN)/python benchmarks/serve/limits.py $(ENGINE) --seconds 600 --attacks 3000 --check
+	$(BIN)/python benchmarks/serve/limits.py $(ENGINE) --seconds 600 --turns 20 --max-wait 0.05 --attacks 3000 --check
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
