@@ -16,7 +16,7 @@ from icc.runtime.llm import LLM
 from icc.runtime.params import SamplingParams
 from icc.runtime.sampler import Sampler
 from icc.runtime.scheduler.batch import Draft
-from icc.runtime.speculate.drafter import Proposal, Wish
+from icc.runtime.speculate.drafter import Drafter, Proposal, Wish
 from icc.runtime.speculate.speculator import Speculator
 from icc.runtime.speculate.typical import TypicalAcceptance, read_acceptance
 
@@ -97,22 +97,13 @@ class TableDevice(FakeDevice, Table):
     pass
 
 
-class Fixed:
+class Fixed(Drafter):
     """The same tree behind every token."""
 
-    name, first_rate, observes = "fixed", 0.5, False
+    name, first_rate = "fixed", 0.5
 
     def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
         return {wish.generation.request_id: Proposal(TREE, (0.5,) * len(TREE)) for wish in wishes}
-
-    def observe(self, rows: Any, batch_size: int) -> None:
-        pass
-
-    def forget(self, request_id: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize("kind", [Table, TableDevice])
