@@ -2,7 +2,7 @@
 
     python benchmarks/spec_cost.py ENGINE --drafters replay,ngram,medusa --threads 2 --seconds 50
 
-Every guess is replaced by a token that the model does not choose there, after the drafter has done its work. A round
+Every first guess is replaced by a token that the model never chooses, after the drafter has done its work. A round
 runs each drafter once and plain decoding twice, in an order of its own: a drafter's cost is its decode time over that
 of the first plain run, and the second plain run over the first is the control. Medians over the rounds with 95 %
 intervals (of ranks: now and then a run is disturbed).
@@ -17,7 +17,6 @@ import random
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import icc
 from icc.runtime.llm import LLM
@@ -39,26 +38,26 @@ class Silent(Drafter):
 
 
 class Wrong(Drafter):
-    """A drafter whose every guess is wrong: what it costs is left, and nothing of what it gains."""
+    """A drafter whose every guess is wrong: what it costs is left, and nothing of what it gains. `never`: tokens that
+    the model chooses nowhere, so that next to no time goes into making the guesses wrong."""
 
-    def __init__(self, drafter: Drafter, truth: Truth) -> None:
-        self._drafter, self._truth = drafter, truth
+    def __init__(self, drafter: Drafter, never: Sequence[int]) -> None:
+        self._drafter, self._never = drafter, never
         self.name, self.first_rate, self.observes = drafter.name, drafter.first_rate, drafter.observes
-        self.backlog, self.read = drafter.backlog, drafter.read
-        self.knows = drafter.knows
+        self.backlog, self.read, self.knows = drafter.backlog, drafter.read, drafter.knows
         self.close, self.forget, self.observe = drafter.close, drafter.forget, drafter.observe
 
     def propose(self, wishes: Sequence[Wish]) -> Mapping[int, Proposal]:
-        right = {w.generation.request_id: self._truth[w.generation.prompt][len(w.generation.token_ids)] for w in wishes}
         found = self._drafter.propose(wishes)
-        return {i: replace(proposal, draft=_spoilt(proposal.draft, right[i])) for i, proposal in found.items()}
+        return {i: Proposal(_spoilt(proposal.draft, self._never), proposal.chances) for i, proposal in found.items()}
 
 
-def _spoilt(draft: Draft, right: int) -> Draft:
-    """The same tree, in which no guess at depth 1 is `right`; siblings stay different."""
-    taken = {token for token, parent in zip(draft.token_ids, draft.parents, strict=True) if parent < 0}
-    wrong = next(token for token in range(len(taken) + 2) if token != right and token not in taken)
-    return Draft(tuple(wrong if token == right else token for token in draft.token_ids), draft.parents)
+def _spoilt(draft: Draft, never: Sequence[int]) -> Draft:
+    """The same tree, of which all at depth 1 is wrong; siblings stay different."""
+    if draft.is_chain:
+        return Draft((never[0], *draft.token_ids[1:]), draft.parents)
+    guesses = zip(draft.token_ids, draft.parents, strict=True)
+    return Draft(tuple(token if parent >= 0 else never[i] for i, (token, parent) in enumerate(guesses)), draft.parents)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -86,7 +85,9 @@ def measure(
 
     slope = llm.engine.program.speculation.slope if llm.engine and llm.engine.program.speculation else None
     options = {} if slope is None else {"slope": slope}
-    drafters = {name: Wrong(drafter(name), truth) for name in names}
+    chosen = {token for continuation in truth.values() for token in continuation}
+    never = [token for token in range(llm.executor.vocab_size) if token not in chosen]
+    drafters = {name: Wrong(drafter(name), never) for name in names}
     kept = {name: Speculator(found, **options) for name, found in drafters.items()}
     ratios: dict[str, list[float]] = {name: [] for name in ("control", *names)}
     drafted = dict.fromkeys(names, 0)

@@ -3,7 +3,7 @@
 The unit of account is one token of plain decoding. A step with guesses takes longer than one without; that is charged
 to the requests that guess, each by its share of the guesses, and so is the time of asking a drafter that has no answer.
 An accepted guess is a token earned. Drafting stops where the account does not hold what the next draft would cost, so a
-request that never accepts costs at most its CREDIT and the ALLOWANCE of each step, together 2 % of a hundred tokens,
+request that never accepts costs at most its CREDIT and the ALLOWANCE of each step, together 1.7 % of a hundred tokens,
 and in a batch so large that guesses cost more than they earn every account runs dry.
 
 What requests have won beyond their own need, and what those that have ended did not use, is saved. Savings pay for what
@@ -17,17 +17,17 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
-CREDIT = 1.0  # tokens that a new request may lose
-ALLOWANCE = 0.01  # tokens per step
+CREDIT = 0.9  # tokens that a new request may lose
+ALLOWANCE = 0.008  # tokens per step
 MOST_SAVED = 8.0  # tokens: what a request has won is no licence to lose it all again
 MEMORY = 0.15  # weight of the newest draft in a request's rate
 LONGEST_PAUSE = 256  # steps between two probes of a request whose guesses are wrong
-IDLE_PAUSE = 16  # steps between two questions to a drafter that knows nothing of a request
-LOAN = 2.0  # tokens that a request without means gets out of savings, once
+IDLE_PAUSE = 64  # steps between two questions to a drafter that knows nothing of a request
+LOAN = 4.0  # tokens that a request without means gets out of savings, once
 MOST_SAVINGS = 256.0  # tokens: about the cost of reading a long text with a small engine
 LITTLE = 16  # tokens of a text that a drafter reads in passing
 SLOPE = 0.04  # of a plain step per guess, until steps with guesses have been timed
-OVERHEAD = 1e-4  # seconds that any guesses add to a step, until then (0.15 the first time, 0.05 the next)
+OVERHEAD = 1e-4  # seconds that any guesses add to a step, until then
 
 
 class StepTimes:
@@ -118,7 +118,7 @@ class Account:
     def idle(self) -> None:
         """The drafter knew nothing: it is asked again some steps later."""
         self.idles += 1
-        self.pause = min(2**self.idles, IDLE_PAUSE)
+        self.pause = min(2 * 2**self.idles, IDLE_PAUSE)
 
     def settle(self, guesses: int, deepest: int, accepted: int, charge: float) -> None:
         """A draft of `guesses`, `deepest` tokens deep, was verified at this charge."""

@@ -9,7 +9,7 @@ from time import perf_counter
 from ..generation import Generation
 from ..scheduler.batch import Draft, ScheduledBatch, ScheduledSequence, StepOutcome
 from .drafter import Drafter, Proposal, Wish
-from .ledger import CREDIT, LITTLE, SLOPE, Account, Savings, StepTimes
+from .ledger import CREDIT, LITTLE, OVERHEAD, SLOPE, Account, Savings, StepTimes
 from .typical import TypicalAcceptance
 
 COMMON_MEMORY = 0.05  # weight of a draft in what is expected of the next request
@@ -101,9 +101,9 @@ class Speculator:
         if not self.drafter.knows(generation):
             account.idle()
             return None
-        price = self.times.charge(decodes, 1) + self._look
-        if account.balance < price and not self.savings.lend(account):
-            account.decline(price)
+        charge = self.times.charge(decodes, 1)  # what the drafter observed is paid for already, this time
+        if account.balance < charge and not self.savings.lend(account):
+            account.decline(charge + self._look_price(decodes))
             return None
         chances = (account.rate ** (depth + 1) for depth in range(self._most))
         count = min(self._worth(chances, account, decodes), room)
@@ -226,7 +226,13 @@ class Speculator:
         account = self._account(request_id)
         if account.pause > 1 or not self.times.most(batch):
             return False
-        return account.balance >= self.times.charge(batch, 1) + self._look
+        return account.balance >= self.times.charge(batch, 1) + self._look_price(batch)
+
+    def _look_price(self, decodes: int) -> float:
+        """What it costs a request that the drafter observes a step."""
+        if not self.drafter.observes:
+            return 0.0
+        return self._look or self.times.price(decodes, OVERHEAD)
 
     def _afforded(self, request_id: int, proposal: Proposal, decodes: int) -> Draft:
         """The guesses that are worth their cost, within what the account holds."""
