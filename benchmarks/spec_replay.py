@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--accept", type=float, default=0.7, help="how often a guess is right")
     parser.add_argument("--guesses", type=int, default=15, help="of one step")
     parser.add_argument("--context", type=int, default=128)
-    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int)
     chosen = parser.parse_args()

@@ -127,7 +127,8 @@ class Account:
         self.rate += MEMORY * min(tried, 4) / 2 * (accepted / tried - self.rate)
         self.idles = 0
         self.misses = 0 if accepted else self.misses + 1
-        self.pause = min(2**self.misses, LONGEST_PAUSE) if self.misses else 0
+        loses = self.misses and self.balance < CREDIT  # who has won more risks nothing else
+        self.pause = min(2**self.misses, LONGEST_PAUSE) if loses else 0
 
     def decline(self, price: float) -> None:
         """A draft could be had at this price and not be afforded: asking again before that only takes time."""

@@ -50,6 +50,18 @@ def test_what_pays_goes_on_and_what_stops_paying_stops() -> None:
     assert tokens / time > 1.5
 
 
+def test_a_miss_makes_those_pause_that_have_won_nothing() -> None:
+    """Of guesses that are right at 70 %, three drafts in ten are wrong altogether: no reason to stop."""
+    new, winner = Account(rate=0.7), Account(rate=0.7)
+    winner.settle(4, 4, 3, 0.5)
+    for account in (new, winner):
+        account.settle(4, 4, 0, 0.5)
+    assert new.pause > 0 and winner.pause == 0
+    while winner.pause == 0:
+        winner.settle(4, 4, 0, 0.5)
+    assert 0 < winner.balance < CREDIT, "what it had won is all that it lost"
+
+
 def test_costs_are_measured() -> None:
     times = StepTimes(slope=0.1)
     assert times.most(1) == 0  # nothing is tried before a step without guesses was timed
