@@ -2,7 +2,7 @@
 
     python benchmarks/spec_cost.py ENGINE --drafters replay,ngram,medusa --threads 2 --seconds 50
 
-Every guess is replaced by a token that the model does not choose there, after the drafter has done its work. A round
+Every first guess is replaced by a token that the model never chooses, after the drafter has done its work. A round
 runs each drafter once and plain decoding twice, in an order of its own: a drafter's cost is its decode time over that
 of the first plain run, and the second plain run over the first is the control. Medians over the rounds with 95 %
 intervals (of ranks: now and then a run is disturbed).
@@ -14,9 +14,9 @@ import argparse
 import json
 import math
 import random
+import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import icc
 from icc.runtime.llm import LLM
@@ -28,43 +28,36 @@ from spec_replay import Replay, rate
 Truth = dict[tuple[int, ...], Sequence[int]]
 
 
-class Silent:
+class Silent(Drafter):
     """A drafter that knows nothing: what is left is the account-keeping."""
 
-    name, first_rate, observes = "silent", 0.5, False
+    name, first_rate = "silent", 0.5
 
     def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
         return {}
 
-    def observe(self, rows: Mapping[int, int], batch_size: int) -> None:
-        """Nothing to see."""
 
-    def forget(self, request_id: int) -> None:
-        """Nothing is kept."""
+class Wrong(Drafter):
+    """A drafter whose every guess is wrong: what it costs is left, and nothing of what it gains. `never`: tokens that
+    the model chooses nowhere, so that next to no time goes into making the guesses wrong."""
 
-    def close(self) -> None:
-        """Nothing to free."""
-
-
-class Wrong:
-    """A drafter whose every guess is wrong: what it costs is left, and nothing of what it gains."""
-
-    def __init__(self, drafter: Drafter, truth: Truth) -> None:
-        self._drafter, self._truth = drafter, truth
+    def __init__(self, drafter: Drafter, never: Sequence[int]) -> None:
+        self._drafter, self._never = drafter, never
         self.name, self.first_rate, self.observes = drafter.name, drafter.first_rate, drafter.observes
+        self.backlog, self.read, self.knows = drafter.backlog, drafter.read, drafter.knows
         self.close, self.forget, self.observe = drafter.close, drafter.forget, drafter.observe
 
     def propose(self, wishes: Sequence[Wish]) -> Mapping[int, Proposal]:
-        right = {w.generation.request_id: self._truth[w.generation.prompt][len(w.generation.token_ids)] for w in wishes}
         found = self._drafter.propose(wishes)
-        return {i: replace(proposal, draft=_spoilt(proposal.draft, right[i])) for i, proposal in found.items()}
+        return {i: Proposal(_spoilt(proposal.draft, self._never), proposal.chances) for i, proposal in found.items()}
 
 
-def _spoilt(draft: Draft, right: int) -> Draft:
-    """The same tree, in which no guess at depth 1 is `right`; siblings stay different."""
-    taken = {token for token, parent in zip(draft.token_ids, draft.parents, strict=True) if parent < 0}
-    wrong = next(token for token in range(len(taken) + 2) if token != right and token not in taken)
-    return Draft(tuple(wrong if token == right else token for token in draft.token_ids), draft.parents)
+def _spoilt(draft: Draft, never: Sequence[int]) -> Draft:
+    """The same tree, of which all at depth 1 is wrong; siblings stay different."""
+    if draft.is_chain:
+        return Draft((never[0], *draft.token_ids[1:]), draft.parents)
+    guesses = zip(draft.token_ids, draft.parents, strict=True)
+    return Draft(tuple(token if parent >= 0 else never[i] for i, (token, parent) in enumerate(guesses)), draft.parents)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -75,7 +68,9 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     return low, mid, high
 
 
-def measure(llm: LLM, names: Sequence[str], prompts: Sequence[list[int]], tokens: int, seconds: float) -> list[dict]:
+def measure(
+    llm: LLM, names: Sequence[str], prompts: Sequence[list[int]], tokens: int, seconds: float, keep: bool
+) -> list[dict]:
     """Rounds for so long; one dict per drafter, and one for the control."""
     truth: Truth = {tuple(prompt): [*rate(llm, prompt, tokens, None)[1], 0, 0] for prompt in prompts}
 
@@ -90,7 +85,10 @@ def measure(llm: LLM, names: Sequence[str], prompts: Sequence[list[int]], tokens
 
     slope = llm.engine.program.speculation.slope if llm.engine and llm.engine.program.speculation else None
     options = {} if slope is None else {"slope": slope}
-    drafters = {name: Wrong(drafter(name), truth) for name in names}
+    chosen = {token for continuation in truth.values() for token in continuation}
+    never = [token for token in range(llm.executor.vocab_size) if token not in chosen]
+    drafters = {name: Wrong(drafter(name), never) for name in names}
+    kept = {name: Speculator(found, **options) for name, found in drafters.items()}
     ratios: dict[str, list[float]] = {name: [] for name in ("control", *names)}
     drafted = dict.fromkeys(names, 0)
     source, end = random.Random(0), time.perf_counter() + seconds
@@ -100,26 +98,31 @@ def measure(llm: LLM, names: Sequence[str], prompts: Sequence[list[int]], tokens
         turn += 1
         took = {}
         for name in source.sample(["plain", "control", *names], len(names) + 2):
-            speculator = Speculator(drafters[name], **options) if name in drafters else None
+            speculator = None
+            if name in drafters:
+                speculator = kept[name] if keep else Speculator(drafters[name], **options)
+                before = speculator.counts.guesses
             speed, found = rate(llm, prompt, tokens, speculator)
             assert list(found) == list(truth[tuple(prompt)][:tokens]), "speculation changed the tokens"
             took[name] = 1 / speed
             if speculator is not None:
                 assert speculator.counts.accepted == 0
-                drafted[name] += speculator.counts.guesses
+                drafted[name] += speculator.counts.guesses - before
         for name, values in ratios.items():
             values.append(took[name] / took["plain"])
     results = []
     for name, values in ratios.items():
         low, mid, high = interval(values)
+        mean = 100 * (statistics.fmean(values) - 1)
         guesses = drafted.get(name, 0) / len(values)
         results.append(
             {"drafter": name, "tokens": tokens, "rounds": len(values), "guesses": round(guesses, 1),
+             "mean_percent": round(mean, 2),
              "cost_percent": round(mid, 2), "low": round(low, 2), "high": round(high, 2)}
         )  # fmt: skip
         print(
-            f"{name:<12} {tokens:4d} tokens: {mid:+5.2f} % ({low:+.2f} to {high:+.2f}), {len(values)} rounds, "
-            f"{guesses:.1f} guesses a request",
+            f"{name:<12} {tokens:4d} tokens: {mid:+5.2f} % ({low:+.2f} to {high:+.2f}), mean {mean:+.2f} %, "
+            f"{len(values)} rounds, {guesses:.1f} guesses a request",
             flush=True,
         )
     return results
@@ -132,6 +135,7 @@ def main() -> None:
     parser.add_argument("--drafters", default="replay,ngram")
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--keep", action="store_true", help="what was learnt of steps and saved outlives a request")
     parser.add_argument("--seconds", type=float, default=50)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", metavar="FILE")
@@ -141,7 +145,7 @@ def main() -> None:
         # repetitive, so that prompt lookup finds something to guess
         words = [[source.randrange(3, 1000) for _ in range(8)] for _ in range(4)]
         prompts = [(word * chosen.prompt_tokens)[: chosen.prompt_tokens] for word in words]
-        results = measure(llm, chosen.drafters.split(","), prompts, chosen.tokens, chosen.seconds)
+        results = measure(llm, chosen.drafters.split(","), prompts, chosen.tokens, chosen.seconds, chosen.keep)
     if chosen.json:
         with open(chosen.json, "w", encoding="utf-8") as stream:
             json.dump({"engine": chosen.engine, "threads": chosen.threads, "results": results}, stream, indent=1)

@@ -19,14 +19,14 @@ import numpy as np
 from icc.runtime.executor.base import Executor
 from icc.runtime.llm import LLM
 from icc.runtime.scheduler.batch import Draft, ScheduledBatch, ScheduledSequence
-from icc.runtime.speculate.drafter import Proposal, Wish
+from icc.runtime.speculate.drafter import Drafter, Proposal, Wish
 from icc.runtime.speculate.speculator import Speculator
 
 
-class Replay:
+class Replay(Drafter):
     """Chains of guesses out of known continuations."""
 
-    name, observes = "replay", False
+    name = "replay"
 
     def __init__(self, truth: Mapping[tuple[int, ...], Sequence[int]], rate: float, length: int) -> None:
         self.first_rate = rate
@@ -42,15 +42,6 @@ class Replay:
                 chances = tuple(self.first_rate ** (depth + 1) for depth in range(len(guesses)))
                 found[wish.generation.request_id] = Proposal(Draft.chain(guesses), chances)
         return found
-
-    def observe(self, rows: Mapping[int, int], batch_size: int) -> None:
-        """Nothing to see."""
-
-    def forget(self, request_id: int) -> None:
-        """Nothing is kept."""
-
-    def close(self) -> None:
-        """Nothing to free."""
 
 
 def step_seconds(executor: Executor, tokens: int, context: int, rounds: int) -> float:

@@ -8,9 +8,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from .errors import IccError, UsageError
 from .serve_cli import accepting, add_batch, add_serve, run_batch, run_serve, swap_bytes
+
+if TYPE_CHECKING:
+    from .speculate.speculator import Speculator
 
 _INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 
@@ -176,15 +180,20 @@ def _run(arguments: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     if speculator is not None:
-        counts = speculator.counts
-        print(
-            f"{speculator.drafter.name}: {counts.tokens_per_step:.2f} tokens per step, "
-            f"{counts.accepted} of {counts.guesses} guesses accepted in {counts.drafts} of {counts.steps} steps",
-            file=sys.stderr,
-        )
+        print(f"{speculator.drafter.name}: {_accepted(speculator)}", file=sys.stderr)
     if completion.finish_reason == "error":
         raise IccError("the model gave logits that are not numbers", "the engine or its checkpoint may be damaged")
     return 0
+
+
+def _accepted(speculator: Speculator) -> str:
+    counts = speculator.counts
+    if not counts.drafts:
+        return f"no guesses in {counts.steps} steps, where they were not expected to pay"
+    return (
+        f"{counts.tokens_per_step:.2f} tokens per step, {counts.accepted} of {counts.guesses} guesses accepted "
+        f"in {counts.drafts} of {counts.steps} steps"
+    )
 
 
 def _show(text: str) -> None:

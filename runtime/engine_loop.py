@@ -11,6 +11,7 @@ from .embedding import Embedding
 from .engine.manifest import Manifest
 from .executor.base import Executor
 from .generation import Generation, Output, Piece, Standing
+from .guessing import Guessing
 from .intake import Intake
 from .params import SamplingParams
 from .recovery import Trial
@@ -41,7 +42,6 @@ class EngineLoop:
         tokenizer: Tokenizer | None,
         speculator: Speculator | None = None,
     ) -> None:
-        self.speculator = speculator
         self.manifest = manifest
         self.executor = executor
         self.tokenizer = tokenizer
@@ -52,8 +52,17 @@ class EngineLoop:
         self._generations, self._scores = self._requests.generations, self._requests.scores
         self._stepper = Stepper(executor)
         self._flight: Flight | None = None  # a step that runs ahead of its scheduling
-        self._rest = self._rested = 0  # steps that the speculator has no part in: to come, and since it was last asked
+        self._guessing = Guessing(speculator, manifest.model.vocab_size, lambda error: self.on_fault(error))
         self.reset()
+
+    @property
+    def speculator(self) -> Speculator | None:
+        """Who guesses; None if nobody does, or its drafter has failed."""
+        return self._guessing.speculator
+
+    @speculator.setter
+    def speculator(self, speculator: Speculator | None) -> None:
+        self._guessing.speculator = speculator
 
     def reset(self) -> None:
         """Begin with an empty KV cache. Requires that nothing is scheduled."""
@@ -159,7 +168,8 @@ class EngineLoop:
         if flight is None:
             return []
         now = time.perf_counter()
-        self._learn(flight.batch, outcomes, rows, now - start)
+        # the step that runs ahead has overwritten what draft heads would read
+        self._guessing.learn(flight.batch, outcomes, rows if self._flight is None else None, start)
         broken: Exception | None = None
         try:
             reasons = {done.request_id: done.reason for done in self.scheduler.update(outcomes)}
@@ -175,7 +185,7 @@ class EngineLoop:
                 continue
             if generation.first_token is None:
                 generation.first_token = now
-                self._wake_speculator()
+                self._guessing.wake()
             outputs += self._deliver(generation, pieces[outcome.request_id], reasons.get(outcome.request_id))
             if self._requests.trial.running:
                 self._requests.trial.clear(outcome.request_id)
@@ -184,7 +194,7 @@ class EngineLoop:
     def _run(self) -> tuple[Flight | None, list[StepOutcome], dict[int, list[Piece]], dict[int, int]]:
         """Run the next step, and start the one after it where that can be."""
         if self._flight is None:
-            self._flight = self._start(self.scheduler.schedule({} if self._rest else self._drafts()))
+            self._flight = self._start(self.scheduler.schedule(self._drafts()))
         flight = self._flight
         if flight is None:
             self.scheduler.update(())
@@ -197,55 +207,16 @@ class EngineLoop:
         return flight, *results
 
     def _drafts(self) -> dict[int, Draft]:
-        """Guesses for the requests that decode. Nobody guesses beside a step that scores: it runs long anyway."""
-        if self.speculator is None or self._requests.trial.running:
+        """Guesses for the requests that decode, unless they are on trial."""
+        if self._requests.trial.running:
             return {}
-        try:
-            drafts = self.speculator.drafts(self.scheduler.decoding, self._generations)
-        except Exception as error:
-            self._stop_speculating(error)
-            return {}
-        vocab_size = self.manifest.model.vocab_size
-        return {i: d for i, d in drafts.items() if 0 <= min(d.token_ids) and max(d.token_ids) < vocab_size}
-
-    def _learn(
-        self, batch: ScheduledBatch, outcomes: Sequence[StepOutcome], rows: dict[int, int], seconds: float
-    ) -> None:
-        if self._rest:  # the cheapest thing to do in most steps of a request without luck
-            self._rest -= 1
-            self._rested += 1
-            if not self._rest:
-                self._wake_speculator()
-        elif self.speculator is not None:
-            try:
-                self.speculator.settle(batch, outcomes, seconds)
-                if self._flight is None:  # else the step that runs ahead has overwritten what the heads would read
-                    self.speculator.observe(rows)
-                self._rest = self.speculator.rest
-            except Exception as error:
-                self._stop_speculating(error)
-
-    def _wake_speculator(self) -> None:
-        """There are other requests, or the rest is over."""
-        if self.speculator is not None and self._rested:
-            self.speculator.skip(self._rested)
-        self._rest = self._rested = 0
-
-    def _stop_speculating(self, error: Exception) -> None:
-        """A drafter that fails is not asked again: it changes no token, so nobody needs to end by it."""
-        self.on_fault(error)
-        assert self.speculator is not None
-        self.speculator.drafter.close()
-        self.speculator = None
-        self._rest = self._rested = 0
+        return self._guessing.drafts(self.scheduler.decoding, self._generations)
 
     def _may_run_ahead(self, flight: Flight) -> bool:
         """Guesses for the next step need this one's tokens; without them, it can be started already."""
         if self._requests.trial.running:
             return False
-        if self._rest > 1:
-            return True
-        return self.speculator is None or self.speculator.idle([s.request_id for s in flight.batch.sequences])
+        return self._guessing.idle([s.request_id for s in flight.batch.sequences])
 
     def _start(self, batch: ScheduledBatch) -> Flight | None:
         if not batch.sequences:
@@ -292,9 +263,8 @@ class EngineLoop:
         return generation.emit(pieces, reason)
 
     def _forget(self, request_id: int) -> None:
-        if self._requests.forget(request_id) and self.speculator is not None:
-            self._wake_speculator()
-            self.speculator.forget(request_id)
+        if self._requests.forget(request_id):
+            self._guessing.forget(request_id)
 
     # -- faults ------------------------------------------------------------------------------------------------------
 

@@ -144,20 +144,20 @@ template <class S> struct AttentionTile {
         chunk.k_scale[u] = block.key_scale(head) + slot, chunk.v_scale[u] = block.value_scale(head) + slot;
     }
 
-    // One chunk of a tree of drafts that begins at position `start`: its rows see different keys, so each token loads
-    // its own, and sums them in the order in which it would without a tree.
+    // One chunk of a tree of drafts that begins at position `start`: its rows see different keys from there on, so each
+    // token copies its own over those of the token before, and sums them in the order in which it would without a tree.
     static void branches(Work& w, const Ctx& c, const int32_t* table, int head, int rows, int token, int start,
                          int base, int low, int to, const float* slopes) {
         const Copied copied{w.copied};
         Chunk<T> chunk;
         for (int u = 0; u < LANES; ++u) point(chunk, u, copied, 0, 16 * u);
+        for (int j = low; j < start; ++j)
+            copy_slot(block_of(c, table, j), head, j % S::BLOCK, copied, 0, j - base);
         for (int r = 0; r < rows; r += S::GROUP) {
             const int t = token + r / S::GROUP, position = c.batch->positions[t];
             int high = base + KEYS < to ? base + KEYS : to;
             if (position + 1 < high) high = position + 1;
             if (high <= low) continue;
-            for (int j = low; j < high && j < start; ++j)
-                copy_slot(block_of(c, table, j), head, j % S::BLOCK, copied, 0, j - base);
             copy_path(w, c, head, t, base, low > start ? low : start, high);
             chunk.low = low - base, chunk.high = high - base;
             S::qk(w, r, S::GROUP, chunk, false);

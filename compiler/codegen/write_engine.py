@@ -11,10 +11,12 @@ import ctypes
 import errno
 import hashlib
 import json
+import marshal
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib.util import MAGIC_NUMBER, cache_from_source, source_hash
 from pathlib import Path
 
 import msgspec
@@ -182,7 +184,23 @@ def copy_runtime(stage: Path) -> None:
         return [n for n in names if n in ("__pycache__", "server") or not (n.endswith(".py") or "." not in n)]
 
     shutil.copytree(RUNTIME_DIR, stage / "runtime", ignore=skip, copy_function=shutil.copyfile)
+    for source in (stage / "runtime").rglob("*.py"):
+        _write_bytecode(source, source.relative_to(stage).as_posix())
     shutil.copyfile(RUNTIME_DIR / "embedded_main.py", stage / "__main__.py")
+
+
+def _write_bytecode(source: Path, name: str) -> None:
+    """What Python itself would keep in `__pycache__`, so that starting an engine compiles nothing.
+
+    It is used by Pythons of this version, if the source still has the hash that stands in it (PEP 552). Version 2 of
+    marshal because later ones depend on how often an object is referred to, and the same inputs give the same bytes.
+    """
+    content = source.read_bytes()
+    code = marshal.dumps(compile(content, name, "exec", dont_inherit=True, optimize=0), 2)
+    target = Path(cache_from_source(str(source), optimization=""))
+    target.parent.mkdir(exist_ok=True)
+    checked_hash = (0b11).to_bytes(4, "little")
+    target.write_bytes(MAGIC_NUMBER + checked_hash + source_hash(content) + code)
 
 
 def write_manifest(stage: Path, manifest: Manifest) -> None:

@@ -35,14 +35,16 @@ def _check_relative(path: str) -> None:
 def check_listing(root: Path, manifest: Manifest) -> None:
     """EngineFormatError for a file that is missing, not listed, of another size, or no plain file (links included).
 
-    Python's own `__pycache__` folders are the one thing that may come after the engine was written.
+    What Python puts into its own `__pycache__` folders is the one thing that may come after the engine was written.
     """
     found: dict[str, int] = {}
     for folder, folders, files in os.walk(root, followlinks=False):
-        folders[:] = [name for name in folders if name != "__pycache__"]
+        own = os.path.basename(folder) == "__pycache__"
         for name in [*files, *(name for name in folders if os.path.islink(os.path.join(folder, name)))]:
             full = os.path.join(folder, name)
             path = os.path.relpath(full, root).replace(os.sep, "/")
+            if own and path not in manifest.files:
+                continue
             status = os.lstat(full)
             if not stat.S_ISREG(status.st_mode):
                 raise EngineFormatError(f"{path} is not a plain file", _HINT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ..generation import Generation
 from ..scheduler.batch import Draft
@@ -28,35 +27,39 @@ class Wish:
     rate: float
 
 
-class Drafter(Protocol):
+class Drafter:
     """One way to guess. Everything that it keeps of a request goes with `forget`."""
 
     name: str
-    observes: bool  # whether it needs `observe`
-
-    @property
-    def first_rate(self) -> float:
-        """The `rate` of a request of which nothing is known yet."""
-        ...
+    first_rate: float  # the `rate` of the first request, of which nothing is known yet
+    observes = False  # whether it needs `observe`
 
     def propose(self, wishes: Sequence[Wish]) -> Mapping[int, Proposal]:
         """Guesses by request id; requests about which the drafter knows nothing are left out."""
-        ...
+        raise NotImplementedError
+
+    def backlog(self, generation: Generation) -> int:
+        """How many of the request's tokens it would have to read before it can guess."""
+        return 0
+
+    def read(self, generation: Generation) -> None:
+        """Read the backlog now, so that guessing takes no longer than usual."""
+
+    def knows(self, generation: Generation) -> bool:
+        """False where `propose` would have nothing, as far as that is found out sooner than by asking for it."""
+        return True
 
     def observe(self, rows: Mapping[int, int], batch_size: int) -> None:
         """A step has run: request -> the logit row behind its newest token, for the requests that may draft next.
 
         Called before the next step, of `batch_size` sequences, overwrites what this one computed.
         """
-        ...
 
     def forget(self, request_id: int) -> None:
         """The request has ended."""
-        ...
 
     def close(self) -> None:
         """Free what the drafter owns."""
-        ...
 
 
 def chain_chances(length: int, rate: float) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..engine.speculation import DraftTree, Speculation
 from ..scheduler.batch import Draft
-from .drafter import Proposal, Wish
+from .drafter import Drafter, Proposal, Wish
 
 
 @runtime_checkable
@@ -21,7 +21,7 @@ class HeadsExecutor(Protocol):
         ...
 
 
-class MedusaDrafter:
+class MedusaDrafter(Drafter):
     """Fills the tree that the compiler chose for the batch size; none where it expects that drafting loses."""
 
     name, observes = "medusa", True
@@ -29,6 +29,10 @@ class MedusaDrafter:
     def __init__(self, executor: HeadsExecutor, speculation: Speculation) -> None:
         self._executor, self._speculation = executor, speculation
         self._drafts: dict[int, tuple[DraftTree, np.ndarray]] = {}
+        tree = speculation.tree(1)
+        chances = [] if tree is None else zip(tree.chances, tree.depths, strict=True)
+        # of the first guess and its siblings, by the calibration text
+        self.first_rate = sum(chance for chance, depth in chances if depth == 1) if tree is not None else 1.0
 
     def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
         found: dict[int, Proposal] = {}
@@ -41,14 +45,6 @@ class MedusaDrafter:
                 chances = [chance * factor**depth for chance, depth in zip(tree.chances, tree.depths, strict=True)]
                 found[request_id] = Proposal(Draft(tokens, tuple(tree.parents)), tuple(chances))
         return found
-
-    @property
-    def first_rate(self) -> float:
-        """What the calibration text says of the first guess and its siblings."""
-        tree = self._speculation.tree(1)
-        if tree is None:
-            return 1.0
-        return sum(chance for chance, depth in zip(tree.chances, tree.depths, strict=True) if depth == 1)
 
     def observe(self, rows: Mapping[int, int], batch_size: int) -> None:
         self._drafts.clear()

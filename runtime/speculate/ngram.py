@@ -3,72 +3,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Sequence
 
+from ..generation import Generation
 from ..scheduler.batch import Draft
-from .drafter import Proposal, Wish, chain_chances
+from .drafter import Drafter, Proposal, Wish, chain_chances
 
 GRAM = 3  # tokens of the ending that is looked up
 MAX_GUESSES = 16
+_WIDTH = array("i").itemsize
 
 
-@dataclass(slots=True)
-class _Index:
-    """A request's tokens, and where each n-gram before its ending last ended: the position behind it."""
+class _Text:
+    """A request's tokens as bytes: to search them is cheaper than to keep an index, most of which nobody asks for."""
 
-    tokens: list[int]
-    after: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    indexed: int = GRAM
+    def __init__(self) -> None:
+        self.length = 0  # in tokens
+        self._bytes = bytearray()
 
     def grow(self, fresh: Sequence[int]) -> None:
-        """Take new tokens. The ending itself is not indexed: it would be found instead of an earlier place."""
-        tokens, after = self.tokens, self.after
-        tokens += fresh
-        for end in range(self.indexed, len(tokens)):
-            after[tokens[end - 3], tokens[end - 2], tokens[end - 1]] = end
-        self.indexed = max(len(tokens), GRAM)
+        self._bytes += array("i", fresh).tobytes()
+        self.length += len(fresh)
 
-    def lookup(self, count: int) -> list[int]:
-        """What followed the text's ending the last time; behind the end it goes on with what it has just given."""
-        if len(self.tokens) < GRAM:
-            return []
-        start = self.after.get((self.tokens[-3], self.tokens[-2], self.tokens[-1]))
-        if start is None:
-            return []
-        period = len(self.tokens) - start
-        return [self.tokens[start + step % period] for step in range(count)]
+    def place(self) -> int | None:
+        """The number of the token behind the last place, but for the end, where the text reads like its ending."""
+        ending = self._bytes[-GRAM * _WIDTH :]
+        at, end = -1, len(self._bytes) - _WIDTH
+        if self.length > GRAM:
+            at = self._bytes.rfind(ending, 0, end)
+        while at % _WIDTH and at > 0:  # between two tokens
+            at = self._bytes.rfind(ending, 0, at + len(ending) - 1)
+        return at // _WIDTH + GRAM if at >= 0 else None
+
+    def following(self, start: int, count: int) -> list[int]:
+        """The tokens from `start` on; behind the end it goes on with what it has just given."""
+        tokens = array("i", bytes(self._bytes[start * _WIDTH : (start + count) * _WIDTH])).tolist()
+        return (tokens * (count // len(tokens) + 1))[:count]
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Guesses chains out of each request's own prompt and output. Costs no step of any model."""
 
     name = "ngram"
     first_rate = 0.6
-    observes = False
 
     def __init__(self) -> None:
-        self._indices: dict[int, _Index] = {}
+        self._texts: dict[int, _Text] = {}
 
     def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
         found: dict[int, Proposal] = {}
         for wish in wishes:
-            generation = wish.generation
-            index = self._indices.get(generation.request_id)
-            if index is None:
-                index = self._indices[generation.request_id] = _Index([])
-                index.grow(generation.prompt)
-            index.grow(generation.token_ids[len(index.tokens) - len(generation.prompt) :])
-            guesses = index.lookup(min(wish.count, MAX_GUESSES))
-            if guesses:
-                found[generation.request_id] = Proposal(Draft.chain(guesses), chain_chances(len(guesses), wish.rate))
+            text = self._text(wish.generation)
+            start = text.place()
+            if start is not None:
+                guesses = text.following(start, min(wish.count, MAX_GUESSES))
+                chances = chain_chances(len(guesses), wish.rate)
+                found[wish.generation.request_id] = Proposal(Draft.chain(guesses), chances)
         return found
 
-    def observe(self, rows: Mapping[int, int], batch_size: int) -> None:
-        """Nothing to see: the text is enough."""
+    def knows(self, generation: Generation) -> bool:
+        return self._text(generation).place() is not None
+
+    def _text(self, generation: Generation) -> _Text:
+        text = self._texts.get(generation.request_id)
+        if text is None:
+            text = self._texts[generation.request_id] = _Text()
+            text.grow(generation.prompt)
+        if (behind := len(generation.prompt) + len(generation.token_ids) - text.length) > 0:
+            text.grow(generation.token_ids[-behind:])
+        return text
 
     def forget(self, request_id: int) -> None:
-        self._indices.pop(request_id, None)
+        self._texts.pop(request_id, None)
 
     def close(self) -> None:
-        self._indices.clear()
+        self._texts.clear()

@@ -11,10 +11,11 @@ import numpy as np
 
 from ..executor.base import Executor, greedy_step
 from ..executor.sampling import SamplingExecutor, SamplingRow
+from ..generation import Generation
 from ..scheduler.batch import Draft, ScheduledBatch, ScheduledSequence
 from ..scheduler.block_pool import BlockPool
 from ..scheduler.prefix_cache import PrefixCache
-from .drafter import Proposal, Wish, chain_chances
+from .drafter import Drafter, Proposal, Wish, chain_chances
 
 MAX_GUESSES = 8
 _GREEDY = SamplingRow(0.0, 0, 1.0, 0.0, 0, 0)
@@ -44,14 +45,13 @@ class _Sequence:
         self.guesses = []
 
 
-class EngineDrafter:
+class EngineDrafter(Drafter):
     """Keeps a cache of its own in step with the requests: whatever the engine accepted is read before guessing goes on.
 
     A request for which the draft engine has no memory left, or whose text is longer than it takes, gets no guesses.
     """
 
     first_rate = 0.7
-    observes = False
 
     def __init__(
         self, executor: Executor, max_seq_len: int, engine: Closable | None = None, name: str = "draft"
@@ -77,6 +77,16 @@ class EngineDrafter:
                 guesses[request_id].append(token)
         rates = {w.generation.request_id: w.rate for w in wishes}
         return {i: Proposal(Draft.chain(found), chain_chances(len(found), rates[i])) for i, found in guesses.items()}
+
+    def backlog(self, generation: Generation) -> int:
+        sequence = self._sequences.get(generation.request_id)
+        return len(generation.prompt) + len(generation.token_ids) - (0 if sequence is None else sequence.computed)
+
+    def read(self, generation: Generation) -> None:
+        request_id, text = generation.request_id, [*generation.prompt, *generation.token_ids[:-1]]
+        if text and self._reserve(request_id, len(text)):
+            self._sequences[request_id].confirm(text)
+            self._catch_up([request_id], {request_id: text})
 
     def _reserve(self, request_id: int, length: int) -> bool:
         """Blocks for so many tokens; False where there are none."""
@@ -119,9 +129,6 @@ class EngineDrafter:
             ticket = self._executor.submit(batch, [_GREEDY] * len(parts))
             return self._executor.collect(ticket).token_ids.clip(0).tolist()
         return np.asarray(self._greedy_step(batch)).argmax(axis=1).tolist()
-
-    def observe(self, rows: Mapping[int, int], batch_size: int) -> None:
-        """Nothing to see: the tokens are enough."""
 
     def forget(self, request_id: int) -> None:
         sequence = self._sequences.pop(request_id, None)

@@ -63,6 +63,31 @@ def test_embedded_runtime_needs_no_icc(compiled: Callable[..., Any]) -> None:
     assert '"token_ids"' in done.stdout
 
 
+def test_starting_an_engine_compiles_none_of_its_sources(compiled: Callable[..., Any], tmp_path: Path) -> None:
+    """Its bytecode lies beside them; a source that was changed is compiled rather than passed over."""
+    engine = tmp_path / "copy.engine"
+    shutil.copytree(compiled("llama", quant="rtn4").engine, engine)
+    script = """if True:
+        import sys
+        sys.addaudithook(lambda event, args: event == "compile" and print(args[1]))
+        sys.dont_write_bytecode = True
+        sys.path.insert(0, sys.argv[1])
+        import runtime.cli, runtime.llm, runtime.executor.cpu
+    """
+
+    def sources() -> list[str]:
+        command = [sys.executable, "-c", script, str(engine)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+        return [line for line in done.stdout.splitlines() if line.startswith(str(engine))]
+
+    assert sources() == []
+    changed = engine / "runtime" / "params.py"
+    changed.write_text(changed.read_text() + "\n")
+    assert sources() == [str(changed)]
+    with pytest.raises(EngineFormatError, match=r"params\.py has "):
+        icc.load(engine)
+
+
 def test_an_existing_engine_is_kept_without_force(compiled: Callable[..., Any], tmp_path: Path) -> None:
     found = compiled("llama")
     checkpoint, out = found.checkpoint, tmp_path / "e.engine"

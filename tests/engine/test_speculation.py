@@ -15,17 +15,17 @@ from icc.compiler.heads.head_files import write_heads
 from icc.runtime.llm import LLM, load
 from icc.runtime.params import SamplingParams
 from icc.runtime.scheduler.batch import Draft
-from icc.runtime.speculate.drafter import Proposal, Wish
+from icc.runtime.speculate.drafter import Drafter, Proposal, Wish
 from icc.runtime.speculate.speculator import Speculator
 
 FAMILIES = ["llama", "gemma2", "gpt_oss"]  # rotary; windows and softcaps; experts and sinks
 PROMPTS = [[1, 5, 9, 5, 9, 5], [1, 7], [1, *range(10, 40)], [1, *range(10, 40)], [3, 4, 3, 4, 3, 4, 3]]
 
 
-class Guesser:
+class Guesser(Drafter):
     """Guesses trees out of what plain decoding gave, mixed with wrong tokens; `right` is the share of right ones."""
 
-    name, first_rate, observes = "guesser", 0.5, False
+    name, first_rate = "guesser", 0.5
 
     def __init__(self, truth: Mapping[tuple[int, ...], Sequence[int]], right: float) -> None:
         self._truth, self._right, self._source = truth, right, random.Random(0)
@@ -47,15 +47,6 @@ class Guesser:
                     guesses.append(guess), parents.append(parent), depths.append(depth)
             found[wish.generation.request_id] = Proposal(Draft(tuple(guesses), tuple(parents)), (0.5,) * len(guesses))
         return found
-
-    def observe(self, rows: Mapping[int, int], batch_size: int) -> None:
-        pass
-
-    def forget(self, request_id: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def speculating(llm: LLM, drafter: Any) -> LLM:

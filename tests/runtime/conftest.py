@@ -7,6 +7,7 @@ import json
 import shutil
 import struct
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,14 @@ from icc.runtime.engine.manifest import (
     SamplingDefaults,
 )
 from icc.runtime.engine.program import Kernel, KVLayer, KVLayout, Operand, Program, Step, Weight
+from icc.runtime.executor.fake import FakeDevice, FakeExecutor, context_hash
+from icc.runtime.llm import LLM
+from icc.runtime.speculate.speculator import Speculator
+from icc.runtime.tokenizer import Tokenizer
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+sys.path.insert(0, str(HERE))
 VOCAB = 258  # 256 bytes, <bos>, <eos>
 
 
@@ -192,3 +198,17 @@ def byte_tokenizer_file(tmp_path: Path) -> Path:
     file = tmp_path / "tokenizer.json"
     byte_tokenizer().save(str(file))
     return file
+
+
+@pytest.fixture(params=[FakeExecutor, FakeDevice])
+def make_llm(request: Any, toy_manifest: Callable[..., Manifest], byte_tokenizer_file: Path) -> Callable[..., LLM]:
+    """An LLM over a fake; `drafter` None decodes plainly."""
+
+    def make(drafter: Any = None, adaptive: bool = False, **executor: Any) -> LLM:
+        executor = {"vocab_size": VOCAB, "rule": context_hash, "num_blocks": 200, "max_step_tokens": 64, **executor}
+        executor.setdefault("max_logit_rows", 64)
+        tokenizer = Tokenizer(byte_tokenizer_file.read_bytes())
+        speculator = None if drafter is None else Speculator(drafter, adaptive=adaptive)
+        return LLM(toy_manifest(), request.param(**executor), tokenizer, speculator=speculator)
+
+    return make

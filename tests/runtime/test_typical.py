@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ from icc.runtime.llm import LLM
 from icc.runtime.params import SamplingParams
 from icc.runtime.sampler import Sampler
 from icc.runtime.scheduler.batch import Draft
-from icc.runtime.speculate.drafter import Proposal, Wish
 from icc.runtime.speculate.speculator import Speculator
 from icc.runtime.speculate.typical import TypicalAcceptance, read_acceptance
+from oracle_drafters import Fixed
 
 SMALL = 6
 TREE = Draft((3, 0, 4, 1, 2, 5), (-1, -1, 1, 1, 0, 3))
@@ -97,24 +97,6 @@ class TableDevice(FakeDevice, Table):
     pass
 
 
-class Fixed:
-    """The same tree behind every token."""
-
-    name, first_rate, observes = "fixed", 0.5, False
-
-    def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
-        return {wish.generation.request_id: Proposal(TREE, (0.5,) * len(TREE)) for wish in wishes}
-
-    def observe(self, rows: Any, batch_size: int) -> None:
-        pass
-
-    def forget(self, request_id: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.mark.parametrize("kind", [Table, TableDevice])
 def test_it_accepts_more_samples_and_changes_neither_greedy_nor_penalized_output(
     toy_manifest: Callable[..., Manifest], kind: type[FakeExecutor]
@@ -122,7 +104,9 @@ def test_it_accepts_more_samples_and_changes_neither_greedy_nor_penalized_output
     def run(typical: TypicalAcceptance | None, **options: Any) -> tuple[float, list[Any]]:
         executor = kind(vocab_size=SMALL, num_blocks=200, max_step_tokens=64, max_logit_rows=64)
         llm = LLM(
-            toy_manifest(vocab_size=SMALL, eos_token_ids=[]), executor, speculator=Speculator(Fixed(), adaptive=False)
+            toy_manifest(vocab_size=SMALL, eos_token_ids=[]),
+            executor,
+            speculator=Speculator(Fixed(TREE), adaptive=False),
         )
         assert llm.loop.speculator is not None and llm.loop.speculator.typical is None, "it is off by itself"
         llm.loop.speculator.typical = typical

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from icc.runtime.scheduler.batch import Draft
-from icc.runtime.speculate.drafter import Proposal
+from icc.runtime.speculate.drafter import Drafter, Proposal
 
 
-class PlantedDrafter:
+class PlantedDrafter(Drafter):
     """Behind every token the same shape of tree: `tree` makes it of a wrong token and the two that come next.
 
     truth: the tokens behind each prompt; tokens behind their end are 5.
     """
 
-    name, first_rate, observes = "planted", 0.5, False
+    name, first_rate = "planted", 0.5
 
     def __init__(self, truth: Mapping[tuple[int, ...], Sequence[int]], tree: Callable[[int, int, int], Draft]) -> None:
         self._truth, self._tree = truth, tree
@@ -27,12 +27,3 @@ class PlantedDrafter:
             draft = self._tree((right[0] + 1) % 100, right[0], right[1])
             found[wish.generation.request_id] = Proposal(draft, (0.5,) * len(draft))
         return found
-
-    def observe(self, rows: Any, batch_size: int) -> None:
-        pass
-
-    def forget(self, request_id: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

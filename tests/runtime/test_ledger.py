@@ -1,0 +1,180 @@
+"""When guessing pays: accounts that are never overdrawn, and what steps and reading cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from icc.runtime.executor.fake import FakeDevice, context_hash
+from icc.runtime.generation import Generation
+from icc.runtime.llm import LLM
+from icc.runtime.params import SamplingParams
+from icc.runtime.scheduler.batch import Draft
+from icc.runtime.speculate.drafter import Drafter, Proposal, Wish
+from icc.runtime.speculate.ledger import CREDIT, LOAN, MOST_SAVED, OVERHEAD, Account, Savings, StepTimes
+from oracle_drafters import VOCAB, Oracle
+
+MakeLLM = Callable[..., LLM]
+
+
+def play(account: Account, steps: int, cost: float, accept: Callable[[int], int]) -> tuple[float, int]:
+    """(time in plain steps, tokens) of a request whose drafts of four guesses cost `cost` plain steps each."""
+    time, tokens = 0.0, 0
+    for step in range(steps):
+        time += 1
+        tokens += 1
+        if account.tick() and account.balance >= cost:
+            right = accept(step)
+            time += cost
+            tokens += right
+            account.settle(4, 4, right, cost)
+    return time, tokens
+
+
+@pytest.mark.parametrize("cost", [0.02, 0.1, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("steps", [100, 1000])
+def test_a_request_that_never_accepts_costs_at_most_three_percent(cost: float, steps: int) -> None:
+    time, tokens = play(Account(0.6), steps, cost, lambda step: 0)
+    assert tokens == steps
+    assert time <= 1.03 * steps
+
+
+def test_what_pays_goes_on_and_what_stops_paying_stops() -> None:
+    account = Account(0.6)
+    time, tokens = play(account, 200, 0.4, lambda step: 2)
+    assert tokens / time > 2.0
+    time, _ = play(account, 300, 0.4, lambda step: 0)
+    assert time < 300 + MOST_SAVED + 300 * 0.02
+    time, tokens = play(account, 2000, 0.4, lambda step: 3)  # it is noticed when it pays again
+    assert tokens / time > 1.5
+
+
+def test_costs_are_measured() -> None:
+    times = StepTimes(slope=0.1)
+    assert times.most(1) == 0  # nothing is tried before a step without guesses was timed
+    times.record(1, 0, 1.0)
+    assert times.most(1) == 1
+    assert times.charge(1, 4) == pytest.approx(1.5 / 1.1 - 1 + OVERHEAD)
+    for _ in range(50):
+        times.record(1, 0, 1.0)
+        times.record(16, 0, 4.0)
+        times.record(1, 4, 1.2)
+        times.record(1, 8, 1.4)
+    assert times.most(1) == 16
+    assert times.charge(1, 8) == pytest.approx(0.4, abs=0.01)
+    assert times.charge(1, 6) == pytest.approx(0.3, abs=0.01)
+    assert times.charge(1, 2) == pytest.approx(0.1, abs=0.01)
+    times.record(16, 16, 8.0)
+    assert times.charge(16, 16) == pytest.approx(16.0, abs=0.01)  # each of sixteen requests waits one step longer
+    times.record(1, 0, 100.0)  # a hiccup changes little, and is forgotten at once
+    assert times.charge(1, 8) == pytest.approx(0.27, abs=0.02)
+    times.record(1, 0, 1.0)
+    assert times.charge(1, 8) == pytest.approx(0.37, abs=0.02)
+
+
+class Clock:
+    """Says how long steps take, instead of the clock on the wall: one, and `per_guess`."""
+
+    def __init__(self, per_guess: float, **options: float) -> None:
+        self.times, self.per_guess = StepTimes(**options), per_guess
+
+    def record(self, decodes: int, guesses: int, seconds: float) -> None:
+        self.times.record(decodes, guesses, decodes + self.per_guess * guesses)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.times, name)
+
+
+@pytest.mark.parametrize("right", [0.0, 0.5])
+def test_where_guesses_cost_as_much_as_tokens_nobody_drafts_for_long(make_llm: MakeLLM, right: float) -> None:
+    """A batch of eight in which a step's time is that of its tokens: it costs at most 3 % and the first probes."""
+    llm = make_llm(Oracle(right), adaptive=True, max_batch_size=8, num_blocks=400, max_logit_rows=64)
+    llm.loop.speculator.times = Clock(1.0)
+    prompts, params = [[i, 1, 2] for i in range(8)], SamplingParams(max_tokens=60, ignore_eos=True)
+    assert llm.generate(prompts, params) == make_llm(num_blocks=400).generate(prompts, params)
+    spent = sum(batch.num_tokens for batch in llm.executor.batches)
+    assert spent < 8 * 3 + 8 * 59 * 1.03 + 8 * 2
+
+
+class Late(Oracle):
+    """Its first guesses are wrong, all others right."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+        self.asked = 0
+
+    def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
+        self.asked += 1
+        found = {}
+        for wish in wishes:
+            text = [*wish.generation.prompt, *wish.generation.token_ids]
+            for _ in range(wish.count):
+                text.append((context_hash(text, VOCAB) + (self.asked < 3)) % VOCAB)
+            found[wish.generation.request_id] = Proposal(Draft.chain(text[-wish.count :]), (0.6,) * wish.count)
+        return found
+
+
+def test_who_paused_drafts_again_though_steps_run_ahead(make_llm: MakeLLM) -> None:
+    """A device is given the next step while nobody may draft; the pause must end all the same."""
+    drafter = Late()
+    llm = make_llm(drafter, adaptive=True)
+    llm.loop.speculator.times = Clock(0.1)
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    assert llm.generate([[5, 6]], params) == make_llm().generate([[5, 6]], params)
+    counts = llm.loop.speculator.counts
+    assert counts.accepted > 10 and counts.tokens == 59
+    if isinstance(llm.executor, FakeDevice):
+        assert llm.executor.most_under_way == 2, "no step ran ahead"
+
+
+def test_savings_take_what_was_won_and_lend_once() -> None:
+    savings, winner, loser = Savings(), Account(0.6), Account(0.6)
+    assert not savings.lend(loser)
+    winner.settle(16, 16, 16, 4.0)
+    savings.collect(winner)
+    assert winner.balance == MOST_SAVED and savings.balance == pytest.approx(CREDIT + 12 - MOST_SAVED)
+    savings.collect(winner, CREDIT)  # it ends
+    assert savings.balance == pytest.approx(12.0)
+    assert savings.lend(loser)
+    assert loser.balance == CREDIT + LOAN and savings.balance == pytest.approx(12.0 - LOAN)
+    assert not savings.lend(loser)
+
+
+class Reader(Drafter):
+    """Has to read every text, which takes some time, before it knows all of it."""
+
+    name, first_rate = "reader", 0.9
+
+    def __init__(self, clock: list[float], seconds: float) -> None:
+        self.known: set[int] = set()
+        self._clock, self._seconds = clock, seconds
+
+    def backlog(self, generation: Generation) -> int:
+        return 0 if generation.request_id in self.known else len(generation.prompt)
+
+    def read(self, generation: Generation) -> None:
+        self.known.add(generation.request_id)
+        self._clock[0] += self._seconds
+
+    def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
+        assert {wish.generation.request_id for wish in wishes} <= self.known
+        return {}
+
+
+def test_texts_are_read_where_somebody_can_pay(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty seconds of reading are twenty tokens: more than a request holds, and not more than savings may."""
+    now = [0.0]
+    monkeypatch.setattr("icc.runtime.speculate.speculator.perf_counter", lambda: now[0])
+    drafter = Reader(now, 20.0)
+    llm = make_llm(drafter, adaptive=True)
+    speculator = llm.loop.speculator
+    assert speculator is not None
+    speculator.times = Clock(0.2, slope=0.2)
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    for savings, reads in ((0.0, 0), (50.0, 1), (10.0, 1), (25.0, 2)):
+        speculator.savings.balance = savings
+        llm.generate([list(range(30))], params)
+        assert len(drafter.known) == reads
+        spent = savings - speculator.savings.balance
+        assert -1.0 < spent - (20.0 if savings > 20 else 0.0) < 0.1
