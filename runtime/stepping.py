@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .executor.base import Executor, greedy_step
+from .executor.base import Executor, ScreeningExecutor
 from .executor.sampling import Sampled, SamplingExecutor, SamplingRow
 from .generation import Generation
 from .sampler import Sample, TokenLogprob
@@ -51,7 +51,7 @@ class Stepper:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._greedy_step = greedy_step(executor)
+        self._screening = executor if isinstance(executor, ScreeningExecutor) and executor.screens else None
         self._device = executor if isinstance(executor, SamplingExecutor) else None
         self._tickets: list[Any] = []  # of the steps that the device has and nobody has collected
 
@@ -86,8 +86,10 @@ class Stepper:
         """Wait for a step: a result for every sequence that wanted logits and has not ended since."""
         sampled = None
         if flight.ticket is None:
-            step = self._greedy_step if _all_greedy(flight.batch, generations) else self._executor.step
-            logits = step(flight.batch)
+            if self._screening is not None and _all_greedy(flight.batch, generations):
+                logits = self._screening.step_greedy(flight.batch)
+            else:
+                logits = self._executor.step(flight.batch)
         else:
             assert self._device is not None
             self._tickets.remove(flight.ticket)
