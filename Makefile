@@ -45,11 +45,12 @@ ci:
 
 # The peers have an environment of their own; torch 2.13.0 because a newer one brings CUDA. Takes about 20 minutes.
 PEERS := build/peers
+ROUNDS ?= 5
 AVX2 := -DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON -DGGML_AVX512=OFF
 bench-cpu: $(VENV)/.dev $(PEERS)/.made $(PEERS)-avx2/.made
 	$(BIN)/python benchmarks/cpu/prepare.py build/cpu --peers $(PEERS) --avx2 $(PEERS)-avx2
 	$(INSTALL) matplotlib==3.11.2
-	$(BIN)/python benchmarks/cpu/bench.py build/cpu/bench.json --rounds 5 --out benchmarks/results/cpu
+	$(BIN)/python benchmarks/cpu/bench.py build/cpu/bench.json --rounds $(ROUNDS) --out benchmarks/results/cpu
 
 $(PEERS)/.made: benchmarks/cpu/peers.txt
 	$(PYTHON) -m venv $(PEERS)
