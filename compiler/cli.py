@@ -65,7 +65,7 @@ def main(debug: bool) -> None:
 @click.option("--max-batch-size", default=16, show_default=True)
 @click.option("--max-step-tokens", default=512, show_default=True, help="Tokens of one step, prompts and decodes.")
 @click.option("--spec", default="none", show_default=True, help="Drafter: medusa:DIR, layer-skip:LAYERS or ngram.")
-@click.option("--spec-guesses", type=int, help="Guesses of draft heads per step, even if they lose (default: what pays).")
+@click.option("--spec-guesses", type=int, help="Guesses of draft heads per step, paying or not (default: what pays).")
 @click.option("--deterministic", is_flag=True, help="GPUs: same bits whatever else is in a batch (CPUs: always so).")
 @click.option("--tune", is_flag=True, help="Choose CPU kernels by time, here (--target native; takes a minute or two).")
 @click.option("--seed", default=0, show_default=True)
