@@ -49,7 +49,7 @@ class _Forward(nn.Module):
         if self.kinds is not None:
             self.kinds.start()
         result = self.model(input_ids=input_ids, use_cache=False, return_dict=True)
-        return result.logits if "logits" in result else result.last_hidden_state
+        return result.logits if hasattr(result, "logits") else result.last_hidden_state
 
 
 def _decompositions() -> dict[Any, Any]:
