@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .executor.base import Executor, ScreeningExecutor
+from .executor.base import Executor, screening
 from .executor.sampling import Sampled, SamplingExecutor, SamplingRow
 from .generation import Generation
 from .sampler import Sample, TokenLogprob
@@ -51,7 +51,7 @@ class Stepper:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._screening = executor if isinstance(executor, ScreeningExecutor) and executor.screens else None
+        self._screening = screening(executor)
         self._device = executor if isinstance(executor, SamplingExecutor) else None
         self._tickets: list[Any] = []  # of the steps that the device has and nobody has collected
 

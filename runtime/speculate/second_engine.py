@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..executor.base import Executor, greedy_step
+from ..executor.base import Executor, screening
 from ..executor.sampling import SamplingExecutor, SamplingRow
 from ..generation import Generation
 from ..scheduler.batch import Draft, ScheduledBatch, ScheduledSequence
@@ -58,7 +58,7 @@ class EngineDrafter(Drafter):
     ) -> None:
         self.name = name
         self._executor, self._max_seq_len, self._engine = executor, max_seq_len, engine
-        self._greedy_step = greedy_step(executor)
+        self._screening = screening(executor)
         self._pool = BlockPool(executor.num_blocks, PrefixCache())
         self._sequences: dict[int, _Sequence] = {}
 
@@ -128,7 +128,8 @@ class EngineDrafter(Drafter):
         if isinstance(self._executor, SamplingExecutor):  # on the device: no logits travel
             ticket = self._executor.submit(batch, [_GREEDY] * len(parts))
             return self._executor.collect(ticket).token_ids.clip(0).tolist()
-        return np.asarray(self._greedy_step(batch)).argmax(axis=1).tolist()
+        step = self._executor.step if self._screening is None else self._screening.step_greedy
+        return np.asarray(step(batch)).argmax(axis=1).tolist()
 
     def forget(self, request_id: int) -> None:
         sequence = self._sequences.pop(request_id, None)
