@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import get_args
 
+from ..runtime.engine.manifest import Pooling
 from .errors import UsageError
 
 QUANT_METHODS = ("none", "rtn4", "awq4", "gptq4")
 HEAD_METHODS = ("none", "int8", "4bit")
 TASKS = ("generate", "embed")
-POOLINGS = ("last", "mean", "cls")
+POOLINGS = get_args(Pooling)
 KV_DTYPES = {"auto": "", "f32": "f32", "bf16": "bf16", "f16": "f16", "fp16": "f16", "int8": "i8"}
 
 
@@ -32,7 +33,7 @@ class CompileOptions:
     output: Path
     target: str = "cpu"
     task: str = "generate"
-    pooling: Literal["last", "mean", "cls"] | None = None
+    pooling: Pooling | None = None
     quant: str = "none"
     quant_head: str = "int8"
     keep: tuple[str, ...] = ()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from ...runtime.engine.manifest import Pooling as Kind
 from ..errors import CheckpointError, UnsupportedModel
 
-Kind = Literal["last", "mean", "cls"]
 _MODES: dict[str, Kind] = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_mean_tokens": "mean",

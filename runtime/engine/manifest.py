@@ -13,6 +13,8 @@ KERNEL_ABI = {"cpu": 4, "cuda": 1, "hip": 1}
 
 PIECE = 4 << 20  # bytes; part of the format
 
+Pooling = Literal["last", "mean", "cls"]  # which hidden states of a prompt make its vector
+
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Size in bytes and sha256 (hex) of one file of the engine.
@@ -89,7 +91,7 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the hidden states of a prompt's tokens become one vector of `dimension`: that of its last token, their mean
     or that of its first token; then scaled to length 1, or not."""
 
-    pooling: Literal["last", "mean", "cls"]
+    pooling: Pooling
     normalize: bool
     dimension: int
 
