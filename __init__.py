@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from .compiler.driver import compile_model as compile
     from .runtime.errors import IccError
     from .runtime.llm import LLM, load
-    from .runtime.params import SamplingParams
+    from .runtime.requests.params import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "IccError", "SamplingParams", "__version__", "compile", "load"]
@@ -18,7 +18,7 @@ _LAZY = {
     "compile": (".compiler.driver", "compile_model"),
     "load": (".runtime.llm", "load"),
     "LLM": (".runtime.llm", "LLM"),
-    "SamplingParams": (".runtime.params", "SamplingParams"),
+    "SamplingParams": (".runtime.requests.params", "SamplingParams"),
     "IccError": (".runtime.errors", "IccError"),
 }
 

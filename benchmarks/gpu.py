@@ -34,7 +34,7 @@ import icc
 import numpy as np
 import torch
 from gpu_peers import BATCHES, DECODE_CONTEXT, OUTPUT, PEERS, PREFILL, seconds
-from icc.runtime.bench import BenchOptions, run_bench
+from icc.runtime.commands.bench import BenchOptions, run_bench
 from make_model import write
 
 

@@ -25,7 +25,7 @@ import tiny_models as tiny  # noqa: E402
 from building import GpuEngine, build  # noqa: E402
 from icc import SamplingParams  # noqa: E402
 from icc.compiler.graph.interpret import interpret  # noqa: E402
-from icc.runtime.engine.manifest import Limits  # noqa: E402
+from icc.runtime.format.manifest import Limits  # noqa: E402
 
 LIMITS = Limits(max_seq_len=48, max_batch_size=4, max_step_tokens=16)
 

@@ -15,16 +15,16 @@ import time
 from datetime import date
 from pathlib import Path
 
-from icc.compiler.codegen.backend import Built
-from icc.compiler.codegen.lower.lower import LowerOptions, lower
-from icc.compiler.codegen.triton.backend import TritonBackend
+from icc.compiler.backends.base import Built
+from icc.compiler.backends.triton.backend import TritonBackend
 from icc.compiler.driver import weight_dtype
 from icc.compiler.frontend.load import load_graph
+from icc.compiler.program.lower import LowerOptions, lower
 from icc.compiler.targets import TARGETS
 from icc.passes import pipelines
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
-from icc.runtime.engine.manifest import Limits
+from icc.runtime.format.manifest import Limits
 
 LIMITS = Limits(max_seq_len=4096, max_batch_size=128, max_step_tokens=2048)
 

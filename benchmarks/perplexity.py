@@ -17,7 +17,7 @@ from icc.compiler.calibration import load_calibration, tokenize
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.interpret import interpret
-from icc.compiler.graph.weights import Constant
+from icc.compiler.weights.handles import Constant
 from icc.passes.base import Pass, PassContext
 from icc.passes.manager import run_passes
 from icc.passes.pipelines import canonicalize

@@ -19,8 +19,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 import icc
+from icc.runtime.batch.scheduled import Draft
 from icc.runtime.llm import LLM
-from icc.runtime.scheduler.batch import Draft
 from icc.runtime.speculate.drafter import Drafter, Proposal, Wish
 from icc.runtime.speculate.speculator import Speculator
 from spec_replay import Replay, rate

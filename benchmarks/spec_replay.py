@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 
 import icc
 import numpy as np
+from icc.runtime.batch.scheduled import Draft, ScheduledBatch, ScheduledSequence
 from icc.runtime.executor.base import Executor
 from icc.runtime.llm import LLM
-from icc.runtime.scheduler.batch import Draft, ScheduledBatch, ScheduledSequence
 from icc.runtime.speculate.drafter import Drafter, Proposal, Wish
 from icc.runtime.speculate.speculator import Speculator
 

@@ -27,10 +27,10 @@ SHAPES: dict[str, dict[str, int]] = {
 def trace(shape: str) -> dict[str, Any]:
     """Trace one shape in this process; sizes in MB."""
     import torch
-    from icc.compiler.frontend.conversion import model_weights
     from icc.compiler.frontend.load import trace_model
-    from icc.compiler.frontend.model import build_meta_model, computed_buffers
-    from icc.compiler.graph.weights import Weight
+    from icc.compiler.frontend.source.conversion import model_weights
+    from icc.compiler.frontend.source.model import build_meta_model, computed_buffers
+    from icc.compiler.weights.handles import Weight
     from transformers import LlamaConfig
 
     @dataclass

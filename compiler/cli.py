@@ -96,9 +96,9 @@ def compile_command(model: Path, output: Path | None, explain: str | None, as_js
 @click.option("-o", "--output", type=PATH, help="Tuning file to write (default: ENGINE's target, with .json).")
 def tune_command(engine: Path, output: Path | None) -> None:
     """Measure kernel tilings on this machine's GPU; later compiles read the file that ICC_TUNING names."""
-    from ..runtime.engine.load import open_engine
-    from .codegen.triton.tune import tune
+    from ..runtime.format.load import open_engine
     from .console import ConsoleReporter
+    from .measure.gpu_tune import tune
 
     opened = open_engine(engine)
     try:
@@ -129,7 +129,7 @@ def tune_command(engine: Path, output: Path | None) -> None:
 def train_heads_command(**options: Any) -> None:
     """Train Medusa heads for the checkpoint directory MODEL; the same command goes on where it was cut off."""
     from .console import ConsoleReporter, show_accuracy
-    from .heads.train import TrainHeadsOptions, train_heads
+    from .speculate.train import TrainHeadsOptions, train_heads
 
     with ConsoleReporter() as reporter:
         accuracy = train_heads(TrainHeadsOptions(**options), reporter)
@@ -140,7 +140,7 @@ def _runtime_command(name: str, text: str) -> Callable[..., None]:
     @main.command(name, context_settings=RUNTIME_SETTINGS, help=text)
     @click.pass_context
     def command(ctx: click.Context) -> None:
-        from ..runtime.cli import main as runtime_main
+        from ..runtime.commands.cli import main as runtime_main
 
         ctx.exit(runtime_main([name, *ctx.args], prog="icc"))
 
@@ -160,12 +160,12 @@ _runtime_command("bench", "Measure an engine's latency and throughput, or (bench
 @click.option("--text", type=PATH, required=True)
 def eval_command(ctx: click.Context, engine: Path, baseline: Path | None, text: Path) -> None:
     """Perplexity of an engine on a text."""
-    from ..runtime.cli import main as runtime_main
+    from ..runtime.commands.cli import main as runtime_main
 
     code = runtime_main(["eval", str(engine), "--text", str(text), *ctx.args], prog="icc")
     if code or baseline is None:
         ctx.exit(code)
-    from .baseline import evaluate_checkpoint
+    from .measure.baseline import evaluate_checkpoint
 
     result = evaluate_checkpoint(baseline, engine, text)
     click.echo(
@@ -184,7 +184,7 @@ def inspect_command(ctx: click.Context, path: Path) -> None:
 
         show_checkpoint(path)
         return
-    from ..runtime.cli import main as runtime_main
+    from ..runtime.commands.cli import main as runtime_main
 
     ctx.exit(runtime_main(["inspect", str(path), *ctx.args], prog="icc"))
 

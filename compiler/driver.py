@@ -11,24 +11,24 @@ from typing import Any
 from ..passes import pipelines
 from ..passes.base import Pass, PassContext
 from ..passes.manager import PassReport, run_passes
-from ..runtime.engine.manifest import EmbeddingFacts, QuantFacts
+from ..runtime.format.manifest import EmbeddingFacts, QuantFacts
+from .backends.base import backend_for
 from .calibration import load_calibration
-from .codegen import write_engine as writer
-from .codegen.backend import backend_for
-from .codegen.cpu.tune import tune_here
-from .codegen.lower.lower import LowerOptions, lower
-from .codegen.manifest import make_limits, make_manifest
+from .engine import directory as writer
+from .engine.manifest import make_limits, make_manifest
 from .errors import UsageError
 from .frontend.load import load_graph
-from .frontend.pooling import read_pooling
+from .frontend.source.pooling import read_pooling
 from .graph.graph import Graph
-from .graph.weights import short_dtype
+from .measure.cpu_tune import tune_here
+from .measure.step_cost import measured_cost, modelled_cost
 from .options import KV_DTYPES, CompileOptions, default_output
+from .program.lower import LowerOptions, lower
 from .progress import Reporter, SilentReporter
 from .report import CompileReport, make_report
 from .speculate.plan import SpecChoice, acceptance_of, speculation, with_speculation
-from .speculate.step_cost import measured_cost, modelled_cost
 from .targets import find_target
+from .weights.handles import short_dtype
 
 
 def compile_model(

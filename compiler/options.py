@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from ..runtime.engine.manifest import Pooling
+from ..runtime.format.manifest import Pooling
 from .errors import UsageError
 
 QUANT_METHODS = ("none", "rtn4", "awq4", "gptq4")

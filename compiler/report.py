@@ -17,14 +17,14 @@ from torch import fx
 
 from ..passes.base import PassContext
 from ..passes.manager import PassReport
-from ..runtime.engine.program import Program
+from ..runtime.format.program import Program
 from .graph.graph import Graph, TensorType
 from .graph.verify import ICC_OPS
-from .graph.weights import QuantizedWeight, RowConcat, Weight
 from .ops import OPS
 from .ops.base import Cost
 from .options import CompileOptions
 from .targets import Target
+from .weights.handles import QuantizedWeight, RowConcat, Weight
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .embedding import Embedding
-from .engine.files import HashPieces
-from .engine.load import Engine, check_abi, open_engine, read_manifest
-from .engine.manifest import Manifest
-from .engine_loop import EngineLoop
 from .errors import RequestError, UsageError
 from .executor.base import Executor
-from .generation import Completion, Output
-from .params import SamplingParams
+from .format.files import HashPieces
+from .format.load import Engine, check_abi, open_engine, read_manifest
+from .format.manifest import Manifest
+from .loop.engine_loop import EngineLoop
+from .requests.embedding import Embedding
+from .requests.generation import Completion, Output
+from .requests.params import SamplingParams
 from .speculate.choose import choose_speculator
 from .speculate.speculator import Speculator
 from .speculate.typical import LOSSLESS, read_acceptance
@@ -74,7 +74,7 @@ def load(
 
 
 def _hasher(image: bytes, name: str) -> HashPieces:
-    from .executor.library import KernelLibrary
+    from .executor.cpu.library import KernelLibrary
 
     return KernelLibrary(image, name).sha256
 
@@ -108,7 +108,7 @@ def _executor(
             raise UsageError("an engine for a GPU cannot draft for one that runs on the CPU")
         if swap_bytes:
             raise UsageError("swap_bytes is for GPU engines: the KV cache of a CPU engine is host memory already")
-        from .executor.cpu import CpuExecutor
+        from .executor.cpu.executor import CpuExecutor
 
         return CpuExecutor(engine, threads, kv_bytes, section)
     from .executor.cuda.executor import CudaExecutor

@@ -15,7 +15,7 @@ from pathlib import Path
 import icc
 import torch
 from icc.compiler.console import ConsoleReporter
-from icc.compiler.heads.train import TrainHeadsOptions, train_heads
+from icc.compiler.speculate.train import TrainHeadsOptions, train_heads
 from pystd_corpus import BOS_ID, STDLIB, passes, read_corpus
 from tokenizers import Tokenizer
 

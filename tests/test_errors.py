@@ -16,7 +16,7 @@ def subclasses(cls: type[IccError]) -> list[type[IccError]]:
 
 
 def test_exit_codes_are_unique_and_documented() -> None:
-    for module in ("icc.runtime.errors", "icc.compiler.errors", "icc.compiler.codegen.errors"):
+    for module in ("icc.runtime.errors", "icc.compiler.errors", "icc.compiler.backends.errors"):
         importlib.import_module(module)
     own = [cls for cls in subclasses(IccError) if cls.__module__.startswith("icc.") and "exit_code" in vars(cls)]
     codes = {cls.__name__: cls.exit_code for cls in own}

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-from icc.runtime.engine.load import open_engine
-from icc.runtime.executor.cpu import CpuExecutor
-from icc.runtime.scheduler.batch import ScheduledBatch, ScheduledSequence
+from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
+from icc.runtime.executor.cpu.executor import CpuExecutor
+from icc.runtime.format.load import open_engine
 from stages import decodes
 
 

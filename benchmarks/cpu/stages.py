@@ -16,13 +16,13 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from icc.compiler.codegen.cpu.build import compile_command
-from icc.compiler.codegen.cpu.emit import emit_source
-from icc.compiler.codegen.cpu.isa import ALL
-from icc.runtime.engine.load import Engine, open_engine
-from icc.runtime.executor import cpu as cpu_executor
-from icc.runtime.executor import library as kernel_library
-from icc.runtime.scheduler.batch import ScheduledBatch, ScheduledSequence
+from icc.compiler.backends.cpu.build import compile_command
+from icc.compiler.backends.cpu.emit import emit_source
+from icc.compiler.backends.cpu.isa import ALL
+from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
+from icc.runtime.executor.cpu.executor import executor as cpu_executor
+from icc.runtime.executor.cpu.executor import library as kernel_library
+from icc.runtime.format.load import Engine, open_engine
 
 _RUN = "step.run(c);"
 _WAIT = "h.barrier.wait();"

@@ -11,17 +11,17 @@ from torch import nn
 
 from ..errors import SequenceLengthError, UnsupportedModel
 from ..graph.graph import Graph, ModelInfo
-from ..graph.weights import Weight
-from . import aten_handlers, index_handlers, reduce_handlers, scores  # noqa: F401  (they register themselves)
-from .checkpoint import open_checkpoint
-from .conversion import model_weights
-from .interfaces import MaskUsed
-from .layer_kinds import LayerKinds
-from .model import build_meta_model, computed_buffers, load_config
-from .replay import lowered_with_repeats
-from .rope import settle_rope
-from .token_major import Lowering
-from .trace import export
+from ..weights.handles import Weight
+from .convert import aten_handlers, index_handlers, reduce_handlers, scores  # noqa: F401  (they register themselves)
+from .convert.token_major import Lowering
+from .export.interfaces import MaskUsed
+from .export.rope import settle_rope
+from .export.trace import export
+from .layers.kinds import LayerKinds
+from .layers.replay import lowered_with_repeats
+from .source.checkpoint import open_checkpoint
+from .source.conversion import model_weights
+from .source.model import build_meta_model, computed_buffers, load_config
 
 DEFAULT_MAX_SEQ_LEN = 4096
 _POSITION_LIMITS = (

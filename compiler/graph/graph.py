@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .weights import Weight, short_dtype
+from ..weights.handles import Weight, short_dtype
 
 TOKENS = "tokens"
 LOGIT_ROWS = "logit_rows"

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import msgspec
 
-from ...runtime.engine.program import Program
-from ...runtime.engine.speculation import DraftTree, Speculation
+from ...runtime.format.program import Program
+from ...runtime.format.speculation import DraftTree, Speculation
 from ..errors import UsageError
 from ..graph.graph import Graph
-from ..heads.head_files import MedusaHead, read_heads
 from ..options import CompileOptions
 from .acceptance import Progress, measure_acceptance
+from .head_files import MedusaHead, read_heads
 from .tree import MAX_GUESSES, Cost, choose_tree, tree_of
 
 SEQUENCES = 8  # of the calibration text, on which acceptance is measured

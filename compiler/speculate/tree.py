@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
-from ...runtime.engine.speculation import DraftTree
+from ...runtime.format.speculation import DraftTree
 
 MAX_GUESSES = 63
 WORTHWHILE = 1.03  # an expected speed-up below this is not worth the trouble

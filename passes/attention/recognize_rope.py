@@ -18,8 +18,8 @@ from torch import Tensor, fx
 
 from ...compiler.graph.graph import Graph, type_of
 from ...compiler.graph.interpret import eager
-from ...compiler.graph.weights import Weight, derive
 from ...compiler.ops import OPS
+from ...compiler.weights.handles import Weight, derive
 from ..base import Pass, PassContext, PassResult
 from ..rules import Bindings, Fail, Lit, Rule, Var, apply_rules, call, either, through_views
 

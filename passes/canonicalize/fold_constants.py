@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from ...compiler.graph.graph import Graph, TensorType
 from ...compiler.graph.interpret import eager
-from ...compiler.graph.weights import Weight, derive
+from ...compiler.weights.handles import Weight, derive
 from ..base import Pass, PassContext, PassResult
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, fx
 from ...compiler.errors import SequenceLengthError
 from ...compiler.graph.graph import Graph, type_of
 from ...compiler.graph.interpret import as_compute, eager
-from ...compiler.graph.weights import Constant
 from ...compiler.ops import OPS
+from ...compiler.weights.handles import Constant
 from ..base import Pass, PassContext, PassResult
 
 aten = torch.ops.aten

@@ -13,8 +13,8 @@ import torch
 from torch import fx
 
 from ...compiler.graph.graph import Graph, type_of
-from ...compiler.graph.weights import Constant, QuantizedWeight, RowConcat, Weight, derive
 from ...compiler.ops import OPS
+from ...compiler.weights.handles import Constant, QuantizedWeight, RowConcat, Weight, derive
 from ..base import Pass, PassContext, PassResult, Refusal
 
 aten = torch.ops.aten

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from torch import Tensor, fx
 
 from ...compiler.graph.graph import Graph
-from ...compiler.graph.weights import RoundedWeight, decibels
+from ...compiler.weights.handles import RoundedWeight, decibels
 from ..base import PassContext, PassResult, Refusal
 from .awq_search import Member, search_clip, search_scales
 from .fold import FoldGroup, apply_fold, factors, fold_group

@@ -17,8 +17,8 @@ from torch import Tensor, fx
 
 from ...compiler.graph.graph import Graph
 from ...compiler.graph.printer import target_name
-from ...compiler.graph.weights import Constant, Derived, Weight
 from ...compiler.ops import OPS
+from ...compiler.weights.handles import Constant, Derived, Weight
 from .element_ties import Tie, full_shape, is_absorbing, ties
 from .select import EXPERT, LINEAR, set_weight
 

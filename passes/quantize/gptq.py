@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from ...compiler.graph.graph import Graph
-from ...compiler.graph.weights import PackedWeight, QuantParts, RoundedWeight, decibels
+from ...compiler.weights.handles import PackedWeight, QuantParts, RoundedWeight, decibels
 from ..base import PassContext, PassResult, Refusal
 from .gptq_solver import Hessian, Solved, solve
 from .inputs import expert_rows

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...compiler.graph.weights import QuantParts, group_range
+from ...compiler.weights.handles import QuantParts, group_range
 from .rounding import round_values
 
 _BLOCK = 128

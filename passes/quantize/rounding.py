@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...compiler.graph.weights import group_range
+from ...compiler.weights.handles import group_range
 
 
 def round_values(weight: Tensor, bits: int, group: int, clip: Tensor | None = None) -> Tensor:

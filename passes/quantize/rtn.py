@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...compiler.graph.graph import Graph
-from ...compiler.graph.weights import RoundedWeight
+from ...compiler.weights.handles import RoundedWeight
 from ..base import PassContext, PassResult
 from .select import QuantizePass, retype
 

@@ -14,8 +14,8 @@ from torch import fx
 from ...compiler.errors import UsageError
 from ...compiler.graph.graph import Graph, TensorType, infer_type
 from ...compiler.graph.verify import SHAPE_OPS, is_pointwise
-from ...compiler.graph.weights import QuantizedWeight, Weight
 from ...compiler.ops import OPS
+from ...compiler.weights.handles import QuantizedWeight, Weight
 from ..base import Pass, PassContext, Refusal
 from .record import QuantRecord
 

@@ -17,8 +17,8 @@ from torch import fx
 
 from ...compiler.errors import HeadMismatch, PassError
 from ...compiler.graph.graph import Graph, type_of
-from ...compiler.graph.weights import Weight
 from ...compiler.ops import OPS
+from ...compiler.weights.handles import Weight
 from ..base import Pass, PassContext, PassResult
 from ..quantize.select import lm_heads
 

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from ..scheduler.batch import ScheduledBatch
+from ..batch.scheduled import ScheduledBatch
 
 
 class Executor(Protocol):

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..params import SamplingParams
-from ..sampler import draw
-from ..scheduler.batch import ScheduledBatch, ScheduledSequence
+from ..batch.scheduled import ScheduledBatch, ScheduledSequence
+from ..loop.sampler import draw
+from ..requests.params import SamplingParams
 from .sampling import TOP_LOGPROBS, Sampled, SamplingRow
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ..scheduler.batch import ScheduledBatch
+from ..batch.scheduled import ScheduledBatch
 
 TOP_LOGPROBS = 20  # of the likeliest tokens per row that a device reports
 

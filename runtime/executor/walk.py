@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..engine.plan import SIZES, Launch, LaunchPlan, Phase
-from ..engine.program import DRAFTS, HEADS, ITEM_SIZE, Operand, Program, Step
+from ..format.plan import SIZES, Launch, LaunchPlan, Phase
+from ..format.program import DRAFTS, HEADS, ITEM_SIZE, Operand, Program, Step
 
 
 @dataclass(frozen=True)

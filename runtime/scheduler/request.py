@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .batch import Draft
-from .prefix_cache import BlockKey, child_key, root_key
+from ..batch.scheduled import Draft
+from ..kv.prefix_cache import BlockKey, child_key, root_key
 
 
 @dataclass(frozen=True, slots=True)

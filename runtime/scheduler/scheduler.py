@@ -5,14 +5,14 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 
+from ..batch.scheduled import Draft, Finished, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict, pending_token
 from ..errors import CapacityError, RequestError
-from .batch import Draft, Finished, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict, pending_token
+from ..kv.tables import Tables
+from ..kv.upkeep import Upkeep
 from .config import SchedulerConfig
 from .fairness import FairShare
 from .request import Request, RequestSpec
 from .step import Step
-from .tables import Tables
-from .upkeep import Upkeep
 
 # a request preempted this often is let in again only when the worst case of all that runs with it fits
 PATIENCE = 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .batch import ScheduledSequence
+from ..batch.scheduled import ScheduledSequence
 from .request import Request
 
 

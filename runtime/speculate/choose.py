@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..engine.load import Engine, open_engine
-from ..engine.program import EXIT
 from ..errors import UsageError
 from ..executor.base import Executor
+from ..format.load import Engine, open_engine
+from ..format.program import EXIT
 from .drafter import Drafter
 from .medusa import HeadsExecutor, MedusaDrafter
 from .ngram import NgramDrafter

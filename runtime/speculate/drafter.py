@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..generation import Generation
-from ..scheduler.batch import Draft
+from ..batch.scheduled import Draft
+from ..requests.generation import Generation
 
 
 @dataclass(frozen=True, slots=True)

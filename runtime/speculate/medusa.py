@@ -7,8 +7,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from ..engine.speculation import DraftTree, Speculation
-from ..scheduler.batch import Draft
+from ..batch.scheduled import Draft
+from ..format.speculation import DraftTree, Speculation
 from .drafter import Drafter, Proposal, Wish
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from ..generation import Generation
-from ..scheduler.batch import Draft
+from ..batch.scheduled import Draft
+from ..requests.generation import Generation
 from .drafter import Drafter, Proposal, Wish, chain_chances
 
 GRAM = 3  # tokens of the ending that is looked up

@@ -9,12 +9,12 @@ from typing import Protocol
 
 import numpy as np
 
+from ..batch.scheduled import Draft, ScheduledBatch, ScheduledSequence
 from ..executor.base import Executor, screening
 from ..executor.sampling import SamplingExecutor, SamplingRow
-from ..generation import Generation
-from ..scheduler.batch import Draft, ScheduledBatch, ScheduledSequence
-from ..scheduler.block_pool import BlockPool
-from ..scheduler.prefix_cache import PrefixCache
+from ..kv.block_pool import BlockPool
+from ..kv.prefix_cache import PrefixCache
+from ..requests.generation import Generation
 from .drafter import Drafter, Proposal, Wish, chain_chances
 
 MAX_GUESSES = 8

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from ..generation import Generation
-from ..scheduler.batch import Draft, ScheduledBatch, ScheduledSequence, StepOutcome
+from ..batch.scheduled import Draft, ScheduledBatch, ScheduledSequence, StepOutcome
+from ..requests.generation import Generation
 from .drafter import Drafter, Proposal, Wish
 from .ledger import CREDIT, LITTLE, OVERHEAD, SLOPE, Account, Savings, StepTimes
 from .typical import TypicalAcceptance

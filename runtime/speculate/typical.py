@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..batch.scheduled import Draft
 from ..errors import UsageError
-from ..sampler import Sample, Sampler
-from ..scheduler.batch import Draft
+from ..loop.sampler import Sample, Sampler
 from .verify import Walk
 
 LOSSLESS, TYPICAL = "lossless", "typical"

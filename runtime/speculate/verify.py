@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from ..sampler import Sample
-from ..scheduler.batch import Draft
+from ..batch.scheduled import Draft
+from ..loop.sampler import Sample
 
 
 @dataclass(frozen=True, slots=True)

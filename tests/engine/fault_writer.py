@@ -14,11 +14,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from icc.compiler.codegen import write_engine
+from icc.compiler.engine import directory as write_engine
 from icc.compiler.errors import WriteError
-from icc.runtime.engine.load import read_manifest
-from icc.runtime.engine.manifest import Limits, Manifest, ModelFacts, QuantFacts, SamplingDefaults
-from icc.runtime.engine.verify import check_listing
+from icc.runtime.format.load import read_manifest
+from icc.runtime.format.manifest import Limits, Manifest, ModelFacts, QuantFacts, SamplingDefaults
+from icc.runtime.format.verify import check_listing
 
 CALLS = {
     "write": ("ENOSPC", "EIO", "KILL"),

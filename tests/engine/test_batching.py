@@ -53,7 +53,7 @@ def test_batch_mates_change_nothing(name: str, quant: str, compiled: Callable[..
 def test_preemption_changes_nothing(compiled: Callable[..., Any]) -> None:
     engine = compiled("llama", **LIMITS).engine
     expected = alone(engine)
-    from icc.runtime.engine.load import open_engine
+    from icc.runtime.format.load import open_engine
 
     block = open_engine(engine).program.kv.total_block_bytes()
     with small(icc.load(engine, kv_bytes=5 * block)) as llm:  # one sequence of full length and little more

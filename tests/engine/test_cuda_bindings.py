@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from icc.compiler.codegen.errors import CodegenError
-from icc.compiler.codegen.triton.cubin import check_launch, read_cubin
-from icc.compiler.codegen.triton.spec import ONE, Arg, LaunchSpec
-from icc.runtime.engine.load import decode_program
+from icc.compiler.backends.errors import CodegenError
+from icc.compiler.backends.triton.build.cubin import check_launch, read_cubin
+from icc.compiler.backends.triton.spec import ONE, Arg, LaunchSpec
+from icc.runtime.format.load import decode_program
 
 STUB = Path(__file__).with_name("stub_cuda.c")
 SMALL = {"max_seq_len": 32, "max_batch_size": 2, "max_step_tokens": 16}

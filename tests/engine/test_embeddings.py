@@ -12,9 +12,9 @@ import icc
 import numpy as np
 import pytest
 from icc.compiler.errors import CheckpointError, UnsupportedModel
-from icc.compiler.frontend.pooling import Pooling, read_pooling
+from icc.compiler.frontend.source.pooling import Pooling, read_pooling
 from icc.runtime.errors import RequestError, UsageError
-from icc.runtime.generation import Standing
+from icc.runtime.requests.generation import Standing
 
 from .conftest import Compiled
 
@@ -79,8 +79,8 @@ def embedder(compiled: Callable[..., Compiled], tmp_path_factory: pytest.TempPat
 
 def pooled(engine: Path, to: Path, pooling: str, normalize: bool) -> Path:
     """The same engine with another pooling, as a compile would have written it."""
-    from icc.runtime.engine.digest import encode_sealed
-    from icc.runtime.engine.load import read_manifest
+    from icc.runtime.format.digest import encode_sealed
+    from icc.runtime.format.load import read_manifest
     from msgspec.structs import replace
 
     shutil.copytree(engine, to)
@@ -191,7 +191,7 @@ def test_each_task_refuses_the_other(embedder: Callable[..., Compiled], compiled
 
 
 def test_commands_on_an_engine_that_embeds(embedder: Callable[..., Compiled], capsys: Any) -> None:
-    from icc.runtime.cli import main
+    from icc.runtime.commands.cli import main
 
     engine = str(embedder("llama", headless=True).engine)
     assert main(["inspect", engine]) == 0

@@ -38,8 +38,8 @@ def test_same_inputs_give_the_same_bytes(compiled: Callable[..., Any], tmp_path:
 def test_every_isa_level_runs_and_agrees(compiled: Callable[..., Any]) -> None:
     engine = compiled("llama", quant="rtn4", target="cpu").engine
     ids = list(range(3, 40))
-    from icc.runtime.engine.isa import cpu_flags
-    from icc.runtime.engine.load import read_manifest
+    from icc.runtime.format.isa import cpu_flags
+    from icc.runtime.format.load import read_manifest
 
     runnable = [lib.isa for lib in read_manifest(engine).libraries if set(lib.cpu_flags) <= set(cpu_flags())]
     assert "avx2" in runnable
@@ -72,7 +72,7 @@ def test_starting_an_engine_compiles_none_of_its_sources(compiled: Callable[...,
         sys.addaudithook(lambda event, args: event == "compile" and print(args[1]))
         sys.dont_write_bytecode = True
         sys.path.insert(0, sys.argv[1])
-        import runtime.cli, runtime.llm, runtime.executor.cpu
+        import runtime.commands.cli, runtime.llm, runtime.executor.cpu.executor
     """
 
     def sources() -> list[str]:
@@ -81,7 +81,7 @@ def test_starting_an_engine_compiles_none_of_its_sources(compiled: Callable[...,
         return [line for line in done.stdout.splitlines() if line.startswith(str(engine))]
 
     assert sources() == []
-    changed = engine / "runtime" / "params.py"
+    changed = engine / "runtime" / "requests" / "params.py"
     changed.write_text(changed.read_text() + "\n")
     assert sources() == [str(changed)]
     with pytest.raises(EngineFormatError, match=r"params\.py has "):

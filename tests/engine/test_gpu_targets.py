@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 from icc.compiler.cli import main
 from icc.compiler.targets import TARGETS
-from icc.runtime.cli import main as runtime_main
-from icc.runtime.engine.load import decode_program, open_engine
+from icc.runtime.commands.cli import main as runtime_main
+from icc.runtime.format.load import decode_program, open_engine
 
 GPUS = [name for name, target in TARGETS.items() if target.backend != "cpu"]
 EM_CUDA, EM_AMDGPU, GFX942 = 190, 224, 0x4C

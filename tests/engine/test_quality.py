@@ -7,7 +7,7 @@ from pathlib import Path
 import icc
 import pytest
 import torch
-from icc.runtime.evaluate import Evaluation, evaluate_text
+from icc.runtime.commands.evaluate import Evaluation, evaluate_text
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "pystd"
 QUANTS = ("none", "rtn4", "awq4", "gptq4")

@@ -9,10 +9,10 @@ from pathlib import Path
 import icc
 import numpy as np
 import pytest
-from icc.compiler.codegen.cpu import backend
-from icc.runtime.executor.cpu import CpuExecutor
-from icc.runtime.params import SamplingParams
-from icc.runtime.scheduler.batch import ScheduledBatch
+from icc.compiler.backends.cpu import backend
+from icc.runtime.batch.scheduled import ScheduledBatch
+from icc.runtime.executor.cpu.executor import CpuExecutor
+from icc.runtime.requests.params import SamplingParams
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "pystd"
 PROMPTS = ["def fib(n):", "import os\n", "class Shape:\n    def __init__(self", 'raise ValueError("']

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from icc.compiler.errors import HeadMismatch, UsageError
-from icc.compiler.heads.head_files import write_heads
+from icc.compiler.speculate.head_files import write_heads
+from icc.runtime.batch.scheduled import Draft
 from icc.runtime.llm import LLM, load
-from icc.runtime.params import SamplingParams
-from icc.runtime.scheduler.batch import Draft
+from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.drafter import Drafter, Proposal, Wish
 from icc.runtime.speculate.speculator import Speculator
 
@@ -90,11 +90,11 @@ def test_heads_choose_what_the_interpreter_says(with_heads: tuple[Path, Path], c
     """The section of the heads, behind some of the logit rows of a step."""
     from icc.compiler.frontend.load import load_graph
     from icc.compiler.graph.interpret import interpret_drafts
-    from icc.compiler.heads.head_files import read_heads
+    from icc.compiler.speculate.head_files import read_heads
     from icc.passes import pipelines
     from icc.passes.base import PassContext
     from icc.passes.manager import run_passes
-    from icc.runtime.scheduler.batch import ScheduledBatch, ScheduledSequence
+    from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
 
     engine, folder = with_heads
     graph = load_graph(compiled("llama").checkpoint)
@@ -145,8 +145,8 @@ def test_an_early_exit_gives_the_logits_of_the_first_layers(compiled: Callable[.
     from icc.passes import pipelines
     from icc.passes.base import PassContext
     from icc.passes.manager import run_passes
-    from icc.runtime.executor.cpu import CpuExecutor
-    from icc.runtime.scheduler.batch import ScheduledBatch, ScheduledSequence
+    from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
+    from icc.runtime.executor.cpu.executor import CpuExecutor
 
     found = compiled("llama", spec="layer-skip:1")
     graph = load_graph(found.checkpoint)

@@ -8,9 +8,9 @@ from typing import Any
 
 import icc
 import pytest
-from icc.compiler.codegen.cpu import tune
-from icc.compiler.codegen.cpu.isa import ALL, AVX2, AVX512VNNI, Block, Isa
+from icc.compiler.backends.cpu.isa import ALL, AVX2, AVX512VNNI, Block, Isa
 from icc.compiler.errors import UsageError
+from icc.compiler.measure import cpu_tune as tune
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ from types import ModuleType
 
 import pytest
 import torch
-from icc.compiler.frontend import checkpoint
-from icc.compiler.frontend.checkpoint import CheckpointTensor, open_checkpoint
-from icc.compiler.frontend.conversion import Converted, model_weights
-from icc.compiler.frontend.model import build_meta_model, computed_buffers, load_config
-from icc.compiler.graph.weights import Weight
+from icc.compiler.frontend.source import checkpoint
+from icc.compiler.frontend.source.checkpoint import CheckpointTensor, open_checkpoint
+from icc.compiler.frontend.source.conversion import Converted, model_weights
+from icc.compiler.frontend.source.model import build_meta_model, computed_buffers, load_config
+from icc.compiler.weights.handles import Weight
 
 
 def weights_of(path: Path) -> dict[str, Weight]:

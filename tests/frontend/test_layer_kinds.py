@@ -11,10 +11,10 @@ import pytest
 import torch
 import transformers
 from icc.compiler.frontend import load
-from icc.compiler.frontend.layer_kinds import LayerKinds
+from icc.compiler.frontend.layers.kinds import LayerKinds
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.printer import print_graph
-from icc.compiler.graph.weights import Constant
+from icc.compiler.weights.handles import Constant
 from torch import Tensor, nn
 
 SLIDING, FULL = "sliding_attention", "full_attention"

@@ -22,8 +22,8 @@ import torch
 from icc.compiler.graph.graph import Graph, ModelInfo, TensorType
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.graph.printer import print_graph
-from icc.compiler.graph.weights import Constant, Weight
 from icc.compiler.ops import OPS
+from icc.compiler.weights.handles import Constant, Weight
 from icc.passes.base import Pass, PassContext, Refusal
 from icc.passes.manager import run_passes
 from torch import Tensor, fx

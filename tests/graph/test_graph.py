@@ -9,7 +9,7 @@ import torch
 from graph_tracing import IDS, VOCAB, Value, aten, difference, icc, random, trace
 from icc.compiler.graph.graph import TensorType, type_of
 from icc.compiler.graph.interpret import interpret
-from icc.compiler.graph.weights import (
+from icc.compiler.weights.handles import (
     Constant,
     Derived,
     PackedWeight,
@@ -18,7 +18,7 @@ from icc.compiler.graph.weights import (
     Weight,
     derive,
     quant_parts,
-)  # fmt: skip
+)
 from torch import Tensor, fx
 
 

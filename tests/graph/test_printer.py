@@ -6,7 +6,7 @@ import torch
 from expecttest import assert_expected_inline
 from graph_tracing import Value, aten, icc, trace
 from icc.compiler.graph.printer import print_graph
-from icc.compiler.graph.weights import Constant, RoundedWeight, RowConcat
+from icc.compiler.weights.handles import Constant, RoundedWeight, RowConcat
 
 
 def block(x: Value, w: Value) -> Value:

@@ -17,7 +17,7 @@ import torch
 from graph_tracing import OPS, Value, aten, cat, difference, empty_graph, icc, random, trace
 from icc.compiler.graph.graph import TensorType
 from icc.compiler.graph.interpret import interpret
-from icc.compiler.graph.weights import Constant
+from icc.compiler.weights.handles import Constant
 from run_lowered import lower_graph, optimize, run_lowered
 from torch import Tensor
 

@@ -20,17 +20,17 @@ from .conftest import NOT_SOURCE, ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 HEAVY = ("torch", "transformers", "triton", "jinja2", "numpy", "tokenizers", "fastapi")
 BREACHES = {
-    "runtime/bench.py": ("import torch", "The runtime needs no compiler"),
-    "passes/rules.py": ("from ..compiler.codegen import render", "Passes know no codegen, driver, CLI or runtime"),
+    "runtime/commands/bench.py": ("import torch", "The runtime needs no compiler"),
+    "passes/rules.py": ("from ..compiler.backends import render", "Passes know no program, backends"),
     "passes/fuse/add_norm.py": ("from . import merge_linears", "No pass imports another pass"),
-    "compiler/ops/norm.py": ("from ..graph import printer", "Ops know no graph, codegen or passes"),
-    "compiler/codegen/manifest.py": ("from ..frontend import load", "Codegen knows no passes and no frontend"),
+    "compiler/ops/norm.py": ("from ..graph import printer", "Ops know no graph, program, backends or passes"),
+    "compiler/backends/base.py": ("from ..frontend import load", "Program and backends know no passes"),
     "runtime/scheduler/request.py": ("import threading", "The scheduler is a pure state machine"),
     "compiler/driver.py": ("import jinja2", "jinja2 has one home"),
     "compiler/options.py": ("import click", "click has one home"),
     "compiler/targets.py": ("import triton", "triton has one home"),
     "compiler/progress.py": ("import fastapi", "FastAPI has one home"),
-    "runtime/run.py": ("import llguidance", "The runtime needs no server"),
+    "runtime/commands/run.py": ("import llguidance", "The runtime needs no server"),
 }
 
 
@@ -117,7 +117,7 @@ def test_help_comes_at_once_and_loads_nothing_heavy(arguments: list[str]) -> Non
 
 def test_templates_and_data_are_found_from_the_installed_package() -> None:
     code = (
-        "from icc.compiler.codegen.render import TEMPLATES\n"
+        "from icc.compiler.backends.render import TEMPLATES\n"
         "from icc.compiler.calibration import DEFAULT_TEXT\n"
         "print((TEMPLATES / 'cpp' / 'program.cpp.jinja').is_file(), DEFAULT_TEXT.is_file())"
     )

@@ -34,7 +34,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(source: Path, wheel: Path)
         files += (source / part).rglob("*.py")
     files += (file for file in (source / "codegen_templates").rglob("*") if file.is_file())
     files += (source / "compiler" / "data").iterdir()
-    files += (source / "runtime" / "server" / "page").iterdir()
+    files += (source / "runtime" / "server" / "http" / "page").iterdir()
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert packed == {f"icc/{file.relative_to(source).as_posix()}" for file in files}

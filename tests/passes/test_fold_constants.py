@@ -6,7 +6,7 @@ import torch
 from expecttest import assert_expected_inline
 from graph_tracing import IDS, Value, apply, aten, cat, difference, icc, trace
 from icc.compiler.graph.interpret import interpret
-from icc.compiler.graph.weights import Constant, Derived
+from icc.compiler.weights.handles import Constant, Derived
 from icc.passes.base import PassContext
 from icc.passes.canonicalize.fold_constants import FoldConstants
 

@@ -12,7 +12,7 @@ from graph_tracing import IDS, Value, apply, aten, difference, icc, random, trac
 from icc.compiler.errors import HeadMismatch, PassError
 from icc.compiler.graph.interpret import interpret, interpret_drafts
 from icc.compiler.graph.printer import print_graph
-from icc.compiler.graph.weights import Constant, QuantizedWeight, Weight
+from icc.compiler.weights.handles import Constant, QuantizedWeight, Weight
 from icc.passes import pipelines
 from icc.passes.attention.select_logit_rows import SelectLogitRows
 from icc.passes.base import PassContext

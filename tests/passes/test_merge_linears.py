@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from expecttest import assert_expected_inline
 from graph_tracing import Value, apply, aten, icc, random, trace
-from icc.compiler.graph.weights import Constant, RoundedWeight, RowConcat
+from icc.compiler.weights.handles import Constant, RoundedWeight, RowConcat
 from icc.passes.fuse.merge_linears import MergeLinears
 
 linear = icc.linear.default

@@ -11,8 +11,8 @@ import pytest
 import torch
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.graph import Graph, ModelInfo, TensorType
-from icc.compiler.graph.weights import Constant
 from icc.compiler.ops import OPS
+from icc.compiler.weights.handles import Constant
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
 from icc.passes.pipelines import canonicalize

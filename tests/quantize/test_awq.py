@@ -8,7 +8,7 @@ import pytest
 import torch
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.interpret import interpret
-from icc.compiler.graph.weights import QuantizedWeight
+from icc.compiler.weights.handles import QuantizedWeight
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
 from icc.passes.quantize.awq import QuantizeAwq

@@ -8,7 +8,7 @@ import pytest
 import torch
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.interpret import interpret
-from icc.compiler.graph.weights import PackedWeight, QuantizedWeight
+from icc.compiler.weights.handles import PackedWeight, QuantizedWeight
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
 from icc.passes.quantize.gptq import QuantizeGptq

@@ -9,7 +9,7 @@ import torch
 from icc.compiler.errors import UsageError
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.interpret import interpret
-from icc.compiler.graph.weights import QuantizedWeight
+from icc.compiler.weights.handles import QuantizedWeight
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
 from icc.passes.quantize.rtn import QuantizeRtn

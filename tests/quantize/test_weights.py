@@ -5,14 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from icc.compiler.graph.weights import (
-    Constant,
-    PackedWeight,
-    RoundedWeight,
-    RowConcat,
-    quant_parts,
-    round_to_groups,
-)
+from icc.compiler.weights.handles import Constant, PackedWeight, RoundedWeight, RowConcat, quant_parts, round_to_groups
 
 
 def numpy_round(weight: np.ndarray, bits: int, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 import tokenizers
-from icc.runtime.engine.digest import encode_sealed
-from icc.runtime.engine.manifest import (
+from icc.runtime.executor.fake import FakeDevice, FakeExecutor, context_hash
+from icc.runtime.format.digest import encode_sealed
+from icc.runtime.format.manifest import (
     FORMAT_VERSION,
     KERNEL_ABI,
     FileEntry,
@@ -27,8 +28,7 @@ from icc.runtime.engine.manifest import (
     QuantFacts,
     SamplingDefaults,
 )
-from icc.runtime.engine.program import Kernel, KVLayer, KVLayout, Operand, Program, Step, Weight
-from icc.runtime.executor.fake import FakeDevice, FakeExecutor, context_hash
+from icc.runtime.format.program import Kernel, KVLayer, KVLayout, Operand, Program, Step, Weight
 from icc.runtime.llm import LLM
 from icc.runtime.speculate.speculator import Speculator
 from icc.runtime.tokenizer import Tokenizer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from icc.runtime.batch.scheduled import Draft
 from icc.runtime.executor.fake import context_hash
-from icc.runtime.scheduler.batch import Draft
 from icc.runtime.speculate.drafter import Drafter, Proposal, Wish
 
 VOCAB = 258

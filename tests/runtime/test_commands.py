@@ -1,4 +1,4 @@
-"""The commands, in an engine of its own and through `icc.runtime.cli`, and what importing costs."""
+"""The commands, in an engine of its own and through `icc.runtime.commands.cli`, and what importing costs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from icc.runtime.bench import BenchOptions, run_bench
-from icc.runtime.cli import main
+from icc.runtime.commands.bench import BenchOptions, run_bench
+from icc.runtime.commands.cli import main
+from icc.runtime.commands.evaluate import evaluate_text, windows
 from icc.runtime.errors import CapacityError, UsageError
-from icc.runtime.evaluate import evaluate_text, windows
 from icc.runtime.llm import load
 
 Make = Callable[..., Path]
@@ -154,7 +154,7 @@ def loaded_after(code: str) -> set[str]:
 def test_importing_icc_loads_nothing_heavy() -> None:
     assert not loaded_after("import icc; icc.__version__; dir(icc)") & {*HEAVY, "numpy", "tokenizers", "msgspec"}
     assert not loaded_after("import icc; icc.load; icc.SamplingParams; icc.IccError") & set(HEAVY)
-    assert not loaded_after("import icc.runtime.cli, icc.runtime.bench, icc.runtime.evaluate") & set(HEAVY)
+    assert not loaded_after("from icc.runtime.commands import bench, cli, evaluate") & set(HEAVY)
 
 
 def test_the_scheduler_needs_the_standard_library_alone() -> None:

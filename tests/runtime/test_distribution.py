@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from icc.runtime.engine.manifest import Manifest
+from icc.runtime.batch.scheduled import Draft
 from icc.runtime.executor.fake import FakeExecutor
+from icc.runtime.format.manifest import Manifest
 from icc.runtime.llm import LLM
-from icc.runtime.params import SamplingParams
-from icc.runtime.scheduler.batch import Draft
+from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.speculator import Speculator
 from icc.runtime.speculate.verify import Walk, follow
 from oracle_drafters import Fixed
@@ -84,5 +84,5 @@ def test_samples_have_the_models_distribution(
     toy_manifest: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch, walk: Any, is_right: bool
 ) -> None:
     """Chi-square over the triples of a small vocabulary; two wrong implementations must fail it."""
-    monkeypatch.setattr("icc.runtime.stepping.follow", walk)
+    monkeypatch.setattr("icc.runtime.loop.stepping.follow", walk)
     assert (chi_square(toy_manifest(vocab_size=SMALL, eos_token_ids=[])) < CRITICAL) == is_right

@@ -10,10 +10,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from icc.runtime.engine.digest import digest_of
-from icc.runtime.engine.isa import cpu_flags, select_library
-from icc.runtime.engine.load import open_engine, read_manifest
-from icc.runtime.engine.manifest import KERNEL_ABI, FileEntry, Manifest
 from icc.runtime.errors import (
     CapacityError,
     EngineFormatError,
@@ -22,9 +18,13 @@ from icc.runtime.errors import (
     MissingIsaError,
     UsageError,
 )
-from icc.runtime.executor.memory import choose_num_blocks
+from icc.runtime.executor.cpu.memory import choose_num_blocks
+from icc.runtime.format.digest import digest_of
+from icc.runtime.format.isa import cpu_flags, select_library
+from icc.runtime.format.load import open_engine, read_manifest
+from icc.runtime.format.manifest import KERNEL_ABI, FileEntry, Manifest
 from icc.runtime.llm import load
-from icc.runtime.params import SamplingParams
+from icc.runtime.requests.params import SamplingParams
 
 Make = Callable[..., Path]
 Seal = Callable[[Path, Manifest], None]
@@ -283,7 +283,7 @@ def test_a_gpu_engine_without_a_launch_plan_is_refused(make_engine: Make) -> Non
 
 
 def test_the_kv_cache_fits_its_budget_or_one_sequence_is_refused(toy_manifest: Callable[..., Manifest]) -> None:
-    from icc.runtime.engine.program import KVLayer, KVLayout
+    from icc.runtime.format.program import KVLayer, KVLayout
 
     kv, limits = KVLayout(4, "f32", [KVLayer(1, 1, 1)]), toy_manifest().limits
     assert choose_num_blocks(kv, limits) == 16 * 4

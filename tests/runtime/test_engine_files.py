@@ -9,15 +9,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from icc.compiler.codegen import write_engine
-from icc.runtime.engine import files
-from icc.runtime.engine.digest import encode_sealed
-from icc.runtime.engine.files import EngineFiles
-from icc.runtime.engine.load import Engine, open_engine, read_manifest
-from icc.runtime.engine.manifest import FileEntry
+from icc.compiler.engine import directory as write_engine
 from icc.runtime.errors import EngineFormatError
+from icc.runtime.format import files
+from icc.runtime.format.digest import encode_sealed
+from icc.runtime.format.files import EngineFiles
+from icc.runtime.format.load import Engine, open_engine, read_manifest
+from icc.runtime.format.manifest import FileEntry
 from icc.runtime.llm import LLM, load
-from icc.runtime.params import SamplingParams
+from icc.runtime.requests.params import SamplingParams
 
 Make = Callable[..., Path]
 USED = ("kernels/any.so", "program.json", "tokenizer/tokenizer.json", "weights.safetensors")

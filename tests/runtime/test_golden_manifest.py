@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 
 import msgspec
-from icc.runtime.engine.digest import encode_sealed
-from icc.runtime.engine.manifest import (
+from icc.runtime.format.digest import encode_sealed
+from icc.runtime.format.manifest import (
     FORMAT_VERSION,
     FileEntry,
     Library,

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from icc.runtime.batch.scheduled import Draft
 from icc.runtime.executor.fake import FakeDevice, context_hash
-from icc.runtime.generation import Generation
 from icc.runtime.llm import LLM
-from icc.runtime.params import SamplingParams
-from icc.runtime.scheduler.batch import Draft
+from icc.runtime.requests.generation import Generation
+from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.drafter import Drafter, Proposal, Wish
 from icc.runtime.speculate.ledger import CREDIT, LOAN, MOST_SAVED, OVERHEAD, Account, Savings, StepTimes
 from oracle_drafters import VOCAB, Oracle

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from icc.runtime.engine.manifest import Manifest, SamplingDefaults
 from icc.runtime.errors import CapacityError, RequestError
 from icc.runtime.executor.fake import FakeDevice, FakeExecutor, context_hash
-from icc.runtime.generation import Completion
+from icc.runtime.format.manifest import Manifest, SamplingDefaults
 from icc.runtime.llm import LLM
-from icc.runtime.params import SamplingParams
+from icc.runtime.requests.generation import Completion
+from icc.runtime.requests.params import SamplingParams
 from icc.runtime.tokenizer import Tokenizer
 
 VOCAB = 258

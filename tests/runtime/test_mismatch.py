@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from icc.runtime import llm
-from icc.runtime.engine import load as load_module
-from icc.runtime.engine.manifest import KERNEL_ABI, GpuFacts
 from icc.runtime.errors import DeviceError, DriverError, IccError
 from icc.runtime.executor.cuda.compat import check_device
 from icc.runtime.executor.cuda.driver import DeviceFacts
+from icc.runtime.format import load as load_module
+from icc.runtime.format.manifest import KERNEL_ABI, GpuFacts
 
 Make = Callable[..., Path]
 

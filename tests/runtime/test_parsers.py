@@ -13,12 +13,12 @@ import pytest
 import safetensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from icc.runtime.engine.files import EngineFiles
-from icc.runtime.engine.load import decode_program, open_engine, read_manifest
-from icc.runtime.engine.weights import MappedWeights
 from icc.runtime.errors import EngineFormatError, IccError
-from icc.runtime.server.model import open_model
-from icc.runtime.server.templates import ChatTemplate
+from icc.runtime.format.files import EngineFiles
+from icc.runtime.format.load import decode_program, open_engine, read_manifest
+from icc.runtime.format.weights import MappedWeights
+from icc.runtime.server.api.model import open_model
+from icc.runtime.server.api.templates import ChatTemplate
 from icc.runtime.tokenizer import Tokenizer
 
 EXAMPLES = int(os.environ.get("ICC_FUZZ_EXAMPLES", "150"))  # `make soak` asks for more

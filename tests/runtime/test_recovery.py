@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from icc.runtime.engine.manifest import Manifest
+from icc.runtime.batch.scheduled import Draft, ScheduledBatch
 from icc.runtime.executor.fake import FakeDevice, FakeExecutor, context_hash
-from icc.runtime.generation import Generation
+from icc.runtime.format.manifest import Manifest
 from icc.runtime.llm import LLM
-from icc.runtime.params import SamplingParams
-from icc.runtime.recovery import Trial
-from icc.runtime.sampler import Sample, Sampler
-from icc.runtime.scheduler.batch import Draft, ScheduledBatch
+from icc.runtime.loop.recovery import Trial
+from icc.runtime.loop.sampler import Sample, Sampler
+from icc.runtime.requests.generation import Generation
+from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.drafter import Proposal
 from icc.runtime.speculate.speculator import Speculator
 from icc.runtime.tokenizer import Tokenizer

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from icc.runtime.batch.scheduled import ScheduledBatch, StepOutcome, Verdict
 from icc.runtime.errors import CapacityError, RequestError
-from icc.runtime.scheduler.batch import ScheduledBatch, StepOutcome, Verdict
-from icc.runtime.scheduler.block_pool import BlockPool
-from icc.runtime.scheduler.prefix_cache import PrefixCache, child_key, root_key
+from icc.runtime.kv.block_pool import BlockPool
+from icc.runtime.kv.prefix_cache import PrefixCache, child_key, root_key
 from icc.runtime.scheduler.request import RequestSpec
 from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from icc.runtime.batch.scheduled import Draft, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict
 from icc.runtime.errors import CapacityError
-from icc.runtime.scheduler.batch import Draft, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict
 from icc.runtime.scheduler.request import RequestSpec
 from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from icc.runtime.executor.fake import FakeExecutor, context_hash
 from icc.runtime.llm import LLM
-from icc.runtime.params import SamplingParams
+from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.ngram import NgramDrafter
 from icc.runtime.speculate.second_engine import EngineDrafter
 from oracle_drafters import VOCAB, Oracle

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from icc.runtime.cli import main
-from icc.runtime.engine.manifest import Manifest
+from icc.runtime.batch.scheduled import Draft
+from icc.runtime.commands.cli import main
 from icc.runtime.errors import UsageError
 from icc.runtime.executor.fake import FakeDevice, FakeExecutor
+from icc.runtime.format.manifest import Manifest
 from icc.runtime.llm import LLM
-from icc.runtime.params import SamplingParams
-from icc.runtime.sampler import Sampler
-from icc.runtime.scheduler.batch import Draft
+from icc.runtime.loop.sampler import Sampler
+from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.speculator import Speculator
 from icc.runtime.speculate.typical import TypicalAcceptance, read_acceptance
 from oracle_drafters import Fixed

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from icc.compiler.codegen.triton.attention import Attention
-from icc.compiler.codegen.triton.spec import Shape
-from icc.compiler.codegen.triton.tiles import Tuner
+from icc.compiler.backends.triton.kernels.attention import Attention
+from icc.compiler.backends.triton.spec import Shape
+from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.ops.attention import rotate
-from icc.runtime.engine.manifest import Limits
+from icc.runtime.format.manifest import Limits
 from interpreting import TUNER, run_kernel
 from paged import DTYPES, Pool, tables
 from torch import Tensor

@@ -9,27 +9,27 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from icc.compiler.codegen.backend import Built
-from icc.compiler.codegen.lower.lower import LowerOptions, lower
-from icc.compiler.codegen.manifest import make_manifest
-from icc.compiler.codegen.triton.backend import TritonBackend
-from icc.compiler.codegen.triton.interpret import InterpretExecutor
-from icc.compiler.codegen.triton.plan import make_plan, plan_program
-from icc.compiler.codegen.triton.spec import LaunchSpec
-from icc.compiler.codegen.triton.tiles import Tuner
+from icc.compiler.backends.base import Built
+from icc.compiler.backends.triton.backend import TritonBackend
+from icc.compiler.backends.triton.plan import make_plan, plan_program
+from icc.compiler.backends.triton.spec import LaunchSpec
+from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.driver import weight_dtype
+from icc.compiler.engine.manifest import make_manifest
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.graph import Graph
-from icc.compiler.heads.head_files import read_heads
+from icc.compiler.measure.interpret import InterpretExecutor
 from icc.compiler.options import CompileOptions
+from icc.compiler.program.lower import LowerOptions, lower
+from icc.compiler.speculate.head_files import read_heads
 from icc.compiler.speculate.tree import tree_of
 from icc.compiler.targets import TARGETS
 from icc.passes import pipelines
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
-from icc.runtime.engine.manifest import EmbeddingFacts, GpuFacts, Limits, Manifest, QuantFacts
-from icc.runtime.engine.program import Program
-from icc.runtime.engine.speculation import Speculation
+from icc.runtime.format.manifest import EmbeddingFacts, GpuFacts, Limits, Manifest, QuantFacts
+from icc.runtime.format.program import Program
+from icc.runtime.format.speculation import Speculation
 from icc.runtime.llm import LLM
 
 TARGET = TARGETS["h100"]

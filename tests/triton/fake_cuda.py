@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from icc.compiler.codegen.triton.interpret import _TORCH, launch
-from icc.compiler.codegen.triton.spec import LaunchSpec
+from icc.compiler.backends.triton.spec import LaunchSpec
+from icc.compiler.measure.interpret import _TORCH, launch
 
 
 class _Flags:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from icc.compiler.codegen.triton.interpret import run_spec
-from icc.compiler.codegen.triton.spec import LaunchSpec, Shape, TritonKernel
-from icc.compiler.codegen.triton.tiles import Tuner
+from icc.compiler.backends.triton.spec import LaunchSpec, Shape, TritonKernel
+from icc.compiler.backends.triton.tiling.choice import Tuner
+from icc.compiler.measure.interpret import run_spec
 from icc.compiler.targets import TARGETS
-from icc.runtime.engine.manifest import Limits
+from icc.runtime.format.manifest import Limits
 
 LIMITS = Limits(max_seq_len=256, max_batch_size=16, max_step_tokens=128)
 TUNER = Tuner(TARGETS["h100"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from icc.runtime.scheduler.batch import Draft
+from icc.runtime.batch.scheduled import Draft
 from icc.runtime.speculate.drafter import Drafter, Proposal
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from icc.compiler.codegen.triton.pack import pack_quantized, stored_scales
-from icc.compiler.codegen.triton.tiles import Config, Tuner
+from icc.compiler.backends.triton.layouts.pack import pack_quantized, stored_scales
+from icc.compiler.backends.triton.tiling.choice import Config, Tuner
 from icc.compiler.targets import TARGETS
 from torch import Tensor
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from attention_cases import LIMITS, Layer, Step
-from icc.compiler.codegen.errors import CodegenError
-from icc.compiler.codegen.triton.attention_tiles import decode_tiling
-from icc.compiler.codegen.triton.compile import compile_specs
-from icc.compiler.codegen.triton.spec import Shape
-from icc.compiler.codegen.triton.tiles import Tuner
+from icc.compiler.backends.errors import CodegenError
+from icc.compiler.backends.triton.build.compile import compile_specs
+from icc.compiler.backends.triton.spec import Shape
+from icc.compiler.backends.triton.tiling.attention import decode_tiling
+from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.targets import TARGETS
 from interpreting import TUNER
 

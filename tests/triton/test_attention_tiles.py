@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from icc.compiler.codegen.triton.attention_tiles import Workload, decode_tiling, mixed_tiling, split_count
-from icc.compiler.codegen.triton.tiles import Tuner
+from icc.compiler.backends.triton.tiling.attention import Workload, decode_tiling, mixed_tiling, split_count
+from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.targets import TARGETS
 
 GPUS = [name for name, target in TARGETS.items() if target.backend != "cpu"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from icc.compiler.codegen.triton.bmm import Bmm
-from icc.compiler.codegen.triton.spec import Shape
+from icc.compiler.backends.triton.kernels.bmm import Bmm
+from icc.compiler.backends.triton.spec import Shape
 from interpreting import LIMITS, TUNER, run_kernel
 
 TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}

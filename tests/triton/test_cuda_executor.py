@@ -12,10 +12,10 @@ import pytest
 from building import GpuEngine, build
 from fake_cuda import FakeDriver
 from icc import SamplingParams
-from icc.runtime.engine.manifest import Limits
 from icc.runtime.errors import CapacityError, DeviceError
 from icc.runtime.executor.cuda.driver import Cuda
 from icc.runtime.executor.cuda.executor import CudaExecutor
+from icc.runtime.format.manifest import Limits
 from icc.runtime.llm import LLM
 
 PROMPTS = [[5, 9, 23, 7, 11], [8, 3], [5, 9, 23, 7, 11, 40, 41, 42, 43, 44, 45, 46], [77]]

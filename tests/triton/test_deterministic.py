@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from building import GpuEngine, build
 from icc import SamplingParams
-from icc.runtime.engine.manifest import Limits
+from icc.runtime.format.manifest import Limits
 from icc.runtime.scheduler.scheduler import Scheduler
 
 LIMITS = Limits(max_seq_len=12, max_batch_size=4, max_step_tokens=8)

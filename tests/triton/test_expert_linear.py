@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from icc.compiler.codegen.triton.linear import LINEARS
-from icc.compiler.codegen.triton.spec import Shape
+from icc.compiler.backends.triton.kernels.linear import LINEARS
+from icc.compiler.backends.triton.spec import Shape
 from interpreting import run_kernel
 from products import DTYPES, Forced, check, rows, weight
 from torch import Tensor

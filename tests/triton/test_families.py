@@ -14,8 +14,8 @@ import pytest
 from building import GpuEngine, build
 from icc import SamplingParams
 from icc.compiler.graph.interpret import interpret
-from icc.runtime.engine.manifest import Limits
-from icc.runtime.scheduler.batch import Draft
+from icc.runtime.batch.scheduled import Draft
+from icc.runtime.format.manifest import Limits
 from icc.runtime.scheduler.scheduler import Scheduler
 from icc.runtime.speculate.speculator import Speculator
 from planted_drafter import PlantedDrafter

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from icc.compiler.codegen.errors import CodegenError
-from icc.compiler.codegen.triton.index import INDEXED
-from icc.compiler.codegen.triton.pack import pack_quantized, unpack_quantized
-from icc.compiler.codegen.triton.spec import Shape
+from icc.compiler.backends.errors import CodegenError
+from icc.compiler.backends.triton.kernels.index import INDEXED
+from icc.compiler.backends.triton.layouts.pack import pack_quantized, unpack_quantized
+from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.ops import OPS
 from interpreting import run_kernel
 from torch import Tensor

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from icc.compiler.codegen.triton.kv_cache import KvWrite, pieces
-from icc.compiler.codegen.triton.spec import Shape
+from icc.compiler.backends.triton.kernels.kv_cache import KvWrite, pieces
+from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.ops.attention import rotate
-from icc.runtime.executor.batch import PackedBatch
-from icc.runtime.scheduler.batch import ScheduledBatch
+from icc.runtime.batch.packed import PackedBatch
+from icc.runtime.batch.scheduled import ScheduledBatch
 from interpreting import run_kernel
 from paged import DTYPES, Pool, tables
 

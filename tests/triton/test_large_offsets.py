@@ -7,9 +7,9 @@ import mmap
 import pytest
 import torch
 from attention_cases import Layer, Step
-from icc.compiler.codegen.triton.index import INDEXED
-from icc.compiler.codegen.triton.kv_cache import KvWrite
-from icc.compiler.codegen.triton.spec import Shape
+from icc.compiler.backends.triton.kernels.index import INDEXED
+from icc.compiler.backends.triton.kernels.kv_cache import KvWrite
+from icc.compiler.backends.triton.spec import Shape
 from interpreting import run_kernel
 from paged import Pool
 from torch import Tensor

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from icc.compiler.codegen.errors import CodegenError
-from icc.compiler.codegen.triton.linear import LINEARS, Linear
-from icc.compiler.codegen.triton.spec import Shape
+from icc.compiler.backends.errors import CodegenError
+from icc.compiler.backends.triton.kernels.linear import LINEARS, Linear
+from icc.compiler.backends.triton.spec import Shape
 from interpreting import LIMITS, TUNER, run_kernel
 from products import DTYPES, Forced, Weight, check, rows, weight
 from torch import Tensor

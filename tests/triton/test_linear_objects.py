@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from icc.compiler.codegen.triton.compile import compile_specs, spec_key
-from icc.compiler.codegen.triton.linear import Linear
-from icc.compiler.codegen.triton.spec import Shape
-from icc.compiler.codegen.triton.tiles import Tuner
+from icc.compiler.backends.triton.build.compile import compile_specs, spec_key
+from icc.compiler.backends.triton.kernels.linear import Linear
+from icc.compiler.backends.triton.spec import Shape
+from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.targets import TARGETS
 from interpreting import LIMITS
 

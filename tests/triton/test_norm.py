@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from icc.compiler.codegen.triton.norm import NORMS
-from icc.compiler.codegen.triton.spec import Shape
+from icc.compiler.backends.triton.kernels.norm import NORMS
+from icc.compiler.backends.triton.spec import Shape
 from interpreting import run_kernel
 
 

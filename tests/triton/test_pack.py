@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from icc.compiler.codegen.triton.formats import matrix_nbytes, packed_nbytes
-from icc.compiler.codegen.triton.pack import pack_quantized, stored_scales, unpack_quantized
+from icc.compiler.backends.triton.layouts.formats import matrix_nbytes, packed_nbytes
+from icc.compiler.backends.triton.layouts.pack import pack_quantized, stored_scales, unpack_quantized
 
 
 @pytest.mark.parametrize("bits", [4, 8])

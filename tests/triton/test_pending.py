@@ -1,8 +1,8 @@
 """Tokens that the step before has sampled."""
 
 import torch
-from icc.compiler.codegen.triton.pending import Pending
-from icc.compiler.codegen.triton.spec import Shape
+from icc.compiler.backends.triton.kernels.pending import Pending
+from icc.compiler.backends.triton.spec import Shape
 from interpreting import run_kernel
 
 

@@ -10,15 +10,15 @@ import pytest
 from building import TARGET, GpuEngine, build
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from icc.compiler.codegen.errors import CodegenError
-from icc.compiler.codegen.triton.backend import check_resources
-from icc.compiler.codegen.triton.compile import Compiled
-from icc.compiler.codegen.triton.plan import make_plan, occupancy, phase_shapes, plan_program
-from icc.compiler.codegen.triton.tiles import Tuner
-from icc.runtime.engine.manifest import Limits
-from icc.runtime.engine.plan import Extent, LaunchPlan, Term, extent
-from icc.runtime.engine.program import Kernel, Program
+from icc.compiler.backends.errors import CodegenError
+from icc.compiler.backends.triton.backend import check_resources
+from icc.compiler.backends.triton.build.compile import Compiled
+from icc.compiler.backends.triton.plan import make_plan, occupancy, phase_shapes, plan_program
+from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.runtime.executor.walk import Place, Walker
+from icc.runtime.format.manifest import Limits
+from icc.runtime.format.plan import Extent, LaunchPlan, Term, extent
+from icc.runtime.format.program import Kernel, Program
 
 LIMITS = Limits(max_seq_len=64, max_batch_size=6, max_step_tokens=24)
 

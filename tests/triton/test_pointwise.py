@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from icc.compiler.codegen.errors import CodegenError
-from icc.compiler.codegen.triton.body import literal, triton_lines
-from icc.compiler.codegen.triton.pointwise import Pointwise, column_offset, merge
-from icc.compiler.codegen.triton.spec import Shape
+from icc.compiler.backends.errors import CodegenError
+from icc.compiler.backends.triton.kernels.body import literal, triton_lines
+from icc.compiler.backends.triton.kernels.pointwise import Pointwise, column_offset, merge
+from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.ops.pointwise import OPCODES, is_literal, parse
 from interpreting import run_kernel
 from torch import Tensor

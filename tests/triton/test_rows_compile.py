@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from icc.compiler.codegen.triton.bmm import Bmm
-from icc.compiler.codegen.triton.compile import compile_specs, spec_key
-from icc.compiler.codegen.triton.index import INDEXED
-from icc.compiler.codegen.triton.pointwise import Pointwise
-from icc.compiler.codegen.triton.rowwise import ROWWISE
-from icc.compiler.codegen.triton.spec import Shape, TritonKernel
+from icc.compiler.backends.triton.build.compile import compile_specs, spec_key
+from icc.compiler.backends.triton.kernels.bmm import Bmm
+from icc.compiler.backends.triton.kernels.index import INDEXED
+from icc.compiler.backends.triton.kernels.pointwise import Pointwise
+from icc.compiler.backends.triton.kernels.rowwise import ROWWISE
+from icc.compiler.backends.triton.spec import Shape, TritonKernel
 from icc.compiler.ops.pointwise import OPCODES
 from icc.compiler.targets import TARGETS
 from interpreting import LIMITS, TUNER

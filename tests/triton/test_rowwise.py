@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from icc.compiler.codegen.triton.rowwise import ROWWISE
-from icc.compiler.codegen.triton.spec import Shape
+from icc.compiler.backends.triton.kernels.rowwise import ROWWISE
+from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.ops.rowwise import REDUCTIONS
 from interpreting import run_kernel
 from torch import Tensor

@@ -12,12 +12,12 @@ from building import GpuEngine, build
 from fake_cuda import FakeDriver
 from icc import SamplingParams
 from icc.compiler.graph.interpret import interpret_drafts
-from icc.compiler.heads.head_files import write_heads
-from icc.runtime.engine.manifest import Limits
+from icc.compiler.speculate.head_files import write_heads
+from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
 from icc.runtime.executor.cuda.driver import Cuda
 from icc.runtime.executor.cuda.executor import CudaExecutor
+from icc.runtime.format.manifest import Limits
 from icc.runtime.llm import LLM
-from icc.runtime.scheduler.batch import ScheduledBatch, ScheduledSequence
 from icc.runtime.speculate.drafter import Drafter
 from icc.runtime.speculate.medusa import MedusaDrafter
 from icc.runtime.speculate.second_engine import EngineDrafter

@@ -10,14 +10,14 @@ import pytest
 from building import GpuEngine, build
 from fake_cuda import FakeDriver
 from icc import SamplingParams
-from icc.runtime.engine.manifest import Limits
-from icc.runtime.engine.program import KVLayer, KVLayout
+from icc.runtime.batch.scheduled import Draft, ScheduledBatch
 from icc.runtime.errors import CapacityError
 from icc.runtime.executor.cuda.driver import Cuda
 from icc.runtime.executor.cuda.executor import CudaExecutor
 from icc.runtime.executor.cuda.swap import HostCache, _runs, choose_host_blocks
+from icc.runtime.format.manifest import Limits
+from icc.runtime.format.program import KVLayer, KVLayout
 from icc.runtime.llm import LLM
-from icc.runtime.scheduler.batch import Draft, ScheduledBatch
 from icc.runtime.speculate.speculator import Speculator
 from planted_drafter import PlantedDrafter
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from building import TARGET, build
 from fake_cuda import FakeDriver
-from icc.compiler.codegen.triton import tune as tuning
-from icc.compiler.codegen.triton.compile import Compiled, spec_key
-from icc.compiler.codegen.triton.tiles import Tuner
-from icc.compiler.codegen.triton.tuned import load_tuned, read_tuning
+from icc.compiler.backends.triton.build.compile import Compiled, spec_key
+from icc.compiler.backends.triton.tiling.choice import Tuner
+from icc.compiler.backends.triton.tiling.tuned import load_tuned, read_tuning
 from icc.compiler.errors import UsageError
+from icc.compiler.measure import gpu_tune as tuning
 from icc.compiler.targets import TARGETS
-from icc.runtime.engine.manifest import Limits
 from icc.runtime.executor.cuda.driver import Cuda
 from icc.runtime.executor.cuda.executor import CudaExecutor
+from icc.runtime.format.manifest import Limits
 
 
 class _AnyKernel(dict[bytes, Any]):

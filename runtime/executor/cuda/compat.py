@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...engine.manifest import GpuFacts
 from ...errors import CapacityError, DeviceError, DriverError
+from ...format.manifest import GpuFacts
 from .driver import Cuda, DeviceFacts
 
 

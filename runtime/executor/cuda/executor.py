@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...engine.load import Engine
-from ...engine.plan import KernelObject, Launch, Phase
-from ...engine.program import DRAFTS, HEADS, Step
+from ...batch.scheduled import ScheduledBatch
 from ...errors import UsageError
-from ...scheduler.batch import ScheduledBatch
+from ...format.load import Engine
+from ...format.plan import KernelObject, Launch, Phase
+from ...format.program import DRAFTS, HEADS, Step
 from ..sampling import Sampled, SamplingRow
 from ..walk import Argument, Walker
 from .compat import check_memory, open_device

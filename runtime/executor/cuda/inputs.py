@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...scheduler.batch import ScheduledBatch
-from ..batch import MOVES_MULTIPLE, PackedBatch
+from ...batch.packed import MOVES_MULTIPLE, PackedBatch
+from ...batch.scheduled import ScheduledBatch
 from ..sampling import TOP_LOGPROBS, Sampled, SamplingRow
 from .driver import Cuda
 from .memory import ALIGN, PinnedArrays

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...engine.plan import KernelObject, Launch
+from ...format.plan import KernelObject, Launch
 from ..walk import Argument
 from .driver import Cuda
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...engine.program import Program
-from ...engine.weights import MappedWeights
+from ...format.program import Program
+from ...format.weights import MappedWeights
 from .driver import Cuda
 
 _STAGING = 64 << 20  # bytes per staging buffer; there are two

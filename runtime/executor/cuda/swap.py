@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ...engine.program import KVLayout
+from ...batch.scheduled import ScheduledBatch
 from ...errors import CapacityError, DeviceError
-from ...scheduler.batch import ScheduledBatch
-from ..memory import available_bytes
+from ...format.program import KVLayout
+from ..cpu.memory import available_bytes
 from .driver import Cuda
 
 _DEFAULT_BYTES = 4 << 30

@@ -18,15 +18,15 @@ from typing import Any
 import icc.runtime.tokenizer
 import msgspec
 import numpy as np
-from icc.runtime.engine.manifest import Limits, Manifest, ModelFacts, QuantFacts, SamplingDefaults
+from icc.runtime.batch.scheduled import ScheduledBatch
 from icc.runtime.executor.fake import FakeExecutor
+from icc.runtime.format.manifest import Limits, Manifest, ModelFacts, QuantFacts, SamplingDefaults
 from icc.runtime.llm import LLM
-from icc.runtime.sampler import Sample, Sampler
-from icc.runtime.scheduler.batch import ScheduledBatch
-from icc.runtime.server import limits
-from icc.runtime.server.channel import Channel
-from icc.runtime.server.worker import Worker
-from icc.runtime.server.worker_main import die_with_parent
+from icc.runtime.loop.sampler import Sample, Sampler
+from icc.runtime.server.engine.channel import Channel
+from icc.runtime.server.engine.worker import Worker
+from icc.runtime.server.engine.worker_main import die_with_parent
+from icc.runtime.server.http import limits
 
 TRIGGER = 77
 NAN, SAMPLE, SAMPLE_ID, DETOKENIZE = b"PTWZ"  # the tokens at which each stage fails
@@ -86,7 +86,8 @@ def break_detokenizer() -> None:
 
 def break_http_stages() -> None:
     """Faults of the HTTP process, each where a request holds the word "!stage"."""
-    from icc.runtime.server import answers, generate, sandbox
+    from icc.runtime.server.api import answers, generate
+    from icc.runtime.server.engine import sandbox
 
     def fail_on(owner: Any, name: str, stage: str) -> None:
         real = getattr(owner, name)
@@ -169,7 +170,7 @@ def watch(log: str) -> None:
 
 
 def watch_when_ready(log: str) -> None:
-    from icc.runtime.server.core import Core
+    from icc.runtime.server.engine.core import Core
 
     start = Core.start
 
@@ -186,8 +187,8 @@ def main(arguments: list[str]) -> int:
         return 0
     if log := os.environ.get("ICC_WATCH_LOG"):
         watch_when_ready(log)
-    from icc.runtime.server.serve import ServeOptions, serve
-    from icc.runtime.server.worker_main import LoadOptions
+    from icc.runtime.server.engine.worker_main import LoadOptions
+    from icc.runtime.server.http.serve import ServeOptions, serve
 
     engine, fault, options = arguments[0], arguments[1], msgspec.json.decode(arguments[2])
     if fault == "stages":

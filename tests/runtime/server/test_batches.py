@@ -13,7 +13,7 @@ from typing import Any
 
 import openai
 import pytest
-from icc.runtime.server.batch_lines import read_lines
+from icc.runtime.server.batches.batch_lines import read_lines
 
 from .conftest import Served, StartServer
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import openai
 import pytest
-from icc.runtime.engine.manifest import EmbeddingFacts
+from icc.runtime.format.manifest import EmbeddingFacts
 
 from .conftest import HERE, Served, StartServer, running, serve_command
 

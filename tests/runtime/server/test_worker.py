@@ -12,11 +12,20 @@ import msgspec
 import pytest
 from icc.runtime.executor.fake import FakeExecutor
 from icc.runtime.llm import LLM
-from icc.runtime.params import SamplingParams
-from icc.runtime.server import worker as worker_module
-from icc.runtime.server.channel import Channel, ChannelClosed
-from icc.runtime.server.messages import Cancel, Failed, Frames, FromEngine, PromptLogprobs, Report, Submit, encode
-from icc.runtime.server.worker import Worker
+from icc.runtime.requests.params import SamplingParams
+from icc.runtime.server.engine import worker as worker_module
+from icc.runtime.server.engine.channel import Channel, ChannelClosed
+from icc.runtime.server.engine.messages import (
+    Cancel,
+    Failed,
+    Frames,
+    FromEngine,
+    PromptLogprobs,
+    Report,
+    Submit,
+    encode,
+)
+from icc.runtime.server.engine.worker import Worker
 
 
 class Peer:

@@ -1,0 +1,63 @@
+"""The backends: each says how it stores values, packs weights, and turns a program into kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from ...runtime.format.manifest import GpuFacts, Library, Limits
+from ...runtime.format.program import Program
+from ..program.builder import WeightSource
+from ..program.profile import Profile
+from ..targets import Target
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Built:
+    """Compiled kernels: the program (with a launch plan on a GPU), the CPU libraries, and what a GPU must have."""
+
+    program: Program
+    libraries: tuple[Library, ...] = ()
+    gpu: GpuFacts | None = None
+
+
+class Backend(Protocol):
+    """One way from a program to kernels."""
+
+    @property
+    def profile(self) -> Profile:
+        """How values are stored."""
+        ...
+
+    @property
+    def kv_dtype(self) -> str:
+        """Storage of the KV cache where the user does not say: 16 bits for 16-bit weights, else float32."""
+        ...
+
+    def pack(self, source: WeightSource) -> np.ndarray:
+        """The packed bytes of one weight, as uint8."""
+        ...
+
+    def build(self, program: Program, limits: Limits, kernels_dir: Path, progress: Progress) -> Built:
+        """Render and compile every kernel into `kernels_dir`; raises CodegenError or ToolchainError."""
+        ...
+
+
+def backend_for(target: Target, weights: str, deterministic: bool = False) -> Backend:
+    """The backend of a target, for a checkpoint whose weights are "f32", "bf16" or "f16".
+
+    deterministic: a request's logits have the same bits whatever else is in its steps; on a CPU they always do.
+    """
+    if target.backend == "cpu":
+        from .cpu.backend import CpuBackend
+
+        return CpuBackend(target, weights)
+    from .triton.backend import TritonBackend
+
+    return TritonBackend(target, weights, deterministic)

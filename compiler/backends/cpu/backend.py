@@ -1,0 +1,80 @@
+"""The CPU backend: C++ rendered per ISA level, compiled to one library each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ....runtime.format.manifest import Limits
+from ....runtime.format.program import Program
+from ...errors import UsageError
+from ...program.builder import WeightSource
+from ...program.profile import Profile
+from ...targets import Target
+from ..base import Built
+from ..values import dense_values, quantized_values
+from .build import build_libraries
+from .isa import ALL, Isa
+from .layouts.formats import QUANT_BITS, SPLIT, packed_nbytes
+from .layouts.pack import pack_dense, pack_quantized
+
+SCREENED_BYTES = 16 << 20  # of codes; a smaller head may stay in the caches
+CPU_PROFILE = Profile(
+    dense="tile_{}", quant="q{}", packed_nbytes=packed_nbytes, int8_activations=True, quantized_tables=True,
+    screened=SPLIT, screened_bytes=SCREENED_BYTES
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CpuBackend:
+    """`weights` is the checkpoint's element type."""
+
+    target: Target
+    weights: str
+
+    @property
+    def profile(self) -> Profile:
+        """float32 activations, tiles of weights, int8 rows for quantized products."""
+        return CPU_PROFILE
+
+    @property
+    def kv_dtype(self) -> str:
+        """float16 keeps more of a key than bfloat16, and CPUs convert it as fast."""
+        return "f32" if self.weights == "f32" else "f16"
+
+    def pack(self, source: WeightSource) -> np.ndarray:
+        """Tiles of 16 rows, or plain rows."""
+        return pack(source)
+
+    def build(
+        self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]
+    ) -> Built:
+        """One library per ISA level, best first; `native` builds only the best level of this machine."""
+        isas = [isa for isa in ALL if self.target.name != "native" or _runs_here(isa)]
+        if not isas:
+            raise UsageError("this machine has none of the instruction sets that icc knows", "use --target cpu")
+        chosen = isas if self.target.name == "cpu" else [best(isas)]
+        libraries = build_libraries(program, kernels_dir, chosen)
+        return Built(program, tuple(sorted(libraries, key=lambda lib: -len(lib.cpu_flags))))
+
+
+def pack(source: WeightSource) -> np.ndarray:
+    """The packed bytes of one weight in a format of the CPU backend."""
+    if source.format in QUANT_BITS:
+        return pack_quantized(*quantized_values(source), source.format, source.group)
+    return pack_dense(dense_values(source), source.format)
+
+
+def best(isas: list[Isa]) -> Isa:
+    """The level that needs the most of the CPU."""
+    return max(isas, key=lambda isa: len(isa.cpu_flags))
+
+
+def _runs_here(isa: Isa) -> bool:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return set(isa.cpu_flags) <= set(line.split(":")[1].split())
+    return False

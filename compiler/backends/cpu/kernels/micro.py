@@ -1,0 +1,97 @@
+"""The micro-kernels that products and attention call: their params, and which of them a program needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ...render import render
+from ..isa import Isa
+from ..layouts.formats import C_TYPES
+from .attention import AttentionParams
+from .params import SCREENED_ROWS, DenseParams, KernelParams, LinearQParams, QuantParams
+
+
+@dataclass(frozen=True)
+class DenseMicroParams:
+    """A dense micro-kernel of `mr` rows x `nt` tiles, which prefetches `prefetch` bytes ahead in each of them."""
+
+    name: str
+    ctype: str
+    mr: int
+    nt: int
+    prefetch: int
+    unroll: int = 4
+    template: ClassVar[str] = "cpp/linear/micro_dense.cpp.jinja"
+
+
+@dataclass(frozen=True)
+class QuantMicroParams:
+    """The same of quantized weights. Its float sums stay in registers where they are few. planes: those of split codes
+    that it reads, "both" or "high" alone."""
+
+    name: str
+    bits: int
+    mr: int
+    nt: int
+    prefetch: int
+    in_registers: bool
+    planes: str = ""
+    template: ClassVar[str] = "cpp/linear/micro_quant.cpp.jinja"
+
+    @property
+    def line_k(self) -> int:
+        """k positions in one 64-byte line of codes."""
+        return 8 if self.nibbles else 4
+
+    @property
+    def nibbles(self) -> bool:
+        """Whether a line holds nibbles."""
+        return self.bits == 4 or bool(self.planes)
+
+    @property
+    def code_bits(self) -> int:
+        """Of the codes that are multiplied."""
+        return 4 if self.planes == "high" else self.bits
+
+    @property
+    def planes_text(self) -> str:
+        return f", {self.planes} plane{'s' if self.planes == 'both' else ''}" if self.planes else ""
+
+
+@dataclass(frozen=True)
+class MicroTableParams:
+    """The list of micro-kernels that gemm.h picks from."""
+
+    kind: str
+    name: str
+    micros: tuple[DenseMicroParams | QuantMicroParams, ...]
+    template: ClassVar[str] = "cpp/linear/micro_table.cpp.jinja"
+
+
+def micro_sources(kernels: list[KernelParams], isa: Isa) -> list[str]:
+    """The micro-kernels that the kernels call, each once."""
+    parts: list[str] = []
+    dense = sorted({k.format for k in kernels if isinstance(k, DenseParams)})
+    for fmt in dense:
+        micros = tuple(
+            DenseMicroParams(f"dense_{fmt}_{b.name}", C_TYPES[fmt], b.rows, b.tiles, b.prefetch)
+            for b in isa.dense_blocks
+        )
+        table = MicroTableParams("DenseMicro", f"DENSE_{fmt.upper()}", micros)
+        parts += [render(m.template, m) for m in micros] + [render(table.template, table)]
+    tables = {k.table: (k.bits, "both" if k.split else "") for k in kernels if isinstance(k, QuantParams)}
+    tables |= {k.screen_table: (8, "high") for k in kernels if isinstance(k, LinearQParams) and k.screened}
+    for name, (bits, planes) in sorted(tables.items()):
+        blocks = [b for b in isa.quant_blocks if planes != "high" or b.rows <= SCREENED_ROWS]
+        quants = tuple(
+            QuantMicroParams(
+                f"{name.lower()}_{b.name}", bits, b.rows, b.tiles, b.prefetch, b.rows * b.tiles <= isa.float_sums,
+                planes,
+            )
+            for b in blocks
+        )  # fmt: skip
+        table = MicroTableParams("QuantMicro", name, quants)
+        parts += [render(m.template, m) for m in quants] + [render(table.template, table)]
+    attention = dict.fromkeys(m for k in kernels if isinstance(k, AttentionParams) for m in k.micros())
+    return parts + [render(m.template, m) for m in attention]

@@ -1,0 +1,101 @@
+"""The Triton backend: templates rendered per phase, compiled ahead of time to cubins or hsacos, and a launch plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from ....runtime.format.manifest import GpuFacts, Limits
+from ....runtime.format.program import Program
+from ...program.builder import WeightSource
+from ...program.profile import Profile
+from ...targets import Target
+from ..base import Built
+from ..cpu.layouts.pack import pack_dense
+from ..errors import CodegenError
+from ..values import dense_values, quantized_values
+from .build.compile import Compiled, compile_specs
+from .build.cubin import check_launch
+from .layouts.formats import QUANT_BITS, packed_nbytes
+from .layouts.pack import pack_quantized
+from .plan import Planned, make_plan, plan_program
+from .tiling.choice import Tuner
+from .tiling.tuned import load_tuned
+
+
+@dataclass(frozen=True)
+class TritonBackend:
+    """`weights` is the checkpoint's element type; products compute in it. deterministic: see `plan_program`."""
+
+    target: Target
+    weights: str
+    deterministic: bool = False
+
+    @property
+    def profile(self) -> Profile:
+        """Weights row-major, products in the checkpoint's type, float32 elsewhere."""
+        return Profile(
+            dense="{}",
+            quant="gq{}",
+            packed_nbytes=packed_nbytes,
+            activation=self.weights,
+            quantized_tables=True,
+            epilogues=True,
+            typed=True,
+        )
+
+    @property
+    def kv_dtype(self) -> str:
+        """The type of the products that read it."""
+        return self.weights
+
+    def pack(self, source: WeightSource) -> np.ndarray:
+        """Rows as they are, or groups of codes with their scales."""
+        if source.format in QUANT_BITS:
+            return pack_quantized(*quantized_values(source), QUANT_BITS[source.format], source.group)
+        return pack_dense(dense_values(source), source.format)
+
+    def build(
+        self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]
+    ) -> Built:
+        """Objects with their rendered sources beside them, and the plan that launches them."""
+        planned = plan_program(program, limits, Tuner(self.target, load_tuned(self.target)), (), self.deterministic)
+        specs = planned.specs()
+        compiled = compile_specs(specs.values(), self.target, progress)
+        check_resources(planned, compiled, self.target)
+        if self.target.backend == "cuda":
+            for key, found in compiled.items():
+                check_launch(key, found.binary, specs[key], found.entry)
+        plan = make_plan(planned, self.target, compiled)
+        kernels_dir.mkdir()
+        for key, found in plan.objects.items():
+            path = kernels_dir / Path(found.file).name
+            path.write_bytes(compiled[key].binary)
+            path.with_suffix(".py").write_text(specs[key].source)
+        needed = max((c.driver_version for c in compiled.values()), default=0)
+        return Built(
+            msgspec.structs.replace(program, plan=plan), gpu=GpuFacts(self.target.arch, needed, self.deterministic)
+        )
+
+
+def check_resources(planned: Planned, compiled: dict[str, Compiled], target: Target) -> None:
+    """CodegenError for a kernel that exceeds the target, or a decode kernel that spills registers."""
+    limit = target.shared_memory_kib * 1024
+    for key, found in compiled.items():
+        if found.shared_bytes > limit:
+            raise CodegenError(
+                f"kernel {key} needs {found.shared_bytes} bytes of shared memory, {target.name} has {limit}",
+                "this is a gap in icc; please report it",
+            )
+    for phase in planned.phases:
+        for key in phase.all() if phase.shape.decode else ():
+            if compiled[key].spill_bytes:
+                raise CodegenError(
+                    f"kernel {key} spills {compiled[key].spill_bytes} bytes per thread on {target.name}, which a "
+                    "decode kernel must not",
+                    "this is a gap in icc; please report it",
+                )

@@ -1,0 +1,218 @@
+"""Compiles kernel specs ahead of time: worker processes, and a cache of objects by the content of their specs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ....targets import Target
+from ...errors import CodegenError
+from ..spec import LaunchSpec
+
+_CACHE_FORMAT = "3"  # of the facts beside a cached object
+T = TypeVar("T")
+_WORKER = Path(__file__).with_name("worker.py")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled kernel: the object's bytes, and per thread its registers and bytes of local memory.
+
+    driver_version: the least CUDA version of a driver that loads it (12000 is 12.0); 0 for HIP.
+    """
+
+    entry: str
+    binary: bytes
+    shared_bytes: int
+    registers: int
+    spill_bytes: int
+    driver_version: int
+
+
+def spec_key(spec: LaunchSpec) -> str:
+    """A name for all that the object depends on, besides the target: specs with equal keys share one object."""
+    signature = [(a.name, a.type, a.aligned) for a in spec.args]
+    text = json.dumps([spec.source, spec.entry, signature, spec.num_warps, spec.num_stages])
+    return f"{spec.entry}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def compile_specs(
+    specs: Iterable[LaunchSpec],
+    target: Target,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
+    skip_refused: bool = False,
+) -> dict[str, Compiled]:
+    """Compile each spec once for a CUDA or HIP target; objects by `spec_key`.
+
+    Raises CodegenError naming the kernel that Triton refuses, unless those are left out (skip_refused), or where Triton
+    is not installed.
+    """
+
+    def compile_one(worker: _Worker, key: str) -> Compiled | None:
+        try:
+            return _compile(worker, key, wanted[key], target)
+        except CodegenError:
+            if skip_refused:
+                return None
+            raise
+
+    wanted = {spec_key(spec): spec for spec in specs}
+    toolchain = _triton_version()
+    cache = {key: _cache_folder(key, target, toolchain) for key in wanted}
+    found = {key: load for key, folder in cache.items() if (load := _load(folder)) is not None}
+    missing = [key for key in wanted if key not in found]
+    with _Workers(min(len(missing), os.cpu_count() or 1)) as workers:
+        done = len(found)
+        for key, compiled in workers.map(compile_one, missing):
+            done += 1
+            progress(key, done, len(wanted))
+            if compiled is not None:
+                found[key] = compiled
+                _store(cache[key], compiled)
+    return {key: found[key] for key in wanted if key in found}
+
+
+def _compile(worker: _Worker, key: str, spec: LaunchSpec, target: Target) -> Compiled:
+    with tempfile.TemporaryDirectory(prefix="icc-triton-") as folder:
+        source, binary = Path(folder, f"{spec.entry}.py"), Path(folder, "object")
+        source.write_text(spec.source)
+        job = {
+            "source": str(source), "entry": spec.entry, "object": str(binary),
+            "signature": {a.name: a.type for a in spec.args},
+            "aligned": [i for i, a in enumerate(spec.args) if a.aligned],
+            "backend": target.backend, "arch": target.arch.removeprefix("sm_"), "warp_size": target.warp_size,
+            "num_warps": spec.num_warps, "num_stages": spec.num_stages,
+        }  # fmt: skip
+        answer = worker.ask(job)
+        if "error" in answer:
+            raise CodegenError(f"kernel {key} does not compile for {target.name}: {answer['error']}")
+        shared, registers, spill, driver = (answer[name] for name in ("shared", "registers", "spill", "driver"))
+        return Compiled(answer["entry"], binary.read_bytes(), shared, registers, spill, driver)
+
+
+class _Worker:
+    """One compiling process."""
+
+    def __init__(self) -> None:
+        self._cache = tempfile.TemporaryDirectory(prefix="icc-triton-cache-")
+        # line information would bake this machine's paths into the objects
+        env = os.environ | {"TRITON_CACHE_DIR": self._cache.name, "TRITON_DISABLE_LINE_INFO": "1"}
+        env.pop("TRITON_INTERPRET", None)
+        self._stderr = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_WORKER)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, env=env, text=True,
+        )  # fmt: skip
+
+    def ask(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Send a job and wait for its answer."""
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(job) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            code = process.wait()
+            self._stderr.seek(0)
+            last = self._stderr.read().decode(errors="replace").strip()[-300:]
+            return {"error": f"the compiling process ended with status {code}: {last}"}
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+        self._stderr.close()
+        self._cache.cleanup()
+
+
+class _Workers:
+    """A pool of compiling processes, each driven by one thread."""
+
+    def __init__(self, count: int) -> None:
+        self._all = [_Worker() for _ in range(count)]
+        self._free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        for worker in self._all:
+            self._free.put(worker)
+
+    def map(self, job: Callable[[_Worker, str], T], keys: list[str]) -> Iterable[tuple[str, T]]:
+        """Run `job(worker, key)` for all keys; results in the order of the keys. The first error ends it."""
+
+        def run(key: str) -> tuple[str, T]:
+            worker = self._free.get()
+            try:
+                return key, job(worker, key)
+            finally:
+                self._free.put(worker)
+
+        if not keys:
+            return
+        pool = ThreadPoolExecutor(len(self._all))
+        try:
+            yield from pool.map(run, keys)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._all:
+            worker.close()
+
+
+def _triton_version() -> str:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        raise CodegenError("Triton is not installed", "pip install 'icc[compile]'") from None
+
+
+def _cache_folder(key: str, target: Target, toolchain: str) -> Path:
+    root = os.environ.get("ICC_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "icc").expanduser()
+    return Path(root, "triton", _CACHE_FORMAT, toolchain, f"{target.backend}-{target.arch}", key)
+
+
+def _load(folder: Path) -> Compiled | None:
+    """An object of the cache, or None: also where its bytes are not those that were stored."""
+    try:
+        facts = json.loads((folder / "facts.json").read_text())
+        binary = (folder / "object").read_bytes()
+    except (OSError, ValueError):
+        return None
+    digest = facts.pop("sha256", None)
+    return Compiled(binary=binary, **facts) if hashlib.sha256(binary).hexdigest() == digest else None
+
+
+def _store(folder: Path, compiled: Compiled) -> None:
+    """Best effort: a cache that cannot be written must not fail the build."""
+    facts = asdict(compiled)
+    del facts["binary"]
+    facts["sha256"] = hashlib.sha256(compiled.binary).hexdigest()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in (("object", compiled.binary), ("facts.json", json.dumps(facts).encode())):
+            part = folder / f".{name}.{os.getpid()}"
+            part.write_bytes(data)
+            part.rename(folder / name)
+    except OSError:
+        return
+
+
+def compile_spec(spec: LaunchSpec, target: Target) -> Compiled:
+    """One spec, see `compile_specs`."""
+    return compile_specs([spec], target)[spec_key(spec)]

@@ -1,0 +1,92 @@
+"""What a cubin says about how it must be launched, read from its ELF sections, and whether the executor does so.
+
+`.nv.info.<kernel>` is a list of attributes: a byte each of format and code, two bytes of size, then, in format 4, that
+many bytes. The codes are those that cuobjdump prints (EIATTR_*).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...errors import CodegenError
+from ..spec import LaunchSpec
+
+HIDDEN = 2  # pointers that Triton's kernels take after their own arguments: scratch memory, here never used
+_KPARAM_INFO, _REQNTID, _CBANK_PARAM_SIZE = 0x17, 0x10, 0x19
+_SIZED = 4  # the format of attributes whose value follows them
+_SHARED = ".nv.shared."
+_RESERVED_SHARED = 1024  # bytes of a block's shared memory that belong to the driver, from sm_90 on in the section
+
+
+@dataclass(frozen=True)
+class CubinFacts:
+    """One kernel: its name, offset and size of each parameter in bytes, threads per block, and the bytes of shared
+    memory that it has besides what the launch asks for."""
+
+    entry: str
+    parameters: tuple[tuple[int, int], ...]
+    threads: int
+    static_shared: int
+
+
+def read_cubin(cubin: bytes) -> CubinFacts:
+    """The facts of a cubin that holds one kernel."""
+    sections = dict(_sections(cubin))
+    (info,) = (name for name in sections if name.startswith(".nv.info."))
+    entry = info.removeprefix(".nv.info.")
+    parameters: dict[int, tuple[int, int]] = {}
+    threads = total = 0
+    for code, value in _attributes(sections[info][1]):
+        if code == _KPARAM_INFO:
+            _, ordinal, offset, bits = struct.unpack("<IHHI", value)
+            parameters[ordinal] = offset, bits >> 18
+        elif code == _REQNTID:
+            x, y, z = struct.unpack("<III", value)
+            threads = x * y * z
+        elif code == _CBANK_PARAM_SIZE:
+            (total,) = struct.unpack("<H", value)
+    found = tuple(parameters[i] for i in range(len(parameters)))
+    if sum(found[-1]) != total:
+        raise CodegenError(f"cubin of {entry}: its parameters end at byte {sum(found[-1])}, it says {total}")
+    size = sections[_SHARED + entry][0] if _SHARED + entry in sections else 0
+    return CubinFacts(entry, found, threads, max(size - _RESERVED_SHARED, 0))
+
+
+def check_launch(key: str, cubin: bytes, spec: LaunchSpec, entry: str) -> None:
+    """CodegenError unless a cubin takes what the executor gives it: 8 bytes per pointer and 4 per integer, each aligned
+    to its size, then two pointers; 32 threads per warp; no shared memory but what the launch names."""
+    expected, end = [], 0
+    for size in (*(8 if arg.type.startswith("*") else 4 for arg in spec.args), *[8] * HIDDEN):
+        end = -(-end // size) * size
+        expected.append((end, size))
+        end += size
+    found, launched = read_cubin(cubin), CubinFacts(entry, tuple(expected), 32 * spec.num_warps, 0)
+    if found != launched:
+        raise CodegenError(
+            f"kernel {key}: the object wants {found}, the runtime launches {launched}",
+            "this version of Triton calls its kernels in another way; please report it",
+        )
+
+
+def _sections(elf: bytes) -> Iterator[tuple[str, tuple[int, bytes]]]:
+    """Name, size and content of each section."""
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    width, count, names = struct.unpack_from("<HHH", elf, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", elf, table + i * width) for i in range(count)]
+    strings = headers[names][4]
+    for name, kind, _, _, offset, size in headers:
+        start = strings + name
+        nobits = kind == 8
+        yield elf[start : elf.index(b"\0", start)].decode(), (size, b"" if nobits else elf[offset : offset + size])
+
+
+def _attributes(info: bytes) -> Iterator[tuple[int, bytes]]:
+    """Code and value of each attribute; a short value is the two bytes themselves."""
+    at = 0
+    while at < len(info):
+        form, code, size = struct.unpack_from("<BBH", info, at)
+        value = info[at + 4 : at + 4 + size] if form == _SIZED else info[at + 2 : at + 4]
+        at += 4 + (size if form == _SIZED else 0)
+        yield code, value

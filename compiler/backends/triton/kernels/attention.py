@@ -1,0 +1,194 @@
+"""Attention over the paged KV cache: one kernel for mixed steps, another, split over the keys, for decode steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import e, log2
+from typing import ClassVar
+
+from .....runtime.format.manifest import Limits
+from .....runtime.format.plan import Extent, Term
+from .....runtime.format.program import ITEM_SIZE
+from ...errors import CodegenError
+from ...render import render
+from ..spec import ONE, Arg, LaunchSpec, Shape, batch_arg, size_arg
+from ..tiling.attention import Tiling, Workload, decode_tiling, mixed_tiling, split_count
+from ..tiling.choice import Tuner
+from .kv_cache import KvKernel, Piece, pieces
+from .lines import power_of_two
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(KvKernel):
+    """Operands q, cos, sin, sinks, alibi -> o: what they and the params mean is told in compiler/ops/attention.py."""
+
+    inputs: ClassVar[int] = 5
+    q_heads: int
+    q_stride: int
+    o_stride: int
+    scale: float
+    window: int = 0
+    chunk: int = 0
+    softcap: float = 0.0
+    has_sinks: bool = False
+    has_alibi: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale <= 0:
+            raise CodegenError(f"attention with scale {self.scale}: only positive ones are supported")
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def qk_type(self) -> str:
+        """Triton's type of both operands of q k': that of the cache, or for codes, of q, or else the wider in range."""
+        kind = self.types[0] if self.scaled else self.dtype
+        return "bfloat16" if self.scaled and kind == "f32" else _LONG[kind]
+
+    @property
+    def pv_type(self) -> str:
+        """The same of weights times values. Weights times scales of codes may be too small for f16."""
+        return "bfloat16" if self.scaled else _LONG[self.dtype]
+
+    @property
+    def unit(self) -> float:
+        """What makes a score of the kernel's loop a logarithm to base 2: it may have been scaled before."""
+        return 1.0 if self.softcap or self.has_alibi else self.scale * log2(e)
+
+    @property
+    def key_pieces(self) -> tuple[Piece, ...]:
+        return pieces(self.key_dim)
+
+    def span(self, limits: Limits) -> int:
+        """The most keys that a query sees."""
+        return min(n for n in (limits.max_seq_len, self.window, self.chunk) if n)
+
+    @property
+    def workload(self) -> Workload:
+        """What decides about tilings."""
+        key, value = (sum(piece.width for piece in pieces(dim)) for dim in (self.key_dim, self.value_dim))
+        multiplied = 4 if self.qk_type == "float32" else 2
+        return Workload(self.kv_heads, self.group, key, value, ITEM_SIZE[self.dtype], multiplied, self.block_size)
+
+    def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
+        if shape.decode:
+            return self._decode(decode_tiling(self.workload, tuner), self._splits(shape, limits, tuner))
+        return (self._mixed(mixed_tiling(self.workload, shape.tiled_tokens, tuner)),)
+
+    def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:
+        splits = self._splits(shape, limits, tuner) if shape.decode else 1
+        if splits == 1:
+            return {}
+        states = shape.max_tokens * self.q_heads * splits
+        if states * self.value_dim >= 2**31:
+            raise CodegenError(
+                f"attention of {shape.max_tokens} sequences in {splits} splits: too many partial outputs"
+            )
+        return {"peaks": 4 * states, "totals": 4 * states, "partials": 4 * states * self.value_dim}
+
+    def _splits(self, shape: Shape, limits: Limits, tuner: Tuner) -> int:
+        tiling = decode_tiling(self.workload, tuner)
+        return split_count(self.workload, tiling, shape.max_tokens, self.span(limits), tuner)
+
+    def _mixed(self, tiling: Tiling) -> LaunchSpec:
+        source = AttentionSource(self, "attention", tiling.rows, tiling.heads, tiling.tile, tiling.widest, trees=True)
+        names = ("seq_starts", "context_lens", "block_tables", "positions", "tree_masks")
+        args = self._operands() + self.kv_args() + tuple(map(batch_arg, names))
+        tiles = Extent(0, (Term("num_tokens", tiling.rows // tiling.heads), Term("num_seqs")))
+        grid = (tiles, Extent(self.kv_heads * source.head_parts), ONE)
+        return LaunchSpec(
+            render("triton/attention_mixed.py.jinja", source), source.entry,
+            (*args, size_arg("num_seqs"), size_arg("max_blocks")), grid, tiling.warps, tiling.stages,
+        )  # fmt: skip
+
+    def _decode(self, tiling: Tiling, splits: int) -> tuple[LaunchSpec, ...]:
+        source = AttentionSource(self, "attention", tiling.rows, tiling.heads, tiling.tile, tiling.widest, splits > 1)
+        grid = (Extent(0, (Term("num_seqs"),)), Extent(self.kv_heads * source.head_parts), Extent(splits))
+        states = tuple(Arg(f"{name}_ptr", "*fp32", f"scratch:{name}") for name in ("peaks", "totals", "partials"))
+        ins = tuple(a for a in self._operands() if a.value != "output:0" and (splits == 1 or a.name != "sinks_ptr"))
+        outs = states if splits > 1 else tuple(a for a in self._operands() if a.value == "output:0")
+        rest = (batch_arg("context_lens"), batch_arg("block_tables"), size_arg("max_blocks"))
+        attend = LaunchSpec(
+            render("triton/attention_decode.py.jinja", source), source.entry, ins + outs + self.kv_args() + rest, grid,
+            tiling.warps, tiling.stages,
+        )  # fmt: skip
+        if splits == 1:
+            return (attend,)
+        merge = MergeSource(self, "attention_merge", splits, tiling.tile)
+        ins = tuple(a for a in self._operands() if a.name in ("sinks_ptr", "o_ptr"))
+        grid = (grid[0], Extent(self.q_heads), ONE)
+        args = (*ins, *states, batch_arg("context_lens"))
+        return attend, LaunchSpec(
+            render("triton/attention_merge.py.jinja", merge), merge.entry, args, grid, merge.warps
+        )
+
+    def _operands(self) -> tuple[Arg, ...]:
+        return self.pointers("q_ptr", "cos_ptr", "sin_ptr", "sinks_ptr", "alibi_ptr", "o_ptr")
+
+
+_LONG = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+
+
+@dataclass(frozen=True)
+class AttentionSource:
+    """What the template of a mixed or decode kernel is rendered for.
+
+    A program has `rows` (token, head) pairs of `heads` query heads, and takes `tile` keys at a time; no product is
+    wider than `widest`. split: the keys of a sequence are shared between programs. trees: sequences may verify trees of
+    guesses.
+    """
+
+    layer: Attention
+    entry: str
+    rows: int
+    heads: int
+    tile: int
+    widest: int = 256
+    split: bool = False
+    trees: bool = False
+
+    @property
+    def head_parts(self) -> int:
+        """Programs that share the query heads of a KV head."""
+        return -(-self.layer.group // self.heads)
+
+    @property
+    def one_page(self) -> bool:
+        """Whether a tile never reaches over the end of a page."""
+        return self.layer.block_size % self.tile == 0
+
+    @property
+    def value_pieces(self) -> tuple[Piece, ...]:
+        return pieces(self.layer.value_dim, self.widest)
+
+    @property
+    def queries(self) -> str:
+        """The names of the pieces of q."""
+        return ", ".join(f"q{i}" for i in range(len(self.layer.key_pieces)))
+
+    @property
+    def accumulators(self) -> str:
+        return ", ".join(f"acc{i}" for i in range(len(self.value_pieces)))
+
+
+@dataclass(frozen=True)
+class MergeSource:
+    """What attention_merge is rendered for."""
+
+    layer: Attention
+    entry: str
+    splits: int
+    tile: int
+
+    @property
+    def splits_pad(self) -> int:
+        return power_of_two(self.splits)
+
+    @property
+    def warps(self) -> int:
+        """About sixteen elements of the partial outputs per thread."""
+        return min(max(self.splits_pad * self.layer.value_pad // 512, 1), 8)

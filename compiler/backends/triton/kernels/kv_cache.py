@@ -1,0 +1,150 @@
+"""The paged KV cache on a GPU: how a page lies in memory, and the kernel that writes this step's keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import ClassVar
+
+from .....runtime.format.manifest import Limits
+from .....runtime.format.plan import Extent, extent
+from .....runtime.format.program import ITEM_SIZE, KVLayer, KVLayout
+from ...errors import CodegenError
+from ...render import render
+from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, TritonKernel, batch_arg, size_arg
+from ..tiling.choice import Tuner
+from .lines import power_of_two
+
+_ROWS = 16  # (token, head) pairs that one program writes
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Dims [first, first + width) of a vector; the width is a power of two, and the last piece may pass its end."""
+
+    first: int
+    width: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.width
+
+
+def pieces(dim: int, widest: int = 256) -> tuple[Piece, ...]:
+    """`dim` cut into pieces of 16 to `widest` dims: two where that pads less than one, 192 = 128 + 64."""
+    first = 1 << (dim.bit_length() - 1)
+    if first < dim and 16 <= first <= widest and max(power_of_two(dim - first), 16) < first:
+        return (Piece(0, first), Piece(first, max(power_of_two(dim - first), 16)))
+    width = min(max(power_of_two(dim), 16), widest)
+    return tuple(Piece(start, width) for start in range(0, dim, width))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvKernel(TritonKernel):
+    """The geometry of one layer's pages, which begin `page_stride` elements after each other.
+
+    A page holds keys [kv_heads, block_size, key_dim], then values [kv_heads, block_size, value_dim], both of `dtype`;
+    for i8 there follow float32 scales [kv_heads, block_size] of the keys, then of the values. rotary_dim: how many dims
+    of queries or keys are rotated, by tables [table_rows, rotary_dim].
+    """
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: str
+    block_size: int
+    rotary_dim: int = 0
+    rope_style: str = "half"
+    table_rows: int = 0
+
+    def __post_init__(self) -> None:
+        if self.scaled and self._codes % 4:
+            raise CodegenError(f"int8 pages of {self._codes} bytes: their scales would not be aligned")
+
+    @property
+    def key_pad(self) -> int:
+        return power_of_two(self.key_dim)
+
+    @property
+    def value_pad(self) -> int:
+        return power_of_two(self.value_dim)
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the cache holds int8 codes with scales."""
+        return self.dtype == "i8"
+
+    @property
+    def _codes(self) -> int:
+        return self.kv_heads * self.block_size * (self.key_dim + self.value_dim)
+
+    @property
+    def _page_bytes(self) -> int:
+        layer = KVLayer(self.kv_heads, self.key_dim, self.value_dim)
+        return KVLayout(self.block_size, self.dtype, [layer]).block_bytes(0)
+
+    @property
+    def page_stride(self) -> int:
+        return self._page_bytes // ITEM_SIZE[self.dtype]
+
+    @property
+    def values_offset(self) -> int:
+        return self.kv_heads * self.block_size * self.key_dim
+
+    @property
+    def scale_page_stride(self) -> int:
+        """As page_stride, in float32 elements; so are the two offsets below."""
+        return self._page_bytes // 4
+
+    @property
+    def key_scales_offset(self) -> int:
+        return self._codes // 4
+
+    @property
+    def value_scales_offset(self) -> int:
+        return self._codes // 4 + self.kv_heads * self.block_size
+
+    @property
+    def rope_vector(self) -> int:
+        """How many neighbours of a dim have neighbouring partners in the rotation, so that one load takes them."""
+        return gcd(self.rotary_dim // 2, 8)
+
+    def kv_args(self) -> tuple[Arg, ...]:
+        """The layer's pages, and their scales as float32 if there are any."""
+        scales = (Arg("scales_ptr", "*fp32", "kv"),) if self.scaled else ()
+        return (Arg("kv_ptr", "*" + ELEMENTS[self.dtype], "kv"), *scales)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvWrite(KvKernel):
+    """Operands k, v, cos, sin -> none: moves accepted guesses, then rotates k and stores both at slot_mapping."""
+
+    template: ClassVar[str] = "triton/kv_write.py.jinja"
+    entry: ClassVar[str] = "kv_write"
+    inputs: ClassVar[int] = 4
+    k_stride: int
+    v_stride: int
+
+    @property
+    def heads_per_program(self) -> int:
+        return min(self.kv_heads, _ROWS)
+
+    @property
+    def tokens_per_program(self) -> int:
+        return max(1, _ROWS // self.kv_heads)
+
+    @property
+    def rows_per_program(self) -> int:
+        return power_of_two(self.heads_per_program * self.tokens_per_program)
+
+    def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
+        args = self.pointers("k_ptr", "v_ptr", "cos_ptr", "sin_ptr") + self.kv_args()
+        args += (batch_arg("positions"), batch_arg("slot_mapping"), size_arg("num_tokens"))
+        parts = -(-self.kv_heads // self.heads_per_program)
+        grid = (extent("num_tokens", self.tokens_per_program), Extent(parts), Extent(1))
+        moves = (*self.kv_args(), batch_arg("moves"), size_arg("num_moves"))
+        heads_if_any = extent("num_moves", 1 << 30, self.kv_heads)
+        return (
+            LaunchSpec(render("triton/kv_move.py.jinja", self), "kv_move", moves, (heads_if_any, ONE, ONE)),
+            LaunchSpec(render(self.template, self), self.entry, args, grid),
+        )

@@ -1,0 +1,297 @@
+"""What the templates of `triton/linear/` are rendered from: one product with one tiling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ...errors import CodegenError
+from ..layouts.formats import codes_nbytes, matrix_nbytes
+from ..spec import Arg
+from ..tiling.choice import Config
+from .body import translate
+
+if TYPE_CHECKING:
+    from .linear import Linear
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Blocks of m rows and n columns; k: one slice or step of K; splits: programs that share one tile's K.
+
+    decode: whether the kernel for few rows runs, in which every warp takes its own slices of K.
+    """
+
+    decode: int
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+    splits: int = 1
+
+    @staticmethod
+    def of(config: Config) -> Tiling:
+        """From what the tuner picked."""
+        return Tiling(**config)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Columns `offset + stride * c` of the product that the epilogue reads, as names in the source."""
+
+    offset: int
+    stride: int
+    number: int
+
+    @property
+    def acc(self) -> str:
+        """The finished product."""
+        return f"acc{self.number}"
+
+    @property
+    def sum(self) -> str:
+        """The product of each warp."""
+        return f"sum{self.number}"
+
+    @property
+    def row(self) -> str:
+        """The first row of W of the program."""
+        return f"row{self.number}"
+
+    @property
+    def w(self) -> str:
+        """A block of W, or of its codes."""
+        return f"w{self.number}"
+
+    @property
+    def word(self) -> str:
+        """The words of a block of codes."""
+        return f"word{self.number}"
+
+
+@dataclass(frozen=True)
+class Extra:
+    """Another operand of the epilogue."""
+
+    name: str
+    row_stride: int
+    column_stride: int
+    kind: str  # "f" or "i"
+
+    @property
+    def convert(self) -> str:
+        """How a loaded value becomes one of the body."""
+        return ".to(tl.float32)" if self.kind == "f" else ""
+
+
+def epilogue_operands(op: Linear) -> tuple[tuple[Part, ...], tuple[Extra, ...], dict[str, str]]:
+    """Parts of the product, other operands, and the variable of each epilogue input a<i>."""
+    if not op.epilogue:
+        return (Part(0, 1, 0),), (), {}
+    parts: dict[tuple[int, int], Part] = {}
+    extras: list[Extra] = []
+    names: dict[str, str] = {}
+    for i, text in enumerate(op.epilogue_inputs):
+        offset, stride = (int(t) for t in text.removeprefix("acc:").split(":"))
+        if text.startswith("acc:"):
+            if offset < 0 or offset + stride * (op.columns - 1) >= op.n:
+                raise CodegenError(f"product epilogue: {text!r} of {op.columns} columns lies outside n = {op.n}")
+            part = parts.setdefault((offset, stride), Part(offset, stride, len(parts)))
+            names[f"a{i}"] = part.acc
+        else:
+            kind = "i" if op.types[op.operands + len(extras)] == "i32" else "f"
+            extras.append(Extra(f"e{len(extras)}", offset, stride, kind))
+            names[f"a{i}"] = extras[-1].name
+    return tuple(parts.values()), tuple(extras), names
+
+
+@dataclass(frozen=True)
+class Source:
+    """A product and how it is cut; what the templates ask for."""
+
+    op: Linear
+    tile: Tiling
+    args: tuple[Arg, ...]
+    cuda: bool
+
+    @property
+    def mode(self) -> str:
+        return self.op.mode
+
+    @property
+    def x_type(self) -> str:
+        return {"bf16": "tl.bfloat16", "f16": "tl.float16"}[self.op.types[0]]
+
+    # -- codes as 16-bit operands -------------------------------------------------------------------------------------
+
+    @property
+    def bias(self) -> int:
+        """What is added to a field when it is read as an operand: bf16 has no subnormals that a product could keep."""
+        return 128 if self.op.types[0] == "bf16" else 0
+
+    @property
+    def magic(self) -> str:
+        """The pattern that is or-ed to a field: of 128.0, whose last mantissa bit is worth 1, or none."""
+        return "0x4300" if self.bias else "0"
+
+    @property
+    def magic_pair(self) -> str:
+        return "0x43004300" if self.bias else "0"
+
+    @property
+    def unit(self) -> str:
+        """Undoes the 2^-24 that the last bit of a subnormal f16 is worth."""
+        return "" if self.bias else " * 16777216.0"
+
+    @property
+    def total_bias(self) -> float:
+        """What every code has too much: codes of 8 bits are a low field plus 16 times a high one."""
+        return float(self.bias * (1 if self.op.bits == 4 else 17))
+
+    @property
+    def unpack(self) -> str:
+        return "nibbles" if self.cuda else "fields"
+
+    @property
+    def fields(self) -> int:
+        """Pieces of x that meet one element of codes."""
+        return 16 // self.op.bits
+
+    # -- addresses and masks ------------------------------------------------------------------------------------------
+
+    @property
+    def codes_nbytes(self) -> int:
+        return codes_nbytes(self.op.n, self.op.k, self.op.bits)
+
+    @property
+    def expert_offset(self) -> str:
+        if not self.op.experts:
+            return ""
+        op = self.op
+        size = matrix_nbytes(op.n, op.k, op.bits, op.group) if op.bits else op.n * op.k
+        return f" + expert * {size}"
+
+    def slot_x(self, slot: str) -> str:
+        """Where a slot's row of x begins."""
+        row = f"({slot} // TOPK).to(tl.int64) * {self.op.x_stride}"
+        return f"{row} + {slot} % TOPK * K" if self.op.x_per_slot else row
+
+    @property
+    def y_row(self) -> str:
+        """Where row (or slot) r of y begins."""
+        op = self.op
+        if not op.experts:
+            return f"r.to(tl.int64) * {op.y_stride}"
+        return f"((r // TOPK).to(tl.int64) * {op.y_stride} + r % TOPK * WIDTH)"
+
+    @staticmethod
+    def all_of(*conditions: str | bool) -> str:
+        """The conjunction of those that apply; None if there are none."""
+        return " & ".join(c for c in conditions if isinstance(c, str)) or "None"
+
+    @property
+    def n_tail(self) -> bool:
+        """Whether a program's columns may lie outside."""
+        return self.op.columns % self.tile.n != 0
+
+    @property
+    def k_tail(self) -> bool:
+        """Whether a program's elements of a row may."""
+        return self.op.k % (self.tile.k * (self.tile.warps if self.tile.decode else 1)) != 0
+
+    # -- sizes --------------------------------------------------------------------------------------------------------
+
+    @property
+    def slices(self) -> int:
+        """Slices or steps of K."""
+        return -(-self.op.k // self.tile.k)
+
+    @property
+    def tiles_n(self) -> int:
+        return -(-self.op.columns // self.tile.n)
+
+    @property
+    def tiles_m(self) -> str:
+        """Tiles of rows, as the source says it."""
+        if self.op.experts:
+            return self.op.most_blocks(self.tile.m, "num_rows")
+        return "tl.cdiv(num_rows, BM)"
+
+    @property
+    def step_range(self) -> str:
+        if self.tile.splits > 1:
+            share = -(-self.slices // self.tile.splits)
+            return f"tl.program_id(1) * {share}, tl.minimum(tl.program_id(1) * {share} + {share}, STEPS)"
+        return "0, steps" if self.op.experts else "0, STEPS"
+
+    @property
+    def halves(self) -> bool:
+        """Whether a tile is finished in two halves: sums and other operands together would not fit into registers."""
+        tile = self.tile
+        sums = tile.m * tile.n // (32 * tile.warps)
+        large = not tile.decode and tile.splits == 1 and not self.op.experts
+        return large and bool(self.extras) and sums * (len(self.parts) + len(self.extras)) > 128
+
+    @property
+    def widen(self) -> str:
+        """Operands of different types are multiplied in float32."""
+        return ".to(tl.float32)" if self.mode == "wide" else ""
+
+    # -- the epilogue and the arguments -------------------------------------------------------------------------------
+
+    @cached_property
+    def _epilogue(self) -> tuple[tuple[Part, ...], tuple[Extra, ...], list[str], str]:
+        parts, extras, names = epilogue_operands(self.op)
+        if not self.op.epilogue:
+            return parts, extras, [], parts[0].acc
+        kinds = {a: e.kind for e in extras for a, name in names.items() if name == e.name}
+        lines, values = translate(self.op.epilogue, names, kinds)
+        last = self.op.epilogue[-1].partition(" = ")[0]
+        return parts, extras, lines, values[last].tensor
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self._epilogue[0]
+
+    @property
+    def extras(self) -> tuple[Extra, ...]:
+        return self._epilogue[1]
+
+    @property
+    def lines(self) -> list[str]:
+        return self._epilogue[2]
+
+    @property
+    def arguments(self) -> str:
+        return ", ".join(arg.name for arg in self.args)
+
+    @property
+    def result(self) -> str:
+        """The value that is stored."""
+        return self._epilogue[3]
+
+
+@dataclass(frozen=True)
+class SortSource:
+    """The slots of a product with experts, sorted into blocks."""
+
+    op: Linear
+    block: int
+
+    @property
+    def experts(self) -> int:
+        return self.op.experts
+
+    @property
+    def topk(self) -> int:
+        return self.op.topk
+
+    @property
+    def buckets(self) -> int:
+        """A power of two that holds all experts and the slots of none."""
+        return 1 << self.op.experts.bit_length()
+
+    def most_blocks(self, rows: str) -> str:
+        return self.op.most_blocks(self.block, rows)

@@ -1,0 +1,55 @@
+"""Reductions, softmax and running sums over one axis of each row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..spec import TritonKernel
+from .lines import Lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduce(Lines):
+    """x [rows, outer, n, inner] -> y [rows, outer, inner]; op sum, mean, amax, amin, prod or argmax (int32)."""
+
+    template: ClassVar[str] = "triton/reduce.py.jinja"
+    entry: ClassVar[str] = "reduce"
+    op: str
+    inner: int = 1
+
+    @property
+    def lines(self) -> int:
+        return self.outer * self.inner
+
+    @property
+    def sorts(self) -> bool:
+        """Whether elements are compared through integer keys: NaN must win, which Triton's max does not grant."""
+        return self.op in ("amax", "amin", "argmax")
+
+    @property
+    def initial(self) -> str:
+        """What elements outside count as, and where the accumulators begin."""
+        number = {"sum": "0", "mean": "0", "prod": "1", "amin": "0x7FFFFFFF"}.get(self.op, "LOWEST")
+        return number if self.whole or self.sorts else f"{number}.0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Softmax(Lines):
+    """y = softmax(x) over lines; y may be the memory of x."""
+
+    template: ClassVar[str] = "triton/softmax.py.jinja"
+    entry: ClassVar[str] = "softmax"
+    max_width: ClassVar[int] = 8192
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cumsum(Lines):
+    """y = running sum of x along lines."""
+
+    template: ClassVar[str] = "triton/cumsum.py.jinja"
+    entry: ClassVar[str] = "cumsum"
+    max_width: ClassVar[int] = 4096
+
+
+ROWWISE: dict[str, type[TritonKernel]] = {"reduce": Reduce, "softmax": Softmax, "cumsum": Cumsum}

@@ -1,0 +1,103 @@
+"""Sampling on the device, after the last step of the program: the runtime's sampler for all rows at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .....runtime.executor.sampling import TOP_LOGPROBS
+from .....runtime.format.manifest import Limits
+from .....runtime.format.plan import Extent, extent
+from ...render import render
+from ..spec import ONE, Arg, LaunchSpec, Shape, TritonKernel
+from ..tiling.choice import Tuner
+from .lines import power_of_two
+
+_ARRAYS = {
+    "temperature": "*fp32", "top_k": "*i32", "top_p": "*fp32", "min_p": "*fp32", "seed": "*i32", "counter": "*i32",
+}  # fmt: skip
+_SLOTS = 32  # tokens that the scan of a part may list
+_SCRATCH = {  # what the scan leaves per row and part: type and bytes
+    "listed_logits": ("*fp32", 4 * _SLOTS), "listed_tokens": ("*i32", 4 * _SLOTS), "floors": ("*i64", 8),
+    "tops": ("*fp32", 4), "totals": ("*fp32", 4), "warm_totals": ("*fp32", 4), "winners": ("*i32", 4),
+}  # fmt: skip
+_RESULTS = {"token": "*i32", "logprob": "*fp32", "top_ids": "*i32", "top_logprobs": "*fp32"}
+_MOST_PARTS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample(TritonKernel):
+    """Draws a token per row of logits, float32 with rows `stride` elements apart (0: without gaps).
+
+    Values: "logits"; "sampling:<name>" for temperature (0: greedy), top_k (0: off), top_p (1: off), min_p (0: off),
+    seed [L, 2] (low and high 32 bits) and counter (which token of its request); "sampled:token" (-1: the logits are not
+    numbers), "sampled:logprob", "sampled:top_ids" (-1: no more) and "sampled:top_logprobs" [L, 20]. Logprobs are those
+    of the logits as they are. A token's noise follows from seed, counter and token alone, so that batch-mates do not
+    matter.
+    """
+
+    inputs: ClassVar[int] = 1
+    scan_entry: ClassVar[str] = "sample_scan"
+    choose_entry: ClassVar[str] = "sample_choose"
+    top: ClassVar[int] = TOP_LOGPROBS
+    listed: ClassVar[int] = TOP_LOGPROBS
+    slots: ClassVar[int] = _SLOTS
+    rows: str = "logit_rows"
+    vocab: int
+    stride: int = 0
+
+    @property
+    def row_stride(self) -> int:
+        return self.stride or self.vocab
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of one program of the scan."""
+        return max(power_of_two(-(-self.vocab // _MOST_PARTS)), min(max(power_of_two(self.vocab), 32), 1024))
+
+    @property
+    def parts(self) -> int:
+        return -(-self.vocab // self.chunk)
+
+    @property
+    def run(self) -> int:
+        """Neighbours that one program looks at: likely tokens lie together, and should be shared out."""
+        return min(128, self.chunk)
+
+    @property
+    def groups(self) -> int:
+        return min(128, self.chunk)
+
+    @property
+    def parts_pad(self) -> int:
+        return power_of_two(self.parts)
+
+    @property
+    def list_pad(self) -> int:
+        return power_of_two(self.parts * self.slots)
+
+    @property
+    def block(self) -> int:
+        return min(power_of_two(self.vocab), 2048)
+
+    def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:
+        states = shape.max_tokens * self.parts
+        return {f"sample_{name}": states * size for name, (_, size) in _SCRATCH.items()}
+
+    def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
+        logits = Arg("logits_ptr", "*fp32", "logits")
+        arrays = {n: Arg(f"{n}_ptr", kind, f"sampling:{n}") for n, kind in _ARRAYS.items()}
+        states = tuple(Arg(f"{n}_ptr", kind, f"scratch:sample_{n}") for n, (kind, _) in _SCRATCH.items())
+        results = tuple(Arg(f"{n}_ptr", kind, f"sampled:{n}") for n, kind in _RESULTS.items())
+        rows = extent("num_logit_rows")
+        noise = tuple(arrays[name] for name in ("temperature", "seed", "counter"))
+        scan = LaunchSpec(
+            render("triton/sample_scan.py.jinja", self), self.scan_entry, (logits, *noise, *states),
+            (Extent(self.parts), rows, ONE), num_warps=max(self.chunk // 1024, 1),
+        )  # fmt: skip
+        choose = LaunchSpec(
+            render("triton/sample_choose.py.jinja", self), self.choose_entry,
+            (logits, *arrays.values(), *states, *results), (rows, ONE, ONE),
+            num_warps=max(self.list_pad // 128, self.block // 256, 1),
+        )  # fmt: skip
+        return scan, choose

@@ -1,0 +1,168 @@
+"""From a program to its launch plan: every kernel in every phase that the scheduler can emit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from ....runtime.format.manifest import Limits
+from ....runtime.format.plan import KernelObject, Launch, LaunchPlan, Phase
+from ....runtime.format.program import Kernel, Program
+from ...targets import Target
+from ..errors import CodegenError
+from .build.compile import Compiled, spec_key
+from .kernels.pending import Pending
+from .kernels.sample import Sample
+from .kernels.table import KERNELS
+from .spec import LaunchSpec, Shape, TritonKernel
+from .tiling.choice import Tuner
+
+_MIXED = (16, 64, 256, 1024)
+_TYPICAL = 128  # tokens that deterministic tilings are chosen for: few enough that decodes still wait for memory
+_ALIGN = 256
+
+
+@dataclass(frozen=True)
+class PlannedPhase:
+    """The specs of every kernel in one phase, and of what comes before and after the program's steps.
+
+    Scratch arguments are resolved to byte offsets.
+    """
+
+    shape: Shape
+    specs: Mapping[str, tuple[LaunchSpec, ...]]
+    before: tuple[LaunchSpec, ...]
+    after: tuple[LaunchSpec, ...]
+
+    def all(self) -> dict[str, LaunchSpec]:
+        """The objects that it launches, by name."""
+        groups = (self.before, *self.specs.values(), self.after)
+        return {spec_key(spec): spec for specs in groups for spec in specs}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan whose objects are still to be compiled."""
+
+    phases: tuple[PlannedPhase, ...]
+    scratch_bytes: int
+
+    def specs(self) -> dict[str, LaunchSpec]:
+        """Every object to compile, by name."""
+        return {key: spec for phase in self.phases for key, spec in phase.all().items()}
+
+
+def phase_shapes(limits: Limits) -> list[Shape]:
+    """Decode steps of 1, 2, 4, … sequences up to the largest batch, then mixed steps of a few sizes."""
+    decodes = _powers(min(limits.max_batch_size, limits.max_step_tokens))
+    mixed = [n for n in _MIXED if n < limits.max_step_tokens] + [limits.max_step_tokens]
+    return [Shape(n, True) for n in decodes] + [Shape(n, False) for n in mixed]
+
+
+def _powers(largest: int) -> list[int]:
+    sizes = [1]
+    while sizes[-1] < largest:
+        sizes.append(min(2 * sizes[-1], largest))
+    return sizes
+
+
+def kernel_of(name: str, kernel: Kernel) -> TritonKernel:
+    """The Triton kernel that implements a kernel of the program; CodegenError if there is none."""
+    found = KERNELS.get(kernel.op)
+    if found is None:
+        raise CodegenError(f"kernel {name}: the Triton backend has no template for op {kernel.op!r}")
+    params: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in kernel.params.items()}
+    try:
+        return found(**params)
+    except TypeError as error:
+        raise CodegenError(f"kernel {name} ({kernel.op}): {error}") from None
+
+
+def plan_program(
+    program: Program, limits: Limits, tuner: Tuner, shapes: Sequence[Shape] = (), deterministic: bool = False
+) -> Planned:
+    """All launches of all phases (or of `shapes`); raises CodegenError naming a kernel that some phase lacks.
+
+    deterministic: all phases launch the same objects, in which a row's sums have one order whatever the other rows are.
+    """
+    kernels = {name: kernel_of(name, kernel) for name, kernel in program.kernels.items()}
+    sample = Sample(vocab=program.vocab_size, stride=program.vocab_size) if program.samples else None
+    scratch_bytes, phases = 0, []
+    for shape in shapes or phase_shapes(limits):
+        chosen = Shape(limits.max_step_tokens, False, _TYPICAL) if deterministic else shape
+
+        def plan_kernel(kernel: TritonKernel, shape: Shape = chosen) -> tuple[LaunchSpec, ...]:
+            nonlocal scratch_bytes
+            offsets, total = _lay_out(kernel.scratch(shape, limits, tuner))
+            scratch_bytes = max(scratch_bytes, total)
+            return tuple(_with_offsets(spec, offsets) for spec in kernel.launches(shape, limits, tuner))
+
+        specs = {name: plan_kernel(kernel) for name, kernel in kernels.items()}
+        phases.append(PlannedPhase(shape, specs, plan_kernel(Pending()), plan_kernel(sample) if sample else ()))
+    return Planned(tuple(phases), scratch_bytes)
+
+
+def _lay_out(areas: Mapping[str, int]) -> tuple[dict[str, int], int]:
+    offsets, at = {}, 0
+    for name, nbytes in areas.items():
+        offsets[name] = at
+        at += -(-nbytes // _ALIGN) * _ALIGN
+    return offsets, at
+
+
+def _with_offsets(spec: LaunchSpec, offsets: Mapping[str, int]) -> LaunchSpec:
+    """Names of scratch areas replaced by their offsets."""
+
+    def value(text: str) -> str:
+        area = text.removeprefix("scratch:")
+        return text if area == text else f"scratch:{offsets[area]}"
+
+    return replace(spec, args=tuple(replace(arg, value=value(arg.value)) for arg in spec.args))
+
+
+def make_plan(planned: Planned, target: Target, compiled: Mapping[str, Compiled]) -> LaunchPlan:
+    """The plan with what is known of its objects; those that were not compiled have no resource figures."""
+    suffix = "cubin" if target.backend == "cuda" else "hsaco"
+    objects = {}
+    for key, spec in planned.specs().items():
+        types = tuple(arg.type for arg in spec.args)
+        plain = KernelObject(f"kernels/{key}.{suffix}", spec.entry, types, spec.num_warps, target.warp_size, 0)
+        objects[key] = _with_figures(plain, compiled[key], target) if compiled else plain
+    phases = []
+    for phase in planned.phases:
+        launches = {name: _launches(specs) for name, specs in phase.specs.items()}
+        around = _launches(phase.before), _launches(phase.after)
+        phases.append(Phase(phase.shape.max_tokens, phase.shape.decode, launches, *around))
+    return LaunchPlan(objects, tuple(phases), planned.scratch_bytes)
+
+
+def _launches(specs: tuple[LaunchSpec, ...]) -> tuple[Launch, ...]:
+    return tuple(Launch(spec_key(s), tuple(a.value for a in s.args), s.grid) for s in specs)
+
+
+def _with_figures(plain: KernelObject, compiled: Compiled, target: Target) -> KernelObject:
+    return msgspec.structs.replace(
+        plain,
+        entry=compiled.entry,
+        shared_bytes=compiled.shared_bytes,
+        registers=compiled.registers,
+        spill_bytes=compiled.spill_bytes,
+        occupancy=occupancy(compiled, plain.warps, target),
+    )
+
+
+def occupancy(compiled: Compiled, warps: int, target: Target) -> float:
+    """Resident warps over the most that a multiprocessor holds, limited by registers, shared memory and warps."""
+    registers = -(-compiled.registers // 8) * 8 * target.warp_size * warps
+    blocks = target.max_warps // warps
+    if registers:
+        blocks = min(blocks, target.registers // registers)
+    if compiled.shared_bytes:
+        held = (
+            target.shared_memory_kib * 1024 + target.reserved_shared
+        )  # of a multiprocessor; one block may take the rest
+        blocks = min(blocks, held // (compiled.shared_bytes + target.reserved_shared))
+    return round(blocks * warps / target.max_warps, 3)

@@ -1,0 +1,197 @@
+"""Tilings of the attention kernels: what is possible, and an estimate of its time from the target's table.
+
+The constants are estimates from the instruction counts of compiled kernels; tuned entries replace them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....targets import Target
+from ..kernels.lines import power_of_two
+from .choice import Config, Tuner
+
+_CLOCK = 1.6e9  # Hz, of any of the targets under load
+_LANES = 128  # float32 operations per clock and multiprocessor
+_LATENCY = 1e-6  # seconds from the request of a tile to its arrival on a busy device
+_LAUNCH = 2e-6  # seconds that one more kernel of a step costs
+_BLOCK = 1.5e-9  # seconds per block that is launched for nothing, over the whole device
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What decides about tilings: heads, dims with their padding, bytes of a cached and of a multiplied element."""
+
+    kv_heads: int
+    group: int
+    key_dim: int
+    value_dim: int
+    cached: int
+    multiplied: int
+    block_size: int
+
+    @property
+    def key(self) -> str:
+        """Names the layer in tuning files."""
+        dims = f"{self.kv_heads}x{self.group}_d{self.key_dim}_{self.value_dim}"
+        return f"{dims}_e{self.cached}_{self.multiplied}_b{self.block_size}"
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """See AttentionSource for rows, heads, tile and widest."""
+
+    rows: int
+    heads: int
+    tile: int
+    widest: int
+    warps: int
+    stages: int
+
+
+def mixed_tiling(work: Workload, max_tokens: int, tuner: Tuner) -> Tiling:
+    """For steps that mix prompts and decodes. Only tiny steps and larger ones differ."""
+    few = max_tokens * work.group <= 64
+    long = work.multiplied == 4  # products of float32 are unrolled into registers
+    candidates: list[Config] = [
+        {"rows": rows, "heads": heads, "tile": tile, "warps": warps, "stages": stages}
+        for rows in ((32,) if long else (64,) if few else (128, 64))
+        for heads in _head_counts(work.group, rows)
+        for tile in ((16,) if long else (64, 32, 16) if work.cached < work.multiplied else (64, 32, 128))
+        for warps in ((8,) if long else (4, 8))
+        for stages in (2, 3)
+    ]
+    key = f"attention_mixed_{work.key}_{'few' if few else 'many'}"
+    best = tuner.pick(key, candidates, lambda config: _mixed_cost(work, tuner.target, config))
+    return Tiling(widest=_widest(work, tuner.target, best["rows"]), **best)
+
+
+def decode_tiling(work: Workload, tuner: Tuner) -> Tiling:
+    """For steps of one token per sequence, whatever their number, so that they share an object."""
+    long = work.multiplied == 4
+    candidates: list[Config] = [
+        {"rows": max(power_of_two(heads), 16), "heads": heads, "tile": tile, "warps": 4, "stages": stages}
+        for heads in _head_counts(work.group, 16 if long else 64)
+        for tile in ((16,) if long else (32, 64))
+        for stages in (4, 3, 2)
+    ]
+    best = tuner.pick(
+        f"attention_decode_{work.key}", candidates, lambda config: _decode_cost(work, tuner.target, config)
+    )
+    return Tiling(widest=256, **best)
+
+
+def split_count(work: Workload, tiling: Tiling, sequences: int, span: int, tuner: Tuner) -> int:
+    """How many programs share the keys of a sequence, of which a query sees at most `span`."""
+    candidates: list[Config] = [{"splits": n} for n in (1, 2, 4, 8, 16, 32, 64) if n == 1 or n * tiling.tile < 2 * span]
+    return tuner.pick(
+        f"attention_splits_{work.key}_s{span}_n{sequences}", candidates,
+        lambda config: _split_cost(work, tiling, sequences, span, tuner.target, config["splits"]),
+    )["splits"]  # fmt: skip
+
+
+def _head_counts(group: int, most: int) -> list[int]:
+    """Ways to share the query heads of a KV head between programs: as few programs as possible, or up to twice that."""
+    least = -(-group // most)
+    return sorted({-(-group // parts) for parts in range(least, 2 * least + 1)}, reverse=True)
+
+
+def _wide(work: Workload, target: Target) -> bool:
+    """Whether products take their operands from shared memory (wgmma and later), in tiles of 64 rows and more."""
+    return target.arch in ("sm_90", "sm_100") and work.multiplied == 2
+
+
+def _widest(work: Workload, target: Target, rows: int) -> int:
+    """The widest product: one wider than high would be shared between warps by columns, and a row would cross warps."""
+    return 256 if _wide(work, target) or target.backend == "hip" else min(rows, 128)
+
+
+def _shared_bytes(work: Workload, target: Target, config: Config) -> int:
+    buffers = config["stages"] if _wide(work, target) and config["rows"] >= 64 else config["stages"] - 1
+    dims = work.key_dim + work.value_dim
+    converted = work.multiplied if work.cached != work.multiplied else 0
+    queries = config["rows"] * work.key_dim * work.multiplied
+    tiles = config["tile"] * dims * (buffers * work.cached + converted)
+    return (max(queries, tiles) if target.backend == "hip" else queries + tiles) + 2048
+
+
+def _blocks(work: Workload, target: Target, config: Config, registers: float) -> int:
+    """Resident blocks per multiprocessor; 0 if not even one fits."""
+    room = target.shared_memory_kib * 1024
+    threads = config["warps"] * target.warp_size
+    by_registers = 65536 // int(max(registers, 32) * threads) if target.backend == "cuda" else 2
+    return min(room // _shared_bytes(work, target, config), by_registers, target.max_warps // config["warps"], 8)
+
+
+def _converted_registers(work: Workload, target: Target, config: Config) -> float:
+    """Registers that hold a tile of codes after their conversion: each warp needs all of it unless it is shared."""
+    if work.cached == work.multiplied:
+        return 0.0
+    pairs = config["tile"] * max(work.key_dim, work.value_dim) / 2
+    return 2 * pairs / (config["warps"] * target.warp_size) if _wide(work, target) else pairs / target.warp_size
+
+
+def _mixed_cost(work: Workload, target: Target, config: Config) -> float:
+    """Seconds per useful row and key on one multiprocessor."""
+    rows, tile, threads = config["rows"], config["tile"], config["warps"] * target.warp_size
+    registers = 70 + rows * (work.value_dim + 1.5 * tile) / threads + _converted_registers(work, target, config)
+    hoisted = 0 if _wide(work, target) else rows * work.key_dim / 2 / threads  # queries, if there is room for them
+    blocks = _blocks(work, target, config, registers)
+    idle = work.multiplied == 2 and rows < 16 * config["warps"]  # a warp multiplies at least 16 rows
+    if blocks == 0 or idle or (target.backend == "cuda" and registers > 400):
+        return float("inf")
+    used = rows // config["heads"] * work.group / -(-work.group // config["heads"])
+    flops = 2 * rows * tile * (work.key_dim + work.value_dim)
+    peak = target.peak_f16 * 1e12 if work.multiplied == 2 else target.multiprocessors * _LANES * 2 * _CLOCK
+    products = flops / (0.7 * peak / target.multiprocessors)
+    softmax = rows * (8 * tile + work.value_dim) / (_LANES * _CLOCK)
+    exposed = 0.3e-6 + (_LATENCY if config["stages"] == 2 and not _wide(work, target) else 0)
+    if tile > rows and not _wide(work, target):
+        exposed += 0.5e-6  # the scores' maxima cross warps
+    crowded = max(0.0, registers + hoisted - 255) / 50 if target.backend == "cuda" else 0
+    return (products + 0.6 * softmax + exposed / blocks) / (used * tile) * (1 + crowded)
+
+
+def _tile_seconds(tiling: Config | Tiling, block_size: int) -> float:
+    """One step of a decode kernel's loop: mostly waiting at barriers and for shared memory."""
+    tile = tiling["tile"] if isinstance(tiling, dict) else tiling.tile
+    return 0.4e-6 + tile * 4.5e-9 + (0 if block_size % tile == 0 else 0.1e-6)
+
+
+def _decode_cost(work: Workload, target: Target, config: Config) -> float:
+    """Seconds per key and query head on one multiprocessor that holds few blocks, as in small batches."""
+    registers = 60 + (config["rows"] * (work.value_dim + config["tile"])) / (config["warps"] * target.warp_size)
+    blocks = min(_blocks(work, target, config, registers), 2)
+    if blocks == 0 or (target.backend == "cuda" and registers > 200):
+        return float("inf")
+    tile_bytes = config["tile"] * (work.key_dim + work.value_dim) * work.cached
+    bandwidth = target.bandwidth * 1e9 / target.multiprocessors
+    seconds = max(
+        tile_bytes / bandwidth,
+        _tile_seconds(config, work.block_size) / blocks,
+        _LATENCY / ((config["stages"] - 1) * blocks),
+    )
+    parts = -(-work.group // config["heads"])
+    return seconds * parts / config["tile"] * (1 + config["tile"] / 2048)  # shorter tiles share out better
+
+
+def _split_cost(work: Workload, tiling: Tiling, sequences: int, span: int, target: Target, splits: int) -> float:
+    """Seconds of a step, summed over contexts of several lengths; one sequence is taken to be four times as long."""
+    heads = work.kv_heads * -(-work.group // tiling.heads)
+    tile_bytes = tiling.tile * (work.key_dim + work.value_dim) * work.cached
+    bandwidth = target.bandwidth * 1e9 / target.multiprocessors
+    step = _tile_seconds(tiling, work.block_size)
+    total = 0.0
+    for context in (512, 2048, 8192):
+        tiles = -(-min(context, span) // tiling.tile)
+        share = -(-tiles // splits)
+        programs = sequences * heads * -(-tiles // share)
+        resident = min(4, -(-programs // target.multiprocessors))
+        waves = max(1.0, programs / (target.multiprocessors * resident))
+        longest = -(-min(4 * context, span) // (tiling.tile * splits))
+        busy = waves * share * max(step, resident * tile_bytes / bandwidth)
+        total += max(busy, longest * step) + _BLOCK * (sequences * heads * splits - programs)
+        if splits > 1:
+            states = sequences * work.kv_heads * work.group * -(-tiles // share)
+            total += _LAUNCH + 8 * states * work.value_dim / (target.bandwidth * 1e9)
+    return total

@@ -1,0 +1,32 @@
+"""Choosing among a kernel's possible tilings: a tuned entry where a GPU was measured, else the cost model's best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ....errors import UsageError
+from ....targets import Target
+
+Config = dict[str, int]  # e.g. {"m": 64, "n": 128, "k": 64, "warps": 4, "stages": 3}
+
+
+@dataclass(frozen=True)
+class Tuner:
+    """Answers for one target. `tuned` maps a key to the config that was fastest on a device of this target."""
+
+    target: Target
+    tuned: Mapping[str, Config] = field(default_factory=dict)
+
+    def pick(self, key: str, candidates: Sequence[Config], cost: Callable[[Config], float]) -> Config:
+        """The config for `key`: the tuned one if it is among the candidates, else the one of least estimated cost.
+
+        cost: seconds, or infinity for a config that cannot run on the target. Ties go to the first.
+        """
+        known = self.tuned.get(key)
+        if known is not None and known in candidates:
+            return known
+        best = min(candidates, key=cost)
+        if cost(best) == float("inf"):
+            raise UsageError(f"no tiling of {key} fits target {self.target.name!r}", "this is a gap in icc")
+        return best

@@ -1,0 +1,242 @@
+"""Which tilings a product may take on a target, and an estimate of what each costs.
+
+The estimate is a roofline per resource: memory, the second-level cache, matrix units, instruction issue, and the
+latency of the steps that one program takes in turn. Constants are rough figures of the vendors' guides and of published
+microbenchmarks; `icc tune` replaces the choice where a device was at hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+
+from ....targets import Target
+from .choice import Config, Tuner
+
+LATENCY = 0.9e-6  # seconds from a request to memory to its data, under load
+LAUNCH = 2.0e-6  # seconds that one more kernel costs
+CACHE_PER_SM = 50e9  # bytes/s that a multiprocessor reads from the second-level cache
+ISSUE_PER_SM = 3.8e9  # instructions of a warp per second: four schedulers at 60 %
+REGISTERS = 65536  # of a multiprocessor, 32 bits each
+
+
+@dataclass(frozen=True)
+class Product:
+    """The facts of a product that its tiling depends on.
+
+    parts: products that one output tile needs. extras: other operands of its epilogue. rows: of x, at most. With
+    experts, each row is multiplied with topk of them.
+    """
+
+    mode: str
+    x_type: str
+    n: int
+    k: int
+    columns: int
+    parts: int
+    extras: int
+    rows: int
+    bits: int
+    group: int
+    experts: int
+    topk: int
+
+    @property
+    def key(self) -> str:
+        """A stable name of the choice."""
+        weight = f"gq{self.bits}g{self.group}" if self.bits else "dense"
+        experts = f" experts {self.experts}x{self.topk}" if self.experts else ""
+        size = f"{self.columns}x{self.parts}x{self.k} extras {self.extras} rows {self.rows}"
+        return f"linear {weight} {self.mode} {self.x_type} {size}{experts}"
+
+    @property
+    def matrix_bytes(self) -> float:
+        """Bytes of W that a product reads, of one expert."""
+        item = self.bits / 8 + 4 / self.group if self.bits else 4 if self.mode == "wide" else 2
+        return self.columns * self.parts * self.k * item
+
+
+def pick(product: Product, tuner: Tuner) -> Config:
+    """The tiling for a product; one choice for all row counts of a class, so that phases share objects."""
+    rows = next((r for r in (8, 16, 32, 64, 128, 256) if product.rows <= r), 1024)
+    known = replace(product, rows=rows)
+    machine = Machine(tuner.target)
+    return tuner.pick(known.key, machine.candidates(known), lambda config: machine.seconds(known, config))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A target as the estimates see it."""
+
+    target: Target
+
+    @property
+    def hip(self) -> bool:
+        return self.target.backend == "hip"
+
+    @property
+    def level(self) -> int:
+        """Compute capability, 0 for HIP."""
+        return 0 if self.hip else int(self.target.arch.removeprefix("sm_"))
+
+    def candidates(self, p: Product) -> list[Config]:
+        """All tilings worth a try."""
+        if p.mode == "wide":
+            return self._wide(p)
+        found = [*(self._decode(p) if p.rows <= 16 else []), *self._tiles(p)]
+        return [config for config in found if self._keeps_registers(p, config)]
+
+    def _decode(self, p: Product) -> list[Config]:
+        least = 16 if self.hip else 8  # columns of the smallest matrix instruction
+        m = least if p.experts else max(p.rows, least)
+        slices = (p.group,) if p.bits else (64, 128)
+        stages = (2,) if self.hip else (3, 4, 5, 6)
+        return [
+            {"decode": 1, "m": m, "n": n, "k": k, "warps": warps, "stages": depth, "splits": 1}
+            for n in (16, 32, 64) if n * p.parts <= 64
+            for k in slices
+            for warps in (4, 8, 16) if warps < 16 or not self.hip
+            if k * warps * 2 <= p.k or warps == 4  # with one step only, nothing runs ahead
+            for depth in stages
+        ]  # fmt: skip
+
+    def _tiles(self, p: Product) -> list[Config]:
+        m = [16, 32, 64, 128] if p.experts else [min(max(p.rows, 16), 128)]
+        m += [64] if p.rows >= 128 else []
+        m += [256] if p.rows >= 256 else []
+        steps = -(-p.k // (p.group or 64))
+        splits = [1, *(s for s in (2, 4, 8) if steps >= 4 * s and p.rows <= 128 and not p.experts)]
+        shapes = [(64, 4), (64, 8), (128, 4), (128, 8)]
+        if self.level < 90:  # a warp group's instructions take 64 columns, a warp's 16
+            shapes = [(32, 4), *shapes]
+        elif p.bits and self.level >= 100:  # the newest take no left operand from registers: those of a warp
+            shapes = [(32, 4), (64, 2)]
+        return [
+            {"decode": 0, "m": rows, "n": n, "k": k, "warps": warps, "stages": depth, "splits": split}
+            for rows in m
+            for n, warps in shapes
+            for k in ((p.group,) if p.bits else (64,))
+            for depth in ((2,) if self.hip else (3, 4, 5))
+            for split in splits
+        ]  # fmt: skip
+
+    def _keeps_registers(self, p: Product, c: Config) -> bool:
+        """Whether a tile fits into registers; found by compiling all of them for sm_80, sm_90, sm_100 and gfx942."""
+        if c["decode"]:
+            return True
+        sums = c["m"] * c["n"] // (self.target.warp_size * c["warps"])
+        old = self.level < 90
+        if not p.bits:
+            crowded = old and (sums > 64 or (p.parts > 1 and sums > 32 and (c["warps"] < 8 or c["m"] > 128)))
+            whole = sums * (p.parts + p.extras) <= 128 and not crowded
+            halves = not old and not p.experts and sums * (2 * p.parts + p.extras) <= 384  # see Source.halves
+            return whole or (sums * p.parts <= 128 and halves)
+        if self.hip and p.bits == 8 and c["n"] > 64:
+            return False
+        limit = 64 if p.bits == 4 or (p.parts == 1 and not old) else 32
+        if c["n"] > 16 * c["warps"]:  # a warp unpacks more than 16 columns at once
+            sums *= 2
+        most = 64 if c["n"] < 64 else 32 if p.bits == 8 and p.parts > 1 and old else 128
+        crowded = old and p.parts > 1 and (c["n"] > 64 or (c["n"] == 64 and c["m"] == 64))
+        return sums * p.parts <= limit and c["m"] <= most and not crowded
+
+    def _wide(self, p: Product) -> list[Config]:
+        """Products in float32, on the ordinary units: small tiles, for these are rare."""
+        split = next((s for s in (8, 4, 2) if p.k >= 256 * s and p.rows <= 64 and not p.experts), 1)
+        return [{"decode": 0, "m": 16, "n": 32, "k": 32, "warps": 4, "stages": 2, "splits": split}]
+
+    def seconds(self, p: Product, c: Config) -> float:
+        """Estimated time; infinity where the tiling does not fit."""
+        resident = self._resident(p, c)
+        if not resident:
+            return inf
+        sms = self.target.multiprocessors
+        slots = p.rows * p.topk if p.experts else p.rows
+        active = min(slots, p.experts) if p.experts else 1  # matrices that are read
+        tiles_n = -(-p.columns // c["n"])
+        if c["decode"]:
+            tiles_m = slots if p.experts else 1
+        else:
+            tiles_m = active - (-slots // c["m"]) if p.experts else -(-p.rows // c["m"])
+        programs = tiles_n * tiles_m * c["splits"]
+        steps = -(-p.k // (c["k"] * c["splits"] * (c["warps"] if c["decode"] else 1)))
+        busiest = -(-programs // sms)  # programs of one multiprocessor
+        waves = -(-busiest // resident)
+        slab = steps * c["k"] * (c["warps"] if c["decode"] else 1)  # of K, per program
+        weight = p.matrix_bytes / (p.columns * p.k)  # bytes per column and k
+        rows = min(c["m"], p.rows)
+        bands = 1 if p.experts or c["decode"] else -(-tiles_m // 8)  # each reads W from memory once
+        memory = active * p.matrix_bytes * bands
+        cache = programs * slab * (c["n"] * weight + rows * 2)
+        flops = 2.0 * busiest * c["m"] * c["n"] * p.parts * slab
+        bounds = [
+            (memory + 2 * p.k * p.rows) / (0.92e9 * self.target.bandwidth),
+            cache / (CACHE_PER_SM * sms),
+            flops * sms / (1e12 * self.target.peak_f16 * self._matrix_rate(p, c, min(resident, busiest))),
+            busiest * steps * self._instructions(p, c) / ISSUE_PER_SM,
+            waves * (steps / max(c["stages"] - 1, 1) + 1) * LATENCY,
+        ]
+        extra = LAUNCH
+        if c["splits"] > 1:
+            extra += LAUNCH + 8.0 * c["splits"] * p.rows * p.columns * p.parts / (CACHE_PER_SM * sms)
+        if p.experts and not c["decode"]:
+            extra += 2 * LAUNCH + 2 * LATENCY * (1 + slots / 1024)
+        return extra + max(bounds) + 0.1 * sum(bounds)
+
+    def _matrix_rate(self, p: Product, c: Config, resident: int) -> float:
+        """The share of the peak that matrix instructions reach."""
+        if p.mode == "wide":
+            return 0.02
+        groups = min(resident * c["warps"] / 8, 1.0)  # eight warps hide what the others wait for
+        if self.hip:
+            return 0.4 * groups
+        whole = not c["decode"] and c["n"] >= 64 and c["warps"] >= 4
+        if self.level >= 90 and whole:  # instructions of a warp group; what they read of shared memory may bound them
+            shared = 1.0 if p.bits else min(1.0, 90 / (64 + 4096 / c["m"]))
+            return (0.75 if not p.bits else 0.6) * shared * max(groups, 0.6)
+        return {80: 0.75, 86: 0.75, 89: 0.75, 90: 0.5}.get(self.level, 0.25) * groups
+
+    def _instructions(self, p: Product, c: Config) -> float:
+        """Instructions that the warps of a program issue per step, as counted in disassembled kernels."""
+        per_slice = c["n"] * p.parts * c["k"] / 32  # weights per lane
+        loads = 60 + c["m"] * c["k"] * 2 / 512 * 3
+        if c["decode"]:
+            unpack = 1.1 if p.bits == 4 else 2.2 if p.bits == 8 else 0.08
+            return c["warps"] * (per_slice * (unpack + 0.02 * c["m"]) + loads)
+        unpack = {4: 1.6, 8: 4.0}.get(p.bits, 0.05)
+        products = c["n"] * p.parts * c["m"] / 32 * (1.1 if p.bits else 0.1)
+        return per_slice * unpack + products + c["warps"] * 60 + loads
+
+    def _resident(self, p: Product, c: Config) -> int:
+        """Programs that a multiprocessor holds at once; 0 if not even one fits."""
+        fit = self.target.shared_memory_kib * 1024 // max(self.shared_bytes(p, c), 1024)
+        lanes = self.target.warp_size * c["warps"]
+        files = REGISTERS * (2 if self.hip else 1)
+        return min(fit, self.target.max_warps // c["warps"], max(int(files / (self.registers(p, c) * lanes)), 1))
+
+    def shared_bytes(self, p: Product, c: Config) -> int:
+        """Estimated shared memory."""
+        item = 4 if p.mode == "wide" else 2
+        slices = c["warps"] if c["decode"] else 1
+        w = p.parts * c["n"] * (c["k"] * p.bits // 8 + 8 if p.bits else c["k"] * item) * slices
+        x = c["m"] * c["k"] * item * slices
+        depth = max(c["stages"] - 1, 1)
+        ahead = not c["decode"] and self.level >= 90 and p.mode != "wide"  # a step that runs keeps its operands
+        sums = 4 * p.parts * c["m"] * c["n"] * slices if c["decode"] else (4 if self.hip else 2) * c["m"] * c["n"]
+        total = depth * (w + x) + (4096 if p.bits and c["n"] < 16 * c["warps"] else 0)
+        if ahead:
+            total += x if p.bits else w + x
+        return max(total, sums)
+
+    def registers(self, p: Product, c: Config) -> int:
+        """Estimated registers per thread, after those of compiled kernels."""
+        old = 40 if self.level < 90 else 0  # operands of a warp's instructions all pass through registers
+        if c["decode"]:
+            if not p.bits:
+                return 32 + c["n"] * p.parts // 2 + c["m"]
+            return int((36 + 1.4 * c["n"] * p.parts) * (1 + (c["m"] - 8) / 32)) + (35 if p.bits == 8 else 0) + old
+        sums = c["m"] * c["n"] // (self.target.warp_size * c["warps"])
+        if not p.bits:
+            return 40 + min(int(1.1 * sums * (p.parts + p.extras)), 160) + old // 2
+        unpacked = 60 + 2 * max(c["n"] // c["warps"] - 16, 0) + (40 if p.bits == 8 else 0) + c["m"] // 128 * old
+        return min(unpacked + sums * (p.parts + 1) + (20 + old) * (p.parts - 1), 255)

@@ -1,1 +1,0 @@
-"""Graph -> program: choose kernels, place values in the arena, list the steps."""

@@ -1,0 +1,222 @@
+"""Writes an engine directory: into a temporary sibling, flushed to disk, then renamed.
+
+A failed or killed compile leaves no half engine and loses no old one. Nothing here depends on time or place, so equal
+inputs give equal bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import hashlib
+import json
+import marshal
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.util import MAGIC_NUMBER, cache_from_source, source_hash
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from ...runtime.format.digest import encode_sealed
+from ...runtime.format.manifest import PIECE, FileEntry, Manifest
+from ...runtime.format.program import Program
+from ..errors import OutputExistsError, WriteError
+from ..program.builder import WeightSource
+
+Progress = Callable[[str, int, int], None]
+Pack = Callable[[WeightSource], np.ndarray]
+RUNTIME_DIR = Path(__file__).resolve().parents[2] / "runtime"
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+
+
+def check_output(path: Path, force: bool) -> None:
+    """Refuse an output path that exists, unless --force; checked before anything is computed."""
+    if path.exists() and not force:
+        raise OutputExistsError(f"{path} exists", "give --force to replace it, or another path with -o")
+    if path.exists() and not (path / "engine.json").is_file():
+        raise OutputExistsError(f"{path} exists and is not an engine, so --force does not replace it", "remove it")
+    if not path.resolve().parent.is_dir():
+        raise WriteError(f"{path.resolve().parent} is not a directory", "create it first")
+
+
+@contextlib.contextmanager
+def engine_directory(path: Path) -> Iterator[Path]:
+    """A temporary directory that becomes `path` when the block ends well, and vanishes when it does not."""
+    path = path.resolve()
+    with _write_errors(path):
+        _remove_abandoned(path)
+        stage = Path(tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}.", suffix=".partial", dir=path.parent))
+        try:
+            yield stage
+            stage.chmod(0o755)
+            _sync_tree(stage)
+            _replace(stage, path)
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reasons = {
+            errno.ENOSPC: "the disk is full",
+            errno.EDQUOT: "the disk quota is used up",
+            errno.EFBIG: "too large",
+        }
+        reason = reasons.get(error.errno or 0, error.strerror or str(error))
+        free = shutil.disk_usage(path.parent).free // 2**20
+        raise WriteError(
+            f"cannot write {path}: {reason}", f"{free} MiB are free on that disk; nothing was left behind"
+        ) from error
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Delete what compiles of the same engine left that were killed: their process is gone. An old engine that was
+    moved away and not replaced is put back."""
+    for left in path.parent.glob(f".{path.name}.*"):
+        owner = left.name.removeprefix(f".{path.name}.").split(".")[0]
+        if left.suffix not in (".partial", ".old") or not owner.isdigit() or Path("/proc", owner).exists():
+            continue
+        if left.suffix == ".old" and not path.exists():
+            os.rename(left, path)
+        else:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _sync_tree(root: Path) -> None:
+    for folder, _, files in os.walk(root):
+        for name in [*files, "."]:
+            handle = os.open(os.path.join(folder, name), os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+
+def _replace(stage: Path, path: Path) -> None:
+    if path.exists() and _exchange(stage, path):
+        shutil.rmtree(stage)
+    elif path.exists():
+        old = stage.with_suffix(".old")
+        os.rename(path, old)
+        try:
+            os.rename(stage, path)
+        except OSError:
+            os.rename(old, path)
+            raise
+        shutil.rmtree(old)
+    else:
+        os.rename(stage, path)
+    handle = os.open(path.parent, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two directories in one step, so that at no moment there is none; False where that cannot be done."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):  # an old kernel, or a file system that cannot
+        return False
+    raise OSError(code, os.strerror(code), str(second))
+
+
+def write_weights(
+    stage: Path, program: Program, sources: dict[str, WeightSource], pack: Pack, progress: Progress
+) -> None:
+    """weights.safetensors: every weight packed as 64-byte aligned bytes, one at a time in memory."""
+    header: dict[str, object] = {}
+    start = 0
+    for name, weight in program.weights.items():
+        header[name] = {"dtype": "U8", "shape": [weight.nbytes], "data_offsets": [start, start + weight.nbytes]}
+        start += weight.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    with (stage / "weights.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for index, (name, source) in enumerate(sources.items()):
+            progress(name, index, len(sources))
+            packed = pack(source)
+            assert packed.nbytes == program.weights[name].nbytes, f"{name}: {packed.nbytes} bytes packed"
+            file.write(packed.data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_program(stage: Path, program: Program) -> None:
+    """program.json."""
+    (stage / "program.json").write_bytes(msgspec.json.format(msgspec.json.encode(program), indent=1) + b"\n")
+
+
+def copy_tokenizer(stage: Path, model: Path) -> str | None:
+    """The tokenizer's files; None if the checkpoint has no tokenizer.json."""
+    if not (model / "tokenizer.json").is_file():
+        return None
+    (stage / "tokenizer").mkdir()
+    for name in TOKENIZER_FILES:
+        if (model / name).is_file():
+            shutil.copyfile(model / name, stage / "tokenizer" / name)
+    return "tokenizer"
+
+
+def copy_runtime(stage: Path) -> None:
+    """A copy of icc.runtime and the __main__ that runs it."""
+
+    def skip(folder: str, names: list[str]) -> list[str]:
+        return [n for n in names if n in ("__pycache__", "server") or not (n.endswith(".py") or "." not in n)]
+
+    shutil.copytree(RUNTIME_DIR, stage / "runtime", ignore=skip, copy_function=shutil.copyfile)
+    for source in (stage / "runtime").rglob("*.py"):
+        _write_bytecode(source, source.relative_to(stage).as_posix())
+    shutil.copyfile(RUNTIME_DIR / "embedded_main.py", stage / "__main__.py")
+
+
+def _write_bytecode(source: Path, name: str) -> None:
+    """What Python itself would keep in `__pycache__`, so that starting an engine compiles nothing.
+
+    It is used by Pythons of this version, if the source still has the hash that stands in it (PEP 552). Version 2 of
+    marshal because later ones depend on how often an object is referred to, and the same inputs give the same bytes.
+    """
+    content = source.read_bytes()
+    code = marshal.dumps(compile(content, name, "exec", dont_inherit=True, optimize=0), 2)
+    target = Path(cache_from_source(str(source), optimization=""))
+    target.parent.mkdir(exist_ok=True)
+    checked_hash = (0b11).to_bytes(4, "little")
+    target.write_bytes(MAGIC_NUMBER + checked_hash + source_hash(content) + code)
+
+
+def write_manifest(stage: Path, manifest: Manifest) -> None:
+    """engine.json with size and sha256 of every file written before it."""
+    files: dict[str, FileEntry] = {}
+    for path in sorted(p for p in stage.rglob("*") if p.is_file()):
+        files[path.relative_to(stage).as_posix()] = file_entry(path)
+    (stage / "engine.json").write_bytes(encode_sealed(msgspec.structs.replace(manifest, files=files)))
+
+
+def file_entry(path: Path) -> FileEntry:
+    """Size and digests of one file, read once."""
+    whole, pieces, size = hashlib.sha256(), [], 0
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            whole.update(piece)
+            pieces.append(hashlib.sha256(piece).hexdigest())
+            size += len(piece)
+    return FileEntry(size, whole.hexdigest(), pieces if len(pieces) > 1 else [])

@@ -1,0 +1,103 @@
+"""engine.json from what the compile found out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from ...runtime.format.manifest import (
+    FORMAT_VERSION,
+    KERNEL_ABI,
+    EmbeddingFacts,
+    Limits,
+    Manifest,
+    ModelFacts,
+    QuantFacts,
+    SamplingDefaults,
+)
+from ..backends.base import Built
+from ..graph.graph import Graph
+from ..options import CompileOptions
+from ..program.lower import Lowered
+from ..targets import Target
+
+
+def make_manifest(
+    graph: Graph,
+    lowered: Lowered,
+    quantization: QuantFacts,
+    options: CompileOptions,
+    target: Target,
+    built: Built,
+    tokenizer: str | None,
+    embedding: EmbeddingFacts | None = None,
+) -> Manifest:
+    """The manifest without its file table."""
+    config = _read_json(options.model / "config.json")
+    generation = _read_json(options.model / "generation_config.json")
+    info = graph.info
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        icc_version=__version__,
+        target=target.name,
+        backend=target.backend,
+        model=ModelFacts(
+            architecture=info.architecture,
+            vocab_size=info.vocab_size if embedding else lowered.program.vocab_size,
+            hidden_size=info.hidden_size,
+            num_layers=info.num_layers,
+            num_parameters=info.num_parameters,
+            max_seq_len=graph.max_seq_len,
+            bos_token_id=_first(_token_ids(config, generation, "bos_token_id")),
+            eos_token_ids=_token_ids(config, generation, "eos_token_id"),
+            pad_token_id=_first(_token_ids(config, generation, "pad_token_id")),
+        ),
+        quantization=quantization,
+        limits=make_limits(graph, options),
+        sampling=_sampling(generation),
+        libraries=list(built.libraries),
+        weights_file="weights.safetensors",
+        program_file="program.json",
+        tokenizer_dir=tokenizer,
+        files={},
+        gpu=built.gpu,
+        kernel_abi=KERNEL_ABI[target.backend],
+        embedding=embedding,
+    )
+
+
+def make_limits(graph: Graph, options: CompileOptions) -> Limits:
+    """What the engine is compiled for."""
+    return Limits(graph.max_seq_len, options.max_batch_size, min(options.max_step_tokens, graph.max_seq_len))
+
+
+def _sampling(generation: dict[str, Any]) -> SamplingDefaults:
+    """Sampling defaults count only where the checkpoint says do_sample; otherwise decoding is greedy."""
+    penalty = generation.get("repetition_penalty")
+    if not generation.get("do_sample"):
+        return SamplingDefaults(repetition_penalty=penalty)
+    return SamplingDefaults(
+        temperature=generation.get("temperature", 1.0),
+        top_p=generation.get("top_p"),
+        top_k=generation.get("top_k"),
+        min_p=generation.get("min_p"),
+        repetition_penalty=penalty,
+    )
+
+
+def _token_ids(config: dict[str, Any], generation: dict[str, Any], key: str) -> list[int]:
+    for source in (generation, config, config.get("text_config") or {}):
+        value = source.get(key)
+        if value is not None:
+            return [int(v) for v in value] if isinstance(value, list) else [int(value)]
+    return []
+
+
+def _first(values: list[int]) -> int | None:
+    return values[0] if values else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.is_file() else {}

@@ -1,0 +1,188 @@
+"""Handlers for indexed moves: table lookups, gathers, top-k, scatters and writes into slices."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...graph.graph import type_of
+from .aten_handlers import _val, cat_parts, expand_to, per_token
+from .reduce_handlers import icc, last_axis
+from .token_major import Dims, Lowering, T, Value, dims_of, handles, op_name
+
+aten = torch.ops.aten
+
+# nodes of the new graph that a handler looks behind, from where they are used
+LOOKED_THROUGH = (aten.expand.default, aten.repeat.default)
+
+
+@handles("aten.embedding", "aten.index_select")
+def embedding(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if "index_select" in op_name(node.target):
+        table, axis, index = args
+        if axis != 0:
+            raise ValueError("index_select along an inner axis")
+    else:
+        table, index = args[0], args[1]
+    if table.per_token:
+        raise ValueError("a gather of tokens")
+    if math.prod(index.features) != 1:
+        flat = index.node
+        return Value(low.emit(icc("embedding"), flat, table.node), dims_of(_val(node)))
+    if not index.per_token:  # every token takes the same row
+        row = low.emit(icc("embedding"), low.view(Value(index.node, index.features), (1,)).node, table.node)
+        return low.view(Value(row, (1, *table.dims[1:])), dims_of(_val(node)))
+    index = low.view(index, (T,))
+    out = low.emit(icc("embedding"), index.node, table.node)
+    return low.view(Value(out, (T, *table.dims[1:])), dims_of(_val(node)))
+
+
+@handles("aten.index")
+def index(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    table, indices = args
+    if table.per_token or len(indices) != 1:
+        raise ValueError("advanced indexing")
+    return Value(low.emit(icc("embedding"), indices[0].node, table.node), dims_of(_val(node)))
+
+
+@handles("aten.index_put")
+def index_put(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    value, indices, source = args[:3]
+    mask = indices[0]
+    if (
+        len(indices) != 1
+        or type_of(mask.node).dtype != torch.bool
+        or math.prod(source.features) != 1
+        or source.per_token
+    ):
+        raise ValueError("a write to places that depend on values")
+    if mask.dims != value.dims or (len(args) > 3 and args[3]):
+        raise ValueError("a masked write of this form")
+    scalar = low.view(source, ()).node
+    return Value(low.emit(aten.where.self, mask.node, scalar, value.node), value.dims)
+
+
+@handles("aten.topk", "aten.sort")
+def topk(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    value: Value = args[0]
+    is_sort = "sort" in str(node.target)
+    rest = list(args[1:])
+    k = value.dims[-1] if is_sort else rest.pop(0)
+    axis = rest[0] if rest else kwargs.get("dim", -1)
+    if is_sort:
+        largest = rest[1] if len(rest) > 1 else kwargs.get("descending", False)
+    else:
+        largest = rest[1] if len(rest) > 1 else kwargs.get("largest", True)
+    value = last_axis(low, value, axis)
+    pair = low.emit(icc("topk"), value.node, k, bool(largest))
+    dims = (*value.dims[:-1], k)
+    return [Value(_item(low, pair, i), dims) for i in range(2)]
+
+
+def _item(low: Lowering, pair: fx.Node, index: int) -> fx.Node:
+    return low.graph.call(operator.getitem, pair, index)
+
+
+@handles("aten.gather")
+def gather(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    value, axis, index_ = args
+    axis %= len(value.dims)
+    if index_.dims[axis] is T and not value.per_token:
+        return _table_rows(low, value, axis, index_, dims_of(_val(node)))
+    value = last_axis(low, value, axis)
+    return Value(low.emit(icc("gather"), value.node, index_.node), dims_of(_val(node)))
+
+
+def _table_rows(low: Lowering, table: Value, axis: int, index_: Value, dims: Dims) -> Value:
+    """A gather that picks row index[t] of a constant for each token, however it spells the other axes."""
+    if math.prod(table.dims[:axis]) != 1:
+        raise ValueError("a gather from several tables")
+    row = _same_along_features(index_)
+    if row is None:
+        raise ValueError("a gather of single elements of a table")
+    rows = low.view(table, table.dims[axis:])
+    out = low.emit(icc("embedding"), low.view(row, (T,)).node, rows.node)
+    width = tuple(d for d in dims[axis + 1 :])
+    if width != table.dims[axis + 1 :]:
+        raise ValueError("a gather of parts of rows")
+    return low.view(Value(out, (T, *width)), dims)
+
+
+def _same_along_features(value: Value) -> Value | None:
+    """The one number per token that `value` repeats over its other axes, if it is made that way."""
+    if math.prod(value.features) == 1:
+        return value
+    source = value.node.args[0]
+    if value.node.target not in LOOKED_THROUGH or not isinstance(source, fx.Node):
+        return None
+    return Value(source, (T, *type_of(source).shape)) if math.prod(type_of(source).shape) == 1 else None
+
+
+@handles("aten.copy", "aten.copy_")
+def copy(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return expand_to(low, args[1], dims_of(_val(node)))
+
+
+@handles("aten.slice_scatter")
+def slice_scatter(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    value, source = args[0], args[1]
+    rest = list(args[2:])
+    axis = (rest[0] if rest else kwargs.get("dim", 0)) % len(value.dims)
+    start = rest[1] if len(rest) > 1 else kwargs.get("start")
+    end = rest[2] if len(rest) > 2 else kwargs.get("end")
+    step = rest[3] if len(rest) > 3 else kwargs.get("step", 1)
+    if value.dims[axis] is T:
+        if start not in (None, 0) or (isinstance(end, int) and end < 2**31) or step != 1:
+            raise ValueError("a write to some of the tokens")
+        return expand_to(low, source, value.dims)
+    if step != 1:
+        raise ValueError("a write to every other element")
+    start, end, _ = slice(start, end).indices(value.dims[axis])
+    return _written(low, value, source, axis, start, end)
+
+
+@handles("aten.select_scatter")
+def select_scatter(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    value, source, axis, place = args
+    axis %= len(value.dims)
+    if value.dims[axis] is T:
+        raise ValueError("a write to one token")
+    place %= value.dims[axis]
+    source = low.view(source, (*source.dims[:axis], 1, *source.dims[axis:]))
+    return _written(low, value, source, axis, place, place + 1)
+
+
+def _written(low: Lowering, value: Value, source: Value, axis: int, start: int, end: int) -> Value:
+    """`value` with [start, end) of an axis replaced by `source`."""
+
+    def part(first: int, last: int) -> list[Value]:
+        if first >= last:
+            return []
+        dims = (*value.dims[:axis], last - first, *value.dims[axis + 1 :])
+        return [Value(low.emit(aten.slice.Tensor, value.node, value.canonical(axis), first, last, 1), dims)]
+
+    middle = (*value.dims[:axis], end - start, *value.dims[axis + 1 :])
+    parts = [*part(0, start), expand_to(low, source, middle), *part(end, value.dims[axis])]
+    return cat_parts(low, parts, axis, value.dims)
+
+
+@handles("aten.scatter", "aten.scatter_add", "aten.scatter_reduce")
+def scatter(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    name = str(node.target)
+    if "reduce" in name:
+        raise ValueError("scatter_reduce")
+    value = last_axis(low, args[0], args[1])
+    index_, source = args[2], args[3]
+    base = value.node
+    if not value.per_token:
+        base = per_token(low, value, (T, *value.features)).node
+    tensor = isinstance(source, Value)
+    if tensor and not source.per_token:
+        source = per_token(low, source, (T, *source.features))
+    src, number = (source.node, 0.0) if isinstance(source, Value) else (None, float(source))
+    out = low.emit(icc("scatter"), base, index_.node, src, number, "add" in name)
+    return Value(out, dims_of(_val(node)))

@@ -1,0 +1,113 @@
+"""Values of an exported program that do not depend on what the tokens are: masks, biases and tables.
+
+Some models build their masks as tensors over pairs of tokens. Such a value depends only on sizes, positions and
+weights, so it can be computed for a number of tokens and looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from ...graph.interpret import as_compute
+from ...weights.handles import Weight
+
+# ops that look at the shape of their first operand only
+_SHAPE_ONLY = (
+    "sym_size",
+    "sym_numel",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "empty_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "new_empty",
+)
+
+
+def _short(node: fx.Node) -> str:
+    schema = getattr(node.target, "_schema", None)
+    return str(schema.name).split("::")[1] if schema is not None else str(getattr(node.target, "__name__", ""))
+
+
+class StaticValues:
+    """Which nodes are static, and their values for a number of tokens.
+
+    `looked_at` and `loaded` are the nodes and weights that some evaluation depended on.
+    """
+
+    def __init__(self, program: ExportedProgram, weights: Mapping[str, Weight]) -> None:
+        self._program = program
+        self._weights = weights
+        self._specs = {s.arg.name: s for s in program.graph_signature.input_specs}
+        self._users = [n for n in program.graph.nodes if n.op == "placeholder" and self._is_user(n)]
+        self.nodes: set[fx.Node] = set()
+        self.looked_at: set[fx.Node] = set()
+        self.loaded: set[str] = set()
+        for node in program.graph.nodes:
+            if node.op == "placeholder":
+                static = node not in self._users or node is self._users[1]
+            else:
+                inputs = node.all_input_nodes
+                if _short(node) in _SHAPE_ONLY:
+                    inputs = inputs[1:]
+                static = node.op == "call_function" and all(i in self.nodes for i in inputs)
+            if static:
+                self.nodes.add(node)
+
+    def evaluate(self, node: fx.Node, tokens: int) -> Any:
+        """The value of a static node in a sequence of `tokens` tokens; raises ValueError where it has none."""
+        needed, pending = set(), [node]
+        while pending:
+            current = pending.pop()
+            if current not in needed:
+                needed.add(current)
+                pending.extend(current.all_input_nodes)
+        self.looked_at |= needed
+        env: dict[fx.Node, Any] = {}
+        for current in self._program.graph.nodes:
+            if current in needed:
+                env[current] = self._run(current, env, tokens)
+        return env[node]
+
+    def _is_user(self, node: fx.Node) -> bool:
+        return self._specs[node.name].kind == InputKind.USER_INPUT
+
+    def _run(self, node: fx.Node, env: dict[fx.Node, Any], tokens: int) -> Any:
+        if node.op == "placeholder":
+            return self._placeholder(node, tokens)
+        if node not in self.nodes:  # only its shape is asked for
+            shape = [tokens if isinstance(s, torch.SymInt) else int(s) for s in node.meta["val"].shape]
+            return torch.zeros(shape, dtype=node.meta["val"].dtype)
+        args = fx.map_arg(node.args, lambda n: env[n])
+        kwargs = dict(fx.map_arg(node.kwargs, lambda n: env[n]))
+        if kwargs.get("device") is not None:
+            kwargs["device"] = torch.device("cpu")
+        if _short(node).startswith(("_assert", "sym_constrain")):
+            return None
+        try:
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        except (RuntimeError, TypeError, NotImplementedError, IndexError) as error:
+            reason = str(error).split("\n")[0]
+            raise ValueError(f"a mask that cannot be computed for {tokens} tokens: {reason}") from error
+
+    def _placeholder(self, node: fx.Node, tokens: int) -> Tensor:
+        if node in self._users:
+            is_positions = node is self._users[1]
+            return torch.arange(tokens)[None] if is_positions else torch.zeros(1, tokens, dtype=torch.int64)
+        spec = self._specs[node.name]
+        name = str(spec.target)
+        if spec.kind == InputKind.CONSTANT_TENSOR:
+            value = self._program.constants[name]
+            if not isinstance(value, Tensor) or value.device.type == "meta":
+                raise ValueError("a constant without a value")
+            return value
+        self.loaded.add(name.removeprefix("model."))
+        return as_compute(self._weights[name.removeprefix("model.")].load())

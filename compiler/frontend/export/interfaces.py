@@ -1,0 +1,230 @@
+"""The one door into transformers: our attention, mask and expert functions, registered under the name "icc".
+
+While a model is traced these functions run instead of a real implementation, and leave one custom op each in the graph,
+whatever the family.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ...errors import UnsupportedModel
+
+NAME = "icc"
+
+
+def traced(fake: Callable[..., Tensor]) -> None:
+    """Declare icc_trace::<function name> by the shape of its result: it is only traced, so nothing can run it."""
+    name = f"{NAME}_trace::{fake.__name__}"
+    torch.library.define(name, torch.library.infer_schema(fake, mutates_args=()))
+    torch.library.register_fake(name, fake)
+
+
+@traced
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scale: float, window: int, chunk: int, softcap: float
+) -> Tensor:
+    """icc::attention as the models call it: q[1, Hq, T, D], k[1, Hkv, T, D], v[1, Hkv, T, Dv] -> [1, T, Hq, Dv]."""
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
+
+
+@traced
+def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor) -> Tensor:
+    """As icc::expert_linear: x[T, K] or [T, S, K], weight[E, N, K], index[T, S] -> [T, S, N]."""
+    return x.new_empty(index.shape[0], index.shape[1], weight.shape[1])
+
+
+@dataclass(frozen=True)
+class MaskSpec:
+    """What a causal mask allows beyond causality; models hand it to the attention function without looking inside."""
+
+    window: int = 0
+    chunk: int = 0
+    bidirectional: bool = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise MaskUsed()
+
+    def __getitem__(self, index: Any) -> Any:
+        raise MaskUsed()
+
+    def __radd__(self, other: Any) -> Any:
+        raise MaskUsed()
+
+    __add__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __and__ = __rand__ = __invert__ = __radd__  # type: ignore
+
+
+class MaskUsed(UnsupportedModel):
+    """A model computes with its attention mask instead of handing it to an attention function."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model computes with its attention mask (attention of its own, such as learned sparse attention)",
+            "icc compiles causal, sliding-window, chunked and ALiBi attention",
+            op="attention_mask",
+        )
+
+
+def icc_mask(*args: Any, mask_function: Callable[..., Any] | None = None, **kwargs: Any) -> MaskSpec:
+    """Mask function for transformers: finds out by asking what the mask lets through."""
+    local = int(kwargs.get("local_size") or 0)
+    if mask_function is None:
+        return MaskSpec()
+    candidates = [MaskSpec()] + ([MaskSpec(window=local), MaskSpec(chunk=local)] if local else [])
+    table, q, k = _ask(mask_function, local)
+    with _disable_current_modes():
+        fitting = [spec for spec in candidates if torch.equal(table, _allowed(spec, q, k))]
+        looks_ahead = bool((table & (k > q)).any())
+    if fitting:
+        return fitting[0]
+    if looks_ahead:
+        return MaskSpec(bidirectional=True)  # refused where it is used: a decoder may have one it does not need
+    raise UnsupportedModel("the attention mask is neither causal, sliding-window nor chunked")
+
+
+def _ask(mask_function: Callable[..., Any], local: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(allowed[Q, K], q[Q, 1], k[1, K]) at small indices and around multiples of the local size."""
+    near = {d for base in (0, local, 2 * local, 3 * local) for d in range(base - 2, base + 3) if d >= 0}
+    places = sorted(near | set(range(24)))
+    with _disable_current_modes():  # the trace is under way, and these are real numbers
+        q, k = torch.tensor(places)[:, None], torch.tensor(places)[None, :]
+        zero = torch.zeros_like(q)
+        try:
+            table = mask_function(zero, zero, q, k).expand(len(places), len(places)).to(torch.bool)
+        except Exception as error:
+            raise UnsupportedModel(f"the attention mask cannot be analysed: {error}") from error
+    return table, q, k
+
+
+def _allowed(spec: MaskSpec, q: Tensor, k: Tensor) -> Tensor:
+    with _disable_current_modes():
+        allowed = k <= q
+        if spec.window:
+            allowed = allowed & (k > q - spec.window)
+        if spec.chunk:
+            allowed = allowed & (q // spec.chunk == k // spec.chunk)
+        return allowed
+
+
+def icc_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention function for transformers' AttentionInterface."""
+    if isinstance(attention_mask, Tensor):
+        raise UnsupportedModel("the model builds its own attention mask tensor", op="attention_mask")
+    if position_bias is not None:
+        raise UnsupportedModel("attention with a learned position bias is not supported", op="position_bias")
+    is_causal = kwargs.get("is_causal")
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    bidirectional = isinstance(attention_mask, MaskSpec) and attention_mask.bidirectional
+    if bidirectional or (attention_mask is None and causal is False):
+        raise UnsupportedModel(
+            "attention is bidirectional: the model is an encoder, not a causal decoder",
+            "icc compiles causal language models",
+        )
+    spec = attention_mask if isinstance(attention_mask, MaskSpec) else MaskSpec(window=int(sliding_window or 0))
+    sinks = s_aux if s_aux is not None else kwargs.get("sinks")
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    softcap = float(softcap or 0.0)
+    out = torch.ops.icc_trace.attention(query, key, value, sinks, scale, spec.window, spec.chunk, softcap)
+    return out, None
+
+
+def icc_experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Expert function for transformers' ExpertsInterface: hidden_states[T, H], top_k_*[T, S] -> [T, H]."""
+    name = "gate_up_proj" if self.has_gate else "up_proj"
+
+    def weight(which: str) -> Tensor:
+        value = getattr(self, which)
+        return value.transpose(1, 2) if self.is_transposed else value
+
+    def bias(which: str) -> Tensor | None:
+        return getattr(self, f"{which}_bias") if self.has_bias else None
+
+    up = torch.ops.icc_trace.expert_linear(hidden_states, weight(name), bias(name), top_k_index)
+    hidden = self._apply_gate(up) if self.has_gate else self.act_fn(up)
+    out = torch.ops.icc_trace.expert_linear(hidden, weight("down_proj"), bias("down_proj"), top_k_index)
+    if self.has_post_expert_norm:
+        out = self.post_expert_norm(out)
+    return (out * top_k_weights.unsqueeze(-1)).sum(dim=1)
+
+
+def _tensor_with_its_value(data: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """torch.tensor of numbers as ops that keep the numbers: on meta, torch.tensor itself would lose them."""
+    if isinstance(data, (int, float, bool)) and not args:
+        dtype = kwargs.get("dtype") or (
+            torch.bool if isinstance(data, bool) else torch.int64 if isinstance(data, int) else torch.float32
+        )
+        return torch.full((), data, dtype=dtype, device=kwargs.get("device"))
+    if isinstance(data, (list, tuple)) and data and all(isinstance(d, (int, float, bool)) for d in data) and not args:
+        return torch.stack([_tensor_with_its_value(d, **kwargs) for d in data])
+    return _torch_tensor(data, *args, **kwargs)
+
+
+def _index_without_lists(self: Tensor, index: Any) -> Tensor:
+    """x[.., [2, 3]] as a slice: on meta, the tensor that torch makes of the list would lose its values."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return _getitem(self, tuple(_as_slice(p) for p in parts) if any(isinstance(p, list) for p in parts) else index)
+
+
+def _as_slice(part: Any) -> Any:
+    if not isinstance(part, list) or not part or not all(type(p) is int for p in part):
+        return part
+    if part != list(range(part[0], part[0] + len(part))):
+        return part
+    return slice(part[0], part[-1] + 1 or None)
+
+
+_torch_tensor = torch.tensor
+_getitem = Tensor.__getitem__
+
+
+def _chunked_overlay(chunk_size: int, left_padding: Any) -> Callable[..., Any]:
+    """transformers' chunked overlay without left padding, so that it can be asked about plain integers."""
+    return lambda batch, head, q, k: k // chunk_size == q // chunk_size
+
+
+def register_interfaces() -> None:
+    """Make attention and experts implementation "icc" known to transformers."""
+    from transformers import masking_utils
+    from transformers.integrations import moe
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(NAME, icc_attention)
+    masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, icc_mask)
+    moe.ALL_EXPERTS_FUNCTIONS.register(NAME, icc_experts)
+
+
+@contextlib.contextmanager
+def tracing_interfaces() -> Iterator[None]:
+    """Switch off what transformers would derive from tensor values."""
+    from transformers import masking_utils
+
+    with (
+        mock.patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
+        mock.patch.object(masking_utils, "chunked_overlay", _chunked_overlay),
+        mock.patch.object(torch, "tensor", _tensor_with_its_value),
+        mock.patch.object(Tensor, "__getitem__", _index_without_lists),
+    ):
+        yield

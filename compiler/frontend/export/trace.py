@@ -1,0 +1,141 @@
+"""torch.export of a causal language model on meta, with a dynamic token count."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.fx.config
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from ...errors import IccError, TraceError, UnsupportedModel
+from ..layers.kinds import LayerKinds
+from ..layers.marks import join_repeated
+from .interfaces import tracing_interfaces
+
+# Kept whole instead of decomposed, because the dialect has them or their decomposition would lose precision.
+KEPT_ATEN = (
+    "linear",
+    "silu",
+    "gelu",
+    "softplus",
+    "layer_norm",
+    "native_layer_norm",
+    "rms_norm",
+    "stack",
+    "split",
+    "scaled_dot_product_attention",
+    "_safe_softmax",
+)
+
+
+class _Forward(nn.Module):
+    """The traced signature: (input_ids[1, T], position_ids[1, T]) -> logits[1, T, vocab], or hidden states[1, T, H]
+    of a model without LM head.
+
+    The model makes its own positions, as it does for any caller: some count from another number than 0, and a given
+    position_ids would hide that. What it makes from `arange` becomes the graph's `positions` input.
+    """
+
+    def __init__(self, model: nn.Module, kinds: LayerKinds | None) -> None:
+        super().__init__()
+        self.model = model
+        self.kinds = kinds
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        if self.kinds is not None:
+            self.kinds.start()
+        result = self.model(input_ids=input_ids, use_cache=False, return_dict=True)
+        return result.logits if hasattr(result, "logits") else result.last_hidden_state
+
+
+def _decompositions() -> dict[Any, Any]:
+    table = dict(torch.export.default_decompositions())
+    return {op: fn for op, fn in table.items() if op.name().split("::")[1].split(".")[0] not in KEPT_ATEN}
+
+
+def _without_stack_traces() -> contextlib.AbstractContextManager[Any]:
+    """Keep torch.export from noting with every node where in the model's code it comes from, which nobody reads."""
+    return mock.patch.object(torch.fx.config, "do_not_emit_stack_traces", True, create=True)
+
+
+def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None) -> ExportedProgram:
+    """Trace `model` (on meta) for 2..max_tokens tokens; raises TraceError with the first line of the reason.
+
+    With `kinds`, one layer of each kind is traced, and `kinds.repeats` tells of the others.
+    """
+    # One less, as code that slices a table of max_tokens rows treats the whole table as a case of its own.
+    tokens = torch.export.Dim("tokens", min=2, max=max(max_tokens, 16) - 1)
+    ids, positions = (torch.zeros(1, 13, dtype=torch.long, device="meta") for _ in range(2))
+    dynamic = {"input_ids": {1: tokens}, "position_ids": {1: tokens}}
+    try:
+        with contextlib.ExitStack() as stack:
+            for context in (torch.no_grad(), tracing_interfaces(), _without_stack_traces()):
+                stack.enter_context(context)
+            if kinds is not None:
+                kinds.scout(lambda: model(input_ids=ids, use_cache=False))
+                stack.enter_context(kinds.intercepted())
+                stack.enter_context(kinds.emptied())
+            forward = _Forward(model, kinds)
+            program = torch.export.export(forward, (ids, positions), dynamic_shapes=dynamic, strict=False)
+            if kinds is not None:
+                kinds.check(program.graph)
+                join_repeated(program.graph)
+            return program.run_decompositions(_decompositions())
+    except IccError:
+        raise
+    except Exception as error:
+        cause = next((e for e in _chain(error) if isinstance(e, IccError)), None)
+        if cause is not None:
+            raise cause from error
+        mixing = _mixing_module(model)
+        if mixing is not None:
+            raise mixing from error
+        reason = _reason(error)
+        raise TraceError(
+            f"cannot trace {type(model).__name__}: {reason}",
+            "the model's code depends on the values or the number of tokens in a way that torch.export refuses",
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The line of torch.export's message that says something."""
+    lines = [" ".join(line.split()) for line in str(error).split("\n") if line.strip()]
+    for line in lines:
+        for mark in ("satisfy the generated guard ", "your code "):
+            if mark in line:
+                guard = line.split(mark)[1].replace("L['input_ids'].size()[1]", "T").rstrip(".")
+                return f"the code is specialised by the number of tokens T: {guard[:120]}"
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+def _mixing_module(model: nn.Module) -> UnsupportedModel | None:
+    """The refusal of a model whose layers mix neighbouring tokens, if a convolution shows it."""
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1:
+            return UnsupportedModel(
+                f"aten.conv1d in module {path!r} cannot be compiled: it mixes neighbouring tokens "
+                "(a state-space, linear-attention or convolution layer)",
+                "only ops that work per token, and attention, are supported",
+                op="aten.conv1d",
+                module=path,
+            )
+    return None
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def module_path(node: torch.fx.Node) -> str:
+    """Where in the model a node comes from, such as model.layers.0.self_attn.q_proj."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [value[0] for value in stack.values() if isinstance(value, tuple)]
+    return paths[-1].removeprefix("model.") if paths and paths[-1] != "model" else ""

@@ -1,0 +1,146 @@
+"""Hugging Face checkpoint directories: which tensors there are and where, checked before anything is read.
+
+Tensors are lazy: `CheckpointTensor.load` returns a view of the mapped file. Pickle is never read.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import mmap
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import CheckpointError, TensorError
+from ...weights.handles import Weight
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_MAX_HEADER = 100_000_000
+
+
+@functools.lru_cache(maxsize=64)
+def _mapped(path: Path) -> Tensor:
+    """The whole file as bytes, mapped copy-on-write so that torch accepts it; nothing is read until it is used."""
+    with path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    return torch.frombuffer(mapping, dtype=torch.uint8)
+
+
+@dataclass
+class CheckpointTensor(Weight):
+    """One tensor of a safetensors file, at bytes [start, end)."""
+
+    name: str
+    path: Path
+    start: int
+    end: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    checked: bool = field(default=False, compare=False)
+
+    def load(self) -> Tensor:
+        raw = _mapped(self.path)[self.start : self.end]
+        if self.start % self.dtype.itemsize:
+            raw = raw.clone()
+        value = raw.view(self.dtype).view(self.shape)
+        if not self.checked:
+            self._check_finite(value)
+            self.checked = True
+        return value
+
+    def _check_finite(self, value: Tensor) -> None:
+        if not value.is_floating_point() or value.numel() == 0:
+            return
+        low, high = (float(v) for v in torch.aminmax(value))
+        if not (math.isfinite(low) and math.isfinite(high)):
+            kind = "NaN" if math.isnan(low) or math.isnan(high) else "Inf"
+            raise TensorError(self.name, f"holds {kind} ({self.path.name})", "the checkpoint is damaged")
+
+
+def open_checkpoint(model_dir: Path) -> dict[str, CheckpointTensor]:
+    """All tensors of a checkpoint directory by name; raises CheckpointError naming the file that is wrong."""
+    index = model_dir / "model.safetensors.index.json"
+    single = model_dir / "model.safetensors"
+    if index.is_file():
+        return _open_sharded(model_dir, index)
+    if single.is_file():
+        return _read_header(single)
+    others = sorted(model_dir.glob("*.safetensors"))
+    if others:
+        return {name: tensor for path in others for name, tensor in _read_header(path).items()}
+    pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in model_dir.glob(pattern))
+    if pickles:
+        raise CheckpointError(
+            f"{model_dir} has only pickle weights ({pickles[0]}), which icc never reads",
+            "convert them: save_pretrained writes model.safetensors",
+        )
+    raise CheckpointError(f"{model_dir} has no model.safetensors and no model.safetensors.index.json")
+
+
+def _open_sharded(model_dir: Path, index: Path) -> dict[str, CheckpointTensor]:
+    try:
+        weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        if not all(isinstance(shard, str) for shard in weight_map.values()):
+            raise ValueError("a shard name is not a string")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} is not a valid shard index: {error}") from error
+    tensors: dict[str, CheckpointTensor] = {}
+    for shard in sorted(set(weight_map.values())):
+        path = model_dir / shard
+        if Path(shard).name != shard:
+            raise CheckpointError(f"{index} names a shard outside the directory: {shard!r}")
+        if not path.is_file():
+            raise CheckpointError(f"{model_dir} lacks the shard {shard}", "download the checkpoint again")
+        tensors.update(_read_header(path))
+    missing = sorted(set(weight_map) - set(tensors))
+    if missing:
+        raise TensorError(missing[0], f"is listed in {index.name} but is in no shard", "download the checkpoint again")
+    return {name: tensors[name] for name in weight_map}
+
+
+def _read_header(path: Path) -> dict[str, CheckpointTensor]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(_MAX_HEADER, size - 8):
+            raise CheckpointError(f"{path} is truncated or not a safetensors file", "download the checkpoint again")
+        text = file.read(length)
+    try:
+        header: dict[str, Any] = json.loads(text)
+        header.pop("__metadata__", None)
+        tensors = {name: _tensor(path, name, entry, 8 + length) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: malformed safetensors header: {error}") from error
+    for tensor in tensors.values():
+        if tensor.end > size:
+            raise CheckpointError(
+                f"{path} is truncated: tensor {tensor.name!r} ends at byte {tensor.end}, the file at {size}",
+                "download the checkpoint again",
+            )
+    return tensors
+
+
+def _tensor(path: Path, name: str, entry: dict[str, Any], base: int) -> CheckpointTensor:
+    if entry["dtype"] not in _DTYPES:
+        raise CheckpointError(f"{path}: tensor {name!r} has dtype {entry['dtype']}, which icc does not read")
+    dtype = _DTYPES[entry["dtype"]]
+    shape = tuple(int(s) for s in entry["shape"])
+    start, end = (int(o) for o in entry["data_offsets"])
+    if start < 0 or end - start != math.prod(shape) * dtype.itemsize:
+        raise CheckpointError(f"{path}: tensor {name!r} has {end - start} bytes for shape {list(shape)} {dtype}")
+    return CheckpointTensor(name, path, base + start, base + end, shape, dtype)

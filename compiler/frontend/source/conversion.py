@@ -1,0 +1,129 @@
+"""From checkpoint tensors to the model's parameters: transformers' own renamings and conversions, done lazily.
+
+transformers 5 keeps, per model type, an ordered list of renamings and converters (merged experts, split or fused
+projections). The same list is applied here to handles instead of tensors; a converter runs when its result is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import CheckpointError, TensorError
+from ...weights.handles import Constant, Weight
+
+
+@dataclass
+class _Group:
+    """One conversion: a converter, the tensors it takes by source pattern, and the key it was first seen for."""
+
+    converter: Any
+    first_key: str
+    sources: list[tuple[str, str, Weight]]  # (checkpoint key, source pattern, tensor)
+    model: nn.Module
+
+    def convert(self, on_meta: bool) -> dict[str, Tensor]:
+        """Run the conversion; on meta only shapes and dtypes come out."""
+        converter = deepcopy(self.converter)
+        for key, pattern, weight in self.sources:
+            converter.add_tensor(self.first_key, key, pattern, _reader(weight, on_meta))
+        result = converter.convert(self.first_key, model=self.model, config=self.model.config)
+        return {k: v[0] if isinstance(v, list) else v for k, v in result.items()}
+
+
+def _reader(weight: Weight, on_meta: bool) -> Any:
+    if on_meta:
+        return lambda: torch.empty(weight.shape, dtype=weight.dtype, device="meta")
+    return weight.load
+
+
+@dataclass
+class Converted(Weight):
+    """One result of a conversion; loading it runs the whole conversion and keeps only this result."""
+
+    group: _Group
+    key: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def load(self) -> Tensor:
+        return self.group.convert(on_meta=False)[self.key]
+
+
+def model_weights(model: nn.Module, tensors: Mapping[str, Weight], computed: Mapping[str, Tensor]) -> dict[str, Weight]:
+    """A handle for every parameter and buffer of `model` (on meta) by its qualified name.
+
+    `computed` holds the buffers that no checkpoint stores. Raises TensorError for a missing or misshapen tensor.
+    """
+    expected: dict[str, Tensor] = dict(model.state_dict())
+    found = _rename_and_convert(model, tensors, expected)
+    for name, value in computed.items():
+        found.setdefault(name, Constant(value))
+    _follow_ties(model, found, expected)
+    for name, parameter in expected.items():
+        if name not in found:
+            raise TensorError(name, "is missing from the checkpoint", _why_missing(model, name))
+        if tuple(found[name].shape) != tuple(parameter.shape):
+            raise TensorError(
+                name,
+                f"has shape {list(found[name].shape)}, the config says {list(parameter.shape)}",
+                "the checkpoint does not match its config.json",
+            )
+    return found
+
+
+def _why_missing(model: nn.Module, name: str) -> str:
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if head is not None and head in (module for path, module in model.named_modules() if name.startswith(f"{path}.")):
+        return "a checkpoint without LM head gives embeddings: --task embed"
+    return "the checkpoint does not match its config.json"
+
+
+def _rename_and_convert(
+    model: nn.Module, tensors: Mapping[str, Weight], expected: dict[str, Tensor]
+) -> dict[str, Weight]:
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+    mapping = get_model_conversion_mapping(model)  # type: ignore[arg-type]
+    renamings = [m for m in mapping if isinstance(m, WeightRenaming)]
+    converters = [m for m in mapping if isinstance(m, WeightConverter)]
+    by_pattern = {p: c for c in converters for p in c.source_patterns}
+    prefix: str = model.base_model_prefix  # type: ignore[assignment]
+    found: dict[str, Weight] = {}
+    groups: dict[str, _Group] = {}
+    for key in sorted(tensors, key=dot_natural_key):
+        name, pattern = rename_source_key(key, renamings, converters, prefix, expected)
+        if name not in expected and key in expected:
+            name, pattern = key, None
+        if name not in expected:
+            continue  # a tensor that the model does not use, as transformers does
+        if pattern is None:
+            found[name] = tensors[key]
+            continue
+        group = groups.setdefault(name, _Group(by_pattern[pattern], name, [], model))
+        group.sources.append((key, pattern, tensors[key]))
+    for group in groups.values():
+        try:
+            results = group.convert(on_meta=True)
+        except Exception as error:
+            raise CheckpointError(f"cannot convert the tensors of {group.first_key!r}: {error}") from error
+        for name, value in results.items():
+            dtype = value.dtype
+            found[name] = Converted(group, name, tuple(value.shape), dtype)
+    return found
+
+
+def _follow_ties(model: nn.Module, found: dict[str, Weight], expected: dict[str, Tensor]) -> None:
+    """Give tied parameters the handle of their source, whichever of the two the checkpoint stores."""
+    ties: dict[str, str] = getattr(model, "all_tied_weights_keys", {}) or {}
+    for target, source in ties.items():
+        if target in found and source not in found:
+            found[source] = found[target]
+        elif source in found and target in expected:
+            found[target] = found[source]

@@ -1,0 +1,128 @@
+"""Building the model that transformers defines, on the meta device: shapes and code, no weights in memory."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import CheckpointError, IccError, UnsupportedModel
+from ..export.interfaces import NAME, register_interfaces
+
+
+def load_config(model_dir: Path) -> Any:
+    """The transformers config of a checkpoint directory; refuses unknown types and remote code."""
+    if not (model_dir / "config.json").is_file():
+        raise CheckpointError(
+            f"{model_dir} has no config.json", "give the directory of a Hugging Face checkpoint, or its config.json"
+        )
+    from transformers import AutoConfig
+
+    _check_config(model_dir / "config.json")
+    try:
+        config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UnsupportedModel(f"{model_dir / 'config.json'}: {reason}") from error
+    return config
+
+
+def _check_config(path: Path) -> None:
+    """Refuse a config.json that is not a JSON object that names a model type."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}", "download the checkpoint again") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is not a JSON object", "download the checkpoint again")
+    if not isinstance(found.get("model_type"), str):
+        raise UnsupportedModel(f"{path} names no model_type", "icc compiles checkpoints that transformers can load")
+
+
+def attention_implementation(config: Any) -> str:
+    """icc's attention function where the model's code asks an interface for one, else its own written-out attention."""
+    import sys
+
+    from transformers import AutoModelForCausalLM
+
+    cls: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    asks = hasattr(sys.modules[cls.__module__], "ALL_ATTENTION_FUNCTIONS") or cls._supports_attention_backend
+    return NAME if asks else "eager"
+
+
+def build_meta_model(config: Any, written_out: bool = False, headless: bool = False) -> nn.Module:
+    """The causal language model of `config` on meta, float32, with icc's attention and expert functions.
+
+    `written_out` keeps the model's own attention code, which the frontend then recognises by data flow. `headless`
+    leaves the LM head out: the model ends with its hidden states.
+    """
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise UnsupportedModel(
+            f"model type {config.model_type!r} is not a causal language model in transformers",
+            "icc compiles decoders that AutoModelForCausalLM can load",
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModel(f"model type {config.model_type!r} is an encoder-decoder")
+    register_interfaces()
+    text = config.get_text_config()
+    for part in {id(config): config, id(text): text}.values():
+        part._experts_implementation = NAME
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    attention = "eager" if written_out else attention_implementation(config)
+    try:
+        with torch.device("meta"):
+            build = AutoModel if headless else AutoModelForCausalLM
+            model = build.from_config(config, dtype=torch.float32, attn_implementation=attention)
+    except IccError:
+        raise
+    except Exception as error:
+        if not written_out and isinstance(error, KeyError) and error.args == (NAME,):
+            return build_meta_model(config, True, headless)  # a table of attention classes of its own
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UnsupportedModel(f"transformers cannot build {config.model_type!r}: {reason}") from error
+    for module in model.modules():
+        if hasattr(module, "config") and hasattr(module.config, "_experts_implementation"):
+            module.config._experts_implementation = NAME
+    return model.eval()
+
+
+def computed_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Values of the buffers that no checkpoint stores (inverse frequencies and the like), computed on the CPU.
+
+    transformers computes them in `_init_weights` when it loads a model from meta, so that is what runs here, on the
+    modules that own such buffers only; their parameters stay on meta and are not touched.
+    """
+    values: dict[str, Tensor] = {}
+    for path, module in list(model.named_modules()):
+        names = [n for n in module._non_persistent_buffers_set if module._buffers.get(n) is not None]
+        if not names:
+            continue
+        saved = {n: b for n in names if (b := module._buffers[n]) is not None}
+        for n, buffer in saved.items():
+            unset = float("nan") if buffer.is_floating_point() else 0  # what nothing computes must not pass unseen
+            module._buffers[n] = torch.full_like(buffer, unset, device="cpu")
+        with torch.no_grad():
+            owner = _owner(model, path)
+            owner._init_weights(module)
+        for n in names:
+            values[f"{path}.{n}" if path else n] = module._buffers[n]  # type: ignore[assignment]
+            module._buffers[n] = saved[n]
+    return values
+
+
+def _owner(model: nn.Module, path: str) -> Any:
+    """The innermost PreTrainedModel around `path`, whose `_init_weights` knows the module."""
+    from transformers import PreTrainedModel
+
+    owner: Any = model
+    for i in range(len(path.split("."))):
+        module = model.get_submodule(".".join(path.split(".")[: i + 1])) if path else model
+        if isinstance(module, PreTrainedModel):
+            owner = module
+    return owner

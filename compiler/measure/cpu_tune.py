@@ -1,0 +1,109 @@
+"""`--tune`: which blocks the products use, by time, on this machine and for the program and weights at hand.
+
+Candidates are whole libraries, each with another number of streams and another prefetch distance in the blocks of every
+row count; they take turns, and each row count keeps its fastest. A block's bits depend on neither, nor do tokens.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from ...runtime.executor.cpu.executor import CpuExecutor
+from ...runtime.format.manifest import Limits
+from ...runtime.format.program import Program
+from ..backends.base import Built
+from ..backends.cpu.build import build_libraries
+from ..backends.cpu.isa import ALL, Block, Isa
+from .staged import CONTEXT, open_staged, verify_step
+
+VARIANTS = tuple((tiles, ahead) for tiles in (4, 2, 1) for ahead in (256, 2048))
+MOST_ACCUMULATORS = 32  # of a candidate
+ROUNDS = 7
+WORTH = 0.97  # of the default's time: less of a gain is noise
+
+Times = dict[int, list[float]]  # rows -> the least seconds of a step by candidate, the default first
+
+
+def tune_here(
+    stage: Path, built: Built, limits: Limits, progress: Callable[[str, int, int], None]
+) -> tuple[Built, list[str]]:
+    """Build the library of a `native` engine again with the fastest blocks; and the blocks that are not the default.
+
+    `stage` holds the packed weights. Takes a minute or two: every candidate is compiled and run.
+    """
+    program = built.program
+    isa = next(isa for isa in ALL if isa.name == built.libraries[0].isa)
+    candidates = [isa, *(variant(isa, tiles, ahead) for tiles, ahead in VARIANTS)]
+    rows = sorted({block.rows for block in (*isa.dense_blocks, *isa.quant_blocks) if block.rows <= _most_rows(limits)})
+    with tempfile.TemporaryDirectory(dir=stage) as folder, ExitStack() as stack:
+        executors = []
+        for number, candidate in enumerate(candidates):
+            executors.append(_executor(Path(folder) / str(number), stage, program, limits, candidate, stack))
+            progress("build", number + 1, len(candidates))
+        times = {}
+        for number, count in enumerate(rows):
+            times[count] = _least(executors, count, limits)
+            progress("time", number + 1, len(rows))
+    chosen = choose(isa, candidates, times)
+    [library] = build_libraries(program, stage / "kernels", [chosen])
+    pairs = zip((*isa.dense_blocks, *isa.quant_blocks), (*chosen.dense_blocks, *chosen.quant_blocks), strict=True)
+    return replace(built, libraries=(library,)), sorted({block.name for old, block in pairs if block != old})
+
+
+def variant(isa: Isa, tiles: int, ahead: int) -> Isa:
+    """The level with other blocks: `tiles` streams, where the accumulators do not become too many."""
+
+    def other(block: Block) -> Block:
+        return Block(block.rows, tiles if block.rows * tiles <= MOST_ACCUMULATORS else block.tiles, ahead)
+
+    return replace(
+        isa, dense_blocks=tuple(map(other, isa.dense_blocks)), quant_blocks=tuple(map(other, isa.quant_blocks))
+    )
+
+
+def choose(isa: Isa, candidates: list[Isa], times: Times) -> Isa:
+    """The level with each block from the candidate that is fastest at its row count, if that is worth it."""
+
+    def pick(kind: str) -> tuple[Block, ...]:
+        chosen = []
+        for index, block in enumerate(getattr(isa, kind)):
+            found = times.get(block.rows, [0.0])
+            best = min(range(len(found)), key=found.__getitem__)
+            chosen.append(getattr(candidates[best], kind)[index] if found[best] < WORTH * found[0] else block)
+        return tuple(chosen)
+
+    return replace(isa, dense_blocks=pick("dense_blocks"), quant_blocks=pick("quant_blocks"))
+
+
+def _most_rows(limits: Limits) -> int:
+    return min(limits.max_step_tokens, limits.max_batch_size, limits.max_seq_len)
+
+
+def _executor(folder: Path, stage: Path, program: Program, limits: Limits, isa: Isa, stack: ExitStack) -> CpuExecutor:
+    """The candidate's kernels over the stage's weights, with no more KV cache than the timed steps need."""
+    [library] = build_libraries(program, folder / "kernels", [isa])
+    longest = min(limits.max_seq_len, CONTEXT + _most_rows(limits))
+    engine = open_staged(stage, program, library, msgspec.structs.replace(limits, max_seq_len=longest), kernels=folder)
+    stack.callback(engine.close)
+    executor = CpuExecutor(engine)
+    stack.callback(executor.close)
+    return executor
+
+
+def _least(executors: list[CpuExecutor], rows: int, limits: Limits) -> list[float]:
+    """The least time of a step of so many tokens by executor; they take turns."""
+    batches = [verify_step(executor, rows, limits.max_seq_len) for executor in executors]
+    times = [float("inf")] * len(executors)
+    for _ in range(ROUNDS):
+        for index, (executor, batch) in enumerate(zip(executors, batches, strict=True)):
+            begin = time.perf_counter()
+            executor.step(batch)
+            times[index] = min(times[index], time.perf_counter() - begin)
+    return times

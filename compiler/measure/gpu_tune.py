@@ -1,0 +1,174 @@
+"""`icc tune`: measures the tilings of an engine's kernels on this machine's GPU and writes the fastest of each.
+
+What is tuned are the choices that kernels put to a `Tuner`: their keys say what decides a tiling (op, sizes, types,
+phase), so that a tuning file serves every model with equal layers.
+"""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from ...runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
+from ...runtime.executor.cuda.executor import CudaExecutor
+from ...runtime.format.load import Engine
+from ...runtime.format.manifest import Limits
+from ...runtime.format.plan import LaunchPlan
+from ..backends.triton.build.compile import Compiled, compile_specs
+from ..backends.triton.plan import Planned, PlannedPhase, make_plan, phase_shapes, plan_program
+from ..backends.triton.spec import LaunchSpec, Shape
+from ..backends.triton.tiling.choice import Config, Tuner
+from ..backends.triton.tiling.tuned import TuningFile
+from ..errors import UsageError
+from ..targets import Target, find_target
+
+_SLOWER = 4.0  # candidates whose estimate is this many times the best one's are not measured
+_MOST = 16  # candidates measured per choice
+_ROUNDS = 7
+_STEPS = 16  # launches of one round: different layers, so that weights come from memory and not from a cache
+
+
+@dataclass(frozen=True)
+class Recorder(Tuner):
+    """A tuner that remembers what it was asked, and answers as the cost model would unless told otherwise."""
+
+    asked: dict[str, list[Config]] = field(default_factory=dict)
+
+    def pick(self, key: str, candidates: Sequence[Config], cost: Callable[[Config], float]) -> Config:
+        best = super().pick(key, candidates, cost)
+        limit = _SLOWER * min(map(cost, candidates))
+        promising = sorted((c for c in candidates if cost(c) <= limit), key=cost)[:_MOST]
+        self.asked[key] = promising
+        return best
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One key to decide: which kernel asks for it, in which phase, and among what."""
+
+    key: str
+    kernel: str
+    shape: Shape
+    candidates: list[Config]
+
+
+def find_choices(engine: Engine, target: Target) -> list[Choice]:
+    """Every choice of an engine's kernels, each once."""
+    program, limits = engine.program, engine.manifest.limits
+    known: dict[str, Choice] = {}
+    for name, kernel in program.kernels.items():
+        alone = msgspec.structs.replace(program, kernels={name: kernel}, steps=[])
+        for shape in phase_shapes(limits):
+            recorder = Recorder(target)
+            plan_program(alone, limits, recorder, [shape])
+            for key, candidates in recorder.asked.items():
+                if len(candidates) > 1:
+                    known.setdefault(key, Choice(key, name, shape, candidates))
+    return list(known.values())
+
+
+def tune(engine: Engine, output: Path, progress: Callable[[str, int, int], None]) -> TuningFile:
+    """Measure all choices of an engine on its GPU; the tuning file, which holds after every choice what is known."""
+    if engine.manifest.gpu is None or engine.manifest.backend != "cuda":
+        raise UsageError("only engines for NVIDIA GPUs can be tuned", "compile with a CUDA target first")
+    target = find_target(engine.manifest.target)
+    executor = CudaExecutor(engine)
+    try:
+        choices, tilings = find_choices(engine, target), {}
+        plans = {
+            choice.key: [_plan(choice, config, engine, target) for config in choice.candidates] for choice in choices
+        }
+        specs = {key: spec for many in plans.values() for plan in many for key, spec in plan.specs().items()}
+        compiled = _compile_all(list(specs.values()), target, progress)
+        device = executor.cuda.facts().name
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        found = TuningFile(target.name, device, today, version("triton"), tilings)
+        for done, choice in enumerate(choices):
+            progress(choice.key, done, len(choices))
+            tilings[choice.key] = measure(choice, plans[choice.key], compiled, engine, executor, target)
+            found = msgspec.structs.replace(found, tilings=dict(sorted(tilings.items())))
+            output.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    finally:
+        executor.close()
+    return found
+
+
+def measure(
+    choice: Choice,
+    plans: Sequence[Planned],
+    compiled: Mapping[str, Compiled],
+    engine: Engine,
+    executor: CudaExecutor,
+    target: Target,
+) -> Config:
+    """The candidate of least median time; one that does not compile is out. plans: one per candidate."""
+    times: list[tuple[float, int]] = []
+    for i, plan in enumerate(plans):
+        if all(key in compiled for key in plan.specs()):
+            times.append((_time(choice, make_plan(plan, target, compiled), compiled, engine, executor), i))
+    if not times:
+        raise UsageError(f"no tiling of {choice.key} compiles for {target.name}", "this is a gap in icc")
+    return choice.candidates[min(times)[1]]
+
+
+def _plan(choice: Choice, config: Config, engine: Engine, target: Target) -> Planned:
+    program = engine.program
+    alone = msgspec.structs.replace(program, kernels={choice.kernel: program.kernels[choice.kernel]}, steps=[])
+    planned = plan_program(alone, engine.manifest.limits, Tuner(target, {choice.key: config}), [choice.shape])
+    phase = PlannedPhase(choice.shape, planned.phases[0].specs, (), ())
+    return Planned((phase,), planned.scratch_bytes)
+
+
+def _compile_all(
+    specs: list[LaunchSpec], target: Target, progress: Callable[[str, int, int], None]
+) -> dict[str, Compiled]:
+    """Objects of all specs that compile and fit."""
+    compiled = compile_specs(specs, target, progress, skip_refused=True)
+    limit = target.shared_memory_kib * 1024
+    return {key: found for key, found in compiled.items() if found.shared_bytes <= limit}
+
+
+def _time(
+    choice: Choice, plan: LaunchPlan, compiled: Mapping[str, Compiled], engine: Engine, executor: CudaExecutor
+) -> float:
+    """Median seconds of the kernel over several layers, all of whose launches count."""
+    cuda = executor.cuda
+    functions = {
+        name: cuda.function(compiled[name].binary, found.entry, found.shared_bytes)
+        for name, found in plan.objects.items()
+    }
+    steps = [step for step in engine.program.steps if step.kernel == choice.kernel][:_STEPS]
+    launches = plan.phases[0].launches[choice.kernel]
+    sizes = executor.prepare(full_batch(choice.shape, engine.manifest.limits, executor.block_size))
+
+    ready = [
+        executor.ready(functions[launch.object], plan.objects[launch.object], launch, step)
+        for step in steps
+        for launch in launches
+    ]
+
+    def once() -> None:
+        for launch in ready:
+            launch.put(cuda, sizes)
+
+    once()
+    return statistics.median(cuda.seconds(once) for _ in range(_ROUNDS)) / len(steps)
+
+
+def full_batch(shape: Shape, limits: Limits, block_size: int) -> ScheduledBatch:
+    """The largest step of a phase: decodes in the middle of their longest context, or one chunk of a prompt.
+
+    All sequences share their blocks: what the kernels compute does not matter here.
+    """
+    if not shape.decode:
+        table = tuple(range(-(-shape.max_tokens // block_size)))
+        return ScheduledBatch((ScheduledSequence(0, (0,) * shape.max_tokens, 0, table, 1),))
+    start = min(limits.max_seq_len, 2048) // 2
+    table = tuple(range(start // block_size + 1))
+    return ScheduledBatch(tuple(ScheduledSequence(i, (0,), start, table, 1) for i in range(shape.max_tokens)))

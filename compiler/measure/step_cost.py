@@ -1,0 +1,87 @@
+"""What a step costs by its tokens: by the roofline on a target, or by the clock where this machine is the target."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from ...runtime.executor.cpu.executor import CpuExecutor
+from ...runtime.format.manifest import Limits
+from ..backends.base import Built
+from ..graph.graph import DRAFT_ROWS, LOGIT_ROWS, TOKENS, Graph
+from ..report import node_cost
+from ..speculate.tree import Cost
+from ..targets import Target
+from ..weights.handles import QuantizedWeight
+from .staged import open_staged, verify_step
+
+ROUNDS, BUDGET = 40, 0.25  # a step is timed so often at most, and so many seconds
+EFFICIENCY = 0.6  # of the peak rate that products reach
+LAUNCH = {"cpu": 1.5e-6, "cuda": 3e-6, "hip": 5e-6}  # seconds per kernel, barrier included
+HOST = 1e-4  # seconds of a step outside of the kernels
+
+
+def modelled_cost(graph: Graph, target: Target) -> Cost:
+    """By the roofline of every op, plus what each launch and each step takes beside it."""
+    quantized = any(isinstance(weight, QuantizedWeight) for weight in graph.weights.values())
+    peak = (target.peak_i8 if quantized else target.peak_f16) * 1e12 * EFFICIENCY
+    drafts = graph.draft_nodes()
+
+    def seconds(draft: bool, tokens: int) -> float:
+        total, counts = 0.0, {TOKENS: tokens, LOGIT_ROWS: tokens, DRAFT_ROWS: tokens}
+        for node in graph.nodes:
+            cost = node_cost(graph, node, counts) if (node in drafts) == draft else None
+            if cost is not None:
+                total += max(cost.bytes / (target.bandwidth * 1e9), cost.flops / peak) + LAUNCH[target.backend]
+        return total
+
+    def cost(batch: int, guesses: int) -> float:
+        return HOST + seconds(False, batch * (1 + guesses)) + (seconds(True, batch) if guesses else 0.0)
+
+    return cost
+
+
+def measured_cost(stage: Path, built: Built, limits: Limits) -> Cost:
+    """By the clock, with the kernels and weights in `stage`: steps of 1, 2, 4, ... tokens, and linear between them."""
+    engine = open_staged(stage, built.program, built.libraries[0], limits)
+    executor = CpuExecutor(engine)
+    try:
+        top = min(executor.max_step_tokens, executor.max_logit_rows, 128)
+        sizes = sorted({min(2**power, top) for power in range(top.bit_length() + 1)})
+        steps = [_time_step(executor, size, limits) for size in sizes]
+        few = [size for size in sizes if size <= executor.max_batch_size]
+        drafts = [_best(lambda size=size: executor.draft(range(size))) for size in few]
+    finally:
+        executor.close()
+        engine.close()
+    steps, drafts = _rising(steps), _rising(drafts)
+
+    def cost(batch: int, guesses: int) -> float:
+        tokens = batch * (1 + guesses)
+        step = float(np.interp(tokens, sizes, steps)) * max(1.0, tokens / top)
+        return HOST + step + (float(np.interp(batch, few, drafts)) if guesses else 0.0)
+
+    return cost
+
+
+def _rising(times: list[float]) -> list[float]:
+    """A smaller step takes no longer than a larger one: where the clock says so, something else ran."""
+    return np.minimum.accumulate(times[::-1])[::-1].tolist()
+
+
+def _time_step(executor: CpuExecutor, tokens: int, limits: Limits) -> float:
+    batch = verify_step(executor, tokens, limits.max_seq_len)
+    return _best(lambda: executor.step(batch))
+
+
+def _best(run: Callable[[], object]) -> float:
+    """The least time of many runs: whatever else the machine does only adds to it."""
+    times: list[float] = []
+    while len(times) < 3 or (len(times) < ROUNDS and sum(times) < BUDGET):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return min(times)

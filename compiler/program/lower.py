@@ -1,0 +1,133 @@
+"""The lowering itself: walks an optimized graph once and emits steps."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from ...runtime.format.program import DRAFTS, EXIT, HEADS, KVLayout, Program, Section
+from ...runtime.format.speculation import Speculation
+from ..errors import UnsupportedModel
+from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
+from ..graph.printer import target_name
+from .builder import WeightSource, program_buffer, program_weight
+from .compute_ops import COMPUTE_LOWERING
+from .context import Lowerer, LowerOptions
+from .epilogue import fuse_epilogues
+from .memory import plan
+from .placed import Placed, contiguous
+from .shape_ops import SHAPE_LOWERING
+
+__all__ = ["LowerOptions", "Lowered", "lower"]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The program, what to pack under each weight name, and the module each step came from."""
+
+    program: Program
+    sources: dict[str, WeightSource]
+    origins: list[str]
+
+
+def lower(graph: Graph, options: LowerOptions) -> Lowered:
+    """Lower an optimized graph and plan its memory; raises UnsupportedModel naming an op that no kernel implements."""
+    low = Lowerer(graph, options)
+    drafts, early = graph.draft_nodes(), graph.exit_nodes()
+    _lower_nodes(low, [node for node in graph.nodes if node not in drafts | early])
+    _finish_output(low, graph.output)
+    marks = [len(low.builder.records)]
+    _lower_nodes(low, [node for node in graph.nodes if node in drafts])
+    _finish_drafts(low)
+    marks.append(len(low.builder.records))
+    _lower_nodes(low, [node for node in graph.nodes if node in early])
+    if graph.exit is not None:
+        _finish_output(low, graph.exit)
+    shared = {n for node in early for n in node.all_input_nodes if n not in early and n in low.ends}
+    marks.append(max((low.ends[node] for node in shared), default=0))
+    return _program(low, marks)
+
+
+def _lower_nodes(low: Lowerer, nodes: Sequence[fx.Node]) -> None:
+    for node in nodes:
+        low.current = node
+        if node.op == "placeholder":
+            rows = TOKENS if type_of(node).rows == TOKENS else LOGIT_ROWS
+            low.values[node] = Placed("input", str(node.target), 0, (), (), 1, "i32", rows)
+        elif node.op == "call_function":
+            low.values[node] = _lower_call(low, node)
+            low.ends[node] = len(low.builder.records)
+
+
+def _lower_call(low: Lowerer, node: fx.Node) -> Any:
+    if node.target is operator.getitem:
+        return low.values[node.args[0]][node.args[1]]  # type: ignore[index]
+    handler = SHAPE_LOWERING.get(node.target) or COMPUTE_LOWERING.get(node.target)  # type: ignore[arg-type]
+    if handler is None:
+        raise UnsupportedModel(
+            f"{target_name(node.target)} in module {node.meta.get('module') or 'model'!r} has no kernel",
+            op=target_name(node.target),
+            module=node.meta.get("module", ""),
+        )
+    return handler(low, node)
+
+
+def _finish_output(low: Lowerer, output: fx.Node) -> None:
+    value = low.placed(output)
+    if value.space != "output":
+        low.current = output
+        out = Placed("output", "", 0, value.shape, contiguous(value.shape), value.size, "f32", LOGIT_ROWS)
+        low.copy(value, out, output)
+
+
+def _finish_drafts(low: Lowerer) -> None:
+    drafts = low.graph.drafts
+    if drafts is not None:
+        low.current = drafts
+        value = low.placed(drafts)
+        out = Placed("output", DRAFTS, 0, value.shape, contiguous(value.shape), value.size, "i32", LOGIT_ROWS)
+        low.copy(value, out, drafts)
+
+
+def _program(low: Lowerer, marks: list[int]) -> Lowered:
+    """`marks`: the number of records of a step, of those and of the draft heads' section, and of those that an early
+    exit shares with a step."""
+    builder, profile = low.builder, low.options.profile
+    if profile.epilogues:
+        marks = fuse_epilogues(builder, marks)
+    buffers = builder.live_buffers()
+    offsets, arena = plan(buffers)
+    kernels, steps = builder.steps(profile.typed)
+    sources = builder.weights
+    program = Program(
+        kernels=kernels,
+        steps=steps,
+        buffers=[program_buffer(b, offsets[b.name]) for b in buffers],
+        weights={n: program_weight(s, profile.packed_nbytes(s.format, s.shape, s.group)) for n, s in sources.items()},
+        kv=KVLayout(
+            low.options.block_size, low.options.kv_dtype, [builder.kv_layers[i] for i in sorted(builder.kv_layers)]
+        ),
+        arena_bytes_per_token=arena,
+        vocab_size=type_of(low.graph.output).shape[-1],
+        sections=_sections(marks, len(steps)),
+        speculation=_heads(low.graph),
+        samples=not low.graph.embeds,
+    )
+    return Lowered(program, sources, [record.origin for record in builder.records])
+
+
+def _sections(marks: list[int], count: int) -> list[Section]:
+    own, heads, shared = marks
+    found = [Section(HEADS, own, heads), Section(EXIT, heads, count, shared)]
+    return [section for section in found if section.begin < section.end]
+
+
+def _heads(graph: Graph) -> Speculation | None:
+    """How many draft heads there are and how many tokens each names; the trees come later."""
+    if graph.drafts is None:
+        return None
+    return Speculation("medusa", graph.draft_heads, type_of(graph.drafts).shape[0] // graph.draft_heads)

@@ -1,0 +1,117 @@
+"""PackedBatch: a ScheduledBatch as the int32 arrays that kernels read, allocated once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .scheduled import Draft, ScheduledBatch
+
+MOVES_MULTIPLE = 16
+
+
+class PackedBatch:
+    """Arrays of the largest possible step; `pack` fills their beginnings.
+
+    token_ids, positions, slot_mapping `[T]`; seq_starts `[S+1]`; context_lens `[S]`; block_tables `[S, max_blocks]`,
+    of whose row s only the first `ceil(context_lens[s] / block_size)` entries mean something; logit_rows `[L]`,
+    ascending; moves `[M, 2]`. Trees of guesses: positions tell depths, and a context length counts the places in the
+    cache; parents `[T]` are indices into the batch, -1 outside of trees; tree_masks `[T, 2]` have bit i of 64 set where
+    a token sees its sequence's token i, and no bit outside of trees.
+    """
+
+    def __init__(
+        self,
+        max_tokens: int,
+        max_seqs: int,
+        max_blocks: int,
+        max_logit_rows: int,
+        block_size: int,
+        allocate: Callable[[tuple[int, ...]], np.ndarray] = lambda shape: np.zeros(shape, dtype=np.int32),
+    ) -> None:
+        self.block_size = block_size
+        self.token_ids = allocate((max_tokens,))
+        self.positions = allocate((max_tokens,))
+        self.slot_mapping = allocate((max_tokens,))
+        self.seq_starts = allocate((max_seqs + 1,))
+        self.context_lens = allocate((max_seqs,))
+        self.logit_rows = allocate((max_logit_rows,))
+        self.moves = allocate((max_tokens + MOVES_MULTIPLE, 2))
+        self.tree_masks = allocate((max_tokens, 2))
+        self.parents = np.full(max_tokens, -1, dtype=np.int32)
+        self.block_tables = allocate((max_seqs, max_blocks))  # last: only its first rows travel to a device
+        self.num_tokens = self.num_seqs = self.num_logit_rows = self.num_moves = 0
+        self.has_trees = False
+        self._tables: list[tuple[int, ...] | None] = [None] * max_seqs  # what each row of block_tables holds
+
+    def pack(self, batch: ScheduledBatch) -> None:
+        """Fill the arrays. The batch must be within the limits given when they were made."""
+        token = row = 0
+        self.num_moves = len(batch.moves)
+        if batch.moves:
+            self.moves[: self.num_moves] = batch.moves
+        had_trees, self.has_trees = self.has_trees, any(sequence.is_tree for sequence in batch.sequences)
+        if had_trees or self.has_trees:
+            self.parents[:] = -1
+            self.tree_masks[:] = 0
+        for index, sequence in enumerate(batch.sequences):
+            count = len(sequence.token_ids)
+            if self._tables[index] is not sequence.block_table:  # unchanged tables are the same object
+                self.block_tables[index, : len(sequence.block_table)] = sequence.block_table
+                self._tables[index] = sequence.block_table
+            self.seq_starts[index] = token
+            self.context_lens[index] = sequence.end
+            if count == 1:
+                self._pack_token(token, sequence.token_ids[0], sequence.start, sequence.block_table)
+            else:
+                self._pack_chunk(token, sequence.token_ids, sequence.start, index)
+                if sequence.is_tree:
+                    assert sequence.draft is not None
+                    self._pack_tree(token, sequence.start, sequence.draft)
+            token += count
+            if sequence.num_logits:
+                self.logit_rows[row : row + sequence.num_logits] = range(token - sequence.num_logits, token)
+                row += sequence.num_logits
+        self.seq_starts[len(batch.sequences)] = token
+        self.num_tokens, self.num_seqs, self.num_logit_rows = token, len(batch.sequences), row
+
+    def pad_decodes(self, count: int) -> None:
+        """Make a batch of decodes `count` sequences long: the added ones have no context, and their token no slot."""
+        have = self.num_seqs
+        self.token_ids[have:count] = 0
+        self.positions[have:count] = 0
+        self.slot_mapping[have:count] = -1
+        self.context_lens[have:count] = 0
+        self.seq_starts[have + 1 : count + 1] = range(have + 1, count + 1)
+        self.logit_rows[have:count] = range(have, count)
+
+    def pad_moves(self) -> None:
+        """Make their number a multiple, so that few numbers come: the last is made again, which changes nothing."""
+        have, count = self.num_moves, -(-self.num_moves // MOVES_MULTIPLE) * MOVES_MULTIPLE
+        if have:
+            self.moves[have:count] = self.moves[have - 1]
+            self.num_moves = count
+
+    def _pack_tree(self, at: int, start: int, draft: Draft) -> None:
+        """Positions and parents of the guesses behind the token at `at`."""
+        end = at + 1 + len(draft)
+        self.positions[at + 1 : end] = np.array(draft.depths(), dtype=np.int32) + start
+        self.parents[at + 1 : end] = np.array(draft.parents, dtype=np.int32) + (at + 1)
+        masks = [1]
+        for guess, parent in enumerate(draft.parents, start=1):
+            masks.append(masks[parent + 1] | 1 << guess)
+        self.tree_masks[at:end] = np.array(masks, dtype=np.uint64)[:, None].view(np.int32)
+
+    def _pack_token(self, at: int, token_id: int, position: int, table: tuple[int, ...]) -> None:
+        self.token_ids[at] = token_id
+        self.positions[at] = position
+        self.slot_mapping[at] = table[position // self.block_size] * self.block_size + position % self.block_size
+
+    def _pack_chunk(self, at: int, token_ids: tuple[int, ...], start: int, row: int) -> None:
+        end = at + len(token_ids)
+        positions = np.arange(start, start + len(token_ids), dtype=np.int32)
+        self.token_ids[at:end] = token_ids
+        self.positions[at:end] = positions
+        blocks = self.block_tables[row, positions // self.block_size]
+        self.slot_mapping[at:end] = blocks * self.block_size + positions % self.block_size

@@ -1,0 +1,142 @@
+"""`bench`: prefill and decode throughput of a loaded engine on random tokens; one that embeds only has the first."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from ..errors import CapacityError, UsageError
+from ..llm import LLM
+from ..requests.params import SamplingParams
+
+_WARMUP_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What to measure: every batch size with prompts and outputs of these lengths, `rounds` times."""
+
+    prompt_tokens: int = 512
+    output_tokens: int = 128
+    batch_sizes: Sequence[int] = (1,)
+    rounds: int = 3
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """Medians over the rounds for one batch size.
+
+    Prefill: prompt tokens over the time until every sequence has its first token. Decode: all later tokens over the
+    rest. `ttft_ms` is the time to the first token of the whole batch, `ms_per_token` the time between tokens of one
+    sequence.
+    """
+
+    batch_size: int
+    prompt_tokens: int
+    output_tokens: int
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    ttft_ms: float
+    ms_per_token: float
+
+
+def run_bench(llm: LLM, options: BenchOptions) -> list[BenchResult]:
+    """Measure each batch size. UsageError or CapacityError if the engine cannot hold it all at once.
+
+    An engine that embeds is measured with outputs of no tokens.
+    """
+    if llm.manifest.embedding is not None:
+        options = replace(options, output_tokens=0)
+    for batch_size in options.batch_sizes:
+        _check(llm, options, batch_size)
+    random = np.random.Generator(np.random.PCG64(options.seed))
+    results: list[BenchResult] = []
+    for batch_size in options.batch_sizes:
+        _round(llm, random, batch_size, options.prompt_tokens, min(_WARMUP_TOKENS, options.output_tokens))
+        times = [
+            _round(llm, random, batch_size, options.prompt_tokens, options.output_tokens) for _ in range(options.rounds)
+        ]
+        prefill = statistics.median(prefill for prefill, _, _ in times)
+        rates = [tokens / seconds if seconds > 0 else 0.0 for _, seconds, tokens in times]
+        rate = statistics.median(rates)
+        results.append(
+            BenchResult(
+                batch_size=batch_size,
+                prompt_tokens=options.prompt_tokens,
+                output_tokens=options.output_tokens,
+                prefill_tokens_per_s=batch_size * options.prompt_tokens / prefill,
+                decode_tokens_per_s=rate,
+                ttft_ms=prefill * 1e3,
+                ms_per_token=batch_size / rate * 1e3 if rate > 0 else 0.0,
+            )
+        )
+    return results
+
+
+def _check(llm: LLM, options: BenchOptions, batch_size: int) -> None:
+    limits, executor = llm.manifest.limits, llm.executor
+    length = options.prompt_tokens + options.output_tokens
+    least_output = int(llm.manifest.embedding is None)
+    if min(options.prompt_tokens, batch_size, options.rounds) < 1 or options.output_tokens < least_output:
+        raise UsageError("prompt tokens, output tokens, batch size and rounds must be at least 1")
+    if length > limits.max_seq_len:
+        raise UsageError(
+            f"{options.prompt_tokens} + {options.output_tokens} tokens exceed the engine's {limits.max_seq_len}",
+            "lower --prompt-tokens or --output-tokens, or compile with a larger --max-seq-len",
+        )
+    if batch_size > executor.max_batch_size:
+        raise UsageError(f"batch size {batch_size} exceeds the engine's {executor.max_batch_size}")
+    if -(-length // executor.block_size) * batch_size > executor.num_blocks:
+        raise CapacityError(f"{batch_size} sequences of {length} tokens do not fit in the KV cache at once")
+
+
+def _round(
+    llm: LLM, random: np.random.Generator, batch_size: int, prompt_tokens: int, output_tokens: int
+) -> tuple[float, float, int]:
+    """Seconds until all have a first token, seconds after that, tokens generated after that."""
+    vocab_size = llm.manifest.model.vocab_size
+    prompts = random.integers(0, vocab_size, size=(batch_size, prompt_tokens))
+    if llm.manifest.embedding is not None:
+        start = time.perf_counter()
+        llm.embed(prompts.tolist())
+        return time.perf_counter() - start, 0.0, 0
+    params = SamplingParams(max_tokens=output_tokens, temperature=0.0, repetition_penalty=1.0, ignore_eos=True)
+    return timed_generation(llm, prompts.tolist(), params)
+
+
+def timed_generation(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams) -> tuple[float, float, int]:
+    """Run prompts together: seconds until all have a first token, seconds after that, tokens generated after that."""
+    loop = llm.loop
+    generations = [generation for prompt in prompts for generation in loop.add(prompt, params)]
+    start = time.perf_counter()
+    while any(generation.first_token is None for generation in generations):
+        loop.step()
+    middle = time.perf_counter()
+    before = sum(len(generation.token_ids) for generation in generations)
+    while any(generation.finish_reason is None for generation in generations):
+        loop.step()
+    end = time.perf_counter()
+    after = sum(len(generation.token_ids) for generation in generations)
+    return middle - start, end - middle, after - before
+
+
+def as_table(results: Sequence[BenchResult]) -> str:
+    """The results for people."""
+    lines = ["batch  prompt  output   prefill tok/s   decode tok/s    ttft ms   ms/token"]
+    for result in results:
+        lines.append(
+            f"{result.batch_size:5d}  {result.prompt_tokens:6d}  {result.output_tokens:6d}  "
+            f"{result.prefill_tokens_per_s:14.1f}  {result.decode_tokens_per_s:13.1f}  "
+            f"{result.ttft_ms:9.1f}  {result.ms_per_token:9.2f}"
+        )
+    return "\n".join(lines)
+
+
+def as_json(results: Sequence[BenchResult]) -> list[dict[str, object]]:
+    """The results for programs."""
+    return [{name: round(value, 3) for name, value in asdict(result).items()} for result in results]

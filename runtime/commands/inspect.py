@@ -1,0 +1,116 @@
+"""`inspect`: what is inside an engine directory, without loading it."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+from ..format.files import EngineFiles
+from ..format.isa import cpu_flags
+from ..format.load import decode_program, read_manifest
+from ..format.manifest import Manifest
+from ..format.program import Program
+
+
+def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
+    """Facts about an engine as plain JSON values; sizes in bytes. The files are not compared with their hashes."""
+    root = Path(path)
+    manifest = read_manifest(root)
+    raw = EngineFiles(root, manifest.files, verify=False).read(manifest.program_file)
+    program = decode_program(raw, manifest.program_file)
+    model, limits, kv = manifest.model, manifest.limits, program.kv
+    flags = cpu_flags()
+    ops = Counter(program.kernels[step.kernel].op for step in program.steps)
+    weights: Counter[str] = Counter()
+    for weight in program.weights.values():
+        weights[weight.format] += weight.nbytes
+    return {
+        "engine": str(root),
+        "icc_version": manifest.icc_version,
+        "target": manifest.target,
+        "architecture": model.architecture,
+        "parameters": model.num_parameters,
+        "layers": model.num_layers,
+        "vocab_size": model.vocab_size,
+        **_embedding_facts(manifest),
+        "quantization": manifest.quantization.method,
+        "bits_per_weight": manifest.quantization.bits_per_weight,
+        "kept": list(manifest.quantization.kept),
+        "limits": {
+            "max_seq_len": limits.max_seq_len,
+            "max_batch_size": limits.max_batch_size,
+            "max_step_tokens": limits.max_step_tokens,
+        },
+        "kv_cache": {
+            "dtype": kv.dtype,
+            "block_size": kv.block_size,
+            "bytes_per_token": kv.total_block_bytes() / kv.block_size,
+            "bytes_full_batch": kv.total_block_bytes()
+            * -(-limits.max_seq_len // kv.block_size)
+            * limits.max_batch_size,
+        },
+        "arena_bytes": program.arena_bytes_per_token * limits.max_step_tokens,
+        "weights_bytes": dict(sorted(weights.items())),
+        "steps": dict(sorted(ops.items())),
+        "kernels": len(program.kernels),
+        "libraries": [
+            {"isa": library.isa, "path": library.path, "runs_here": flags.issuperset(library.cpu_flags)}
+            for library in manifest.libraries
+        ],
+        **_gpu_facts(manifest, program),
+        "total_bytes": sum(entry.size for entry in manifest.files.values()),
+    }
+
+
+def _embedding_facts(manifest: Manifest) -> dict[str, object]:
+    """The task, and how vectors are made."""
+    found = manifest.embedding
+    if found is None:
+        return {"task": "generate"}
+    facts = {"pooling": found.pooling, "normalize": found.normalize, "dimension": found.dimension}
+    return {"task": "embed", "embedding": facts}
+
+
+def _gpu_facts(manifest: Manifest, program: Program) -> dict[str, object]:
+    """What a GPU engine needs, and the resources of each of its kernel objects; nothing for a CPU engine."""
+    if manifest.gpu is None or program.plan is None:
+        return {}
+    return {
+        "gpu": {
+            "arch": manifest.gpu.arch,
+            "driver": manifest.gpu.driver_version,
+            "deterministic": manifest.gpu.deterministic,
+        },
+        "phases": [f"{'decode' if p.decode else 'mixed'} up to {p.max_tokens}" for p in program.plan.phases],
+        "scratch_bytes": program.plan.scratch_bytes,
+        "objects": [
+            {**row, "kernels": " ".join(row["kernels"])}  # type: ignore[arg-type]
+            for row in program.plan.resources()
+        ],
+    }
+
+
+def as_text(facts: dict[str, object], indent: str = "", bytes_all: bool = False) -> str:
+    """The facts for people: one per line, nested ones indented. bytes_all: every number is a size."""
+    lines: list[str] = []
+    for name, value in facts.items():
+        if isinstance(value, dict) and value:
+            lines += [f"{indent}{name}:", as_text(value, indent + "  ", "bytes" in name)]
+        elif isinstance(value, list):
+            lines.append(f"{indent}{name}:" + ("" if value else " none"))
+            for item in value:
+                text = ", ".join(f"{key} {part}" for key, part in item.items()) if isinstance(item, dict) else item
+                lines.append(f"{indent}  - {text}")
+        else:
+            shown = _bytes(value) if (bytes_all or "bytes" in name) and isinstance(value, int | float) else value
+            lines.append(f"{indent}{name}: {shown}")
+    return "\n".join(lines)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"

@@ -1,0 +1,64 @@
+"""`run`: one completion, streamed to a text stream, with its timing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..llm import LLM, Prompt
+from ..requests.generation import Completion, Output
+from ..requests.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A completion and how fast it came. Rates in tokens per second; the first token counts as prefill."""
+
+    completion: Completion
+    ttft_s: float
+    prompt_tokens_per_s: float
+    decode_tokens_per_s: float
+
+
+def run_prompt(llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[[str], object]) -> RunResult:
+    """Generate one completion; `show` gets each piece of text (token ids where there is no tokenizer) as it comes."""
+    [generation] = llm.loop.add(llm.encode(prompt), params)
+    try:
+        while generation.finish_reason is None:
+            llm.loop.step()
+            while generation.outputs:
+                show(_text(llm, generation.outputs.popleft()))
+    finally:
+        llm.loop.abort(generation)
+    completion = generation.completion()
+    timing = completion.timing
+    decode_s = timing.total - timing.ttft
+    count = len(completion.token_ids)
+    return RunResult(
+        completion,
+        timing.ttft,
+        len(completion.prompt_token_ids) / timing.ttft if timing.ttft > 0 else 0.0,
+        (count - 1) / decode_s if count > 1 and decode_s > 0 else 0.0,
+    )
+
+
+def _text(llm: LLM, output: Output) -> str:
+    if llm.tokenizer is not None or output.token_id is None:
+        return output.text
+    return f"{output.token_id} "
+
+
+def as_json(result: RunResult, load_s: float) -> dict[str, object]:
+    """What `run --json` prints."""
+    completion = result.completion
+    return {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason,
+        "prompt_tokens": len(completion.prompt_token_ids),
+        "completion_tokens": len(completion.token_ids),
+        "load_s": round(load_s, 4),
+        "ttft_ms": round(result.ttft_s * 1e3, 3),
+        "prompt_tokens_per_s": round(result.prompt_tokens_per_s, 2),
+        "decode_tokens_per_s": round(result.decode_tokens_per_s, 2),
+    }

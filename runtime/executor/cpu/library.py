@@ -1,0 +1,116 @@
+"""A generated kernel library and its C interface (codegen_templates/cpp/abi.h), through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
+
+import numpy as np
+
+from ...errors import EngineAbiError, EngineFormatError, IccError
+from ...format.manifest import KERNEL_ABI
+
+
+class IccBatch(Structure):
+    """struct icc_batch; array fields are addresses of int32 and float32 arrays."""
+
+    _fields_ = (
+        ("num_tokens", c_int32),
+        ("num_seqs", c_int32),
+        ("num_logit_rows", c_int32),
+        ("max_blocks", c_int32),
+        ("greedy", c_int32),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slot_mapping", c_void_p),
+        ("seq_starts", c_void_p),
+        ("context_lens", c_void_p),
+        ("block_tables", c_void_p),
+        ("logit_rows", c_void_p),
+        ("logits", c_void_p),
+        ("parents", c_void_p),
+        ("moves", c_void_p),
+        ("num_moves", c_int32),
+        ("drafts", c_void_p),
+    )
+
+
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_loaded: dict[str, str] = {}  # sha256 of a library -> the path by which the dynamic loader knows it
+
+
+class KernelLibrary:
+    """The functions of a library, typed, from its content. Calls release the GIL.
+
+    EngineFormatError if `name` is no library, or of another ABI version.
+    """
+
+    def __init__(self, image: bytes, name: str) -> None:
+        try:
+            library = ctypes.CDLL(_loadable_path(image), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+            library.icc_abi_version.restype = c_int32
+            if (found := library.icc_abi_version()) != KERNEL_ABI["cpu"]:  # it may lack the functions below
+                raise EngineAbiError(name, found, KERNEL_ABI["cpu"])
+            self._create, self._step, self._destroy = library.icc_create, library.icc_step, library.icc_destroy
+            self._section, self._sha256 = library.icc_section, library.icc_sha256
+        except (OSError, AttributeError) as error:
+            raise EngineFormatError(f"{name} is not a kernel library: {error}", "compile the model again") from error
+        self._create.restype = c_void_p
+        self._create.argtypes = (c_int32, POINTER(c_void_p), c_void_p, c_void_p, c_int64)
+        self._step.restype = c_int32
+        self._step.argtypes = (c_void_p, POINTER(IccBatch))
+        self._section.restype = c_int32
+        self._section.argtypes = (c_void_p, c_int32, POINTER(IccBatch))
+        self._destroy.restype = None
+        self._destroy.argtypes = (c_void_p,)
+        self._sha256.restype = None
+        self._sha256.argtypes = (c_void_p, c_int64, c_int64, c_void_p)
+
+    def sha256(self, data: memoryview, size: int) -> list[str]:
+        """The SHA-256 (hex) of each `size` bytes of `data`, both multiples of 64: several at a time, GIL released."""
+        count, content = len(data) // size, np.frombuffer(data, dtype=np.uint8)
+        digests = np.empty((count, 32), dtype=np.uint8)
+        self._sha256(content.ctypes.data, count, size, digests.ctypes.data)
+        return [digest.tobytes().hex() for digest in digests]
+
+    def create(self, num_threads: int, weights: list[int], arena: int, kv: int, num_blocks: int) -> int:
+        """A handle over memory that must outlive it. IccError if the library cannot start."""
+        pointers = self._pointers = (c_void_p * max(len(weights), 1))(*weights)  # the library keeps its address
+        handle = self._create(num_threads, pointers, arena, kv, num_blocks)
+        if not handle:
+            raise IccError("the kernel library could not start", "try fewer threads, or look at the memory limits")
+        return handle
+
+    def step(self, handle: int, batch: IccBatch) -> None:
+        """Run the program once. IccError with the library's code if it fails."""
+        code = self._step(handle, ctypes.byref(batch))
+        if code != 0:
+            raise IccError(f"a step failed in the kernel library with code {code}")
+
+    def section(self, handle: int, section: int, batch: IccBatch) -> None:
+        """Run one section of the program on rows of the last step. IccError with the library's code if it fails."""
+        code = self._section(handle, section, ctypes.byref(batch))
+        if code != 0:
+            raise IccError(f"section {section} failed in the kernel library with code {code}")
+
+    def destroy(self, handle: int) -> None:
+        self._destroy(handle)
+
+
+def _loadable_path(image: bytes) -> str:
+    """A path under which the dynamic loader finds exactly these bytes.
+
+    It is that of an anonymous sealed file, which nobody can change or replace. The loader keeps libraries by path for
+    the life of the process, so the file stays open: its path must never mean something else.
+    """
+    digest = hashlib.sha256(image).hexdigest()
+    if digest not in _loaded:
+        descriptor = os.memfd_create(f"icc-{digest[:12]}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        with open(descriptor, "wb", closefd=False) as stream:
+            stream.write(image)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        _loaded[digest] = f"/proc/self/fd/{descriptor}"
+    return _loaded[digest]

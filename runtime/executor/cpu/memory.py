@@ -1,0 +1,97 @@
+"""Memory of an executor: anonymous maps, and how many KV blocks the machine can hold."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+
+from ...errors import CapacityError
+from ...format.manifest import Limits
+from ...format.program import KVLayout
+
+KV_SHARE = 0.4  # of the available memory, at most, unless told otherwise
+
+
+class AnonymousMemory:
+    """Zeroed, page-aligned memory of its own; pages take memory when first touched."""
+
+    def __init__(self, nbytes: int) -> None:
+        try:
+            # private: the kernel gives shared maps no huge pages
+            self._map = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise CapacityError(f"cannot reserve {nbytes / 2**20:.0f} MiB of memory: {error.strerror}") from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            try:
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+            except OSError:
+                pass  # a kernel without huge pages: only slower
+        self._anchor: ctypes.Array[ctypes.c_char] | None = ctypes.c_char.from_buffer(self._map)  # type: ignore[assignment]
+        self.address = ctypes.addressof(self._anchor)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self._anchor = None
+        self._map.close()
+
+
+def choose_num_blocks(kv: KVLayout, limits: Limits, kv_bytes: int | None = None) -> int:
+    """How many KV blocks to allocate.
+
+    Enough for a full batch of sequences of full length, within `kv_bytes` (default: a share of the available memory).
+    CapacityError if not even one sequence of full length fits.
+    """
+    per_sequence = -(-limits.max_seq_len // kv.block_size)
+    wanted = per_sequence * limits.max_batch_size
+    block_bytes = max(kv.total_block_bytes(), 1)
+    budget = int(available_bytes() * KV_SHARE) if kv_bytes is None else kv_bytes
+    affordable = budget // block_bytes
+    if affordable < per_sequence:
+        raise CapacityError(
+            f"the KV cache of one sequence of {limits.max_seq_len} tokens needs "
+            f"{per_sequence * block_bytes / 2**20:.1f} MiB, have {budget / 2**20:.1f} MiB",
+            "free memory, give the KV cache more (kv_bytes), or compile with a smaller --max-seq-len",
+        )
+    return min(wanted, affordable)
+
+
+def available_bytes() -> int:
+    """Memory that can be taken without swapping, within the limit of the control group."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    limit, used = _read_number("/sys/fs/cgroup/memory.max"), _read_number("/sys/fs/cgroup/memory.current")
+    if limit is not None:
+        available = min(available, max(limit - (used or 0), 0))
+    return available
+
+
+def default_threads() -> int:
+    """CPUs that this process may use, within the quota of the control group.
+
+    Of hyperthreads that share a core one is enough: kernels are bound by the core's arithmetic or by memory.
+    """
+    allowed = os.sched_getaffinity(0)
+    cores = {
+        _read_text(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in allowed
+    }
+    quota, _, period = (_read_text("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
+    granted = int(quota) // int(period) if quota.isdigit() and period.isdigit() else len(cores)
+    return max(min(len(cores), granted), 1)
+
+
+def _read_text(file: str) -> str | None:
+    try:
+        return Path(file).read_text().strip()
+    except OSError:
+        return None
+
+
+def _read_number(file: str) -> int | None:
+    text = _read_text(file)
+    return int(text) if text is not None and text.isdigit() else None

@@ -1,0 +1,239 @@
+"""Sampler: one request's next token from one row of logits. Its result depends on nothing else in the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Protocol
+
+import numpy as np
+
+from ..executor.sampling import SamplingRow
+from ..requests.params import SamplingParams
+
+_FIRST_GUESS = 1024  # top-p is decided among this many candidates if they hold enough, as they nearly always do
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probabilities at one position, from the model's own logits (before temperature and penalties)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # the likeliest (token id, logprob), best first
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sampled token. `logprob` is None unless asked for."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+
+
+class Constraint(Protocol):
+    """What the tokens of one request may be: a grammar, and how far the request is in it."""
+
+    def allowed(self) -> np.ndarray:
+        """Which tokens may come next, bool `[vocab]`."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Go on after an allowed token."""
+        ...
+
+
+class Sampler:
+    """The sampling state of one request: its random stream and the tokens it has seen.
+
+    `params` must be resolved. `index` tells the n completions of one prompt apart: each has its own random stream.
+    `end_ids` are the tokens that may not be sampled before `min_tokens`. `constraint` limits the tokens to a grammar.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        vocab_size: int,
+        end_ids: Collection[int] = (),
+        index: int = 0,
+        constraint: Constraint | None = None,
+    ) -> None:
+        self.params = params
+        self._constraint = constraint
+        self._random: np.random.Generator | None = None
+        self._device_seed = 0
+        if not params.greedy:
+            seeds = np.random.SeedSequence(None if params.seed is None else [params.seed, index])
+            self._random = np.random.Generator(np.random.PCG64(seeds))
+            self._device_seed = int(seeds.generate_state(1, np.uint64)[0])
+        self._num_sampled = 0
+        self._end_ids = np.array(sorted(end_ids), dtype=np.int64)
+        self._biased = np.array(list(params.logit_bias), dtype=np.int64)
+        self._biases = np.array(list(params.logit_bias.values()), dtype=np.float32)
+        self._seen: np.ndarray | None = None  # bool [vocab], prompt and output
+        if params.repetition_penalty not in (None, 1.0):
+            self._seen = np.zeros(vocab_size, dtype=bool)
+            self._seen[np.asarray(prompt, dtype=np.int64)] = True
+        self._counts: np.ndarray | None = None  # float32 [vocab], output only
+        if params.presence_penalty or params.frequency_penalty:
+            self._counts = np.zeros(vocab_size, dtype=np.float32)
+
+    def sample(self, logits: np.ndarray) -> Sample | None:
+        """The next token from float32 `[vocab]` (left as it is), or None if the logits are not numbers."""
+        best = int(logits.argmax())
+        if not isfinite(logits[best]):  # argmax finds the first NaN, if there is one
+            return None
+        adjusted = self._adjust(logits)
+        if adjusted is not logits:
+            best = int(adjusted.argmax())
+        token = best if self._random is None else draw(adjusted, self.params, self._random.random())
+        self._num_sampled += 1
+        if self._constraint is not None:
+            if not np.isfinite(adjusted[token]):  # nothing is allowed that could be sampled
+                return None
+            self._constraint.accept(token)
+        if self._seen is not None:
+            self._seen[token] = True
+        if self._counts is not None:
+            self._counts[token] += 1
+        return self._sample(logits, token)
+
+    @property
+    def is_argmax(self) -> bool:
+        """Whether the next token is the largest logit's, and nothing else is told of the logits."""
+        params = self.params
+        return self._random is None and params.logprobs is None and not params.min_tokens and not self._adjusts
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether tokens are drawn from the model's logits as they are, whatever came before."""
+        return self._random is not None and not self._adjusts and not self.params.min_tokens
+
+    def distribution(self, logits: np.ndarray) -> np.ndarray:
+        """The probabilities, float64 `[vocab]`, by which the next token is drawn from finite logits. Requires
+        `is_plain`."""
+        assert self.is_plain
+        candidates, weights = _weights(logits, self.params)
+        found = np.zeros(len(logits))
+        found[slice(None) if candidates is None else candidates] = weights
+        return found / found.sum()
+
+    def take(self, logits: np.ndarray, token: int) -> Sample:
+        """Count a token that was chosen without the request's random stream. Requires `is_plain`."""
+        assert self.is_plain
+        self._num_sampled += 1
+        return self._sample(logits, token)
+
+    def _sample(self, logits: np.ndarray, token: int) -> Sample:
+        top = self.params.logprobs
+        return Sample(token, None if top is None else token_logprob(logits, token, top))
+
+    def device_row(self, ahead: int = 0) -> SamplingRow | None:
+        """How a device samples the token `ahead` tokens after the next one, None where only the host can.
+
+        The device knows no penalties, biases and grammars. Its random stream is another than the host's: where a
+        request is sampled depends on its parameters alone, so that a seed gives the same tokens whatever runs beside.
+        """
+        params = self.params
+        if self._adjusts or params.min_tokens:
+            return None
+        assert params.temperature is not None and params.top_p is not None and params.min_p is not None
+        counter = self._num_sampled + ahead
+        return SamplingRow(
+            params.temperature, params.top_k or 0, params.top_p, params.min_p, self._device_seed, counter
+        )
+
+    def count_device_sample(self) -> None:
+        """A device has sampled one more token of the request."""
+        self._num_sampled += 1
+
+    def _adjust(self, logits: np.ndarray) -> np.ndarray:
+        """Penalties, biases and forbidden end tokens; the same array if there are none."""
+        hold = self._num_sampled < self.params.min_tokens and len(self._end_ids) > 0
+        if not self._adjusts and not hold:
+            return logits
+        logits = logits.copy()
+        if self._seen is not None:
+            penalty = np.float32(self.params.repetition_penalty)
+            seen = logits[self._seen]
+            logits[self._seen] = np.where(seen > 0, seen / penalty, seen * penalty)
+        if self._counts is not None:
+            logits -= np.float32(self.params.frequency_penalty) * self._counts
+            logits -= np.float32(self.params.presence_penalty) * (self._counts > 0)
+        if len(self._biased):
+            logits[self._biased] += self._biases
+        if hold:
+            logits[self._end_ids] = -np.inf
+        if self._constraint is not None:
+            logits[~self._constraint.allowed()] = -np.inf
+        return logits
+
+    @property
+    def _adjusts(self) -> bool:
+        """Whether the request's logits are changed at every step."""
+        changed = (self._seen, self._counts, self._constraint)
+        return any(part is not None for part in changed) or len(self._biased) > 0
+
+
+def draw(logits: np.ndarray, params: SamplingParams, uniform: float) -> int:
+    """The token at `uniform` in [0, 1) of the distribution after temperature, top-k, top-p and min-p."""
+    candidates, weights = _weights(logits, params)
+    cumulative = np.cumsum(weights, dtype=np.float64)
+    position = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+    position = min(position, int(np.flatnonzero(weights)[-1]))  # rounding may leave uniform * total at the very end
+    return position if candidates is None else int(candidates[position])
+
+
+def _weights(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray | None, np.ndarray]:
+    """What a token is drawn from: candidates, None for all tokens, and the weight of each.
+
+    Weights are float32, sums of them float64. Candidates, where there are fewer than tokens, go from the likeliest
+    down.
+    """
+    assert params.temperature
+    top_k, top_p, min_p = params.top_k or 0, 1.0 if params.top_p is None else params.top_p, params.min_p or 0.0
+    candidates = _largest(logits, top_k) if 0 < top_k < len(logits) else None
+    kept = logits if candidates is None else logits[candidates]
+    weights = np.exp((kept - kept.max()) / np.float32(params.temperature))
+    if top_p < 1.0:
+        inside = _nucleus(weights, top_p, ordered=candidates is not None)
+        candidates = inside if candidates is None else candidates[inside]
+        weights = weights[inside]
+    if min_p > 0.0:
+        weights = np.where(weights >= min_p, weights, 0.0)  # the largest weight is exp(0) = 1
+    return candidates, weights
+
+
+def _largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Indices of the `count` largest values, largest first, lower index first among equals."""
+    if count >= len(values):
+        return np.argsort(-values, kind="stable")
+    kept = np.argpartition(values, len(values) - count)[len(values) - count :]
+    # argpartition picks arbitrarily among values equal to the smallest kept: take the lowest indices instead
+    smallest = values[kept].min()
+    above = kept[values[kept] > smallest]
+    kept = np.concatenate([above, np.flatnonzero(values == smallest)[: count - len(above)]])
+    return kept[np.lexsort((kept, -values[kept]))]
+
+
+def _nucleus(weights: np.ndarray, top_p: float, ordered: bool) -> np.ndarray:
+    """Indices of the fewest largest weights that hold `top_p` of their sum, at least one, largest first."""
+    goal = top_p * weights.sum(dtype=np.float64)
+    size = len(weights) if ordered else min(_FIRST_GUESS, len(weights))
+    while True:
+        order = np.arange(size) if ordered else _largest(weights, size)
+        cumulative = np.cumsum(weights[order], dtype=np.float64)
+        if cumulative[-1] >= goal or size == len(weights):
+            return order[: int(np.searchsorted(cumulative, goal, side="left")) + 1]
+        size = min(size * 8, len(weights))
+
+
+def token_logprob(logits: np.ndarray, token: int, top: int) -> TokenLogprob:
+    """Log-probability of `token` and of the `top` likeliest tokens, from float32 `[vocab]`."""
+    largest = logits.max()
+    log_total = float(largest) + float(np.log(np.exp(logits - largest).sum(dtype=np.float64)))
+    best = _largest(logits, min(top, len(logits))) if top else np.zeros(0, dtype=np.int64)
+    pairs = tuple((int(index), float(logits[index]) - log_total) for index in best)
+    return TokenLogprob(token, float(logits[token]) - log_total, pairs)

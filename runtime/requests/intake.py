@@ -1,0 +1,90 @@
+"""Intake: what a request must be before it is queued, and the Generation made of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+from ..errors import RequestError
+from ..format.manifest import Manifest
+from ..loop.sampler import Constraint, Sampler
+from ..tokenizer import Detokenizer, StopFinder, Tokenizer
+from .generation import Generation
+from .params import SamplingParams
+
+
+class Intake:
+    """Checks prompts and parameters against an engine. Errors are RequestErrors."""
+
+    def __init__(self, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
+        self._manifest, self._tokenizer = manifest, tokenizer
+
+    def check_task(self, task: Literal["generate", "embed"]) -> None:
+        """RequestError if the engine was compiled for the other task."""
+        if task == "embed" and self._manifest.embedding is None:
+            raise RequestError("the engine was compiled to generate text", "compile the model with --task embed")
+        if task == "generate" and self._manifest.embedding is not None:
+            raise RequestError(
+                "the engine was compiled for embeddings and has no logits", "compile the model without --task embed"
+            )
+
+    def prompt(self, prompt: Sequence[int]) -> tuple[int, ...]:
+        """The prompt's token ids: all in the vocabulary, not too many, and at least a bos token."""
+        model, limits = self._manifest.model, self._manifest.limits
+        token_ids = tuple(int(token) for token in prompt)
+        if not token_ids:
+            if model.bos_token_id is None:
+                raise RequestError("the prompt is empty", "give at least one token", field="prompt")
+            token_ids = (model.bos_token_id,)
+        if len(token_ids) > limits.max_seq_len:
+            raise RequestError(
+                f"the prompt has {len(token_ids)} tokens, the engine takes at most {limits.max_seq_len}",
+                "shorten it, or compile with a larger --max-seq-len",
+                field="prompt",
+            )
+        if min(token_ids) < 0 or max(token_ids) >= model.vocab_size:
+            wrong = next(token for token in token_ids if not 0 <= token < model.vocab_size)
+            raise RequestError(f"token id {wrong} is not in the vocabulary of {model.vocab_size}", field="prompt")
+        return token_ids
+
+    def params(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with the engine's defaults filled in."""
+        params = params.resolve(self._manifest.sampling)
+        vocab_size = self._manifest.model.vocab_size
+        for name in ("stop_token_ids", "logit_bias"):
+            for token in getattr(params, name):
+                if token >= vocab_size:
+                    raise RequestError(f"{name}: token id {token} is not in the vocabulary of {vocab_size}", field=name)
+        if params.stop and self._tokenizer is None:
+            raise RequestError(
+                "stop: the engine has no tokenizer, so there is no text", "use stop_token_ids", field="stop"
+            )
+        return params
+
+    def room(self, prompt: Sequence[int]) -> int:
+        """How many tokens can follow a prompt."""
+        return self._manifest.limits.max_seq_len - len(prompt)
+
+    def generation(
+        self,
+        request_id: int,
+        prompt: tuple[int, ...],
+        params: SamplingParams,
+        index: int,
+        constraint: Constraint | None,
+    ) -> Generation:
+        """Completion `index` of a checked prompt."""
+        model, tokenizer = self._manifest.model, self._tokenizer
+        end_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else model.eos_token_ids)
+        return Generation(
+            request_id=request_id,
+            prompt=prompt,
+            params=params,
+            sampler=Sampler(params, prompt, model.vocab_size, end_ids, index, constraint),
+            end_ids=end_ids,
+            detokenizer=None if tokenizer is None else Detokenizer(tokenizer, prompt),
+            stop_finder=None if tokenizer is None else StopFinder(params.stop),
+            arrival=time.perf_counter(),
+            index=index,
+        )

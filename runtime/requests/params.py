@@ -1,0 +1,140 @@
+"""SamplingParams: how one request is sampled, validated when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ..errors import RequestError
+
+if TYPE_CHECKING:
+    from ..format.manifest import SamplingDefaults
+
+# inclusive bounds of the numeric fields, one table for validation and documentation
+BOUNDS: dict[str, tuple[float, float]] = {
+    "max_tokens": (1, 2**31 - 1),
+    "min_tokens": (0, 2**31 - 1),
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (0, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "seed": (0, 2**64 - 1),
+    "logprobs": (0, 20),
+    "n": (1, 16),
+}
+INTEGERS = frozenset({"max_tokens", "min_tokens", "top_k", "seed", "logprobs", "n"})
+MAX_STOPS = 16
+MAX_STOP_BYTES = 256
+MAX_STOP_IDS = 64
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample one request. None means the engine's default, and greedy or off if it has none.
+
+    max_tokens: most tokens to generate; min_tokens: end and stop tokens are not sampled before that many.
+    temperature: 0 is greedy. top_k: 0 is off. top_p, min_p: 1 and 0 are off; applied in the order temperature, top_k,
+    top_p, min_p. repetition_penalty acts on the tokens of prompt and output, presence_penalty and frequency_penalty on
+    those of the output. logit_bias: added to the logits of token ids. seed: the same seed gives the same tokens
+    whatever runs beside; None draws one. stop: strings that end the text (not part of it); stop_token_ids end it as
+    well. ignore_eos: go on after the model's end token. logprobs: None, or how many of the likeliest tokens to report
+    per position besides the sampled one. n: independent completions of the prompt.
+    """
+
+    max_tokens: int = 128
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logprobs: int | None = None
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        for name in BOUNDS:
+            _check_number(name, getattr(self, name))
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if not isinstance(self.ignore_eos, bool):
+            raise _invalid("ignore_eos", self.ignore_eos, "must be true or false")
+        if self.min_tokens > self.max_tokens:
+            raise _invalid("min_tokens", self.min_tokens, f"must not exceed max_tokens ({self.max_tokens})")
+        _check_stops(self.stop)
+        _check_token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_IDS)
+        _check_token_ids("logit_bias", tuple(self.logit_bias), MAX_BIASES)
+        for bias in self.logit_bias.values():
+            if not isinstance(bias, int | float) or not abs(bias) <= MAX_BIAS:
+                raise _invalid("logit_bias", bias, f"must be a number from {-MAX_BIAS:g} to {MAX_BIAS:g}")
+
+    @property
+    def greedy(self) -> bool:
+        return not self.temperature
+
+    def resolve(self, defaults: SamplingDefaults) -> SamplingParams:
+        """The same parameters with every None that has a default filled in."""
+        return replace(
+            self,
+            temperature=_first(self.temperature, defaults.temperature, 0.0),
+            top_p=_first(self.top_p, defaults.top_p, 1.0),
+            top_k=int(_first(self.top_k, defaults.top_k, 0)),
+            min_p=_first(self.min_p, defaults.min_p, 0.0),
+            repetition_penalty=_first(self.repetition_penalty, defaults.repetition_penalty, 1.0),
+        )
+
+
+def _first(*values: float | None) -> float:
+    return next(value for value in values if value is not None)
+
+
+def _invalid(name: str, value: object, rule: str) -> RequestError:
+    try:
+        shown = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        shown = "a huge number"
+    return RequestError(f"{name} = {shown if len(shown) <= 60 else shown[:60] + '…'}: {rule}", field=name)
+
+
+def _check_number(name: str, value: object) -> None:
+    if value is None and name not in ("max_tokens", "min_tokens", "presence_penalty", "frequency_penalty", "n"):
+        return
+    low, high = BOUNDS[name]
+    kind = int if name in INTEGERS else (int | float)
+    word = "an integer" if name in INTEGERS else "a number"
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise _invalid(name, value, f"must be {word}")
+    if not low <= value <= high:  # false for NaN too
+        raise _invalid(name, value, f"must be from {low:g} to {high:g}")
+
+
+def _check_stops(stops: tuple[str, ...]) -> None:
+    if len(stops) > MAX_STOPS:
+        raise _invalid("stop", len(stops), f"at most {MAX_STOPS} strings")
+    for stop in stops:
+        if not isinstance(stop, str) or not stop:
+            raise _invalid("stop", stop, "must be strings that are not empty")
+        if len(stop.encode(errors="surrogatepass")) > MAX_STOP_BYTES:
+            raise _invalid("stop", stop[:20] + "…", f"at most {MAX_STOP_BYTES} bytes each")
+
+
+def _check_token_ids(name: str, token_ids: tuple[int, ...], limit: int) -> None:
+    if len(token_ids) > limit:
+        raise _invalid(name, len(token_ids), f"at most {limit} token ids")
+    for token in token_ids:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < 2**31:
+            raise _invalid(name, token, "must be token ids")

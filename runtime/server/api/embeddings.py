@@ -1,0 +1,46 @@
+"""The answer of /v1/embeddings."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+
+import msgspec
+import numpy as np
+
+from ...requests.embedding import scaled
+from ..http.errors import HttpError
+from .generate import Generator
+from .jobs import Job
+from .requests import EmbeddingRequest
+from .responses import EmbeddingList, EmbeddingUsage, Vector
+
+_encoder = msgspec.json.Encoder()
+
+
+async def embedding_answer(generator: Generator, job: Job, request: EmbeddingRequest) -> bytes:
+    """The vectors of a job in JSON, encoded one by one, so that the loop goes on between them.
+
+    HttpError 504 if the deadline came first.
+    """
+    with generator.started(job) as run:
+        async for _ in run.deltas():
+            pass
+        if "deadline" in run.reasons:
+            raise HttpError(504, "the deadline has passed", code="deadline")
+        vectors = []
+        for index, submit_id in enumerate(run.stream.ids):
+            vectors.append(msgspec.Raw(_encoder.encode(_vector(run.stream.embeddings.pop(submit_id), index, request))))
+            await asyncio.sleep(0)
+    usage = EmbeddingUsage(job.prompt_tokens, job.prompt_tokens)
+    return _encoder.encode(EmbeddingList(vectors, request.model, usage))  # type: ignore[arg-type]
+
+
+def _vector(raw: bytes, index: int, request: EmbeddingRequest) -> Vector:
+    """As it is asked for. A shorter one is scaled to length 1, as OpenAI's are."""
+    vector = np.frombuffer(raw, dtype="<f4")
+    if request.dimensions is not None and request.dimensions < len(vector):
+        vector = scaled(vector[: request.dimensions])
+    if request.encoding_format == "base64":
+        return Vector(index, base64.b64encode(vector.tobytes()).decode())
+    return Vector(index, vector.tolist())

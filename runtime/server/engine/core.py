@@ -1,0 +1,70 @@
+"""Core: a model that answers requests, without the HTTP around it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..api.generate import Generator
+from ..api.jobs import Jobs
+from ..api.model import open_model
+from ..api.tools import find_tool_format
+from ..http.keys import ApiKeys
+from ..http.metrics import Metrics
+from .admission import Admission, Budget
+from .engine_client import EngineClient, worker_command
+from .sandbox import Sandbox
+from .worker_main import LoadOptions
+
+log = logging.getLogger("icc.serve")
+
+
+class Core:
+    """The engine process, the sandbox, and what stands between them and a request.
+
+    max_queue: completions accepted beyond a full batch; max_queue_tokens: tokens of all that is accepted. max_seconds:
+    the latest deadline of a request. max_wait_s: the longest wait that is accepted, see Budget. command: the engine
+    process, if it is another than icc's own.
+    """
+
+    def __init__(
+        self,
+        load: LoadOptions,
+        keys: ApiKeys,
+        *,
+        name: str | None = None,
+        max_queue: int = 1024,
+        max_queue_tokens: int = 4 << 20,
+        watchdog_s: float = 10.0,
+        max_seconds: float | None = None,
+        max_wait_s: float | None = None,
+        command: Sequence[str] | None = None,
+    ) -> None:
+        self.model = open_model(Path(load.engine), name, load.verify)
+        self.max_batch_size = self.model.manifest.limits.max_batch_size
+        self.metrics = Metrics(self.model.name, generates=not self.model.embeds)
+        self.engine = EngineClient(command or worker_command(load), watchdog_s, self.metrics.step)
+        self.metrics.attach(self.engine)
+        self._sandbox = Sandbox(self.model.chat_template, self.model.special_tokens)
+        self.jobs = Jobs(self.model, self._sandbox, keys, max_seconds)
+        budget = Budget(self.max_batch_size + max_queue, max_queue_tokens, wait_s=max_wait_s)
+        admission = Admission(budget, self._slots)
+        self.generator = Generator(self.engine, admission, self.metrics)
+
+    def _slots(self) -> int:
+        """How many sequences run at once: a full batch, or fewer if the KV cache holds no more."""
+        stats = self.engine.stats
+        return stats.running if stats.waiting and stats.running else self.max_batch_size
+
+    async def start(self) -> None:
+        """Start both processes. IccError if the engine cannot be loaded."""
+        await self._sandbox.start()
+        if self._sandbox.template_error:
+            log.warning("no chat: %s", self._sandbox.template_error)
+        self.jobs.tool_format = await find_tool_format(self.model, self._sandbox)
+        await self.engine.start()
+
+    async def stop(self) -> None:
+        await self._sandbox.stop()
+        await self.engine.stop()

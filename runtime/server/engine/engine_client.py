@@ -1,0 +1,258 @@
+"""EngineClient: starts the engine process, talks to it, and says so when it dies or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from ...errors import IccError
+from .messages import Cancel, Delta, Embedded, Failed, Frames, FromEngine, PromptLogprobs, Ready, Report, Stats, Submit
+from .messages import encode as encode_message
+
+log = logging.getLogger("icc.serve")
+_BACKOFF_S = (0.1, 30.0)  # first and longest wait before the engine is started again
+_SOCKET_BYTES = 4 << 20
+
+
+class EngineFailed(IccError):
+    """The request cannot be answered: the engine process refused it, died or hangs. `status` is the HTTP status."""
+
+    def __init__(self, status: int, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.status, self.field = status, field
+
+
+class Stream:
+    """What comes back for the prompts of one request, until every completion has ended or `EngineFailed`.
+
+    The prompts' ids follow one another from `first_id`. `prompt_logprobs` and `embeddings` are by id.
+    """
+
+    def __init__(self, first_id: int, prompts: int, completions: int) -> None:
+        self.first_id, self.prompts = first_id, prompts
+        self.open = prompts * completions
+        self.prompt_logprobs: dict[int, PromptLogprobs] = {}
+        self.embeddings: dict[int, bytes] = {}
+        self._deltas: deque[Delta] = deque()
+        self._failed: EngineFailed | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def ids(self) -> range:
+        return range(self.first_id, self.first_id + self.prompts)
+
+    async def take(self) -> list[Delta]:
+        """The deltas that came since the last call, at least one. Raises EngineFailed."""
+        while not self._deltas:
+            if self._failed is not None:
+                raise self._failed
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        deltas = list(self._deltas)
+        self._deltas.clear()
+        return deltas
+
+    def push(self, delta: Delta) -> None:
+        self._deltas.append(delta)
+        self.open -= delta.reason is not None
+        self._wake()
+
+    def fail(self, error: EngineFailed) -> None:
+        self._failed = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class EngineClient:
+    """One engine process at a time, started again after it has died or been killed because it hung.
+
+    command: the process; the number of its socket's descriptor is put in place of "{fd}". watchdog_s: an engine that
+    says nothing for so long hangs. observe: called with every report of a step.
+    """
+
+    def __init__(
+        self, command: Sequence[str], watchdog_s: float = 10.0, observe: Callable[[Report], None] | None = None
+    ) -> None:
+        self._command = command
+        self._watchdog_s = watchdog_s
+        self._observe = observe or (lambda report: None)
+        self._decoder = msgspec.msgpack.Decoder(FromEngine)
+        self._transport: asyncio.Transport | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._streams: dict[int, Stream] = {}
+        self._next_id = 0
+        self._lost = asyncio.Event()
+        self._started: asyncio.Future[Ready] | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._heard = 0.0
+        self.facts: Ready | None = None  # of the engine that is ready; None where none is
+        self.stats = Stats()
+        self.restarts = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        """Start the process and wait until it is loaded. IccError with its exit code if it cannot be."""
+        self._started = asyncio.get_running_loop().create_future()
+        self._supervisor = asyncio.create_task(self._supervise())
+        await self._started
+
+    async def stop(self) -> None:
+        """End the process; streams that are open fail."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        await self._end_process("the server has stopped", 503)
+
+    def submit(self, submits: Sequence[Submit]) -> Stream:
+        """Send the prompts of one request (their ids are given here). EngineFailed, status 503, if none is ready."""
+        if self._transport is None or self.facts is None:
+            raise EngineFailed(503, "the engine is not ready")
+        stream = Stream(self._next_id, len(submits), submits[0].params.n)
+        for submit, submit_id in zip(submits, stream.ids, strict=True):
+            self._streams[submit_id] = stream
+            self._transport.write(encode_message(msgspec.structs.replace(submit, id=submit_id)))
+        self._next_id += len(submits)
+        return stream
+
+    def close(self, stream: Stream) -> None:
+        """Nobody reads the stream any more: what is not finished of it is cancelled."""
+        for submit_id in stream.ids:
+            if self._streams.pop(submit_id, None) is not None and stream.open and self._transport is not None:
+                self._transport.write(encode_message(Cancel(submit_id)))
+
+    # -- the process -------------------------------------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        wait = _BACKOFF_S[0]
+        while True:
+            try:
+                await self._spawn()
+                began = time.monotonic()
+                reason = await self._watch()
+            except OSError as error:
+                began, reason = time.monotonic(), f"cannot be started: {error}"
+            await self._end_process(f"the engine {reason}")
+            if self._started is not None and not self._started.done():
+                self._started.set_exception(IccError(f"the engine process {reason}"))
+            if self._started is not None and self._started.exception() is not None:
+                return  # it could not be loaded the first time: that is for whoever called `start`
+            log.error("engine process %s", reason)
+            wait = _BACKOFF_S[0] if time.monotonic() - began > _BACKOFF_S[1] else min(wait * 2, _BACKOFF_S[1])
+            await asyncio.sleep(wait)
+            self.restarts += 1
+
+    async def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+        with theirs:
+            command = [part.replace("{fd}", str(theirs.fileno())) for part in self._command]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self._lost.clear()
+        self._heard = time.monotonic()
+        ours.setblocking(False)
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.create_unix_connection(lambda: _Pipe(self._receive, self._lost), sock=ours)
+        # what is not sent yet is bounded by admission, not by the transport
+        self._transport.set_write_buffer_limits(high=1 << 30)
+
+    async def _watch(self) -> str:
+        """Wait until the process has died or hangs; what happened, in words."""
+        interval = min(0.25, self._watchdog_s / 4)
+        while True:
+            begin = time.monotonic()
+            try:
+                await asyncio.wait_for(self._lost.wait(), interval)
+                return "died"
+            except TimeoutError:
+                late = time.monotonic() - begin - interval
+                if late > interval:  # this process was stopped itself, and has not read what the engine said meanwhile
+                    self._heard += late
+                silent = time.monotonic() - self._heard
+                if self.facts is not None and silent > self._watchdog_s:
+                    return f"hangs: it has said nothing for {silent:.1f} s"
+
+    async def _end_process(self, reason: str, status: int = 500) -> None:
+        self.facts = None
+        self.stats = Stats()
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(EngineFailed(status, reason))
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def _receive(self, body: bytes) -> None:
+        self._heard = time.monotonic()
+        message = self._decoder.decode(body)
+        if isinstance(message, Report):
+            self._take_report(message)
+        elif isinstance(message, PromptLogprobs):
+            if (stream := self._streams.get(message.id)) is not None:
+                stream.prompt_logprobs[message.id] = message
+        elif isinstance(message, Embedded):
+            if (stream := self._streams.get(message.id)) is not None:
+                stream.embeddings[message.id] = message.vector
+        elif isinstance(message, Failed):
+            if (stream := self._streams.pop(message.id, None)) is not None:
+                stream.fail(EngineFailed(message.status, message.message, message.field))
+        elif isinstance(message, Ready):
+            self.facts = message
+            if self._started is not None and not self._started.done():
+                self._started.set_result(message)
+        elif self._started is not None and not self._started.done():
+            error = IccError(message.message, message.hint)
+            error.exit_code = message.exit_code
+            self._started.set_exception(error)
+        else:
+            log.error("engine process cannot be loaded again: %s", message.message)
+
+    def _take_report(self, report: Report) -> None:
+        self.stats = report.stats
+        for delta in report.deltas:
+            stream = self._streams.get(delta.id)
+            if stream is not None:
+                stream.push(delta)
+        self._observe(report)
+
+
+class _Pipe(asyncio.Protocol):
+    """The HTTP process's end of the socket."""
+
+    def __init__(self, receive: Callable[[bytes], None], lost: asyncio.Event) -> None:
+        self._receive, self._lost = receive, lost
+        self._frames = Frames()
+
+    def data_received(self, data: bytes) -> None:
+        for body in self._frames.feed(data):
+            self._receive(body)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost.set()
+
+
+def worker_command(options: msgspec.Struct) -> list[str]:
+    """The command of the engine process. -P: nothing is imported from the current directory."""
+    module = f"{__package__}.worker_main"
+    return [sys.executable, "-P", "-m", module, "{fd}", msgspec.json.encode(options).decode()]

@@ -1,0 +1,168 @@
+"""What the HTTP process and the engine process tell each other: typed structs, MessagePack, 4-byte length prefixes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...loop.sampler import TokenLogprob
+from ...requests.params import SamplingParams
+
+MAX_FRAME = 64 << 20  # bytes; nothing that the processes say is longer
+HEARTBEAT_S = 0.5  # an idle engine says that often that it lives
+
+
+class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
+    """A prompt to complete, or to embed by an engine that embeds. `id` names it in every message about it; `grammar` is
+    llguidance's, "" for none.
+
+    prompt_logprobs: how many of the likeliest tokens to report per position of the prompt, None for no report.
+    deadline: seconds after which what has not ended ends with the reason "deadline".
+    """
+
+    id: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    priority: int = 0
+    client: str = ""
+    salt: bytes = b""
+    grammar: str = ""
+    prompt_logprobs: int | None = None
+    deadline: float | None = None
+
+
+class Cancel(msgspec.Struct, tag=2, array_like=True, frozen=True):
+    """Nobody waits for this prompt's completions any more."""
+
+    id: int
+
+
+class Delta(msgspec.Struct, array_like=True, frozen=True):
+    """What one step gave to completion `index` of a prompt. The first one says how many of
+    the prompt's tokens were found in the prefix cache and how long the prompt has waited, in seconds. `reason` ends the
+    completion."""
+
+    id: int
+    index: int
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    cached: int | None = None
+    queued_s: float = 0.0
+    reason: str | None = None
+
+
+def merge(deltas: list[Delta]) -> Delta:
+    """Successive deltas of one completion as one."""
+    if len(deltas) == 1:
+        return deltas[0]
+    first, last = deltas[0], deltas[-1]
+    return Delta(
+        first.id,
+        first.index,
+        tuple(token for delta in deltas for token in delta.token_ids),
+        "".join([delta.text for delta in deltas]),
+        tuple(logprob for delta in deltas for logprob in delta.logprobs),
+        first.cached,
+        first.queued_s,
+        last.reason,
+    )
+
+
+class PromptLogprobs(msgspec.Struct, tag=11, array_like=True, frozen=True):
+    """Log-probabilities of a prompt's tokens from the second on; comes before its completions' deltas."""
+
+    id: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
+class Embedded(msgspec.Struct, tag=16, array_like=True, frozen=True):
+    """The vector of a prompt, float32 in little-endian order; comes before the delta that ends the prompt."""
+
+    id: int
+    vector: bytes
+
+
+class Failed(msgspec.Struct, tag=12, array_like=True, frozen=True):
+    """A prompt that could not be taken: `status` is the HTTP status for it."""
+
+    id: int
+    status: int
+    message: str
+    field: str = ""
+
+
+class Stats(msgspec.Struct, array_like=True, frozen=True):
+    """The engine's gauges, and its counters since it started."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0
+    blocks_cached: int = 0
+    preemptions: int = 0
+    swaps: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    healed: int = 0  # times that the KV bookkeeping was wrong and was made anew
+
+
+class Report(msgspec.Struct, tag=13, array_like=True, frozen=True):
+    """One step: its deltas, the tokens and seconds it took (0 for a heartbeat)."""
+
+    deltas: list[Delta]
+    stats: Stats
+    step_tokens: int = 0
+    step_s: float = 0.0
+
+
+class Ready(msgspec.Struct, tag=14, array_like=True, frozen=True):
+    """The engine is loaded."""
+
+    num_blocks: int
+    block_size: int
+    max_batch_size: int
+    load_s: float
+
+
+class Fatal(msgspec.Struct, tag=15, array_like=True, frozen=True):
+    """The engine could not be loaded."""
+
+    message: str
+    hint: str
+    exit_code: int
+
+
+ToEngine = Submit | Cancel
+FromEngine = Report | Failed | PromptLogprobs | Embedded | Ready | Fatal
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    """A message as a frame."""
+    body = _encoder.encode(message)
+    assert len(body) <= MAX_FRAME, len(body)
+    return len(body).to_bytes(4, "little") + body
+
+
+class Frames:
+    """Cuts a stream of bytes into the bodies of frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The bodies that are complete now. ValueError if the stream is no sequence of frames."""
+        self._buffer += data
+        bodies, at = [], 0
+        while len(self._buffer) >= at + 4:
+            size = int.from_bytes(self._buffer[at : at + 4], "little")
+            if size > MAX_FRAME:
+                raise ValueError(f"a frame of {size} bytes")
+            if len(self._buffer) < at + 4 + size:
+                break
+            bodies.append(bytes(self._buffer[at + 4 : at + 4 + size]))
+            at += 4 + size
+        del self._buffer[:at]
+        return bodies

@@ -1,0 +1,87 @@
+"""`python -m icc.runtime.server.engine.sandbox_main`: renders templates and checks grammars, over its pipes.
+
+Both work on text that a client sent, in libraries that can be made to take much memory or time. Here that ends one
+small process, and the next request starts another.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from typing import Any
+
+import llguidance
+import msgspec
+
+from ..api.templates import ChatTemplate, TemplateRefused
+from .grammars import parser_limits
+from .worker_main import die_with_parent
+
+MEMORY_BYTES = 1 << 30  # of address space
+
+
+class Setup(msgspec.Struct, tag="setup"):
+    """The first message: the engine's template."""
+
+    template: str
+    special_tokens: dict[str, str]
+
+
+class Render(msgspec.Struct, tag="render"):
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    variables: dict[str, Any] = {}
+
+
+class CheckGrammar(msgspec.Struct, tag="grammar"):
+    """A grammar in llguidance's own format."""
+
+    grammar: str
+
+
+class Answer(msgspec.Struct):
+    """`error` is why it was refused, "" if it was not."""
+
+    text: str = ""
+    error: str = ""
+
+
+def answer(template: ChatTemplate | None, request: Render | CheckGrammar) -> Answer:
+    if isinstance(request, CheckGrammar):
+        return Answer(error=llguidance.LLMatcher.validate_grammar(request.grammar, limits=parser_limits()))
+    if template is None:
+        return Answer(error="the model has no chat template")
+    try:
+        return Answer(
+            template.render(request.messages, request.tools, request.add_generation_prompt, **request.variables)
+        )
+    except TemplateRefused as error:
+        return Answer(error=error.message)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        return Answer(error=f"the chat template cannot use these messages: {error}")
+
+
+def main() -> None:
+    die_with_parent()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    decoder = msgspec.json.Decoder(Setup | Render | CheckGrammar)
+    template: ChatTemplate | None = None
+    while size := sys.stdin.buffer.read(4):
+        request = decoder.decode(sys.stdin.buffer.read(int.from_bytes(size, "little")))
+        if isinstance(request, Setup):
+            try:
+                template = ChatTemplate(request.template, request.special_tokens) if request.template else None
+                reply = Answer()
+            except TemplateRefused as error:
+                reply = Answer(error=error.message)
+        else:
+            reply = answer(template, request)
+        body = msgspec.json.encode(reply)
+        sys.stdout.buffer.write(len(body).to_bytes(4, "little") + body)
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

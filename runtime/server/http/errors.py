@@ -1,0 +1,62 @@
+"""What goes wrong in a request, as HTTP says it."""
+
+from __future__ import annotations
+
+from ...errors import CapacityError, IccError, RequestError
+from ..api.responses import Error, ErrorBody
+from ..engine.admission import Overloaded, TooExpensive
+from ..engine.engine_client import EngineFailed
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    429: "overloaded_error",
+    503: "unavailable_error",
+    504: "timeout_error",
+}
+
+
+class HttpError(IccError):
+    """An answer other than 200. `code` is a fixed word, `param` the field of the request."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
+
+    def body(self) -> ErrorBody:
+        return ErrorBody(Error(self.message, _TYPES.get(self.status, "server_error"), self.param, self.code))
+
+    def headers(self) -> dict[str, str]:
+        headers = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        if self.code == "too_expensive":  # later it would be so again; OpenAI's clients read this
+            headers["x-should-retry"] = "false"
+        if self.status in (408, 413):  # the rest of the body is not waited for
+            headers["connection"] = "close"
+        return headers
+
+
+def as_http(error: Exception) -> HttpError:
+    """The answer for an error; what is not expected says nothing of the inside."""
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, Overloaded):
+        return HttpError(429, error.message, code="queue_full", retry_after=error.retry_after)
+    if isinstance(error, TooExpensive):
+        return HttpError(429, error.message, code="too_expensive")
+    if isinstance(error, EngineFailed):
+        retry = 1 if error.status == 503 else None
+        return HttpError(error.status, error.message, error.field or None, retry_after=retry)
+    if isinstance(error, RequestError | CapacityError):
+        return HttpError(400, error.message, getattr(error, "field", None) or None, code="unprocessable")
+    return HttpError(500, "the server failed on this request")

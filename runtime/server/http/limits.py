@@ -1,0 +1,64 @@
+"""Every bound of the API in one place: the validator, the OpenAPI document and the tests read these tables."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from ...requests.params import BOUNDS, INTEGERS, MAX_BIAS, MAX_BIASES, MAX_STOP_BYTES, MAX_STOP_IDS
+
+# numeric request fields: inclusive bounds; those of sampling are the runtime's own
+NUMBERS: dict[str, tuple[float, float]] = {
+    **BOUNDS,
+    "max_completion_tokens": BOUNDS["max_tokens"],
+    "top_logprobs": BOUNDS["logprobs"],
+    "logit_bias": (-MAX_BIAS, MAX_BIAS),
+    "dimensions": (1, 2**31 - 1),
+    "priority": (-100, 100),
+    "deadline": (0.001, 86_400.0),
+}
+WHOLE = INTEGERS | {"max_completion_tokens", "top_logprobs", "priority", "dimensions"}
+
+# sizes of lists and texts in a request
+PROMPTS = 16
+INPUTS = 2048  # of one request for embeddings; OpenAI's
+STOPS = 4
+STOP_CHARS = MAX_STOP_BYTES // 4  # characters, as JSON Schema counts; no character takes more than 4 bytes
+STOP_IDS = MAX_STOP_IDS
+BIASES = MAX_BIASES
+MESSAGES = 512
+TOOLS = 128
+GRAMMAR_CHARS = 16 << 10
+NAME_CHARS = 64
+JSON_DEPTH = 100
+
+# one HTTP request
+BODY_BYTES = 2 << 20
+UPLOAD_BYTES = 100 << 20
+HEADERS = 100
+HEADER_BYTES = 60 << 10
+HEADER_S = 10.0
+BODY_S = 30.0
+WRITE_S = 30.0
+UNSENT_BYTES = 256 << 10  # of one stream, towards a client that does not read
+IDLE_S = 75.0  # a kept-alive connection without a request
+
+
+def bound(name: str) -> msgspec.Meta:
+    """The bounds of a numeric field, from the table."""
+    low, high = NUMBERS[name]
+    if name not in WHOLE:
+        return msgspec.Meta(ge=low, le=high)
+    return msgspec.Meta(ge=int(low), le=min(int(high), 2**63 - 1))
+
+
+def depth(value: object) -> int:
+    """How deep lists and objects are nested in a decoded JSON value; 0 for a scalar."""
+    deepest, level = 0, [value]
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        deepest += 1
+        if deepest > sys.getrecursionlimit():
+            break
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+    return deepest

@@ -1,0 +1,125 @@
+"""The OpenAPI document: made from the types that requests are decoded by and answers are encoded from."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from ..api.model import ServedModel
+from ..api.requests import INPUT_SCHEMA, PROMPT_SCHEMA
+from ..api.responses import ErrorBody
+
+_REFS = "#/components/schemas/{name}"
+_ERRORS = {
+    400: "A field of the request is wrong.",
+    401: "No API key, or a wrong one.",
+    404: "There is no such thing.",
+    408: "The body came too slowly.",
+    413: "The body is too large.",
+    429: "The queue is full; Retry-After says when to ask again. Or too much is asked for at once, without it.",
+    500: "The server failed on this request.",
+    503: "The engine is not ready, or the server is shutting down.",
+    504: "The request's deadline has passed.",
+}
+_types: dict[str, type] = {ErrorBody.__name__: ErrorBody}
+
+
+def operation(
+    answer: type | None,
+    body: type | None = None,
+    errors: tuple[int, ...] = (),
+    events: bool = False,
+    form: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The arguments of a route that document it: its body, its answer (None: plain text), its errors, whether it
+    can stream events, and its form where that is its body."""
+    content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    if answer is not None:
+        content = {"application/json": {"schema": _ref(answer)}}
+    if events:
+        event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+        content["text/event-stream"] = {"schema": event}
+    responses: dict[int, Any] = {
+        200: {"description": (answer.__doc__ if answer else None) or "The answer.", "content": content}
+    }
+    for status in (401, *errors):
+        responses[status] = {
+            "description": _ERRORS[status],
+            "content": {"application/json": {"schema": _ref(ErrorBody)}},
+        }
+    extra = {}
+    if body is not None:
+        extra = {"requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}}}
+    if form is not None:
+        extra = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
+    return {"responses": responses, "openapi_extra": extra, "response_model": None}
+
+
+def document(app: FastAPI, model: ServedModel) -> dict[str, Any]:
+    """The document, with the bounds that this engine sets: its name, its vocabulary."""
+    if app.openapi_schema is None:
+        found = get_openapi(title="icc", version=app.version, routes=app.routes)
+        schemas = msgspec.json.schema_components(_types.values(), ref_template=_REFS)[1]
+        for name in ("CompletionRequest", "ChatRequest", "EmbeddingRequest"):
+            if name in schemas:
+                schemas[name]["properties"]["model"]["enum"] = [model.name]
+        for name, field, prompt in (
+            ("CompletionRequest", "prompt", PROMPT_SCHEMA),
+            ("EmbeddingRequest", "input", INPUT_SCHEMA),
+        ):
+            if name in schemas:  # nothing comes of an empty prompt, unless it begins with a token of its own
+                empty = model.manifest.model.bos_token_id is not None
+                schemas[name]["properties"][field] = deepcopy(prompt) if empty else _not_empty(prompt)
+        if model.manifest.embedding is not None:
+            _at_most(schemas["EmbeddingRequest"]["properties"]["dimensions"], model.manifest.embedding.dimension)
+        for name in ("TokenizeRequest", "DetokenizeRequest"):
+            schemas[name]["properties"]["model"] = {"enum": [model.name, None]}
+        _bound_tokens(schemas, model.vocab_size - 1)
+        found["components"] = {
+            "schemas": schemas,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        }
+        found["security"] = [{"key": []}]
+        for path in ("/live", "/ready"):
+            found["paths"][path]["get"]["security"] = []
+        for methods in found["paths"].values():
+            for described in methods.values():
+                described["responses"].pop("422", None)  # FastAPI's own; errors of this API are 400
+        app.openapi_schema = found
+    return app.openapi_schema
+
+
+def _at_most(schema: dict[str, Any], largest: int) -> None:
+    for part in (schema, *schema.get("anyOf", ())):
+        if part.get("type") == "integer":
+            part["maximum"] = largest
+
+
+def _not_empty(schema: Any) -> Any:
+    """The schema with texts of one character at least."""
+    if isinstance(schema, list):
+        return [_not_empty(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    least = {"minLength": 1} if schema.get("type") == "string" else {}
+    return {name: _not_empty(part) for name, part in schema.items()} | least
+
+
+def _ref(kind: type) -> dict[str, str]:
+    _types[kind.__name__] = kind
+    return {"$ref": _REFS.format(name=kind.__name__)}
+
+
+def _bound_tokens(schema: Any, largest: int) -> None:
+    if isinstance(schema, dict):
+        if schema.pop("x-token", False):
+            schema["maximum"] = largest
+        for part in schema.values():
+            _bound_tokens(part, largest)
+    elif isinstance(schema, list):
+        for part in schema:
+            _bound_tokens(part, largest)

@@ -1,0 +1,202 @@
+"""`icc serve`: puts the parts together, runs them, and drains them when it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from ...errors import UsageError
+from ..batches.batches import Batches
+from ..batches.store import Store
+from ..engine.core import Core
+from ..engine.worker_main import LoadOptions
+from . import limits
+from .app import Parts, build_app
+from .gate import Gate
+from .http_protocol import HttpProtocol
+from .keys import ApiKeys
+
+log = logging.getLogger("icc.serve")
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Where to listen, for whom, and how much to take on.
+
+    max_queue: completions that are accepted beyond a full batch; max_queue_tokens: tokens of all that are accepted.
+    max_seconds: the latest deadline of a request, from when it is sent to the engine. max_wait_s: a request that would
+    wait longer for its first step is refused.
+    watchdog_s: an engine that says nothing for so long is ended and started again. drain_s: how long running requests
+    may go on after SIGTERM. batch_store: the SQLite file of the Batch API, without which there is none. command: the
+    engine process, for tests.
+    """
+
+    load: LoadOptions
+    host: str = "127.0.0.1"
+    port: int = 8000
+    name: str | None = None
+    api_key_file: Path | None = None
+    max_queue: int = 1024
+    max_queue_tokens: int = 4 << 20
+    watchdog_s: float = 10.0
+    drain_s: float = 30.0
+    batch_store: Path | None = None
+    max_seconds: float | None = None
+    max_wait_s: float | None = None
+    command: Sequence[str] | None = None
+
+
+class Server:
+    """One HTTP server with its engine process and its sandbox."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        self._options = options
+        store = None if options.batch_store is None else Store(options.batch_store)
+        secret = None if store is None else store.secret()
+        keys = ApiKeys() if options.api_key_file is None else ApiKeys.read(options.api_key_file, secret)
+        check_bind(options.host, keys.required)
+        self._core = core = Core(
+            options.load,
+            keys,
+            name=options.name,
+            max_queue=options.max_queue,
+            max_queue_tokens=options.max_queue_tokens,
+            watchdog_s=options.watchdog_s,
+            max_seconds=options.max_seconds,
+            max_wait_s=options.max_wait_s,
+            command=options.command,
+        )
+        self._batches = None if store is None else Batches(store, core.jobs, core.generator, core.max_batch_size)
+        parts = Parts(core.model, core.engine, core.jobs, core.generator, core.metrics, self._batches)
+        self._gate = Gate(build_app(parts), keys, core.metrics, core.generator.admission)
+        self._signals = 0
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT. IccError if the engine cannot be loaded or the address is taken."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        listener = _listen(self._options.host, self._options.port)
+        http = _Uvicorn(self._config())
+        serving = asyncio.create_task(http.serve([listener]))
+        try:
+            await self._until(self._load(listener))
+            if not self._signals:
+                await self._until(serving)
+            await self._drain()
+        finally:
+            http.should_exit = True
+            await self._core.stop()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    async def _load(self, listener: socket.socket) -> None:
+        await self._core.start()
+        if self._batches is not None:
+            self._batches.start()
+        gc.collect()
+        gc.freeze()  # what is here now stays: collections that look at it all take tens of milliseconds
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        print(f"serving {self._core.model.name} on http://{shown}:{port}", flush=True)
+
+    async def _until(self, work) -> None:
+        """Wait for the work, or for a signal."""
+        task, wake = asyncio.ensure_future(work), asyncio.ensure_future(self._wake.wait())
+        try:
+            await asyncio.wait([task, wake], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+            else:
+                task.cancel()
+        finally:
+            wake.cancel()
+
+    async def _drain(self) -> None:
+        """Take no more requests; let those that run end, but not for ever, and not after a second signal."""
+        self._gate.draining = True
+        if self._batches is not None:
+            await self._batches.stop()
+        admission = self._core.generator.admission
+        end = asyncio.get_running_loop().time() + self._options.drain_s
+        while admission.requests and self._signals < 2 and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(_POLL_S)
+        if admission.requests:
+            log.warning("%d requests did not end in time", admission.requests)
+            await self._core.engine.stop()  # their streams fail, and say so
+            for _ in range(20):
+                if not admission.requests:
+                    break
+                await asyncio.sleep(_POLL_S)
+
+    def _signalled(self) -> None:
+        self._signals += 1
+        self._wake.set()
+
+    def _config(self) -> uvicorn.Config:
+        return uvicorn.Config(
+            self._gate,
+            http=HttpProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=int(limits.IDLE_S),
+            timeout_graceful_shutdown=1,
+            backlog=2048,
+        )
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves the signals to Server."""
+
+    def capture_signals(self):  # type: ignore[override]
+        return contextlib.nullcontext()
+
+
+def check_bind(host: str, has_keys: bool) -> None:
+    """UsageError for an address that others can reach, without keys."""
+    try:
+        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local and not has_keys:
+        raise UsageError(
+            f"--host {host} can be reached from other machines, and no API key is set",
+            "give --api-key-file, or serve on 127.0.0.1",
+        )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.UNSENT_BYTES // 2)  # the kernel doubles it
+        return listener
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"cannot listen on {host}:{port}: {error}", "another --port, or --host") from error
+
+
+def serve(options: ServeOptions) -> int:
+    """Run a server; the exit code."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    server = Server(options)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(server.run())
+    return 0

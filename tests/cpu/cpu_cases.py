@@ -1,0 +1,243 @@
+"""One case per lowered op and odd shape, each with its numpy float64 reference; attention has its own file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from cpu_harness import NONE, Builder, Case
+from icc.compiler.backends.cpu.layouts import pack
+from icc.compiler.backends.cpu.layouts.formats import QUANT_BITS, SPLIT
+from icc.runtime.format.program import Operand
+
+Arrays = dict[str, np.ndarray]
+
+
+def normal(*shape: int, scale: float = 1.0) -> Callable[[np.random.Generator, int], np.ndarray]:
+    return lambda rng, rows: (rng.standard_normal((rows, *shape)) * scale).astype(np.float32)
+
+
+def _column_slice(b: Builder, name: str, width: int, slice_: bool, rows: str = "tokens") -> tuple[Operand, int, int]:
+    """A buffer of `width`, or a wider one of which columns 8.. are used: operand, row stride, first column."""
+    if slice_:
+        b.columns[name] = (8, width)
+        return b.buffer(name, [width + 24], rows=rows, offset=8), width + 24, 8
+    return b.buffer(name, [width], rows=rows), width, 0
+
+
+def add_linear(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str, extra: bool, rows: str) -> None:
+    name = f"linear_{fmt}_{k}x{n}_{rows}{'_bias_residual_slice' if extra else ''}"
+    w = rng.standard_normal((n, k)).astype(np.float32) / np.sqrt(k)
+    packed = pack.pack_dense(w, f"tile_{fmt}")
+    exact = pack.unpack_dense(packed, f"tile_{fmt}", (n, k)).astype(np.float64)
+    bias = rng.standard_normal(n).astype(np.float32)
+    x, x_stride, start = _column_slice(b, f"{name}.x", k, extra, rows)
+    y, y_stride, y_start = _column_slice(b, f"{name}.y", n, extra, rows)
+    feeds = {x.name: normal(x_stride)}
+    inputs = [x, b.weight(f"{name}.w", packed, f"tile_{fmt}", (n, k)), NONE, NONE]
+    params: dict[str, Any] = {"k": k, "n": n, "format": fmt, "x_stride": x_stride, "y_stride": y_stride, "rows": rows}
+    params |= {"has_bias": extra, "has_residual": extra, "residual_stride": n}
+    if extra:
+        inputs[2:] = [b.plain(f"{name}.b", bias), b.buffer(f"{name}.r", [n], rows=rows)]
+        feeds[f"{name}.r"] = normal(n)
+    b.step("linear", params, inputs, [y])
+
+    def expect(a: Arrays) -> Arrays:
+        out = a[y.name].astype(np.float64)
+        out[:, y_start : y_start + n] = a[x.name][:, start : start + k].astype(np.float64) @ exact.T
+        if extra:
+            out[:, y_start : y_start + n] += bias + a[f"{name}.r"]
+        return {y.name: out}
+
+    b.cases.append(Case(name, feeds, expect, max(2e-6, 1e-9 * k)))
+
+
+def quantized_weight(rng: np.random.Generator, n: int, k: int, fmt: str, group: int) -> tuple[np.ndarray, np.ndarray]:
+    """Packed bytes and the float64 matrix they stand for, with scales from 1e-7 to 1."""
+    bits = QUANT_BITS[fmt]
+    codes = rng.integers(0, 2**bits, (n, k)).astype(np.uint8)
+    zeros = rng.integers(0, 2**bits, (n, k // group)).astype(np.uint8)
+    scales = (rng.uniform(0.5, 1.0, (n, k // group)) * 10.0 ** rng.integers(-1, 1)).astype(np.float32)
+    if n > 8:
+        scales[3] *= 1e-6
+    packed = pack.pack_quantized(codes, scales, zeros, fmt, group)
+    got_codes, got_scales, got_zeros = pack.unpack_quantized(packed, (n, k), fmt, group)
+    wide = (got_codes.astype(np.float64).reshape(n, -1, group) - got_zeros[..., None]) * got_scales[..., None]
+    return packed, wide.reshape(n, k)
+
+
+def dequantize(q: np.ndarray, s: np.ndarray) -> np.ndarray:
+    groups = s.shape[-1]
+    return (q.astype(np.float64).reshape(*q.shape[:-1], groups, -1) * s[..., None]).reshape(q.shape)
+
+
+def add_quantize(b: Builder, name: str, k: int, group: int, slice_: bool, scale: float = 1.0) -> list[Operand]:
+    """quantize_rows of a new buffer; its outputs."""
+    x, x_stride, start = _column_slice(b, f"{name}.x", k, slice_)
+    outs = [
+        b.buffer(f"{name}.q", [k], "i8"),
+        b.buffer(f"{name}.s", [k // group]),
+        b.buffer(f"{name}.sum", [k // group]),
+    ]
+    b.step("quantize_rows", {"k": k, "group": group, "x_stride": x_stride, "rows": "tokens"}, [x], outs)
+
+    def expect(a: Arrays) -> Arrays:
+        groups = a[x.name][:, start : start + k].reshape(len(a[x.name]), -1, group)
+        peak = np.abs(groups).max(-1)
+        q = np.rint(
+            groups * np.where(peak > 0, np.float32(127) / np.where(peak > 0, peak, 1), 0)[..., None].astype(np.float32)
+        )
+        return {f"{name}.q": q.reshape(-1, k), f"{name}.s": peak / 127, f"{name}.sum": q.sum(-1)}
+
+    b.cases.append(Case(f"quantize_{name}", {x.name: normal(x_stride, scale=scale)}, expect))
+    return outs
+
+
+def add_linear_q(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str, group: int, extra: bool) -> None:
+    name = f"linear_{fmt}_g{group}_{k}x{n}{'_bias_residual_slice' if extra else ''}"
+    packed, exact = quantized_weight(rng, n, k, fmt, group)
+    q, s, sums = add_quantize(b, name, k, group, extra)
+    bias = rng.standard_normal(n).astype(np.float32)
+    y, y_stride, y_start = _column_slice(b, f"{name}.y", n, extra)
+    inputs = [q, s, sums, b.weight(f"{name}.w", packed, fmt, (n, k)), NONE, NONE]
+    feeds = {}
+    if extra:
+        inputs[4:] = [b.plain(f"{name}.b", bias), b.buffer(f"{name}.r", [n + 3])]
+        b.columns[f"{name}.r"] = (0, n)
+        feeds[f"{name}.r"] = normal(n + 3)
+    params = {
+        "k": k,
+        "n": n,
+        "bits": QUANT_BITS[fmt],
+        "split": fmt == SPLIT,
+        "group": group,
+        "y_stride": y_stride,
+        "rows": "tokens",
+        "has_bias": extra,
+        "has_residual": extra,
+    }
+    b.step("linear_q", params | {"residual_stride": n + 3}, inputs, [y])
+
+    def expect(a: Arrays) -> Arrays:
+        out = a[y.name].astype(np.float64)
+        out[:, y_start : y_start + n] = dequantize(a[q.name], a[s.name].astype(np.float64)) @ exact.T
+        if extra:
+            out[:, y_start : y_start + n] += bias + a[f"{name}.r"][:, :n]
+        return {y.name: out}
+
+    b.cases.append(Case(name, feeds, expect, 1e-5))
+
+
+def add_experts(b: Builder, rng: np.random.Generator, bits: int, topk: int, per_slot: bool) -> None:
+    e, k, n, group = 5, 48, 21, 16
+    name = f"experts_{'q' + str(bits) if bits else 'bf16'}_top{topk}{'_per_slot' if per_slot else ''}"
+    bias = rng.standard_normal((e, n)).astype(np.float32)
+    index = b.buffer(f"{name}.index", [topk], "i32")
+    y = b.buffer(f"{name}.y", [topk, n])
+    width = k * topk if per_slot else k
+    feeds: dict[str, Any] = {index.name: lambda rng, rows: rng.integers(-1, e + 1, (rows, topk))}
+    if bits:
+        parts = [quantized_weight(rng, n, k, f"q{bits}", group) for _ in range(e)]
+        exact = np.stack([p[1] for p in parts])
+        weight = b.weight(f"{name}.w", np.concatenate([p[0] for p in parts]), f"q{bits}", (e, n, k))
+        q, s, sums = add_quantize(b, name, width, group, False)
+        params = {
+            "k": k,
+            "n": n,
+            "experts": e,
+            "topk": topk,
+            "x_per_slot": per_slot,
+            "bits": bits,
+            "group": group,
+            "has_bias": True,
+        }
+        b.step("expert_linear_q", params, [q, s, sums, weight, b.plain(f"{name}.b", bias), index], [y])
+    else:
+        packed = pack.pack_dense(rng.standard_normal((e, n, k)).astype(np.float32), "tile_bf16")
+        exact = pack.unpack_dense(packed, "tile_bf16", (e, n, k)).astype(np.float64)
+        x = b.buffer(f"{name}.x", [width])
+        feeds[x.name] = normal(width)
+        params = {
+            "k": k,
+            "n": n,
+            "experts": e,
+            "topk": topk,
+            "x_per_slot": per_slot,
+            "format": "bf16",
+            "has_bias": True,
+            "x_stride": width,
+        }
+        weight = b.weight(f"{name}.w", packed, "tile_bf16", (e, n, k))
+        b.step("expert_linear", params, [x, weight, b.plain(f"{name}.b", bias), index], [y])
+
+    def expect(a: Arrays) -> Arrays:
+        x = dequantize(a[f"{name}.q"], a[f"{name}.s"].astype(np.float64)) if bits else a[f"{name}.x"].astype(np.float64)
+        x = np.broadcast_to(x.reshape(len(x), -1, k), (len(x), topk, k))
+        out = np.zeros((len(x), topk, n))
+        for t, slot in np.ndindex(len(x), topk):
+            chosen = a[index.name][t, slot]
+            if 0 <= chosen < e:
+                out[t, slot] = exact[chosen] @ x[t, slot] + bias[chosen]
+        return {y.name: out}
+
+    b.cases.append(Case(name, feeds, expect, 1e-5))
+
+
+def add_norm(b: Builder, rng: np.random.Generator, kind: str, d: int, groups: int, add: bool, weight: bool) -> None:
+    name = f"{'add_' if add else ''}{kind}_{groups}x{d}{'' if weight else '_plain'}"
+    total, eps = d * groups, 1e-5
+    w, bias = rng.standard_normal((2, d)).astype(np.float32)
+    x, x_stride, start = _column_slice(b, f"{name}.x", total, not add)
+    y = b.buffer(f"{name}.y", [total])
+    feeds: dict[str, Any] = {x.name: lambda rng, rows: (rng.standard_normal((rows, x_stride)) + 0.5).astype(np.float32)}
+    inputs, outputs = [x], [y]
+    params: dict[str, Any] = {"d": d, "eps": eps, "x_stride": x_stride, "y_stride": total, "has_weight": weight}
+    if add:
+        inputs.append(b.buffer(f"{name}.r", [total]))
+        outputs.append(b.buffer(f"{name}.sum", [total]))
+        feeds[f"{name}.r"] = normal(total)
+    if groups > 1:
+        params["groups"] = groups
+    inputs.append(b.plain(f"{name}.w", w) if weight else NONE)
+    if kind == "layer_norm":
+        inputs.append(b.plain(f"{name}.b", bias) if weight else NONE)
+        params["has_bias"] = weight
+    b.step(("add_" if add else "") + kind, params, inputs, outputs)
+
+    def expect(a: Arrays) -> Arrays:
+        v = a[x.name][:, start : start + total].astype(np.float64)
+        out = {}
+        if add:
+            out[f"{name}.sum"] = v = v + a[f"{name}.r"]
+        v = v.reshape(len(v), groups, d)
+        if kind == "layer_norm":
+            v = v - v.mean(-1, keepdims=True)
+        v = v / np.sqrt((v * v).mean(-1, keepdims=True) + eps)
+        if weight:
+            v = v * w + (bias if kind == "layer_norm" else 0)
+        return {y.name: v.reshape(-1, total), **out}
+
+    b.cases.append(Case(name, feeds, expect))
+
+
+def add_embedding(b: Builder, rng: np.random.Generator, fmt: str, n: int, source: str) -> None:
+    name, table = f"embedding_{fmt}_{source}", rng.standard_normal((50, n)).astype(np.float32)
+    if fmt.startswith("q"):
+        packed, exact = quantized_weight(rng, 50, n, fmt, 16)
+    else:
+        packed = pack.pack_dense(table, fmt)
+        exact = pack.unpack_dense(packed, fmt, (50, n)).astype(np.float64)
+    y = b.buffer(f"{name}.y", [n])
+    weight = b.weight(f"{name}.w", packed, fmt, (50, n))
+    b.step("embedding", {"n": n, "table_rows": 50, "format": fmt, "group": 16}, [Operand("input", source), weight], [y])
+    b.cases.append(Case(name, {}, lambda a: {y.name: exact[np.clip(a[source], 0, 49)]}))
+
+
+def add_select_rows(b: Builder, n: int, dtype: str) -> None:
+    name = f"select_rows_{dtype}"
+    x, y = b.buffer(f"{name}.x", [n + 3], dtype), b.buffer(f"{name}.y", [n], dtype, rows="logit_rows")
+    b.columns[x.name] = (0, n)
+    b.step("select_rows", {"n": n, "x_stride": n + 3, "dtype": dtype}, [x], [y])
+    feeds = {x.name: lambda rng, rows: rng.integers(-99, 99, (rows, n + 3))}
+    b.cases.append(Case(name, feeds, lambda a: {y.name: a[x.name][a["logit_rows"], :n]}))

@@ -1,0 +1,145 @@
+"""The rendered text of every C++ template at small params, as files: what a change of a template or of its params does.
+
+After a change on purpose: ICC_UPDATE_GOLDEN=1 python -m pytest tests/cpu/test_cpu_snapshots.py, and review the diff
+like code. The shared headers are verbatim in every library and have no snapshots.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cpu_cases import add_linear_q
+from cpu_harness import Builder
+from icc.compiler.backends.cpu.emit import emit_source, kernel_params
+from icc.compiler.backends.cpu.isa import AVX2
+from icc.compiler.backends.cpu.kernels.attention import AttentionMicroParams
+from icc.compiler.backends.cpu.kernels.micro import DenseMicroParams, MicroTableParams, QuantMicroParams
+from icc.compiler.backends.render import TEMPLATES, render
+from icc.runtime.format.program import Kernel
+
+FOLDER = Path(__file__).parent / "snapshots" / "cpp"
+CACHE = {"kv_heads": 2, "key_dim": 16, "value_dim": 24, "block_size": 16}
+ROPE = {"rotary_dim": 8, "rope_style": "interleaved", "table_rows": 64}
+QUERY = {"q_heads": 4, "scale": 0.25}
+QUANT = {"bits": 4, "group": 16}
+EXPERTS = {"k": 32, "n": 20, "experts": 3, "topk": 2}
+SILU_MUL = {"shape": [4, 6], "inputs": ["f32:24:6,1", "f32:0:0,1"], "body": ["t0 = silu a0", "t1 = mul t0 a1"]}
+
+KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "linear__bf16": ("linear", {"k": 32, "n": 20, "format": "bf16"}),
+    "linear__f32_bias_residual_logit_rows": (
+        "linear",
+        {
+            "k": 32, "n": 20, "format": "f32", "has_bias": True, "has_residual": True, "x_stride": 40,
+            "rows": "logit_rows",
+        },
+    ),
+    "quantize_rows__g16": ("quantize_rows", {"k": 32, "group": 16}),
+    "linear_q__q4": ("linear_q", {"k": 32, "n": 20, **QUANT}),
+    "linear_q__q8_bias_residual": (
+        "linear_q", {"k": 32, "n": 20, "bits": 8, "group": 32, "has_bias": True, "has_residual": True, "y_stride": 24}
+    ),
+    "linear_q__q8s": ("linear_q", {"k": 32, "n": 20, "bits": 8, "group": 16, "split": True}),
+    "linear_q__q8s_screened": (
+        "linear_q", {"k": 32, "n": 20, "bits": 8, "group": 16, "split": True, "screened": True, "rows": "logit_rows"}
+    ),
+    "expert_linear__f16_bias": ("expert_linear", {**EXPERTS, "format": "f16", "has_bias": True}),
+    "expert_linear__f32_per_slot": ("expert_linear", {**EXPERTS, "format": "f32", "x_per_slot": True}),
+    "expert_linear_q__q4_bias": ("expert_linear_q", {**EXPERTS, **QUANT, "has_bias": True}),
+    "expert_linear_q__q4_per_slot": ("expert_linear_q", {**EXPERTS, **QUANT, "x_per_slot": True}),
+    "embedding__bf16": ("embedding", {"n": 20, "table_rows": 50, "format": "bf16"}),
+    "embedding__tile_f32": ("embedding", {"n": 20, "table_rows": 50, "format": "tile_f32"}),
+    "embedding__q4": ("embedding", {"n": 32, "table_rows": 50, "format": "q4", "group": 16}),
+    "embedding__q8": ("embedding", {"n": 32, "table_rows": 50, "format": "q8", "group": 16}),
+    "embedding__q8s": ("embedding", {"n": 32, "table_rows": 50, "format": "q8s", "group": 16}),
+    "select_rows__f32": ("select_rows", {"n": 20, "x_stride": 24}),
+    "rms_norm__d20": ("rms_norm", {"d": 20, "eps": 1e-5}),
+    "rms_norm__d16x3_add": ("add_rms_norm", {"d": 16, "groups": 3, "eps": 1e-6, "r_stride": 64}),
+    "layer_norm__d20_plain": ("layer_norm", {"d": 20, "eps": 1e-5, "has_weight": False, "has_bias": False}),
+    "layer_norm__d20_add": ("add_layer_norm", {"d": 20, "eps": 1e-5}),
+    "reduce__sum_inner1": ("reduce", {"op": "sum", "outer": 2, "n": 7}),
+    "reduce__mean_inner3": ("reduce", {"op": "mean", "outer": 2, "n": 7, "inner": 3}),
+    "reduce__argmax": ("reduce", {"op": "argmax", "outer": 2, "n": 7}),
+    "reduce__amin_i32": ("reduce", {"op": "amin", "outer": 2, "n": 7, "dtype": "i32"}),
+    "softmax__2x17": ("softmax", {"outer": 2, "n": 17}),
+    "topk__largest": ("topk", {"outer": 2, "n": 9, "k": 3}),
+    "topk__smallest_i32": ("topk", {"outer": 2, "n": 9, "k": 3, "largest": False, "dtype": "i32"}),
+    "gather__4_of_7": ("gather", {"outer": 2, "n": 7, "m": 4}),
+    "scatter__value": ("scatter", {"outer": 2, "n": 7, "m": 4, "src": "value", "value": "-inf"}),
+    "scatter__add_tensor": ("scatter", {"outer": 2, "n": 7, "m": 4, "reduce": "add"}),
+    "cumsum__f32": ("cumsum", {"outer": 2, "n": 9}),
+    "bmm__weight": ("bmm", {"batch": 2, "m": 3, "k": 9, "n": 17, "b_row_stride": 0}),
+    "bmm__transposed": ("bmm", {"batch": 2, "m": 3, "k": 9, "n": 17, "b_transposed": True}),
+    "pointwise__silu_mul": ("pointwise", {**SILU_MUL, "outputs": ["t1:f32:24:6,1"]}),
+    "pointwise__strided_i32": (
+        "pointwise",
+        {
+            "shape": [4, 6], "inputs": ["i32:24:1,4"], "outputs": ["t1:i32:24:6,1"],
+            "body": ["t0 = remainder a0 3", "t1 = where t0 a0 -1"],
+        },
+    ),
+    "kv_write__i8": ("kv_write", {**CACHE, "dtype": "i8"}),
+    "kv_write__bf16_rope": ("kv_write", {**CACHE, **ROPE, "dtype": "bf16", "k_stride": 144, "v_stride": 144}),
+    "attention__f32": ("attention", {**CACHE, **QUERY, "dtype": "f32"}),
+    "attention__i8_rope_window_softcap_sinks_alibi": (
+        "attention",
+        {
+            **CACHE, **QUERY, **ROPE, "dtype": "i8", "window": 20, "chunk": 32, "softcap": 5.0, "has_sinks": True,
+            "has_alibi": True,
+        },
+    ),
+}  # fmt: skip
+
+MICROS = {
+    "micro_dense__bf16_m2_n2": DenseMicroParams("dense_bf16_m2_n2", "Bf16", 2, 2, 2048),
+    "micro_quant__q4_m2_n1": QuantMicroParams("quant_q4_m2_n1", 4, 2, 1, 2048, True),
+    "micro_quant__q8_m2_n1_in_memory": QuantMicroParams("quant_q8_m2_n1", 8, 2, 1, 2048, False),
+    "micro_quant__q8s_m1_n2": QuantMicroParams("quant_q8s_m1_n2", 8, 1, 2, 2048, True, "both"),
+    "micro_quant__q8s_high_m1_n2": QuantMicroParams("quant_q8s_high_m1_n2", 8, 1, 2, 2048, True, "high"),
+    "micro_table__dense": MicroTableParams(
+        "DenseMicro",
+        "DENSE_F32",
+        (DenseMicroParams("m1_n4", "float", 1, 4, 256), DenseMicroParams("m2_n2", "float", 2, 2, 2048)),
+    ),
+    "micro_qk__m2_v2": AttentionMicroParams("qk", 2, 2),
+    "micro_pv__m2_v1": AttentionMicroParams("pv", 2, 1),
+    "micro_qk__i8": AttentionMicroParams("qk", 1, 4, integer=True),
+    "micro_pv__i8": AttentionMicroParams("pv", 1, 2, 11, integer=True),
+}  # fmt: skip
+PROGRAM = "program__two_steps"
+
+
+def rendered() -> dict[str, str]:
+    """name -> text of every snapshot."""
+    texts = {}
+    for name, (op, params) in KERNELS.items():
+        kernel = kernel_params(name, f"k0_{op}", Kernel(op, params), AVX2)
+        texts[name] = render(kernel.template, kernel)
+    texts |= {name: render(params.template, params) for name, params in MICROS.items()}
+    b = Builder()
+    add_linear_q(b, np.random.default_rng(0), 16, 5, "q4", 16, False)
+    source = emit_source(b.program(), AVX2)
+    texts[PROGRAM] = source[source.index("// The program: its steps as a table") :]
+    return texts
+
+
+RENDERED = rendered()
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_snapshot(name: str) -> None:
+    file = FOLDER / f"{name}.cpp"
+    if os.environ.get("ICC_UPDATE_GOLDEN"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(RENDERED[name])
+    assert RENDERED[name] == file.read_text()
+
+
+def test_every_template_has_a_snapshot_and_no_snapshot_is_left_over() -> None:
+    templates = {file.name.removesuffix(".cpp.jinja") for file in (TEMPLATES / "cpp").rglob("*.jinja")}
+    assert {name.split("__")[0] for name in RENDERED} == templates
+    assert {file.stem for file in FOLDER.iterdir()} == set(RENDERED)

@@ -1,0 +1,61 @@
+"""Lowers graphs and runs them through the CPU library at the best ISA level of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from icc.compiler.backends.cpu.backend import CPU_PROFILE, pack
+from icc.compiler.backends.cpu.build import build_libraries
+from icc.compiler.backends.cpu.isa import host_isas
+from icc.compiler.graph.graph import Graph
+from icc.compiler.program.lower import Lowered, LowerOptions, lower
+from icc.passes import pipelines
+from icc.passes.base import PassContext
+from icc.passes.manager import run_passes
+from icc.runtime.executor.cpu.library import IccBatch, KernelLibrary
+from icc.runtime.executor.cpu.memory import AnonymousMemory
+
+OPTIONS = LowerOptions("f32", CPU_PROFILE, block_size=16)
+
+
+def optimize(graph: Graph) -> Graph:
+    """The phases that every compile runs."""
+    for phase in (pipelines.canonicalize, pipelines.attention, pipelines.fuse):
+        run_passes(graph, phase(), PassContext())
+    return graph
+
+
+def lower_graph(graph: Graph) -> Lowered:
+    return lower(graph, OPTIONS)
+
+
+def _bytes(memory: AnonymousMemory, data: np.ndarray) -> int:
+    np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint8 * data.nbytes).from_address(memory.address))[:] = data.view("u1")
+    return memory.address
+
+
+def run_lowered(lowered: Lowered, folder: Path, ids: list[int], logit_rows: list[int] | None = None) -> np.ndarray:
+    """Logits [L, vocab] of one sequence that starts at position 0."""
+    program, tokens = lowered.program, len(ids)
+    isa = host_isas()[0]
+    build_libraries(program, folder / "kernels", [isa], optimize="-O1")
+    packed = [pack(lowered.sources[name]) for name in program.weights]
+    held = [AnonymousMemory(max(64, p.nbytes)) for p in packed]
+    blocks = -(-tokens // OPTIONS.block_size)
+    arena = AnonymousMemory(program.arena_bytes_per_token * tokens)
+    kv = AnonymousMemory(max(64, program.kv.total_block_bytes() * blocks))
+    rows = list(range(tokens)) if logit_rows is None else logit_rows
+    arrays = [
+        np.array(a, np.int32)
+        for a in (ids, range(tokens), range(tokens), [0, tokens], [tokens], [list(range(blocks))], rows)
+    ]
+    logits = np.full((len(rows), program.vocab_size), np.nan, np.float32)
+    library = KernelLibrary((folder / "kernels" / f"{isa.name}.so").read_bytes(), isa.name)
+    weights = [_bytes(memory, p) for memory, p in zip(held, packed, strict=True)]
+    handle = library.create(2, weights, arena.address, kv.address, blocks)
+    library.step(
+        handle, IccBatch(tokens, 1, len(rows), blocks, 0, *(a.ctypes.data for a in arrays), logits.ctypes.data)
+    )
+    library.destroy(handle)
+    return logits

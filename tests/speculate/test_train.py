@@ -1,0 +1,127 @@
+"""train-heads: what is written, that it is learned, that a seed decides, and that a run that is cut off goes on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from icc.compiler.errors import CheckpointError, TensorError, UsageError
+from icc.compiler.progress import Reporter, SilentReporter
+from icc.compiler.speculate import train
+from icc.compiler.speculate.head_files import FILE, read_heads, write_heads
+from icc.compiler.speculate.train import TrainHeadsOptions, train_heads
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz "
+
+
+@pytest.fixture(scope="module")
+def options(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> TrainHeadsOptions:
+    """A tiny llama with one token per letter, and a text that says the alphabet over and over."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("model")
+    tiny.save_tiny(tiny.tiny_configs()["llama"], folder)
+    tokenizer = Tokenizer(models.WordLevel({letter: 3 + i for i, letter in enumerate(LETTERS)}, unk_token=" "))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text = folder / "text.txt"
+    text.write_text(LETTERS * 160)
+    return TrainHeadsOptions(folder, text, folder / "out", heads=2, sequences=130, length=24, epochs=4, rate=0.02)
+
+
+class CutOff(Reporter):
+    """Ends the process after so many training steps, as a reader of a log would see it."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self._steps = steps
+
+    def progress(self, text: str, done: int, total: int) -> None:
+        if text.startswith("loss") and done >= self._steps:
+            raise KeyboardInterrupt
+
+
+def test_heads_learn_the_text_and_a_cut_makes_no_difference(
+    options: TrainHeadsOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "SAVE_STEPS", 7)
+    whole = replace(options, output=tmp_path / "whole")
+    accuracy = train_heads(whole, SilentReporter())
+    assert all(head[0] > 0.9 for head in accuracy), accuracy
+    assert all(head == sorted(head) and len(head) == 5 for head in accuracy)
+    assert sorted(p.name for p in whole.output.iterdir()) == ["config.json", FILE]
+
+    cut = replace(options, output=tmp_path / "cut")
+    with pytest.raises(KeyboardInterrupt):
+        train_heads(cut, CutOff(17))
+    assert (cut.output / "training.pt").is_file()
+    assert train_heads(cut, SilentReporter()) == accuracy
+    first, second = load_file(whole.output / FILE), load_file(cut.output / FILE)
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+    other = replace(options, output=tmp_path / "other", seed=1, epochs=1)
+    train_heads(other, SilentReporter())
+    assert not torch.equal(
+        load_file(other.output / FILE)["medusa_head.0.0.linear.weight"], first["medusa_head.0.0.linear.weight"]
+    )
+
+
+def test_the_published_layout_with_heads_of_their_own_on_own_text(options: TrainHeadsOptions, tmp_path: Path) -> None:
+    chosen = replace(
+        options, output=tmp_path, own_lm_head=True, generate=True, layers=2, sequences=70, epochs=1, temperature=0.5
+    )
+    train_heads(chosen, SilentReporter())
+    shapes = {name: tuple(value.shape) for name, value in load_file(tmp_path / FILE).items()}
+    assert shapes == {
+        f"medusa_head.{head}.{name}": shape
+        for head in range(2)
+        for name, shape in {
+            "0.linear.weight": (64, 64), "0.linear.bias": (64,), "1.linear.weight": (64, 64), "1.linear.bias": (64,),
+            "2.weight": (120, 64),
+        }.items()
+    }  # fmt: skip
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["medusa_num_heads"], config["medusa_num_layers"]) == (2, 2)
+    heads = read_heads(tmp_path)
+    assert len(heads) == 2 and len(heads[0].blocks) == 2 and heads[0].lm_head is not None
+
+
+def test_mistakes_are_refused_in_words(options: TrainHeadsOptions, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is too short"):
+        train_heads(replace(options, length=5000, output=tmp_path), SilentReporter())
+    with pytest.raises(UsageError, match="--heads must be from 1 to 16, not 0"):
+        replace(options, heads=0)
+    with pytest.raises(UsageError, match="no such file"):
+        train_heads(replace(options, text=tmp_path / "none", output=tmp_path), SilentReporter())
+
+
+def heads_on_disk(folder: Path, config: Any, **tensors: torch.Tensor) -> Path:
+    write_heads(folder, {name.replace("_", "."): value for name, value in tensors.items()}, config)
+    return folder
+
+
+def test_damaged_heads_are_refused_in_words(tmp_path: Path) -> None:
+    weight, bias = torch.zeros(8, 8), torch.zeros(8)
+    good = {"medusa_num_heads": 1, "medusa_num_layers": 1}
+    folder = heads_on_disk(tmp_path / "a", good, **{"0_0_linear_weight": weight, "0_0_linear_bias": bias})
+    assert read_heads(folder)[0].lm_head is None
+    (folder / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
+    with pytest.raises(TensorError, match=r"medusa_head.1.0.linear.weight.* is missing"):
+        read_heads(folder)
+    (folder / "config.json").write_text('{"medusa_num_heads": 99, "medusa_num_layers": 1}')
+    with pytest.raises(CheckpointError, match="99 heads of 1 layers"):
+        read_heads(folder)
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="does not say medusa_num_heads"):
+        read_heads(folder)
+    folder = heads_on_disk(tmp_path / "b", good, **{"0_0_linear_weight": weight, "0_0_linear_bias": bias[:3]})
+    with pytest.raises(TensorError, match=r"has shape \[3\], not \[8\]"):
+        read_heads(folder)
+    with pytest.raises(CheckpointError, match=r"no config.json"):
+        read_heads(tmp_path)
