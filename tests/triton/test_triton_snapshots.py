@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from icc.compiler.codegen.render import TEMPLATES, render
-from icc.compiler.codegen.triton.pending import Pending
-from icc.compiler.codegen.triton.plan import kernel_of
-from icc.compiler.codegen.triton.sample import Sample
-from icc.compiler.codegen.triton.spec import LaunchSpec, Shape
-from icc.compiler.codegen.triton.tiles import Config, Tuner
+from icc.compiler.backends.render import TEMPLATES, render
+from icc.compiler.backends.triton.kernels.pending import Pending
+from icc.compiler.backends.triton.kernels.sample import Sample
+from icc.compiler.backends.triton.plan import kernel_of
+from icc.compiler.backends.triton.spec import LaunchSpec, Shape
+from icc.compiler.backends.triton.tiling.choice import Config, Tuner
 from icc.compiler.targets import TARGETS
-from icc.runtime.engine.manifest import Limits
-from icc.runtime.engine.plan import Extent
-from icc.runtime.engine.program import Kernel
+from icc.runtime.format.manifest import Limits
+from icc.runtime.format.plan import Extent
+from icc.runtime.format.program import Kernel
 
 FOLDER = Path(__file__).parent / "snapshots"
 TRITON = TEMPLATES / "triton"
