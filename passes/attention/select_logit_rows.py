@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from ...compiler.graph.graph import DRAFT_ROWS, LOGIT_ROWS, Graph, TensorType, infer_type
-from ...compiler.ops import OPS
+from ...compiler.ops import OPS, traits_of
 from ..base import Pass, PassContext, PassResult
 
 SELECT = OPS["select_rows"].overload
@@ -100,6 +100,6 @@ def _tail(graph: Graph, drafts: set[fx.Node]) -> list[fx.Node]:
         source = inputs[0]
         if source.op == "placeholder" or len(set(source.users) - drafts) > 1 or len(_token_inputs(source)) != 1:
             return tail
-        if source.target is operator.getitem or "attention" in str(source.target):
+        if source.target is operator.getitem or traits_of(source.target).mixes_tokens:
             return tail
         tail.insert(0, source)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch import fx
 
 from ...compiler.graph.graph import Graph
+from ...compiler.ops import traits_of
 from ..base import Pass, PassContext, PassResult
 
 
@@ -20,7 +21,7 @@ def _key(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class EliminateCommon(Pass):
-    """Later duplicates use the first. Attention is left alone: each call owns a KV cache."""
+    """Later duplicates use the first. Stateful calls are left alone: each attention owns a KV cache."""
 
     name: ClassVar[str] = "eliminate-common"
     tolerance: ClassVar[float | None] = 0.0
@@ -31,7 +32,7 @@ class EliminateCommon(Pass):
         for node in list(graph.nodes):
             if node.op == "get_attr":
                 key: Any = ("get_attr", node.target)
-            elif node.op == "call_function" and "attention" not in str(node.target):
+            elif node.op == "call_function" and not traits_of(node.target).stateful:
                 key = (node.target, _key(node.args))
             else:
                 continue

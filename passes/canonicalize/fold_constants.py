@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 from ...compiler.graph.graph import Graph, TensorType
 from ...compiler.graph.interpret import eager
+from ...compiler.ops import traits_of
 from ...compiler.weights.handles import Weight, derive
 from ..base import Pass, PassContext, PassResult
 
@@ -53,9 +54,7 @@ def _fold(graph: Graph, node: fx.Node) -> Weight:
         env = dict(zip(sources, (_compute_dtype(v) for v in values), strict=True))
         return target(*fx.map_arg(args, lambda n: env[n]))
 
-    name: str = node.target.__name__  # type: ignore[union-attr]
-    moves_only = name.split(".")[0] in ("view", "permute", "slice", "expand", "cat", "repeat")
-    if not moves_only:
+    if not traits_of(node.target).moves_only:
         return derive(compute, *(graph.weight(n) for n in sources))
 
     def move(*values: Tensor) -> Tensor:  # storage dtype stays, so that a transposed bf16 weight is still bf16

@@ -16,13 +16,11 @@ from torch import Tensor, fx
 from ...compiler.errors import SequenceLengthError
 from ...compiler.graph.graph import Graph, type_of
 from ...compiler.graph.interpret import as_compute, eager
-from ...compiler.ops import OPS
+from ...compiler.ops import OPS, traits_of
 from ...compiler.weights.handles import Constant
 from ..base import Pass, PassContext, PassResult
 
-aten = torch.ops.aten
 EMBEDDING = OPS["embedding"].overload
-_MOVES = (aten.view.default, aten.slice.Tensor, aten.expand.default, aten.permute.default)
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class PositionTables(Pass):
 def _position_only(graph: Graph, positions: fx.Node) -> dict[fx.Node, None]:
     found: dict[fx.Node, None] = {positions: None}
     for node in graph.nodes:
-        if node.op == "call_function" and "attention" not in str(node.target):
+        if node.op == "call_function" and not traits_of(node.target).mixes_tokens:
             inputs = [n for n in node.all_input_nodes if n.op != "get_attr"]
             if inputs and all(n in found for n in inputs):
                 found[node] = None
@@ -59,7 +57,7 @@ def _position_only(graph: Graph, positions: fx.Node) -> dict[fx.Node, None]:
 
 def _is_frontier(node: fx.Node, computed: dict[fx.Node, None], positions: fx.Node) -> bool:
     """Values that others need; views of a table are free, so the table is taken before them."""
-    if node is positions or node.target in _MOVES or _is_table(node, positions):
+    if node is positions or traits_of(node.target).strided or _is_table(node, positions):
         return False
     if _through_moves(node) is positions:
         return False
@@ -68,11 +66,11 @@ def _is_frontier(node: fx.Node, computed: dict[fx.Node, None], positions: fx.Nod
 
 def _is_needed(node: fx.Node, computed: dict[fx.Node, None]) -> bool:
     """Whether something that is not position-only reads the value, perhaps through moves."""
-    return any(user not in computed or (user.target in _MOVES and _is_needed(user, computed)) for user in node.users)
+    return any(u not in computed or (traits_of(u.target).strided and _is_needed(u, computed)) for u in node.users)
 
 
 def _through_moves(node: fx.Node) -> fx.Node:
-    while node.target in _MOVES:
+    while traits_of(node.target).strided:
         node = node.args[0]  # type: ignore[assignment]
     return node
 

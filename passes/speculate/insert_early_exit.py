@@ -16,10 +16,8 @@ from torch import fx
 
 from ...compiler.errors import UsageError
 from ...compiler.graph.graph import Graph, type_of
-from ...compiler.ops import OPS
+from ...compiler.ops import traits_of
 from ..base import Pass, PassContext, PassResult
-
-ATTENTION = OPS["attention"].overload
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class InsertEarlyExit(Pass):
     def _places(self, graph: Graph) -> tuple[fx.Node, fx.Node]:
         """The value behind the first `layers` layers, and the one behind all of them."""
         order = {node: index for index, node in enumerate(graph.nodes)}
-        attentions = [order[node] for node in graph.nodes if node.target is ATTENTION]
+        attentions = [order[node] for node in graph.nodes if traits_of(node.target).stateful]
         if not 0 < self.layers < len(attentions):
             raise UsageError(f"--spec layer-skip:{self.layers}: the model has {len(attentions)} layers")
         cuts = _cuts(graph)
