@@ -16,6 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, fx
 
+from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import Graph, type_of
 from ...compiler.graph.interpret import eager
 from ...compiler.ops import OPS, traits_of
@@ -184,7 +185,9 @@ class RecognizeRope(Pass):
     """Apply the rules; partial rotation last, as it contains the others."""
 
     name: ClassVar[str] = "recognize-rope"
-    requires: ClassVar[frozenset[str]] = frozenset({"position-tables"})
+    requires: ClassVar[frozenset[str]] = frozenset({Fact.POSITION_TABLES})
+    ensures: ClassVar[frozenset[str]] = frozenset({Fact.ROPE})
+    breaks: ClassVar[frozenset[str]] = frozenset({Fact.SIMPLE, Fact.UNIQUE})
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         first = apply_rules(graph, [HalfRope(), SplitHalfRope(), InterleavedRope()], ctx)

@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
+from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import DRAFT_ROWS, LOGIT_ROWS, Graph, TensorType, infer_type
 from ...compiler.ops import OPS, traits_of
 from ..base import Pass, PassContext, PassResult
@@ -26,7 +27,8 @@ class SelectLogitRows(Pass):
     """Insert select_rows in front of the tail of the graph."""
 
     name: ClassVar[str] = "select-logit-rows"
-    ensures: ClassVar[frozenset[str]] = frozenset({"logit-rows"})
+    ensures: ClassVar[frozenset[str]] = frozenset({Fact.LOGIT_ROWS})
+    breaks: ClassVar[frozenset[str]] = frozenset({Fact.UNIQUE})
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         if graph.input("logit_rows") is not None:

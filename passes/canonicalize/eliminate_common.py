@@ -8,15 +8,10 @@ from typing import Any, ClassVar
 
 from torch import fx
 
+from ...compiler.graph.facts import Fact, call_key
 from ...compiler.graph.graph import Graph
 from ...compiler.ops import traits_of
 from ..base import Pass, PassContext, PassResult
-
-
-def _key(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return tuple(_key(v) for v in value)
-    return value if isinstance(value, fx.Node) else (type(value).__name__, value)
 
 
 @dataclass(frozen=True)
@@ -24,6 +19,7 @@ class EliminateCommon(Pass):
     """Later duplicates use the first. Stateful calls are left alone: each attention owns a KV cache."""
 
     name: ClassVar[str] = "eliminate-common"
+    ensures: ClassVar[frozenset[str]] = frozenset({Fact.UNIQUE})
     tolerance: ClassVar[float | None] = 0.0
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
@@ -33,7 +29,7 @@ class EliminateCommon(Pass):
             if node.op == "get_attr":
                 key: Any = ("get_attr", node.target)
             elif node.op == "call_function" and not traits_of(node.target).stateful:
-                key = (node.target, _key(node.args))
+                key = call_key(node)
             else:
                 continue
             first = seen.setdefault(key, node)

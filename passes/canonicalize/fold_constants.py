@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 
-from ...compiler.graph.graph import Graph, TensorType
+from ...compiler.graph.facts import Fact, folds
+from ...compiler.graph.graph import Graph
 from ...compiler.graph.interpret import eager
 from ...compiler.ops import traits_of
 from ...compiler.weights.handles import Weight, derive
@@ -24,16 +25,14 @@ class FoldConstants(Pass):
     """A call whose operands are all weights is replaced by a derived weight."""
 
     name: ClassVar[str] = "fold-constants"
+    ensures: ClassVar[frozenset[str]] = frozenset({Fact.FOLDED})
     # the values are the same; a product with a weight that lay transposed may sum in another order
     tolerance: ClassVar[float | None] = 1e-6
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         counts: Counter[str] = Counter()
         for node in list(graph.nodes):
-            inputs = node.all_input_nodes
-            if node.op != "call_function" or not inputs or any(n.op != "get_attr" for n in inputs):
-                continue
-            if not isinstance(node.meta["type"], TensorType):
+            if not folds(node):
                 continue
             with graph.fx.inserting_before(node):
                 graph.replace(node, graph.add_weight(_name(node), _fold(graph, node)))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from ...compiler.errors import SequenceLengthError
+from ...compiler.graph.facts import Fact, is_position_row, position_values
 from ...compiler.graph.graph import Graph, type_of
 from ...compiler.graph.interpret import as_compute, eager
 from ...compiler.ops import OPS, traits_of
@@ -28,13 +29,13 @@ class PositionTables(Pass):
     """Replace each value that only positions determine by a row of a table."""
 
     name: ClassVar[str] = "position-tables"
-    ensures: ClassVar[frozenset[str]] = frozenset({"position-tables"})
+    ensures: ClassVar[frozenset[str]] = frozenset({Fact.POSITION_TABLES})
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         positions = graph.input("positions")
         if positions is None:
             return PassResult(False)
-        computed = _position_only(graph, positions)
+        computed = position_values(graph, positions)
         counts: Counter[str] = Counter()
         for node in [n for n in computed if _is_frontier(n, computed, positions)]:
             table = _evaluate(graph, node, positions)
@@ -45,19 +46,9 @@ class PositionTables(Pass):
         return PassResult(bool(counts), counts)
 
 
-def _position_only(graph: Graph, positions: fx.Node) -> dict[fx.Node, None]:
-    found: dict[fx.Node, None] = {positions: None}
-    for node in graph.nodes:
-        if node.op == "call_function" and not traits_of(node.target).mixes_tokens:
-            inputs = [n for n in node.all_input_nodes if n.op != "get_attr"]
-            if inputs and all(n in found for n in inputs):
-                found[node] = None
-    return found
-
-
 def _is_frontier(node: fx.Node, computed: dict[fx.Node, None], positions: fx.Node) -> bool:
     """Values that others need; views of a table are free, so the table is taken before them."""
-    if node is positions or traits_of(node.target).strided or _is_table(node, positions):
+    if node is positions or traits_of(node.target).strided or is_position_row(node, positions):
         return False
     if _through_moves(node) is positions:
         return False
@@ -73,10 +64,6 @@ def _through_moves(node: fx.Node) -> fx.Node:
     while traits_of(node.target).strided:
         node = node.args[0]  # type: ignore[assignment]
     return node
-
-
-def _is_table(node: fx.Node, positions: fx.Node) -> bool:
-    return node.target is EMBEDDING and node.args[0] is positions and node.args[1].op == "get_attr"  # type: ignore[union-attr]
 
 
 def _evaluate(graph: Graph, root: fx.Node, positions: fx.Node) -> Tensor:

@@ -6,12 +6,13 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import fx
 
 from ...compiler.errors import UsageError
+from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import Graph, TensorType, infer_type
 from ...compiler.ops import OPS, traits_of
 from ...compiler.weights.handles import QuantizedWeight, Weight
@@ -51,6 +52,8 @@ class QuantizePass(Pass):
     stored once with an int8 head, and stays as stored with any other. only: weights whose name begins otherwise are
     left alone, as if they were not there.
     """
+
+    requires: ClassVar[frozenset[str]] = frozenset({Fact.NORMS})
 
     bits: int = 4
     group: int = 128

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from torch import fx
 
 from ...compiler.errors import UsageError
+from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import Graph, type_of
 from ...compiler.ops import traits_of
 from ..base import Pass, PassContext, PassResult
@@ -26,7 +27,7 @@ class InsertEarlyExit(Pass):
 
     layers: int = 0
     name: ClassVar[str] = "insert-early-exit"
-    ensures: ClassVar[frozenset[str]] = frozenset({"exit"})
+    breaks: ClassVar[frozenset[str]] = frozenset({Fact.UNIQUE})
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         if graph.exit is not None or not self.layers:
