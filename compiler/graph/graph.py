@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..weights.handles import Weight, short_dtype
+from ..weights.formats.dense import short_dtype
+from ..weights.handles import Weight
 
 TOKENS = "tokens"
 LOGIT_ROWS = "logit_rows"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...errors import CodegenError
-from ..layouts.formats import C_TYPES
+from ..layouts.elements import C_TYPES
 from .params import KernelParams
 
 INTEGER_DTYPES = ("i32", "bool")
