@@ -32,7 +32,7 @@ import torch
 from .body import Operand
 from .traits import NO_TRAITS, Traits
 
-# A `BodyWriter`, then the op's operands (of the body, or numbers) -> the result.
+# A BodyWriter, then the op's operands (of the body, or numbers) -> the result's operand of the body.
 Instructions = Callable[..., Operand]
 
 

@@ -91,13 +91,14 @@ class _Fusion:
         return Argument(self.inputs.index(value))
 
     def _emit(self, node: fx.Node) -> Operand:
+        write = self._writer
         if node.target is POINT:
             inputs, text = node.args
-            result = self._writer.inline(Body.parse(str(text)), [self._operand(value) for value in inputs])  # type: ignore[union-attr]
+            result = write.inline(Body.parse(str(text)), [self._operand(value) for value in inputs])  # type: ignore[union-attr]
         else:
-            op = op_of(node.target)
-            assert op is not None and op.instructions is not None, f"{node.target} is not elementwise"
-            result = op.instructions(self._writer, *(_whole(self._operand(a), node) for a in node.args))
+            declared = op_of(node.target)
+            assert declared is not None and declared.instructions is not None  # or it would not be fusible
+            result = declared.instructions(write, *(_whole(self._operand(a), node) for a in node.args))
         self._results[node] = result
         self.members.append(node)
         return result

@@ -37,6 +37,7 @@ ROPE = {"rotary_dim": 8, "rope_style": "interleaved", "table_rows": 64}
 FULL_ROPE = {"rotary_dim": 16, "rope_style": "half", "table_rows": 64}
 QUERY = {"q_heads": 4, "scale": 0.25, "q_stride": 64, "o_stride": 96}
 EXPERTS = {"experts": 3, "topk": 2}
+ROWS = Access("f32", 24, (6, 1))
 GATED = {"epilogue": "t0 = silu a0; t1 = mul t0 a1", "epilogue_inputs": [Columns(0, 1), Columns(16, 1)], "width": 16}
 RESIDUAL = {"epilogue": "t0 = add a0 a1", "epilogue_inputs": [Columns(0, 1), Access("f32", 40, (1,))]}
 LINE = {"outer": 2, "n": 7, "x_stride": 16, "y_stride": 16}
@@ -266,8 +267,8 @@ POINTS: dict[str, Point] = {
     "pointwise__silu_mul": Point(
         "pointwise",
         {
-            "shape": [4, 6], "inputs": [Access("f32", 24, (6, 1)), Access("f32", 0, (0, 1))],
-            "output": Access("f32", 24, (6, 1)), "body": "t0 = silu a0; t1 = mul t0 a1",
+            "shape": [4, 6], "inputs": [ROWS, Access("f32", 0, (0, 1))], "output": ROWS,
+            "body": "t0 = silu a0; t1 = mul t0 a1",
         },
         ("bf16", "f32", "bf16"),
     ),
