@@ -15,8 +15,8 @@ from ...llm import LLM
 from ...loop.sampler import Constraint
 from ...requests.embedding import Embedding
 from ...requests.generation import Generation, Output, Standing
+from ...requests.prompt_logprobs import PromptScores
 from ...requests.scores import NotFinite
-from ..api.prompt_logprobs import PromptScores
 from .channel import Channel, ChannelClosed
 from .messages import HEARTBEAT_S, Delta, Embedded, Failed, PromptLogprobs, Ready, Report, Stats, Submit
 

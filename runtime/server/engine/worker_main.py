@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import os
 import signal
 import socket
 import sys
@@ -18,9 +16,8 @@ from ...speculate.typical import LOSSLESS
 from .channel import Channel
 from .grammars import LlguidanceGrammars
 from .messages import Fatal
+from .parent import die_with_parent
 from .worker import Worker
-
-_PR_SET_PDEATHSIG = 1
 
 
 class LoadOptions(msgspec.Struct, frozen=True):
@@ -34,14 +31,6 @@ class LoadOptions(msgspec.Struct, frozen=True):
     swap_bytes: int | None = None
     spec: str | None = None
     spec_accept: str = LOSSLESS
-
-
-def die_with_parent() -> None:
-    """No orphan: the kernel kills this process when the one that started it ends, however that ends."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the call
-        os._exit(1)
 
 
 def main(arguments: list[str]) -> int:

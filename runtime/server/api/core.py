@@ -6,16 +6,16 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..api.generate import Generator
-from ..api.jobs import Jobs
-from ..api.model import open_model
-from ..api.tools import find_tool_format
-from ..http.keys import ApiKeys
-from ..http.metrics import Metrics
-from .admission import Admission, Budget
-from .engine_client import EngineClient, worker_command
+from ..engine.admission import Admission, Budget
+from ..engine.engine_client import EngineClient, worker_command
+from ..engine.worker_main import LoadOptions
+from .generate import Generator
+from .jobs import Jobs
+from .keys import ApiKeys
+from .metrics import Metrics
+from .model import open_model
 from .sandbox import Sandbox
-from .worker_main import LoadOptions
+from .tools import find_tool_format
 
 log = logging.getLogger("icc.serve")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ...loop.sampler import TokenLogprob, token_logprob
+from ..loop.sampler import TokenLogprob, token_logprob
 
 
 class PromptScores:
