@@ -1,0 +1,139 @@
+# attention(q_ptr: *fp16, cos_ptr?: *fp32, sin_ptr?: *fp32, peaks_ptr: *fp32, totals_ptr: *fp32, partials_ptr: *fp32, kv_ptr: *fp16, context_lens: *i32, block_tables: *i32, max_blocks?: i32)
+# grid (1 * ceil(num_seqs / 1), 2, 2), 4 warps, 2 stages
+
+# triton/common.py.jinja
+
+
+GROUP = tl.constexpr(2)  # query heads per KV head
+HEADS = tl.constexpr(2)  # of them, those of one program
+KEY_DIM = tl.constexpr(16)
+VALUE_DIM = tl.constexpr(24)
+ROWS = tl.constexpr(16)  # (token, head) pairs of one program
+TILE = tl.constexpr(16)  # keys per step
+BLOCK = tl.constexpr(16)  # tokens per page
+PAGE = tl.constexpr(1280)  # elements per page
+VALUES = tl.constexpr(512)  # where a page's values begin
+UNIT = tl.constexpr(0.36067376022224085)  # scores as `sweep` has them, times UNIT, are logarithms to base 2
+LOG2E = tl.constexpr(1.4426950408889634)
+QK = tl.constexpr(tl.float16)  # element types of the two products
+PV = tl.constexpr(tl.float16)
+
+
+@triton.jit
+def load_rotated(
+    x_ptr, cos_ptr, sin_ptr, start, inside, position, FIRST: tl.constexpr, WIDTH: tl.constexpr
+):
+    """float32 [rows, WIDTH]: dims from FIRST on of the rows that begin at element `start` of x, rotated to `position`.
+
+    Zeros beyond the last dim and where not inside.
+    """
+    d = FIRST + tl.arange(0, WIDTH)
+    mask = inside[:, None]
+    if FIRST + WIDTH > 16:
+        mask = mask & (d < 16)[None, :]
+    x = tl.load(x_ptr + start[:, None] + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    if FIRST < 16:
+        if FIRST + WIDTH > 16:
+            mask = mask & (d < 16)[None, :]
+        low = d < 8
+        partner = tl.where(low, d + 8, d - 8)
+        partner = tl.max_contiguous(tl.multiple_of(partner, 8), 8)
+        other = tl.load(x_ptr + start[:, None] + partner[None, :], mask=mask, other=0.0).to(tl.float32)
+        angle = tl.minimum(tl.maximum(position, 0), 63).to(tl.int64) * 16
+        cos = tl.load(cos_ptr + angle[:, None] + d[None, :], mask=mask, other=1.0)
+        sin = tl.load(sin_ptr + angle[:, None] + d[None, :], mask=mask, other=0.0)
+        x = x * cos + tl.where(low[None, :], -other, other) * sin
+    return x
+
+
+
+@triton.jit
+def load_piece(kv_ptr, at, known, FIRST: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr):
+    """[TILE, WIDTH]: dims from FIRST on of the vectors that begin at `at`; zeros where not known."""
+    d = FIRST + tl.arange(0, WIDTH)
+    mask = known[:, None]
+    if FIRST + WIDTH > DIM:
+        mask = mask & (d < DIM)[None, :]
+    return tl.load(kv_ptr + at[:, None] + d[None, :], mask=mask, other=0)
+
+
+@triton.jit
+def sweep(
+    q0, acc0, peak, total, position, begin, end, low, high, kv_ptr, table_ptr, head, MASKED: tl.constexpr
+):
+    """Take the keys [begin, end), in tiles from `begin` on, into the softmax of queries [ROWS, piece].
+
+    Accumulators [ROWS, piece], peak and total [ROWS] are its state: the unnormalized output, the highest score and the
+    sum of weights. If MASKED, only keys in [low, high) are read and only those that `position` [ROWS] sees count;
+    otherwise all keys of the tiles must be visible to all rows.
+    """
+    # page numbers are loaded one tile ahead, so that the loads of keys and values wait for no other load
+    page = tl.load(table_ptr + begin // BLOCK, mask=begin < end, other=0)
+    for start in tl.range(begin, end, TILE):
+        key = start + tl.arange(0, TILE)
+        if MASKED:
+            known = (key >= low) & (key < high)
+        else:
+            known = tl.full((TILE,), True, tl.int1)
+        here = page.to(tl.int64)
+        slot = head * BLOCK + start % 16 + tl.arange(0, TILE)
+        page = tl.load(table_ptr + (start + 16) // 16, mask=start + 16 < end, other=0)
+        at = here * PAGE + slot * KEY_DIM
+        score = tl.zeros((ROWS, TILE), tl.float32)
+        k = load_piece(kv_ptr, at, known, 0, 16, KEY_DIM)
+        score = dot(q0, tl.trans(k), score)
+        at = here * PAGE + VALUES + slot * VALUE_DIM
+        v0 = load_piece(kv_ptr, at, known, 0, 32, VALUE_DIM)
+        if MASKED:
+            seen = (key[None, :] <= position[:, None]) & known[None, :]
+            score = tl.where(seen, score, float("-inf"))
+        top = tl.maximum(peak, tl.max(score, axis=1) * UNIT)
+        base = tl.where(top == float("-inf"), 0.0, top)  # a row may not have seen anything yet
+        weight = tl.exp2(score * UNIT - base[:, None])
+        shrink = tl.exp2(peak - base)
+        total = total * shrink + tl.sum(weight, axis=1)
+        weight = weight.to(PV)
+        acc0 = dot(weight, v0, acc0 * shrink[:, None])
+        peak = top
+    return acc0, peak, total
+
+
+
+@triton.jit
+def attention(
+    q_ptr, cos_ptr, sin_ptr, peaks_ptr, totals_ptr, partials_ptr, kv_ptr, context_lens, block_tables, max_blocks
+):
+    """One program per sequence, HEADS query heads of a KV head, and split of the keys."""
+    sequence = tl.program_id(0)
+    context = tl.load(context_lens + sequence)
+    low = 0
+    begin = low // TILE * TILE
+    end = context
+    share = tl.cdiv(tl.cdiv(end - begin, TILE), tl.num_programs(2)) * TILE
+    begin += tl.program_id(2) * share
+    if begin >= end:
+        return
+    end = tl.minimum(end, begin + share)
+    head = tl.program_id(1) // 1
+    row = tl.arange(0, ROWS)
+    member = tl.program_id(1) % 1 * HEADS + row  # query head within the group
+    inside = (row < HEADS) & (member < GROUP)
+    query_head = head * GROUP + member
+    position = tl.zeros((ROWS,), tl.int32) + (context - 1)
+    q_at = sequence.to(tl.int64) * 64 + query_head * KEY_DIM
+    q0 = load_rotated(q_ptr, cos_ptr, sin_ptr, q_at, inside, position, 0, 16).to(QK)
+    acc0 = tl.zeros((ROWS, 32), tl.float32)
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    table_ptr = block_tables + sequence.to(tl.int64) * max_blocks
+    acc0, peak, total = sweep(
+        q0, acc0, peak, total, position, begin, end, low, end, kv_ptr, table_ptr, head, True
+    )
+    at = (sequence * 4 + query_head) * tl.num_programs(2) + tl.program_id(2)
+    tl.store(peaks_ptr + at, peak, mask=inside)
+    tl.store(totals_ptr + at, total, mask=inside)
+    to_ptr = partials_ptr + at[:, None] * VALUE_DIM
+    d = 0 + tl.arange(0, 32)
+    y = acc0
+    mask = inside[:, None] & (d < VALUE_DIM)[None, :]
+    tl.store(to_ptr + d[None, :], y.to(to_ptr.dtype.element_ty), mask=mask)
