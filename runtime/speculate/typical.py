@@ -12,9 +12,10 @@ import numpy as np
 from ..batch.scheduled import Draft
 from ..errors import UsageError
 from ..loop.sampler import Sample, Sampler
+from ..options import LOSSLESS
 from .verify import Walk
 
-LOSSLESS, TYPICAL = "lossless", "typical"
+TYPICAL = "typical"
 
 
 @dataclass(frozen=True, slots=True)

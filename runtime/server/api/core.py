@@ -6,9 +6,9 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...options import LoadOptions
 from ..engine.admission import Admission, Budget
 from ..engine.engine_client import EngineClient, worker_command
-from ..engine.worker_main import LoadOptions
 from .generate import Generator
 from .jobs import Jobs
 from .keys import ApiKeys
@@ -41,7 +41,7 @@ class Core:
         max_wait_s: float | None = None,
         command: Sequence[str] | None = None,
     ) -> None:
-        self.model = open_model(Path(load.engine), name, load.verify)
+        self.model = open_model(Path(load.path), name, load.verify)
         self.max_batch_size = self.model.manifest.limits.max_batch_size
         self.metrics = Metrics(self.model.name, generates=not self.model.embeds)
         self.engine = EngineClient(command or worker_command(load), watchdog_s, self.metrics.step)

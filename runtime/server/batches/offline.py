@@ -12,9 +12,9 @@ import msgspec
 import uvloop
 
 from ...errors import UsageError
+from ...options import LoadOptions
 from ..api.core import Core
 from ..api.keys import ApiKeys
-from ..engine.worker_main import LoadOptions
 from .batch_lines import Line, LineResult, read_lines, run_line
 
 _SHOW_EVERY = 100  # lines

@@ -19,12 +19,12 @@ import uvicorn
 import uvloop
 
 from ...errors import UsageError
+from ...options import LoadOptions
 from ..api import limits
 from ..api.core import Core
 from ..api.keys import ApiKeys
 from ..batches.batches import Batches
 from ..batches.store import Store
-from ..engine.worker_main import LoadOptions
 from .app import Parts, build_app
 from .gate import Gate
 from .http_protocol import HttpProtocol

@@ -187,7 +187,7 @@ def main(arguments: list[str]) -> int:
         return 0
     if log := os.environ.get("ICC_WATCH_LOG"):
         watch_when_ready(log)
-    from icc.runtime.server.engine.worker_main import LoadOptions
+    from icc.runtime.options import LoadOptions
     from icc.runtime.server.http.serve import ServeOptions, serve
 
     engine, fault, options = arguments[0], arguments[1], msgspec.json.decode(arguments[2])
