@@ -20,8 +20,9 @@ from .format.manifest import Manifest
 from .loop.engine_loop import EngineLoop
 from .options import LoadOptions
 from .requests.embedding import Embedding
-from .requests.generation import Completion, Output
+from .requests.generation import Completion
 from .requests.params import SamplingParams
+from .requests.request import Output
 from .speculate.choose import choose_speculator
 from .speculate.speculator import Speculator
 from .tokenizer import Tokenizer
@@ -119,7 +120,7 @@ class LLM:
                 self.loop.step()
         finally:  # after an error or an interrupt nothing may run on
             for generation in generations:
-                self.loop.abort(generation)
+                self.loop.end(generation)
         return [generation.completion() for generation in generations]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
@@ -143,7 +144,7 @@ class LLM:
                         return
                 self.loop.step()
         finally:
-            self.loop.abort(generation)
+            self.loop.end(generation)
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """Teacher-forced logits, float32 `[len(token_ids), vocab]`: row i is the prediction after tokens 0 .. i."""
@@ -175,7 +176,7 @@ class LLM:
                 waiting = [embedding for embedding in waiting if not embedding.complete]
         finally:
             for embedding in embeddings:
-                self.loop.end_score(embedding.request_id)
+                self.loop.end(embedding.scores)
         vectors = [embedding.vector() for embedding in embeddings]
         return np.stack(vectors) if vectors else np.empty((0, self.executor.vocab_size), dtype=np.float32)
 

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-import numpy as np
-
 from ..loop.sampler import TokenLogprob, token_logprob
+from .scores import Scores
 
 
 class PromptScores:
-    """Collects the logits of one scoring request; a row predicts the token after it, so the last row is not needed."""
+    """A prompt that is under way as the request `scores`; a row predicts the token after it, so the last row is not
+    needed. `top`: how many of the likeliest tokens are told of."""
 
-    def __init__(self, request_id: int, prompt: Sequence[int], top: int) -> None:
-        self.request_id = request_id
+    def __init__(self, scores: Scores, top: int) -> None:
+        self.scores = scores
         self.logprobs: list[TokenLogprob] = []
-        self._prompt, self._top, self._rows = prompt, top, 0
+        self._top, self._rows = top, 0
 
-    def push(self, chunks: Iterable[np.ndarray]) -> None:
-        """Take chunks of logits, float32 `[rows, vocab]`, in order."""
-        for chunk in chunks:
+    def advance(self) -> None:
+        """Take in the logits that came since the last call. Raises what ended the request."""
+        for chunk in self.scores.take():
             for row in chunk:
                 self._rows += 1
-                if self._rows < len(self._prompt):
-                    self.logprobs.append(token_logprob(row, self._prompt[self._rows], self._top))
+                if not self.complete:
+                    self.logprobs.append(token_logprob(row, self.scores.prompt[self._rows], self._top))
 
     @property
     def complete(self) -> bool:
-        return self._rows >= len(self._prompt)
+        return self._rows >= len(self.scores.prompt)
