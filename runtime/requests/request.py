@@ -38,16 +38,6 @@ class State(Enum):
     ENDED = "ended"
 
 
-_NEXT: dict[State, frozenset[State]] = {
-    State.NEW: frozenset({State.WAITING, State.HELD, State.ENDED}),
-    State.WAITING: frozenset({State.RUNNING, State.HELD, State.ENDED}),
-    State.RUNNING: frozenset({State.WAITING, State.GUESSING, State.HELD, State.ENDED}),
-    State.GUESSING: frozenset({State.RUNNING, State.HELD, State.ENDED}),
-    State.HELD: frozenset({State.WAITING, State.ENDED}),
-    State.ENDED: frozenset(),
-}
-
-
 class IllegalTransition(RuntimeError):
     """A request was to go where it cannot go from where it is: a bug."""
 
@@ -111,31 +101,31 @@ class Request:
 
     def queue(self) -> None:
         """It waits with the scheduler."""
-        self._become(State.WAITING)
+        self._become(State.WAITING, State.NEW, State.HELD)
 
     def run(self, num_cached: int) -> None:
         """It is let into the batch, with so many tokens found in the prefix cache."""
-        self._become(State.RUNNING)
+        self._become(State.RUNNING, State.WAITING)
         if self.num_cached_tokens is None:
             self.num_cached_tokens = num_cached
             self.queued_s = time.perf_counter() - self.arrival
 
     def preempt(self) -> None:
         """It loses its place in the batch and waits again."""
-        self._become(State.WAITING)
+        self._become(State.WAITING, State.RUNNING)
 
     def guess(self) -> None:
         """The step under way verifies guesses of it."""
-        self._become(State.GUESSING)
+        self._become(State.GUESSING, State.RUNNING)
 
     def settle(self) -> None:
         """The step is over, whether it had guesses or not."""
         if self.state is State.GUESSING:
-            self._become(State.RUNNING)
+            self._become(State.RUNNING, State.GUESSING)
 
     def hold(self) -> None:
         """Others are on trial; what is computed of it is forgotten."""
-        self._become(State.HELD)
+        self._become(State.HELD, State.NEW, State.WAITING, State.RUNNING, State.GUESSING)
 
     def deliver(self, reason: str | None = None) -> list[Output]:
         """What steps gave since the last call. With a reason, it ends here."""
@@ -145,11 +135,11 @@ class Request:
 
     def end(self, reason: str) -> None:
         """Nothing comes after this."""
-        self._become(State.ENDED)
+        self._become(State.ENDED, State.NEW, State.WAITING, State.RUNNING, State.GUESSING, State.HELD)
         self.finish_reason = reason
         self.finished = time.perf_counter()
 
-    def _become(self, state: State) -> None:
-        if state not in _NEXT[self.state]:
+    def _become(self, state: State, *sources: State) -> None:
+        if self.state not in sources:
             raise IllegalTransition(f"request {self.request_id}: {self.state.value} -> {state.value}")
         self.state = state
