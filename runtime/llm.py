@@ -11,7 +11,7 @@ from typing import ParamSpec
 
 import numpy as np
 
-from .errors import RequestError, UsageError
+from .errors import RequestError
 from .executor.base import Executor
 from .executor.open import open_device, open_executor
 from .format.files import HashPieces
@@ -55,7 +55,6 @@ def load(options: LoadOptions) -> LLM:
 
 def open_llm(options: LoadOptions) -> LLM:
     """The engine loaded as the options say; see `load`."""
-    typical = options.acceptance
     device = open_device(options.path)  # before the files are read: a wrong GPU shows at once
     engine = open_engine(options.path, verify=options.verify, isa=options.isa, load_hasher=_hasher)
     try:
@@ -63,14 +62,11 @@ def open_llm(options: LoadOptions) -> LLM:
         executor = make(engine, kv_bytes=options.kv_bytes, swap_bytes=options.swap_bytes)
         tokenizer_json = engine.tokenizer_json()
         tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json)
-        speculator = choose_speculator(options.spec, engine, executor, partial(make, swap_bytes=0))
-        if typical is not None and speculator is None:
-            raise UsageError("--spec-accept typical: there is no drafter", "give --spec, or compile the engine with it")
+        second = partial(make, swap_bytes=0)
+        speculator = choose_speculator(options.spec, engine, executor, second, options.acceptance)
     except BaseException:
         engine.close()
         raise
-    if speculator is not None:
-        speculator.typical = typical
     return LLM(engine.manifest, executor, tokenizer, engine, speculator)
 
 

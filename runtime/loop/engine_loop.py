@@ -16,13 +16,13 @@ from ..requests.generation import Generation
 from ..requests.intake import Intake
 from ..requests.params import SamplingParams
 from ..requests.request import Output, Request, Standing
+from ..requests.sampler import Constraint
 from ..requests.scores import Scores
 from ..requests.table import RequestTable
 from ..scheduler.config import SchedulerConfig
 from ..scheduler.scheduler import Scheduler
 from ..speculate.speculator import Speculator
 from ..tokenizer import Tokenizer
-from .sampler import Constraint
 from .stepping import Flight, Stepper, StepResult
 
 DEFAULT_STANDING = Standing()

@@ -14,10 +14,10 @@ from ..executor.base import Executor, screening
 from ..executor.sampling import Sampled, SamplingExecutor, SamplingRow
 from ..requests.generation import Generation
 from ..requests.request import Request
+from ..requests.sampler import Sample, TokenLogprob, Walk
 from ..requests.scores import Scores
 from ..speculate.typical import TypicalAcceptance
-from ..speculate.verify import Walk, follow
-from .sampler import Sample, TokenLogprob
+from ..speculate.verify import follow
 
 
 @dataclass(frozen=True)

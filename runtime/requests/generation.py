@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..batch.scheduled import StepOutcome, Verdict
-from ..loop.sampler import Sample, Sampler, TokenLogprob
 from .params import SamplingParams
 from .request import Output, Request
+from .sampler import Sample, Sampler, TokenLogprob, Walk
 
 if TYPE_CHECKING:
-    from ..speculate.verify import Walk
     from ..tokenizer import Detokenizer, StopFinder
 
 

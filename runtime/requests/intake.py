@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from ..errors import RequestError
 from ..format.manifest import EmbeddingFacts, Manifest
-from ..loop.sampler import Constraint, Sampler
 from ..scheduler.request import RequestSpec
 from ..tokenizer import Detokenizer, StopFinder, Tokenizer
 from .generation import Generation
 from .params import SamplingParams
+from .sampler import Constraint, Sampler
 
 
 class Intake:

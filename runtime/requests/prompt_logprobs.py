@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..loop.sampler import TokenLogprob, token_logprob
+from .sampler import TokenLogprob, token_logprob
 from .scores import Scores
 
 

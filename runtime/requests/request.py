@@ -19,12 +19,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from ..scheduler.request import RequestSpec
-
-if TYPE_CHECKING:
-    from ..loop.sampler import TokenLogprob
+from .sampler import TokenLogprob
 
 
 class State(Enum):

@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from ..batch.scheduled import Draft, ScheduledBatch, StepOutcome, Verdict
-from ..loop.recovery import Trial
-from ..loop.sampler import Constraint
 from ..scheduler.request import RequestSpec
 from ..scheduler.scheduler import Scheduler
 from .embedding import Embedding
@@ -16,7 +14,9 @@ from .generation import Generation
 from .intake import Intake
 from .params import SamplingParams
 from .request import Output, Request, Standing, State
+from .sampler import Constraint
 from .scores import Scores
+from .trial import Trial
 
 Admitted = TypeVar("Admitted", bound=Request)
 

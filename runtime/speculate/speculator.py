@@ -60,12 +60,16 @@ class Speculator:
     accepted; None keeps the model's distribution.
     """
 
-    typical: TypicalAcceptance | None = None
-
     def __init__(
-        self, drafter: Drafter, *, adaptive: bool = True, max_guesses: int = MAX_GUESSES, slope: float = SLOPE
+        self,
+        drafter: Drafter,
+        *,
+        adaptive: bool = True,
+        max_guesses: int = MAX_GUESSES,
+        slope: float = SLOPE,
+        typical: TypicalAcceptance | None = None,
     ) -> None:
-        self.drafter = drafter
+        self.drafter, self.typical = drafter, typical
         self.accounts = Accounts(drafter.first_rate, drafter.observes, max_guesses, slope)
         self.counts = SpeculationCounts()
         self.adaptive = adaptive

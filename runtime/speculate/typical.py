@@ -11,9 +11,8 @@ import numpy as np
 
 from ..batch.scheduled import Draft
 from ..errors import UsageError
-from ..loop.sampler import Sample, Sampler
 from ..options import LOSSLESS
-from .verify import Walk
+from ..requests.sampler import Sample, Sampler, Walk
 
 TYPICAL = "typical"
 

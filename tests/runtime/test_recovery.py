@@ -12,10 +12,10 @@ from icc.runtime.batch.scheduled import Draft, ScheduledBatch
 from icc.runtime.executor.fake import FakeDevice, FakeExecutor, context_hash
 from icc.runtime.format.manifest import Manifest
 from icc.runtime.llm import LLM
-from icc.runtime.loop.recovery import Trial
-from icc.runtime.loop.sampler import Sample, Sampler
 from icc.runtime.requests.generation import Generation
 from icc.runtime.requests.params import SamplingParams
+from icc.runtime.requests.sampler import Sample, Sampler
+from icc.runtime.requests.trial import Trial
 from icc.runtime.scheduler.scheduler import Scheduler
 from icc.runtime.speculate.drafter import Proposal
 from icc.runtime.speculate.speculator import Speculator

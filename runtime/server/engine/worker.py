@@ -11,9 +11,9 @@ from functools import partial
 
 from ...errors import CapacityError, IccError, RequestError
 from ...llm import LLM
-from ...loop.sampler import Constraint
 from ...requests.prompt_logprobs import PromptScores
 from ...requests.request import Output, Standing
+from ...requests.sampler import Constraint
 from ...requests.scores import NotFinite
 from .channel import Channel, ChannelClosed
 from .messages import HEARTBEAT_S, Delta, Embedded, Failed, PromptLogprobs, Ready, Report, Stats, Submit

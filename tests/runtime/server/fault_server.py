@@ -22,7 +22,7 @@ from icc.runtime.batch.scheduled import ScheduledBatch
 from icc.runtime.executor.fake import FakeExecutor
 from icc.runtime.format.manifest import Limits, Manifest, ModelFacts, QuantFacts, SamplingDefaults
 from icc.runtime.llm import LLM
-from icc.runtime.loop.sampler import Sample, Sampler
+from icc.runtime.requests.sampler import Sample, Sampler
 from icc.runtime.server.api import limits
 from icc.runtime.server.engine.channel import Channel
 from icc.runtime.server.engine.parent import die_with_parent
