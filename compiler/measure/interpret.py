@@ -18,10 +18,11 @@ from types import FunctionType, ModuleType, SimpleNamespace
 import numpy as np
 import torch
 
-from ...runtime.batch.packed import PackedBatch
+from ...runtime.batch.packed import PackedBatch, host_arrays
 from ...runtime.batch.scheduled import ScheduledBatch
-from ...runtime.executor.sampling import TOP_LOGPROBS, Sampled, SamplingRow
+from ...runtime.executor.sampling import Sampled, SamplingRow, fill_rows
 from ...runtime.executor.walk import BoundLaunch, Place, Walker
+from ...runtime.format.batch import PLAN_ARRAYS, SAMPLED, SAMPLING, BatchLimits
 from ...runtime.format.manifest import Limits
 from ...runtime.format.program import DRAFTS, HEADS, Program
 from ..backends.triton.spec import LaunchSpec
@@ -35,7 +36,6 @@ _TORCH = {
     "u8": torch.uint8,
     "i64": torch.int64,
 }
-_GREEDY = SamplingRow(0.0, 0, 1.0, 0.0, 0, 0)
 
 
 def run_spec(spec: LaunchSpec, values: Mapping[str, torch.Tensor | int], sizes: Mapping[str, int]) -> None:
@@ -166,17 +166,10 @@ class InterpretExecutor:
         self._specs = specs
         self._weights = {name: _memory_of(data) for name, data in packed.items()}
         max_blocks = -(-limits.max_seq_len // self.block_size)
-        self._batch = PackedBatch(self.max_step_tokens, self.max_batch_size, max_blocks, rows, self.block_size)
-        self._sampling = {
-            "temperature": np.zeros(rows, np.float32), "top_p": np.ones(rows, np.float32),
-            "min_p": np.zeros(rows, np.float32), "top_k": np.zeros(rows, np.int32),
-            "counter": np.zeros(rows, np.int32), "seed": np.zeros(rows, np.uint64),
-        }  # fmt: skip
-        self._sampled = {
-            "token": np.full(rows, -9, np.int32), "logprob": np.zeros(rows, np.float32),
-            "top_ids": np.zeros((rows, TOP_LOGPROBS), np.int32),
-            "top_logprobs": np.zeros((rows, TOP_LOGPROBS), np.float32),
-        }  # fmt: skip
+        sizes = BatchLimits(self.max_step_tokens, self.max_batch_size, max_blocks, rows)
+        self._batch = PackedBatch(sizes, self.block_size)
+        self._sampling, self._sampled = host_arrays(SAMPLING, sizes), host_arrays(SAMPLED, sizes)
+        self._sampled["token"][:] = -9
         self._spaces = {
             "arena": _poisoned(program.arena_bytes_per_token * limits.max_step_tokens),
             "kv": _poisoned(program.kv.total_block_bytes() * num_blocks),
@@ -188,8 +181,8 @@ class InterpretExecutor:
             shape = self.max_batch_size, program.speculation.heads, program.speculation.ranks
             self._drafts = np.full(shape, -9, np.int32)
             self._spaces[DRAFTS] = _memory_of(self._drafts)
-        self._spaces |= {f"sampling:{name}": _memory_of(array) for name, array in self._sampling.items()}
-        self._spaces |= {f"sampled:{name}": _memory_of(array) for name, array in self._sampled.items()}
+        made = self._batch.arrays | self._sampling | self._sampled
+        self._spaces |= {name: _memory_of(made[a.name]) for name, a in PLAN_ARRAYS.items() if a.name in made}
 
     def step(self, batch: ScheduledBatch) -> np.ndarray:
         """Run one step: float32 `[batch.num_logit_rows, vocab]`."""
@@ -201,9 +194,7 @@ class InterpretExecutor:
         """Run a step at once; see SamplingExecutor."""
         packed = self._batch
         packed.pack(batch)
-        for i, row in enumerate(rows):
-            for name, array in self._sampling.items():
-                array[i] = getattr(row or _GREEDY, name)
+        fill_rows(self._sampling, 0, rows)
         tokens, seqs, count = packed.num_tokens, packed.num_seqs, packed.num_logit_rows
         phase = self.plan.phase(tokens, seqs)
         if phase.decode and count == seqs:
@@ -267,12 +258,7 @@ class InterpretExecutor:
     def _resolve(self, value: Place | int, kind: str) -> torch.Tensor | int:
         if isinstance(value, int):
             return value
-        if value.space == "weight":
-            memory = self._weights[value.name]
-        elif value.space in self._spaces:
-            memory = self._spaces[value.space]
-        else:
-            memory = _memory_of(getattr(self._batch, value.space))
+        memory = self._weights[value.name] if value.space == "weight" else self._spaces[value.space]
         dtype = _TORCH[kind.removeprefix("*")]
         rest = memory[value.offset :]
         return rest[: len(rest) // dtype.itemsize * dtype.itemsize].view(dtype)

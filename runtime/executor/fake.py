@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from ..batch.scheduled import ScheduledBatch, ScheduledSequence
+from ..format.batch import TOP_LOGPROBS
 from ..loop.sampler import draw
 from ..requests.params import SamplingParams
-from .sampling import TOP_LOGPROBS, Sampled, SamplingRow
+from .sampling import Sampled, SamplingRow
 
 
 def successor(context: Sequence[int], vocab_size: int) -> int:

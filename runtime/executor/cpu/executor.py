@@ -10,6 +10,7 @@ import numpy as np
 from ...batch.packed import PackedBatch
 from ...batch.scheduled import ScheduledBatch
 from ...errors import CapacityError, UsageError
+from ...format.batch import INPUTS, BatchLimits
 from ...format.load import Engine
 from ...format.program import HEADS
 from .library import IccBatch, KernelLibrary
@@ -56,9 +57,8 @@ class CpuExecutor:
         self._kv = AnonymousMemory(self.kv_bytes)
         self._logits = np.zeros((self.max_logit_rows, self.vocab_size), dtype=np.float32)
         max_blocks = -(-limits.max_seq_len // self.block_size)
-        self._packed = PackedBatch(
-            self.max_step_tokens, self.max_batch_size, max_blocks, self.max_logit_rows, self.block_size
-        )
+        sizes = BatchLimits(self.max_step_tokens, self.max_batch_size, max_blocks, self.max_logit_rows)
+        self._packed = PackedBatch(sizes, self.block_size)
         self._batch = _batch_over(self._packed, self._logits)
         self._speculation, self._section = program.speculation, program.section(HEADS)
         self._own_section = program.section(section)
@@ -122,15 +122,5 @@ class CpuExecutor:
 
 def _batch_over(packed: PackedBatch, logits: np.ndarray) -> IccBatch:
     """The C struct with the addresses of the arrays; only its counts change from step to step."""
-    return IccBatch(
-        max_blocks=packed.block_tables.shape[1],
-        token_ids=packed.token_ids.ctypes.data,
-        positions=packed.positions.ctypes.data,
-        slot_mapping=packed.slot_mapping.ctypes.data,
-        seq_starts=packed.seq_starts.ctypes.data,
-        context_lens=packed.context_lens.ctypes.data,
-        block_tables=packed.block_tables.ctypes.data,
-        logit_rows=packed.logit_rows.ctypes.data,
-        logits=logits.ctypes.data,
-        moves=packed.moves.ctypes.data,
-    )
+    addresses = {array.name: packed.arrays[array.name].ctypes.data for array in INPUTS if array.cpu}
+    return IccBatch(max_blocks=packed.limits.blocks, logits=logits.ctypes.data, **addresses)

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...batch.scheduled import ScheduledBatch
 from ...errors import UsageError
+from ...format.batch import BatchLimits
 from ...format.load import Engine
 from ...format.plan import KernelObject, Launch, Phase
 from ...format.program import DRAFTS, HEADS, Step
@@ -97,7 +98,7 @@ class CudaExecutor:
         if self.host_blocks:
             self._host = HostCache(cuda, self._layout, self.num_blocks, self.host_blocks, self._addresses["kv"])
         self._weights = upload_weights(cuda, engine.weights, program)
-        self._open_sides((self.max_step_tokens, self.max_batch_size, max_blocks, self.max_logit_rows))
+        self._open_sides(BatchLimits(self.max_step_tokens, self.max_batch_size, max_blocks, self.max_logit_rows))
         self._functions = _load_functions(cuda, engine)
         self._ready: dict[tuple[int, bool, str], list[ReadyLaunch]] = {}
         self._recurring = RecurringWork(cuda)
@@ -108,12 +109,12 @@ class CudaExecutor:
                 self._graphs[count] = cuda.capture(partial(self._walk, phase, self._sizes(count, count, count)))
         self._closed = False
 
-    def _open_sides(self, limits: tuple[int, int, int, int]) -> None:
+    def _open_sides(self, limits: BatchLimits) -> None:
         """The host's buffers: two sets, for the step that runs and the one after it, over one set on the device."""
         cuda, max_rows = self.cuda, self.max_logit_rows
-        device = cuda.allocate(input_bytes(limits)), cuda.allocate(output_bytes(max_rows))
+        device = cuda.allocate(input_bytes(limits)), cuda.allocate(output_bytes(limits))
         self._inputs = [StepInputs(cuda, limits, self.block_size, device[0]) for _ in range(2)]
-        self._outputs = [StepOutputs(cuda, max_rows, device[1]) for _ in range(2)]
+        self._outputs = [StepOutputs(cuda, limits, device[1]) for _ in range(2)]
         self._addresses |= self._inputs[0].addresses() | self._outputs[0].addresses()
         host = cuda.pinned(4 * max_rows * self.vocab_size)
         self._logits = host.view(np.float32).reshape(max_rows, self.vocab_size)

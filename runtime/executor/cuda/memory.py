@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...batch.packed import DTYPES
+from ...format.batch import BatchArray, BatchLimits
 from ...format.program import Program
 from ...format.weights import MappedWeights
 from .driver import Cuda
@@ -53,7 +55,7 @@ def upload_weights(cuda: Cuda, weights: MappedWeights, program: Program) -> dict
 
 
 class PinnedArrays:
-    """int32 arrays carved from one pinned buffer that has its twin on the device, so that one copy moves many."""
+    """Arrays carved from one pinned buffer that has its twin on the device, so that one copy moves many."""
 
     def __init__(self, cuda: Cuda, nbytes: int, device: int) -> None:
         self._cuda = cuda
@@ -62,11 +64,11 @@ class PinnedArrays:
         self._device = device
         self._used = 0
 
-    def allocate(self, shape: tuple[int, ...]) -> np.ndarray:
+    def allocate(self, array: BatchArray, limits: BatchLimits) -> np.ndarray:
         """The next array; its beginning is aligned."""
-        nbytes = 4 * int(np.prod(shape))
+        nbytes = limits.nbytes(array)
         start, self._used = self._used, self._used + round_up(nbytes)
-        return self._host[start : start + nbytes].view(np.int32).reshape(shape)
+        return self._host[start : start + nbytes].view(DTYPES[array.dtype]).reshape(limits.shape(array))
 
     def address(self, array: np.ndarray) -> int:
         """Where the twin of an array lies on the device."""
