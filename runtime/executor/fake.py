@@ -116,6 +116,8 @@ def _seen(sequence: ScheduledSequence, cached: list[int], place: int) -> list[in
 class FakeDevice(FakeExecutor):
     """A FakeExecutor that samples by itself, and takes a next step before the last one was collected."""
 
+    samples = True
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._under_way: deque[Sampled] = deque()

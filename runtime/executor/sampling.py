@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from ..batch.scheduled import ScheduledBatch
+from .base import Executor
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,13 @@ class Sampled:
 
 @runtime_checkable
 class SamplingExecutor(Protocol):
-    """An executor that samples. Two steps may be under way: the second may begin with tokens of the first."""
+    """An executor that may sample. Two steps may be under way: the second may begin with tokens of the first.
+
+    samples: whether it can for its engine.
+    """
+
+    @property
+    def samples(self) -> bool: ...
 
     def submit(self, batch: ScheduledBatch, rows: Sequence[SamplingRow | None]) -> Any:
         """Start a step that samples one token per logit row, except where the host will (None); returns at once.
@@ -72,3 +79,8 @@ class SamplingExecutor(Protocol):
     def collect(self, ticket: Any) -> Sampled:
         """Wait for the oldest submitted step. The arrays are valid until two more are submitted."""
         ...
+
+
+def sampling(executor: Executor) -> SamplingExecutor | None:
+    """The executor, if it samples."""
+    return executor if isinstance(executor, SamplingExecutor) and executor.samples else None

@@ -66,13 +66,15 @@ SAMPLED = (
     BatchArray("top_ids", ("L", TOP_LOGPROBS), cpu=False, kind="sampled"),
     BatchArray("top_logprobs", ("L", TOP_LOGPROBS), "f32", cpu=False, kind="sampled"),
 )
+CPU_INPUTS = tuple(array for array in INPUTS if array.cpu)
+GPU_INPUTS = (*SAMPLING, *(array for array in INPUTS if array.gpu))  # in the order in which they travel
 OUTPUTS = (
     BatchArray("logits", ("L", "V"), "f32"),
     BatchArray("drafts", ("L", "H", "R")),  # written by the section of the draft heads, if there is one
 )
 
 # By the name that the arguments of a launch plan give them.
-PLAN_ARRAYS = {array.plan_name: array for array in (*INPUTS, *SAMPLING, *SAMPLED, *OUTPUTS) if array.gpu}
+PLAN_ARRAYS = {array.plan_name: array for array in (*GPU_INPUTS, *SAMPLED, *OUTPUTS)}
 
 
 class BatchLimits(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from icc.runtime.batch.packed import PackedBatch, host_arrays
 from icc.runtime.executor.cpu.library import BATCH_FIELDS, IccBatch
 from icc.runtime.executor.sampling import GREEDY, Sampled, SamplingRow, fill_rows
-from icc.runtime.format.batch import INPUTS, OUTPUTS, PLAN_ARRAYS, SAMPLED, SAMPLING, BatchLimits
+from icc.runtime.format.batch import CPU_INPUTS, INPUTS, OUTPUTS, PLAN_ARRAYS, SAMPLED, SAMPLING, BatchLimits
 from icc.runtime.format.program import DRAFTS
 
 HEADER = Path(__file__).parents[2] / "codegen_templates" / "cpp" / "abi.h"
@@ -25,7 +25,7 @@ def test_the_c_interface_has_these_arrays() -> None:
     assert body is not None
     found = re.findall(r"^    (const )?(int32_t|float)(\*?) (\w+); +// (\[[^]]*\])?", body[1], re.MULTILINE)
     assert tuple(name for *_, name, _ in found) == BATCH_FIELDS
-    arrays = {array.name: array for array in (*INPUTS, *OUTPUTS) if array.cpu}
+    arrays = {array.name: array for array in (*CPU_INPUTS, *OUTPUTS)}
     assert {name for _, _, star, name, _ in found if star} == set(arrays)
     for read_only, kind, star, name, shape in found:
         if star:

@@ -11,7 +11,7 @@ from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
 import numpy as np
 
 from ...errors import EngineAbiError, EngineFormatError, IccError
-from ...format.batch import INPUTS, OUTPUTS
+from ...format.batch import CPU_INPUTS, OUTPUTS
 from ...format.manifest import KERNEL_ABI
 
 # The fields of struct icc_batch in their order: arrays of a step, and integers.
@@ -19,7 +19,7 @@ BATCH_FIELDS = (
     "num_tokens", "num_seqs", "num_logit_rows", "max_blocks", "greedy", "token_ids", "positions", "slot_mapping",
     "seq_starts", "context_lens", "block_tables", "logit_rows", "logits", "parents", "moves", "num_moves", "drafts",
 )  # fmt: skip
-_ARRAYS = {array.name for array in (*INPUTS, *OUTPUTS) if array.cpu}
+_ARRAYS = {array.name for array in (*CPU_INPUTS, *OUTPUTS)}
 
 
 class IccBatch(Structure):
