@@ -8,6 +8,7 @@ from typing import get_args
 
 from ..runtime.format.manifest import Pooling
 from .errors import UsageError
+from .targets import find_target
 
 QUANT_METHODS = ("none", "rtn4", "awq4", "gptq4")
 HEAD_METHODS = ("none", "int8", "4bit")
@@ -57,7 +58,7 @@ class CompileOptions:
         _choice("--quant", self.quant, QUANT_METHODS)
         _choice("--quant-head", self.quant_head, HEAD_METHODS)
         _choice("--kv-cache", self.kv_cache, tuple(KV_DTYPES))
-        if self.tune and self.target != "native":
+        if self.tune and not find_target(self.target).is_here:
             raise UsageError(
                 f"--tune measures this machine, and --target {self.target} is not only for it",
                 "use --target native; for a GPU: icc tune ENGINE, on a host that has it",
