@@ -1,4 +1,4 @@
-"""The compile as a list of passes, in phases."""
+"""The compile as a list of passes, in phases. Each phase is checked against what the phases before it ensure."""
 
 from __future__ import annotations
 
@@ -19,38 +19,44 @@ from .canonicalize.simplify import Simplify
 from .fuse.add_norm import FuseAddNorm
 from .fuse.fuse_pointwise import FusePointwise
 from .fuse.merge_linears import MergeLinears
+from .manager import check_order
 
 
 def canonicalize() -> list[Pass]:
     """One way to write each thing; the form that quantization reads."""
-    return [
-        DeadCode(),
-        FoldConstants(),
-        Simplify(),
-        EliminateCommon(),
-        PositionTables(),
-        RecognizeNorms(),
-        FoldConstants(),
-        Simplify(),
-        EliminateCommon(),
-    ]
+    return _ordered(
+        [
+            DeadCode(),
+            FoldConstants(),
+            Simplify(),
+            EliminateCommon(),
+            PositionTables(),
+            RecognizeNorms(),
+            FoldConstants(),
+            Simplify(),
+            EliminateCommon(),
+        ]
+    )
 
 
 def attention() -> list[Pass]:
     """Attention over the paged cache."""
-    return [RecognizeRope(), FoldConstants(), Simplify(), PagedAttention(), SelectLogitRows()]
+    return _ordered([RecognizeRope(), FoldConstants(), Simplify(), PagedAttention(), SelectLogitRows()], canonicalize())
 
 
 def fuse() -> list[Pass]:
     """Fewer, larger kernels; afterwards the graph holds only ops of the dialect."""
-    return [
-        MergeLinears(),
-        FuseAddNorm(),
-        FoldConstants(),
-        Simplify(merge_slices=True),
-        EliminateCommon(),
-        FusePointwise(),
-    ]
+    return _ordered(
+        [
+            MergeLinears(),
+            FuseAddNorm(),
+            FoldConstants(),
+            Simplify(merge_slices=True),
+            EliminateCommon(),
+            FusePointwise(),
+        ],
+        [*canonicalize(), *attention()],
+    )
 
 
 def speculate(heads: Sequence[Any], layers: int, quant: str, head: str) -> list[Pass]:
@@ -62,7 +68,7 @@ def speculate(heads: Sequence[Any], layers: int, quant: str, head: str) -> list[
     if layers:
         from .speculate.insert_early_exit import InsertEarlyExit
 
-        return [InsertEarlyExit(layers)]
+        return _ordered([InsertEarlyExit(layers)], canonicalize())
     if not heads:
         return []
     from .quantize.rtn import QuantizeRtn
@@ -72,7 +78,7 @@ def speculate(heads: Sequence[Any], layers: int, quant: str, head: str) -> list[
     inserted: list[Pass] = [InsertMedusaHeads(tuple(heads))]
     if chosen is not None:
         inserted.append(QuantizeRtn(format=chosen.format, head=HEAD_FORMATS[head], only=f"{PREFIX}."))
-    return inserted
+    return _ordered(inserted, canonicalize())
 
 
 def quantize(quant: str, head: str, keep: tuple[str, ...], calibration: Sequence[Sequence[int]]) -> list[Pass]:
@@ -88,4 +94,10 @@ def quantize(quant: str, head: str, keep: tuple[str, ...], calibration: Sequence
     options: dict[str, Any] = {"format": chosen.format, "head": HEAD_FORMATS[head], "keep": keep}
     if chosen.calibrated:
         options["sequences"] = calibration
-    return [method(**options)]
+    return _ordered([method(**options)], canonicalize())
+
+
+def _ordered(passes: list[Pass], before: Sequence[Pass] = ()) -> list[Pass]:
+    """`passes`, which may rely on what `before` ensures; PassError where one requires more."""
+    check_order(passes, check_order(before))
+    return passes
