@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import SequenceLengthError, UnsupportedModel
-from ..graph.graph import Graph, ModelInfo
+from ..graph.graph import HIDDEN, LOGITS, Graph, ModelInfo
 from ..weights.handles import Weight
 from .convert import aten_handlers, index_handlers, reduce_handlers, scores  # noqa: F401  (they register themselves)
 from .convert.token_major import Lowering
@@ -99,7 +99,9 @@ def trace_model(
             graph = lowered_with_repeats(Lowering(export(model, length, kinds), weights, info, length, kinds))
     if graph is None:
         graph = Lowering(export(model, length), weights, info, length).run()
-    graph.max_seq_len, graph.embeds = length, embeds
+    graph.max_seq_len = length
+    if embeds:
+        graph.rename_output(LOGITS, HIDDEN)
     return graph
 
 

@@ -279,7 +279,7 @@ class Lowering:
         if not value.per_token:
             raise UnsupportedModel("the logits do not depend on the tokens")
         vocab = value.features[-1]
-        self.graph.fx.output(self.view(value, (T, vocab)).node)
+        self.graph.returns(logits=self.view(value, (T, vocab)).node)
 
 
 def _first_unrepresentable(values: list[Any]) -> Unrepresentable | None:
