@@ -11,8 +11,8 @@ import numpy as np
 
 from ..batch.scheduled import ScheduledBatch, ScheduledSequence
 from ..format.batch import TOP_LOGPROBS
-from ..loop.sampler import draw
 from ..requests.params import SamplingParams
+from ..requests.sampler import draw
 from .sampling import Sampled, SamplingRow
 
 
