@@ -40,7 +40,7 @@ def open_executor(
     kv_bytes: int | None = None,
     swap_bytes: int | None = None,
 ) -> Executor:
-    """What runs the engine, or one section of its program, on `gpu` or on the CPU; the options are those of LoadOptions."""
+    """What runs the engine, or one section of its program, on a GPU or CPU; the options are those of LoadOptions."""
     if gpu is None:
         if engine.manifest.gpu is not None:
             raise UsageError("an engine for a GPU cannot draft for one that runs on the CPU")
