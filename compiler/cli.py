@@ -12,6 +12,7 @@ import click
 
 from .. import __version__
 from ..runtime.errors import IccError
+from .commands.opt import opt_command
 from .options import HEAD_METHODS, KV_DTYPES, POOLINGS, QUANT_METHODS, TASKS
 
 PATH = click.Path(path_type=Path)
@@ -89,6 +90,9 @@ def compile_command(model: Path, output: Path | None, explain: str | None, as_js
         show_summary(chosen, report, reporter)
     if explain:
         show_explanation(report, explain)
+
+
+main.add_command(opt_command)
 
 
 @main.command("tune")
