@@ -13,7 +13,8 @@ import click
 from .. import __version__
 from ..runtime.errors import IccError
 from .commands.opt import opt_command
-from .options import HEAD_METHODS, KV_DTYPES, POOLINGS, QUANT_METHODS, TASKS
+from .options import KV_DTYPES, POOLINGS, TASKS
+from .quantization import HEAD_FORMATS, QUANTIZATIONS
 
 PATH = click.Path(path_type=Path)
 COMPILE_MODULES = ("torch", "transformers", "safetensors", "jinja2")  # what the extra `compile` installs
@@ -55,8 +56,10 @@ def main(debug: bool) -> None:
 @click.option("--target", default="cpu", show_default=True, help="What to compile for.")
 @click.option("--task", type=click.Choice(TASKS), default="generate", show_default=True, help="Text, or embeddings.")
 @click.option("--pooling", type=click.Choice(POOLINGS), help="With --task embed (default: the checkpoint's, or last).")
-@click.option("--quant", type=click.Choice(QUANT_METHODS), default="none", show_default=True)
-@click.option("--quant-head", type=click.Choice(HEAD_METHODS), default="int8", show_default=True, help="The LM head.")
+@click.option("--quant", type=click.Choice(list(QUANTIZATIONS)), default="none", show_default=True)
+@click.option(
+    "--quant-head", type=click.Choice(list(HEAD_FORMATS)), default="int8", show_default=True, help="The LM head."
+)
 @click.option("--keep", multiple=True, metavar="PATTERN", help="Leave matching linears unquantized (repeatable).")
 @click.option("--calib", type=PATH, help="UTF-8 text to calibrate on (default: a bundled one).")
 @click.option("--calib-sequences", default=32, show_default=True)
@@ -76,12 +79,15 @@ def main(debug: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the summary.")
 def compile_command(model: Path, output: Path | None, explain: str | None, as_json: bool, **options: Any) -> None:
     """Compile the checkpoint directory MODEL to an engine directory."""
+    from .options import CompileOptions, default_output
+    from .request import check
+
+    chosen = CompileOptions(model=model, output=output or default_output(model), **options)
+    check(chosen)  # what torch is not needed for, before it is imported
     from .console import ConsoleReporter, show_explanation, show_summary
     from .driver import compile_engine
-    from .options import CompileOptions, default_output
 
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
-    chosen = CompileOptions(model=model, output=output or default_output(model), **options)
     with ConsoleReporter() as reporter:
         report = compile_engine(chosen, reporter)
     if as_json:

@@ -6,14 +6,16 @@ A pass's options are its dataclass fields. Another package's passes are found th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from importlib import import_module
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ..compiler import extensions
 from ..compiler.errors import ExtensionError, UsageError
-from .base import Pass
+
+if TYPE_CHECKING:
+    from .base import Pass
 
 GROUP = "icc.passes"
 PASSES: dict[str, str] = {
@@ -42,6 +44,7 @@ _READ: dict[Any, Callable[[str], Any]] = {
     int: int,
     float: float,
     str: str,
+    str | None: lambda text: None if text == "none" else text,
     tuple[str, ...]: lambda text: tuple(text.split("+")),
 }
 
@@ -56,12 +59,20 @@ def find_pass(name: str) -> type[Pass]:
     if name in PASSES:
         module, _, attribute = PASSES[name].partition(":")
         return getattr(import_module(f".{module}", __package__), attribute)
+    check_names(name)
+    from .base import Pass
+
     found = extensions.load(GROUP, name)
-    if found is None:
-        raise UsageError(f"there is no pass {name!r}", f"passes: {', '.join([*PHASES, *pass_names()])}")
     if not (isinstance(found, type) and issubclass(found, Pass)):
         raise ExtensionError(f"{GROUP} {name!r} is not a Pass but {found!r}")
     return found
+
+
+def check_names(text: str) -> None:
+    """UsageError where `text` is no list of passes, or names one that there is not; imports no pass."""
+    for name, _ in _items(text):
+        if name not in PHASES and name not in PASSES and name not in extensions.names(GROUP):
+            raise UsageError(f"there is no pass {name!r}", f"passes: {', '.join([*PHASES, *pass_names()])}")
 
 
 def parse_passes(text: str) -> list[Pass]:
@@ -69,21 +80,27 @@ def parse_passes(text: str) -> list[Pass]:
 
     Items of a tuple are joined by "+". Options that are neither text nor numbers keep their defaults.
     """
+    check_names(text)
     passes: list[Pass] = []
+    for name, options in _items(text):
+        if name not in PHASES:
+            passes.append(_make(find_pass(name), options))
+        elif options:
+            raise UsageError(f"{name} is a phase of the pipeline and has no options")
+        else:
+            passes += getattr(import_module(".pipelines", __package__), name)()
+    return passes
+
+
+def _items(text: str) -> Iterator[tuple[str, str]]:
+    """(name, options) of each item of a list of passes."""
     at = 0
     while at < len(text.rstrip()):
         found = _ITEM.match(text, at)
         if found is None:
             raise UsageError(f"{text[at:]!r} is not a list of passes", "write NAME{option=value,...},NAME")
-        name, options = found[1], found[2]
-        if name in PHASES:
-            if options:
-                raise UsageError(f"{name} is a phase of the pipeline and has no options")
-            passes += getattr(import_module(".pipelines", __package__), name)()
-        else:
-            passes.append(_make(find_pass(name), options or ""))
+        yield found[1], found[2] or ""
         at = found.end()
-    return passes
 
 
 def _make(cls: type[Pass], options: str) -> Pass:

@@ -31,11 +31,14 @@ def opt_command(
     A text file that names its passes, as the golden tests of passes do, needs no -p, and is printed whole: the graph
     before, the passes, and the graph after.
     """
+    from ...passes.registry import check_names, parse_passes
+
+    check_names(passes or "")  # before torch is imported
     from .. import opt
 
     graph, own = opt.read_graph(source, max_seq_len)
     whole = passes is None and bool(own)
-    chosen = opt.parse_passes(own if passes is None else passes)
+    chosen = parse_passes(own if passes is None else passes)
     found = opt.optimize(graph, chosen, check=verify, compare=run)
     if explain:
         click.echo(opt.explain(found.reports, explain))

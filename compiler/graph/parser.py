@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import GraphTextError
-from ..ops import traits_of
-from ..weights.handles import DTYPES, Constant, RoundedWeight, Weight
+from ..ops import OPS, traits_of
+from ..weights.formats.dense import DTYPES
+from ..weights.formats.registry import find_format
+from ..weights.handles import Constant, RoundedWeight, Weight
 from .graph import DRAFT_ROWS, LOGIT_ROWS, LOGITS, TOKENS, Graph, ModelInfo, TensorType, infer_type
 
 _ROWS = {"T": TOKENS, "L": LOGIT_ROWS, "D": DRAFT_ROWS}
@@ -163,19 +165,17 @@ class _Parser:
 
 
 def stored_weight(name: str, stored: str, shape: tuple[int, ...], seed: int) -> Weight:
-    """A weight of seeded values, stored as the printer shows it: an element type, or q<bits>g<group>."""
+    """A weight of seeded values, stored as the printer shows it: an element type, or another format by its name."""
     if stored in DTYPES:
         return Constant(seeded_values(name, shape, DTYPES[stored], seed))
-    found = re.fullmatch(r"q(\d+)g(\d+)", stored)
-    if found is None:
-        raise ValueError(f"{stored!r} is not a way to store a weight")
-    return RoundedWeight(Constant(seeded_values(name, shape, torch.float32, seed)), int(found[1]), int(found[2]))
+    return RoundedWeight(Constant(seeded_values(name, shape, torch.float32, seed)), find_format(stored))
 
 
 def find_target(name: str) -> Any:
     """What the printer calls `name`: getitem, icc.rms_norm, aten.mul.Tensor."""
     if name == "getitem":
         return operator.getitem
+    OPS.extend()  # torch knows another package's ops once they are imported
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.partition(".")
     try:

@@ -15,6 +15,7 @@ from icc.compiler.graph.interpret import interpret
 from icc.compiler.graph.parser import parse_graph
 from icc.compiler.graph.printer import print_graph
 from icc.compiler.graph.verify import Stage, verify
+from icc.compiler.weights.formats.affine import GroupAffine
 from icc.compiler.weights.handles import Constant, RoundedWeight
 from icc.passes import pipelines
 from icc.passes.base import PassContext
@@ -37,7 +38,7 @@ INPUTS = {"positions": "", "x": "f32[T, 16]", "w": "bf16[4, 4]", "v": "f32[4]"}
 
 
 def traced() -> Graph:
-    return trace(everything, **INPUTS, q=RoundedWeight(Constant(torch.ones(4, 16)), 4, 8))
+    return trace(everything, **INPUTS, q=RoundedWeight(Constant(torch.ones(4, 16)), GroupAffine(8, 4)))
 
 
 def test_reads_back() -> None:
@@ -90,7 +91,7 @@ WRONG = {
     "%9 is not defined before it is used": ("rms_norm(%0", "rms_norm(%9", 3),
     "there is no op icc.rms_form": ("icc.rms_norm", "icc.rms_form", 3),
     "there is no op aten.mul.Matrix": ("aten.mul.Tensor(%5", "aten.mul.Matrix(%5", 8),
-    "'q4h8' is not a way to store a weight": ("q4g8", "q4h8", 17),
+    "unknown storage format 'q4h8'": ("q4g8", "q4h8", 17),
     "a list does not end": ("[%9, %14, %15], 1", "[%9, %14, %15, 1", 18),
     "is not an output": ("return %17", "return %17 twice", 20),
 }

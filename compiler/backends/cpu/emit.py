@@ -38,7 +38,7 @@ from .kernels.rowwise import (
     SoftmaxParams,
     TopkParams,
 )
-from .layouts.formats import C_TYPES, PLAIN, round_up
+from .layouts.elements import C_TYPES, PLAIN, round_up
 
 OPS: dict[str, type[KernelParams]] = {
     "embedding": EmbeddingParams,

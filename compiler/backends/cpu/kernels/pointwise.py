@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from .....runtime.format.access import Access
 from ....ops.body import Body, Number
 from ...errors import CodegenError
-from ..layouts.formats import C_TYPES
+from ..layouts.elements import C_TYPES
 from .params import KernelParams
 
 INTEGER_DTYPES = ("i32", "bool")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .....runtime.format.access import Columns
 from ...errors import CodegenError
-from ..layouts.formats import codes_nbytes, matrix_nbytes
+from ..layouts.affine import codes_nbytes, matrix_nbytes
 from ..spec import Arg
 from ..tiling.choice import Config
 from .body import Value, translate
