@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import msgspec
 
 from ...runtime.format.program import Program
-from ...runtime.format.speculation import DraftTree, Speculation
+from ...runtime.format.speculation import MAX_GUESSES, DraftTree, Speculation
 from ..graph.graph import Graph
 from ..options import CompileOptions
 from .acceptance import Progress, measure_acceptance
 from .choice import SpecChoice
-from .tree import MAX_GUESSES, Cost, choose_tree, tree_of
+from .tree import Cost, choose_tree, tree_of
 
 SEQUENCES = 8  # of the calibration text, on which acceptance is measured
 

@@ -173,7 +173,7 @@ def pointwise_params(
         if access.dtype not in C_TYPES:
             raise CodegenError(f"pointwise kernel {fn}: no code for operands of type {access.dtype!r}")
     if not shape:  # one element is a line of its own
-        shape, inputs, output = (1,), [replace(a, strides=(0,)) for a in inputs], replace(output, strides=(1,))
+        shape, (*inputs, output) = (1,), [replace(access, strides=(0,)) for access in (*inputs, output)]
     dims = tuple(shape)
     return PointwiseParams(
         fn=fn,
