@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+import msgspec
+
 from ...runtime.format.program import DRAFTS, ITEM_SIZE, Buffer, Kernel, KVLayer, Operand, Step, Weight
 from ..weights.handles import Weight as Handle
+from .params import written
 from .placed import Placed, contiguous
 
 ABSENT = Operand("none")
@@ -95,13 +97,13 @@ class ProgramBuilder:
     def steps(self, typed: bool) -> tuple[dict[str, Kernel], list[Step]]:
         """Kernels by name, equal ones once, and the steps that launch them; `typed`: with facts on operands."""
         kernels: dict[str, Kernel] = {}
-        names: dict[str, str] = {}
+        names: dict[bytes, str] = {}
         counts: Counter[str] = Counter()
         steps: list[Step] = []
         for record in self.records:
             facts = self._operand_facts([*record.inputs, *record.outputs]) if typed else {}
-            params = {**record.params, **facts}
-            key = json.dumps([record.op, params], sort_keys=True)
+            params = written({**record.params, **facts})
+            key = msgspec.json.encode([record.op, params], order="sorted")
             if key not in names:
                 names[key] = f"{record.op}_{counts[record.op]}"
                 counts[record.op] += 1

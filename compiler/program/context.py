@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...runtime.format.access import Access
 from ...runtime.format.program import Operand
 from ..errors import UnsupportedModel
 from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, TensorType, type_of
 from ..graph.verify import ICC_OPS
 from ..ops import OPS
+from ..ops.body import Body
 from ..weights.handles import QuantizedWeight, RowConcat, Weight, short_dtype
 from .builder import ProgramBuilder, Record, WeightSource
 from .placed import Placed, contiguous
@@ -23,6 +25,7 @@ from .storage import narrow_values
 aten = torch.ops.aten
 LINEAR = OPS["linear"].overload
 POINT = OPS["pointwise"].overload
+_COPY = Body.parse("t0 = copy a0")
 
 
 @dataclass(frozen=True)
@@ -104,26 +107,20 @@ class Lowerer:
         targets = [o.operand for o in outputs]
         self.builder.records.append(Record(op, full, inputs, targets, layer, node.meta.get("module", "")))
 
-    def elementwise(self, body: str, inputs: list[Placed], out: Placed, node: fx.Node) -> None:
+    def elementwise(self, body: Body, inputs: list[Placed], out: Placed, node: fx.Node) -> None:
         """A pointwise launch over views that broadcast to `out`."""
-        described = []
-        for value in inputs:
-            wide = value.expand(out.shape)
-            strides = ",".join(str(0 if n == 1 else s) for n, s in zip(out.shape, wide.strides, strict=True))
-            described.append(f"{value.dtype}:{value.row_stride if value.rows else 0}:{strides}")
-        register = body.split("; ")[-1].split(" = ")[0]
-        strides = ",".join(map(str, out.strides))
+        walks = tuple(value.over(out.shape) for value in inputs)
         params = {
-            "shape": list(out.shape),
-            "inputs": described,
-            "body": body.split("; "),
-            "outputs": [f"{register}:{out.dtype}:{out.row_stride}:{strides}"],
+            "shape": out.shape,
+            "inputs": walks,
+            "body": body,
+            "output": Access(out.dtype, out.row_stride, out.strides),
         }
         self.step("pointwise", params, [v.operand for v in inputs], [out], node)
 
     def copy(self, source: Placed, target: Placed, node: fx.Node) -> None:
         """Copy between views of one shape."""
-        self.elementwise("t0 = copy a0", [source], target, node)
+        self.elementwise(_COPY, [source], target, node)
 
     def dense(self, value: Placed) -> Placed:
         """`value` with its rows' elements contiguous, copied if they are not."""

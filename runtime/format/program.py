@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import msgspec
 
+from .access import Access, Columns
 from .plan import LaunchPlan
 from .speculation import Speculation
 
-Param = int | float | str | bool | list[int | str | bool]
+Param = int | float | str | bool | Access | list[int | str | bool | Access | Columns]
 
 KV_DTYPES = ("f32", "bf16", "f16", "i8")
 MAX_BLOCK_SIZE = 4096  # tokens

@@ -11,6 +11,7 @@ from torch import fx
 from ...graph.graph import type_of
 from ...ops import OPS
 from ...ops.aten import POINTWISE
+from ...ops.body import Argument, BodyWriter
 from .token_major import Dims, Lowering, T, Value, dims_of, handles, op_name
 
 aten = torch.ops.aten
@@ -72,9 +73,11 @@ def arithmetic(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, 
     if alpha != 1:
         right = low.emit(aten.mul.Tensor, right, alpha) if isinstance(right, fx.Node) else right * alpha
     if mode is not None:
-        body = "t0 = floordiv a0 {}" if mode == "floor" else "t0 = div a0 {}; t1 = trunc t0"
-        inputs = [left] + ([right] if isinstance(right, fx.Node) else [])
-        return Value(low.emit(OPS["pointwise"].overload, inputs, body.format("a1" if len(inputs) > 1 else right)), dims)
+        inputs, divisor = ([left, right], Argument(1)) if isinstance(right, fx.Node) else ([left], right)
+        write = BodyWriter()
+        result = write("floordiv" if mode == "floor" else "div", Argument(0), divisor)
+        body = write.finish(result if mode == "floor" else write("trunc", result))
+        return Value(low.emit(OPS["pointwise"].overload, inputs, str(body)), dims)
     base = {"aten.div": aten.div.Tensor, "aten.add": aten.add.Tensor, "aten.sub": aten.sub.Tensor}
     name = op_name(node.target)
     return Value(low.emit(base[name], left, right), dims)
