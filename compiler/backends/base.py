@@ -10,9 +10,9 @@ from typing import Protocol
 import numpy as np
 
 from ...runtime.format.manifest import GpuFacts, Library, Limits
-from ...runtime.format.program import Program
 from ..program.builder import WeightSource
 from ..program.profile import Profile
+from ..program.program import Program
 from ..targets import Target
 
 Progress = Callable[[str, int, int], None]

@@ -17,10 +17,10 @@ import msgspec
 
 from ...runtime.executor.cpu.executor import CpuExecutor
 from ...runtime.format.manifest import Limits
-from ...runtime.format.program import Program
 from ..backends.base import Built
 from ..backends.cpu.build import build_libraries
 from ..backends.cpu.isa import ALL, Block, Isa
+from ..program.program import Program
 from .staged import CONTEXT, open_staged, verify_step
 
 VARIANTS = tuple((tiles, ahead) for tiles in (4, 2, 1) for ahead in (256, 2048))

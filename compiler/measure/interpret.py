@@ -23,6 +23,7 @@ from ...runtime.batch.scheduled import ScheduledBatch
 from ...runtime.executor.sampling import TOP_LOGPROBS, Sampled, SamplingRow
 from ...runtime.executor.walk import BoundLaunch, Place, Walker
 from ...runtime.format.manifest import Limits
+from ...runtime.format.plan import LaunchArg
 from ...runtime.format.program import DRAFTS, HEADS, Program
 from ..backends.triton.spec import LaunchSpec
 
@@ -38,7 +39,7 @@ _TORCH = {
 _GREEDY = SamplingRow(0.0, 0, 1.0, 0.0, 0, 0)
 
 
-def run_spec(spec: LaunchSpec, values: Mapping[str, torch.Tensor | int], sizes: Mapping[str, int]) -> None:
+def run_spec(spec: LaunchSpec, values: Mapping[LaunchArg, torch.Tensor | int], sizes: Mapping[str, int]) -> None:
     """Launch once. `values` maps what arguments refer to; a tensor is reinterpreted as the argument's element type."""
     args = [_argument(values[arg.value], arg.type) for arg in spec.args]
     grid = tuple(dim.value(sizes) for dim in spec.grid)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from ...runtime.format.program import DRAFTS, EXIT, HEADS, KVLayout, Program, Section
+from ...runtime.format.program import DRAFTS, EXIT, HEADS, LOGITS, KVLayout, Section
 from ...runtime.format.speculation import Speculation
 from ..errors import UnsupportedModel
 from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
@@ -20,7 +20,9 @@ from .context import Lowerer, LowerOptions
 from .epilogue import fuse_epilogues
 from .memory import plan
 from .placed import Placed, contiguous
+from .program import Program
 from .shape_ops import SHAPE_LOWERING
+from .steps.linear import RowProduct
 
 __all__ = ["LowerOptions", "Lowered", "lower"]
 
@@ -80,7 +82,7 @@ def _finish_output(low: Lowerer, output: fx.Node) -> None:
     value = low.placed(output)
     if value.space != "output":
         low.current = output
-        out = Placed("output", "", 0, value.shape, contiguous(value.shape), value.size, "f32", LOGIT_ROWS)
+        out = Placed("output", LOGITS, 0, value.shape, contiguous(value.shape), value.size, "f32", LOGIT_ROWS)
         low.copy(value, out, output)
 
 
@@ -101,7 +103,7 @@ def _program(low: Lowerer, marks: list[int]) -> Lowered:
         marks = fuse_epilogues(builder, marks)
     buffers = builder.live_buffers()
     offsets, arena = plan(buffers)
-    kernels, steps = builder.steps(profile.typed)
+    kernels, steps = builder.steps(profile.by_alignment)
     sources = builder.weights
     program = Program(
         kernels=kernels,
@@ -116,6 +118,7 @@ def _program(low: Lowerer, marks: list[int]) -> Lowered:
         sections=_sections(marks, len(steps)),
         speculation=_heads(low.graph),
         samples=not low.graph.embeds,
+        screens=any(isinstance(step, RowProduct) and step.screened for step in steps),
     )
     return Lowered(program, sources, [record.origin for record in builder.records])
 

@@ -15,8 +15,8 @@ class Profile:
     dense: format of a dense matrix of an element type, e.g. "tile_{}" or "{}". quant: of a quantized one by its bits,
     e.g. "q{}". packed_nbytes(format, shape, group): size of a packed weight. activation: element type of what matrix
     products and attention read or write; everything else is float32. int8_activations: whether quantized products read
-    rows of int8. epilogues: whether products can end in a pointwise body. typed: whether kernels are told the element
-    type and alignment of each operand. screened: format of an 8-bit head, of `screened_bytes` of codes or more, whose
+    rows of int8. epilogues: whether products can end in a pointwise body. by_alignment: whether kernels are made for
+    the alignment of their operands. screened: format of an 8-bit head, of `screened_bytes` of codes or more, whose
     product screens the logits of greedy batches; "" where none does.
     """
 
@@ -27,6 +27,6 @@ class Profile:
     int8_activations: bool = False
     quantized_tables: bool = False
     epilogues: bool = False
-    typed: bool = False
+    by_alignment: bool = False
     screened: str = ""
     screened_bytes: int = 0

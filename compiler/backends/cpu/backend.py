@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from ....runtime.format.manifest import Limits
-from ....runtime.format.program import Program
 from ...errors import UsageError
 from ...program.builder import WeightSource
 from ...program.profile import Profile
+from ...program.program import Program
 from ...targets import Target
 from ..base import Built
 from ..values import dense_values, quantized_values

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 
 from ....runtime.format.manifest import GpuFacts, Limits
-from ....runtime.format.program import Program
 from ...program.builder import WeightSource
 from ...program.profile import Profile
+from ...program.program import Program
 from ...targets import Target
 from ..base import Built
 from ..cpu.layouts.pack import pack_dense
@@ -45,7 +45,7 @@ class TritonBackend:
             activation=self.weights,
             quantized_tables=True,
             epilogues=True,
-            typed=True,
+            by_alignment=True,
         )
 
     @property

@@ -62,7 +62,7 @@ class CpuExecutor:
         self._batch = _batch_over(self._packed, self._logits)
         self._speculation, self._section = program.speculation, program.section(HEADS)
         self._own_section = program.section(section)
-        self.screens = any(kernel.params.get("screened") for kernel in program.kernels.values())
+        self.screens = program.screens
         self._weights = engine.weights  # mapped as long as kernels may read them
         weights = self._weights.addresses(program)
         self._library = library

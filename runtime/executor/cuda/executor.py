@@ -11,8 +11,8 @@ import numpy as np
 from ...batch.scheduled import ScheduledBatch
 from ...errors import UsageError
 from ...format.load import Engine
-from ...format.plan import KernelObject, Launch, Phase
-from ...format.program import DRAFTS, HEADS, Step
+from ...format.plan import Call, KernelObject, Launch, Phase
+from ...format.program import DRAFTS, HEADS
 from ..sampling import Sampled, SamplingRow
 from ..walk import Argument, Walker
 from .compat import check_memory, open_device
@@ -199,9 +199,9 @@ class CudaExecutor:
         inputs.send(inputs.packed.num_seqs)
         return self._sizes(batch.num_tokens, len(batch.sequences), batch.num_logit_rows)
 
-    def ready(self, function: Any, found: KernelObject, launch: Launch, step: Step | None) -> ReadyLaunch:
+    def ready(self, function: Any, found: KernelObject, launch: Launch, call: Call) -> ReadyLaunch:
         """A launch of a loaded kernel for a step of the program."""
-        return ReadyLaunch(function, found, launch, self.walker.arguments(launch, step), self._address)
+        return ReadyLaunch(function, found, launch, self.walker.arguments(launch, call), self._address)
 
     def _sizes(self, tokens: int, seqs: int, rows: int, moves: int = 0) -> Mapping[str, int]:
         return {
