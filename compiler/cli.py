@@ -12,7 +12,8 @@ import click
 
 from .. import __version__
 from ..runtime.errors import IccError
-from .options import HEAD_METHODS, KV_DTYPES, POOLINGS, QUANT_METHODS, TASKS
+from .options import KV_DTYPES, POOLINGS, TASKS
+from .quantization import HEAD_FORMATS, QUANTIZATIONS
 
 PATH = click.Path(path_type=Path)
 COMPILE_MODULES = ("torch", "transformers", "safetensors", "jinja2")  # what the extra `compile` installs
@@ -54,8 +55,10 @@ def main(debug: bool) -> None:
 @click.option("--target", default="cpu", show_default=True, help="What to compile for.")
 @click.option("--task", type=click.Choice(TASKS), default="generate", show_default=True, help="Text, or embeddings.")
 @click.option("--pooling", type=click.Choice(POOLINGS), help="With --task embed (default: the checkpoint's, or last).")
-@click.option("--quant", type=click.Choice(QUANT_METHODS), default="none", show_default=True)
-@click.option("--quant-head", type=click.Choice(HEAD_METHODS), default="int8", show_default=True, help="The LM head.")
+@click.option("--quant", type=click.Choice(list(QUANTIZATIONS)), default="none", show_default=True)
+@click.option(
+    "--quant-head", type=click.Choice(list(HEAD_FORMATS)), default="int8", show_default=True, help="The LM head."
+)
 @click.option("--keep", multiple=True, metavar="PATTERN", help="Leave matching linears unquantized (repeatable).")
 @click.option("--calib", type=PATH, help="UTF-8 text to calibrate on (default: a bundled one).")
 @click.option("--calib-sequences", default=32, show_default=True)

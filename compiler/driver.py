@@ -25,10 +25,11 @@ from .measure.step_cost import measured_cost, modelled_cost
 from .options import KV_DTYPES, CompileOptions, default_output
 from .program.lower import LowerOptions, lower
 from .progress import Reporter, SilentReporter
+from .quantization import QUANTIZATIONS
 from .report import CompileReport, make_report
 from .speculate.plan import SpecChoice, acceptance_of, speculation, with_speculation
 from .targets import find_target
-from .weights.handles import short_dtype
+from .weights.formats.dense import short_dtype
 
 
 def compile_model(
@@ -91,10 +92,10 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
                 built, tuned = tune_here(stage, built, limits, reporter.progress)
         with reporter.stage("engine"):
             here = heads and target.name == "native"
-            cost = measured_cost(stage, built, limits) if here else modelled_cost(graph, target)
+            cost = measured_cost(stage, built, limits) if here else modelled_cost(graph, target, backend.profile)
             found = speculation(choice, acceptance, options, cost)
             program = with_speculation(built.program, found)
-            report = make_report(graph, program, passes, context, options, target, tuned)
+            report = make_report(graph, program, passes, context, options, target, backend.profile, tuned)
             writer.write_program(stage, program)
             (stage / "report.json").write_bytes(report.to_json())
             tokenizer = writer.copy_tokenizer(stage, options.model)
@@ -120,7 +121,8 @@ def _run(
 
 def _quantize(options: CompileOptions, graph: Graph, reporter: Reporter) -> list[Pass]:
     """The quantization pass; calibrated methods read and tokenize their text here."""
-    sequences = _calibration(options, graph, reporter) if options.quant in ("awq4", "gptq4") else ()
+    chosen = QUANTIZATIONS[options.quant]
+    sequences = _calibration(options, graph, reporter) if chosen and chosen.calibrated else ()
     return pipelines.quantize(options.quant, options.quant_head, options.keep, sequences)
 
 

@@ -1,10 +1,11 @@
-"""The compile as a list of passes, in phases."""
+"""The compile as a list of passes, in phases. Each phase is checked against what the phases before it ensure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from ..compiler.quantization import HEAD_FORMATS, QUANTIZATIONS
 from .attention.paged_attention import PagedAttention
 from .attention.recognize_rope import RecognizeRope
 from .attention.select_logit_rows import SelectLogitRows
@@ -18,41 +19,47 @@ from .canonicalize.simplify import Simplify
 from .fuse.add_norm import FuseAddNorm
 from .fuse.fuse_pointwise import FusePointwise
 from .fuse.merge_linears import MergeLinears
+from .manager import check_order
 
 
 def canonicalize() -> list[Pass]:
     """One way to write each thing; the form that quantization reads."""
-    return [
-        DeadCode(),
-        FoldConstants(),
-        Simplify(),
-        EliminateCommon(),
-        PositionTables(),
-        RecognizeNorms(),
-        FoldConstants(),
-        Simplify(),
-        EliminateCommon(),
-    ]
+    return _ordered(
+        [
+            DeadCode(),
+            FoldConstants(),
+            Simplify(),
+            EliminateCommon(),
+            PositionTables(),
+            RecognizeNorms(),
+            FoldConstants(),
+            Simplify(),
+            EliminateCommon(),
+        ]
+    )
 
 
 def attention() -> list[Pass]:
     """Attention over the paged cache."""
-    return [RecognizeRope(), FoldConstants(), Simplify(), PagedAttention(), SelectLogitRows()]
+    return _ordered([RecognizeRope(), FoldConstants(), Simplify(), PagedAttention(), SelectLogitRows()], canonicalize())
 
 
 def fuse() -> list[Pass]:
     """Fewer, larger kernels; afterwards the graph holds only ops of the dialect."""
-    return [
-        MergeLinears(),
-        FuseAddNorm(),
-        FoldConstants(),
-        Simplify(merge_slices=True),
-        EliminateCommon(),
-        FusePointwise(),
-    ]
+    return _ordered(
+        [
+            MergeLinears(),
+            FuseAddNorm(),
+            FoldConstants(),
+            Simplify(merge_slices=True),
+            EliminateCommon(),
+            FusePointwise(),
+        ],
+        [*canonicalize(), *attention()],
+    )
 
 
-def speculate(heads: Sequence[Any], layers: int, method: str, head: str) -> list[Pass]:
+def speculate(heads: Sequence[Any], layers: int, quant: str, head: str) -> list[Pass]:
     """Draft heads, or an early exit behind `layers` layers, if they are wanted.
 
     They come before attention and fusion, which then treat them like the rest of the graph, and after quantization,
@@ -61,29 +68,36 @@ def speculate(heads: Sequence[Any], layers: int, method: str, head: str) -> list
     if layers:
         from .speculate.insert_early_exit import InsertEarlyExit
 
-        return [InsertEarlyExit(layers)]
+        return _ordered([InsertEarlyExit(layers)], canonicalize())
     if not heads:
         return []
     from .quantize.rtn import QuantizeRtn
     from .speculate.insert_medusa_heads import PREFIX, InsertMedusaHeads
 
-    rounded: list[Pass] = [] if method == "none" else [QuantizeRtn(head=head, only=f"{PREFIX}.")]  # type: ignore[arg-type]
-    return [InsertMedusaHeads(tuple(heads)), *rounded]
+    chosen = QUANTIZATIONS[quant]
+    inserted: list[Pass] = [InsertMedusaHeads(tuple(heads))]
+    if chosen is not None:
+        inserted.append(QuantizeRtn(format=chosen.format, head=HEAD_FORMATS[head], only=f"{PREFIX}."))
+    return _ordered(inserted, canonicalize())
 
 
-def quantize(method: str, head: str, keep: tuple[str, ...], calibration: Sequence[Sequence[int]]) -> list[Pass]:
-    """Weights to 4 bits by `method`; empty for "none"."""
-    options: dict[str, Any] = {"head": head, "keep": keep}
-    if method == "rtn4":
-        from .quantize.rtn import QuantizeRtn
+def quantize(quant: str, head: str, keep: tuple[str, ...], calibration: Sequence[Sequence[int]]) -> list[Pass]:
+    """What --quant and --quant-head ask for; empty for "none". calibration: token sequences, for methods that read."""
+    from .quantize.awq import QuantizeAwq
+    from .quantize.gptq import QuantizeGptq
+    from .quantize.rtn import QuantizeRtn
 
-        return [QuantizeRtn(**options)]
-    if method == "awq4":
-        from .quantize.awq import QuantizeAwq
+    chosen = QUANTIZATIONS[quant]
+    if chosen is None:
+        return []
+    method = {"rtn": QuantizeRtn, "awq": QuantizeAwq, "gptq": QuantizeGptq}[chosen.method]
+    options: dict[str, Any] = {"format": chosen.format, "head": HEAD_FORMATS[head], "keep": keep}
+    if chosen.calibrated:
+        options["sequences"] = calibration
+    return _ordered([method(**options)], canonicalize())
 
-        return [QuantizeAwq(sequences=calibration, **options)]
-    if method == "gptq4":
-        from .quantize.gptq import QuantizeGptq
 
-        return [QuantizeGptq(sequences=calibration, **options)]
-    return []
+def _ordered(passes: list[Pass], before: Sequence[Pass] = ()) -> list[Pass]:
+    """`passes`, which may rely on what `before` ensures; PassError where one requires more."""
+    check_order(passes, check_order(before))
+    return passes

@@ -12,6 +12,7 @@ from ...runtime.executor.cpu.executor import CpuExecutor
 from ...runtime.format.manifest import Limits
 from ..backends.base import Built
 from ..graph.graph import DRAFT_ROWS, LOGIT_ROWS, TOKENS, Graph
+from ..program.profile import Profile
 from ..report import node_cost
 from ..speculate.tree import Cost
 from ..targets import Target
@@ -24,7 +25,7 @@ LAUNCH = {"cpu": 1.5e-6, "cuda": 3e-6, "hip": 5e-6}  # seconds per kernel, barri
 HOST = 1e-4  # seconds of a step outside of the kernels
 
 
-def modelled_cost(graph: Graph, target: Target) -> Cost:
+def modelled_cost(graph: Graph, target: Target, profile: Profile) -> Cost:
     """By the roofline of every op, plus what each launch and each step takes beside it."""
     quantized = any(isinstance(weight, QuantizedWeight) for weight in graph.weights.values())
     peak = (target.peak_i8 if quantized else target.peak_f16) * 1e12 * EFFICIENCY
@@ -33,7 +34,7 @@ def modelled_cost(graph: Graph, target: Target) -> Cost:
     def seconds(draft: bool, tokens: int) -> float:
         total, counts = 0.0, {TOKENS: tokens, LOGIT_ROWS: tokens, DRAFT_ROWS: tokens}
         for node in graph.nodes:
-            cost = node_cost(graph, node, counts) if (node in drafts) == draft else None
+            cost = node_cost(graph, node, counts, profile) if (node in drafts) == draft else None
             if cost is not None:
                 total += max(cost.bytes / (target.bandwidth * 1e9), cost.flops / peak) + LAUNCH[target.backend]
         return total

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .base import Cost, op, tensor_bytes
 from .body import Body, Number
+from .traits import Traits
 
 _gelu = torch.nn.functional.gelu
 
@@ -74,7 +75,7 @@ def _literal(value: Number, like: Tensor) -> Tensor:
     return torch.tensor(value, dtype=dtype, device=like.device)
 
 
-@op(kernels={"cpu": "pointwise"})
+@op(Traits(elementwise=True))
 def pointwise(inputs: Sequence[Tensor], body: str) -> Tensor:
     """The result of `body`, as text, over `inputs`, broadcast against each other from the right."""
     last = Body.parse(body).evaluate(

@@ -12,17 +12,17 @@ import msgspec
 from ...runtime.format.operands import BufferOperand, WeightOperand
 from ...runtime.format.program import ITEM_SIZE, Buffer, KVLayer, Weight
 from ..weights.handles import Weight as Handle
+from .layout import Layout
 from .placed import Placed, contiguous
 from .steps.base import Step, kernel_key
 
 
 @dataclass(frozen=True)
 class WeightSource:
-    """What is packed under a name: a handle and the packed format (see the backend's formats.py)."""
+    """What is packed under a name: a handle and how it lies in memory."""
 
     handle: Handle
-    format: str
-    group: int
+    layout: Layout
     shape: tuple[int, ...]
 
 
@@ -73,11 +73,11 @@ class ProgramBuilder:
         key = name
         while key in self.weights and self.weights[key] != source:
             same = self.weights[key]
-            if same.handle is source.handle and same.format == source.format and same.shape == source.shape:
+            if same.handle is source.handle and same.layout == source.layout and same.shape == source.shape:
                 break
             key += "'"
         self.weights[key] = source
-        return WeightOperand(key, source.format if source.format in ITEM_SIZE else "u8")
+        return WeightOperand(key, source.layout.name if source.layout.name in ITEM_SIZE else "u8")
 
     def live_buffers(self) -> list[VirtualBuffer]:
         """The buffers that some record touches, with their lifetimes as indices of records."""
@@ -105,9 +105,9 @@ class ProgramBuilder:
         return kernels, tuple(steps)
 
 
-def program_weight(source: WeightSource, nbytes: int) -> Weight:
+def program_weight(source: WeightSource) -> Weight:
     """The program's record of a packed weight."""
-    return Weight(source.format, list(source.shape), nbytes)
+    return Weight(source.layout.name, list(source.shape), source.layout.nbytes(source.shape))
 
 
 def program_buffer(virtual: VirtualBuffer, offset: int) -> Buffer:

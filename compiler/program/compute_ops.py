@@ -53,9 +53,10 @@ def linear(low: Lowerer, node: fx.Node) -> Placed:
     out = low.new(node)
     bias = low.vector(node.args[2])
     weight = low.matrix(node.args[1])
-    step = (LinearQ if weight.bits else Linear)(
+    facts = weight.layout.product_params()
+    step = (Linear if weight.dense else LinearQ)(
         rows=row_kind(out), x=low.product_rows(x, k, weight), w=weight.operand, bias=bias, y=out.operand, k=k, n=n,
-        screened=weight.split and out.name == LOGITS, **weight.facts,
+        screened=facts.get("split", False) and out.name == LOGITS, **facts,
     )  # fmt: skip
     low.emit(step, node)
     return out
@@ -83,9 +84,10 @@ def expert_linear(low: Lowerer, node: fx.Node) -> Placed:
     out = low.new(node)
     bias = low.vector(node.args[2])
     weight = low.matrix(node.args[1])
-    step = (ExpertLinearQ if weight.bits else ExpertLinear)(
+    step = (ExpertLinear if weight.dense else ExpertLinearQ)(
         rows=row_kind(out), x=low.product_rows(x, x.size, weight), w=weight.operand, bias=bias, index=index.operand,
-        y=out.operand, k=k, n=n, experts=experts, topk=index.size, x_per_slot=len(x.shape) == 2, **weight.facts,
+        y=out.operand, k=k, n=n, experts=experts, topk=index.size, x_per_slot=len(x.shape) == 2,
+        **weight.layout.product_params(),
     )  # fmt: skip
     low.emit(step, node)
     return out

@@ -13,11 +13,11 @@ from ...runtime.format.operands import Operand, WeightOperand
 from ...runtime.format.program import LOGITS
 from ..errors import UnsupportedModel
 from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, TensorType, type_of
-from ..graph.verify import ICC_OPS
-from ..ops import OPS
+from ..ops import OPS, op_of
 from ..ops.body import Body
-from ..weights.handles import QuantizedWeight, RowConcat, Weight, short_dtype
+from ..weights.formats.dense import Dense
 from .builder import ProgramBuilder, Record, WeightSource
+from .layout import Layout, Role
 from .placed import Placed, contiguous
 from .profile import Profile
 from .steps.base import QuantizedRows, Rows, Step
@@ -42,20 +42,15 @@ class LowerOptions:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight as a product takes it; bits is 0 and format the element type for dense ones. split: in two planes."""
+    """A weight as a product takes it."""
 
     operand: WeightOperand
-    format: str
-    bits: int = 0
-    group: int = 0
-    split: bool = False
+    layout: Layout
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """What a product's step says of its weight."""
-        if not self.bits:
-            return {"format": self.format}
-        return {"bits": self.bits, "group": self.group, "split": self.split}
+    def dense(self) -> bool:
+        """Whether there are values to multiply with, not codes."""
+        return isinstance(self.layout.format, Dense)
 
 
 class Lowerer:
@@ -74,7 +69,7 @@ class Lowerer:
         if graph.exit is not None:
             self._in_output |= _written_to_output(graph, graph.exit)
         self._narrow = narrow_values(graph)
-        self._tiled = self._shared_with_linear()
+        self._multiplied = self._shared_with_linear()
         self._screened = self._screened_heads()
 
     def placed(self, node: Any) -> Placed:
@@ -83,7 +78,9 @@ class Lowerer:
 
     def op_name(self, node: fx.Node) -> str:
         """Name of a dialect op."""
-        return ICC_OPS[node.target]
+        op = op_of(node.target)
+        assert op is not None, f"{node.target} is not declared"
+        return op.name
 
     def new(self, node: fx.Node, index: int | None = None) -> Placed:
         """The buffer for a node's result, or the logits output."""
@@ -146,8 +143,8 @@ class Lowerer:
 
     def product_rows(self, x: Placed, k: int, weight: Matrix) -> Operand | QuantizedRows:
         """The rows `x` as the kernel of a product with `weight` reads them."""
-        if weight.bits and self.options.profile.int8_activations:
-            return self.quantized_rows(x, k, weight.group)
+        if not weight.dense and self.options.profile.int8_activations:
+            return self.quantized_rows(x, k, weight.layout.format.block[1])
         return x.operand
 
     def kv_layer(self, layer: int) -> int:
@@ -162,72 +159,47 @@ class Lowerer:
 
     def plain(self, node: Any) -> WeightOperand:
         """A weight as a plain float32 (or int32) array."""
-        weight = self.graph.weight(node)
-        fmt = "f32" if weight.dtype.is_floating_point else "i32"
-        return self.builder.weight(str(node.target), WeightSource(weight, fmt, 0, weight.shape))
+        return self._stored(node, "plain").operand
 
     def constant(self, node: Any) -> Placed:
         """A weight as an operand of elementwise kernels."""
         weight = self.graph.weight(node)
-        dtype = "f32" if weight.dtype.is_floating_point else "i32"
-        operand = self.plain(node)
-        return Placed("weight", operand.name, 0, weight.shape, contiguous(weight.shape), 0, dtype, "")
+        stored = self._stored(node, "plain")
+        strides = contiguous(weight.shape)
+        return Placed("weight", stored.operand.name, 0, weight.shape, strides, 0, stored.layout.name, "")
 
     def matrix(self, node: Any) -> Matrix:
-        """A weight as a linear kernel reads it: quantized, or tiled in its storage type."""
-        weight = self.graph.weight(node)
-        quantized = _quantization(weight)
-        if quantized:
-            bits, group = quantized
-            packed = self.options.profile.quant.format(bits)
-            if id(weight) in self._screened:
-                packed = self.options.profile.screened
-            source = WeightSource(weight, packed, group, weight.shape)
-            operand = self.builder.weight(str(node.target), source)
-            return Matrix(operand, packed, bits, group, packed == self.options.profile.screened)
-        item = _dense_format(weight)
-        source = WeightSource(weight, self.options.profile.dense.format(item), 0, weight.shape)
-        return Matrix(self.builder.weight(self._tied_name(node), source), item)
+        """A weight as a linear kernel reads it."""
+        return self._stored(node, "screen" if id(self.graph.weight(node)) in self._screened else "product")
 
     def table(self, node: Any) -> tuple[WeightOperand, dict[str, Any]]:
-        """An embedding table: shared with the linear layer that it is tied to, if there is one, else plain."""
+        """An embedding table: shared with the linear layer that it is tied to, if there is one."""
         weight = self.graph.weight(node)
-        rows = weight.shape[0]
-        if _quantization(weight) is not None:
-            return self._quantized_table(node, rows)
-        if id(weight) in self._tiled:
-            matrix = self.matrix(node)
-            return matrix.operand, {"table_rows": rows, "format": self.options.profile.dense.format(matrix.format)}
         if not weight.dtype.is_floating_point:
             raise UnsupportedModel("a table of integers is not supported")
-        item = _dense_format(weight)
-        source = WeightSource(weight, item, 0, weight.shape)
-        return self.builder.weight(str(node.target), source), {"table_rows": rows, "format": item}
+        stored = self.matrix(node) if id(weight) in self._multiplied else self._stored(node, "table")
+        return stored.operand, {"table_rows": weight.shape[0], **stored.layout.table_params()}
 
-    def _quantized_table(self, node: Any, rows: int) -> tuple[WeightOperand, dict[str, Any]]:
-        profile, weight = self.options.profile, self.graph.weight(node)
-        if profile.quantized_tables:
-            matrix = self.matrix(node)
-            return matrix.operand, {"table_rows": rows, "format": matrix.format, "group": matrix.group}
-        source = WeightSource(weight, profile.activation, 0, weight.shape)
-        return self.builder.weight(str(node.target), source), {"table_rows": rows, "format": profile.activation}
+    def _stored(self, node: fx.Node, role: Role) -> Matrix:
+        weight = self.graph.weight(node)
+        layout = self.options.profile.layout(weight.storage, role)
+        name = self._tied_name(node) if role in ("product", "screen") else str(node.target)
+        return Matrix(self.builder.weight(name, WeightSource(weight, layout, weight.shape)), layout)
 
     def _shared_with_linear(self) -> set[int]:
-        """Identities of dense weights that a linear layer reads (tied embeddings)."""
+        """Identities of weights that a linear layer reads (tied embeddings)."""
         found = (n.args[1] for n in self.graph.nodes if n.target is LINEAR)
-        handles = (self.graph.weight(w) for w in found if w.op == "get_attr")  # type: ignore[union-attr]
-        return {id(h) for h in handles if _quantization(h) is None}
+        return {id(self.graph.weight(w)) for w in found if w.op == "get_attr"}  # type: ignore[union-attr, arg-type]
 
     def _screened_heads(self) -> set[int]:
-        """Identities of the 8-bit weights whose product is the logits, with nothing behind it, where that pays."""
+        """Identities of the weights whose product is the logits, with nothing behind it, where screening pays."""
         profile, found = self.options.profile, set[int]()
         for output in (self.graph.output, self.graph.exit):
             head = output if output is None else _behind_views(output)
-            if not profile.screened or head is None or head.target is not LINEAR or head not in self._in_output:
+            if head is None or head.target is not LINEAR or head not in self._in_output:
                 continue
             weight = self.graph.weight(head.args[1])
-            large = prod(weight.shape) >= profile.screened_bytes
-            if large and (_quantization(weight) or (0, 0))[0] == 8:
+            if prod(weight.shape) >= profile.screened_bytes and profile.layout(weight.storage, "screen").screens:
                 found.add(id(weight))
         return found
 
@@ -241,18 +213,6 @@ def row_kind(value: Placed) -> Rows:
     """What one row of a value is, where that is no constant."""
     assert value.rows
     return "tokens" if value.rows == TOKENS else "logit_rows"
-
-
-def _quantization(weight: Weight) -> tuple[int, int] | None:
-    """(bits, group) of a quantized weight."""
-    if isinstance(weight, RowConcat):
-        return _quantization(weight.parts[0])
-    return (weight.bits, weight.group) if isinstance(weight, QuantizedWeight) else None
-
-
-def _dense_format(weight: Weight) -> str:
-    name = short_dtype(weight.dtype)
-    return name if name in ("f32", "bf16", "f16") else "f32"
 
 
 def _behind_views(node: Any) -> Any:

@@ -109,7 +109,7 @@ def _program(low: Lowerer, marks: list[int]) -> Lowered:
         kernels=kernels,
         steps=steps,
         buffers=[program_buffer(b, offsets[b.name]) for b in buffers],
-        weights={n: program_weight(s, profile.packed_nbytes(s.format, s.shape, s.group)) for n, s in sources.items()},
+        weights={name: program_weight(source) for name, source in sources.items()},
         kv=KVLayout(
             low.options.block_size, low.options.kv_dtype, [builder.kv_layers[i] for i in sorted(builder.kv_layers)]
         ),

@@ -10,13 +10,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import fx
 
 from ...compiler.graph.graph import Graph, type_of
 from ...compiler.graph.verify import is_pointwise
-from ...compiler.ops import OPS
-from ...compiler.ops.aten import ARITHMETIC, POINTWISE
+from ...compiler.ops import OPS, op_of
 from ...compiler.ops.body import Argument, Body, BodyWriter, Operand
 from ..base import OPTIMIZED, Pass, PassContext, PassResult
 
@@ -97,21 +95,13 @@ class _Fusion:
         if node.target is POINT:
             inputs, text = node.args
             result = write.inline(Body.parse(str(text)), [self._operand(value) for value in inputs])  # type: ignore[union-attr]
-        elif node.target is torch.ops.prims.convert_element_type.default:
-            result = write(_conversion(node.args[1]), self._operand(node.args[0]))
         else:
-            name = node.target._schema.name.replace("::", ".")  # type: ignore[union-attr]
-            builder = POINTWISE.get(name) or ARITHMETIC[name]
-            result = builder(write, *(_whole(self._operand(a), node) for a in node.args))
+            declared = op_of(node.target)
+            assert declared is not None and declared.instructions is not None  # or it would not be fusible
+            result = declared.instructions(write, *(_whole(self._operand(a), node) for a in node.args))
         self._results[node] = result
         self.members.append(node)
         return result
-
-
-def _conversion(dtype: Any) -> str:
-    if dtype == torch.bool:
-        return "to_bool"
-    return "to_f32" if dtype.is_floating_point else "to_i32"
 
 
 def _whole(operand: Any, node: fx.Node) -> Any:

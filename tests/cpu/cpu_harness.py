@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from cpu_fences import fence, unfence
-from icc.compiler.backends.cpu.layouts.pack import pack_dense
+from icc.compiler.backends.cpu.layouts.dense import ROWS
 from icc.compiler.program.program import Program
 from icc.compiler.program.steps.base import Step
 from icc.runtime.format.operands import BufferOperand, WeightOperand
@@ -71,7 +71,7 @@ class Builder:
 
     def plain(self, name: str, array: np.ndarray, fmt: str = "f32") -> WeightOperand:
         """A weight stored row-major."""
-        return self.weight(name, pack_dense(array, fmt), fmt, array.shape)
+        return self.weight(name, ROWS[fmt].pack({"values": array}), fmt, array.shape)
 
     def step(self, step: Step) -> None:
         """Append a step, with a kernel of its own."""

@@ -63,5 +63,7 @@ def test_a_manifest_is_read_if_it_is_of_this_version(file: Path, tmp_path: Path)
     if version == FORMAT_VERSION:
         assert msgspec.json.decode(file.read_bytes(), type=Manifest).format_version == version
     else:
-        with pytest.raises(EngineVersionError, match=f"version {version} is not supported: .* version {FORMAT_VERSION}"):
+        with pytest.raises(
+            EngineVersionError, match=f"version {version} is not supported: .* version {FORMAT_VERSION}"
+        ):
             read_manifest(tmp_path)

@@ -17,7 +17,7 @@ from .kernels.base import KernelParams
 from .kernels.linear import SCREENED_ROWS
 from .kernels.micro import micro_sources
 from .kernels.table import CPU_KERNELS
-from .layouts.formats import C_TYPES, round_up
+from .layouts.elements import C_TYPES, round_up
 
 HEADERS = (
     "abi.h", "simd.h", "sha256.h", "vmath.h", "team.h", "rows.h", "gemm.h", "screen.h", "kv.h", "attention.h",

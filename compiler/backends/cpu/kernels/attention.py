@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from ....program.steps.attention import Attention, KvWrite
-from ..layouts.formats import C_TYPES, round_up
+from ..layouts.elements import C_TYPES, round_up
 from .base import KernelParams
 
 KEYS = 64  # keys of one chunk, as in attention.h

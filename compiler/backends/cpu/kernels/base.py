@@ -9,7 +9,7 @@ from .....runtime.format.operands import Operand
 from ....program.steps.base import Step
 from ...render import render
 from ..isa import Isa
-from ..layouts.formats import C_TYPES
+from ..layouts.elements import C_TYPES
 
 S = TypeVar("S", bound=Step)
 

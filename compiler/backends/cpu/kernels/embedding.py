@@ -6,8 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ....program.steps.embedding import Embedding, SelectRows
-from ..layouts.formats import C_TYPES, PLAIN, QUANT_BITS, SPLIT, high_tile_bytes, quant_tile_bytes
+from ..layouts.affine import quant_tile_bytes
+from ..layouts.elements import C_TYPES, PLAIN
+from ..layouts.split import high_tile_bytes
 from .base import KernelParams, ctype
+
+QUANT_BITS = {"q4": 4, "q8": 8, "q8s": 8}
+SPLIT = "q8s"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from ....program.steps.linear import (
     Product,
     QuantizeRows,
 )
-from ..layouts.formats import PLAIN, high_tile_bytes, low_tile_bytes, quant_tile_bytes
+from ..layouts.affine import quant_tile_bytes
+from ..layouts.elements import PLAIN
+from ..layouts.split import high_tile_bytes, low_tile_bytes
 from .base import KernelParams
 
 P = TypeVar("P", bound=Product)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from ...render import render
 from ..isa import Isa
-from ..layouts.formats import C_TYPES
+from ..layouts.elements import C_TYPES
 from .attention import AttentionParams
 from .base import KernelParams
 from .linear import SCREENED_ROWS, DenseParams, LinearQParams, QuantParams

@@ -16,7 +16,7 @@ from ....ops.body import Body, Number
 from ....program.steps.pointwise import Pointwise
 from ....program.strides import Access
 from ...errors import CodegenError
-from ..layouts.formats import C_TYPES
+from ..layouts.elements import C_TYPES
 from .base import KernelParams
 
 INTEGER_DTYPES = ("i32", "bool")

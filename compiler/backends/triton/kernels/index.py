@@ -13,11 +13,12 @@ from ....program.steps.embedding import Embedding as EmbeddingStep
 from ....program.steps.embedding import SelectRows as SelectRowsStep
 from ....targets import Target
 from ...render import render
-from ..layouts.formats import QUANT_BITS, codes_nbytes
+from ..layouts.affine import codes_nbytes
 from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg
 from ..tiling.choice import Tuner
 from .lines import BLOCK, Lines, even_block, power_of_two, warps
 
+QUANT_BITS = {"gq4": 4, "gq8": 8}
 WARP = 32
 UNROLLED = 16  # indices of a line whose loads a scatter issues at once
 R = TypeVar("R", EmbeddingStep, SelectRowsStep)

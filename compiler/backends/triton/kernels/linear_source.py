@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ....program.steps.linear import Columns
-from ..layouts.formats import codes_nbytes, matrix_nbytes
+from ..layouts.affine import codes_nbytes, matrix_nbytes
 from ..spec import Arg
 from ..tiling.choice import Config
 from .body import Value, translate
