@@ -99,17 +99,11 @@ def compile_command(model: Path, output: Path | None, explain: str | None, as_js
 @click.option("-o", "--output", type=PATH, help="Tuning file to write (default: ENGINE's target, with .json).")
 def tune_command(engine: Path, output: Path | None) -> None:
     """Measure kernel tilings on this machine's GPU; later compiles read the file that ICC_TUNING names."""
-    from ..runtime.format.load import open_engine
     from .console import ConsoleReporter
-    from .measure.gpu_tune import tune
+    from .measure import tune_engine
 
-    opened = open_engine(engine)
-    try:
-        file = output or Path(f"{opened.manifest.target}.json")
-        with ConsoleReporter() as reporter, reporter.stage("tune"):
-            found = tune(opened, file, reporter.progress)
-    finally:
-        opened.close()
+    with ConsoleReporter() as reporter, reporter.stage("tune"):
+        file, found = tune_engine(engine, output, reporter.progress)
     click.echo(f"{file}: {len(found.tilings)} tilings measured on {found.device}; use it with ICC_TUNING={file}")
 
 
@@ -168,9 +162,9 @@ def eval_command(ctx: click.Context, engine: Path, baseline: Path | None, text: 
     code = runtime_main(["eval", str(engine), "--text", str(text), *ctx.args], prog="icc")
     if code or baseline is None:
         ctx.exit(code)
-    from .measure.baseline import evaluate_checkpoint
+    from .measure import perplexity
 
-    result = evaluate_checkpoint(baseline, engine, text)
+    result = perplexity(baseline, engine, text)
     click.echo(
         f"baseline {baseline}: nll per token {result.nll_per_token:.5f} nats, perplexity {result.perplexity:.4f}, "
         f"bits per byte {result.bits_per_byte:.5f}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 from ..format.load import Engine, check_abi, read_manifest
 from .base import Executor
+from .player import Player
 
 if TYPE_CHECKING:
     from .cuda.driver import Cuda
@@ -45,9 +46,9 @@ def open_executor(
             raise UsageError("an engine for a GPU cannot draft for one that runs on the CPU")
         if swap_bytes:
             raise UsageError("swap_bytes is for GPU engines: the KV cache of a CPU engine is host memory already")
-        from .cpu.executor import CpuExecutor
+        from .cpu.device import CpuDevice
 
-        return CpuExecutor(engine, threads, kv_bytes, section)
-    from .cuda.executor import CudaExecutor
+        return Player(CpuDevice(engine, threads, kv_bytes, section))
+    from .cuda.device import CudaDevice
 
-    return CudaExecutor(engine, kv_bytes, device, section, swap_bytes)
+    return Player(CudaDevice(engine, kv_bytes, device, section, swap_bytes))
