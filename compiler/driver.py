@@ -27,9 +27,9 @@ from .program.verify import verify_lowered, verify_plan
 from .progress import Reporter, SilentReporter
 from .quantization import QUANTIZATIONS
 from .report import CompileReport, make_report
+from .request import check
 from .speculate.cost import modelled_cost
-from .speculate.plan import SpecChoice, acceptance_of, speculation, with_speculation
-from .targets import find_target
+from .speculate.plan import acceptance_of, speculation, with_speculation
 from .weights.formats.dense import short_dtype
 
 
@@ -57,9 +57,8 @@ def compile_model(
 
 def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport:
     """Run every stage; `reporter` hears of them. Returns what report.json and the summary are made of."""
-    target, choice = find_target(options.target), SpecChoice.parse(options.spec)
+    target, choice = check(options)
     heads = choice.read_heads() if choice else ()
-    writer.check_output(options.output, options.force)
     pooling = read_pooling(options.model, options.pooling) if options.task == "embed" else None
     with reporter.stage("trace"):
         graph = load_graph(options.model, options.max_seq_len, embeds=pooling is not None)
@@ -94,12 +93,9 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
             with reporter.stage("tune"):
                 built, tuned = measure.tune(stage, target, built, limits, reporter.progress)
         with reporter.stage("engine"):
-            timed = heads and target.is_here
-            cost = (
-                measure.step_cost(stage, target, built, limits)
-                if timed
-                else modelled_cost(graph, target, backend.profile)
-            )
+            cost = modelled_cost(graph, target, backend.profile)
+            if heads and target.is_here:
+                cost = measure.step_cost(stage, target, built, limits)
             found = speculation(choice, acceptance, options, cost)
             program = with_speculation(built.program, found)
             report = make_report(graph, program, passes, context, options, target, backend.profile, tuned)
