@@ -13,7 +13,7 @@ from ..passes.base import Pass, PassContext
 from ..passes.manager import PassReport, run_passes
 from ..runtime.format.manifest import EmbeddingFacts, QuantFacts
 from . import measure
-from .backends.registry import backend_for
+from .backends.choose import backend_for
 from .calibration import load_calibration
 from .engine import directory as writer
 from .engine.manifest import make_limits, make_manifest
@@ -23,6 +23,7 @@ from .frontend.source.pooling import read_pooling
 from .graph.graph import Graph
 from .options import KV_DTYPES, CompileOptions, default_output
 from .program.lower import LowerOptions, lower
+from .program.verify import verify_lowered, verify_plan
 from .progress import Reporter, SilentReporter
 from .quantization import QUANTIZATIONS
 from .report import CompileReport, make_report
@@ -80,9 +81,11 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
         passes += _run(graph, options, context, "fuse", pipelines.fuse())
         kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
         lowered = lower(graph, LowerOptions(kv_dtype, backend.profile))
+        verify_lowered(lowered.program, backend.refusal)
     with writer.engine_directory(options.output) as stage:
         with reporter.stage("kernels"):
             built = backend.build(lowered.program, limits, stage / "kernels", reporter.progress)
+            verify_plan(built.program)
         with reporter.stage("weights"):
             writer.write_weights(stage, built.program, lowered.sources, backend.pack, reporter.progress)
         tuned: list[str] = []
