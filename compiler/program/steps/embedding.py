@@ -28,7 +28,8 @@ class Embedding(Step, frozen=True, kw_only=True, tag="embedding"):
 
 @step_type
 class SelectRows(Step, frozen=True, kw_only=True, tag="select_rows"):
-    """y [n], one row per wanted logit row, of x, one row per token."""
+    """y [n], one row per wanted logit row, of x, one row per token; in a section that runs behind a step, per logit row
+    of that step."""
 
     DTYPES: ClassVar = {"x": VALUES, "y": VALUES}
     x: Operand
@@ -38,5 +39,5 @@ class SelectRows(Step, frozen=True, kw_only=True, tag="select_rows"):
     def widths(self) -> dict[str, int]:
         return {"x": self.n, "y": self.n}
 
-    def rows_of(self, name: str) -> Rows:
-        return "tokens" if name == "x" else self.rows
+    def rows_of(self, name: str) -> tuple[Rows, ...]:
+        return ("tokens", "logit_rows") if name == "x" else (self.rows,)
