@@ -28,11 +28,13 @@ class Layout(ABC):
     """One storage format in the memory of one back end.
 
     name: as weights of a program name it. format: what it stores; a dense layout takes any float weight by converting.
-    screens: whether products with it can first do with a part of the codes.
+    coded: whether products multiply with codes, not with values. screens: whether products with it can first do with a
+    part of the codes.
     """
 
     name: str
     format: StorageFormat
+    coded: ClassVar[bool] = False
     screens: ClassVar[bool] = False
 
     @abstractmethod

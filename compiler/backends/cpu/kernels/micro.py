@@ -28,36 +28,21 @@ class DenseMicroParams:
 
 @dataclass(frozen=True)
 class QuantMicroParams:
-    """The same of quantized weights. Its float sums stay in registers where they are few. planes: those of split codes
-    that it reads, "both" or "high" alone."""
+    """The same of quantized weights, whose layout says how they are read. Its float sums stay in registers where they
+    are few."""
 
     name: str
-    bits: int
+    reader: Reader
     mr: int
     nt: int
     prefetch: int
     in_registers: bool
-    planes: str = ""
     template: ClassVar[str] = "cpp/linear/micro_quant.cpp.jinja"
 
     @property
     def line_k(self) -> int:
         """k positions in one 64-byte line of codes."""
-        return 8 if self.nibbles else 4
-
-    @property
-    def nibbles(self) -> bool:
-        """Whether a line holds nibbles."""
-        return self.bits == 4 or bool(self.planes)
-
-    @property
-    def code_bits(self) -> int:
-        """Of the codes that are multiplied."""
-        return 4 if self.planes == "high" else self.bits
-
-    @property
-    def planes_text(self) -> str:
-        return f", {self.planes} plane{'s' if self.planes == 'both' else ''}" if self.planes else ""
+        return self.reader.line_k
 
 
 @dataclass(frozen=True)
