@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,6 @@ from .tiles import (
     split_scales,
     tiled,
 )
-
 
 NIBBLES = Reader("a 4-bit product", "cpp/layouts/q4.cpp.jinja", ("low", "high"), "dot_u4")
 BYTES = Reader("an 8-bit product", "cpp/layouts/q8.cpp.jinja", ("raw",), "dot_u8")
@@ -64,7 +62,7 @@ class AffineTiles(CodeTiles):
     def tiles(self, parts: Arrays) -> tuple[np.ndarray, ...]:
         """Codes [tiles, 16, groups, group], f16 scales, their units, and zero points, rows that are missing zero."""
         group, (_, k) = self.format.group, parts["codes"].shape
-        if reason := self.misfit(k):
+        if reason := self.misfit(*parts["codes"].shape):
             raise ValueError(reason)
         halves, unit = split_scales(tiled(parts["scales"].astype(np.float32, copy=False)))
         codes = tiled(parts["codes"])
@@ -76,9 +74,3 @@ class AffineTiles(CodeTiles):
         lines = tiles[:, :, HEADER:]
         codes = of_nibble_lines(lines) if self.format.bits == 4 else of_byte_lines(lines)
         return {"codes": codes.reshape(-1, k)[:n], "scales": scales, "zeros": zeros}
-
-    def product_params(self) -> dict[str, Any]:
-        return {"bits": self.format.bits, "group": self.format.group}
-
-    def table_params(self) -> dict[str, Any]:
-        return {"format": self.name, "group": self.format.group}

@@ -42,11 +42,8 @@ class CodeTiles(MatrixLayout):
     """
 
     coded: ClassVar[bool] = True
-
-    @property
-    def group(self) -> int:
-        """k positions per header, and per scale of the activations."""
-        return self.format.block[1]
+    int8_rows: ClassVar[bool] = True
+    tiled: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -57,6 +54,11 @@ class CodeTiles(MatrixLayout):
     @abstractmethod
     def reader(self) -> Reader:
         """How products read the codes."""
+
+    @property
+    def macros(self) -> str:
+        """The template with the macros that tables are read with, too."""
+        return self.reader.macros
 
     @property
     def screener(self) -> Reader | None:
@@ -78,9 +80,3 @@ class CodeTiles(MatrixLayout):
 
     def matrix_nbytes(self, n: int, k: int) -> int:
         return round_up(n, TILE) // TILE * (self.tile_bytes(k) + self.low_bytes(k))
-
-    def misfit(self, k: int) -> str:
-        """Why rows of `k` cannot be stored so; "" if they can."""
-        if self.group % 16 or k % self.group:
-            return f"group {self.group} must be a multiple of 16 that divides K = {k}"
-        return ""

@@ -7,7 +7,7 @@ more f32: at 52 the largest scale of the tile in this group, at 56 the tile's la
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -74,9 +74,6 @@ class SplitTiles(AffineTiles):
         scales, zeros = of_headers(high, n)
         codes = of_nibble_lines(high[:, :, HEADER:]) << 4 | of_nibble_lines(low)
         return {"codes": codes.reshape(-1, k)[:n], "scales": scales, "zeros": zeros}
-
-    def product_params(self) -> dict[str, Any]:
-        return {**super().product_params(), "split": True}
 
 
 def leans(codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray) -> np.ndarray:

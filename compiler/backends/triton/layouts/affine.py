@@ -14,7 +14,6 @@ Experts `[E, N, K]` follow one another.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -112,9 +111,3 @@ class AffineGroups(CodeGroups):
         words = packed[start : start + 4 * n * groups].view(np.uint32).reshape(groups, n).T
         scales = (words & np.uint32(0xFFFFFF00)).copy().view(np.float32)
         return {"codes": codes, "scales": scales, "zeros": (words & np.uint32(255)).astype(np.uint8)}
-
-    def product_params(self) -> dict[str, Any]:
-        return {"bits": self.format.bits, "group": self.format.group}
-
-    def table_params(self) -> dict[str, Any]:
-        return {"format": self.name, "group": self.format.group}

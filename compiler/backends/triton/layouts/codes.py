@@ -50,11 +50,6 @@ class CodeGroups(MatrixLayout):
     coded: ClassVar[bool] = True
 
     @property
-    def group(self) -> int:
-        """Values along K per scale."""
-        return self.format.block[1]
-
-    @property
     @abstractmethod
     def macros(self) -> str:
         """The template with the layout's macros."""
@@ -70,12 +65,16 @@ class CodeGroups(MatrixLayout):
         return 0
 
     @property
+    def fits_matrix_units(self) -> bool:
+        """Whether the codes of a group are operands of matrix instructions."""
+        return self.span >= 16 and self.span & (self.span - 1) == 0
+
+    @property
     def span(self) -> int:
         """Elements of 16 bits that hold the codes of one row's group."""
         return self.group // self.fields if self.fields else 0
 
     def misfit(self, n: int, k: int) -> str:
-        """Why a matrix cannot be stored so; "" if it can."""
-        if self.group % 16 or k % self.group:
-            return f"group {self.group} must be a multiple of 16 that divides K = {k}"
-        return ""
+        if n * k * self.unpacking.bits // 16 >= 2**31:
+            return f"{n} x {k} codes of {self.unpacking.bits} bits need 64-bit addresses"
+        return super().misfit(n, k)
