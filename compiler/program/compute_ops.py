@@ -33,7 +33,7 @@ def embedding(low: Lowerer, node: fx.Node) -> Placed:
         ids = low.dense(ids)
     step = Embedding(
         rows=row_kind(out), ids=ids.operand, table=table.operand, y=out.operand, n=out.size,
-        table_rows=low.graph.weight(node.args[1]).shape[0], stored=table.stored,
+        table_rows=type_of(node.args[1]).shape[0], stored=table.stored,  # type: ignore[arg-type]
     )  # fmt: skip
     low.emit(step, node)
     return out

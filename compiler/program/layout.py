@@ -23,8 +23,10 @@ codes. table: an embedding that nothing else reads."""
 
 
 class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a weight lies in memory, as steps say it: the name of its storage format, and what it is laid out for. The back
-    end's `Layouts` tell the layout."""
+    """How a weight lies in memory, as steps say it: the name of its storage format, and what it is laid out for.
+
+    The back end's `Layouts` tell the layout.
+    """
 
     format: str
     role: Role
@@ -39,9 +41,8 @@ class Layout(ABC):
     """One storage format in the memory of one back end.
 
     name: as weights of a program name it. format: what it stores; a dense layout takes any float weight by converting.
-    coded: whether products multiply with codes, not with values. int8_rows: whether they read their rows as int8, with a
-    scale per block of the format. screens: whether products with it can first do with a
-    part of the codes.
+    coded: whether products multiply with codes, not with values. int8_rows: whether they read their rows as int8, with
+    a scale per block of the format. screens: whether products with it can first do with a part of the codes.
     """
 
     name: str
@@ -133,7 +134,7 @@ class Layouts:
         return make(form, role)
 
     def of(self, stored: Stored) -> Any:
-        """The layout of a weight of a step, of the kind that `refusal` was asked for. IccError names what is unknown."""
+        """The layout of a weight of a step, of a kind that `refusal` checks. IccError names what is missing."""
         return self.find(find_format(stored.format), stored.role)
 
     def refusal(self, stored: Stored, kind: type[Layout]) -> str:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
-import torch
-
-for _folder in (".", "../graph", "../program", "../triton", ".."):
-    sys.path.insert(0, str(Path(__file__).parent / _folder))
-
 import outside
+import pytest
 import tiny_models
+import torch
 from building import build
 from icc.compiler.backends.triton.layouts.registry import LAYOUTS as TRITON_LAYOUTS
 from icc.compiler.frontend.load import load_graph

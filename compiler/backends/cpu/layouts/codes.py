@@ -16,9 +16,9 @@ class Reader:
     """How a micro-kernel reads the lines of a layout; what micro_quant.cpp.jinja takes of it.
 
     title: the product as the kernel's comment names it. macros: the template with the macros that
-    cpp/layouts/header.cpp.jinja lists. pieces: what the codes of a line are taken apart into, four k of 16 rows each, by
-    the names of their variables. dot: the function of simd.h that multiplies a piece with activations. header: bytes of
-    a group before its lines.
+    cpp/layouts/header.cpp.jinja lists. pieces: what the codes of a line are taken apart into, four k of 16 rows each,
+    by the names of their variables. dot: the function of simd.h that multiplies a piece with activations. header: bytes
+    of a group before its lines.
     """
 
     title: str

@@ -16,8 +16,8 @@ class Unpacking:
     name: of the layout, with what tilings depend on. group: values along K per scale; kernels step by groups.
     bits: of a code. scale_bytes: of memory per row and group beside the codes.
     decode_instructions, tile_instructions: per value and lane, in kernels for few rows and for many, as counted in
-    disassembled kernels. decode_registers, tile_registers: that unpacking needs beside the sums. doubled: whether a code
-    takes two fields, so that twice as many operands are alive.
+    disassembled kernels. decode_registers, tile_registers: that unpacking needs beside the sums. doubled: whether a
+    code takes two fields, so that twice as many operands are alive.
     """
 
     name: str
