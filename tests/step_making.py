@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import prod
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,31 +15,6 @@ from icc.runtime.format.operands import BufferOperand, Operand, WeightOperand
 
 assert FAMILIES  # their steps are known
 
-_LINES: dict[str, Callable[[Any], int]] = {"x": lambda p: p.outer * p.n, "y": lambda p: p.outer * p.n}
-_NORM: dict[str, Callable[[Any], int]] = dict.fromkeys(("x", "r", "y", "sum"), lambda p: p.d * p.groups)
-_PRODUCT: dict[str, Callable[[Any], int]] = {
-    "x": lambda p: p.k, "y": lambda p: p.columns, "extras": lambda p: p.columns,
-}  # fmt: skip
-_EXPERTS: dict[str, Callable[[Any], int]] = {
-    "x": lambda p: p.k * (p.topk if p.x_per_slot else 1), "y": lambda p: p.topk * p.columns,
-    "index": lambda p: p.topk,
-}  # fmt: skip
-WIDTHS: dict[str, dict[str, Callable[[Any], int]]] = {
-    "linear": _PRODUCT, "linear_q": _PRODUCT, "expert_linear": _EXPERTS, "expert_linear_q": _EXPERTS,
-    "quantize_rows": {"x": lambda p: p.k, "codes": lambda p: p.k}
-    | dict.fromkeys(("scales", "sums"), lambda p: p.k // p.group),
-    "pointwise": dict.fromkeys(("args", "y"), lambda p: prod(p.shape)),
-    "embedding": {"ids": lambda p: 1, "y": lambda p: p.n}, "select_rows": {"x": lambda p: p.n, "y": lambda p: p.n},
-    "rms_norm": _NORM, "add_rms_norm": _NORM, "layer_norm": _NORM, "add_layer_norm": _NORM,
-    "softmax": _LINES, "cumsum": _LINES,
-    "reduce": {"x": lambda p: p.outer * p.n * p.inner, "y": lambda p: p.outer * p.inner},
-    "topk": {**_LINES, "values": lambda p: p.outer * p.k, "indices": lambda p: p.outer * p.k},
-    "gather": {**_LINES, "index": lambda p: p.outer * p.m, "y": lambda p: p.outer * p.m},
-    "scatter": {**_LINES, "index": lambda p: p.outer * p.m, "src": lambda p: p.outer * p.m},
-    "bmm": {"a": lambda p: p.batch * p.m * p.k, "b": lambda p: p.batch * p.k * p.n, "c": lambda p: p.batch * p.m * p.n},
-    "kv_write": {"k": lambda p: p.kv.heads * p.kv.key_dim, "v": lambda p: p.kv.heads * p.kv.value_dim},
-    "attention": {"q": lambda p: p.q_heads * p.kv.key_dim, "o": lambda p: p.q_heads * p.kv.value_dim},
-}  # fmt: skip
 _WEIGHTS = {"w", "bias", "table", "cos", "sin", "sinks", "alibi"}
 _OPTIONAL = {"bias", "cos", "sin", "sinks", "alibi", "src", "residual"}
 _WHOLE = {"ids", "index", "indices"}
@@ -75,10 +49,9 @@ def make_step(
         name: _operand(name, kind, even, strides.get(name, -1))
         for name, kind, even in zip(names, types, aligned, strict=True)
     }
-    step = _assemble(cls, found, facts)
-    widths = WIDTHS.get(op, {})
+    widths = _assemble(cls, found, facts).widths()
     placed = {
-        name: BufferOperand(o.name, o.dtype, widths[name.split(".")[0]](step), o.offset) if o and o.stride < 0 else o
+        name: BufferOperand(o.name, o.dtype, widths[name], o.offset) if o and o.stride < 0 else o
         for name, o in found.items()
     }
     made = _assemble(cls, placed, facts)

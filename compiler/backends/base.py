@@ -13,6 +13,7 @@ from ...runtime.format.manifest import GpuFacts, Library, Limits
 from ..program.builder import WeightSource
 from ..program.profile import Profile
 from ..program.program import Program
+from ..program.steps.base import Step
 from ..targets import Target
 
 Progress = Callable[[str, int, int], None]
@@ -42,6 +43,10 @@ class Backend(Protocol):
 
     def pack(self, source: WeightSource) -> np.ndarray:
         """The packed bytes of one weight, as uint8."""
+        ...
+
+    def refusal(self, step: Step) -> str:
+        """Why there is no kernel for a step; "" if there is one."""
         ...
 
     def build(self, program: Program, limits: Limits, kernels_dir: Path, progress: Progress) -> Built:

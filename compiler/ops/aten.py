@@ -5,19 +5,16 @@ Each entry takes a `BodyWriter` and the op's operands (of the body, or numbers) 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .base import OPS, Cost, Op, tensor_bytes
+from .base import OPS, Cost, Instructions, Op, tensor_bytes
 from .body import BodyWriter, Operand
 from .traits import Traits
 
-Builder = Callable[..., Operand]
 
-
-def _simple(opcode: str) -> Builder:
+def _simple(opcode: str) -> Instructions:
     return lambda b, *args: b(opcode, *args)
 
 
@@ -53,7 +50,7 @@ def _pow(b: BodyWriter, x: Any, exponent: Any) -> Operand:
 
 
 # op name without overload -> builder
-POINTWISE: dict[str, Builder] = {
+POINTWISE: dict[str, Instructions] = {
     **{f"aten.{n}": _simple(n) for n in ("mul", "neg", "abs", "sign", "exp", "expm1", "log", "log1p", "sin", "cos")},
     **{f"aten.{n}": _simple(n) for n in ("tan", "tanh", "erf", "sigmoid", "silu", "relu", "sqrt", "rsqrt", "floor")},
     **{f"aten.{n}": _simple(n) for n in ("ceil", "round", "trunc", "reciprocal", "maximum", "minimum", "where")},
@@ -84,7 +81,11 @@ POINTWISE: dict[str, Builder] = {
 }
 
 # these have options that the frontend normalizes before they get here
-ARITHMETIC: dict[str, Builder] = {"aten.add": _simple("add"), "aten.sub": _simple("sub"), "aten.div": _simple("div")}
+ARITHMETIC: dict[str, Instructions] = {
+    "aten.add": _simple("add"),
+    "aten.sub": _simple("sub"),
+    "aten.div": _simple("div"),
+}
 
 
 def _conversion(b: BodyWriter, x: Any, dtype: torch.dtype) -> Operand:
@@ -99,7 +100,7 @@ def _cost(x: torch.Tensor, *rest: object) -> Cost:
     return Cost(float(x.numel()), 2 * tensor_bytes(x))
 
 
-def _declare(name: str, instructions: Builder) -> None:
+def _declare(name: str, instructions: Instructions) -> None:
     """An elementwise op under all its overloads; for arithmetic, those without a rounding mode."""
     packet = getattr(torch.ops.aten, name.removeprefix("aten."))
     found = Traits(elementwise=True, homogeneous=_HOMOGENEOUS.get(name.removeprefix("aten."), ()))

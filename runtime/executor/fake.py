@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..batch.scheduled import ScheduledBatch, ScheduledSequence
-from ..loop.sampler import draw
 from ..requests.params import SamplingParams
+from ..requests.sampler import draw
 from .sampling import TOP_LOGPROBS, Sampled, SamplingRow
 
 

@@ -27,6 +27,11 @@ class Rotary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows: int = 0
     style: Literal["half", "interleaved"] = "half"
 
+    @property
+    def size(self) -> int:
+        """Elements of a table."""
+        return self.dim * self.rows
+
 
 @step_type
 class KvWrite(Step, frozen=True, kw_only=True, tag="kv_write"):
@@ -39,6 +44,10 @@ class KvWrite(Step, frozen=True, kw_only=True, tag="kv_write"):
     sin: Operand | None = None
     kv: KVSpec
     rotary: Rotary = Rotary()
+
+    def widths(self) -> dict[str, int]:
+        keys, values = self.kv.heads * self.kv.key_dim, self.kv.heads * self.kv.value_dim
+        return {"k": keys, "v": values, **dict.fromkeys(("cos", "sin"), self.rotary.size)}
 
 
 @step_type
@@ -64,3 +73,8 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
     def group(self) -> int:
         """Query heads per KV head."""
         return self.q_heads // self.kv.heads
+
+    def widths(self) -> dict[str, int]:
+        rows = {"q": self.q_heads * self.kv.key_dim, "o": self.q_heads * self.kv.value_dim}
+        heads = dict.fromkeys(("sinks", "alibi"), self.q_heads)
+        return {**rows, **heads, **dict.fromkeys(("cos", "sin"), self.rotary.size)}

@@ -69,6 +69,11 @@ class Step(format.Step, frozen=True, kw_only=True, forbid_unknown_fields=True, o
         """What one row of an operand is, where that is no weight."""
         return self.rows
 
+    def widths(self) -> dict[str, int]:
+        """How many elements of its row each operand covers (of a weight: of all of it). Operands that only some kernel
+        knows the extent of, such as packed weights, are left out."""
+        return {}
+
     def dtypes_of(self, name: str) -> tuple[str, ...]:
         """The element types that an operand may have."""
         return self.DTYPES.get(name.split(".")[0], FLOATS)

@@ -21,6 +21,9 @@ class Embedding(Step, frozen=True, kw_only=True, tag="embedding"):
     table_rows: int
     stored: Stored
 
+    def widths(self) -> dict[str, int]:
+        return {"ids": 1, "y": self.n}
+
 
 @step_type
 class SelectRows(Step, frozen=True, kw_only=True, tag="select_rows"):
@@ -30,6 +33,9 @@ class SelectRows(Step, frozen=True, kw_only=True, tag="select_rows"):
     x: Operand
     y: Operand
     n: int
+
+    def widths(self) -> dict[str, int]:
+        return {"x": self.n, "y": self.n}
 
     def rows_of(self, name: str) -> Rows:
         return "tokens" if name == "x" else self.rows

@@ -52,6 +52,14 @@ class Product(Step, frozen=True, kw_only=True):
         """Of y, per matrix."""
         return self.n if self.epilogue is None else self.epilogue.width
 
+    def _widths(self, x: int, y: int, matrices: int) -> dict[str, int]:
+        """Of rows of `x` elements and results of `y`."""
+        found = {"x": x, "bias": matrices * self.n, "y": y}
+        if isinstance(self.x, QuantizedRows):
+            found |= {"x.codes": x, "x.scales": x // self.group, "x.sums": x // self.group}
+        others = [part for part in (self.epilogue.inputs if self.epilogue else ()) if isinstance(part, Extra)]
+        return found | {f"extras.{i}": (y - 1) * part.stride + 1 for i, part in enumerate(others)}
+
 
 class RowProduct(Product, frozen=True, kw_only=True):
     """Every row with the same matrix; residual is added to it. screened: the product gives the logits, of which greedy
@@ -59,6 +67,9 @@ class RowProduct(Product, frozen=True, kw_only=True):
 
     residual: Operand | None = None
     screened: bool = False
+
+    def widths(self) -> dict[str, int]:
+        return {**self._widths(self.k, self.columns, 1), "residual": self.n}
 
 
 @step_type
@@ -81,6 +92,10 @@ class ExpertProduct(Product, frozen=True, kw_only=True):
     experts: int
     topk: int
     x_per_slot: bool = False
+
+    def widths(self) -> dict[str, int]:
+        x = self.k * (self.topk if self.x_per_slot else 1)
+        return {**self._widths(x, self.topk * self.columns, self.experts), "index": self.topk}
 
 
 @step_type
@@ -105,3 +120,7 @@ class QuantizeRows(Step, frozen=True, kw_only=True, tag="quantize_rows"):
     sums: Operand
     k: int
     group: int
+
+    def widths(self) -> dict[str, int]:
+        groups = self.k // self.group
+        return {"x": self.k, "codes": self.k, "scales": groups, "sums": groups}

@@ -15,6 +15,9 @@ class Norm(Step, frozen=True, kw_only=True):
     groups: int = 1
     eps: float
 
+    def widths(self) -> dict[str, int]:
+        return {**dict.fromkeys(("x", "r", "y", "sum"), self.d * self.groups), "w": self.d, "bias": self.d}
+
 
 @step_type
 class RmsNorm(Norm, frozen=True, kw_only=True, tag="rms_norm"):

@@ -24,6 +24,13 @@ class Pointwise(Step, frozen=True, kw_only=True, tag="pointwise"):
     shape: tuple[int, ...]
     walks: tuple[tuple[int, ...], ...]
 
+    def widths(self) -> dict[str, int]:
+        names = (*(f"args.{i}" for i in range(len(self.args))), "y")
+        return {name: self._extent(walk) for name, walk in zip(names, self.walks, strict=True)}
+
+    def _extent(self, walk: tuple[int, ...]) -> int:
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, walk, strict=True))
+
     @property
     def accesses(self) -> tuple[Access, ...]:
         """How each operand is walked, y last."""

@@ -18,6 +18,9 @@ class Lines(Step, frozen=True, kw_only=True):
     outer: int
     n: int
 
+    def widths(self) -> dict[str, int]:
+        return dict.fromkeys(("x", "y"), self.outer * self.n)
+
 
 @step_type
 class Reduce(Lines, frozen=True, kw_only=True, tag="reduce"):
@@ -26,6 +29,9 @@ class Reduce(Lines, frozen=True, kw_only=True, tag="reduce"):
     y: Operand
     inner: int = 1
     reduction: Literal["sum", "mean", "amax", "amin", "prod", "argmax"]
+
+    def widths(self) -> dict[str, int]:
+        return {"x": self.outer * self.n * self.inner, "y": self.outer * self.inner}
 
 
 @step_type
@@ -53,6 +59,9 @@ class Topk(Lines, frozen=True, kw_only=True, tag="topk"):
     k: int
     largest: bool = True
 
+    def widths(self) -> dict[str, int]:
+        return {"x": self.outer * self.n, **dict.fromkeys(("values", "indices"), self.outer * self.k)}
+
 
 @step_type
 class Gather(Lines, frozen=True, kw_only=True, tag="gather"):
@@ -62,6 +71,9 @@ class Gather(Lines, frozen=True, kw_only=True, tag="gather"):
     index: Operand
     y: Operand
     m: int
+
+    def widths(self) -> dict[str, int]:
+        return {"x": self.outer * self.n, **dict.fromkeys(("index", "y"), self.outer * self.m)}
 
 
 @step_type
@@ -79,6 +91,9 @@ class Scatter(Lines, frozen=True, kw_only=True, tag="scatter"):
     reduce: Literal["none", "add"] = "none"
     value: float | str = 0.0
 
+    def widths(self) -> dict[str, int]:
+        return {**super().widths(), **dict.fromkeys(("index", "src"), self.outer * self.m)}
+
 
 @step_type
 class Bmm(Step, frozen=True, kw_only=True, tag="bmm"):
@@ -93,3 +108,7 @@ class Bmm(Step, frozen=True, kw_only=True, tag="bmm"):
     k: int
     n: int
     b_transposed: bool = False
+
+    def widths(self) -> dict[str, int]:
+        m, k, n = self.m, self.k, self.n
+        return {"a": self.batch * m * k, "b": self.batch * k * n, "c": self.batch * m * n}

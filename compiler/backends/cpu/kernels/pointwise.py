@@ -161,8 +161,7 @@ class PointwiseParams(KernelParams[Pointwise]):
         shape, accesses = self.step.normal_form()
         if shape:
             return shape, accesses
-        *inputs, output = accesses
-        return (1,), (*(replace(a, strides=(0,)) for a in inputs), replace(output, strides=(1,)))
+        return (1,), tuple(replace(access, strides=(0,)) for access in accesses)
 
     @property
     def dims(self) -> tuple[int, ...]:
