@@ -31,6 +31,11 @@ class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: str
     role: Role
 
+    @property
+    def storage(self) -> StorageFormat:
+        """The format itself; UsageError if there is none of that name."""
+        return find_format(self.format)
+
 
 Arrays = Mapping[str, np.ndarray]
 """The parts of a weight (see `StorageFormat.arrays`) as numpy arrays; bf16 as its bits, uint16."""
@@ -135,7 +140,7 @@ class Layouts:
 
     def of(self, stored: Stored) -> Any:
         """The layout of a weight of a step, of a kind that `refusal` checks. IccError names what is missing."""
-        return self.find(find_format(stored.format), stored.role)
+        return self.find(stored.storage, stored.role)
 
     def refusal(self, stored: Stored, kind: type[Layout]) -> str:
         """Why `of` gives no layout of that kind; "" if it does."""
