@@ -12,6 +12,7 @@ import click
 
 from .. import __version__
 from ..runtime.errors import IccError
+from .commands.opt import opt_command
 from .options import KV_DTYPES, POOLINGS, TASKS
 from .quantization import HEAD_FORMATS, QUANTIZATIONS
 
@@ -78,12 +79,15 @@ def main(debug: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the summary.")
 def compile_command(model: Path, output: Path | None, explain: str | None, as_json: bool, **options: Any) -> None:
     """Compile the checkpoint directory MODEL to an engine directory."""
+    from .options import CompileOptions, default_output
+    from .request import check
+
+    chosen = CompileOptions(model=model, output=output or default_output(model), **options)
+    check(chosen)  # what torch is not needed for, before it is imported
     from .console import ConsoleReporter, show_explanation, show_summary
     from .driver import compile_engine
-    from .options import CompileOptions, default_output
 
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
-    chosen = CompileOptions(model=model, output=output or default_output(model), **options)
     with ConsoleReporter() as reporter:
         report = compile_engine(chosen, reporter)
     if as_json:
@@ -94,22 +98,19 @@ def compile_command(model: Path, output: Path | None, explain: str | None, as_js
         show_explanation(report, explain)
 
 
+main.add_command(opt_command)
+
+
 @main.command("tune")
 @click.argument("engine", type=PATH)
 @click.option("-o", "--output", type=PATH, help="Tuning file to write (default: ENGINE's target, with .json).")
 def tune_command(engine: Path, output: Path | None) -> None:
     """Measure kernel tilings on this machine's GPU; later compiles read the file that ICC_TUNING names."""
-    from ..runtime.format.load import open_engine
     from .console import ConsoleReporter
-    from .measure.gpu_tune import tune
+    from .measure import tune_engine
 
-    opened = open_engine(engine)
-    try:
-        file = output or Path(f"{opened.manifest.target}.json")
-        with ConsoleReporter() as reporter, reporter.stage("tune"):
-            found = tune(opened, file, reporter.progress)
-    finally:
-        opened.close()
+    with ConsoleReporter() as reporter, reporter.stage("tune"):
+        file, found = tune_engine(engine, output, reporter.progress)
     click.echo(f"{file}: {len(found.tilings)} tilings measured on {found.device}; use it with ICC_TUNING={file}")
 
 
@@ -168,9 +169,9 @@ def eval_command(ctx: click.Context, engine: Path, baseline: Path | None, text: 
     code = runtime_main(["eval", str(engine), "--text", str(text), *ctx.args], prog="icc")
     if code or baseline is None:
         ctx.exit(code)
-    from .measure.baseline import evaluate_checkpoint
+    from .measure import perplexity
 
-    result = evaluate_checkpoint(baseline, engine, text)
+    result = perplexity(baseline, engine, text)
     click.echo(
         f"baseline {baseline}: nll per token {result.nll_per_token:.5f} nats, perplexity {result.perplexity:.4f}, "
         f"bits per byte {result.bits_per_byte:.5f}"

@@ -12,6 +12,7 @@ from ..passes import pipelines
 from ..passes.base import Pass, PassContext
 from ..passes.manager import PassReport, run_passes
 from ..runtime.format.manifest import EmbeddingFacts, QuantFacts
+from . import measure
 from .backends.base import backend_for
 from .calibration import load_calibration
 from .engine import directory as writer
@@ -20,16 +21,15 @@ from .errors import UsageError
 from .frontend.load import load_graph
 from .frontend.source.pooling import read_pooling
 from .graph.graph import Graph
-from .measure.cpu_tune import tune_here
-from .measure.step_cost import measured_cost, modelled_cost
 from .options import KV_DTYPES, CompileOptions, default_output
 from .program.lower import LowerOptions, lower
 from .program.verify import verify_lowered, verify_plan
 from .progress import Reporter, SilentReporter
 from .quantization import QUANTIZATIONS
 from .report import CompileReport, make_report
-from .speculate.plan import SpecChoice, acceptance_of, speculation, with_speculation
-from .targets import find_target
+from .request import check
+from .speculate.cost import modelled_cost
+from .speculate.plan import acceptance_of, speculation, with_speculation
 from .weights.formats.dense import short_dtype
 
 
@@ -57,9 +57,8 @@ def compile_model(
 
 def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport:
     """Run every stage; `reporter` hears of them. Returns what report.json and the summary are made of."""
-    target, choice = find_target(options.target), SpecChoice.parse(options.spec)
+    target, choice = check(options)
     heads = choice.read_heads() if choice else ()
-    writer.check_output(options.output, options.force)
     pooling = read_pooling(options.model, options.pooling) if options.task == "embed" else None
     with reporter.stage("trace"):
         graph = load_graph(options.model, options.max_seq_len, embeds=pooling is not None)
@@ -92,10 +91,11 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
         tuned: list[str] = []
         if options.tune:
             with reporter.stage("tune"):
-                built, tuned = tune_here(stage, built, limits, reporter.progress)
+                built, tuned = measure.tune(stage, target, built, limits, reporter.progress)
         with reporter.stage("engine"):
-            here = heads and target.name == "native"
-            cost = measured_cost(stage, built, limits) if here else modelled_cost(graph, target, backend.profile)
+            cost = modelled_cost(graph, target, backend.profile)
+            if heads and target.is_here:
+                cost = measure.step_cost(stage, target, built, limits)
             found = speculation(choice, acceptance, options, cost)
             program = with_speculation(built.program, found)
             report = make_report(graph, program, passes, context, options, target, backend.profile, tuned)

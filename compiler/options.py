@@ -9,6 +9,7 @@ from typing import get_args
 from ..runtime.format.manifest import Pooling
 from .errors import UsageError
 from .quantization import HEAD_FORMATS, QUANTIZATIONS
+from .targets import find_target
 
 TASKS = ("generate", "embed")
 POOLINGS = get_args(Pooling)
@@ -56,7 +57,7 @@ class CompileOptions:
         _choice("--quant", self.quant, tuple(QUANTIZATIONS))
         _choice("--quant-head", self.quant_head, tuple(HEAD_FORMATS))
         _choice("--kv-cache", self.kv_cache, tuple(KV_DTYPES))
-        if self.tune and self.target != "native":
+        if self.tune and not find_target(self.target).is_here:
             raise UsageError(
                 f"--tune measures this machine, and --target {self.target} is not only for it",
                 "use --target native; for a GPU: icc tune ENGINE, on a host that has it",

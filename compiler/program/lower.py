@@ -15,13 +15,12 @@ from ..errors import UnsupportedModel
 from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
 from ..graph.printer import target_name
 from .builder import WeightSource, program_buffer, program_weight
-from .compute_ops import COMPUTE_LOWERING
 from .context import Lowerer, LowerOptions
 from .epilogue import fuse_epilogues
+from .lowerings import LOWERINGS
 from .memory import plan
 from .placed import Placed, contiguous
 from .program import Program
-from .shape_ops import SHAPE_LOWERING
 from .steps.linear import RowProduct
 
 __all__ = ["LowerOptions", "Lowered", "lower"]
@@ -68,7 +67,7 @@ def _lower_nodes(low: Lowerer, nodes: Sequence[fx.Node]) -> None:
 def _lower_call(low: Lowerer, node: fx.Node) -> Any:
     if node.target is operator.getitem:
         return low.values[node.args[0]][node.args[1]]  # type: ignore[index]
-    handler = SHAPE_LOWERING.get(node.target) or COMPUTE_LOWERING.get(node.target)  # type: ignore[arg-type]
+    handler = LOWERINGS.get(node.target)
     if handler is None:
         raise UnsupportedModel(
             f"{target_name(node.target)} in module {node.meta.get('module') or 'model'!r} has no kernel",

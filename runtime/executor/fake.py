@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from ..batch.scheduled import ScheduledBatch, ScheduledSequence
+from ..format.batch import TOP_LOGPROBS
 from ..requests.params import SamplingParams
 from ..requests.sampler import draw
-from .sampling import TOP_LOGPROBS, Sampled, SamplingRow
+from .sampling import Sampled, SamplingRow
 
 
 def successor(context: Sequence[int], vocab_size: int) -> int:
@@ -114,6 +115,8 @@ def _seen(sequence: ScheduledSequence, cached: list[int], place: int) -> list[in
 
 class FakeDevice(FakeExecutor):
     """A FakeExecutor that samples by itself, and takes a next step before the last one was collected."""
+
+    samples = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -19,13 +19,12 @@ from enum import Enum
 from time import perf_counter
 
 from ..batch.scheduled import Draft, ScheduledBatch, ScheduledSequence, StepOutcome
+from ..format.speculation import MAX_GUESSES
 from ..requests.generation import Generation
 from .accounts import Accounts
 from .drafter import Drafter, Wish
 from .ledger import LITTLE, SLOPE, Account
 from .typical import TypicalAcceptance
-
-MAX_GUESSES = 63  # of one request in one step: with its last token, a tree of at most 64
 
 
 class Phase(Enum):

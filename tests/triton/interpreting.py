@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from icc.compiler.backends.triton.interpreter import run_spec
 from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape, StepKernel
 from icc.compiler.backends.triton.tiling.choice import Tuner
-from icc.compiler.measure.interpret import run_spec
 from icc.compiler.targets import TARGETS
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.plan import BatchArg, KVArg, LaunchArg, OperandArg, ScratchArg, SizeArg

@@ -1,9 +1,9 @@
 """Tokens that the step before has sampled."""
 
 import torch
+from icc.compiler.backends.triton.interpreter import run_spec
 from icc.compiler.backends.triton.kernels.pending import Pending
 from icc.compiler.backends.triton.spec import Shape
-from icc.compiler.measure.interpret import run_spec
 from icc.runtime.format.plan import BatchArg, SampledArg, SizeArg
 from interpreting import LIMITS, TUNER
 

@@ -19,6 +19,7 @@ from icc.compiler.program.program import decode_program
 from icc.compiler.program.steps.base import Step
 from icc.runtime.errors import EngineFieldError
 from icc.runtime.executor.walk import Place, Walker
+from icc.runtime.format.batch import PLAN_ARRAYS
 from icc.runtime.format.load import decode_program as read_untyped
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.operands import Operand, OutputOperand
@@ -78,6 +79,7 @@ def test_every_step_is_bound(data: st.DataObject, engine: GpuEngine) -> None:
         assert len(types) == len(bound.args)
         for value, kind in zip(bound.args, types, strict=True):
             assert isinstance(value, Place) == kind.startswith("*")
+            assert not isinstance(value, Place) or value.space in {*spaces, *PLAN_ARRAYS, "weight"}
             if isinstance(value, Place) and value.space in spaces:
                 assert 0 <= value.offset < max(spaces[value.space], 1)
 

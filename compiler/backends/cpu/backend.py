@@ -18,7 +18,7 @@ from ...targets import Target
 from ..base import Built
 from ..values import pack
 from .build import build_libraries
-from .isa import ALL, Isa
+from .isa import ALL, host_isas
 from .kernels.table import CPU_KERNELS
 from .layouts.registry import LAYOUTS
 
@@ -55,21 +55,7 @@ class CpuBackend:
         self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]
     ) -> Built:
         """One library per ISA level, best first; `native` builds only the best level of this machine."""
-        isas = [isa for isa in ALL if self.target.name != "native" or _runs_here(isa)]
+        isas = host_isas()[:1] if self.target.is_here else ALL
         if not isas:
             raise UsageError("this machine has none of the instruction sets that icc knows", "use --target cpu")
-        chosen = isas if self.target.name == "cpu" else [best(isas)]
-        libraries = build_libraries(program, kernels_dir, chosen)
-        return Built(program, tuple(sorted(libraries, key=lambda lib: -len(lib.cpu_flags))))
-
-
-def best(isas: list[Isa]) -> Isa:
-    """The level that needs the most of the CPU."""
-    return max(isas, key=lambda isa: len(isa.cpu_flags))
-
-
-def _runs_here(isa: Isa) -> bool:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            return set(isa.cpu_flags) <= set(line.split(":")[1].split())
-    return False
+        return Built(program, tuple(build_libraries(program, kernels_dir, isas)))

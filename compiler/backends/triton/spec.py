@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
+from ....runtime.format.batch import PLAN_ARRAYS
 from ....runtime.format.manifest import Limits
 from ....runtime.format.plan import BatchArg, Extent, LaunchArg, OperandArg, SizeArg
 from ...program.steps.base import QuantizedRows, Step, begins_aligned
@@ -112,8 +113,8 @@ class StepKernel(TritonKernel, Generic[S]):
 
 
 def batch_arg(name: str) -> Arg:
-    """An int32 array of the batch; it begins at an aligned address."""
-    return Arg(name, "*i32", BatchArg(name))
+    """An array of the batch; it begins at an aligned address. KeyError if GPUs are given no such array."""
+    return Arg(name, "*" + ELEMENTS[PLAN_ARRAYS[name].dtype], BatchArg(name))
 
 
 def size_arg(name: str) -> Arg:

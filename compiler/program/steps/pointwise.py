@@ -29,7 +29,7 @@ class Pointwise(Step, frozen=True, kw_only=True, tag="pointwise"):
         return {name: self._extent(walk) for name, walk in zip(names, self.walks, strict=True)}
 
     def _extent(self, walk: tuple[int, ...]) -> int:
-        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, walk, strict=True))
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, walk, strict=False))  # see normal_form
 
     @property
     def accesses(self) -> tuple[Access, ...]:
