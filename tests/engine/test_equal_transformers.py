@@ -38,6 +38,12 @@ def test_logits_and_greedy_tokens(name: str, compiled: Callable[..., Any], tiny:
     assert list(tokens) == _greedy(oracle, ids[:11], 10)
 
 
+@pytest.mark.parametrize("name", ["gemma2", "mixtral"])
+def test_libraries_as_they_are_shipped(name: str, compiled: Callable[..., Any], tiny: Any, as_shipped: None) -> None:
+    """With all optimizations of the C++ compiler, which the other tests leave out."""
+    test_logits_and_greedy_tokens(name, compiled, tiny)
+
+
 def _greedy(oracle: Any, ids: list[int], count: int) -> list[int]:
     """Greedy tokens of transformers without a cache."""
     ids = list(ids)
