@@ -11,6 +11,8 @@ from cpu_harness import Batch, Runner
 from icc.compiler.backends.cpu.build import build_libraries
 from icc.compiler.backends.cpu.isa import host_isas
 
+pytestmark = pytest.mark.slow
+
 ISAS = [isa.name for isa in host_isas()]
 
 

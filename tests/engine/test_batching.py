@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from sizes import size_of
 
+pytestmark = pytest.mark.slow
+
 GREEDY = icc.SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 LIMITS = {"max_step_tokens": 64, "max_batch_size": 32}
 PAIRS = size_of("r7_pairs")
@@ -152,13 +154,13 @@ class Poison:
         """A block's memory in all layers."""
         executor, layout = self.llm.executor, self.llm.engine.program.kv
         places = layout.block_places(block, executor.num_blocks)
-        return b"".join(ctypes.string_at(executor._kv.address + offset, nbytes) for offset, nbytes in places)
+        return b"".join(ctypes.string_at(executor.device._kv.address + offset, nbytes) for offset, nbytes in places)
 
     def fill(self, blocks: Iterable[int]) -> None:
         executor, layout = self.llm.executor, self.llm.engine.program.kv
         for block in blocks:
             for offset, nbytes in layout.block_places(block, executor.num_blocks):
-                ctypes.memset(executor._kv.address + offset, 0xFF, nbytes)
+                ctypes.memset(executor.device._kv.address + offset, 0xFF, nbytes)
 
 
 @pytest.mark.parametrize(("name", "option"), [("llama", {"kv_cache": "int8"}), ("gemma2", {"quant": "none"})])

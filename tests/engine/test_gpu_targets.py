@@ -21,6 +21,8 @@ from icc.runtime.format.load import decode_program, open_engine
 from icc.runtime.format.manifest import Limits
 from sizes import soak
 
+pytestmark = pytest.mark.slow
+
 GPUS = [name for name, target in TARGETS.items() if target.backend != "cpu"]
 ALL = [(name, quant) for name in GPUS for quant in ("rtn4", "none")]
 USUAL = [("h100", "rtn4"), ("mi300x", "none")]

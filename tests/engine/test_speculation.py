@@ -18,6 +18,8 @@ from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.drafter import Drafter, Proposal, Wish
 from icc.runtime.speculate.speculator import Speculator
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = ["llama", "gemma2", "gpt_oss"]  # rotary; windows and softcaps; experts and sinks
 PROMPTS = [[1, 5, 9, 5, 9, 5], [1, 7], [1, *range(10, 40)], [1, *range(10, 40)], [3, 4, 3, 4, 3, 4, 3]]
 
@@ -61,7 +63,7 @@ def test_tokens_are_those_without_speculation(compiled: Callable[..., Any], fami
     params = [SamplingParams(max_tokens=24 + i, temperature=[0.0, 1.5][i % 2], seed=i) for i in range(len(PROMPTS))]
     with load(engine, threads=1) as llm:
         plain = llm.generate(PROMPTS, params)
-        kv_bytes = llm.executor.kv_bytes // llm.executor.num_blocks * 5
+        kv_bytes = llm.executor.device.kv_bytes // llm.executor.num_blocks * 5
     truth = {tuple(prompt): one.token_ids for prompt, one in zip(PROMPTS, plain, strict=True)}
     for right, memory in ((0.8, None), (0.5, kv_bytes)):
         with load(engine, threads=2, kv_bytes=memory) as llm:

@@ -19,6 +19,8 @@ from icc.compiler.weights.handles import Constant
 from sizes import soak
 from torch import Tensor, nn
 
+pytestmark = pytest.mark.slow
+
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 

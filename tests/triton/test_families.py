@@ -32,7 +32,8 @@ FAMILIES = (
 # a norm of queries and keys; odd sizes; partial rotation; parallel blocks; sinks; a latent cache with grouped routing.
 USUAL = [
     *((name, "none") for name in ("llama-mqa_tied_biases_llama3", "gemma2", "opt", "mixtral")),
-    *((name, "awq4") for name in ("qwen3", "gemma3-odd_untied", "phi3-mha_partial_tied", "gpt_neox")),
+    *((name, "awq4") for name in ("gemma3-odd_untied", "phi3-mha_partial_tied", "gpt_neox")),
+    ("qwen3", "gptq4"),
     *((name, "awq4") for name in ("gpt_oss-yarn_odd", "deepseek_v3-latent_grouped_routing")),
 ]
 OTHERS = [(name, quant) for name in FAMILIES for quant in ("none", "awq4") if (name, quant) not in USUAL]

@@ -16,6 +16,8 @@ from sizes import size_of
 from .conftest import HERE, Served, StartServer
 from .test_structured import TOOLS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def client(served: Served) -> openai.OpenAI:
