@@ -49,9 +49,9 @@ def step_seconds(executor: Executor, tokens: int, context: int, rounds: int) -> 
     table = tuple(range(-(-(context + tokens) // executor.block_size)))
     for start in range(0, context, executor.max_step_tokens):
         part = min(executor.max_step_tokens, context - start)
-        executor.step(ScheduledBatch((ScheduledSequence(1, (1,) * part, start, table, 0),)))
+        executor.step(ScheduledBatch((ScheduledSequence(1, (1,) * part, start, (table,), 0),)))
     tree = Draft((2,) * (tokens - 1), tuple((i - 1) // 2 for i in range(tokens - 1))) if tokens > 1 else None
-    batch = ScheduledBatch((ScheduledSequence(1, (1,) + (2,) * (tokens - 1), context, table, tokens, tree),))
+    batch = ScheduledBatch((ScheduledSequence(1, (1,) + (2,) * (tokens - 1), context, (table,), tokens, tree),))
     times = []
     for _ in range(rounds):
         begin = time.perf_counter()

@@ -44,7 +44,7 @@ def main() -> None:
     first = a.decodes * blocks
     table = tuple(range(first, first + -(-a.chunk // executor.block_size)))
     ids = tuple(np.random.default_rng(0).integers(10, 100, a.chunk).tolist())
-    chunk = ScheduledSequence(a.decodes, ids, 0, table, num_logits=0)
+    chunk = ScheduledSequence(a.decodes, ids, 0, (table,), num_logits=0)
     batches = [ScheduledBatch((chunk,)), ScheduledBatch(tuple(decoding)), ScheduledBatch((*decoding, chunk))]
     rounds = [[seconds(executor, batch) for batch in batches] for _ in range(a.rounds + 1)][1:]
     alone, decode, both = (statistics.median(column) * 1e3 for column in zip(*rounds, strict=True))

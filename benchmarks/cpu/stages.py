@@ -62,7 +62,7 @@ def load_timed(engine: Path, isa_name: str, threads: int) -> tuple[cpu_executor.
 def decodes(count: int, context: int, blocks: int) -> list[ScheduledSequence]:
     """`count` sequences that decode one token each."""
     return [
-        ScheduledSequence(i, (17,), context, tuple(range(i * blocks, (i + 1) * blocks)), num_logits=1)
+        ScheduledSequence(i, (17,), context, (tuple(range(i * blocks, (i + 1) * blocks)),), num_logits=1)
         for i in range(count)
     ]
 
@@ -110,7 +110,7 @@ def main() -> None:
     for length in map(int, filter(None, a.chunk.split(","))):
         table = tuple(range(-(-length // executor.block_size)))
         ids = tuple(np.random.default_rng(0).integers(10, 100, length).tolist())
-        batch = ScheduledBatch((ScheduledSequence(0, ids, 0, table, num_logits=1),))
+        batch = ScheduledBatch((ScheduledSequence(0, ids, 0, (table,), num_logits=1),))
         show(f"prefill {length}", executor, opened.program, times, batch, 3)
 
 

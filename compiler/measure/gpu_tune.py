@@ -168,7 +168,7 @@ def full_batch(shape: Shape, limits: Limits, block_size: int) -> ScheduledBatch:
     """
     if not shape.decode:
         table = tuple(range(-(-shape.max_tokens // block_size)))
-        return ScheduledBatch((ScheduledSequence(0, (0,) * shape.max_tokens, 0, table, 1),))
+        return ScheduledBatch((ScheduledSequence(0, (0,) * shape.max_tokens, 0, (table,), 1),))
     start = min(limits.max_seq_len, 2048) // 2
     table = tuple(range(start // block_size + 1))
-    return ScheduledBatch(tuple(ScheduledSequence(i, (0,), start, table, 1) for i in range(shape.max_tokens)))
+    return ScheduledBatch(tuple(ScheduledSequence(i, (0,), start, (table,), 1) for i in range(shape.max_tokens)))

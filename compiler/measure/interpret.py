@@ -24,6 +24,8 @@ from ...runtime.executor.sampling import TOP_LOGPROBS, Sampled, SamplingRow
 from ...runtime.executor.walk import BoundLaunch, Place, Walker
 from ...runtime.format.manifest import Limits
 from ...runtime.format.program import DRAFTS, HEADS, Program
+from ...runtime.kv.group import GroupConfig
+from ...runtime.kv.upkeep import Upkeep
 from ..backends.triton.spec import LaunchSpec
 
 _TORCH = {
@@ -191,6 +193,11 @@ class InterpretExecutor:
         self._spaces |= {f"sampling:{name}": _memory_of(array) for name, array in self._sampling.items()}
         self._spaces |= {f"sampled:{name}": _memory_of(array) for name, array in self._sampled.items()}
 
+    @property
+    def groups(self) -> tuple[GroupConfig, ...]:
+        """The one KV group."""
+        return (GroupConfig(self.num_blocks, self.block_size, self.host_blocks),)
+
     def step(self, batch: ScheduledBatch) -> np.ndarray:
         """Run one step: float32 `[batch.num_logit_rows, vocab]`."""
         logits = self.submit(batch, [None] * batch.num_logit_rows).logits
@@ -212,11 +219,11 @@ class InterpretExecutor:
         packed.pad_moves()
         self._tokens = tokens
         moves = packed.num_moves
-        if batch.swap_outs or batch.swap_ins:  # after the moves, which are part of every layer's steps
+        if batch.swaps:  # after the moves, which are part of every layer's steps
             for bound in self._walker.walk(phase, self._sizes(tokens, seqs, count, moves), self._section):
                 if bound.launch.makes_moves:
                     self._launch(bound)
-            self._swap(batch)
+            self._swap(batch.upkeep[0])
             moves = 0
         for bound in self._walker.walk(phase, self._sizes(tokens, seqs, count, moves), self._section):
             self._launch(bound)
@@ -224,15 +231,15 @@ class InterpretExecutor:
         token, logprob, top_ids, top_logprobs = (array[: len(rows)].copy() for array in self._sampled.values())
         return Sampled(token, logprob, top_ids, top_logprobs, logits)
 
-    def _swap(self, batch: ScheduledBatch) -> None:
+    def _swap(self, upkeep: Upkeep) -> None:
         """Copy whole blocks from the cache to host memory, then from there."""
         kv, host = self._spaces["kv"], self._spaces["host"]
         device_of = partial(self._layout.block_places, num_blocks=self.num_blocks)
         host_of = partial(self._layout.block_places, num_blocks=self.host_blocks)
-        for block, slot in batch.swap_outs:
+        for block, slot in upkeep.swap_outs:
             for (at, nbytes), (to, _) in zip(device_of(block), host_of(slot), strict=True):
                 host[to : to + nbytes] = kv[at : at + nbytes]
-        for slot, block in batch.swap_ins:
+        for slot, block in upkeep.swap_ins:
             for (at, nbytes), (to, _) in zip(host_of(slot), device_of(block), strict=True):
                 kv[to : to + nbytes] = host[at : at + nbytes]
 

@@ -50,5 +50,5 @@ def verify_step(executor: CpuExecutor, tokens: int, max_seq_len: int) -> Schedul
     start = max(min(CONTEXT, max_seq_len - tokens), 0)
     table = tuple(range(-(-(start + tokens) // executor.block_size)))
     if start:
-        executor.step(ScheduledBatch((ScheduledSequence(1, (1,) * start, 0, table, 0),)))
-    return ScheduledBatch((ScheduledSequence(1, (1,) * tokens, start, table, tokens),))
+        executor.step(ScheduledBatch((ScheduledSequence(1, (1,) * start, 0, (table,), 0),)))
+    return ScheduledBatch((ScheduledSequence(1, (1,) * tokens, start, (table,), tokens),))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..kv.sequence import slot_of
 from .scheduled import Draft, ScheduledBatch
 
 MOVES_MULTIPLE = 16
@@ -48,22 +49,25 @@ class PackedBatch:
     def pack(self, batch: ScheduledBatch) -> None:
         """Fill the arrays. The batch must be within the limits given when they were made."""
         token = row = 0
-        self.num_moves = len(batch.moves)
-        if batch.moves:
-            self.moves[: self.num_moves] = batch.moves
+        self.num_moves = batch.num_moves
+        if batch.num_moves:
+            self.moves[: self.num_moves] = batch.upkeep[0].moves
         had_trees, self.has_trees = self.has_trees, any(sequence.is_tree for sequence in batch.sequences)
         if had_trees or self.has_trees:
             self.parents[:] = -1
             self.tree_masks[:] = 0
         for index, sequence in enumerate(batch.sequences):
             count = len(sequence.token_ids)
-            if self._tables[index] is not sequence.block_table:  # unchanged tables are the same object
-                self.block_tables[index, : len(sequence.block_table)] = sequence.block_table
-                self._tables[index] = sequence.block_table
+            [table] = sequence.block_tables
+            if self._tables[index] is not table:  # unchanged tables are the same object
+                entries = self.block_tables[index, : len(table)]
+                entries[:] = table
+                np.maximum(entries, 0, out=entries)  # NO_BLOCK: nothing of it is used, but it may be fetched
+                self._tables[index] = table
             self.seq_starts[index] = token
             self.context_lens[index] = sequence.end
             if count == 1:
-                self._pack_token(token, sequence.token_ids[0], sequence.start, sequence.block_table)
+                self._pack_token(token, sequence.token_ids[0], sequence.start, table)
             else:
                 self._pack_chunk(token, sequence.token_ids, sequence.start, index)
                 if sequence.is_tree:
@@ -106,12 +110,11 @@ class PackedBatch:
     def _pack_token(self, at: int, token_id: int, position: int, table: tuple[int, ...]) -> None:
         self.token_ids[at] = token_id
         self.positions[at] = position
-        self.slot_mapping[at] = table[position // self.block_size] * self.block_size + position % self.block_size
+        self.slot_mapping[at] = slot_of(table, position, self.block_size)
 
     def _pack_chunk(self, at: int, token_ids: tuple[int, ...], start: int, row: int) -> None:
         end = at + len(token_ids)
         positions = np.arange(start, start + len(token_ids), dtype=np.int32)
         self.token_ids[at:end] = token_ids
         self.positions[at:end] = positions
-        blocks = self.block_tables[row, positions // self.block_size]
-        self.slot_mapping[at:end] = blocks * self.block_size + positions % self.block_size
+        self.slot_mapping[at:end] = slot_of(self.block_tables[row], positions, self.block_size)

@@ -134,16 +134,16 @@ class Poison:
         llm.executor.step = self  # type: ignore[method-assign]
 
     def __call__(self, batch: Any) -> np.ndarray:
-        self.fill(self.llm.loop.scheduler.pool._free)
+        self.fill(self.llm.loop.scheduler.kv.groups[0].pool._free)
         started = [sequence for sequence in batch.sequences if sequence.start]
         if self.victim is None and len(started) > 2:
             self.victim = started[1].request_id
-            self.fill(started[1].block_table)
-        for block in batch.zeros:
+            self.fill(started[1].block_tables[0])
+        for block in batch.upkeep[0].zeros:
             assert any(self.read(block))  # so that it is the step that zeroes it
         logits = self.step(batch)
-        written = {block for sequence in batch.sequences for block in sequence.block_table}
-        for block in batch.zeros:
+        written = {block for sequence in batch.sequences for block in sequence.block_tables[0]}
+        for block in batch.upkeep[0].zeros:
             self.zeroed += 1
             assert block in written or not any(self.read(block))
         return logits

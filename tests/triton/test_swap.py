@@ -17,6 +17,7 @@ from icc.runtime.executor.cuda.executor import CudaExecutor
 from icc.runtime.executor.cuda.swap import HostCache, _runs, choose_host_blocks
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.program import KVLayer, KVLayout
+from icc.runtime.kv.upkeep import Upkeep
 from icc.runtime.llm import LLM
 from icc.runtime.speculate.speculator import Speculator
 from planted_drafter import PlantedDrafter
@@ -80,9 +81,10 @@ def test_what_was_swapped_out_and_in_gives_the_same_tokens(
         found = [completion.token_ids for completion in llm.generate(PROMPTS, PARAMS)]
     assert found == plain
     assert scheduler.num_swaps == scheduler.num_preemptions > 2
-    assert any(batch.swap_ins for batch in seen)
+    assert any(upkeep.swap_ins for batch in seen for upkeep in batch.upkeep)
     if guess:
-        assert any(batch.moves and batch.swap_outs for batch in seen), "moves were meant to wait when blocks go"
+        both = [upkeep for batch in seen for upkeep in batch.upkeep if upkeep.moves and upkeep.swap_outs]
+        assert both, "moves were meant to wait when blocks go"
 
 
 def test_the_cuda_executor_swaps_when_its_memory_runs_out(built: GpuEngine, plain: list[tuple[int, ...]]) -> None:
@@ -132,10 +134,10 @@ def test_every_layer_of_a_block_comes_back() -> None:
         return [memory[at : at + nbytes].tobytes() for at, nbytes in layout.block_places(block, blocks)]
 
     cache, before = HostCache(cuda, layout, blocks, slots, kv), [content(block) for block in range(blocks)]
-    cache.swap(ScheduledBatch((), swap_outs=((5, 0), (1, 1), (2, 2), (0, 3))))
+    cache.swap(Upkeep(swap_outs=((5, 0), (1, 1), (2, 2), (0, 3))))
     cuda.wait()
     memory[:] = 0
-    cache.swap(ScheduledBatch((), swap_ins=((3, 0), (0, 1), (1, 2), (2, 3))))
+    cache.swap(Upkeep(swap_ins=((3, 0), (0, 1), (1, 2), (2, 3))))
     cuda.wait()
     assert [content(block) for block in range(4)] == [before[block] for block in (0, 5, 1, 2)]
     assert not any(map(any, (*content(4), *content(5))))

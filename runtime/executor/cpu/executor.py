@@ -12,6 +12,7 @@ from ...batch.scheduled import ScheduledBatch
 from ...errors import CapacityError, UsageError
 from ...format.load import Engine
 from ...format.program import HEADS
+from ...kv.group import GroupConfig
 from .library import IccBatch, KernelLibrary
 from .memory import AnonymousMemory, choose_num_blocks, default_threads
 
@@ -26,8 +27,6 @@ class CpuExecutor:
     for the KV cache; default: enough for a full batch, within a share of the machine's memory. section: run this
     section of the program as a step, instead of the program ("exit": its first layers and the head).
     """
-
-    host_blocks = 0
 
     def __init__(
         self, engine: Engine, threads: int | None = None, kv_bytes: int | None = None, section: str = ""
@@ -70,6 +69,11 @@ class CpuExecutor:
             self.threads, weights, self._arena.address, self._kv.address, self.num_blocks
         )
 
+    @property
+    def groups(self) -> tuple[GroupConfig, ...]:
+        """The one KV group."""
+        return (GroupConfig(self.num_blocks, self.block_size),)
+
     def step(self, batch: ScheduledBatch) -> np.ndarray:
         """Run one step: float32 `[batch.num_logit_rows, vocab]`, valid until the next step. Releases the GIL."""
         return self._step(batch, greedy=False)
@@ -81,7 +85,7 @@ class CpuExecutor:
     def _step(self, batch: ScheduledBatch, greedy: bool) -> np.ndarray:
         if self._handle is None:
             raise UsageError("the engine is closed")
-        for block in batch.zeros:
+        for block in (block for upkeep in batch.upkeep for block in upkeep.zeros):
             for offset, nbytes in self._layout.block_places(block, self.num_blocks):
                 ctypes.memset(self._kv.address + offset, 0, nbytes)
         packed = self._packed

@@ -13,6 +13,7 @@ from ...errors import UsageError
 from ...format.load import Engine
 from ...format.plan import KernelObject, Launch, Phase
 from ...format.program import DRAFTS, HEADS, Step
+from ...kv.group import GroupConfig
 from ..sampling import Sampled, SamplingRow
 from ..walk import Argument, Walker
 from .compat import check_memory, open_device
@@ -123,6 +124,11 @@ class CudaExecutor:
             self._heads = HeadChoices(cuda, shape, self._addresses["logit_rows"])
             self._addresses[DRAFTS] = self._heads.address
 
+    @property
+    def groups(self) -> tuple[GroupConfig, ...]:
+        """The one KV group."""
+        return (GroupConfig(self.num_blocks, self.block_size, self.host_blocks),)
+
     def step(self, batch: ScheduledBatch) -> np.ndarray:
         """Run one step: float32 `[batch.num_logit_rows, vocab]`, valid until the next step."""
         logits = self.collect(self.submit(batch, [None] * batch.num_logit_rows)).logits
@@ -139,14 +145,14 @@ class CudaExecutor:
         inputs, outputs = self._inputs[turn], self._outputs[turn]
         inputs.fill(batch, rows)
         packed, count = inputs.packed, batch.num_logit_rows
-        for block in batch.zeros:
+        for block in (block for upkeep in batch.upkeep for block in upkeep.zeros):
             for offset, nbytes in self._layout.block_places(block, self.num_blocks):
                 cuda.zero(self._addresses["kv"] + offset, nbytes)
-        swaps = bool(batch.swap_outs or batch.swap_ins)
-        if swaps and not batch.moves:
-            self._host.swap(batch)
+        swaps = batch.swaps
+        if swaps and not batch.num_moves:
+            self._host.swap(batch.upkeep[0])
         phase = self.plan.phase(packed.num_tokens, packed.num_seqs)
-        if phase.decode and count == packed.num_seqs and not batch.moves:
+        if phase.decode and count == packed.num_seqs and not batch.num_moves:
             self._last_tokens = phase.max_tokens
             inputs.pad_decodes(phase.max_tokens)
             inputs.send(phase.max_tokens)
@@ -158,7 +164,7 @@ class CudaExecutor:
             moves = packed.num_moves
             if swaps and moves:  # moves are part of every layer's steps: here they must come before the copies
                 self._walk(phase, self._sizes(packed.num_tokens, packed.num_seqs, count, moves), moves_only=True)
-                self._host.swap(batch)
+                self._host.swap(batch.upkeep[0])
                 moves = 0
             self._run(phase, self._sizes(packed.num_tokens, packed.num_seqs, count, moves))
         if count:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ...batch.scheduled import ScheduledBatch
 from ...errors import CapacityError, DeviceError
 from ...format.program import KVLayout
+from ...kv.upkeep import Upkeep
 from ..cpu.memory import available_bytes
 from .driver import Cuda
 
@@ -41,12 +41,12 @@ class HostCache:
                 "give it less with --swap-gib; with 0 their KV is computed again",
             ) from error
 
-    def swap(self, batch: ScheduledBatch) -> None:
+    def swap(self, upkeep: Upkeep) -> None:
         """Put a step's copies on the stream."""
-        for block, slot, count in _runs(batch.swap_outs):
+        for block, slot, count in _runs(upkeep.swap_outs):
             for device, host, nbytes in self._places(block, slot):
                 self._cuda.to_host(self._host[host : host + nbytes * count], device)
-        for slot, block, count in _runs(batch.swap_ins):
+        for slot, block, count in _runs(upkeep.swap_ins):
             for device, host, nbytes in self._places(block, slot):
                 self._cuda.to_device(device, self._host[host : host + nbytes * count])
 

@@ -73,7 +73,7 @@ class Worker:
     def run(self, load_s: float = 0.0) -> None:
         """Serve until the HTTP process has gone."""
         executor = self._loop.executor
-        self._channel.send(Ready(executor.num_blocks, executor.block_size, executor.max_batch_size, load_s))
+        self._channel.send(Ready(sum(group.num_blocks for group in executor.groups), executor.max_batch_size, load_s))
         try:
             while True:
                 self._turn()
@@ -290,12 +290,12 @@ class Worker:
 
     def _stats(self) -> Stats:
         scheduler = self._loop.scheduler
-        pool = scheduler.pool
+        pools = [group.pool for group in scheduler.kv.groups]
         return Stats(
             scheduler.num_running,
             scheduler.num_waiting + len(self._queue) + len(self._compiling),
-            pool.num_blocks - pool.num_available,
-            pool.num_cached,
+            sum(pool.num_blocks - pool.num_available for pool in pools),
+            sum(pool.num_cached for pool in pools),
             scheduler.num_preemptions,
             scheduler.num_swaps,
             self._steps,
@@ -313,7 +313,7 @@ class Worker:
         self._checked = now
         try:
             self._loop.scheduler.check()
-            assert self._loop.scheduler.pool.num_available == self._loop.scheduler.pool.num_blocks, "blocks are lost"
+            assert self._loop.scheduler.kv.is_idle, "blocks are lost"
         except AssertionError as error:
             print(f"the KV bookkeeping was wrong ({error}) and is made anew", file=sys.stderr, flush=True)
             self._healed += 1
