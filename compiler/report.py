@@ -19,8 +19,7 @@ from ..passes.base import PassContext
 from ..passes.manager import PassReport
 from ..runtime.format.program import Program
 from .graph.graph import Graph, TensorType
-from .graph.verify import ICC_OPS
-from .ops import OPS
+from .ops import Traits, op_of
 from .ops.base import Cost
 from .options import CompileOptions
 from .targets import Target
@@ -117,7 +116,9 @@ def _roofline(graph: Graph, target: Target, tokens: int) -> list[RooflineRow]:
         cost = None if node in drafts else node_cost(graph, node, {"tokens": tokens, "logit_rows": 1})
         if cost is None:
             continue
-        row = rows[ICC_OPS[node.target]]
+        op = op_of(node.target)
+        assert op is not None, "what has a cost is declared"
+        row = rows[op.name]
         row[0] += 1
         row[1] += cost.flops
         row[2] += cost.bytes
@@ -127,16 +128,17 @@ def _roofline(graph: Graph, target: Target, tokens: int) -> list[RooflineRow]:
 
 def node_cost(graph: Graph, node: fx.Node, counts: Mapping[str, int]) -> Cost | None:
     """The work of one node for so many rows of each kind, weights as they are stored; None where it has no cost."""
-    op = OPS[ICC_OPS[node.target]] if node.target in ICC_OPS else None
+    op = op_of(node.target)
     if op is None or op.cost is None:
         return None
     cost = op.cost(*(_argument(graph, a, counts) for a in node.args))
-    stored_less = sum(_stored_less(graph, a) for a in node.all_input_nodes if _streams(op.name))
+    stored_less = sum(_stored_less(graph, a) for a in node.all_input_nodes if _streams(op.traits))
     return Cost(cost.flops, cost.bytes - stored_less)
 
 
-def _streams(op: str) -> bool:
-    return op in ("linear", "expert_linear")
+def _streams(traits: Traits) -> bool:
+    """Whether each call reads the op's whole weight, as it is stored."""
+    return bool(traits.product and traits.absorbs)
 
 
 def _argument(graph: Graph, arg: Any, counts: Mapping[str, int]) -> Any:

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from ..compiler.graph.facts import Fact
 from ..compiler.graph.graph import Graph
 from .quantize.record import QuantRecord
 
-# the fact that only ops of the dialect are left, which the code generators require
-OPTIMIZED = "optimized"
+OPTIMIZED = Fact.OPTIMIZED
+NO_FACTS: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,16 @@ class PassResult:
 class Pass(ABC):
     """One transformation of a graph. Its dataclass fields are its options.
 
-    `requires` and `ensures` are facts in `Graph.facts`. `tolerance` bounds max |after - before| / max |before| of the
-    logits in the reference interpreter, float32; None means that the pass changes numbers on purpose (quantization).
+    `requires`: facts (graph/facts.py) without which the pass does harm, or less than it should. `ensures`: what is true
+    afterwards. `breaks`: what may no longer be true afterwards; all other facts are kept. `tolerance` bounds
+    max |after - before| / max |before| of the logits in the reference interpreter, float32; None means that the pass
+    changes numbers on purpose (quantization).
     """
 
     name: ClassVar[str]
-    requires: ClassVar[frozenset[str]] = frozenset()
-    ensures: ClassVar[frozenset[str]] = frozenset()
+    requires: ClassVar[frozenset[str]] = NO_FACTS
+    ensures: ClassVar[frozenset[str]] = NO_FACTS
+    breaks: ClassVar[frozenset[str]] = NO_FACTS
     tolerance: ClassVar[float | None] = 1e-5
 
     @abstractmethod

@@ -1,13 +1,14 @@
-"""Runs passes: checks requirements, verifies after each, times, dumps and reports."""
+"""Runs passes: checks what they require and ensure, verifies after each, times, dumps and reports."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..compiler.errors import PassError
+from ..compiler.graph.facts import holding, problem
 from ..compiler.graph.graph import Graph
 from ..compiler.graph.printer import print_graph
 from ..compiler.graph.verify import Stage, verify
@@ -25,23 +26,37 @@ class PassReport:
     refusals: tuple[Refusal, ...] = ()
 
 
+def check_order(passes: Sequence[Pass], given: Iterable[str] = ()) -> frozenset[str]:
+    """The facts after `passes`, for a graph of which `given` is true; PassError where a pass requires another fact."""
+    facts = frozenset(given)
+    for item in passes:
+        missing = item.requires - facts
+        if missing:
+            raise PassError(f"pass {item.name!r} requires {', '.join(sorted(missing))}, which no earlier pass ensures")
+        facts = (facts - item.breaks) | item.ensures
+    return facts
+
+
 def run_passes(
     graph: Graph,
     passes: Sequence[Pass],
     ctx: PassContext,
     dump_dir: Path | None = None,
 ) -> list[PassReport]:
-    """Run `passes` in order; raises PassError or VerifyError naming the pass."""
+    """Run `passes` in order; raises PassError or VerifyError naming the pass.
+
+    What a pass requires must show in the graph, however it came to be true; the order that the pipelines keep is
+    `check_order`'s business. `graph.facts` are those that passes ensured and that still hold.
+    """
     reports: list[PassReport] = []
     for number, item in enumerate(passes):
-        missing = item.requires - graph.facts
-        if missing:
-            raise PassError(f"pass {item.name!r} requires {', '.join(sorted(missing))}, which no earlier pass ensured")
+        _check(graph, item, item.requires, "requires")
         start, first = time.perf_counter(), len(ctx.refusals)
         ctx.progress(item.name, number, len(passes))
         result = item.run(graph, ctx)
         graph.sweep()
-        graph.facts |= item.ensures
+        _check(graph, item, item.ensures, "ensures")
+        graph.facts = holding(graph, (graph.facts - item.breaks) | item.ensures)
         verify(graph, Stage.OPTIMIZED if OPTIMIZED in graph.facts else Stage.EXPORTED, item.name)
         seconds = time.perf_counter() - start
         reports.append(
@@ -51,3 +66,10 @@ def run_passes(
             dump_dir.mkdir(parents=True, exist_ok=True)
             (dump_dir / f"{number:02d}-{item.name}.txt").write_text(print_graph(graph, modules=True))
     return reports
+
+
+def _check(graph: Graph, item: Pass, facts: Iterable[str], verb: str) -> None:
+    for fact in sorted(facts):
+        found = problem(graph, fact)
+        if found:
+            raise PassError(f"pass {item.name!r} {verb} {fact}, but {found}")

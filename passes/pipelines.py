@@ -1,4 +1,4 @@
-"""The compile as a list of passes, in phases."""
+"""The compile as a list of passes, in phases. Each phase is checked against what the phases before it ensure."""
 
 from __future__ import annotations
 
@@ -18,38 +18,44 @@ from .canonicalize.simplify import Simplify
 from .fuse.add_norm import FuseAddNorm
 from .fuse.fuse_pointwise import FusePointwise
 from .fuse.merge_linears import MergeLinears
+from .manager import check_order
 
 
 def canonicalize() -> list[Pass]:
     """One way to write each thing; the form that quantization reads."""
-    return [
-        DeadCode(),
-        FoldConstants(),
-        Simplify(),
-        EliminateCommon(),
-        PositionTables(),
-        RecognizeNorms(),
-        FoldConstants(),
-        Simplify(),
-        EliminateCommon(),
-    ]
+    return _ordered(
+        [
+            DeadCode(),
+            FoldConstants(),
+            Simplify(),
+            EliminateCommon(),
+            PositionTables(),
+            RecognizeNorms(),
+            FoldConstants(),
+            Simplify(),
+            EliminateCommon(),
+        ]
+    )
 
 
 def attention() -> list[Pass]:
     """Attention over the paged cache."""
-    return [RecognizeRope(), FoldConstants(), Simplify(), PagedAttention(), SelectLogitRows()]
+    return _ordered([RecognizeRope(), FoldConstants(), Simplify(), PagedAttention(), SelectLogitRows()], canonicalize())
 
 
 def fuse() -> list[Pass]:
     """Fewer, larger kernels; afterwards the graph holds only ops of the dialect."""
-    return [
-        MergeLinears(),
-        FuseAddNorm(),
-        FoldConstants(),
-        Simplify(merge_slices=True),
-        EliminateCommon(),
-        FusePointwise(),
-    ]
+    return _ordered(
+        [
+            MergeLinears(),
+            FuseAddNorm(),
+            FoldConstants(),
+            Simplify(merge_slices=True),
+            EliminateCommon(),
+            FusePointwise(),
+        ],
+        [*canonicalize(), *attention()],
+    )
 
 
 def speculate(heads: Sequence[Any], layers: int, method: str, head: str) -> list[Pass]:
@@ -61,14 +67,14 @@ def speculate(heads: Sequence[Any], layers: int, method: str, head: str) -> list
     if layers:
         from .speculate.insert_early_exit import InsertEarlyExit
 
-        return [InsertEarlyExit(layers)]
+        return _ordered([InsertEarlyExit(layers)], canonicalize())
     if not heads:
         return []
     from .quantize.rtn import QuantizeRtn
     from .speculate.insert_medusa_heads import PREFIX, InsertMedusaHeads
 
     rounded: list[Pass] = [] if method == "none" else [QuantizeRtn(head=head, only=f"{PREFIX}.")]  # type: ignore[arg-type]
-    return [InsertMedusaHeads(tuple(heads)), *rounded]
+    return _ordered([InsertMedusaHeads(tuple(heads)), *rounded], canonicalize())
 
 
 def quantize(method: str, head: str, keep: tuple[str, ...], calibration: Sequence[Sequence[int]]) -> list[Pass]:
@@ -77,13 +83,19 @@ def quantize(method: str, head: str, keep: tuple[str, ...], calibration: Sequenc
     if method == "rtn4":
         from .quantize.rtn import QuantizeRtn
 
-        return [QuantizeRtn(**options)]
+        return _ordered([QuantizeRtn(**options)], canonicalize())
     if method == "awq4":
         from .quantize.awq import QuantizeAwq
 
-        return [QuantizeAwq(sequences=calibration, **options)]
+        return _ordered([QuantizeAwq(sequences=calibration, **options)], canonicalize())
     if method == "gptq4":
         from .quantize.gptq import QuantizeGptq
 
-        return [QuantizeGptq(sequences=calibration, **options)]
+        return _ordered([QuantizeGptq(sequences=calibration, **options)], canonicalize())
     return []
+
+
+def _ordered(passes: list[Pass], before: Sequence[Pass] = ()) -> list[Pass]:
+    """`passes`, which may rely on what `before` ensures; PassError where one requires more."""
+    check_order(passes, check_order(before))
+    return passes

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..ops import traits_of
 from ..weights.handles import Weight, short_dtype
 
 TOKENS = "tokens"
@@ -172,7 +173,7 @@ def _ancestors(node: fx.Node) -> set[fx.Node]:
 
 
 def _rows_of(node: fx.Node) -> str | None:
-    if getattr(node.target, "_schema", None) is not None and node.target.name() == "icc::select_rows":  # type: ignore[union-attr]
+    if traits_of(node.target).selects_rows:
         return _types(node.args[1])[0].rows  # type: ignore[arg-type]
     rows = {t.rows for arg in node.all_input_nodes for t in _types(arg)} - {None}
     assert len(rows) <= 1, f"{node} mixes token rows and logit rows"

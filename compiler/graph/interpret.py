@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ..ops import op_of
 from .graph import Graph
 
 
@@ -16,13 +17,10 @@ def as_compute(value: Tensor) -> Tensor:
     return value.to(torch.float32) if value.is_floating_point() else value
 
 
-# In the IR every value is dense, so a view never fails; torch's own refuses the strided results of slice and permute.
-_RUN_AS: dict[Any, Any] = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
-
-
 def eager(target: Any) -> Callable[..., Any]:
     """The function that computes a node's target on tensors of any strides."""
-    return _RUN_AS.get(target, target)
+    op = op_of(target)
+    return op.reference if op is not None and op.traits.moves_only else target
 
 
 Observer = Callable[[fx.Node, tuple[Any, ...]], None]

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import operator
 from enum import StrEnum
-from typing import Any
 
-import torch
 from torch import fx
 
 from ..errors import VerifyError
-from ..ops import OPS
-from ..ops.aten import ARITHMETIC, POINTWISE
+from ..ops import op_of
 from .graph import LOGIT_ROWS, Graph, infer_type, type_of, weight_type
 from .printer import target_name
-
-aten = torch.ops.aten
 
 
 class Stage(StrEnum):
@@ -25,32 +20,17 @@ class Stage(StrEnum):
     OPTIMIZED = "optimized"
 
 
-# ops that only rearrange elements; the memory plan turns them into strides or copies
-SHAPE_OPS: frozenset[Any] = frozenset(
-    {
-        aten.view.default,
-        aten.permute.default,
-        aten.expand.default,
-        aten.slice.Tensor,
-        aten.cat.default,
-        aten.repeat.default,
-    }
-)
-ICC_OPS: dict[Any, str] = {op.overload: name for name, op in OPS.items()}
-
-
 def is_pointwise(node: fx.Node) -> bool:
-    """Whether the node is an elementwise aten op that the generic fusion can compile."""
-    if node.op != "call_function" or not hasattr(node.target, "_schema"):
-        return False
-    name = node.target._schema.name.replace("::", ".")  # type: ignore[union-attr]
-    return name in POINTWISE or name in ARITHMETIC or name == "prims.convert_element_type"
+    """Whether the node is an elementwise op that the generic fusion takes in."""
+    op = op_of(node.target)
+    return op is not None and op.instructions is not None
 
 
 def _allowed(node: fx.Node, stage: Stage) -> bool:
-    if node.target is operator.getitem or node.target in SHAPE_OPS or node.target in ICC_OPS:
+    if node.target is operator.getitem:
         return True
-    return stage is Stage.EXPORTED and is_pointwise(node)
+    op = op_of(node.target)
+    return op is not None and (stage is Stage.EXPORTED or op.instructions is None)
 
 
 def verify(graph: Graph, stage: Stage, pass_name: str) -> None:

@@ -1,6 +1,27 @@
-"""The icc dialect. Importing this package registers every op with torch as `torch.ops.icc.<name>`."""
+"""The ops that a graph may hold: icc's own (registered with torch as `torch.ops.icc.<name>`) and those of aten.
 
-from . import attention, embedding, linear, norm, pointwise, rowwise
-from .base import OPS, Cost, Op
+Another package's ops are found through its entry points (see docs/extending.md) or declared where they are imported.
+"""
 
-__all__ = ["OPS", "Cost", "Op", "attention", "embedding", "linear", "norm", "pointwise", "rowwise"]
+from . import aten, attention, embedding, linear, moves, norm, pointwise, rowwise
+from .base import OPS, Cost, Op, op, op_of, tensor_bytes, traits_of
+from .traits import Traits
+
+__all__ = [
+    "OPS",
+    "Cost",
+    "Op",
+    "Traits",
+    "aten",
+    "attention",
+    "embedding",
+    "linear",
+    "moves",
+    "norm",
+    "op",
+    "op_of",
+    "pointwise",
+    "rowwise",
+    "tensor_bytes",
+    "traits_of",
+]

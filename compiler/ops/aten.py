@@ -8,6 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from .base import OPS, Cost, Op, tensor_bytes
+from .traits import Traits
+
 
 class Body:
     """A pointwise body being written, with common subexpressions shared."""
@@ -109,3 +114,35 @@ POINTWISE: dict[str, Builder] = {
 
 # these have options that the frontend normalizes before they get here
 ARITHMETIC: dict[str, Builder] = {"aten.add": _simple("add"), "aten.sub": _simple("sub"), "aten.div": _simple("div")}
+
+
+def _conversion(b: Body, x: Any, dtype: torch.dtype) -> str:
+    """Floating point is float32, integers are int32 in a kernel."""
+    return b("to_bool" if dtype == torch.bool else "to_f32" if dtype.is_floating_point else "to_i32", x)
+
+
+_HOMOGENEOUS = {"add": (0, 1), "sub": (0, 1), "div": (0,), "neg": (0,), "abs": (0,), "relu": (0,), "leaky_relu": (0,)}
+
+
+def _cost(x: torch.Tensor, *rest: object) -> Cost:
+    return Cost(float(x.numel()), 2 * tensor_bytes(x))
+
+
+def _declare(name: str, instructions: Builder) -> None:
+    """An elementwise op under all its overloads; for arithmetic, those without a rounding mode."""
+    packet = getattr(torch.ops.aten, name.removeprefix("aten."))
+    found = Traits(elementwise=True, homogeneous=_HOMOGENEOUS.get(name.removeprefix("aten."), ()))
+    targets = (packet.Tensor, packet.Scalar) if name in ARITHMETIC else (packet,)
+    OPS.add(Op(name, packet, packet, found, 0.0, instructions, _cost, doc=f"{name}, as torch has it."), *targets)
+
+
+for _name, _instructions in {**POINTWISE, **ARITHMETIC}.items():
+    _declare(_name, _instructions)
+
+_convert = torch.ops.prims.convert_element_type.default
+OPS.add(
+    Op(
+        "prims.convert_element_type", _convert, _convert, Traits(elementwise=True, homogeneous=(0,)), 0.0,
+        _conversion, _cost, doc="The values in another element type.",
+    )
+)  # fmt: skip

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .base import Cost, op, tensor_bytes
+from .traits import Traits
 
 
 def visible(positions: Tensor, window: int, chunk: int) -> Tensor:
@@ -21,7 +22,7 @@ def visible(positions: Tensor, window: int, chunk: int) -> Tensor:
     return allowed
 
 
-@op(kernels={"cpu": "attention"})
+@op(Traits(mixes_tokens=True, stateful=True, attention=True, weights=(3, 4), abstract=True))
 def attention(
     q: Tensor,
     k: Tensor,
@@ -89,7 +90,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
     return torch.cat((head * cos[:, None] + turned * sin[:, None], tail), dim=-1)
 
 
-@op(kernels={"cpu": "rope"})
+@op()
 def rope(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
     """Rotary position embedding, see `rotate`: x[T, H, D], cos and sin [T, R] with R <= D."""
     return rotate(x, cos, sin, style).clone()
@@ -107,7 +108,7 @@ def _rope_samples() -> Iterator[tuple[Tensor, Tensor, Tensor, str]]:
     yield torch.randn(3, 1, 8), torch.randn(3, 8), torch.randn(3, 8), "interleaved"
 
 
-@op(kernels={"cpu": "paged_attention"})
+@op(Traits(mixes_tokens=True, stateful=True, attention=True, product=(0, 1, 2), weights=(4, 5, 6, 7, 8, 9)))
 def paged_attention(
     q: Tensor,
     k: Tensor,

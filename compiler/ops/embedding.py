@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from .base import Cost, op, tensor_bytes
+from .traits import Traits
 
 
-@op(kernels={"cpu": "embedding"})
+@op(Traits(weights=(1,)))
 def embedding(index: Tensor, table: Tensor) -> Tensor:
     """table[index]: index[T] integers, table[V, ...]. Also serves tables computed over all positions."""
     return table[index]
@@ -27,7 +28,7 @@ def _embedding_samples() -> Iterator[tuple[Tensor, Tensor]]:
     yield torch.tensor([3]), torch.randn(4, 16)
 
 
-@op(kernels={"cpu": "select_rows"})
+@op(Traits(selects_rows=True, homogeneous=(0,)))
 def select_rows(x: Tensor, rows: Tensor) -> Tensor:
     """x[rows]: the token rows whose logits the scheduler asked for; the result has one row per logit row."""
     return x[rows]

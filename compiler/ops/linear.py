@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from .base import Cost, op, tensor_bytes
+from .traits import Traits
 
 
-@op(kernels={"cpu": "linear"})
+@op(Traits(product=(0,), weights=(1, 2), absorbs=(1, 2)))
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """y[..., N] = x[..., K] weight[N, K]^T + bias[N]."""
     return torch.nn.functional.linear(x, weight, bias).clone()
@@ -29,7 +30,7 @@ def _linear_samples() -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
     yield torch.randn(2, 64), torch.randn(5, 64), None
 
 
-@op(kernels={"cpu": "expert_linear"})
+@op(Traits(product=(0,), weights=(1, 2), absorbs=(1, 2)))
 def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor) -> Tensor:
     """y[T, S, N] = x[T, K] or x[T, S, K] times weight[E, N, K] of expert index[T, S], plus bias[E, N].
 
@@ -62,7 +63,7 @@ def _expert_samples() -> Iterator[tuple[Tensor, Tensor, Tensor | None, Tensor]]:
     yield torch.randn(7, 2, 32), torch.randn(5, 16, 32), None, index
 
 
-@op(kernels={"cpu": "bmm"})
+@op()
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """Per-token product of a[T, ..., M, K] and b[T or 1, ..., K, N]."""
     return torch.matmul(a, b)

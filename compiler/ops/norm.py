@@ -8,20 +8,21 @@ import torch
 from torch import Tensor
 
 from .base import Cost, op, tensor_bytes
+from .traits import Traits
 
 
 def _norm_cost(x: Tensor, *rest: object) -> Cost:
     return Cost(4.0 * x.numel(), 2 * tensor_bytes(x))
 
 
-@op(kernels={"cpu": "rms_norm"})
+@op(Traits(weights=(1,), absorbs=(1,)))
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang and Sennrich 2019)."""
     y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
     return y if weight is None else y * weight
 
 
-@op(kernels={"cpu": "add_rms_norm"})
+@op(Traits(weights=(2,)))
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(x + residual), x + residual)."""
     total = x + residual
@@ -29,13 +30,13 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float)
     return (y if weight is None else y * weight), total
 
 
-@op(kernels={"cpu": "layer_norm"})
+@op(Traits(weights=(1, 2), absorbs=(1, 2)))
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Layer normalization over the last axis (Ba et al. 2016)."""
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
-@op(kernels={"cpu": "add_layer_norm"})
+@op(Traits(weights=(2, 3)))
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:

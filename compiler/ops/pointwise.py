@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .base import Cost, op, tensor_bytes
+from .traits import Traits
 
 _gelu = torch.nn.functional.gelu
 
@@ -89,7 +90,7 @@ def _literal(text: str, like: Tensor) -> Tensor:
     return torch.tensor(value, dtype=torch.int64 if integral else torch.float32, device=like.device)
 
 
-@op(kernels={"cpu": "pointwise"})
+@op(Traits(elementwise=True))
 def pointwise(inputs: Sequence[Tensor], body: str) -> Tensor:
     """The last value of `body` (lines joined by "; ") over `inputs`, broadcast against each other from the right."""
     env: dict[str, Tensor] = {f"a{i}": t for i, t in enumerate(inputs)}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .base import Cost, op, tensor_bytes
+from .traits import Traits
 
 
 def _cost(x: Tensor, *rest: object) -> Cost:
@@ -24,32 +25,32 @@ REDUCTIONS: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 
 
-@op(kernels={"cpu": "reduce"})
+@op(Traits(routes=True))
 def reduce(x: Tensor, kind: str, dim: int) -> Tensor:
     """Reduce axis `dim` (not the token axis) away; kind is one of REDUCTIONS."""
     return REDUCTIONS[kind](x, dim)
 
 
-@op(kernels={"cpu": "softmax"})
+@op(Traits(routes=True))
 def softmax(x: Tensor) -> Tensor:
     """Softmax over the last axis."""
     return torch.softmax(x, dim=-1)
 
 
-@op(kernels={"cpu": "topk"})
+@op(Traits(selects=True))
 def topk(x: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
     """The k largest (or smallest) of the last axis in order, and their indices; ties go to the lower index."""
     order = torch.argsort(x, dim=-1, descending=largest, stable=True)[..., :k]
     return torch.gather(x, -1, order), order
 
 
-@op(kernels={"cpu": "gather"})
+@op(Traits(routes=True))
 def gather(x: Tensor, index: Tensor) -> Tensor:
     """x[..., index[..., j]] along the last axis."""
     return torch.gather(x, -1, index.long())
 
 
-@op(kernels={"cpu": "scatter"})
+@op(Traits(routes=True))
 def scatter(x: Tensor, index: Tensor, src: Tensor | None, value: float, accumulate: bool) -> Tensor:
     """A copy of x where the last axis at `index` is set to (or has added) src, or `value` where src is absent."""
     source = torch.full_like(index, value, dtype=x.dtype) if src is None else src
@@ -57,7 +58,7 @@ def scatter(x: Tensor, index: Tensor, src: Tensor | None, value: float, accumula
     return out.scatter_add(-1, index.long(), source) if accumulate else out.scatter(-1, index.long(), source)
 
 
-@op(kernels={"cpu": "cumsum"})
+@op()
 def cumsum(x: Tensor) -> Tensor:
     """Running sum over the last axis."""
     return torch.cumsum(x, dim=-1, dtype=x.dtype)

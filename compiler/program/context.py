@@ -12,8 +12,7 @@ from torch import fx
 from ...runtime.format.program import Operand
 from ..errors import UnsupportedModel
 from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, TensorType, type_of
-from ..graph.verify import ICC_OPS
-from ..ops import OPS
+from ..ops import OPS, op_of
 from ..weights.handles import QuantizedWeight, RowConcat, Weight, short_dtype
 from .builder import ProgramBuilder, Record, WeightSource
 from .placed import Placed, contiguous
@@ -69,7 +68,9 @@ class Lowerer:
 
     def op_name(self, node: fx.Node) -> str:
         """Name of a dialect op."""
-        return ICC_OPS[node.target]
+        op = op_of(node.target)
+        assert op is not None, f"{node.target} is not declared"
+        return op.name
 
     def new(self, node: fx.Node, index: int | None = None) -> Placed:
         """The buffer for a node's result, or the logits output."""

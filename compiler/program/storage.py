@@ -8,19 +8,10 @@ from __future__ import annotations
 
 import operator
 
-import torch
 from torch import fx
 
 from ..graph.graph import Graph
-from ..ops import OPS
-
-aten = torch.ops.aten
-_MOVES = {
-    aten.view.default, aten.permute.default, aten.expand.default, aten.slice.Tensor, aten.cat.default,
-    aten.repeat.default,
-}  # fmt: skip
-_PRODUCTS = {OPS[name].overload for name in ("linear", "expert_linear", "paged_attention")}
-_SELECTS = OPS["topk"].overload
+from ..ops import traits_of
 
 
 def narrow_values(graph: Graph) -> set[tuple[fx.Node, int]]:
@@ -28,13 +19,13 @@ def narrow_values(graph: Graph) -> set[tuple[fx.Node, int]]:
     found: set[tuple[fx.Node, int]] = set()
     reading, selecting = _backward(graph)
     for node in graph.nodes:
-        if node.op != "call_function" or node.target in _MOVES or node.target is operator.getitem:
+        if node.op != "call_function" or traits_of(node.target).moves_only or node.target is operator.getitem:
             continue
         many = isinstance(node.meta["type"], tuple)
         for index in range(len(node.meta["type"]) if many else 1):
             parts = [u for u in node.users if u.target is operator.getitem and u.args[1] == index] if many else [node]
             read = any(part in reading for part in parts)
-            if (node.target in _PRODUCTS or read) and not any(part in selecting for part in parts):
+            if (traits_of(node.target).product or read) and not any(part in selecting for part in parts):
                 found.add((node, index))
     return found
 
@@ -45,12 +36,13 @@ def _backward(graph: Graph) -> tuple[set[fx.Node], set[fx.Node]]:
     selecting: set[fx.Node] = set()
     for node in reversed(list(graph.nodes)):
         for user in node.users:
-            if user.target in _PRODUCTS:
-                if user.args[0] is node or user.target is OPS["paged_attention"].overload:
+            asked = traits_of(user.target)
+            if asked.product:
+                if any(user.args[i] is node for i in asked.product):
                     reading.add(node)
                 continue
-            if user.target in _MOVES and user in reading:
+            if asked.moves_only and user in reading:
                 reading.add(node)
-            if user.target is _SELECTS or user in selecting:
+            if asked.selects or user in selecting:
                 selecting.add(node)
     return reading, selecting

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import Graph, type_of
 from ...compiler.ops import OPS
 from ..base import Pass, PassContext, PassResult, Refusal
@@ -26,7 +27,8 @@ class PagedAttention(Pass):
     """Every attention node is replaced; rotary embedding that cannot be fused stays in front of it."""
 
     name: ClassVar[str] = "paged-attention"
-    ensures: ClassVar[frozenset[str]] = frozenset({"paged"})
+    requires: ClassVar[frozenset[str]] = frozenset({Fact.POSITION_TABLES, Fact.ROPE})
+    ensures: ClassVar[frozenset[str]] = frozenset({Fact.PAGED})
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         counts: Counter[str] = Counter()

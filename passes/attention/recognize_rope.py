@@ -16,9 +16,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, fx
 
+from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import Graph, type_of
 from ...compiler.graph.interpret import eager
-from ...compiler.ops import OPS
+from ...compiler.ops import OPS, traits_of
 from ...compiler.weights.handles import Weight, derive
 from ..base import Pass, PassContext, PassResult
 from ..rules import Bindings, Fail, Lit, Rule, Var, apply_rules, call, either, through_views
@@ -31,13 +32,10 @@ FIRST = call(aten.slice.Tensor, X, AXIS, 0, HALF, 1)
 SECOND = call(aten.slice.Tensor, X, AXIS, HALF, Lit("dim"), 1)
 
 
-_MOVES = (aten.view.default, aten.slice.Tensor, aten.expand.default, aten.permute.default)
-
-
 def _table_moves(graph: Graph, node: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
     """(table, moves in execution order) where `node` is moved elements of the table's rows at the positions."""
     moves: list[fx.Node] = []
-    while node.target in _MOVES:
+    while traits_of(node.target).strided:
         moves.insert(0, node)
         node = node.args[0]  # type: ignore[assignment]
     if node.target is not EMBEDDING or node.args[0] is not graph.input("positions"):
@@ -187,7 +185,9 @@ class RecognizeRope(Pass):
     """Apply the rules; partial rotation last, as it contains the others."""
 
     name: ClassVar[str] = "recognize-rope"
-    requires: ClassVar[frozenset[str]] = frozenset({"position-tables"})
+    requires: ClassVar[frozenset[str]] = frozenset({Fact.POSITION_TABLES})
+    ensures: ClassVar[frozenset[str]] = frozenset({Fact.ROPE})
+    breaks: ClassVar[frozenset[str]] = frozenset({Fact.SIMPLE, Fact.UNIQUE})
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         first = apply_rules(graph, [HalfRope(), SplitHalfRope(), InterleavedRope()], ctx)

@@ -14,8 +14,9 @@ from typing import ClassVar
 import torch
 from torch import fx
 
+from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import DRAFT_ROWS, LOGIT_ROWS, Graph, TensorType, infer_type
-from ...compiler.ops import OPS
+from ...compiler.ops import OPS, traits_of
 from ..base import Pass, PassContext, PassResult
 
 SELECT = OPS["select_rows"].overload
@@ -26,7 +27,8 @@ class SelectLogitRows(Pass):
     """Insert select_rows in front of the tail of the graph."""
 
     name: ClassVar[str] = "select-logit-rows"
-    ensures: ClassVar[frozenset[str]] = frozenset({"logit-rows"})
+    ensures: ClassVar[frozenset[str]] = frozenset({Fact.LOGIT_ROWS})
+    breaks: ClassVar[frozenset[str]] = frozenset({Fact.UNIQUE})
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         if graph.input("logit_rows") is not None:
@@ -100,6 +102,6 @@ def _tail(graph: Graph, drafts: set[fx.Node]) -> list[fx.Node]:
         source = inputs[0]
         if source.op == "placeholder" or len(set(source.users) - drafts) > 1 or len(_token_inputs(source)) != 1:
             return tail
-        if source.target is operator.getitem or "attention" in str(source.target):
+        if source.target is operator.getitem or traits_of(source.target).mixes_tokens:
             return tail
         tail.insert(0, source)

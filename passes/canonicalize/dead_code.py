@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import Graph
 from ..base import Pass, PassContext, PassResult
 
@@ -15,6 +16,7 @@ class DeadCode(Pass):
     """Nodes without users go, from the end to the start."""
 
     name: ClassVar[str] = "dead-code"
+    ensures: ClassVar[frozenset[str]] = frozenset({Fact.LIVE})
     tolerance: ClassVar[float | None] = 0.0
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:

@@ -8,21 +8,18 @@ from typing import Any, ClassVar
 
 from torch import fx
 
+from ...compiler.graph.facts import Fact, call_key
 from ...compiler.graph.graph import Graph
+from ...compiler.ops import traits_of
 from ..base import Pass, PassContext, PassResult
-
-
-def _key(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return tuple(_key(v) for v in value)
-    return value if isinstance(value, fx.Node) else (type(value).__name__, value)
 
 
 @dataclass(frozen=True)
 class EliminateCommon(Pass):
-    """Later duplicates use the first. Attention is left alone: each call owns a KV cache."""
+    """Later duplicates use the first. Stateful calls are left alone: each attention owns a KV cache."""
 
     name: ClassVar[str] = "eliminate-common"
+    ensures: ClassVar[frozenset[str]] = frozenset({Fact.UNIQUE})
     tolerance: ClassVar[float | None] = 0.0
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
@@ -31,8 +28,8 @@ class EliminateCommon(Pass):
         for node in list(graph.nodes):
             if node.op == "get_attr":
                 key: Any = ("get_attr", node.target)
-            elif node.op == "call_function" and "attention" not in str(node.target):
-                key = (node.target, _key(node.args))
+            elif node.op == "call_function" and not traits_of(node.target).stateful:
+                key = call_key(node)
             else:
                 continue
             first = seen.setdefault(key, node)

@@ -12,8 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 
-from ...compiler.graph.graph import Graph, TensorType
+from ...compiler.graph.facts import Fact, folds
+from ...compiler.graph.graph import Graph
 from ...compiler.graph.interpret import eager
+from ...compiler.ops import traits_of
 from ...compiler.weights.handles import Weight, derive
 from ..base import Pass, PassContext, PassResult
 
@@ -23,16 +25,14 @@ class FoldConstants(Pass):
     """A call whose operands are all weights is replaced by a derived weight."""
 
     name: ClassVar[str] = "fold-constants"
+    ensures: ClassVar[frozenset[str]] = frozenset({Fact.FOLDED})
     # the values are the same; a product with a weight that lay transposed may sum in another order
     tolerance: ClassVar[float | None] = 1e-6
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         counts: Counter[str] = Counter()
         for node in list(graph.nodes):
-            inputs = node.all_input_nodes
-            if node.op != "call_function" or not inputs or any(n.op != "get_attr" for n in inputs):
-                continue
-            if not isinstance(node.meta["type"], TensorType):
+            if not folds(node):
                 continue
             with graph.fx.inserting_before(node):
                 graph.replace(node, graph.add_weight(_name(node), _fold(graph, node)))
@@ -53,9 +53,7 @@ def _fold(graph: Graph, node: fx.Node) -> Weight:
         env = dict(zip(sources, (_compute_dtype(v) for v in values), strict=True))
         return target(*fx.map_arg(args, lambda n: env[n]))
 
-    name: str = node.target.__name__  # type: ignore[union-attr]
-    moves_only = name.split(".")[0] in ("view", "permute", "slice", "expand", "cat", "repeat")
-    if not moves_only:
+    if not traits_of(node.target).moves_only:
         return derive(compute, *(graph.weight(n) for n in sources))
 
     def move(*values: Tensor) -> Tensor:  # storage dtype stays, so that a transposed bf16 weight is still bf16

@@ -14,15 +14,14 @@ import torch
 from torch import Tensor, fx
 
 from ...compiler.errors import SequenceLengthError
+from ...compiler.graph.facts import Fact, is_position_row, position_values
 from ...compiler.graph.graph import Graph, type_of
 from ...compiler.graph.interpret import as_compute, eager
-from ...compiler.ops import OPS
+from ...compiler.ops import OPS, traits_of
 from ...compiler.weights.handles import Constant
 from ..base import Pass, PassContext, PassResult
 
-aten = torch.ops.aten
 EMBEDDING = OPS["embedding"].overload
-_MOVES = (aten.view.default, aten.slice.Tensor, aten.expand.default, aten.permute.default)
 
 
 @dataclass(frozen=True)
@@ -30,13 +29,13 @@ class PositionTables(Pass):
     """Replace each value that only positions determine by a row of a table."""
 
     name: ClassVar[str] = "position-tables"
-    ensures: ClassVar[frozenset[str]] = frozenset({"position-tables"})
+    ensures: ClassVar[frozenset[str]] = frozenset({Fact.POSITION_TABLES})
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         positions = graph.input("positions")
         if positions is None:
             return PassResult(False)
-        computed = _position_only(graph, positions)
+        computed = position_values(graph, positions)
         counts: Counter[str] = Counter()
         for node in [n for n in computed if _is_frontier(n, computed, positions)]:
             table = _evaluate(graph, node, positions)
@@ -47,19 +46,9 @@ class PositionTables(Pass):
         return PassResult(bool(counts), counts)
 
 
-def _position_only(graph: Graph, positions: fx.Node) -> dict[fx.Node, None]:
-    found: dict[fx.Node, None] = {positions: None}
-    for node in graph.nodes:
-        if node.op == "call_function" and "attention" not in str(node.target):
-            inputs = [n for n in node.all_input_nodes if n.op != "get_attr"]
-            if inputs and all(n in found for n in inputs):
-                found[node] = None
-    return found
-
-
 def _is_frontier(node: fx.Node, computed: dict[fx.Node, None], positions: fx.Node) -> bool:
     """Values that others need; views of a table are free, so the table is taken before them."""
-    if node is positions or node.target in _MOVES or _is_table(node, positions):
+    if node is positions or traits_of(node.target).strided or is_position_row(node, positions):
         return False
     if _through_moves(node) is positions:
         return False
@@ -68,17 +57,13 @@ def _is_frontier(node: fx.Node, computed: dict[fx.Node, None], positions: fx.Nod
 
 def _is_needed(node: fx.Node, computed: dict[fx.Node, None]) -> bool:
     """Whether something that is not position-only reads the value, perhaps through moves."""
-    return any(user not in computed or (user.target in _MOVES and _is_needed(user, computed)) for user in node.users)
+    return any(u not in computed or (traits_of(u.target).strided and _is_needed(u, computed)) for u in node.users)
 
 
 def _through_moves(node: fx.Node) -> fx.Node:
-    while node.target in _MOVES:
+    while traits_of(node.target).strided:
         node = node.args[0]  # type: ignore[assignment]
     return node
-
-
-def _is_table(node: fx.Node, positions: fx.Node) -> bool:
-    return node.target is EMBEDDING and node.args[0] is positions and node.args[1].op == "get_attr"  # type: ignore[union-attr]
 
 
 def _evaluate(graph: Graph, root: fx.Node, positions: fx.Node) -> Tensor:

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
+from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import Graph, type_of
 from ...compiler.ops import OPS
 from ..base import Pass, PassContext, PassResult
@@ -120,7 +121,9 @@ class RecognizeNorms(Pass):
     """Apply the rules; layer norm first, as it contains the other. Scale and shift are drawn in afterwards."""
 
     name: ClassVar[str] = "recognize-norms"
-    ensures: ClassVar[frozenset[str]] = frozenset({"norms"})
+    requires: ClassVar[frozenset[str]] = frozenset({Fact.FOLDED, Fact.SIMPLE, Fact.UNIQUE})
+    ensures: ClassVar[frozenset[str]] = frozenset({Fact.NORMS})
+    breaks: ClassVar[frozenset[str]] = frozenset({Fact.FOLDED, Fact.UNIQUE})
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         result = apply_rules(graph, [LayerNorm(), RmsNorm()], ctx)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import Graph, type_of
 from ..base import Pass, PassContext, PassResult
 from ..rules import Bindings, Fail, Lit, Rule, Var, apply_rules, call
@@ -115,6 +116,8 @@ class Simplify(Pass):
 
     merge_slices: bool = False
     name: ClassVar[str] = "simplify"
+    ensures: ClassVar[frozenset[str]] = frozenset({Fact.SIMPLE})
+    breaks: ClassVar[frozenset[str]] = frozenset({Fact.UNIQUE})
     tolerance: ClassVar[float | None] = 0.0
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
+from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import Graph, type_of
 from ...compiler.ops import OPS
 from ..base import Pass, PassContext, PassResult, Refusal
@@ -29,6 +30,7 @@ class FuseAddNorm(Pass):
     """Fuse where the sum is of two token values of one shape and the norm is its first reader."""
 
     name: ClassVar[str] = "fuse-add-norm"
+    requires: ClassVar[frozenset[str]] = frozenset({Fact.NORMS})
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         counts: Counter[str] = Counter()

@@ -10,21 +10,9 @@ from torch import Tensor, fx
 
 from ...compiler.graph.graph import Graph, type_of
 from ...compiler.graph.printer import target_name
-from ...compiler.graph.verify import SHAPE_OPS
-from ...compiler.ops import OPS
+from ...compiler.ops import traits_of
 
 aten = torch.ops.aten
-_PRODUCERS = {OPS[n].overload for n in ("linear", "expert_linear", "rms_norm", "layer_norm")}
-_ATTENTION = {OPS[n].overload for n in ("attention", "paged_attention")}
-# f(s * x) = s * f(x) for s > 0
-_HOMOGENEOUS = {
-    aten.neg.default,
-    aten.abs.default,
-    aten.relu.default,
-    aten.leaky_relu.default,
-    torch.ops.prims.convert_element_type.default,
-    OPS["select_rows"].overload,
-}
 
 
 @dataclass(frozen=True)
@@ -45,34 +33,34 @@ def full_shape(node: fx.Node) -> torch.Size:
 
 def is_absorbing(node: fx.Node) -> bool:
     """Whether the node's own weights can take a scale per output channel."""
-    return node.op == "call_function" and node.target in _PRODUCERS
+    return node.op == "call_function" and bool(traits_of(node.target).absorbs)
 
 
 def ties(graph: Graph, node: fx.Node) -> list[Tie] | str:
     """The ties of a call, or its name where a scale cannot travel through it. Other operands must not be scaled."""
-    target = node.target
+    target, asked = node.target, traits_of(node.target)
     if node.op != "call_function" or isinstance(node.meta["type"], tuple):
         return target_name(target) if node.op == "call_function" else "an input of the model"
     x = node.args[0] if node.args else None
     if target is aten.cat.default:
         return _cat(node)
-    if target in SHAPE_OPS and isinstance(x, fx.Node):
+    if asked.moves_only and isinstance(x, fx.Node):
         index = target(torch.arange(full_shape(x).numel()).view(full_shape(x)), *node.args[1:])  # type: ignore[operator]
         return [Tie(x, 0, torch.arange(index.numel()), index.reshape(-1))]
-    if target in _HOMOGENEOUS and isinstance(x, fx.Node) and type_of(x).dtype.is_floating_point:
-        return [_broadcast(node, 0)]
-    if target in _ATTENTION:
+    if asked.homogeneous and all(_is_float(node.args[i]) for i in asked.homogeneous):
+        return [_broadcast(node, i) for i in asked.homogeneous]
+    if asked.attention:
         return [_values(node)]
-    if target in (aten.add.Tensor, aten.sub.Tensor) and all(isinstance(a, fx.Node) for a in node.args[:2]):
-        return [_broadcast(node, 0), _broadcast(node, 1)]
-    if target is aten.div.Tensor and isinstance(x, fx.Node):
-        return [_broadcast(node, 0)]
     if target is aten.mul.Tensor:
         carrier = _factor(graph, node)
         if carrier is not None:
             return [_broadcast(node, carrier)]
         return "a product whose factors are not linear in any layer's output"
     return target_name(target)
+
+
+def _is_float(arg: Any) -> bool:
+    return isinstance(arg, fx.Node) and type_of(arg).dtype.is_floating_point
 
 
 def _cat(node: fx.Node) -> list[Tie]:

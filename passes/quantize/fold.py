@@ -17,12 +17,11 @@ from torch import Tensor, fx
 
 from ...compiler.graph.graph import Graph
 from ...compiler.graph.printer import target_name
-from ...compiler.ops import OPS
+from ...compiler.ops import traits_of
 from ...compiler.weights.handles import Constant, Derived, Weight
 from .element_ties import Tie, full_shape, is_absorbing, ties
 from .select import EXPERT, LINEAR, set_weight
 
-LAYER = OPS["layer_norm"].overload
 MAX_REGION = 400
 
 
@@ -178,7 +177,7 @@ def fold_group(graph: Graph, start: fx.Node, blocked: dict[fx.Node, str]) -> Fol
         pinned = label[region.elements(source)].min()
         return FoldGroup((), (), 0, region.pins[int(pinned)][1])
     consumers = [End(node, 0, classes(found)) for node, found in inputs.items()]
-    producers = [End(node, 1, classes(channels(node))) for node in region.producers]
+    producers = [End(node, traits_of(node.target).absorbs[0], classes(channels(node))) for node in region.producers]
     for (node, arg), count in region.constants.items():
         producers.append(End(node, arg, classes(label[region.block((node, arg), count)])))
     return FoldGroup(
@@ -208,11 +207,8 @@ def apply_fold(graph: Graph, group: FoldGroup, scales: Tensor) -> None:
             constant = end.node.args[end.arg]
             assert isinstance(constant, fx.Node)
             _multiply(graph, end.node, end.arg, inverse.reshape(graph.weight(constant).shape))
-        elif end.node.target in (LINEAR, EXPERT):
-            _multiply(graph, end.node, 1, inverse[:, None])
-            _multiply(graph, end.node, 2, inverse)
         else:
-            _scale_norm(graph, end.node, inverse)
+            _scale_output(graph, end.node, inverse)
 
 
 def _multiply(graph: Graph, node: fx.Node, arg: int, factor: Tensor) -> None:
@@ -221,11 +217,14 @@ def _multiply(graph: Graph, node: fx.Node, arg: int, factor: Tensor) -> None:
         set_weight(graph, [(node, arg)], multiplied(graph.weight(weight), factor))
 
 
-def _scale_norm(graph: Graph, node: fx.Node, factor: Tensor) -> None:
-    if node.args[1] is None:
+def _scale_output(graph: Graph, node: fx.Node, factor: Tensor) -> None:
+    """Multiply channel i of a node's result by factor[i], in the weights that absorb it."""
+    asked = traits_of(node.target)
+    scale, *added = asked.absorbs
+    if node.args[scale] is None:
         with graph.fx.inserting_before(node):
-            node.update_arg(1, graph.add_weight("norm_scale", Constant(factor)))
+            node.update_arg(scale, graph.add_weight("norm_scale", Constant(factor)))
     else:
-        _multiply(graph, node, 1, factor)
-    if node.target is LAYER:
-        _multiply(graph, node, 2, factor)
+        _multiply(graph, node, scale, factor[:, None] if asked.product else factor)
+    for arg in added:
+        _multiply(graph, node, arg, factor)

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import fx
 
 from ...compiler.errors import UsageError
+from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import Graph, TensorType, infer_type
-from ...compiler.graph.verify import SHAPE_OPS, is_pointwise
-from ...compiler.ops import OPS
+from ...compiler.ops import OPS, traits_of
 from ...compiler.weights.handles import QuantizedWeight, Weight
 from ..base import Pass, PassContext, Refusal
 from .record import QuantRecord
 
-LINEAR, EXPERT, TOPK, EMBEDDING = (OPS[n].overload for n in ("linear", "expert_linear", "topk", "embedding"))
-_TRANSPARENT = {*SHAPE_OPS, *(OPS[n].overload for n in ("pointwise", "select_rows"))}
-_ROUTING = {*_TRANSPARENT, *(OPS[n].overload for n in ("softmax", "reduce", "gather", "scatter")), operator.getitem}
+LINEAR, EXPERT, EMBEDDING = (OPS[n].overload for n in ("linear", "expert_linear", "embedding"))
 GROUPS = (128, 64, 32, 16)
 MIN_OUTPUTS = 16
 
@@ -54,6 +52,8 @@ class QuantizePass(Pass):
     stored once with an int8 head, and stays as stored with any other. only: weights whose name begins otherwise are
     left alone, as if they were not there.
     """
+
+    requires: ClassVar[frozenset[str]] = frozenset({Fact.NORMS})
 
     bits: int = 4
     group: int = 128
@@ -147,7 +147,7 @@ def lm_heads(graph: Graph) -> set[fx.Node]:
     found: set[fx.Node] = set()
     if graph.embeds:
         return found
-    for node in _walk([graph.output], lambda n: n.all_input_nodes, _TRANSPARENT):
+    for node in _walk([graph.output], lambda n: n.all_input_nodes, _is_transparent):
         if node.target is LINEAR:
             found.add(node)
     return found
@@ -155,17 +155,26 @@ def lm_heads(graph: Graph) -> set[fx.Node]:
 
 def feeds_topk(node: fx.Node) -> bool:
     """Whether expert choice reads the result of `node`, through softmax, views and elementwise ops."""
-    users = _walk(list(node.users), lambda n: list(n.users), _ROUTING)
-    return any(user.target is TOPK for user in users)
+    users = _walk(list(node.users), lambda n: list(n.users), _routes)
+    return any(traits_of(user.target).selects for user in users)
 
 
-def _walk(start: Sequence[fx.Node], step: Any, through: set[Any]) -> Iterator[fx.Node]:
-    """Nodes reached from `start`; the walk goes on behind elementwise ops and targets in `through`."""
+def _is_transparent(node: fx.Node) -> bool:
+    asked = traits_of(node.target)
+    return asked.moves_only or asked.elementwise or asked.selects_rows
+
+
+def _routes(node: fx.Node) -> bool:
+    return _is_transparent(node) or traits_of(node.target).routes or node.target is operator.getitem
+
+
+def _walk(start: Sequence[fx.Node], step: Any, through: Callable[[fx.Node], bool]) -> Iterator[fx.Node]:
+    """Nodes reached from `start`; the walk goes on behind nodes that are `through`."""
     stack, seen = list(start), set(start)
     while stack:
         node = stack.pop()
         yield node
-        if node.target in through or is_pointwise(node):
+        if through(node):
             fresh = [n for n in step(node) if n not in seen]
             seen.update(fresh)
             stack += fresh

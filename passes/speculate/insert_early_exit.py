@@ -15,11 +15,10 @@ from typing import Any, ClassVar
 from torch import fx
 
 from ...compiler.errors import UsageError
+from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import Graph, type_of
-from ...compiler.ops import OPS
+from ...compiler.ops import traits_of
 from ..base import Pass, PassContext, PassResult
-
-ATTENTION = OPS["attention"].overload
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class InsertEarlyExit(Pass):
 
     layers: int = 0
     name: ClassVar[str] = "insert-early-exit"
-    ensures: ClassVar[frozenset[str]] = frozenset({"exit"})
+    breaks: ClassVar[frozenset[str]] = frozenset({Fact.UNIQUE})
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         if graph.exit is not None or not self.layers:
@@ -48,7 +47,7 @@ class InsertEarlyExit(Pass):
     def _places(self, graph: Graph) -> tuple[fx.Node, fx.Node]:
         """The value behind the first `layers` layers, and the one behind all of them."""
         order = {node: index for index, node in enumerate(graph.nodes)}
-        attentions = [order[node] for node in graph.nodes if node.target is ATTENTION]
+        attentions = [order[node] for node in graph.nodes if traits_of(node.target).stateful]
         if not 0 < self.layers < len(attentions):
             raise UsageError(f"--spec layer-skip:{self.layers}: the model has {len(attentions)} layers")
         cuts = _cuts(graph)

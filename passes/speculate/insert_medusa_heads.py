@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from ...compiler.errors import HeadMismatch, PassError
+from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import Graph, type_of
 from ...compiler.ops import OPS
 from ...compiler.weights.handles import Weight
@@ -49,7 +50,7 @@ class InsertMedusaHeads(Pass):
     heads: Sequence[Head] = ()
     ranks: int = RANKS
     name: ClassVar[str] = "insert-medusa-heads"
-    ensures: ClassVar[frozenset[str]] = frozenset({"drafts"})
+    breaks: ClassVar[frozenset[str]] = frozenset({Fact.UNIQUE})
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         if graph.drafts is not None or not self.heads:

@@ -5,5 +5,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-for _folder in ("graph", "program"):
+for _folder in ("graph", "ops", "program"):
     sys.path.insert(0, str(Path(__file__).parents[1] / _folder))

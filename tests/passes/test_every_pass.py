@@ -9,13 +9,14 @@ import pytest
 import torch
 from graph_tracing import difference
 from icc.compiler.frontend.load import load_graph
+from icc.compiler.graph.facts import Fact
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.graph.printer import print_graph
 from icc.compiler.graph.verify import Stage, verify
 from icc.passes import pipelines
 from icc.passes.base import Pass, PassContext
-from icc.passes.manager import run_passes
+from icc.passes.manager import check_order, run_passes
 
 FAMILIES = ["llama", "gemma2", "gpt_neox", "mixtral", "cohere-interleaved_rotary"]
 IDS = torch.randint(3, 119, (13,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -33,7 +34,9 @@ def load(tiny: ModuleType, family: str, path: Path, layers: int) -> Graph:
 
 def check_pass(item: Pass, graph: Graph, before: torch.Tensor) -> torch.Tensor:
     """Run it twice; the second run must find nothing to do. Returns the logits afterwards."""
+    kept = graph.facts - item.breaks
     report = run_passes(graph, [item], PassContext())[0]
+    assert kept <= graph.facts, f"{item.name} breaks {kept - graph.facts} and does not say so"
     if not report.modified:
         return before
     text, after = print_graph(graph), interpret(graph, IDS)
@@ -53,6 +56,7 @@ def test_each_pass_in_order(family: str, tiny: ModuleType, tmp_path: Path) -> No
     for item in PIPELINE:
         logits = check_pass(item, graph, logits)
     verify(graph, Stage.OPTIMIZED, "the pipeline")
+    assert graph.facts == check_order(PIPELINE)
     rows = [7, 0, 12]
     assert difference(logits[rows], interpret(graph, IDS, rows)) < 1e-5
 
@@ -70,6 +74,21 @@ def test_what_a_layer_becomes(family: str, tiny: ModuleType, tmp_path: Path) -> 
     ops = [n.target.name() for n in graph.nodes if hasattr(n.target, "name")]
     kernels = [name.removeprefix("icc::") for name in ops if name.startswith("icc::")]
     assert " ".join(kernels).startswith(FUSED[family])
+
+
+@pytest.mark.parametrize("method", ["none", "rtn4", "awq4", "gptq4"])
+@pytest.mark.parametrize("layers", [0, 1])
+def test_the_pipeline_keeps_its_order(method: str, layers: int) -> None:
+    """As the driver runs the phases, and with what the lowering needs at the end."""
+    phases = [
+        pipelines.canonicalize(),
+        pipelines.quantize(method, "int8", (), ()),
+        pipelines.speculate((), layers, method, "int8"),
+        pipelines.attention(),
+        pipelines.fuse(),
+    ]
+    facts = check_order([item for phase in phases for item in phase])
+    assert facts >= {Fact.FOLDED, Fact.PAGED, Fact.LOGIT_ROWS, Fact.OPTIMIZED}
 
 
 def test_the_pipeline_names_are_those_of_the_cli() -> None:

@@ -10,13 +10,19 @@ from typing import ClassVar
 import pytest
 from graph_tracing import aten, icc, mean, trace
 from icc.compiler.errors import PassError, VerifyError
+from icc.compiler.graph.facts import Fact
 from icc.compiler.graph.graph import Graph
+from icc.passes.attention.paged_attention import PagedAttention
 from icc.passes.attention.recognize_rope import RecognizeRope
-from icc.passes.base import OPTIMIZED, Pass, PassContext, PassResult, Refusal
+from icc.passes.base import Pass, PassContext, PassResult, Refusal
 from icc.passes.canonicalize.dead_code import DeadCode
+from icc.passes.canonicalize.eliminate_common import EliminateCommon
+from icc.passes.canonicalize.fold_constants import FoldConstants
+from icc.passes.canonicalize.position_tables import PositionTables
 from icc.passes.canonicalize.recognize_norms import RecognizeNorms
+from icc.passes.canonicalize.simplify import Simplify
 from icc.passes.fuse.fuse_pointwise import FusePointwise
-from icc.passes.manager import run_passes
+from icc.passes.manager import check_order, run_passes
 
 
 def graph() -> Graph:
@@ -35,8 +41,37 @@ class Spoil(Pass):
 
 
 def test_requirements_are_checked_before_the_pass() -> None:
-    with pytest.raises(PassError, match=r"'recognize-rope' requires position-tables, which no earlier pass ensured"):
-        run_passes(graph(), [RecognizeRope()], PassContext())
+    built = trace(lambda positions, x: x + aten.cos.default(positions.view(-1, 1)), positions="", x="f32[T, 8]")
+    reason = r"'recognize-rope' requires position-tables, but cos_default computes with positions alone"
+    with pytest.raises(PassError, match=reason):
+        run_passes(built, [RecognizeRope()], PassContext())
+    run_passes(built, [PositionTables(), RecognizeRope()], PassContext())
+
+
+@dataclass(frozen=True)
+class Claim(Pass):
+    """Says that it leaves no two equal calls, and does nothing."""
+
+    name: ClassVar[str] = "claim"
+    ensures: ClassVar[frozenset[str]] = frozenset({Fact.UNIQUE})
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        return PassResult(False)
+
+
+def test_what_a_pass_ensures_is_checked_after_it() -> None:
+    built = trace(lambda x: aten.exp.default(x) + aten.exp.default(x), x="f32[T, 8]")
+    reason = "'claim' ensures unique, but exp_default_1 computes again what an earlier call does"
+    with pytest.raises(PassError, match=reason):
+        run_passes(built, [Claim()], PassContext())
+
+
+def test_the_order_of_passes_is_checked_without_a_graph() -> None:
+    with pytest.raises(PassError, match=r"'paged-attention' requires rope, which no earlier pass ensures"):
+        check_order([PositionTables(), PagedAttention()])
+    assert check_order([PositionTables(), RecognizeRope(), PagedAttention()]) >= {Fact.PAGED, Fact.ROPE}
+    with pytest.raises(PassError, match=r"'recognize-norms' requires unique"):  # folding views is needed again
+        check_order([FoldConstants(), EliminateCommon(), Simplify(), RecognizeNorms()])
 
 
 def test_verifies_after_each_pass() -> None:
@@ -54,12 +89,12 @@ def test_reports_and_facts() -> None:
         Refusal("scaled-rms-norm", "mul_tensor_2", "the scale is not a constant vector over the last axis"),
     )
     assert fused.refusals == () and fused.counts == {"kernels": 1, "fused-ops": 1} and fused.seconds >= 0
-    assert built.facts == {"norms", OPTIMIZED}
+    assert built.facts == {Fact.NORMS, Fact.OPTIMIZED}
 
 
 def test_optimized_graphs_may_hold_dialect_ops_only() -> None:
     built = graph()
-    built.facts.add(OPTIMIZED)
+    built.facts.add(Fact.OPTIMIZED)
     with pytest.raises(VerifyError, match="is not an op of this stage"):
         run_passes(built, [DeadCode()], PassContext())
 
