@@ -14,6 +14,7 @@ import numpy as np
 
 from .errors import RequestError, UsageError
 from .executor.base import Executor
+from .executor.player import Player
 from .format.files import HashPieces
 from .format.load import Engine, check_abi, open_engine, read_manifest
 from .format.manifest import Manifest
@@ -108,12 +109,12 @@ def _executor(
             raise UsageError("an engine for a GPU cannot draft for one that runs on the CPU")
         if swap_bytes:
             raise UsageError("swap_bytes is for GPU engines: the KV cache of a CPU engine is host memory already")
-        from .executor.cpu.executor import CpuExecutor
+        from .executor.cpu.device import CpuDevice
 
-        return CpuExecutor(engine, threads, kv_bytes, section)
-    from .executor.cuda.executor import CudaExecutor
+        return Player(CpuDevice(engine, threads, kv_bytes, section))
+    from .executor.cuda.device import CudaDevice
 
-    return CudaExecutor(engine, kv_bytes, device, section, swap_bytes)
+    return Player(CudaDevice(engine, kv_bytes, device, section, swap_bytes))
 
 
 class LLM:

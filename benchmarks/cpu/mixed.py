@@ -15,12 +15,13 @@ from pathlib import Path
 
 import numpy as np
 from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
-from icc.runtime.executor.cpu.executor import CpuExecutor
+from icc.runtime.executor.cpu.device import CpuDevice
+from icc.runtime.executor.player import Player
 from icc.runtime.format.load import open_engine
 from stages import decodes
 
 
-def seconds(executor: CpuExecutor, batch: ScheduledBatch) -> float:
+def seconds(executor: Player, batch: ScheduledBatch) -> float:
     """Wall time of one step."""
     start = time.perf_counter()
     executor.step(batch)
@@ -37,8 +38,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
     a = parser.parse_args()
-    executor = CpuExecutor(open_engine(a.engine, verify=False), threads=a.threads)
-    ctypes.memset(executor._kv.address, 0x2C, executor.kv_bytes)  # untouched pages would all be one page of zeros
+    device = CpuDevice(open_engine(a.engine, verify=False), threads=a.threads)
+    executor = Player(device)
+    ctypes.memset(device._kv.address, 0x2C, device.kv_bytes)  # untouched pages would all be one page of zeros
     blocks = -(-(a.context + 1) // executor.block_size)
     decoding = decodes(a.decodes, a.context, blocks)
     first = a.decodes * blocks

@@ -20,8 +20,9 @@ from icc.compiler.backends.cpu.build import compile_command
 from icc.compiler.backends.cpu.emit import emit_source
 from icc.compiler.backends.cpu.isa import ALL
 from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
-from icc.runtime.executor.cpu.executor import executor as cpu_executor
-from icc.runtime.executor.cpu.executor import library as kernel_library
+from icc.runtime.executor.cpu import library as kernel_library
+from icc.runtime.executor.cpu.device import CpuDevice
+from icc.runtime.executor.player import Player
 from icc.runtime.format.load import Engine, open_engine
 
 _RUN = "step.run(c);"
@@ -43,7 +44,7 @@ def timed_source(source: str) -> str:
     return _CLOCK + head + "const double begin = now();\n" + _RUN + tail
 
 
-def load_timed(engine: Path, isa_name: str, threads: int) -> tuple[cpu_executor.CpuExecutor, Engine, np.ndarray]:
+def load_timed(engine: Path, isa_name: str, threads: int) -> tuple[Player, Engine, np.ndarray]:
     """An executor over the timed kernels, and its array of times [steps, 2] in seconds."""
     isa = next(i for i in ALL if i.name == isa_name)
     opened = open_engine(engine, verify=False, isa=isa_name)
@@ -52,11 +53,11 @@ def load_timed(engine: Path, isa_name: str, threads: int) -> tuple[cpu_executor.
         subprocess.run(compile_command(isa, "t.cpp", "t.so", None, "-O3"), cwd=folder, check=True)
         image = (Path(folder) / "t.so").read_bytes()
     opened.files.read = lambda path: image  # type: ignore[method-assign]
-    executor = cpu_executor.CpuExecutor(opened, threads=threads)
-    ctypes.memset(executor._kv.address, 0x2C, executor.kv_bytes)  # untouched pages would all be one page of zeros
+    device = CpuDevice(opened, threads=threads)
+    ctypes.memset(device._kv.address, 0x2C, device.kv_bytes)  # untouched pages would all be one page of zeros
     path = kernel_library._loadable_path(image)
     raw = (ctypes.c_double * (4096 * 2)).in_dll(ctypes.CDLL(path), "icc_times")
-    return executor, opened, np.frombuffer(raw, dtype=np.float64).reshape(4096, 2)
+    return Player(device), opened, np.frombuffer(raw, dtype=np.float64).reshape(4096, 2)
 
 
 def decodes(count: int, context: int, blocks: int) -> list[ScheduledSequence]:

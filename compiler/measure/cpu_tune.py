@@ -15,7 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from ...runtime.executor.cpu.executor import CpuExecutor
+from ...runtime.executor.cpu.device import CpuDevice
+from ...runtime.executor.player import Player
 from ...runtime.format.manifest import Limits
 from ...runtime.format.program import Program
 from ..backends.base import Built
@@ -86,18 +87,18 @@ def _most_rows(limits: Limits) -> int:
     return min(limits.max_step_tokens, limits.max_batch_size, limits.max_seq_len)
 
 
-def _executor(folder: Path, stage: Path, program: Program, limits: Limits, isa: Isa, stack: ExitStack) -> CpuExecutor:
+def _executor(folder: Path, stage: Path, program: Program, limits: Limits, isa: Isa, stack: ExitStack) -> Player:
     """The candidate's kernels over the stage's weights, with no more KV cache than the timed steps need."""
     [library] = build_libraries(program, folder / "kernels", [isa])
     longest = min(limits.max_seq_len, CONTEXT + _most_rows(limits))
     engine = open_staged(stage, program, library, msgspec.structs.replace(limits, max_seq_len=longest), kernels=folder)
     stack.callback(engine.close)
-    executor = CpuExecutor(engine)
+    executor = Player(CpuDevice(engine))
     stack.callback(executor.close)
     return executor
 
 
-def _least(executors: list[CpuExecutor], rows: int, limits: Limits) -> list[float]:
+def _least(executors: list[Player], rows: int, limits: Limits) -> list[float]:
     """The least time of a step of so many tokens by executor; they take turns."""
     batches = [verify_step(executor, rows, limits.max_seq_len) for executor in executors]
     times = [float("inf")] * len(executors)

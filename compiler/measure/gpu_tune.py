@@ -16,7 +16,8 @@ from pathlib import Path
 import msgspec
 
 from ...runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
-from ...runtime.executor.cuda.executor import CudaExecutor
+from ...runtime.executor.cuda.device import CudaDevice
+from ...runtime.executor.player import Player
 from ...runtime.format.load import Engine
 from ...runtime.format.manifest import Limits
 from ...runtime.format.plan import LaunchPlan
@@ -78,7 +79,7 @@ def tune(engine: Engine, output: Path, progress: Callable[[str, int, int], None]
     if engine.manifest.gpu is None or engine.manifest.backend != "cuda":
         raise UsageError("only engines for NVIDIA GPUs can be tuned", "compile with a CUDA target first")
     target = find_target(engine.manifest.target)
-    executor = CudaExecutor(engine)
+    executor = Player(CudaDevice(engine))
     try:
         choices, tilings = find_choices(engine, target), {}
         plans = {
@@ -86,7 +87,7 @@ def tune(engine: Engine, output: Path, progress: Callable[[str, int, int], None]
         }
         specs = {key: spec for many in plans.values() for plan in many for key, spec in plan.specs().items()}
         compiled = _compile_all(list(specs.values()), target, progress)
-        device = executor.cuda.facts().name
+        device = executor.device.cuda.facts().name
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         found = TuningFile(target.name, device, today, version("triton"), tilings)
         for done, choice in enumerate(choices):
@@ -104,7 +105,7 @@ def measure(
     plans: Sequence[Planned],
     compiled: Mapping[str, Compiled],
     engine: Engine,
-    executor: CudaExecutor,
+    executor: Player[CudaDevice],
     target: Target,
 ) -> Config:
     """The candidate of least median time; one that does not compile is out. plans: one per candidate."""
@@ -135,10 +136,10 @@ def _compile_all(
 
 
 def _time(
-    choice: Choice, plan: LaunchPlan, compiled: Mapping[str, Compiled], engine: Engine, executor: CudaExecutor
+    choice: Choice, plan: LaunchPlan, compiled: Mapping[str, Compiled], engine: Engine, executor: Player[CudaDevice]
 ) -> float:
     """Median seconds of the kernel over several layers, all of whose launches count."""
-    cuda = executor.cuda
+    cuda = executor.device.cuda
     functions = {
         name: cuda.function(compiled[name].binary, found.entry, found.shared_bytes)
         for name, found in plan.objects.items()
@@ -148,7 +149,7 @@ def _time(
     sizes = executor.prepare(full_batch(choice.shape, engine.manifest.limits, executor.block_size))
 
     ready = [
-        executor.ready(functions[launch.object], plan.objects[launch.object], launch, step)
+        executor.device.ready(functions[launch.object], plan.objects[launch.object], launch, step)
         for step in steps
         for launch in launches
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
-from ...runtime.executor.cpu.executor import CpuExecutor
+from ...runtime.executor.player import Player
 from ...runtime.format.files import EngineFiles
 from ...runtime.format.load import Engine
 from ...runtime.format.manifest import (
@@ -45,7 +45,7 @@ def open_staged(stage: Path, program: Program, library: Library, limits: Limits,
     return Engine(stage, manifest, program, weights, library, EngineFiles(kernels or stage, {}, verify=False))
 
 
-def verify_step(executor: CpuExecutor, tokens: int, max_seq_len: int) -> ScheduledBatch:
+def verify_step(executor: Player, tokens: int, max_seq_len: int) -> ScheduledBatch:
     """A step that verifies `tokens` - 1 guesses behind a short context, which is computed here."""
     start = max(min(CONTEXT, max_seq_len - tokens), 0)
     table = tuple(range(-(-(start + tokens) // executor.block_size)))

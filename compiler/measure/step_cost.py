@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...runtime.executor.cpu.executor import CpuExecutor
+from ...runtime.executor.cpu.device import CpuDevice
+from ...runtime.executor.player import Player
 from ...runtime.format.manifest import Limits
 from ..backends.base import Built
 from ..graph.graph import DRAFT_ROWS, LOGIT_ROWS, TOKENS, Graph
@@ -47,7 +48,7 @@ def modelled_cost(graph: Graph, target: Target) -> Cost:
 def measured_cost(stage: Path, built: Built, limits: Limits) -> Cost:
     """By the clock, with the kernels and weights in `stage`: steps of 1, 2, 4, ... tokens, and linear between them."""
     engine = open_staged(stage, built.program, built.libraries[0], limits)
-    executor = CpuExecutor(engine)
+    executor = Player(CpuDevice(engine))
     try:
         top = min(executor.max_step_tokens, executor.max_logit_rows, 128)
         sizes = sorted({min(2**power, top) for power in range(top.bit_length() + 1)})
@@ -72,7 +73,7 @@ def _rising(times: list[float]) -> list[float]:
     return np.minimum.accumulate(times[::-1])[::-1].tolist()
 
 
-def _time_step(executor: CpuExecutor, tokens: int, limits: Limits) -> float:
+def _time_step(executor: Player, tokens: int, limits: Limits) -> float:
     batch = verify_step(executor, tokens, limits.max_seq_len)
     return _best(lambda: executor.step(batch))
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 
 from ...runtime.format.program import Program
-from ...runtime.format.speculation import DraftTree, Speculation
+from ...runtime.format.speculation import MAX_GUESSES, DraftTree, Speculation
 from ..errors import UsageError
 from ..graph.graph import Graph
 from ..options import CompileOptions
 from .acceptance import Progress, measure_acceptance
 from .head_files import MedusaHead, read_heads
-from .tree import MAX_GUESSES, Cost, choose_tree, tree_of
+from .tree import Cost, choose_tree, tree_of
 
 SEQUENCES = 8  # of the calibration text, on which acceptance is measured
 

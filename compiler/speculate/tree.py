@@ -10,9 +10,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
-from ...runtime.format.speculation import DraftTree
+from ...runtime.format.speculation import MAX_GUESSES, DraftTree
 
-MAX_GUESSES = 63
 WORTHWHILE = 1.03  # an expected speed-up below this is not worth the trouble
 Cost = Callable[[int, int], float]  # (batch, guesses per request) -> seconds of the step, drafting included
 

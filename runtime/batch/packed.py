@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ..format.batch import INPUTS, MOVES_MULTIPLE, BatchArray, BatchLimits
 from ..kv.sequence import slot_of
 from .scheduled import Draft, ScheduledBatch
 
-MOVES_MULTIPLE = 16
+DTYPES = {"i32": np.dtype(np.int32), "f32": np.dtype(np.float32)}
+
+
+def host_arrays(arrays: Sequence[BatchArray], limits: BatchLimits) -> dict[str, np.ndarray]:
+    """Zeroed arrays of the largest step, by name."""
+    return {array.name: np.zeros(limits.shape(array), DTYPES[array.dtype]) for array in arrays}
 
 
 class PackedBatch:
-    """Arrays of the largest possible step; `pack` fills their beginnings.
+    """The arrays of `INPUTS` for the largest possible step; `pack` fills their beginnings.
 
-    token_ids, positions, slot_mapping `[T]`; seq_starts `[S+1]`; context_lens `[S]`; block_tables `[S, max_blocks]`,
-    of whose row s only the first `ceil(context_lens[s] / block_size)` entries mean something; logit_rows `[L]`,
-    ascending; moves `[M, 2]`. Trees of guesses: positions tell depths, and a context length counts the places in the
-    cache; parents `[T]` are indices into the batch, -1 outside of trees; tree_masks `[T, 2]` have bit i of 64 set where
-    a token sees its sequence's token i, and no bit outside of trees.
+    Of row s of block_tables only the first `ceil(context_lens[s] / block_size)` entries mean something; logit_rows
+    ascend. Trees of guesses: positions tell depths, and a context length counts the places in the cache; parents are
+    indices into the batch, -1 outside of trees; tree_masks have bit i of 64 set where a token sees its sequence's token
+    i, and no bit outside of trees.
     """
 
-    def __init__(
-        self,
-        max_tokens: int,
-        max_seqs: int,
-        max_blocks: int,
-        max_logit_rows: int,
-        block_size: int,
-        allocate: Callable[[tuple[int, ...]], np.ndarray] = lambda shape: np.zeros(shape, dtype=np.int32),
-    ) -> None:
-        self.block_size = block_size
-        self.token_ids = allocate((max_tokens,))
-        self.positions = allocate((max_tokens,))
-        self.slot_mapping = allocate((max_tokens,))
-        self.seq_starts = allocate((max_seqs + 1,))
-        self.context_lens = allocate((max_seqs,))
-        self.logit_rows = allocate((max_logit_rows,))
-        self.moves = allocate((max_tokens + MOVES_MULTIPLE, 2))
-        self.tree_masks = allocate((max_tokens, 2))
-        self.parents = np.full(max_tokens, -1, dtype=np.int32)
-        self.block_tables = allocate((max_seqs, max_blocks))  # last: only its first rows travel to a device
+    def __init__(self, limits: BatchLimits, block_size: int, arrays: Mapping[str, np.ndarray] | None = None) -> None:
+        """arrays: where those that are needed elsewhere lie; the others are made here."""
+        self.limits, self.block_size = limits, block_size
+        given = arrays or {}
+        self.arrays = {**given, **host_arrays([array for array in INPUTS if array.name not in given], limits)}
+        self.token_ids, self.positions = self.arrays["token_ids"], self.arrays["positions"]
+        self.slot_mapping, self.block_tables = self.arrays["slot_mapping"], self.arrays["block_tables"]
+        self.seq_starts, self.context_lens = self.arrays["seq_starts"], self.arrays["context_lens"]
+        self.logit_rows, self.moves = self.arrays["logit_rows"], self.arrays["moves"]
+        self.parents, self.tree_masks = self.arrays["parents"], self.arrays["tree_masks"]
+        self.parents[:] = -1
         self.num_tokens = self.num_seqs = self.num_logit_rows = self.num_moves = 0
         self.has_trees = False
-        self._tables: list[tuple[int, ...] | None] = [None] * max_seqs  # what each row of block_tables holds
+        self._tables: list[tuple[int, ...] | None] = [None] * limits.seqs  # what each row of block_tables holds
 
     def pack(self, batch: ScheduledBatch) -> None:
         """Fill the arrays. The batch must be within the limits given when they were made."""

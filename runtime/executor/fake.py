@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from ..batch.scheduled import ScheduledBatch, ScheduledSequence
+from ..format.batch import TOP_LOGPROBS
 from ..kv.group import GroupConfig
 from ..kv.sequence import slot_of
 from ..kv.upkeep import Upkeep
 from ..loop.sampler import draw
 from ..requests.params import SamplingParams
-from .sampling import TOP_LOGPROBS, Sampled, SamplingRow
+from .sampling import Sampled, SamplingRow
 
 
 def successor(context: Sequence[int], vocab_size: int) -> int:
@@ -131,6 +132,8 @@ def _seen(sequence: ScheduledSequence, cached: list[int], place: int) -> list[in
 
 class FakeDevice(FakeExecutor):
     """A FakeExecutor that samples by itself, and takes a next step before the last one was collected."""
+
+    samples = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

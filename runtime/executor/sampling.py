@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from ..batch.scheduled import ScheduledBatch
-
-TOP_LOGPROBS = 20  # of the likeliest tokens per row that a device reports
+from .base import Executor
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +25,22 @@ class SamplingRow:
     min_p: float
     seed: int
     counter: int
+
+
+GREEDY = SamplingRow(0.0, 0, 1.0, 0.0, 0, 0)
+
+
+def fill_rows(arrays: Mapping[str, np.ndarray], first: int, rows: Sequence[SamplingRow | None]) -> None:
+    """Write rows from number `first` on to the arrays of `SAMPLING`; those that the host samples are greedy."""
+    if not rows:
+        return
+    known, part = [row or GREEDY for row in rows], slice(first, first + len(rows))
+    arrays["temperature"][part] = [row.temperature for row in known]
+    arrays["top_k"][part] = [row.top_k for row in known]
+    arrays["top_p"][part] = [row.top_p for row in known]
+    arrays["min_p"][part] = [row.min_p for row in known]
+    arrays["seed"][part] = np.array([row.seed for row in known], dtype=np.uint64).view(np.int32).reshape(-1, 2)
+    arrays["counter"][part] = [row.counter for row in known]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +61,13 @@ class Sampled:
 
 @runtime_checkable
 class SamplingExecutor(Protocol):
-    """An executor that samples. Two steps may be under way: the second may begin with tokens of the first."""
+    """An executor that may sample. Two steps may be under way: the second may begin with tokens of the first.
+
+    samples: whether it can for its engine.
+    """
+
+    @property
+    def samples(self) -> bool: ...
 
     def submit(self, batch: ScheduledBatch, rows: Sequence[SamplingRow | None]) -> Any:
         """Start a step that samples one token per logit row, except where the host will (None); returns at once.
@@ -58,3 +79,8 @@ class SamplingExecutor(Protocol):
     def collect(self, ticket: Any) -> Sampled:
         """Wait for the oldest submitted step. The arrays are valid until two more are submitted."""
         ...
+
+
+def sampling(executor: Executor) -> SamplingExecutor | None:
+    """The executor, if it samples."""
+    return executor if isinstance(executor, SamplingExecutor) and executor.samples else None

@@ -13,6 +13,8 @@ import msgspec
 # The symbols of an extent, and the integers that a launch may pass.
 SIZES = ("num_tokens", "num_seqs", "num_logit_rows", "max_blocks", "num_blocks", "num_moves")
 
+HIDDEN_POINTERS = 2  # that a kernel takes behind its own arguments: Triton's, to scratch memory that is not used
+
 
 class Term(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`times * ceil(size / divide)` for one of `SIZES`."""

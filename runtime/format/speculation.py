@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+MAX_GUESSES = 63  # of one request in one step: with its last token, a tree of as many as a mask has bits
+
 
 class DraftTree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The static tree for steps of up to `batch` requests, best guesses first; without guesses, drafting would lose.

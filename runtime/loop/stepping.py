@@ -12,7 +12,7 @@ import numpy as np
 
 from ..batch.scheduled import ScheduledBatch, ScheduledSequence
 from ..executor.base import Executor, screening
-from ..executor.sampling import Sampled, SamplingExecutor, SamplingRow
+from ..executor.sampling import Sampled, SamplingRow, sampling
 from ..requests.generation import Generation
 from ..speculate.typical import TypicalAcceptance
 from ..speculate.verify import Walk, follow
@@ -52,7 +52,7 @@ class Stepper:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._screening = screening(executor)
-        self._device = executor if isinstance(executor, SamplingExecutor) else None
+        self._device = sampling(executor)
         self._tickets: list[Any] = []  # of the steps that the device has and nobody has collected
 
     def start(

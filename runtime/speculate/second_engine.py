@@ -11,14 +11,13 @@ import numpy as np
 
 from ..batch.scheduled import Draft, ScheduledBatch, ScheduledSequence
 from ..executor.base import Executor, screening
-from ..executor.sampling import SamplingExecutor, SamplingRow
+from ..executor.sampling import GREEDY, sampling
 from ..kv.cache import KVCache
 from ..kv.sequence import CachedSequence
 from ..requests.generation import Generation
 from .drafter import Drafter, Proposal, Wish, chain_chances
 
 MAX_GUESSES = 8
-_GREEDY = SamplingRow(0.0, 0, 1.0, 0.0, 0, 0)
 
 
 class Closable(Protocol):
@@ -56,7 +55,7 @@ class EngineDrafter(Drafter):
     ) -> None:
         self.name = name
         self._executor, self._max_seq_len, self._engine = executor, max_seq_len, engine
-        self._screening = screening(executor)
+        self._screening, self._sampling = screening(executor), sampling(executor)
         self._kv = KVCache(executor.groups)
         self._sequences: dict[int, _Sequence] = {}
 
@@ -135,9 +134,9 @@ class EngineDrafter(Drafter):
                 for i, tokens, start in parts
             )
         )
-        if isinstance(self._executor, SamplingExecutor):  # on the device: no logits travel
-            ticket = self._executor.submit(batch, [_GREEDY] * len(parts))
-            return self._executor.collect(ticket).token_ids.clip(0).tolist()
+        if self._sampling is not None:  # on the device: no logits travel
+            ticket = self._sampling.submit(batch, [GREEDY] * len(parts))
+            return self._sampling.collect(ticket).token_ids.clip(0).tolist()
         step = self._executor.step if self._screening is None else self._screening.step_greedy
         return np.asarray(step(batch)).argmax(axis=1).tolist()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from ..batch.scheduled import Draft, ScheduledBatch, ScheduledSequence, StepOutcome
+from ..format.speculation import MAX_GUESSES
 from ..requests.generation import Generation
 from .drafter import Drafter, Proposal, Wish
 from .ledger import CREDIT, LITTLE, OVERHEAD, SLOPE, Account, Savings, StepTimes
@@ -14,7 +15,6 @@ from .typical import TypicalAcceptance
 
 COMMON_MEMORY = 0.05  # weight of a draft in what is expected of the next request
 PATIENCE = 3  # guesses beyond the best number that are looked at
-MAX_GUESSES = 63  # of one request in one step: with its last token, a tree of at most 64
 
 
 @dataclass(slots=True)

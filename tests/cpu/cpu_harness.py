@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from cpu_fences import fence, unfence
 from icc.compiler.backends.cpu.layouts.pack import pack_dense
+from icc.runtime.executor.cpu.library import IccBatch
 from icc.runtime.format.program import Buffer, Kernel, KVLayer, KVLayout, Operand, Program, Step, Weight
 
 DTYPES = {"f32": np.float32, "i32": np.int32, "i8": np.int8}
@@ -78,21 +79,6 @@ class Builder:
     def program(self) -> Program:
         layout = KVLayout(self.block_size, self.kv_dtype, self.layers)
         return Program(self.kernels, self.steps, self.buffers, self.weights, layout, self.end, self.vocab)
-
-
-class _Batch(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("num_tokens", "num_seqs", "num_logit_rows", "max_blocks", "greedy")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in (
-                "token_ids", "positions", "slot_mapping", "seq_starts", "context_lens", "block_tables", "logit_rows",
-                "logits", "parents", "moves",
-            )
-        ),
-        ("num_moves", ctypes.c_int32),
-        ("drafts", ctypes.c_void_p),
-    ]  # fmt: skip
 
 
 @dataclass
@@ -199,12 +185,11 @@ class Runner:
         for name, value in feeds.items():
             self.view(name, tokens, rows[name])[...] = value
         logits = np.zeros((max(1, wanted), self.program.vocab_size), np.float32)
-        raw = _Batch(
-            tokens, len(batch.sequences), wanted, arrays["block_tables"].shape[1], int(batch.greedy),
-            *(arrays[n].ctypes.data for n in (
-                "token_ids", "positions", "slot_mapping", "seq_starts", "context_lens", "block_tables", "logit_rows")),
-            logits.ctypes.data,
-            arrays["parents"].ctypes.data if batch.trees else None, arrays["moves"].ctypes.data, len(batch.moves),
+        addresses = {name: array.ctypes.data for name, array in arrays.items() if batch.trees or name != "parents"}
+        raw = IccBatch(
+            num_tokens=tokens, num_seqs=len(batch.sequences), num_logit_rows=wanted, greedy=batch.greedy,
+            max_blocks=arrays["block_tables"].shape[1], num_moves=len(batch.moves), logits=logits.ctypes.data,
+            **addresses,
         )  # fmt: skip
         self._fence(tokens, rows, arrays["block_tables"])
         code = self.library.icc_step(self.handle, ctypes.byref(raw))

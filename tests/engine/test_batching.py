@@ -6,6 +6,7 @@ import ctypes
 import os
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import icc
@@ -84,7 +85,7 @@ def test_the_same_request_has_the_same_bits(compiled: Callable[..., Any]) -> Non
     pairs = hits = preemptions = 0
     sizes = set()
     with icc.load(compiled("llama", quant="rtn4", **LIMITS).engine, threads=1) as llm:
-        blocks = llm.executor.num_blocks
+        [group] = llm.executor.groups
         expected = [bits(llm.generate([tokens], params)[0]) for tokens, params in asked]
         while pairs < PAIRS:
             size = source.randrange(2, 33)
@@ -93,7 +94,7 @@ def test_the_same_request_has_the_same_bits(compiled: Callable[..., Any]) -> Non
                 preemptions += llm.loop.scheduler.num_preemptions
                 executor = llm.executor
                 executor.max_batch_size, executor.max_step_tokens = batch, source.randrange(batch, 65)
-                executor.num_blocks = source.choice([blocks, 6, 9, 14])
+                executor.groups = (replace(group, num_blocks=source.choice([group.num_blocks, 6, 9, 14])),)
                 llm.loop.reset()
             chosen = source.sample(range(len(asked)), size)
             generations = [llm.loop.add(*asked[number])[0] for number in chosen]
@@ -151,13 +152,13 @@ class Poison:
     def read(self, block: int) -> bytes:
         """A block's memory in all layers."""
         executor, layout = self.llm.executor, self.llm.engine.program.kv
-        places = layout.block_places(block, executor.num_blocks)
+        places = layout.block_places(block, executor.device.num_blocks)
         return b"".join(ctypes.string_at(executor._kv.address + offset, nbytes) for offset, nbytes in places)
 
     def fill(self, blocks: Iterable[int]) -> None:
         executor, layout = self.llm.executor, self.llm.engine.program.kv
         for block in blocks:
-            for offset, nbytes in layout.block_places(block, executor.num_blocks):
+            for offset, nbytes in layout.block_places(block, executor.device.num_blocks):
                 ctypes.memset(executor._kv.address + offset, 0xFF, nbytes)
 
 

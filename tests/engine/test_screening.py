@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from icc.compiler.backends.cpu import backend
 from icc.runtime.batch.scheduled import ScheduledBatch
-from icc.runtime.executor.cpu.executor import CpuExecutor
+from icc.runtime.executor.player import Player
 from icc.runtime.requests.params import SamplingParams
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "pystd"
 PROMPTS = ["def fib(n):", "import os\n", "class Shape:\n    def __init__(self", 'raise ValueError("']
 GREEDY = SamplingParams(max_tokens=40, temperature=0)
 
-Step = Callable[[CpuExecutor, ScheduledBatch], np.ndarray]
+Step = Callable[[Player, ScheduledBatch], np.ndarray]
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +34,14 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def left_out(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The share of logits that each greedy step left out; filled as steps run."""
     shares: list[float] = []
-    step: Step = CpuExecutor.step_greedy
+    step: Step = Player.step_greedy
 
-    def counted(self: CpuExecutor, batch: ScheduledBatch) -> np.ndarray:
+    def counted(self: Player, batch: ScheduledBatch) -> np.ndarray:
         logits = step(self, batch)
         shares.append(float(np.isneginf(logits).mean()))
         return logits
 
-    monkeypatch.setattr(CpuExecutor, "step_greedy", counted)
+    monkeypatch.setattr(Player, "step_greedy", counted)
     return shares
 
 
@@ -53,7 +53,7 @@ def test_tokens_are_those_of_the_whole_logits(
         one = [llm.generate([prompt], GREEDY)[0].token_ids for prompt in PROMPTS]
         together = [done.token_ids for done in llm.generate(PROMPTS, GREEDY)]
     assert max(left_out) > 0.3
-    monkeypatch.setattr(CpuExecutor, "step_greedy", CpuExecutor.step)
+    monkeypatch.setattr(Player, "step_greedy", Player.step)
     with icc.load(engine, threads=2, spec="none") as llm:
         whole = [done.token_ids for done in llm.generate(PROMPTS, GREEDY)]
     assert one == together == whole

@@ -146,7 +146,8 @@ def test_an_early_exit_gives_the_logits_of_the_first_layers(compiled: Callable[.
     from icc.passes.base import PassContext
     from icc.passes.manager import run_passes
     from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
-    from icc.runtime.executor.cpu.executor import CpuExecutor
+    from icc.runtime.executor.cpu.device import CpuDevice
+    from icc.runtime.executor.player import Player
 
     found = compiled("llama", spec="layer-skip:1")
     graph = load_graph(found.checkpoint)
@@ -154,7 +155,7 @@ def test_an_early_exit_gives_the_logits_of_the_first_layers(compiled: Callable[.
     ids = [1, 5, 9, 33, 70, 2, 8]
     expected = interpret_exit(graph, ids).numpy()
     with load(found.engine, threads=1, spec="none") as llm:
-        executor = CpuExecutor(llm.engine, 2, section="exit")
+        executor = Player(CpuDevice(llm.engine, 2, section="exit"))
         executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids[:4]), 0, ((0,),), 4),)))
         got = executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids[4:]), 4, ((0,),), 3),)))
         assert np.abs(got - expected[4:]).max() < 1e-4 * np.abs(expected).max()

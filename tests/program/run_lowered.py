@@ -46,16 +46,17 @@ def run_lowered(lowered: Lowered, folder: Path, ids: list[int], logit_rows: list
     arena = AnonymousMemory(program.arena_bytes_per_token * tokens)
     kv = AnonymousMemory(max(64, program.kv.total_block_bytes() * blocks))
     rows = list(range(tokens)) if logit_rows is None else logit_rows
-    arrays = [
-        np.array(a, np.int32)
-        for a in (ids, range(tokens), range(tokens), [0, tokens], [tokens], [list(range(blocks))], rows)
-    ]
+    lists = {
+        "token_ids": ids, "positions": range(tokens), "slot_mapping": range(tokens), "seq_starts": [0, tokens],
+        "context_lens": [tokens], "block_tables": [list(range(blocks))], "logit_rows": rows,
+    }  # fmt: skip
+    arrays = {name: np.array(values, np.int32) for name, values in lists.items()}
     logits = np.full((len(rows), program.vocab_size), np.nan, np.float32)
     library = KernelLibrary((folder / "kernels" / f"{isa.name}.so").read_bytes(), isa.name)
     weights = [_bytes(memory, p) for memory, p in zip(held, packed, strict=True)]
     handle = library.create(2, weights, arena.address, kv.address, blocks)
-    library.step(
-        handle, IccBatch(tokens, 1, len(rows), blocks, 0, *(a.ctypes.data for a in arrays), logits.ctypes.data)
-    )
+    sizes = {"num_tokens": tokens, "num_seqs": 1, "num_logit_rows": len(rows), "max_blocks": blocks}
+    addresses = {name: array.ctypes.data for name, array in arrays.items()}
+    library.step(handle, IccBatch(**sizes, **addresses, logits=logits.ctypes.data))
     library.destroy(handle)
     return logits

@@ -18,7 +18,7 @@ from icc.compiler.driver import weight_dtype
 from icc.compiler.engine.manifest import make_manifest
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.graph import Graph
-from icc.compiler.measure.interpret import InterpretExecutor
+from icc.compiler.measure.interpret import InterpretDevice
 from icc.compiler.options import CompileOptions
 from icc.compiler.program.lower import LowerOptions, lower
 from icc.compiler.speculate.head_files import read_heads
@@ -27,6 +27,7 @@ from icc.compiler.targets import TARGETS
 from icc.passes import pipelines
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
+from icc.runtime.executor.player import Player
 from icc.runtime.format.manifest import EmbeddingFacts, GpuFacts, Limits, Manifest, QuantFacts
 from icc.runtime.format.program import Program
 from icc.runtime.format.speculation import Speculation
@@ -46,9 +47,9 @@ class GpuEngine:
     limits: Limits
     manifest: Manifest
 
-    def executor(self, num_blocks: int = 32, host_blocks: int = 0) -> InterpretExecutor:
-        return InterpretExecutor(
-            self.program, self.specs, self.packed, self.limits, num_blocks, host_blocks=host_blocks
+    def executor(self, num_blocks: int = 32, host_blocks: int = 0) -> Player[InterpretDevice]:
+        return Player(
+            InterpretDevice(self.program, self.specs, self.packed, self.limits, num_blocks, host_blocks=host_blocks)
         )
 
     def llm(self, num_blocks: int = 32, host_blocks: int = 0) -> LLM:

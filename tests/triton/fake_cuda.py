@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from icc.compiler.backends.triton.interpreter import TORCH_TYPES, launch
 from icc.compiler.backends.triton.spec import LaunchSpec
-from icc.compiler.measure.interpret import _TORCH, launch
 
 
 class _Flags:
@@ -209,7 +209,7 @@ class FakeDriver:
         for start, raw in self.memory.items():
             room = ctypes.addressof(raw) + len(raw) - address
             if start <= address and room > 0:
-                dtype = _TORCH[kind.removeprefix("*")]
+                dtype = TORCH_TYPES[kind.removeprefix("*")]
                 nbytes = room // dtype.itemsize * dtype.itemsize
                 return torch.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=dtype)
         raise AssertionError(f"{address:#x} is not device memory")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from icc.compiler.backends.triton.interpreter import run_spec
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape, TritonKernel
 from icc.compiler.backends.triton.tiling.choice import Tuner
-from icc.compiler.measure.interpret import run_spec
 from icc.compiler.targets import TARGETS
 from icc.runtime.format.manifest import Limits
 

@@ -13,8 +13,9 @@ from building import GpuEngine, build
 from fake_cuda import FakeDriver
 from icc import SamplingParams
 from icc.runtime.errors import CapacityError, DeviceError
+from icc.runtime.executor.cuda.device import CudaDevice
 from icc.runtime.executor.cuda.driver import Cuda
-from icc.runtime.executor.cuda.executor import CudaExecutor
+from icc.runtime.executor.player import Player
 from icc.runtime.format.manifest import Limits
 from icc.runtime.llm import LLM
 
@@ -29,9 +30,9 @@ class OnDisk:
     memory: GpuEngine
     table: dict[bytes, Any]
 
-    def executor(self, driver: FakeDriver | None = None, **options: Any) -> tuple[CudaExecutor, FakeDriver]:
+    def executor(self, driver: FakeDriver | None = None, **options: Any) -> tuple[Player[CudaDevice], FakeDriver]:
         driver = driver or FakeDriver(self.table)
-        return CudaExecutor(self.engine, cuda=Cuda(bindings=driver), **options), driver
+        return Player(CudaDevice(self.engine, cuda=Cuda(bindings=driver), **options)), driver
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def test_what_cannot_run_is_refused_before_weights_are_read(
     fake = FakeDriver(on_disk.table, **driver)
     engine = SimpleNamespace(**{**vars(on_disk.engine), "weights": None})
     with pytest.raises(error, match=words):
-        CudaExecutor(engine, cuda=Cuda(bindings=fake))
+        Player(CudaDevice(engine, cuda=Cuda(bindings=fake)))
     assert not fake.live and not fake.memory
 
 

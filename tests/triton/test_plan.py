@@ -16,6 +16,7 @@ from icc.compiler.backends.triton.build.compile import Compiled
 from icc.compiler.backends.triton.plan import make_plan, occupancy, phase_shapes, plan_program
 from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.runtime.executor.walk import Place, Walker
+from icc.runtime.format.batch import PLAN_ARRAYS
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.plan import Extent, LaunchPlan, Term, extent
 from icc.runtime.format.program import Kernel, Program
@@ -72,6 +73,7 @@ def test_every_step_is_bound(data: st.DataObject, engine: GpuEngine) -> None:
         assert len(types) == len(bound.args)
         for value, kind in zip(bound.args, types, strict=True):
             assert isinstance(value, Place) == kind.startswith("*")
+            assert not isinstance(value, Place) or value.space in {*spaces, *PLAN_ARRAYS, "weight"}
             if isinstance(value, Place) and value.space in spaces:
                 assert 0 <= value.offset < max(spaces[value.space], 1)
 

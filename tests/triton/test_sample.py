@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from icc.compiler.backends.triton.build.compile import compile_specs
+from icc.compiler.backends.triton.interpreter import run_spec
 from icc.compiler.backends.triton.kernels.sample import Sample
 from icc.compiler.backends.triton.spec import Shape
-from icc.compiler.measure.interpret import run_spec
 from icc.compiler.targets import TARGETS
 from icc.runtime.format.manifest import Limits
 from icc.runtime.loop.sampler import _largest, _nucleus, token_logprob

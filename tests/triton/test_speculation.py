@@ -14,8 +14,9 @@ from icc import SamplingParams
 from icc.compiler.graph.interpret import interpret_drafts
 from icc.compiler.speculate.head_files import write_heads
 from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
+from icc.runtime.executor.cuda.device import CudaDevice
 from icc.runtime.executor.cuda.driver import Cuda
-from icc.runtime.executor.cuda.executor import CudaExecutor
+from icc.runtime.executor.player import Player
 from icc.runtime.format.manifest import Limits
 from icc.runtime.llm import LLM
 from icc.runtime.speculate.drafter import Drafter
@@ -23,6 +24,7 @@ from icc.runtime.speculate.medusa import MedusaDrafter
 from icc.runtime.speculate.second_engine import EngineDrafter
 from icc.runtime.speculate.speculator import Speculator
 
+Make = Callable[..., Player[CudaDevice]]
 LIMITS = Limits(max_seq_len=40, max_batch_size=3, max_step_tokens=20)
 PROMPTS = [[5, 9, 5, 9, 5], [3, 4, 5, 6, 7, 8, 9, 3, 4, 5]]
 PARAMS = [SamplingParams(max_tokens=6, temperature=t, seed=3, ignore_eos=True) for t in (1.0, 0.0)]
@@ -49,20 +51,20 @@ def plain(built: GpuEngine) -> list[Any]:
         return llm.generate(PROMPTS, PARAMS)
 
 
-def open_device(built: GpuEngine) -> tuple[Callable[..., CudaExecutor], FakeDriver]:
+def open_device(built: GpuEngine) -> tuple[Make, FakeDriver]:
     """What makes executors of one engine on one device."""
     driver, engine = FakeDriver(built.objects()), built.engine()
     cuda = Cuda(bindings=driver)
-    return lambda section="": CudaExecutor(engine, cuda=cuda, section=section), driver
+    return lambda section="": Player(CudaDevice(engine, cuda=cuda, section=section)), driver
 
 
-def drafter_of(name: str, make: Callable[..., CudaExecutor], executor: CudaExecutor, built: GpuEngine) -> Drafter:
+def drafter_of(name: str, make: Make, executor: Player[CudaDevice], built: GpuEngine) -> Drafter:
     if name == "medusa":
         assert built.program.speculation is not None
         return MedusaDrafter(executor, built.program.speculation)
-    before = len(executor.cuda.uploaded)
+    before = len(executor.device.cuda.uploaded)
     exits = make("exit")
-    assert len(executor.cuda.uploaded) == before == 1, "the weights were meant to be shared"
+    assert len(executor.device.cuda.uploaded) == before == 1, "the weights were meant to be shared"
     return EngineDrafter(exits, LIMITS.max_seq_len, name=name)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,13 @@ from fake_cuda import FakeDriver
 from icc import SamplingParams
 from icc.runtime.batch.scheduled import Draft, ScheduledBatch
 from icc.runtime.errors import CapacityError
+from icc.runtime.executor.cuda.device import CudaDevice
 from icc.runtime.executor.cuda.driver import Cuda
-from icc.runtime.executor.cuda.executor import CudaExecutor
-from icc.runtime.executor.cuda.swap import HostCache, _runs, choose_host_blocks
+from icc.runtime.executor.cuda.host import choose_host_blocks
+from icc.runtime.executor.player import Player
+from icc.runtime.executor.swap import copies, runs
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.program import KVLayer, KVLayout
-from icc.runtime.kv.upkeep import Upkeep
 from icc.runtime.llm import LLM
 from icc.runtime.speculate.speculator import Speculator
 from planted_drafter import PlantedDrafter
@@ -53,7 +53,7 @@ def executor_of(kind: str, built: GpuEngine) -> Any:
     # memory for a sequence and a half, so that there is something to swap
     nbytes = built.program.kv.total_block_bytes() * 12
     driver = Cuda(bindings=FakeDriver(built.objects()))
-    return CudaExecutor(built.engine(), nbytes, driver, swap_bytes=nbytes)
+    return Player(CudaDevice(built.engine(), nbytes, driver, swap_bytes=nbytes))
 
 
 @pytest.mark.parametrize(("kind", "guess"), [("interpret", True), ("cuda", True), ("cuda", False)])
@@ -62,7 +62,7 @@ def test_what_was_swapped_out_and_in_gives_the_same_tokens(
 ) -> None:
     """One request after the other loses its blocks before a step, and comes back."""
     executor = executor_of(kind, built)
-    assert executor.host_blocks == 12
+    assert executor.groups[0].host_blocks == 12
     seen: list[ScheduledBatch] = []
     with LLM(built.manifest, executor) as llm:
         if guess:
@@ -90,7 +90,7 @@ def test_what_was_swapped_out_and_in_gives_the_same_tokens(
 def test_the_cuda_executor_swaps_when_its_memory_runs_out(built: GpuEngine, plain: list[tuple[int, ...]]) -> None:
     block = built.program.kv.total_block_bytes()
     driver = FakeDriver(built.objects())
-    executor = CudaExecutor(built.engine(), 7 * block, Cuda(bindings=driver), swap_bytes=3 * block)
+    executor = Player(CudaDevice(built.engine(), 7 * block, Cuda(bindings=driver), swap_bytes=3 * block))
     prompts = [[*range(3, 15)], [*range(5, 17)]]
     params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
     with built.llm() as llm:
@@ -115,7 +115,7 @@ def test_pinning_that_fails_says_what_to_do(built: GpuEngine) -> None:
     driver.fail = "cuMemAllocHost"
     block = built.program.kv.total_block_bytes()
     with pytest.raises(CapacityError, match=r"cannot pin 0\.00 GiB of host memory") as caught:
-        CudaExecutor(built.engine(), 9 * block, Cuda(bindings=driver))
+        CudaDevice(built.engine(), 9 * block, Cuda(bindings=driver))
     assert "--swap-gib" in str(caught.value.hint)
     driver.fail = None
     assert not driver.live and not driver.memory
@@ -125,25 +125,22 @@ def test_every_layer_of_a_block_comes_back() -> None:
     """Layers of different sizes, into other blocks than they came from."""
     layout = KVLayout(4, "f16", [KVLayer(1, 8, 8), KVLayer(3, 16, 8), KVLayer(2, 8, 8)])
     blocks, slots, total = 6, 4, layout.total_block_bytes()
-    cuda = Cuda(bindings=FakeDriver({}))
-    kv = cuda.allocate(blocks * total)
-    memory = np.ctypeslib.as_array((ctypes.c_uint8 * (blocks * total)).from_address(kv))
-    memory[:] = np.random.default_rng(0).integers(0, 255, memory.size)
+    memory = np.random.default_rng(0).integers(0, 255, blocks * total, dtype=np.uint8)
+    host = np.zeros(slots * total, dtype=np.uint8)
 
     def content(block: int) -> list[bytes]:
         return [memory[at : at + nbytes].tobytes() for at, nbytes in layout.block_places(block, blocks)]
 
-    cache, before = HostCache(cuda, layout, blocks, slots, kv), [content(block) for block in range(blocks)]
-    cache.swap(Upkeep(swap_outs=((5, 0), (1, 1), (2, 2), (0, 3))))
-    cuda.wait()
+    before = [content(block) for block in range(blocks)]
+    for at, to, nbytes in copies(layout, ((5, 0), (1, 1), (2, 2), (0, 3)), blocks, slots):
+        host[to : to + nbytes] = memory[at : at + nbytes]
     memory[:] = 0
-    cache.swap(Upkeep(swap_ins=((3, 0), (0, 1), (1, 2), (2, 3))))
-    cuda.wait()
+    for to, at, nbytes in copies(layout, ((0, 3), (1, 0), (2, 1), (3, 2)), blocks, slots):
+        memory[to : to + nbytes] = host[at : at + nbytes]
     assert [content(block) for block in range(4)] == [before[block] for block in (0, 5, 1, 2)]
     assert not any(map(any, (*content(4), *content(5))))
-    cuda.close()
 
 
 def test_neighbours_travel_together() -> None:
-    assert list(_runs([])) == []
-    assert list(_runs([(3, 0), (4, 1), (5, 2), (6, 4), (6, 5), (2, 6)])) == [(3, 0, 3), (6, 4, 1), (6, 5, 1), (2, 6, 1)]
+    assert list(runs([])) == []
+    assert list(runs([(3, 0), (4, 1), (5, 2), (6, 4), (6, 5), (2, 6)])) == [(3, 0, 3), (6, 4, 1), (6, 5, 1), (2, 6, 1)]

@@ -15,8 +15,8 @@ from icc.compiler.backends.triton.tiling.tuned import load_tuned, read_tuning
 from icc.compiler.errors import UsageError
 from icc.compiler.measure import gpu_tune as tuning
 from icc.compiler.targets import TARGETS
+from icc.runtime.executor.cuda.device import CudaDevice
 from icc.runtime.executor.cuda.driver import Cuda
-from icc.runtime.executor.cuda.executor import CudaExecutor
 from icc.runtime.format.manifest import Limits
 
 
@@ -41,7 +41,7 @@ def tuned_file(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
     monkeypatch.setattr(tuning, "compile_specs", pretend)
     driver = FakeDriver(table, dry=True)
-    monkeypatch.setattr(tuning, "CudaExecutor", lambda engine: CudaExecutor(engine, cuda=Cuda(bindings=driver)))
+    monkeypatch.setattr(tuning, "CudaDevice", lambda engine: CudaDevice(engine, cuda=Cuda(bindings=driver)))
     files = SimpleNamespace(read=lambda path: Path(path).stem.encode())
     weights = SimpleNamespace(view=lambda name: built.packed[name])
     engine: Any = SimpleNamespace(manifest=built.manifest, program=built.program, weights=weights, files=files)

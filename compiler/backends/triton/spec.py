@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ....runtime.format.batch import PLAN_ARRAYS
 from ....runtime.format.manifest import Limits
 from ....runtime.format.plan import Extent
 from .tiling.choice import Tuner
@@ -105,8 +106,8 @@ class TritonKernel:
 
 
 def batch_arg(name: str) -> Arg:
-    """An int32 array of the batch; it begins at an aligned address."""
-    return Arg(name, "*i32", name)
+    """An array of the batch; it begins at an aligned address. KeyError if GPUs are given no such array."""
+    return Arg(name, "*" + ELEMENTS[PLAN_ARRAYS[name].dtype], name)
 
 
 def size_arg(name: str) -> Arg:

@@ -11,31 +11,21 @@ from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
 import numpy as np
 
 from ...errors import EngineAbiError, EngineFormatError, IccError
+from ...format.batch import CPU_INPUTS, OUTPUTS
 from ...format.manifest import KERNEL_ABI
+
+# The fields of struct icc_batch in their order: arrays of a step, and integers.
+BATCH_FIELDS = (
+    "num_tokens", "num_seqs", "num_logit_rows", "max_blocks", "greedy", "token_ids", "positions", "slot_mapping",
+    "seq_starts", "context_lens", "block_tables", "logit_rows", "logits", "parents", "moves", "num_moves", "drafts",
+)  # fmt: skip
+_ARRAYS = {array.name for array in (*CPU_INPUTS, *OUTPUTS)}
 
 
 class IccBatch(Structure):
-    """struct icc_batch; array fields are addresses of int32 and float32 arrays."""
+    """struct icc_batch of abi.h; array fields are addresses."""
 
-    _fields_ = (
-        ("num_tokens", c_int32),
-        ("num_seqs", c_int32),
-        ("num_logit_rows", c_int32),
-        ("max_blocks", c_int32),
-        ("greedy", c_int32),
-        ("token_ids", c_void_p),
-        ("positions", c_void_p),
-        ("slot_mapping", c_void_p),
-        ("seq_starts", c_void_p),
-        ("context_lens", c_void_p),
-        ("block_tables", c_void_p),
-        ("logit_rows", c_void_p),
-        ("logits", c_void_p),
-        ("parents", c_void_p),
-        ("moves", c_void_p),
-        ("num_moves", c_int32),
-        ("drafts", c_void_p),
-    )
+    _fields_ = tuple((name, c_void_p if name in _ARRAYS else c_int32) for name in BATCH_FIELDS)
 
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

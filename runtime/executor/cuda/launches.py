@@ -6,13 +6,9 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...format.plan import KernelObject, Launch
+from ...format.plan import HIDDEN_POINTERS, KernelObject, Launch
 from ..walk import Argument
 from .driver import Cuda
-
-_HIDDEN = (
-    2  # pointers behind a Triton kernel's own arguments, to scratch memory that is not used; the build checks that
-)
 
 
 class ReadyLaunch:
@@ -35,7 +31,7 @@ class ReadyLaunch:
         self._function, self._grid = function, launch.grid
         self.moves = launch.makes_moves
         self._threads, self._shared = found.warps * found.warp_size, found.shared_bytes
-        count = len(arguments) + _HIDDEN
+        count = len(arguments) + HIDDEN_POINTERS
         self._values = (ctypes.c_uint64 * count)()
         first = ctypes.addressof(self._values)
         self._pointers = (ctypes.c_uint64 * count)(*(first + 8 * i for i in range(count)))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from ...batch.packed import DTYPES
+from ...format.batch import BatchArray, BatchLimits
 from ...format.program import Program
 from ...format.weights import MappedWeights
 from .driver import Cuda
@@ -53,32 +57,38 @@ def upload_weights(cuda: Cuda, weights: MappedWeights, program: Program) -> dict
 
 
 class PinnedArrays:
-    """int32 arrays carved from one pinned buffer that has its twin on the device, so that one copy moves many."""
+    """Arrays of a step in one pinned buffer that has its twin on the device, so that one copy moves many.
 
-    def __init__(self, cuda: Cuda, nbytes: int, device: int) -> None:
-        self._cuda = cuda
-        self._host = cuda.pinned(nbytes)
+    arrays: the host's, by name. addresses: the device's, by the name that a launch plan gives them.
+    """
+
+    def __init__(self, cuda: Cuda, arrays: Sequence[BatchArray], limits: BatchLimits, device: int) -> None:
+        self._cuda, self._device = cuda, device
+        self._host = cuda.pinned(nbytes_of(arrays, limits))
         self._host[:] = 0
-        self._device = device
-        self._used = 0
+        self.arrays: dict[str, np.ndarray] = {}
+        self.addresses: dict[str, int] = {}
+        start = 0
+        for array in arrays:
+            nbytes = limits.nbytes(array)
+            here = self._host[start : start + nbytes].view(DTYPES[array.dtype])
+            self.arrays[array.name] = here.reshape(limits.shape(array))
+            self.addresses[array.plan_name] = device + start
+            start += round_up(nbytes)
+        self._last = self.arrays[arrays[-1].name]
 
-    def allocate(self, shape: tuple[int, ...]) -> np.ndarray:
-        """The next array; its beginning is aligned."""
-        nbytes = 4 * int(np.prod(shape))
-        start, self._used = self._used, self._used + round_up(nbytes)
-        return self._host[start : start + nbytes].view(np.int32).reshape(shape)
+    def send(self, rows: int) -> None:
+        """Copy all to the device, of the last array only the first rows, in the order of the stream."""
+        last = self._last[:rows]
+        end = last.ctypes.data - self._host.ctypes.data + last.nbytes
+        self._cuda.to_device(self._device, self._host[:end])
 
-    def address(self, array: np.ndarray) -> int:
-        """Where the twin of an array lies on the device."""
-        return self._device + self._offset(array)
+    def fetch(self, rows: int) -> None:
+        """Copy the first rows of each from the device, in the order of the stream."""
+        for array, address in zip(self.arrays.values(), self.addresses.values(), strict=True):
+            self._cuda.to_host(array[:rows], address)
 
-    def send_until(self, array: np.ndarray) -> None:
-        """Copy everything up to the end of an array to the device, in the order of the stream."""
-        self._cuda.to_device(self._device, self._host[: self._offset(array) + array.nbytes])
 
-    def fetch(self, array: np.ndarray) -> None:
-        """Copy an array from the device, in the order of the stream."""
-        self._cuda.to_host(array, self.address(array))
-
-    def _offset(self, array: np.ndarray) -> int:
-        return array.ctypes.data - self._host.ctypes.data
+def nbytes_of(arrays: Sequence[BatchArray], limits: BatchLimits) -> int:
+    """Bytes of such a buffer."""
+    return sum(round_up(limits.nbytes(array)) for array in arrays)

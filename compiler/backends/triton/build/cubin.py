@@ -10,10 +10,10 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .....runtime.format.plan import HIDDEN_POINTERS
 from ...errors import CodegenError
 from ..spec import LaunchSpec
 
-HIDDEN = 2  # pointers that Triton's kernels take after their own arguments: scratch memory, here never used
 _KPARAM_INFO, _REQNTID, _CBANK_PARAM_SIZE = 0x17, 0x10, 0x19
 _SIZED = 4  # the format of attributes whose value follows them
 _SHARED = ".nv.shared."
@@ -58,7 +58,7 @@ def check_launch(key: str, cubin: bytes, spec: LaunchSpec, entry: str) -> None:
     """CodegenError unless a cubin takes what the executor gives it: 8 bytes per pointer and 4 per integer, each aligned
     to its size, then two pointers; 32 threads per warp; no shared memory but what the launch names."""
     expected, end = [], 0
-    for size in (*(8 if arg.type.startswith("*") else 4 for arg in spec.args), *[8] * HIDDEN):
+    for size in (*(8 if arg.type.startswith("*") else 4 for arg in spec.args), *[8] * HIDDEN_POINTERS):
         end = -(-end // size) * size
         expected.append((end, size))
         end += size

@@ -5,23 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .....runtime.executor.sampling import TOP_LOGPROBS
+from .....runtime.format.batch import SAMPLED, SAMPLING, TOP_LOGPROBS
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, extent
 from ...render import render
-from ..spec import ONE, Arg, LaunchSpec, Shape, TritonKernel
+from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, TritonKernel
 from ..tiling.choice import Tuner
 from .lines import power_of_two
 
-_ARRAYS = {
-    "temperature": "*fp32", "top_k": "*i32", "top_p": "*fp32", "min_p": "*fp32", "seed": "*i32", "counter": "*i32",
-}  # fmt: skip
+_ARRAYS = {array.name: "*" + ELEMENTS[array.dtype] for array in SAMPLING}
 _SLOTS = 32  # tokens that the scan of a part may list
 _SCRATCH = {  # what the scan leaves per row and part: type and bytes
     "listed_logits": ("*fp32", 4 * _SLOTS), "listed_tokens": ("*i32", 4 * _SLOTS), "floors": ("*i64", 8),
     "tops": ("*fp32", 4), "totals": ("*fp32", 4), "warm_totals": ("*fp32", 4), "winners": ("*i32", 4),
 }  # fmt: skip
-_RESULTS = {"token": "*i32", "logprob": "*fp32", "top_ids": "*i32", "top_logprobs": "*fp32"}
+_RESULTS = {array.name: "*" + ELEMENTS[array.dtype] for array in SAMPLED}
 _MOST_PARTS = 32
 
 

@@ -1,0 +1,130 @@
+"""Runs rendered sources on CPU tensors: Triton's interpreter, for tests.
+
+The environment must have TRITON_INTERPRET=1 before triton is first imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import FunctionType, ModuleType, SimpleNamespace
+
+import numpy as np
+import torch
+
+from .spec import LaunchSpec
+
+TORCH_TYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "i32": torch.int32,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "i64": torch.int64,
+}
+
+
+def run_spec(spec: LaunchSpec, values: Mapping[str, torch.Tensor | int], sizes: Mapping[str, int]) -> None:
+    """Launch once. `values` maps what arguments refer to; a tensor is reinterpreted as the argument's element type."""
+    args = [_argument(values[arg.value], arg.type) for arg in spec.args]
+    grid = tuple(dim.value(sizes) for dim in spec.grid)
+    if all(grid):
+        launch(spec, grid, args, check_overflow=True)
+
+
+def launch(
+    spec: LaunchSpec, grid: tuple[int, ...], args: Sequence[torch.Tensor | int], check_overflow: bool = False
+) -> None:
+    """Run a kernel over its grid. check_overflow: of every integer sum and product, which takes half of the time: for
+    the tests of single kernels, not for whole plans of the same kernels."""
+    import triton.runtime.interpreter as interpreter
+
+    builder = interpreter.interpreter_builder  # type: ignore[attr-defined]
+    options = builder.options
+    builder.options = replace(options, sanitize_overflow=check_overflow)
+    try:
+        getattr(load_source(spec.source), spec.entry)[grid](*args)
+    finally:
+        builder.options = options
+
+
+def _argument(value: torch.Tensor | int, kind: str) -> torch.Tensor | int:
+    if isinstance(value, int):
+        return value
+    wanted = TORCH_TYPES[kind.removeprefix("*")]
+    return value if value.dtype == wanted else value.view(wanted)
+
+
+@lru_cache(maxsize=4096)
+def load_source(text: str) -> ModuleType:
+    """The rendered source as a module whose kernels are interpreted.
+
+    Triton reads a kernel's source from its file. In the interpreter, `tl.dot` on bf16 operands returns garbage (Triton
+    3.6 to 3.9), so INTERPRETED tells the templates to upcast them. Its conversions to bf16 truncate, where a GPU
+    rounds: they are replaced.
+    """
+    import triton.language as tl
+
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
+    name = "icc_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+    _round_to_bf16()
+    _patch_language_once()
+    path = _folder() / f"{name}.py"
+    path.write_text(text)
+    found = spec_from_file_location(name, path)
+    assert found is not None and found.loader is not None
+    module = module_from_spec(found)
+    found.loader.exec_module(module)
+    module.INTERPRETED = tl.constexpr(True)  # type: ignore[attr-defined]
+    return module
+
+
+@lru_cache(maxsize=1)
+def _round_to_bf16() -> None:
+    """Make the interpreter's conversions between float32 and bf16 (kept as uint16) those of torch."""
+    import triton.language as tl
+    import triton.runtime.interpreter as interpreter
+
+    slow = interpreter._convert_float  # type: ignore[attr-defined]
+
+    def convert(data: np.ndarray, source: tl.dtype, target: tl.dtype, rounding: object) -> np.ndarray:
+        if (source, target) == (tl.float32, tl.bfloat16):
+            rounded = torch.from_numpy(np.array(data)).to(torch.bfloat16).view(torch.int16)
+            return rounded.numpy().view(np.uint16)
+        if (source, target) == (tl.bfloat16, tl.float32):
+            return data.astype(np.uint32) << 16
+        return slow(data, source, target, rounding)
+
+    interpreter._convert_float = convert  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=1)
+def _patch_language_once() -> None:
+    """Let Triton replace its language's functions once: it does so, and undoes it, at every launch and at every call
+    from kernel to kernel, which takes longer than many kernels. Nothing is compiled in a process that interprets."""
+    import triton.language as tl
+    import triton.runtime.interpreter as interpreter
+
+    patch, patched = interpreter._patch_lang, set()  # type: ignore[attr-defined]
+
+    def patch_once(kernel: FunctionType) -> object:
+        seen = {id(value) for value in kernel.__globals__.values() if value is tl or value is tl.core}
+        if not seen <= patched:
+            patch(kernel)
+            patched.update(seen)
+        return SimpleNamespace(restore=lambda: None)
+
+    interpreter._patch_lang = patch_once  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=1)
+def _folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="icc-interpret-"))

@@ -1,0 +1,125 @@
+"""CpuDevice: this machine's cores, which run a whole step in one call of the engine's generated library."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ...batch.packed import host_arrays
+from ...errors import CapacityError, UsageError
+from ...format.batch import CPU_INPUTS
+from ...format.load import Engine
+from ...format.program import HEADS
+from ..device import Work, batch_limits
+from .library import IccBatch, KernelLibrary
+from .memory import AnonymousMemory, choose_num_blocks, default_threads
+
+_LOGITS_BYTES = 64 << 20
+_MAX_THREADS = 1024
+
+
+class CpuDevice:
+    """One library handle with its arena, KV cache and logits buffer, all allocated once. A call runs at once, without
+    the GIL, on host memory: there is nothing to send, to fetch or to wait for.
+
+    threads: of the kernels, this one included; default: the physical cores that the process may use. kv_bytes: memory
+    for the KV cache; default: enough for a full batch, within a share of the machine's memory. section: run this
+    section of the program as a step, instead of the program ("exit": its first layers and the head).
+    """
+
+    plan, host_blocks, turns = None, 0, 1
+
+    def __init__(
+        self, engine: Engine, threads: int | None = None, kv_bytes: int | None = None, section: str = ""
+    ) -> None:
+        if threads is not None and not 1 <= threads <= _MAX_THREADS:
+            raise UsageError(f"threads = {threads}: must be from 1 to {_MAX_THREADS}")
+        program = self.program = engine.program
+        self.limits = batch_limits(program, engine.manifest.limits, _LOGITS_BYTES)
+        self.num_blocks = choose_num_blocks(program.kv, engine.manifest.limits, kv_bytes)
+        if self.num_blocks * program.kv.block_size > 2**31 - 1:
+            raise CapacityError(
+                "the KV cache has more slots than an int32 can number", "give it less memory (kv_bytes)"
+            )
+
+        assert engine.library is not None
+        self._library = KernelLibrary(engine.files.read(engine.library.path), engine.library.path)
+        self._arena = AnonymousMemory(program.arena_bytes_per_token * self.limits.tokens)
+        self.kv_bytes = self.num_blocks * program.kv.total_block_bytes()
+        self._kv = AnonymousMemory(self.kv_bytes)
+        self.logits = np.zeros((self.limits.logit_rows, program.vocab_size), dtype=np.float32)
+        self._arrays = host_arrays(CPU_INPUTS, self.limits)
+        addresses = {name: array.ctypes.data for name, array in self._arrays.items()}
+        self._batch = IccBatch(max_blocks=self.limits.blocks, logits=self.logits.ctypes.data, **addresses)
+        self._parents, self._logit_rows = self._batch.parents, self._batch.logit_rows
+        self._own, self._heads = program.section(section), program.section(HEADS)
+        self.screens = any(kernel.params.get("screened") for kernel in program.kernels.values())
+        self._weights = engine.weights  # mapped as long as kernels may read them
+        self._handle: int | None = self._library.create(
+            threads or default_threads(),
+            self._weights.addresses(program),
+            self._arena.address,
+            self._kv.address,
+            self.num_blocks,
+        )
+
+    def arrays(self, turn: int) -> Mapping[str, np.ndarray]:
+        return self._arrays
+
+    def zero(self, offset: int, nbytes: int) -> None:
+        ctypes.memset(self._kv.address + offset, 0, nbytes)
+
+    def swap_out(self, cache: int, host: int, nbytes: int) -> None:
+        raise NotImplementedError("the KV cache is host memory already")
+
+    swap_in = swap_out
+
+    def send(self, turn: int, num_seqs: int) -> None:
+        """The kernels read the host's arrays."""
+
+    def expect(self, work: Work) -> None:
+        """All sizes run alike."""
+
+    def run(self, work: Work) -> None:
+        """One call of the library: of the step, or of the draft heads on rows of it."""
+        assert self._handle is not None
+        batch, sizes = self._batch, work.sizes
+        batch.num_logit_rows = sizes["num_logit_rows"]
+        if work.section:
+            assert work.section == HEADS and self._heads is not None
+            self._library.section(self._handle, self._heads, batch)
+            return
+        batch.num_tokens, batch.num_seqs, batch.num_moves = sizes["num_tokens"], sizes["num_seqs"], sizes["num_moves"]
+        batch.parents = self._parents if work.trees else None
+        batch.greedy, batch.logit_rows = work.greedy, self._logit_rows
+        if self._own is None:
+            self._library.step(self._handle, batch)
+        else:
+            self._library.section(self._handle, self._own, batch)
+
+    def fetch(self, turn: int, rows: int, logits: bool) -> None:
+        """The logits lie in host memory."""
+
+    def wait(self, turn: int) -> None:
+        """`run` has waited."""
+
+    def ask(self, rows: Sequence[int]) -> None:
+        speculation = self.program.speculation
+        assert speculation is not None
+        self._asked = np.array(rows, dtype=np.int32)
+        self._drafts = np.empty((len(rows), speculation.heads, speculation.ranks), dtype=np.int32)
+        self._batch.logit_rows, self._batch.drafts = self._asked.ctypes.data, self._drafts.ctypes.data
+
+    def answers(self, count: int) -> np.ndarray:
+        return self._drafts[:count]
+
+    def close(self) -> None:
+        """Stop the threads and free the memory."""
+        if self._handle is None:
+            return
+        handle, self._handle = self._handle, None
+        self._library.destroy(handle)
+        self._arena.close()
+        self._kv.close()

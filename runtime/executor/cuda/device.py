@@ -1,0 +1,204 @@
+"""CudaDevice: one GPU, through the CUDA driver API alone, and what an engine needs on it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...errors import UsageError
+from ...format.batch import GPU_INPUTS, SAMPLED
+from ...format.load import Engine
+from ...format.plan import KernelObject, Launch
+from ...format.program import DRAFTS, Step
+from ..device import Work, batch_limits
+from ..walk import Argument, Walker
+from .compat import check_memory, open_device
+from .driver import Cuda
+from .graphs import RecurringWork
+from .heads import HeadChoices
+from .host import choose_host_blocks, pin_blocks
+from .launches import ReadyLaunch
+from .memory import PinnedArrays, nbytes_of, upload_nbytes, upload_weights
+
+_SHARE = 0.92  # of the free memory that the KV cache may fill: the driver needs some for modules and graphs
+_LOGITS_BYTES = 256 << 20
+_SMALL = 512  # tokens of a step whose launches take longer to give than to run, so that a graph pays
+
+
+class CudaDevice:
+    """Weights, arena, KV cache and kernels of one engine on one GPU, and its stream.
+
+    Work that is expected is captured in CUDA graphs when the engine is loaded. Of other small steps, such as those that
+    verify guesses, those get a graph whose sizes come again. kv_bytes: memory for the KV cache; default: enough for a
+    full batch, within what is free. swap_bytes: host memory for the KV of preempted requests; default: some, if the
+    cache can run out. section: run this section of the program as a step, instead of the program; several devices that
+    share `cuda` have an engine's weights once. Raises DeviceError or CapacityError before any weight is read.
+    """
+
+    turns, screens = 2, False
+
+    def __init__(
+        self,
+        engine: Engine,
+        kv_bytes: int | None = None,
+        cuda: Cuda | None = None,
+        section: str = "",
+        swap_bytes: int | None = None,
+    ) -> None:
+        manifest, program = engine.manifest, engine.program
+        if manifest.gpu is None or program.plan is None:
+            raise UsageError("the engine has no launch plan", "compile the model for a GPU target")
+        self.program, self.plan, self._section = program, program.plan, section
+        self.cuda = open_device(manifest.target, manifest.gpu, cuda)
+        try:
+            self._open(engine, kv_bytes, 0 if section else swap_bytes)
+        except BaseException:
+            self.cuda.close()
+            raise
+
+    def _open(self, engine: Engine, kv_bytes: int | None, swap_bytes: int | None) -> None:
+        program, cuda, most = self.program, self.cuda, engine.manifest.limits
+        self.limits = limits = batch_limits(program, most, _LOGITS_BYTES)
+        sizes = {
+            "arena": program.arena_bytes_per_token * limits.tokens,
+            "scratch": self.plan.scratch_bytes,
+            "logits": 4 * limits.logit_rows * program.vocab_size,
+        }
+        self.walker = Walker(program, self.plan)
+        device = cuda.facts()
+        fixed = upload_nbytes(cuda, engine.weights, program) + sum(sizes.values())
+        per_block = max(self.walker.block_bytes(self._section), 1)
+        check_memory(fixed, limits.blocks * per_block, device, most.max_seq_len)
+
+        budget = int((device.free_bytes - fixed) * _SHARE) if kv_bytes is None else kv_bytes
+        most_blocks = limits.blocks * limits.seqs
+        self.num_blocks = max(min(budget // per_block, most_blocks), limits.blocks)
+        sizes["kv"] = self.num_blocks * per_block
+        self._addresses = {space: cuda.allocate(nbytes) for space, nbytes in sizes.items()}
+        cuda.zero(self._addresses["kv"], sizes["kv"])
+        self.host_blocks = choose_host_blocks(program.kv, self.num_blocks, most_blocks, swap_bytes)
+        if self.host_blocks:
+            self._host = pin_blocks(cuda, program.kv, self.host_blocks)
+        self._weights = upload_weights(cuda, engine.weights, program)
+        self._open_sides()
+        self._functions = _load_functions(cuda, engine)
+        self._ready: dict[tuple[int, bool, str], list[ReadyLaunch]] = {}
+        self._expected: dict[Hashable, Any] = {}
+        self._recurring = RecurringWork(cuda)
+
+    def _open_sides(self) -> None:
+        """The host's buffers: two sets, for the step that runs and the one after it, over one set on the device."""
+        cuda, limits, program = self.cuda, self.limits, self.program
+        there = cuda.allocate(nbytes_of(GPU_INPUTS, limits))
+        self._inputs = [PinnedArrays(cuda, GPU_INPUTS, limits, there) for _ in range(self.turns)]
+        there = cuda.allocate(nbytes_of(SAMPLED, limits))
+        self._outputs = [PinnedArrays(cuda, SAMPLED, limits, there) for _ in range(self.turns)]
+        self._addresses |= self._inputs[0].addresses | self._outputs[0].addresses
+        self._ended = [cuda.event() for _ in range(self.turns)]
+        shape = limits.logit_rows, program.vocab_size
+        self.logits = cuda.pinned(4 * shape[0] * shape[1]).view(np.float32).reshape(shape)
+        if program.speculation is not None and program.speculation.heads:
+            shape = limits.seqs, program.speculation.heads, program.speculation.ranks
+            self._heads = HeadChoices(cuda, shape, self._addresses["logit_rows"])
+            self._addresses[DRAFTS] = self._heads.address
+
+    def arrays(self, turn: int) -> Mapping[str, np.ndarray]:
+        return {**self._inputs[turn].arrays, **self._outputs[turn].arrays}
+
+    def zero(self, offset: int, nbytes: int) -> None:
+        self.cuda.enter()
+        self.cuda.zero(self._addresses["kv"] + offset, nbytes)
+
+    def swap_out(self, cache: int, host: int, nbytes: int) -> None:
+        self.cuda.to_host(self._host[host : host + nbytes], self._addresses["kv"] + cache)
+
+    def swap_in(self, cache: int, host: int, nbytes: int) -> None:
+        self.cuda.to_device(self._addresses["kv"] + cache, self._host[host : host + nbytes])
+
+    def send(self, turn: int, num_seqs: int) -> None:
+        """One copy, in the order of the stream."""
+        self.cuda.enter()
+        self._inputs[turn].send(num_seqs)
+
+    def expect(self, work: Work) -> None:
+        """Capture a graph of it."""
+        self._expected[_key(work)] = self.cuda.capture(partial(self._walk, work))
+
+    def run(self, work: Work) -> None:
+        """As a graph where there is one or will be one, else launch by launch."""
+        graph = self._expected.get(_key(work))
+        if work.moves_only or (graph is None and work.sizes["num_tokens"] > _SMALL):
+            self._walk(work)
+        elif graph is not None:
+            self.cuda.launch_graph(graph)
+        else:
+            self._recurring.run(_key(work), partial(self._walk, work))
+
+    def _walk(self, work: Work) -> None:
+        """Put all launches on the stream, or those that make moves."""
+        phase, section = work.phase, work.section or self._section
+        assert phase is not None
+        key = phase.max_tokens, phase.decode, section
+        if key not in self._ready:
+            self._ready[key] = [
+                ReadyLaunch(
+                    self._functions[launch.object], self.plan.objects[launch.object], launch, arguments, self._address
+                )
+                for launch, arguments in self.walker.launches(phase, section)
+            ]
+        for launch in self._ready[key]:
+            if launch.moves or not work.moves_only:
+                launch.put(self.cuda, work.sizes)
+
+    def fetch(self, turn: int, rows: int, logits: bool) -> None:
+        """Copies in the order of the stream, and an event behind them."""
+        if rows:
+            self._outputs[turn].fetch(rows)
+            if logits:
+                self.cuda.to_host(self.logits[:rows], self._addresses["logits"])
+        self.cuda.record(self._ended[turn])
+
+    def wait(self, turn: int) -> None:
+        """Until the device has passed the turn's event."""
+        self.cuda.enter()
+        self.cuda.wait_event(self._ended[turn])
+
+    def ask(self, rows: Sequence[int]) -> None:
+        """Overwrite the step's logit rows on the device: the next step sends its own."""
+        self.cuda.enter()
+        self._heads.send(rows)
+
+    def answers(self, count: int) -> np.ndarray:
+        return self._heads.fetch(count)
+
+    def close(self) -> None:
+        """Give everything back to the driver."""
+        self.cuda.close()
+
+    def ready(self, function: Any, found: KernelObject, launch: Launch, step: Step | None) -> ReadyLaunch:
+        """A launch of a loaded kernel for a step of the program, for the timing of single kernels."""
+        return ReadyLaunch(function, found, launch, self.walker.arguments(launch, step), self._address)
+
+    def _address(self, argument: Argument) -> int:
+        """Of a pointer in a step of no tokens."""
+        space = argument.space
+        base = self._weights[argument.name] if space == "weight" else self._addresses[space]
+        return base + argument.offset + argument.per_block * self.num_blocks
+
+
+def _key(work: Work) -> Hashable:
+    """What the launches of work and their parameters depend on."""
+    assert work.phase is not None
+    return work.section, work.phase.max_tokens, work.phase.decode, *work.sizes.values()
+
+
+def _load_functions(cuda: Cuda, engine: Engine) -> dict[str, Any]:
+    """Every kernel of the plan."""
+    assert engine.program.plan is not None
+    return {
+        name: cuda.function(engine.files.read(found.file), found.entry, found.shared_bytes)
+        for name, found in engine.program.plan.objects.items()
+    }

@@ -1,0 +1,121 @@
+"""Device: where an engine's kernels run, as the player sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ..format.batch import BatchLimits
+from ..format.manifest import Limits
+from ..format.plan import LaunchPlan, Phase
+from ..format.program import Program
+
+
+class Work(NamedTuple):
+    """One run of a program over the arrays that were sent last.
+
+    sizes: the `SIZES` of the step. phase: of the plan, where there is one. section: of the program, that runs instead
+    ("": what the device runs as a step). moves_only: only what makes the step's moves. trees: whether a sequence
+    verifies a tree of guesses. greedy: of each logit row only the largest is wanted; any other may be minus infinity.
+    """
+
+    sizes: Mapping[str, int]
+    phase: Phase | None = None
+    section: str = ""
+    moves_only: bool = False
+    trees: bool = False
+    greedy: bool = False
+
+
+class Device(Protocol):
+    """Kernels and memory of one engine, and a queue of what they are to do: in order, and perhaps later than the call.
+
+    program: what it runs. plan: what the steps launch; None where a device runs a step of any size in one call, which
+    makes the moves itself and samples nothing. limits: the largest step. num_blocks: of the KV cache. host_blocks: the
+    host's, for the KV of preempted requests; 0 where nothing is swapped. turns: how many steps may be under way.
+    screens: whether a greedy step is less work. logits: the host's float32 `[L, vocab]`, of the step that was waited
+    for last.
+    """
+
+    @property
+    def program(self) -> Program: ...
+
+    @property
+    def plan(self) -> LaunchPlan | None: ...
+
+    @property
+    def limits(self) -> BatchLimits: ...
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def host_blocks(self) -> int: ...
+
+    @property
+    def turns(self) -> int: ...
+
+    @property
+    def screens(self) -> bool: ...
+
+    @property
+    def logits(self) -> np.ndarray: ...
+
+    def arrays(self, turn: int) -> Mapping[str, np.ndarray]:
+        """The host's side of a step, for the largest there can be: `INPUTS`, and where there is a plan also `SAMPLING`
+        and `SAMPLED`. One may be missing that the kernels do not read."""
+        ...
+
+    def zero(self, offset: int, nbytes: int) -> None:
+        """Fill a part of the KV cache with zeros."""
+        ...
+
+    def swap_out(self, cache: int, host: int, nbytes: int) -> None:
+        """Copy from byte `cache` of the KV cache to byte `host` of the host's blocks."""
+        ...
+
+    def swap_in(self, cache: int, host: int, nbytes: int) -> None:
+        """Copy back."""
+        ...
+
+    def send(self, turn: int, num_seqs: int) -> None:
+        """Give the kernels the arrays of a turn. Of the last array they read no more than the first rows."""
+        ...
+
+    def expect(self, work: Work) -> None:
+        """This work will come very often: make it quick."""
+        ...
+
+    def run(self, work: Work) -> None:
+        """Run kernels over what was sent."""
+        ...
+
+    def fetch(self, turn: int, rows: int, logits: bool) -> None:
+        """Give the host what the step sampled for its first rows, and its logits or not: this ends a turn."""
+        ...
+
+    def wait(self, turn: int) -> None:
+        """Until a turn has ended."""
+        ...
+
+    def ask(self, rows: Sequence[int]) -> None:
+        """Give the draft heads, which run next, other logit rows than the step's."""
+        ...
+
+    def answers(self, count: int) -> np.ndarray:
+        """What they chose behind the first rows: int32 `[count, heads, ranks]`, a copy."""
+        ...
+
+    def close(self) -> None:
+        """Free everything. Calling it again does nothing."""
+        ...
+
+
+def batch_limits(program: Program, limits: Limits, logits_bytes: int) -> BatchLimits:
+    """The largest step, whose logits take no more than so many bytes unless a full batch of decodes needs more."""
+    seqs = min(limits.max_batch_size, limits.max_step_tokens)
+    rows = max(logits_bytes // (4 * program.vocab_size), seqs)
+    blocks = -(-limits.max_seq_len // program.kv.block_size)
+    return BatchLimits(limits.max_step_tokens, seqs, blocks, min(rows, limits.max_step_tokens))

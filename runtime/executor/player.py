@@ -1,0 +1,166 @@
+"""Player: runs the scheduled batches of an engine on a device. What all devices have in common is here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from ..batch.packed import PackedBatch
+from ..batch.scheduled import ScheduledBatch
+from ..errors import UsageError
+from ..format.batch import SAMPLED
+from ..format.program import HEADS
+from ..kv.group import GroupConfig
+from ..kv.upkeep import Upkeep
+from .device import Device, Work
+from .sampling import Sampled, SamplingRow, fill_rows
+from .swap import copies
+
+
+class Ticket(NamedTuple):
+    """A step under way: whose turn it is, how many logit rows it has, whether the host wants their logits."""
+
+    turn: int
+    rows: int
+    host_samples: bool
+
+
+D = TypeVar("D", bound=Device)
+
+
+class Player(Generic[D]):
+    """An executor (executor/base.py): packs batches, picks phases, and puts on the device's queue what a step needs.
+
+    With a plan, a step of decodes is padded to the size of its phase, so that few sizes come and a device can prepare
+    for them, and the device samples (samples: whether it does). Otherwise the device gets a step as it is.
+    """
+
+    def __init__(self, device: D) -> None:
+        self.device, self._layout = device, device.program.kv
+        self.block_size, self.vocab_size = device.program.kv.block_size, device.program.vocab_size
+        self.max_step_tokens, self.max_batch_size = device.limits.tokens, device.limits.seqs
+        self.max_logit_rows = device.limits.logit_rows
+        self.num_blocks = device.num_blocks
+        self.groups = (GroupConfig(device.num_blocks, self.block_size, device.host_blocks),)
+        self.screens, self.samples = device.screens, device.plan is not None
+        self._closed = False
+        try:
+            turns = range(device.turns)
+            self._packed = [PackedBatch(device.limits, self.block_size, device.arrays(turn)) for turn in turns]
+            self._turn = self._tokens = 0  # whose turn is next, and the tokens of the last step
+            for phase in device.plan.phases if device.plan is not None else ():
+                if phase.decode and phase.max_tokens <= self.max_batch_size:
+                    size = phase.max_tokens
+                    device.expect(Work(self._sizes(size, size, size), phase))
+        except BaseException:
+            device.close()
+            raise
+
+    def step(self, batch: ScheduledBatch) -> np.ndarray:
+        """Run one step: float32 `[batch.num_logit_rows, vocab]`, valid until the next step."""
+        return self._step(batch, greedy=False)
+
+    def step_greedy(self, batch: ScheduledBatch) -> np.ndarray:
+        """The same where only each row's largest logit is wanted; see ScreeningExecutor."""
+        return self._step(batch, greedy=True)
+
+    def _step(self, batch: ScheduledBatch, greedy: bool) -> np.ndarray:
+        ticket = self._start(batch, None, greedy)
+        self.device.wait(ticket.turn)
+        return self.device.logits[: ticket.rows]
+
+    def submit(self, batch: ScheduledBatch, rows: Sequence[SamplingRow | None]) -> Ticket:
+        """Start a step; see SamplingExecutor."""
+        return self._start(batch, rows)
+
+    def collect(self, ticket: Ticket) -> Sampled:
+        """Wait for a step; see SamplingExecutor."""
+        self.device.wait(ticket.turn)
+        arrays, rows = self._packed[ticket.turn].arrays, ticket.rows
+        logits = self.device.logits[:rows] if ticket.host_samples else None
+        return Sampled(*(arrays[array.name][:rows] for array in SAMPLED), logits=logits)
+
+    def draft(self, rows: Sequence[int]) -> np.ndarray:
+        """What the draft heads choose behind these logit rows of the last step: int32 `[rows, heads, ranks]`."""
+        device, speculation = self.device, self.device.program.speculation
+        if self._closed or speculation is None or not speculation.heads:
+            raise UsageError("the engine is closed, or has no draft heads")
+        phase, count = None, len(rows)
+        if device.plan is not None:
+            phase = device.plan.phase(count, count)
+            count = min(phase.max_tokens, self._tokens)  # of few sizes, within the buffers of the last step
+        device.ask([*rows, *[rows[0]] * (count - len(rows))])
+        device.run(Work(self._sizes(self._tokens, count, count), phase, HEADS))
+        return device.answers(len(rows))
+
+    def prepare(self, batch: ScheduledBatch) -> Mapping[str, int]:
+        """Send a batch without running it, for the timing of single kernels; the sizes of its launches."""
+        packed = self._pack(0, batch, None)
+        self.device.send(0, packed.num_seqs)
+        return self._sizes(packed.num_tokens, packed.num_seqs, packed.num_logit_rows)
+
+    def close(self) -> None:
+        """Free everything. Calling it again does nothing."""
+        if not self._closed:
+            self._closed = True
+            self.device.close()
+
+    def _start(self, batch: ScheduledBatch, rows: Sequence[SamplingRow | None] | None, greedy: bool = False) -> Ticket:
+        """rows: None where the host samples them all."""
+        if self._closed:
+            raise UsageError("the engine is closed")
+        device, turn = self.device, self._turn
+        self._turn = (turn + 1) % len(self._packed)
+        packed = self._pack(turn, batch, rows)
+        count = packed.num_logit_rows
+        for block in (block for upkeep in batch.upkeep for block in upkeep.zeros):
+            for offset, nbytes in self._layout.block_places(block, self.num_blocks):
+                device.zero(offset, nbytes)
+        work = self._work(packed, greedy)
+        self._tokens = work.sizes["num_tokens"]
+        device.send(turn, work.sizes["num_seqs"])
+        if batch.swaps:
+            if batch.num_moves:  # they are part of every layer's steps: here they must come before the copies
+                device.run(work._replace(moves_only=True))
+                work = work._replace(sizes={**work.sizes, "num_moves": 0})
+            self._swap(batch.upkeep[0])
+        device.run(work)
+        host_samples = rows is None or None in rows or not count
+        device.fetch(turn, count, host_samples)
+        return Ticket(turn, count, host_samples)
+
+    def _pack(self, turn: int, batch: ScheduledBatch, rows: Sequence[SamplingRow | None] | None) -> PackedBatch:
+        packed = self._packed[turn]
+        packed.pack(batch)
+        if self.samples:
+            fill_rows(packed.arrays, 0, [None] * packed.num_logit_rows if rows is None else rows)
+        return packed
+
+    def _work(self, packed: PackedBatch, greedy: bool) -> Work:
+        """A packed step, padded where there is a plan."""
+        tokens, seqs, rows, phase = packed.num_tokens, packed.num_seqs, packed.num_logit_rows, None
+        if self.device.plan is not None:
+            phase = self.device.plan.phase(tokens, seqs)
+            if phase.decode and rows == seqs and not packed.num_moves:
+                fill_rows(packed.arrays, rows, [None] * (phase.max_tokens - rows))
+                packed.pad_decodes(phase.max_tokens)
+                tokens = seqs = rows = phase.max_tokens
+            packed.pad_moves()
+        sizes = self._sizes(tokens, seqs, rows, packed.num_moves)
+        return Work(sizes, phase, trees=packed.has_trees, greedy=greedy)
+
+    def _sizes(self, tokens: int, seqs: int, rows: int, moves: int = 0) -> Mapping[str, int]:
+        return {
+            "num_tokens": tokens, "num_seqs": seqs, "num_logit_rows": rows, "num_moves": moves,
+            "max_blocks": self.device.limits.blocks, "num_blocks": self.num_blocks,
+        }  # fmt: skip
+
+    def _swap(self, upkeep: Upkeep) -> None:
+        """Blocks go to host memory, then others come from there."""
+        for place in copies(self._layout, upkeep.swap_outs, self.num_blocks, self.device.host_blocks):
+            self.device.swap_out(*place)
+        back = [(block, slot) for slot, block in upkeep.swap_ins]
+        for place in copies(self._layout, back, self.num_blocks, self.device.host_blocks):
+            self.device.swap_in(*place)

@@ -1,0 +1,27 @@
+"""Where the KV blocks of preempted requests lie in host memory, which has the layout of the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..format.program import KVLayout
+
+
+def copies(
+    layout: KVLayout, pairs: Sequence[tuple[int, int]], num_blocks: int, host_blocks: int
+) -> Iterator[tuple[int, int, int]]:
+    """(byte of the cache, byte of host memory, bytes) for pairs of a block and a host slot: neighbours as one copy."""
+    for block, slot, count in runs(pairs):
+        there = layout.block_places(slot, host_blocks)
+        for (cache, nbytes), (host, _) in zip(layout.block_places(block, num_blocks), there, strict=True):
+            yield cache, host, nbytes * count
+
+
+def runs(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """(first, second, count) of pairs that follow one another on both sides."""
+    start = 0
+    for index in range(1, len(pairs) + 1):
+        (first, second), length = pairs[start], index - start
+        if index == len(pairs) or pairs[index] != (first + length, second + length):
+            yield first, second, length
+            start = index
