@@ -79,7 +79,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
         passes += _run(graph, options, context, "attention", pipelines.attention())
         passes += _run(graph, options, context, "fuse", pipelines.fuse())
         kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
-        lowered = lower(graph, LowerOptions(kv_dtype, backend.profile))
+        lowered = lower(graph, LowerOptions(kv_dtype, backend.profile, max_seq_len=limits.max_seq_len))
     with writer.engine_directory(options.output) as stage:
         with reporter.stage("kernels"):
             built = backend.build(lowered.program, limits, stage / "kernels", reporter.progress)

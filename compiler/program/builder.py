@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from ...runtime.format.program import DRAFTS, ITEM_SIZE, Buffer, Kernel, KVLayer, Operand, Step, Weight
+from ...runtime.format.kv import KVLayer
+from ...runtime.format.program import DRAFTS, ITEM_SIZE, Buffer, Kernel, Operand, Step, Weight
 from ..weights.handles import Weight as Handle
 from .placed import Placed, contiguous
 
@@ -61,7 +62,7 @@ class ProgramBuilder:
     records: list[Record] = field(default_factory=list)
     buffers: dict[str, VirtualBuffer] = field(default_factory=dict)
     weights: dict[str, WeightSource] = field(default_factory=dict)
-    kv_layers: dict[int, KVLayer] = field(default_factory=dict)
+    kv_layers: dict[int, tuple[KVLayer, int]] = field(default_factory=dict)  # each with its window, 0 for none
 
     def buffer(self, shape: tuple[int, ...], dtype: str, rows: str) -> Placed:
         """A new contiguous buffer."""

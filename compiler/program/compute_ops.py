@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import fx
 
-from ...runtime.format.program import KVLayer, Operand
+from ...runtime.format.kv import KVLayer
+from ...runtime.format.program import Operand
 from ..graph.graph import type_of
 from ..ops import OPS
 from .builder import ABSENT
@@ -237,7 +238,7 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     q_cos, q_sin, k_cos, k_sin, sinks, alibi = (low.plain(a) if a is not None else ABSENT for a in node.args[4:10])
     layer, scale, window, chunk, softcap, style = node.args[10:]
     layer = low.kv_layer(int(layer))  # type: ignore[call-overload]
-    low.builder.kv_layers[layer] = KVLayer(k.shape[0], k.shape[1], v.shape[1], int(window))  # type: ignore[call-overload]
+    low.cache(layer, KVLayer(k.shape[0], k.shape[1], v.shape[1]), int(window))  # type: ignore[call-overload]
     shared = {
         "kv_heads": k.shape[0], "key_dim": k.shape[1], "value_dim": v.shape[1],
         "dtype": low.options.kv_dtype, "block_size": low.options.block_size, "rope_style": style,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...runtime.format.kv import KVLayer
 from ...runtime.format.program import Operand
 from ..errors import UnsupportedModel
 from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, TensorType, type_of
@@ -26,11 +27,12 @@ POINT = OPS["pointwise"].overload
 
 @dataclass(frozen=True)
 class LowerOptions:
-    """What the program must know of the deployment and the backend."""
+    """What the program must know of the deployment and the backend. max_seq_len: 0 if it is not known."""
 
     kv_dtype: str
     profile: Profile
     block_size: int = 32
+    max_seq_len: int = 0
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,11 @@ class Lowerer:
     def kv_layer(self, layer: int) -> int:
         """The number of a graph's attention layer in the program: without gaps where passes removed one."""
         return self._kv_layers.setdefault(layer, len(self._kv_layers))
+
+    def cache(self, layer: int, shape: KVLayer, window: int) -> None:
+        """What a KV layer holds of a token; `window` tokens are read of it, or all. Several may read it."""
+        before = self.builder.kv_layers.get(layer, (shape, window))[1]
+        self.builder.kv_layers[layer] = shape, max(window, before) if window and before else 0
 
     # weights
 

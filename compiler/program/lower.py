@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from ...runtime.format.program import DRAFTS, EXIT, HEADS, KVLayout, Program, Section
+from ...runtime.format.program import DRAFTS, EXIT, HEADS, Program, Section
 from ...runtime.format.speculation import Speculation
 from ..errors import UnsupportedModel
 from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
@@ -18,6 +18,7 @@ from .builder import WeightSource, program_buffer, program_weight
 from .compute_ops import COMPUTE_LOWERING
 from .context import Lowerer, LowerOptions
 from .epilogue import fuse_epilogues
+from .kv_groups import group_layers
 from .memory import plan
 from .placed import Placed, contiguous
 from .shape_ops import SHAPE_LOWERING
@@ -108,9 +109,7 @@ def _program(low: Lowerer, marks: list[int]) -> Lowered:
         steps=steps,
         buffers=[program_buffer(b, offsets[b.name]) for b in buffers],
         weights={n: program_weight(s, profile.packed_nbytes(s.format, s.shape, s.group)) for n, s in sources.items()},
-        kv=KVLayout(
-            low.options.block_size, low.options.kv_dtype, [builder.kv_layers[i] for i in sorted(builder.kv_layers)]
-        ),
+        kv=group_layers(builder.kv_layers, low.options),
         arena_bytes_per_token=arena,
         vocab_size=type_of(low.graph.output).shape[-1],
         sections=_sections(marks, len(steps)),

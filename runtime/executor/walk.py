@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from ..format.batch import PLAN_ARRAYS, BatchLimits
+from ..format.kv import KVMemory
 from ..format.plan import SIZES, Launch, LaunchPlan, Phase
 from ..format.program import DRAFTS, HEADS, ITEM_SIZE, Operand, Program, Step
 
@@ -24,20 +26,18 @@ class Place:
 @dataclass(frozen=True)
 class Argument:
     """What a launch passes, symbolic in the batch: one of `SIZES` by its name, or, in a memory space, a pointer to byte
-    `offset + per_token * num_tokens + per_block * num_blocks`; there, `name` is that of a weight."""
+    `offset + per_token * num_tokens`; there, `name` is that of a weight."""
 
     name: str
     space: str = ""
     offset: int = 0
     per_token: int = 0
-    per_block: int = 0
 
     def value(self, sizes: Mapping[str, int]) -> Place | int:
         """What it is in a batch."""
         if not self.space:
             return sizes[self.name]
-        moved = self.per_token * sizes["num_tokens"] + self.per_block * sizes["num_blocks"]
-        return Place(self.space, self.offset + moved, self.name)
+        return Place(self.space, self.offset + self.per_token * sizes["num_tokens"], self.name)
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,19 @@ class BoundLaunch:
 
 
 class Walker:
-    """Binds the launches of a program's plan to the sizes of a step. section: see `Section`; "" is the program."""
+    """Binds the launches of a program's plan to the sizes of a step, and those of a KV layer to its place in the cache
+    and to the arrays of its group. section: see `Section`; "" is the program."""
 
-    def __init__(self, program: Program, plan: LaunchPlan) -> None:
+    def __init__(self, program: Program, plan: LaunchPlan, cache: KVMemory, limits: BatchLimits) -> None:
         self._program = program
         self._plan = plan
         self._buffers = {b.name: b for b in program.buffers}
         self._items = {name: ITEM_SIZE.get(w.format, 1) for name, w in program.weights.items()}
-        layers = range(len(program.kv.layers))
-        sizes = [program.kv.block_bytes(layer) for layer in layers]
-        self._layer_offsets = [sum(sizes[:layer]) for layer in layers]
+        self._cache, self._limits = cache, limits
 
     def launches(self, phase: Phase, section: str = "") -> list[tuple[Launch, tuple[Argument, ...]]]:
         """All launches of a step in order. Draft heads work on a step that has run: nothing comes before or after."""
-        steps = [(step, launch) for step in self._steps(section) for launch in phase.launches[step.kernel]]
+        steps = [(step, launch) for step in self._program.steps_of(section) for launch in phase.launches[step.kernel]]
         before = [(None, launch) for launch in phase.before if section != HEADS]
         after = [(None, launch) for launch in phase.after if section != HEADS]
         return [(launch, self.arguments(launch, step)) for step, launch in (*before, *steps, *after)]
@@ -75,21 +74,9 @@ class Walker:
             if x * y * z:
                 yield BoundLaunch(launch, [argument.value(sizes) for argument in arguments], (x, y, z))
 
-    def block_bytes(self, section: str = "") -> int:
-        """Bytes of a KV block id over the layers that a section uses, and those before them."""
-        used = max((step.layer for step in self._steps(section)), default=-1) + 1
-        return sum(self._program.kv.block_bytes(layer) for layer in range(used))
-
     def arguments(self, launch: Launch, step: Step | None) -> tuple[Argument, ...]:
         """What a launch of a step is given."""
         return tuple(self._argument(text, step) for text in launch.args)
-
-    def _steps(self, section: str) -> list[Step]:
-        found = self._program.section(section)
-        if found is None:
-            return self._program.own_steps
-        part = self._program.sections[found]
-        return self._program.steps[: part.shared] + self._program.steps[part.begin : part.end]
 
     def _argument(self, text: str, step: Step | None) -> Argument:
         if text in SIZES:
@@ -101,7 +88,9 @@ class Walker:
             operands = step.inputs if kind == "input" else step.outputs
             return self._operand(operands[int(rest)])
         if step is not None and text == "kv":
-            return Argument("", "kv", per_block=self._layer_offsets[step.layer])
+            return Argument("", "kv", self._cache.layer_offset(step.layer))
+        if step is not None and text in PLAN_ARRAYS and (stride := self._limits.group_bytes(PLAN_ARRAYS[text])):
+            return Argument("", text, stride * self._cache.layout.group_of(step.layer))
         return Argument("", text)
 
     def _operand(self, operand: Operand) -> Argument:

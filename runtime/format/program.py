@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import msgspec
 
+from .kv import KVLayout
 from .plan import LaunchPlan
 from .speculation import Speculation
 
 Param = int | float | str | bool | list[int | str | bool]
 
-KV_DTYPES = ("f32", "bf16", "f16", "i8")
-MAX_BLOCK_SIZE = 4096  # tokens
 # element sizes in bytes of everything that a buffer or weight can hold
 ITEM_SIZE = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4, "i8": 1, "u8": 1}
 
@@ -81,50 +80,6 @@ class Weight(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nbytes: int
 
 
-class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The KV cache of one attention layer. `window` is the number of tokens attended to, 0 for all."""
-
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    window: int = 0
-
-
-class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The paged KV cache: blocks of `block_size` tokens; `dtype` is f32, bf16, f16 or i8.
-
-    The layers lie one after the other; layer l starts at `kv + num_blocks * layer_offset(l)` where layer_offset is the
-    sum of the block bytes of the layers before it. Within a layer, block b starts at `b * block_bytes(l)`; keys come
-    first, then values; the order inside is the executor's.
-    """
-
-    block_size: int
-    dtype: str
-    layers: list[KVLayer]
-
-    def block_bytes(self, layer: int) -> int:
-        """Bytes of one block in one layer, keys and values, rounded up to 64."""
-        spec = self.layers[layer]
-        item = ITEM_SIZE[self.dtype]
-        raw = self.block_size * spec.kv_heads * (spec.key_dim + spec.value_dim) * item
-        if self.dtype == "i8":  # one float32 scale per token, head and tensor
-            raw += self.block_size * spec.kv_heads * 2 * 4
-        return (raw + 63) // 64 * 64
-
-    def block_places(self, block: int, num_blocks: int) -> list[tuple[int, int]]:
-        """(offset, bytes) of a block in every layer of a cache of `num_blocks`."""
-        places, base = [], 0
-        for layer in range(len(self.layers)):
-            nbytes = self.block_bytes(layer)
-            places.append((base + block * nbytes, nbytes))
-            base += num_blocks * nbytes
-        return places
-
-    def total_block_bytes(self) -> int:
-        """Bytes that one block id takes over all layers."""
-        return sum(self.block_bytes(layer) for layer in range(len(self.layers)))
-
-
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Steps [begin, end) of the program that a step leaves out, and that run on demand after it: `name` says what for.
 
@@ -157,6 +112,18 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     def own_steps(self) -> list[Step]:
         """The steps that run every time: those before the sections."""
         return self.steps[: min((section.begin for section in self.sections), default=len(self.steps))]
+
+    def steps_of(self, name: str) -> list[Step]:
+        """The steps that a section runs, the shared ones included; the program's own for ""."""
+        found = self.section(name)
+        if found is None:
+            return self.own_steps
+        part = self.sections[found]
+        return self.steps[: part.shared] + self.steps[part.begin : part.end]
+
+    def kv_of(self, name: str) -> KVLayout:
+        """The KV layers that a section uses, and those before them."""
+        return self.kv.first_layers(max((step.layer for step in self.steps_of(name)), default=-1) + 1)
 
     def section(self, name: str) -> int | None:
         """The number of the section of that name; None if there is none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,3 +46,7 @@ class Window:
     def most_blocks(self, length: int, block_size: int) -> int:
         across = (self.size + block_size - 2) // block_size + 1  # that begin in the last slot of a block
         return min(-(-length // block_size), across)
+
+
+# What an engine's program can ask for, by name; made of the size that stands beside it.
+POLICIES: dict[str, Callable[[int], CachePolicy]] = {"all": lambda size: KeepAll(), "window": Window}

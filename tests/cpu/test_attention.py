@@ -129,7 +129,7 @@ def test_a_tree_of_drafts_has_the_bits_of_its_branches(built: tuple[Model, dict[
     """Every token of a tree, beside a decode and a prefill, is what it is when its branch alone is decoded."""
     model, libraries = built
     for isa, path in libraries.items():
-        size = model.builder.program().kv.block_size
+        size = model.builder.program().kv.groups[0].block_size
         tree = sequence(model.builder.program(), context + len(TREE) + 1, 1)
         table = [int(b) for b in np.random.default_rng(0).permutation(40)[: context + len(TREE) // size + 1]]
         mate = [b for b in range(40, 46)]
@@ -159,7 +159,7 @@ def test_an_accepted_path_is_moved_and_read_as_if_decoded(built: tuple[Model, di
     model, libraries = built
     context, way = 13, PATHS[8]
     for isa, path in libraries.items():
-        size = model.builder.program().kv.block_size
+        size = model.builder.program().kv.groups[0].block_size
         data = sequence(model.builder.program(), context + len(TREE) + 2, 2)
         table = [7, 3, 11, 5][: (context + len(TREE) + 1) // size + 1]
 

@@ -12,6 +12,7 @@ from typing import Any
 import icc
 import numpy as np
 import pytest
+from icc.runtime.kv.sequence import NO_BLOCK
 
 GREEDY = icc.SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 LIMITS = {"max_step_tokens": 64, "max_batch_size": 32}
@@ -56,7 +57,7 @@ def test_preemption_changes_nothing(compiled: Callable[..., Any]) -> None:
     expected = alone(engine)
     from icc.runtime.format.load import open_engine
 
-    block = open_engine(engine).program.kv.total_block_bytes()
+    block = open_engine(engine).program.kv.groups[0].block_bytes()
     with small(icc.load(engine, kv_bytes=5 * block)) as llm:  # one sequence of full length and little more
         assert [c.token_ids for c in llm.generate(prompts(), GREEDY)] == expected
 
@@ -135,31 +136,36 @@ class Poison:
         llm.executor.step = self  # type: ignore[method-assign]
 
     def __call__(self, batch: Any) -> np.ndarray:
-        self.fill(self.llm.loop.scheduler.kv.groups[0].pool._free)
+        for number, group in enumerate(self.llm.loop.scheduler.kv.groups):
+            self.fill(number, group.pool._free)
         started = [sequence for sequence in batch.sequences if sequence.start]
         if self.victim is None and len(started) > 2:
             self.victim = started[1].request_id
-            self.fill(started[1].block_tables[0])
-        for block in batch.upkeep[0].zeros:
-            assert any(self.read(block))  # so that it is the step that zeroes it
+            for number, table in enumerate(started[1].block_tables):
+                self.fill(number, [block for block in table if block != NO_BLOCK])
+        zeros = [(number, block) for number, upkeep in enumerate(batch.upkeep) for block in upkeep.zeros]
+        # so that it is the step that zeroes it; what was given back before the request failed may not be poisoned
+        assert all(any(self.read(number, block)) for number, block in zeros if not number)
         logits = self.step(batch)
-        written = {block for sequence in batch.sequences for block in sequence.block_tables[0]}
-        for block in batch.upkeep[0].zeros:
+        for number, block in zeros:
+            written = {block for sequence in batch.sequences for block in sequence.block_tables[number]}
             self.zeroed += 1
-            assert block in written or not any(self.read(block))
+            assert block in written or not any(self.read(number, block))
         return logits
 
-    def read(self, block: int) -> bytes:
-        """A block's memory in all layers."""
-        executor, layout = self.llm.executor, self.llm.engine.program.kv
-        places = layout.block_places(block, executor.device.num_blocks)
-        return b"".join(ctypes.string_at(executor._kv.address + offset, nbytes) for offset, nbytes in places)
+    def places(self, number: int, block: int) -> list[tuple[int, int]]:
+        """(address, bytes) of a block in every layer of its group."""
+        device = self.llm.executor.device
+        return [(device._kv.address + offset, nbytes) for offset, nbytes in device.cache.block_places(number, block)]
 
-    def fill(self, blocks: Iterable[int]) -> None:
-        executor, layout = self.llm.executor, self.llm.engine.program.kv
+    def read(self, number: int, block: int) -> bytes:
+        """A block's memory in all layers."""
+        return b"".join(ctypes.string_at(address, nbytes) for address, nbytes in self.places(number, block))
+
+    def fill(self, number: int, blocks: Iterable[int]) -> None:
         for block in blocks:
-            for offset, nbytes in layout.block_places(block, executor.device.num_blocks):
-                ctypes.memset(executor._kv.address + offset, 0xFF, nbytes)
+            for address, nbytes in self.places(number, block):
+                ctypes.memset(address, 0xFF, nbytes)
 
 
 @pytest.mark.parametrize(("name", "option"), [("llama", {"kv_cache": "int8"}), ("gemma2", {"quant": "none"})])

@@ -89,7 +89,7 @@ def build(
     for phase in (*phases, pipelines.attention(), pipelines.fuse()):
         run_passes(graph, phase, PassContext())
     backend = TritonBackend(TARGET, weight_dtype(graph))
-    lowered = lower(graph, LowerOptions(backend.kv_dtype, backend.profile, block_size))
+    lowered = lower(graph, LowerOptions(backend.kv_dtype, backend.profile, block_size, limits.max_seq_len))
     planned = plan_program(lowered.program, limits, Tuner(TARGET), (), deterministic)
     program = msgspec.structs.replace(
         lowered.program, plan=make_plan(planned, TARGET, {}), speculation=_with_trees(lowered.program, limits)

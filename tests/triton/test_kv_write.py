@@ -79,7 +79,7 @@ def test_accepted_guesses_are_moved(cache: str, heads: int, key_dim: int, value_
     )  # fmt: skip
     k, v = torch.zeros(1, heads * key_dim).to(DTYPES[kind]), torch.zeros(1, heads * value_dim).to(DTYPES[kind])
     batch = {name: torch.full((1,), -1, dtype=torch.int32) for name in ("positions", "slot_mapping")}
-    packed = PackedBatch(BatchLimits(64, 1, 1, 1), 8)
+    packed = PackedBatch(BatchLimits(64, 1, 1, 1), [8])
     packed.pack(ScheduledBatch((), (Upkeep(moves=tuple(moves)),)))
     packed.pad_moves()
     assert packed.num_moves == 32 > len(moves)

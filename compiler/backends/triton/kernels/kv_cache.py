@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from math import gcd
 from typing import ClassVar
 
+from .....runtime.format.kv import KVLayer
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, extent
-from .....runtime.format.program import ITEM_SIZE, KVLayer, KVLayout
+from .....runtime.format.program import ITEM_SIZE
 from ...errors import CodegenError
 from ...render import render
 from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, TritonKernel, batch_arg, size_arg
@@ -80,8 +81,7 @@ class KvKernel(TritonKernel):
 
     @property
     def _page_bytes(self) -> int:
-        layer = KVLayer(self.kv_heads, self.key_dim, self.value_dim)
-        return KVLayout(self.block_size, self.dtype, [layer]).block_bytes(0)
+        return KVLayer(self.kv_heads, self.key_dim, self.value_dim).block_bytes(self.block_size, self.dtype)
 
     @property
     def page_stride(self) -> int:
