@@ -12,7 +12,8 @@ import click
 
 from .. import __version__
 from ..runtime.errors import IccError
-from .options import HEAD_METHODS, KV_DTYPES, POOLINGS, QUANT_METHODS, TASKS
+from .options import KV_DTYPES, POOLINGS, TASKS
+from .quantization import HEAD_FORMATS, QUANTIZATIONS
 
 PATH = click.Path(path_type=Path)
 COMPILE_MODULES = ("torch", "transformers", "safetensors", "jinja2")  # what the extra `compile` installs
@@ -54,8 +55,10 @@ def main(debug: bool) -> None:
 @click.option("--target", default="cpu", show_default=True, help="What to compile for.")
 @click.option("--task", type=click.Choice(TASKS), default="generate", show_default=True, help="Text, or embeddings.")
 @click.option("--pooling", type=click.Choice(POOLINGS), help="With --task embed (default: the checkpoint's, or last).")
-@click.option("--quant", type=click.Choice(QUANT_METHODS), default="none", show_default=True)
-@click.option("--quant-head", type=click.Choice(HEAD_METHODS), default="int8", show_default=True, help="The LM head.")
+@click.option("--quant", type=click.Choice(list(QUANTIZATIONS)), default="none", show_default=True)
+@click.option(
+    "--quant-head", type=click.Choice(list(HEAD_FORMATS)), default="int8", show_default=True, help="The LM head."
+)
 @click.option("--keep", multiple=True, metavar="PATTERN", help="Leave matching linears unquantized (repeatable).")
 @click.option("--calib", type=PATH, help="UTF-8 text to calibrate on (default: a bundled one).")
 @click.option("--calib-sequences", default=32, show_default=True)
@@ -96,17 +99,11 @@ def compile_command(model: Path, output: Path | None, explain: str | None, as_js
 @click.option("-o", "--output", type=PATH, help="Tuning file to write (default: ENGINE's target, with .json).")
 def tune_command(engine: Path, output: Path | None) -> None:
     """Measure kernel tilings on this machine's GPU; later compiles read the file that ICC_TUNING names."""
-    from ..runtime.format.load import open_engine
     from .console import ConsoleReporter
-    from .measure.gpu_tune import tune
+    from .measure import tune_engine
 
-    opened = open_engine(engine)
-    try:
-        file = output or Path(f"{opened.manifest.target}.json")
-        with ConsoleReporter() as reporter, reporter.stage("tune"):
-            found = tune(opened, file, reporter.progress)
-    finally:
-        opened.close()
+    with ConsoleReporter() as reporter, reporter.stage("tune"):
+        file, found = tune_engine(engine, output, reporter.progress)
     click.echo(f"{file}: {len(found.tilings)} tilings measured on {found.device}; use it with ICC_TUNING={file}")
 
 
@@ -165,9 +162,9 @@ def eval_command(ctx: click.Context, engine: Path, baseline: Path | None, text: 
     code = runtime_main(["eval", str(engine), "--text", str(text), *ctx.args], prog="icc")
     if code or baseline is None:
         ctx.exit(code)
-    from .measure.baseline import evaluate_checkpoint
+    from .measure import perplexity
 
-    result = evaluate_checkpoint(baseline, engine, text)
+    result = perplexity(baseline, engine, text)
     click.echo(
         f"baseline {baseline}: nll per token {result.nll_per_token:.5f} nats, perplexity {result.perplexity:.4f}, "
         f"bits per byte {result.bits_per_byte:.5f}"

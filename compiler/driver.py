@@ -12,6 +12,7 @@ from ..passes import pipelines
 from ..passes.base import Pass, PassContext
 from ..passes.manager import PassReport, run_passes
 from ..runtime.format.manifest import EmbeddingFacts, QuantFacts
+from . import measure
 from .backends.base import backend_for
 from .calibration import load_calibration
 from .engine import directory as writer
@@ -20,15 +21,15 @@ from .errors import UsageError
 from .frontend.load import load_graph
 from .frontend.source.pooling import read_pooling
 from .graph.graph import Graph
-from .measure.cpu_tune import tune_here
-from .measure.step_cost import measured_cost, modelled_cost
 from .options import KV_DTYPES, CompileOptions, default_output
 from .program.lower import LowerOptions, lower
 from .progress import Reporter, SilentReporter
+from .quantization import QUANTIZATIONS
 from .report import CompileReport, make_report
+from .speculate.cost import modelled_cost
 from .speculate.plan import SpecChoice, acceptance_of, speculation, with_speculation
 from .targets import find_target
-from .weights.handles import short_dtype
+from .weights.formats.dense import short_dtype
 
 
 def compile_model(
@@ -88,13 +89,17 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
         tuned: list[str] = []
         if options.tune:
             with reporter.stage("tune"):
-                built, tuned = tune_here(stage, built, limits, reporter.progress)
+                built, tuned = measure.tune(stage, target, built, limits, reporter.progress)
         with reporter.stage("engine"):
-            here = heads and target.name == "native"
-            cost = measured_cost(stage, built, limits) if here else modelled_cost(graph, target)
+            timed = heads and target.is_here
+            cost = (
+                measure.step_cost(stage, target, built, limits)
+                if timed
+                else modelled_cost(graph, target, backend.profile)
+            )
             found = speculation(choice, acceptance, options, cost)
             program = with_speculation(built.program, found)
-            report = make_report(graph, program, passes, context, options, target, tuned)
+            report = make_report(graph, program, passes, context, options, target, backend.profile, tuned)
             writer.write_program(stage, program)
             (stage / "report.json").write_bytes(report.to_json())
             tokenizer = writer.copy_tokenizer(stage, options.model)
@@ -120,7 +125,8 @@ def _run(
 
 def _quantize(options: CompileOptions, graph: Graph, reporter: Reporter) -> list[Pass]:
     """The quantization pass; calibrated methods read and tokenize their text here."""
-    sequences = _calibration(options, graph, reporter) if options.quant in ("awq4", "gptq4") else ()
+    chosen = QUANTIZATIONS[options.quant]
+    sequences = _calibration(options, graph, reporter) if chosen and chosen.calibrated else ()
     return pipelines.quantize(options.quant, options.quant_head, options.keep, sequences)
 
 

@@ -8,9 +8,9 @@ from typing import get_args
 
 from ..runtime.format.manifest import Pooling
 from .errors import UsageError
+from .quantization import HEAD_FORMATS, QUANTIZATIONS
+from .targets import find_target
 
-QUANT_METHODS = ("none", "rtn4", "awq4", "gptq4")
-HEAD_METHODS = ("none", "int8", "4bit")
 TASKS = ("generate", "embed")
 POOLINGS = get_args(Pooling)
 KV_DTYPES = {"auto": "", "f32": "f32", "bf16": "bf16", "f16": "f16", "fp16": "f16", "int8": "i8"}
@@ -54,10 +54,10 @@ class CompileOptions:
 
     def __post_init__(self) -> None:
         _choice("--task", self.task, TASKS)
-        _choice("--quant", self.quant, QUANT_METHODS)
-        _choice("--quant-head", self.quant_head, HEAD_METHODS)
+        _choice("--quant", self.quant, tuple(QUANTIZATIONS))
+        _choice("--quant-head", self.quant_head, tuple(HEAD_FORMATS))
         _choice("--kv-cache", self.kv_cache, tuple(KV_DTYPES))
-        if self.tune and self.target != "native":
+        if self.tune and not find_target(self.target).is_here:
             raise UsageError(
                 f"--tune measures this machine, and --target {self.target} is not only for it",
                 "use --target native; for a GPU: icc tune ENGINE, on a host that has it",

@@ -9,6 +9,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import prod
 from typing import Any
 
 import msgspec
@@ -22,8 +23,8 @@ from .graph.graph import Graph, TensorType
 from .ops import Traits, op_of
 from .ops.base import Cost
 from .options import CompileOptions
+from .program.profile import Profile
 from .targets import Target
-from .weights.handles import QuantizedWeight, RowConcat, Weight
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ def make_report(
     context: PassContext,
     options: CompileOptions,
     target: Target,
+    profile: Profile,
     tuned: list[str],
 ) -> CompileReport:
     """Collect the facts; weights must have been packed, so that their errors are known."""
@@ -96,7 +98,10 @@ def make_report(
         kept=sorted({f"{r.node}: {r.reason}" for r in context.refusals if r.rule == "quantize"}),
         passes=[_pass_facts(r) for r in passes],
         quantization=[r.as_json() for r in context.quant_records],
-        roofline={"decode": _roofline(graph, target, 1), "prefill_512": _roofline(graph, target, 512)},
+        roofline={
+            "decode": _roofline(graph, target, profile, 1),
+            "prefill_512": _roofline(graph, target, profile, 512),
+        },
         objects=program.plan.resources() if program.plan else [],
         speculation=None if program.speculation is None else msgspec.to_builtins(program.speculation),
         tuned=tuned,
@@ -108,12 +113,12 @@ def _pass_facts(report: PassReport) -> dict[str, Any]:
     return {"name": report.name, "modified": report.modified, "counts": dict(report.counts), "refusals": refusals}
 
 
-def _roofline(graph: Graph, target: Target, tokens: int) -> list[RooflineRow]:
+def _roofline(graph: Graph, target: Target, profile: Profile, tokens: int) -> list[RooflineRow]:
     """Per op: flops, bytes (weights in their storage type) and the least time that the target needs, for one step."""
     rows: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
     drafts = graph.draft_nodes()
     for node in graph.nodes:
-        cost = None if node in drafts else node_cost(graph, node, {"tokens": tokens, "logit_rows": 1})
+        cost = None if node in drafts else node_cost(graph, node, {"tokens": tokens, "logit_rows": 1}, profile)
         if cost is None:
             continue
         op = op_of(node.target)
@@ -126,13 +131,13 @@ def _roofline(graph: Graph, target: Target, tokens: int) -> list[RooflineRow]:
     return [RooflineRow(name, int(r[0]), r[1], r[2], r[3]) for name, r in sorted(rows.items())]
 
 
-def node_cost(graph: Graph, node: fx.Node, counts: Mapping[str, int]) -> Cost | None:
-    """The work of one node for so many rows of each kind, weights as they are stored; None where it has no cost."""
+def node_cost(graph: Graph, node: fx.Node, counts: Mapping[str, int], profile: Profile) -> Cost | None:
+    """The work of one node for so many rows of each kind, weights as a back end stores them; None: it has no cost."""
     op = op_of(node.target)
     if op is None or op.cost is None:
         return None
     cost = op.cost(*(_argument(graph, a, counts) for a in node.args))
-    stored_less = sum(_stored_less(graph, a) for a in node.all_input_nodes if _streams(op.traits))
+    stored_less = _stored_less(graph, node.args[1], profile) if _streams(op.traits) else 0.0  # type: ignore[arg-type]
     return Cost(cost.flops, cost.bytes - stored_less)
 
 
@@ -152,21 +157,9 @@ def _argument(graph: Graph, arg: Any, counts: Mapping[str, int]) -> Any:
     return arg
 
 
-def _stored_less(graph: Graph, node: fx.Node) -> float:
-    """Bytes that quantized storage saves against the type that the graph shows."""
+def _stored_less(graph: Graph, node: fx.Node, profile: Profile) -> float:
+    """Bytes that a layout saves against the type that the graph shows, of a matrix that a product reads."""
     if node.op != "get_attr":
         return 0.0
     weight = graph.weight(node)
-    bits = _bits(weight)
-    elements = 1
-    for size in weight.shape:
-        elements *= size
-    return elements * (node.meta["type"].dtype.itemsize - bits / 8)
-
-
-def _bits(weight: Weight) -> float:
-    if isinstance(weight, RowConcat):
-        return _bits(weight.parts[0])
-    if isinstance(weight, QuantizedWeight):
-        return weight.bits + 24 / weight.group  # a 16-bit scale and an 8-bit zero point per group
-    return weight.dtype.itemsize * 8
+    return prod(weight.shape) * node.meta["type"].dtype.itemsize - profile.streamed_bytes(weight)

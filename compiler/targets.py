@@ -10,7 +10,8 @@ from .errors import UsageError
 @dataclass(frozen=True)
 class Target:
     """One machine. Bandwidth in GB/s, dense peaks in TFLOP/s and TOP/s; on GPUs, per multiprocessor: the shared memory
-    that one thread block may take, and the most resident warps.
+    that one thread block may take, and the most resident warps. is_here: whether it is this machine,
+    where steps can be timed.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Target:
     shared_memory_kib: int = 0
     multiprocessors: int = 0
     max_warps: int = 0
+    is_here: bool = False
 
     @property
     def warp_size(self) -> int:
@@ -42,7 +44,7 @@ class Target:
 # CPU figures are those of two cores with AVX-512 VNNI; the roofline of a CPU engine is relative to them.
 _TABLE = (
     Target("cpu", "cpu", "x86-64", 22.0, 0.3, 1.2),
-    Target("native", "cpu", "x86-64", 22.0, 0.3, 1.2),
+    Target("native", "cpu", "x86-64", 22.0, 0.3, 1.2, is_here=True),
     Target("a100", "cuda", "sm_80", 2039.0, 312.0, 624.0, 163, 108, 64),
     Target("a10g", "cuda", "sm_86", 600.0, 70.0, 140.0, 99, 80, 48),
     Target("rtx4090", "cuda", "sm_89", 1008.0, 165.0, 330.0, 99, 128, 48),

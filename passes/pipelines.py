@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..compiler.quantization import HEAD_FORMATS, QUANTIZATIONS
 from .attention.paged_attention import PagedAttention
 from .attention.recognize_rope import RecognizeRope
 from .attention.select_logit_rows import SelectLogitRows
@@ -58,7 +59,7 @@ def fuse() -> list[Pass]:
     )
 
 
-def speculate(heads: Sequence[Any], layers: int, method: str, head: str) -> list[Pass]:
+def speculate(heads: Sequence[Any], layers: int, quant: str, head: str) -> list[Pass]:
     """Draft heads, or an early exit behind `layers` layers, if they are wanted.
 
     They come before attention and fusion, which then treat them like the rest of the graph, and after quantization,
@@ -73,26 +74,27 @@ def speculate(heads: Sequence[Any], layers: int, method: str, head: str) -> list
     from .quantize.rtn import QuantizeRtn
     from .speculate.insert_medusa_heads import PREFIX, InsertMedusaHeads
 
-    rounded: list[Pass] = [] if method == "none" else [QuantizeRtn(head=head, only=f"{PREFIX}.")]  # type: ignore[arg-type]
-    return _ordered([InsertMedusaHeads(tuple(heads)), *rounded], canonicalize())
+    chosen = QUANTIZATIONS[quant]
+    inserted: list[Pass] = [InsertMedusaHeads(tuple(heads))]
+    if chosen is not None:
+        inserted.append(QuantizeRtn(format=chosen.format, head=HEAD_FORMATS[head], only=f"{PREFIX}."))
+    return _ordered(inserted, canonicalize())
 
 
-def quantize(method: str, head: str, keep: tuple[str, ...], calibration: Sequence[Sequence[int]]) -> list[Pass]:
-    """Weights to 4 bits by `method`; empty for "none"."""
-    options: dict[str, Any] = {"head": head, "keep": keep}
-    if method == "rtn4":
-        from .quantize.rtn import QuantizeRtn
+def quantize(quant: str, head: str, keep: tuple[str, ...], calibration: Sequence[Sequence[int]]) -> list[Pass]:
+    """What --quant and --quant-head ask for; empty for "none". calibration: token sequences, for methods that read."""
+    from .quantize.awq import QuantizeAwq
+    from .quantize.gptq import QuantizeGptq
+    from .quantize.rtn import QuantizeRtn
 
-        return _ordered([QuantizeRtn(**options)], canonicalize())
-    if method == "awq4":
-        from .quantize.awq import QuantizeAwq
-
-        return _ordered([QuantizeAwq(sequences=calibration, **options)], canonicalize())
-    if method == "gptq4":
-        from .quantize.gptq import QuantizeGptq
-
-        return _ordered([QuantizeGptq(sequences=calibration, **options)], canonicalize())
-    return []
+    chosen = QUANTIZATIONS[quant]
+    if chosen is None:
+        return []
+    method = {"rtn": QuantizeRtn, "awq": QuantizeAwq, "gptq": QuantizeGptq}[chosen.method]
+    options: dict[str, Any] = {"format": chosen.format, "head": HEAD_FORMATS[head], "keep": keep}
+    if chosen.calibrated:
+        options["sequences"] = calibration
+    return _ordered([method(**options)], canonicalize())
 
 
 def _ordered(passes: list[Pass], before: Sequence[Pass] = ()) -> list[Pass]:

@@ -2,75 +2,71 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, wraps
+from inspect import signature
 from operator import index
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import ParamSpec
 
 import numpy as np
 
-from .errors import RequestError, UsageError
+from .errors import RequestError
 from .executor.base import Executor
-from .executor.player import Player
+from .executor.open import open_device, open_executor
 from .format.files import HashPieces
-from .format.load import Engine, check_abi, open_engine, read_manifest
+from .format.load import Engine, open_engine
 from .format.manifest import Manifest
 from .loop.engine_loop import EngineLoop
+from .options import LoadOptions
 from .requests.embedding import Embedding
-from .requests.generation import Completion, Output
+from .requests.generation import Completion
 from .requests.params import SamplingParams
+from .requests.request import Output
 from .speculate.choose import choose_speculator
 from .speculate.speculator import Speculator
-from .speculate.typical import LOSSLESS, read_acceptance
 from .tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from .executor.cuda.driver import Cuda
-
 Prompt = str | Sequence[int]
+Fields = ParamSpec("Fields")
+Opener = Callable[[LoadOptions], "LLM"]
 
 
-def load(
-    path: str | os.PathLike[str],
-    *,
-    threads: int | None = None,
-    isa: str | None = None,
-    verify: bool = True,
-    kv_bytes: int | None = None,
-    swap_bytes: int | None = None,
-    spec: str | None = None,
-    spec_accept: str = LOSSLESS,
-) -> LLM:
-    """Load an engine directory, ready to generate.
+def _with_the_fields_of(options: Callable[Fields, LoadOptions]) -> Callable[[Opener], Callable[Fields, LLM]]:
+    """A function of LoadOptions as one of their fields: its signature is theirs."""
 
-    threads: of the kernels (default: the physical cores this process may use). isa: a library of the engine by name
-    instead of the best for this machine. verify: compare every file with its sha256 first. kv_bytes: memory for the KV
-    cache (default: a full batch of full sequences, within 40 % of the available memory). swap_bytes: of a GPU engine,
-    host memory for the KV of preempted requests (default: if its cache can run out, 4 GiB, within 25 % of the available
-    memory; 0: it is computed again). spec: the drafter of
-    speculative decoding, "none", "medusa", "ngram", "layer-skip" or "draft:ENGINE" (default: what the engine was
-    compiled for); it changes no output, unless spec_accept is "typical", which is lossy: sampled requests then take
-    guesses that are probable enough (Cai et al. 2024; "typical:EPSILON,DELTA" for other bounds than 0.09,0.3). Errors
-    are IccErrors.
-    """
-    typical = read_acceptance(spec_accept)
-    device = _open_device(path)  # before the files are read: a wrong GPU shows at once
-    engine = open_engine(path, verify=verify, isa=isa, load_hasher=_hasher)
+    def decorate(opener: Opener) -> Callable[Fields, LLM]:
+        @wraps(opener)
+        def load(*args: Fields.args, **kwargs: Fields.kwargs) -> LLM:
+            return opener(options(*args, **kwargs))
+
+        load.__signature__ = signature(options).replace(return_annotation="LLM")  # type: ignore[attr-defined]
+        return load
+
+    return decorate
+
+
+@_with_the_fields_of(LoadOptions)
+def load(options: LoadOptions) -> LLM:
+    """Load an engine directory, ready to generate. The keywords are the fields of LoadOptions, which says what each is
+    for. Errors are IccErrors."""
+    return open_llm(options)
+
+
+def open_llm(options: LoadOptions) -> LLM:
+    """The engine loaded as the options say; see `load`."""
+    device = open_device(options.path)  # before the files are read: a wrong GPU shows at once
+    engine = open_engine(options.path, verify=options.verify, isa=options.isa, load_hasher=_hasher)
     try:
-        executor = _executor(threads, kv_bytes, swap_bytes, device, engine)
+        make = partial(open_executor, device=device, threads=options.threads)
+        executor = make(engine, kv_bytes=options.kv_bytes, swap_bytes=options.swap_bytes)
         tokenizer_json = engine.tokenizer_json()
         tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json)
-        speculator = choose_speculator(spec, engine, executor, partial(_executor, threads, None, 0, device))
-        if typical is not None and speculator is None:
-            raise UsageError("--spec-accept typical: there is no drafter", "give --spec, or compile the engine with it")
+        second = partial(make, swap_bytes=0)
+        speculator = choose_speculator(options.spec, engine, executor, second, options.acceptance)
     except BaseException:
         engine.close()
         raise
-    if speculator is not None:
-        speculator.typical = typical
     return LLM(engine.manifest, executor, tokenizer, engine, speculator)
 
 
@@ -78,43 +74,6 @@ def _hasher(image: bytes, name: str) -> HashPieces:
     from .executor.cpu.library import KernelLibrary
 
     return KernelLibrary(image, name).sha256
-
-
-def _open_device(path: str | os.PathLike[str]) -> Cuda | None:
-    """The GPU that an engine needs, checked; None for a CPU engine."""
-    manifest = read_manifest(Path(path))
-    if manifest.backend == "cpu" or manifest.gpu is None:  # without gpu facts, open_engine refuses it in words
-        return None
-    check_abi(manifest)
-    if manifest.backend != "cuda":
-        raise UsageError(
-            f"the engine is for target {manifest.target} ({manifest.backend}), which this runtime cannot run yet",
-            "compile the model for an NVIDIA GPU or with --target cpu to run it",
-        )
-    from .executor.cuda.compat import open_device
-
-    return open_device(manifest.target, manifest.gpu)
-
-
-def _executor(
-    threads: int | None,
-    kv_bytes: int | None,
-    swap_bytes: int | None,
-    device: Cuda | None,
-    engine: Engine,
-    section: str = "",
-) -> Executor:
-    if device is None:
-        if engine.manifest.gpu is not None:
-            raise UsageError("an engine for a GPU cannot draft for one that runs on the CPU")
-        if swap_bytes:
-            raise UsageError("swap_bytes is for GPU engines: the KV cache of a CPU engine is host memory already")
-        from .executor.cpu.device import CpuDevice
-
-        return Player(CpuDevice(engine, threads, kv_bytes, section))
-    from .executor.cuda.device import CudaDevice
-
-    return Player(CudaDevice(engine, kv_bytes, device, section, swap_bytes))
 
 
 class LLM:
@@ -157,7 +116,7 @@ class LLM:
                 self.loop.step()
         finally:  # after an error or an interrupt nothing may run on
             for generation in generations:
-                self.loop.abort(generation)
+                self.loop.end(generation)
         return [generation.completion() for generation in generations]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
@@ -181,7 +140,7 @@ class LLM:
                         return
                 self.loop.step()
         finally:
-            self.loop.abort(generation)
+            self.loop.end(generation)
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """Teacher-forced logits, float32 `[len(token_ids), vocab]`: row i is the prediction after tokens 0 .. i."""
@@ -213,7 +172,7 @@ class LLM:
                 waiting = [embedding for embedding in waiting if not embedding.complete]
         finally:
             for embedding in embeddings:
-                self.loop.end_score(embedding.request_id)
+                self.loop.end(embedding.scores)
         vectors = [embedding.vector() for embedding in embeddings]
         return np.stack(vectors) if vectors else np.empty((0, self.executor.vocab_size), dtype=np.float32)
 
@@ -235,7 +194,7 @@ class LLM:
         Not `adaptive`, it drafts whatever it costs.
         """
         assert self.engine is not None
-        found = choose_speculator(spec, self.engine, self.executor, partial(_executor, None, None, 0, None))
+        found = choose_speculator(spec, self.engine, self.executor, open_executor)
         if found is not None:
             found.adaptive = adaptive
         return found

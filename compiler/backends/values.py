@@ -1,27 +1,33 @@
-"""The values behind a weight of a program, as numpy arrays for packing."""
+"""The parts of a weight of a program, as numpy arrays for packing."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..program.builder import WeightSource
-from ..weights.handles import quant_parts
+from ..weights.formats.dense import Dense
 
 
-def dense_values(source: WeightSource) -> np.ndarray:
-    """A dense weight in a type that numpy has: bf16 comes as its bits, uint16; float64 as float32."""
-    value = source.handle.load()
-    if source.format in ("f32", "i32"):
-        value = value.to(torch.float32 if source.format == "f32" else torch.int32)
-    elif value.dtype == torch.float64:
-        value = value.to(torch.float32)
+def source_parts(source: WeightSource) -> dict[str, np.ndarray]:
+    """What the layout of a weight packs: its parts if it is stored so, else its values in the layout's format."""
+    form, handle = source.layout.format, source.handle
+    if handle.storage == form:
+        parts = handle.parts()
+    elif isinstance(form, Dense):
+        parts = {"values": handle.load().to(form.dtype)}
+    else:
+        parts = form.encode(handle.load()).parts
+    return {name: _numpy(value) for name, value in parts.items()}
+
+
+def _numpy(value: Tensor) -> np.ndarray:
+    """bf16 comes as its bits, uint16."""
     value = value.contiguous()
     return value.view(torch.uint16).numpy() if value.dtype == torch.bfloat16 else value.numpy()
 
 
-def quantized_values(source: WeightSource) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Codes uint8 `[..., N, K]`, scales float32 and zero points uint8 `[..., N, K / group]`."""
-    parts = quant_parts(source.handle)
-    assert parts is not None
-    return parts.codes.numpy(), parts.scales.numpy(), parts.zeros.numpy()
+def pack(source: WeightSource) -> np.ndarray:
+    """The packed bytes of one weight."""
+    return source.layout.pack(source_parts(source))

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ... import __version__
 from ...runtime.format.manifest import (
     FORMAT_VERSION,
@@ -38,33 +40,45 @@ def make_manifest(
     config = _read_json(options.model / "config.json")
     generation = _read_json(options.model / "generation_config.json")
     info = graph.info
+    model = ModelFacts(
+        architecture=info.architecture,
+        vocab_size=info.vocab_size if embedding else lowered.program.vocab_size,
+        hidden_size=info.hidden_size,
+        num_layers=info.num_layers,
+        num_parameters=info.num_parameters,
+        max_seq_len=graph.max_seq_len,
+        bos_token_id=_first(_token_ids(config, generation, "bos_token_id")),
+        eos_token_ids=_token_ids(config, generation, "eos_token_id"),
+        pad_token_id=_first(_token_ids(config, generation, "pad_token_id")),
+    )
+    return msgspec.structs.replace(
+        kernel_manifest(target, built, make_limits(graph, options), model, quantization),
+        sampling=_sampling(generation),
+        tokenizer_dir=tokenizer,
+        embedding=embedding,
+    )
+
+
+def kernel_manifest(
+    target: Target, built: Built, limits: Limits, model: ModelFacts, quantization: QuantFacts
+) -> Manifest:
+    """What is enough to run the kernels: greedy, and without a tokenizer."""
     return Manifest(
         format_version=FORMAT_VERSION,
         icc_version=__version__,
         target=target.name,
         backend=target.backend,
-        model=ModelFacts(
-            architecture=info.architecture,
-            vocab_size=info.vocab_size if embedding else lowered.program.vocab_size,
-            hidden_size=info.hidden_size,
-            num_layers=info.num_layers,
-            num_parameters=info.num_parameters,
-            max_seq_len=graph.max_seq_len,
-            bos_token_id=_first(_token_ids(config, generation, "bos_token_id")),
-            eos_token_ids=_token_ids(config, generation, "eos_token_id"),
-            pad_token_id=_first(_token_ids(config, generation, "pad_token_id")),
-        ),
+        model=model,
         quantization=quantization,
-        limits=make_limits(graph, options),
-        sampling=_sampling(generation),
+        limits=limits,
+        sampling=SamplingDefaults(),
         libraries=list(built.libraries),
         weights_file="weights.safetensors",
         program_file="program.json",
-        tokenizer_dir=tokenizer,
+        tokenizer_dir=None,
         files={},
         gpu=built.gpu,
         kernel_abi=KERNEL_ABI[target.backend],
-        embedding=embedding,
     )
 
 

@@ -1,37 +1,31 @@
-"""Checkpoint directory -> Graph: the frontend as one function."""
+"""Checkpoint -> Graph: the frontend as one function, source -> model on meta -> export -> token-major graph."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from ..errors import SequenceLengthError, UnsupportedModel
+from ..errors import UnsupportedModel
 from ..graph.graph import Graph, ModelInfo
 from ..weights.handles import Weight
-from .convert import aten_handlers, index_handlers, reduce_handlers, scores  # noqa: F401  (they register themselves)
-from .convert.token_major import Lowering
+from .convert import aten_handlers, index_handlers, reduce_handlers
+from .convert.conversion import Conversion
+from .convert.scores import WrittenOutAttention
+from .convert.table import joined
 from .export.interfaces import MaskUsed
 from .export.rope import settle_rope
-from .export.trace import export
+from .export.trace import Traced, export
 from .layers.kinds import LayerKinds
-from .layers.replay import lowered_with_repeats
-from .source.checkpoint import open_checkpoint
-from .source.conversion import model_weights
-from .source.model import build_meta_model, computed_buffers, load_config
+from .layers.replay import Replay
+from .source.facts import model_info, sequence_length
+from .source.model import build_meta_model
+from .source.source import open_source
 
-DEFAULT_MAX_SEQ_LEN = 4096
-_POSITION_LIMITS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_target_positions",
-    "max_seq_len",
-    "max_sequence_length",
-    "n_ctx",
-)
+HANDLERS = joined(aten_handlers.HANDLERS, index_handlers.HANDLERS, reduce_handlers.HANDLERS)
 
 
 def load_graph(
@@ -42,17 +36,13 @@ def load_graph(
     The graph is the same with `every_layer`, which traces each layer instead of one of each kind. With `embeds` it ends
     with the hidden states behind the last norm, and the checkpoint needs no LM head.
     """
-    config = load_config(model_dir)
-    if getattr(config, "quantization_config", None) is not None:
-        raise UnsupportedModel(
-            f"{model_dir} is already quantized ({_quant_method(config)})", "give the unquantized checkpoint"
-        )
-    tensors = open_checkpoint(model_dir)
+    source = open_source(model_dir)
 
     def attempt(written_out: bool) -> Graph:
-        model = build_meta_model(config, written_out, embeds)
-        weights = model_weights(model, tensors, computed_buffers(model))
-        return trace_model(model, config, weights, max_seq_len, every_layer, embeds)
+        model = build_meta_model(source.config, written_out, embeds)
+        graph = trace_model(model, source.config, source.weights(model), max_seq_len, every_layer)
+        graph.embeds = embeds
+        return graph
 
     try:
         return attempt(written_out=False)
@@ -69,50 +59,26 @@ def trace_model(
     weights: dict[str, Weight],
     max_seq_len: int | None = None,
     every_layer: bool = False,
-    embeds: bool = False,
 ) -> Graph:
     """Trace a model on meta and bring it into the IR; see `load_graph`."""
-    text = config.get_text_config()
-    limit = position_limit(text)
-    if max_seq_len is not None and limit is not None and max_seq_len > limit:
-        raise SequenceLengthError(
-            f"--max-seq-len {max_seq_len} is above the {limit} positions of the model",
-            f"give at most {limit}",
-        )
-    length = max_seq_len or min(DEFAULT_MAX_SEQ_LEN, limit or DEFAULT_MAX_SEQ_LEN)
-    parameters = {id(p): p.numel() for p in model.parameters()}
-    floats = [w.dtype for w in weights.values() if w.dtype.is_floating_point and len(w.shape) > 1]
-    info = ModelInfo(
-        architecture=type(model).__name__,
-        vocab_size=int(text.vocab_size),
-        hidden_size=int(getattr(text, "hidden_size", 0) or 0),
-        num_layers=int(getattr(text, "num_hidden_layers", 0) or 0),
-        num_parameters=sum(parameters.values()),
-        max_position_embeddings=limit,
-        dtype=max(set(floats), key=floats.count) if floats else torch.float32,
-    )
+    length = sequence_length(config, max_seq_len)
+    info = model_info(model, config, weights)
     settle_rope(model, weights, length)
     graph = None
     if not every_layer:
         with contextlib.suppress(UnsupportedModel):  # the trace of every layer then works, or gives the reason
-            kinds = LayerKinds(model, weights)
-            graph = lowered_with_repeats(Lowering(export(model, length, kinds), weights, info, length, kinds))
+            graph = convert(export(model, length, LayerKinds(model, weights)), weights, info, length)
     if graph is None:
-        graph = Lowering(export(model, length), weights, info, length).run()
-    graph.max_seq_len, graph.embeds = length, embeds
+        graph = convert(export(model, length), weights, info, length)
+    graph.max_seq_len = length
     return graph
 
 
-def position_limit(config: Any) -> int | None:
-    """How many positions the model has, by any of the names that configurations use; None if it does not say."""
-    for name in _POSITION_LIMITS:
-        found = getattr(config, name, None)
-        if isinstance(found, int) and found > 0:
-            return found
-    return None
-
-
-def _quant_method(config: Any) -> str:
-    found = config.quantization_config
-    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
-    return str(method or "unknown method")
+def convert(traced: Traced, weights: Mapping[str, Weight], info: ModelInfo, max_tokens: int) -> Graph:
+    """The token-major graph of an exported model. NotRepeatable where a layer may not stand for those like it."""
+    replay = Replay(traced.repeats)
+    renames = [repeat.renames for repeat in traced.repeats]
+    followers = (WrittenOutAttention(), replay)
+    graph = Conversion(traced.program, weights, info, max_tokens, HANDLERS, followers, renames).run()
+    replay.check()
+    return graph

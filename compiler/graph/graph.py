@@ -15,7 +15,8 @@ import torch
 from torch import fx
 
 from ..ops import traits_of
-from ..weights.handles import Weight, short_dtype
+from ..weights.formats.dense import short_dtype
+from ..weights.handles import Weight
 
 TOKENS = "tokens"
 LOGIT_ROWS = "logit_rows"

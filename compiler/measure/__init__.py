@@ -1,0 +1,52 @@
+"""The room for whatever runs an engine from the compile side. The rest of the compiler comes in here, through these
+functions, and nothing is loaded before they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ...runtime.commands.evaluate import Evaluation
+    from ...runtime.format.manifest import Limits
+    from ..backends.base import Built
+    from ..backends.triton.tiling.tuned import TuningFile
+    from ..speculate.tree import Cost
+    from ..targets import Target
+
+Progress = Callable[[str, int, int], None]
+
+
+def tune(stage: Path, target: Target, built: Built, limits: Limits, progress: Progress) -> tuple[Built, list[str]]:
+    """`icc compile --tune`: the kernels in `stage` built again, the fastest here; and what is not the default."""
+    from .cpu_tune import tune_here
+
+    return tune_here(stage, target, built, limits, progress)
+
+
+def step_cost(stage: Path, target: Target, built: Built, limits: Limits) -> Cost:
+    """What steps of the engine in `stage` cost on this machine, by the clock."""
+    from .step_times import measured_cost
+
+    return measured_cost(stage, target, built, limits)
+
+
+def tune_engine(engine: Path, file: Path | None, progress: Progress) -> tuple[Path, TuningFile]:
+    """`icc tune`: the fastest tilings of an engine's kernels on this machine's GPU, and the file that has them."""
+    from ...runtime.format.load import open_engine
+    from .gpu_tune import tune
+
+    opened = open_engine(engine)
+    try:
+        file = file or Path(f"{opened.manifest.target}.json")
+        return file, tune(opened, file, progress)
+    finally:
+        opened.close()
+
+
+def perplexity(checkpoint: Path, engine: Path, text: Path) -> Evaluation:
+    """`icc eval --baseline`: how well an unquantized checkpoint predicts a text, cut into windows as for an engine."""
+    from .baseline import evaluate_checkpoint
+
+    return evaluate_checkpoint(checkpoint, engine, text)

@@ -22,6 +22,7 @@ from ...runtime.format.program import Program
 from ..backends.base import Built
 from ..backends.cpu.build import build_libraries
 from ..backends.cpu.isa import ALL, Block, Isa
+from ..targets import Target
 from .staged import CONTEXT, open_staged, verify_step
 
 VARIANTS = tuple((tiles, ahead) for tiles in (4, 2, 1) for ahead in (256, 2048))
@@ -33,9 +34,10 @@ Times = dict[int, list[float]]  # rows -> the least seconds of a step by candida
 
 
 def tune_here(
-    stage: Path, built: Built, limits: Limits, progress: Callable[[str, int, int], None]
+    stage: Path, target: Target, built: Built, limits: Limits, progress: Callable[[str, int, int], None]
 ) -> tuple[Built, list[str]]:
-    """Build the library of a `native` engine again with the fastest blocks; and the blocks that are not the default.
+    """Build the library of an engine for this machine again with the fastest blocks; and the blocks that are not the
+    default.
 
     `stage` holds the packed weights. Takes a minute or two: every candidate is compiled and run.
     """
@@ -46,7 +48,7 @@ def tune_here(
     with tempfile.TemporaryDirectory(dir=stage) as folder, ExitStack() as stack:
         executors = []
         for number, candidate in enumerate(candidates):
-            executors.append(_executor(Path(folder) / str(number), stage, program, limits, candidate, stack))
+            executors.append(_executor(Path(folder) / str(number), stage, target, program, limits, candidate, stack))
             progress("build", number + 1, len(candidates))
         times = {}
         for number, count in enumerate(rows):
@@ -87,11 +89,13 @@ def _most_rows(limits: Limits) -> int:
     return min(limits.max_step_tokens, limits.max_batch_size, limits.max_seq_len)
 
 
-def _executor(folder: Path, stage: Path, program: Program, limits: Limits, isa: Isa, stack: ExitStack) -> Player:
+def _executor(
+    folder: Path, stage: Path, target: Target, program: Program, limits: Limits, isa: Isa, stack: ExitStack
+) -> Player:
     """The candidate's kernels over the stage's weights, with no more KV cache than the timed steps need."""
-    [library] = build_libraries(program, folder / "kernels", [isa])
+    built = Built(program, tuple(build_libraries(program, folder / "kernels", [isa])))
     longest = min(limits.max_seq_len, CONTEXT + _most_rows(limits))
-    engine = open_staged(stage, program, library, msgspec.structs.replace(limits, max_seq_len=longest), kernels=folder)
+    engine = open_staged(stage, target, built, msgspec.structs.replace(limits, max_seq_len=longest), kernels=folder)
     stack.callback(engine.close)
     executor = Player(CpuDevice(engine))
     stack.callback(executor.close)

@@ -9,41 +9,33 @@ from ...runtime.batch.tables import plain_tables
 from ...runtime.executor.player import Player
 from ...runtime.format.files import EngineFiles
 from ...runtime.format.load import Engine
-from ...runtime.format.manifest import (
-    FORMAT_VERSION,
-    Library,
-    Limits,
-    Manifest,
-    ModelFacts,
-    QuantFacts,
-    SamplingDefaults,
-)
-from ...runtime.format.program import Program
+from ...runtime.format.manifest import Limits, ModelFacts, QuantFacts
 from ...runtime.format.weights import MappedWeights
+from ..backends.base import Built
+from ..engine.manifest import kernel_manifest
+from ..targets import Target
 
 CONTEXT = 64  # tokens in the cache behind which a timed step runs
 
 
-def open_staged(stage: Path, program: Program, library: Library, limits: Limits, kernels: Path | None = None) -> Engine:
+def open_staged(stage: Path, target: Target, built: Built, limits: Limits, kernels: Path | None = None) -> Engine:
     """The weights in `stage`, and the kernels there or below `kernels`, as an engine. The caller closes it."""
-    facts = ModelFacts("", program.vocab_size, 0, 0, 0, limits.max_seq_len, None, [], None)
-    manifest = Manifest(
-        FORMAT_VERSION,
-        "",
-        "native",
-        "cpu",
-        facts,
-        QuantFacts("", 0.0, []),
-        limits,
-        SamplingDefaults(),
-        [library],
-        "",
-        "",
-        None,
-        {},
+    model = ModelFacts(
+        architecture="",
+        vocab_size=built.program.vocab_size,
+        hidden_size=0,
+        num_layers=0,
+        num_parameters=0,
+        max_seq_len=limits.max_seq_len,
+        bos_token_id=None,
+        eos_token_ids=[],
+        pad_token_id=None,
     )
-    weights = MappedWeights(EngineFiles(stage, {}, verify=False).map("weights.safetensors"), "weights.safetensors")
-    return Engine(stage, manifest, program, weights, library, EngineFiles(kernels or stage, {}, verify=False))
+    manifest = kernel_manifest(target, built, limits, model, QuantFacts(method="", bits_per_weight=0.0, kept=[]))
+    file = manifest.weights_file
+    weights = MappedWeights(EngineFiles(stage, {}, verify=False).map(file), file)
+    library = built.libraries[0]
+    return Engine(stage, manifest, built.program, weights, library, EngineFiles(kernels or stage, {}, verify=False))
 
 
 def verify_step(executor: Player, tokens: int, max_seq_len: int) -> ScheduledBatch:

@@ -1,77 +1,45 @@
 """Elementwise aten ops as instructions of `icc.pointwise`: what the generic fusion can compile.
 
-Each entry takes a `Body` and the op's operands (registers or literals) and returns the result's register.
+Each entry takes a `BodyWriter` and the op's operands (of the body, or numbers) and returns the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .base import OPS, Cost, Op, tensor_bytes
+from .base import OPS, Cost, Instructions, Op, tensor_bytes
+from .body import BodyWriter, Operand
 from .traits import Traits
 
 
-class Body:
-    """A pointwise body being written, with common subexpressions shared."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self._known: dict[str, str] = {}
-
-    def __call__(self, opcode: str, *operands: Any) -> str:
-        """Append one instruction and return its register."""
-        text = f"{opcode} {' '.join(literal(o) for o in operands)}"
-        if text not in self._known:
-            register = f"t{len(self.lines)}"
-            self.lines.append(f"{register} = {text}")
-            self._known[text] = register
-        return self._known[text]
-
-    @property
-    def text(self) -> str:
-        """The body as the op takes it."""
-        return "; ".join(self.lines)
-
-
-def literal(value: Any) -> str:
-    """A register stays as it is; numbers are written so that they read back exactly."""
-    if isinstance(value, str):
-        return value
-    return repr(value) if not isinstance(value, bool) else str(value)
-
-
-Builder = Callable[..., str]
-
-
-def _simple(opcode: str) -> Builder:
+def _simple(opcode: str) -> Instructions:
     return lambda b, *args: b(opcode, *args)
 
 
-def _clamp(b: Body, x: Any, low: Any = None, high: Any = None) -> str:
+def _clamp(b: BodyWriter, x: Any, low: Any = None, high: Any = None) -> Operand:
     if low is not None:
         x = b("maximum", x, low)
     return b("minimum", x, high) if high is not None else b("copy", x) if low is None else x
 
 
-def _softplus(b: Body, x: Any, beta: Any = 1, threshold: Any = 20) -> str:
+def _softplus(b: BodyWriter, x: Any, beta: Any = 1, threshold: Any = 20) -> Operand:
     if beta == 1:
         return b("softplus", x)
     return b("div", b("softplus", b("mul", x, float(beta))), float(beta))
 
 
-def _leaky_relu(b: Body, x: Any, slope: float = 0.01) -> str:
+def _leaky_relu(b: BodyWriter, x: Any, slope: float = 0.01) -> Operand:
     return b("where", b("gt", x, 0.0), x, b("mul", x, slope))
 
 
-def _elu(b: Body, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> str:
+def _elu(b: BodyWriter, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Operand:
     grown = b("mul", b("expm1", b("mul", x, float(input_scale))), float(alpha) * float(scale))
     return b("where", b("gt", x, 0.0), b("mul", x, float(scale)), grown)
 
 
-def _pow(b: Body, x: Any, exponent: Any) -> str:
+def _pow(b: BodyWriter, x: Any, exponent: Any) -> Operand:
     if exponent == 2:
         return b("mul", x, x)
     if exponent == 3:
@@ -82,7 +50,7 @@ def _pow(b: Body, x: Any, exponent: Any) -> str:
 
 
 # op name without overload -> builder
-POINTWISE: dict[str, Builder] = {
+POINTWISE: dict[str, Instructions] = {
     **{f"aten.{n}": _simple(n) for n in ("mul", "neg", "abs", "sign", "exp", "expm1", "log", "log1p", "sin", "cos")},
     **{f"aten.{n}": _simple(n) for n in ("tan", "tanh", "erf", "sigmoid", "silu", "relu", "sqrt", "rsqrt", "floor")},
     **{f"aten.{n}": _simple(n) for n in ("ceil", "round", "trunc", "reciprocal", "maximum", "minimum", "where")},
@@ -113,10 +81,14 @@ POINTWISE: dict[str, Builder] = {
 }
 
 # these have options that the frontend normalizes before they get here
-ARITHMETIC: dict[str, Builder] = {"aten.add": _simple("add"), "aten.sub": _simple("sub"), "aten.div": _simple("div")}
+ARITHMETIC: dict[str, Instructions] = {
+    "aten.add": _simple("add"),
+    "aten.sub": _simple("sub"),
+    "aten.div": _simple("div"),
+}
 
 
-def _conversion(b: Body, x: Any, dtype: torch.dtype) -> str:
+def _conversion(b: BodyWriter, x: Any, dtype: torch.dtype) -> Operand:
     """Floating point is float32, integers are int32 in a kernel."""
     return b("to_bool" if dtype == torch.bool else "to_f32" if dtype.is_floating_point else "to_i32", x)
 
@@ -128,7 +100,7 @@ def _cost(x: torch.Tensor, *rest: object) -> Cost:
     return Cost(float(x.numel()), 2 * tensor_bytes(x))
 
 
-def _declare(name: str, instructions: Builder) -> None:
+def _declare(name: str, instructions: Instructions) -> None:
     """An elementwise op under all its overloads; for arithmetic, those without a rounding mode."""
     packet = getattr(torch.ops.aten, name.removeprefix("aten."))
     found = Traits(elementwise=True, homogeneous=_HOMOGENEOUS.get(name.removeprefix("aten."), ()))

@@ -29,10 +29,11 @@ from typing import Any
 
 import torch
 
+from .body import Operand
 from .traits import NO_TRAITS, Traits
 
-# A body under construction, then the op's operands (registers or literals) -> the register of the result.
-Instructions = Callable[..., str]
+# A BodyWriter, then the op's operands (of the body, or numbers) -> the result's operand of the body.
+Instructions = Callable[..., Operand]
 
 
 @dataclass(frozen=True)

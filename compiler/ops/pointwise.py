@@ -1,7 +1,6 @@
-"""Generated elementwise kernels: a chain of scalar instructions over broadcast operands.
+"""Generated elementwise kernels: a chain of scalar instructions (see body.py) over broadcast operands.
 
-A body is a list of lines in single assignment form, `t0 = mul a0 a1`: operands are inputs a<i>, earlier values t<j> or
-literals. The same text is interpreted here by torch, and rendered by the code generators.
+The same body is interpreted here by torch, and rendered by the code generators.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .base import Cost, op, tensor_bytes
+from .body import Body, Number
 from .traits import Traits
 
 _gelu = torch.nn.functional.gelu
@@ -69,36 +69,18 @@ OPCODES: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def parse(line: str) -> tuple[str, str, list[str]]:
-    """("t0", "mul", ["a0", "a1"]) of `t0 = mul a0 a1`."""
-    target, _, right = line.partition(" = ")
-    opcode, *operands = right.split()
-    return target, opcode, operands
-
-
-def is_literal(operand: str) -> bool:
-    """True for a number, False for an input a<i> or a value t<j>."""
-    return not (operand[0] in "at" and operand[1:].isdigit())
-
-
-def _literal(text: str, like: Tensor) -> Tensor:
-    """A literal as a 0-d tensor; whole numbers written without a point are integers."""
-    if text in ("True", "False"):
-        return torch.tensor(text == "True", device=like.device)
-    integral = text.lstrip("-").isdigit()
-    value = int(text) if integral else float(text)
-    return torch.tensor(value, dtype=torch.int64 if integral else torch.float32, device=like.device)
+def _literal(value: Number, like: Tensor) -> Tensor:
+    """A number as a 0-d tensor: a boolean, int64 or float32."""
+    dtype = torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else torch.float32
+    return torch.tensor(value, dtype=dtype, device=like.device)
 
 
 @op(Traits(elementwise=True))
 def pointwise(inputs: Sequence[Tensor], body: str) -> Tensor:
-    """The last value of `body` (lines joined by "; ") over `inputs`, broadcast against each other from the right."""
-    env: dict[str, Tensor] = {f"a{i}": t for i, t in enumerate(inputs)}
-    last = inputs[0]
-    for line in body.split("; "):
-        target, opcode, operands = parse(line)
-        args = [env[o] if o in env else _literal(o, inputs[0]) for o in operands]
-        last = env[target] = OPCODES[opcode](*args)
+    """The result of `body`, as text, over `inputs`, broadcast against each other from the right."""
+    last = Body.parse(body).evaluate(
+        inputs, lambda value: _literal(value, inputs[0]), lambda _, opcode, values: OPCODES[opcode](*values)
+    )
     shape = torch.broadcast_shapes(*(t.shape for t in inputs))
     return last.expand(shape).clone() if tuple(last.shape) != tuple(shape) else last.clone()
 
@@ -106,7 +88,7 @@ def pointwise(inputs: Sequence[Tensor], body: str) -> Tensor:
 @pointwise.set_cost
 def _pointwise_cost(inputs: Sequence[Tensor], body: str) -> Cost:
     biggest = max(t.numel() for t in inputs)
-    return Cost(float(biggest * (body.count(";") + 1)), tensor_bytes(*inputs) + 4 * biggest)
+    return Cost(float(biggest * len(Body.parse(body).instructions)), tensor_bytes(*inputs) + 4 * biggest)
 
 
 @pointwise.set_samples

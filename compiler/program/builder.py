@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+import msgspec
+
 from ...runtime.format.kv import KVLayer
 from ...runtime.format.program import DRAFTS, ITEM_SIZE, Buffer, Kernel, Operand, Step, Weight
 from ..weights.handles import Weight as Handle
+from .layout import Layout
+from .params import written
 from .placed import Placed, contiguous
 
 ABSENT = Operand("none")
@@ -18,11 +21,10 @@ ABSENT = Operand("none")
 
 @dataclass(frozen=True)
 class WeightSource:
-    """What is packed under a name: a handle and the packed format (see the backend's formats.py)."""
+    """What is packed under a name: a handle and how it lies in memory."""
 
     handle: Handle
-    format: str
-    group: int
+    layout: Layout
     shape: tuple[int, ...]
 
 
@@ -77,7 +79,7 @@ class ProgramBuilder:
         key = name
         while key in self.weights and self.weights[key] != source:
             same = self.weights[key]
-            if same.handle is source.handle and same.format == source.format and same.shape == source.shape:
+            if same.handle is source.handle and same.layout == source.layout and same.shape == source.shape:
                 return Operand("weight", key)
             key += "'"
         self.weights[key] = source
@@ -96,13 +98,13 @@ class ProgramBuilder:
     def steps(self, typed: bool) -> tuple[dict[str, Kernel], list[Step]]:
         """Kernels by name, equal ones once, and the steps that launch them; `typed`: with facts on operands."""
         kernels: dict[str, Kernel] = {}
-        names: dict[str, str] = {}
+        names: dict[bytes, str] = {}
         counts: Counter[str] = Counter()
         steps: list[Step] = []
         for record in self.records:
             facts = self._operand_facts([*record.inputs, *record.outputs]) if typed else {}
-            params = {**record.params, **facts}
-            key = json.dumps([record.op, params], sort_keys=True)
+            params = written({**record.params, **facts})
+            key = msgspec.json.encode([record.op, params], order="sorted")
             if key not in names:
                 names[key] = f"{record.op}_{counts[record.op]}"
                 counts[record.op] += 1
@@ -120,16 +122,16 @@ class ProgramBuilder:
         if operand.space == "buffer":
             return self.buffers[operand.name].dtype
         if operand.space == "weight":
-            kind = self.weights[operand.name].format
+            kind = self.weights[operand.name].layout.name
             return kind if kind in ITEM_SIZE else "u8"
         if operand.space == "output" and operand.name == DRAFTS:
             return "i32"
         return {"input": "i32", "output": "f32", "none": ""}[operand.space]
 
 
-def program_weight(source: WeightSource, nbytes: int) -> Weight:
+def program_weight(source: WeightSource) -> Weight:
     """The program's record of a packed weight."""
-    return Weight(source.format, list(source.shape), nbytes)
+    return Weight(source.layout.name, list(source.shape), source.layout.nbytes(source.shape))
 
 
 def program_buffer(virtual: VirtualBuffer, offset: int) -> Buffer:

@@ -11,9 +11,14 @@ from ...runtime.format.kv import KVLayer
 from ...runtime.format.program import Operand
 from ..graph.graph import type_of
 from ..ops import OPS
+from ..ops.body import Body
 from .builder import ABSENT
 from .context import Lowerer
 from .placed import Placed
+
+_ADD = Body.parse("t0 = add a0 a1")
+# the two halves of a rotated vector: x cos - other sin and x cos + other sin
+_TURNS = [Body.parse(f"t0 = mul a0 a2; t1 = mul a1 a3; t2 = {sign} t0 t1") for sign in ("sub", "add")]
 
 
 def embedding(low: Lowerer, node: fx.Node) -> Placed:
@@ -66,7 +71,7 @@ def _linear_many(low: Lowerer, node: fx.Node, x: Placed, n: int, k: int) -> Plac
     if node.args[2] is None:
         return out
     total = low.new(node)
-    low.elementwise("t0 = add a0 a1", [out, low.constant(node.args[2])], total, node)
+    low.elementwise(_ADD, [out, low.constant(node.args[2])], total, node)
     return total
 
 
@@ -141,7 +146,7 @@ def pointwise(low: Lowerer, node: fx.Node) -> Placed:
     """A generated chain."""
     inputs = [low.placed(n) if n.op != "get_attr" else low.constant(n) for n in node.args[0]]  # type: ignore[union-attr]
     out = low.new(node)
-    low.elementwise(str(node.args[1]), inputs, out, node)
+    low.elementwise(Body.parse(str(node.args[1])), inputs, out, node)
     return out
 
 
@@ -222,11 +227,10 @@ def rope(low: Lowerer, node: fx.Node) -> Placed:
     rows = [t.view((1, t.shape[-1])) for t in (cos, sin)]
     half = node.args[3] == "half"
     pieces = [(0, r // 2, r // 2, r, 1), (r // 2, r, 0, r // 2, 1)] if half else [(0, r, 1, r, 2), (1, r, 0, r, 2)]
-    for sign, (start, end, other, other_end, step) in zip(("sub", "add"), pieces, strict=True):
+    for turn, (start, end, other, other_end, step) in zip(_TURNS, pieces, strict=True):
         parts = [x.slice(1, start, end, step), x.slice(1, other, other_end, step)]
         tables = [t.slice(1, start, end, step) for t in rows if t is not None]
-        body = f"t0 = mul a0 a2; t1 = mul a1 a3; t2 = {sign} t0 t1"
-        low.elementwise(body, [*parts, *tables], out.slice(1, start, end, step), node)
+        low.elementwise(turn, [*parts, *tables], out.slice(1, start, end, step), node)
     if r < dim:
         low.copy(x.slice(1, r, dim, 1), out.slice(1, r, dim, 1), node)
     return out

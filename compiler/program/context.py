@@ -9,13 +9,16 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...runtime.format.access import Access
 from ...runtime.format.kv import KVLayer
 from ...runtime.format.program import Operand
 from ..errors import UnsupportedModel
 from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, TensorType, type_of
 from ..ops import OPS, op_of
-from ..weights.handles import QuantizedWeight, RowConcat, Weight, short_dtype
+from ..ops.body import Body
+from ..weights.formats.dense import Dense
 from .builder import ProgramBuilder, Record, WeightSource
+from .layout import Layout, Role
 from .placed import Placed, contiguous
 from .profile import Profile
 from .storage import narrow_values
@@ -23,6 +26,7 @@ from .storage import narrow_values
 aten = torch.ops.aten
 LINEAR = OPS["linear"].overload
 POINT = OPS["pointwise"].overload
+_COPY = Body.parse("t0 = copy a0")
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,15 @@ class LowerOptions:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight as a linear kernel takes it; bits is 0 and format the element type for dense ones."""
+    """A weight as a linear kernel takes it."""
 
     operand: Operand
-    format: str
-    bits: int = 0
-    group: int = 0
+    layout: Layout
+
+    @property
+    def dense(self) -> bool:
+        """Whether there are values to multiply with, not codes."""
+        return isinstance(self.layout.format, Dense)
 
 
 class Lowerer:
@@ -61,7 +68,7 @@ class Lowerer:
         if graph.exit is not None:
             self._in_output |= _written_to_output(graph, graph.exit)
         self._narrow = narrow_values(graph)
-        self._tiled = self._shared_with_linear()
+        self._multiplied = self._shared_with_linear()
         self._screened = self._screened_heads()
 
     def placed(self, node: Any) -> Placed:
@@ -107,26 +114,20 @@ class Lowerer:
         targets = [o.operand for o in outputs]
         self.builder.records.append(Record(op, full, inputs, targets, layer, node.meta.get("module", "")))
 
-    def elementwise(self, body: str, inputs: list[Placed], out: Placed, node: fx.Node) -> None:
+    def elementwise(self, body: Body, inputs: list[Placed], out: Placed, node: fx.Node) -> None:
         """A pointwise launch over views that broadcast to `out`."""
-        described = []
-        for value in inputs:
-            wide = value.expand(out.shape)
-            strides = ",".join(str(0 if n == 1 else s) for n, s in zip(out.shape, wide.strides, strict=True))
-            described.append(f"{value.dtype}:{value.row_stride if value.rows else 0}:{strides}")
-        register = body.split("; ")[-1].split(" = ")[0]
-        strides = ",".join(map(str, out.strides))
+        walks = tuple(value.over(out.shape) for value in inputs)
         params = {
-            "shape": list(out.shape),
-            "inputs": described,
-            "body": body.split("; "),
-            "outputs": [f"{register}:{out.dtype}:{out.row_stride}:{strides}"],
+            "shape": out.shape,
+            "inputs": walks,
+            "body": body,
+            "output": Access(out.dtype, out.row_stride, out.strides),
         }
         self.step("pointwise", params, [v.operand for v in inputs], [out], node)
 
     def copy(self, source: Placed, target: Placed, node: fx.Node) -> None:
         """Copy between views of one shape."""
-        self.elementwise("t0 = copy a0", [source], target, node)
+        self.elementwise(_COPY, [source], target, node)
 
     def dense(self, value: Placed) -> Placed:
         """`value` with its rows' elements contiguous, copied if they are not."""
@@ -153,13 +154,11 @@ class Lowerer:
 
     def product(self, x: Placed, k: int, weight: Matrix) -> tuple[str, dict[str, Any], list[Operand]]:
         """The op of a product of `x` with a weight, what it must know of both, and the operands that hold `x`."""
-        if not weight.bits:
-            return "linear", {"format": weight.format, "x_stride": x.row_stride}, [x.operand]
-        facts = {"bits": weight.bits, "group": weight.group}
-        if weight.format == self.options.profile.screened:
-            facts["split"] = True
+        facts = weight.layout.product_params()
+        if weight.dense:
+            return "linear", {**facts, "x_stride": x.row_stride}, [x.operand]
         if self.options.profile.int8_activations:
-            return "linear_q", facts, self.quantized_rows(x, k, weight.group)
+            return "linear_q", facts, self.quantized_rows(x, k, weight.layout.format.block[1])
         return "linear_q", {**facts, "x_stride": x.row_stride}, [x.operand]
 
     def kv_layer(self, layer: int) -> int:
@@ -179,71 +178,47 @@ class Lowerer:
 
     def plain(self, node: Any) -> Operand:
         """A weight as a plain float32 (or int32) array."""
-        weight = self.graph.weight(node)
-        fmt = "f32" if weight.dtype.is_floating_point else "i32"
-        return self.builder.weight(str(node.target), WeightSource(weight, fmt, 0, weight.shape))
+        return self._stored(node, "plain").operand
 
     def constant(self, node: Any) -> Placed:
         """A weight as an operand of elementwise kernels."""
         weight = self.graph.weight(node)
-        dtype = "f32" if weight.dtype.is_floating_point else "i32"
-        operand = self.plain(node)
-        return Placed("weight", operand.name, 0, weight.shape, contiguous(weight.shape), 0, dtype, "")
+        stored = self._stored(node, "plain")
+        strides = contiguous(weight.shape)
+        return Placed("weight", stored.operand.name, 0, weight.shape, strides, 0, stored.layout.name, "")
 
     def matrix(self, node: Any) -> Matrix:
-        """A weight as a linear kernel reads it: quantized, or tiled in its storage type."""
-        weight = self.graph.weight(node)
-        quantized = _quantization(weight)
-        if quantized:
-            bits, group = quantized
-            packed = self.options.profile.quant.format(bits)
-            if id(weight) in self._screened:
-                packed = self.options.profile.screened
-            source = WeightSource(weight, packed, group, weight.shape)
-            return Matrix(self.builder.weight(str(node.target), source), packed, bits, group)
-        item = _dense_format(weight)
-        source = WeightSource(weight, self.options.profile.dense.format(item), 0, weight.shape)
-        return Matrix(self.builder.weight(self._tied_name(node), source), item)
+        """A weight as a linear kernel reads it."""
+        return self._stored(node, "screen" if id(self.graph.weight(node)) in self._screened else "product")
 
     def table(self, node: Any) -> tuple[Operand, dict[str, Any]]:
-        """An embedding table: shared with the linear layer that it is tied to, if there is one, else plain."""
+        """An embedding table: shared with the linear layer that it is tied to, if there is one."""
         weight = self.graph.weight(node)
-        rows = weight.shape[0]
-        if _quantization(weight) is not None:
-            return self._quantized_table(node, rows)
-        if id(weight) in self._tiled:
-            matrix = self.matrix(node)
-            return matrix.operand, {"table_rows": rows, "format": self.options.profile.dense.format(matrix.format)}
         if not weight.dtype.is_floating_point:
             raise UnsupportedModel("a table of integers is not supported")
-        item = _dense_format(weight)
-        source = WeightSource(weight, item, 0, weight.shape)
-        return self.builder.weight(str(node.target), source), {"table_rows": rows, "format": item}
+        stored = self.matrix(node) if id(weight) in self._multiplied else self._stored(node, "table")
+        return stored.operand, {"table_rows": weight.shape[0], **stored.layout.table_params()}
 
-    def _quantized_table(self, node: Any, rows: int) -> tuple[Operand, dict[str, Any]]:
-        profile, weight = self.options.profile, self.graph.weight(node)
-        if profile.quantized_tables:
-            matrix = self.matrix(node)
-            return matrix.operand, {"table_rows": rows, "format": matrix.format, "group": matrix.group}
-        source = WeightSource(weight, profile.activation, 0, weight.shape)
-        return self.builder.weight(str(node.target), source), {"table_rows": rows, "format": profile.activation}
+    def _stored(self, node: fx.Node, role: Role) -> Matrix:
+        weight = self.graph.weight(node)
+        layout = self.options.profile.layout(weight.storage, role)
+        name = self._tied_name(node) if role in ("product", "screen") else str(node.target)
+        return Matrix(self.builder.weight(name, WeightSource(weight, layout, weight.shape)), layout)
 
     def _shared_with_linear(self) -> set[int]:
-        """Identities of dense weights that a linear layer reads (tied embeddings)."""
+        """Identities of weights that a linear layer reads (tied embeddings)."""
         found = (n.args[1] for n in self.graph.nodes if n.target is LINEAR)
-        handles = (self.graph.weight(w) for w in found if w.op == "get_attr")  # type: ignore[union-attr]
-        return {id(h) for h in handles if _quantization(h) is None}
+        return {id(self.graph.weight(w)) for w in found if w.op == "get_attr"}  # type: ignore[union-attr, arg-type]
 
     def _screened_heads(self) -> set[int]:
-        """Identities of the 8-bit weights whose product is the logits, with nothing behind it, where that pays."""
+        """Identities of the weights whose product is the logits, with nothing behind it, where screening pays."""
         profile, found = self.options.profile, set[int]()
         for output in (self.graph.output, self.graph.exit):
             head = output if output is None else _behind_views(output)
-            if not profile.screened or head is None or head.target is not LINEAR or head not in self._in_output:
+            if head is None or head.target is not LINEAR or head not in self._in_output:
                 continue
             weight = self.graph.weight(head.args[1])
-            large = prod(weight.shape) >= profile.screened_bytes
-            if large and (_quantization(weight) or (0, 0))[0] == 8:
+            if prod(weight.shape) >= profile.screened_bytes and profile.layout(weight.storage, "screen").screens:
                 found.add(id(weight))
         return found
 
@@ -251,18 +226,6 @@ class Lowerer:
         """One name for all graph names of one handle."""
         weight = self.graph.weight(node)
         return next(name for name, other in self.graph.weights.items() if other is weight)
-
-
-def _quantization(weight: Weight) -> tuple[int, int] | None:
-    """(bits, group) of a quantized weight."""
-    if isinstance(weight, RowConcat):
-        return _quantization(weight.parts[0])
-    return (weight.bits, weight.group) if isinstance(weight, QuantizedWeight) else None
-
-
-def _dense_format(weight: Weight) -> str:
-    name = short_dtype(weight.dtype)
-    return name if name in ("f32", "bf16", "f16") else "f32"
 
 
 def _behind_views(node: Any) -> Any:

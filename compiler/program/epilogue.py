@@ -2,20 +2,22 @@
 
     h = linear(x, W); y = pointwise(h[:F], h[F:], body)   ->   y = linear(x, W, epilogue=body)
 
-A body reads columns of the product ("acc:<offset>:<stride>": column offset + stride * c for output column c) and other
-operands ("<row stride>:<column stride>"). The product's own result is then never written.
+A body reads columns of the product (`Columns`) and other operands (an `Access` over the columns). The product's own
+result is then never written.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from math import prod
 
+from msgspec.structs import replace
+
+from ...runtime.format.access import Access, Columns
 from ...runtime.format.program import Operand
 from .builder import ProgramBuilder, Record
+from .strides import view_strides
 
 _PRODUCTS = {"linear", "linear_q", "expert_linear", "expert_linear_q"}
 _MAX_PARTS = 2  # products of one output tile that a kernel keeps in registers
@@ -54,67 +56,42 @@ def _place(operand: Operand) -> tuple[str, str]:
 
 def _fuse(product: Record, point: Record) -> Record | None:
     """The product with the pointwise step as its epilogue, or None where the kernels cannot do that."""
-    shape = tuple(point.params["shape"])
+    shape, out = point.params["shape"], point.params["output"]
     slots = product.params["topk"] if product.op.startswith("expert") else 1
-    width = prod(shape) // slots
-    out = _Output.of(point)
+    n, width = product.params["n"], prod(shape) // slots
     if (
-        not out.dense
+        _column_stride(shape, out, 1) not in (0, 1)
         or (slots > 1 and out.row_stride != slots * width)
         or product.params["rows"] != point.params["rows"]
     ):
         return None
-    inputs, extras, parts = [], [], set()
-    for operand, text in zip(point.inputs, point.params["inputs"], strict=True):
-        _, row_stride, strides = text.split(":")
-        steps = [int(s) for s in strides.split(",")] if strides else []
+    inputs: list[Columns | Access] = []
+    extras = []
+    for operand, access in zip(point.inputs, point.params["inputs"], strict=True):
         if _place(operand) == _place(product.outputs[0]):
-            offset = operand.offset - product.outputs[0].offset
-            stride = _column_stride(shape, steps, slots, product.params["n"])
-            if stride is None or int(row_stride) != product.params["n"] * slots:
+            stride = _column_stride(shape, access, slots, n)
+            if stride is None or access.row_stride != n * slots:
                 return None
-            inputs.append(f"acc:{offset}:{stride}")
-            parts.add((offset, stride))
+            inputs.append(Columns(operand.offset - product.outputs[0].offset, stride))
         else:
-            stride = _column_stride(shape, steps, 1, 0)
+            stride = _column_stride(shape, access, 1)
             if stride not in (0, 1) or slots > 1:
                 return None
-            inputs.append(f"{row_stride}:{stride}")
+            inputs.append(replace(access, strides=(stride,)))
             extras.append(operand)
-    if len(parts) > _MAX_PARTS or len(extras) > _MAX_EXTRAS:
+    if len({i for i in inputs if isinstance(i, Columns)}) > _MAX_PARTS or len(extras) > _MAX_EXTRAS:
         return None
     params = product.params | {
-        "epilogue": list(point.params["body"]), "epilogue_inputs": inputs, "width": width, "y_stride": out.row_stride,
+        "epilogue": point.params["body"], "epilogue_inputs": tuple(inputs), "width": width, "y_stride": out.row_stride,
     }  # fmt: skip
     operands = [*product.inputs, *extras]
     return Record(product.op, params, operands, point.outputs, -1, point.origin)
 
 
-def _column_stride(shape: tuple[int, ...], strides: list[int], slots: int, slot_stride: int) -> int | None:
-    """The constant step between neighbouring columns of a view, or None. Slots lead, `slot_stride` apart."""
-    axes = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
-    if slots > 1:
-        if not axes or axes[0] != (slots, slot_stride):
-            return None
-        axes = axes[1:]
-    if not axes:
-        return 0
-    for (_, outer), (n, inner) in pairwise(axes):
-        if outer != n * inner:
-            return None
-    return axes[-1][1]
-
-
-@dataclass(frozen=True)
-class _Output:
-    """Where a pointwise step writes: whether its rows are contiguous, and how far apart they begin."""
-
-    dense: bool
-    row_stride: int
-
-    @staticmethod
-    def of(point: Record) -> _Output:
-        _, _, row_stride, strides = point.params["outputs"][0].split(":")
-        steps = [int(s) for s in strides.split(",")] if strides else []
-        shape = tuple(point.params["shape"])
-        return _Output(_column_stride(shape, steps, 1, 0) in (0, 1), int(row_stride))
+def _column_stride(shape: tuple[int, ...], access: Access, slots: int, slot_stride: int = 0) -> int | None:
+    """The constant step between neighbouring columns of an operand, or None. Slots lead, `slot_stride` apart."""
+    width = prod(shape) // slots
+    found = view_strides(shape, access.strides, (slots, width))
+    if found is None or (slots > 1 and found[0] != slot_stride):
+        return None
+    return found[1] if width > 1 else 0

@@ -108,7 +108,7 @@ def _program(low: Lowerer, marks: list[int]) -> Lowered:
         kernels=kernels,
         steps=steps,
         buffers=[program_buffer(b, offsets[b.name]) for b in buffers],
-        weights={n: program_weight(s, profile.packed_nbytes(s.format, s.shape, s.group)) for n, s in sources.items()},
+        weights={name: program_weight(source) for name, source in sources.items()},
         kv=group_layers(builder.kv_layers, low.options),
         arena_bytes_per_token=arena,
         vocab_size=type_of(low.graph.output).shape[-1],

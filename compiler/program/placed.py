@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
+from ...runtime.format.access import Access
 from ...runtime.format.program import Operand
+from .strides import view_strides
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -50,9 +52,14 @@ class Placed:
         wanted = contiguous(self.shape)
         return all(size == 1 or a == b for size, a, b in zip(self.shape, self.strides, wanted, strict=True))
 
+    def over(self, shape: tuple[int, ...]) -> Access:
+        """How an elementwise kernel over `shape` walks the value, broadcast to it."""
+        strides = (0 if n == 1 else s for n, s in zip(shape, self.expand(shape).strides, strict=True))
+        return Access(self.dtype, self.row_stride if self.rows else 0, tuple(strides))
+
     def view(self, shape: tuple[int, ...]) -> Placed | None:
         """The same elements under another shape, or None where that needs a copy."""
-        strides = _view_strides(self.shape, self.strides, shape)
+        strides = view_strides(self.shape, self.strides, shape)
         return None if strides is None else replace(self, shape=shape, strides=strides)
 
     def permute(self, order: list[int]) -> Placed:
@@ -75,30 +82,3 @@ class Placed:
         shape[axis] = max(0, -(-(end - start) // step))
         strides[axis] *= step
         return replace(self, offset=moved, shape=tuple(shape), strides=tuple(strides))
-
-
-def _view_strides(shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Strides of `target` over the same memory, as torch's view computes them; None if there are none."""
-    groups: list[tuple[int, int]] = []  # (size, innermost stride) of maximal contiguous groups
-    for size, stride in zip(shape, strides, strict=True):
-        if size == 1:
-            continue
-        if groups and groups[-1][1] == size * stride:
-            groups[-1] = (groups[-1][0] * size, stride)
-        else:
-            groups.append((size, stride))
-    result: list[int] = []
-    pending = list(reversed(groups))
-    left, step = pending.pop(0) if pending else (1, 1)
-    for size in reversed(target):
-        if size == 1:
-            result.append(step)
-            continue
-        while left == 1 and pending:
-            left, step = pending.pop(0)
-        if left % size:
-            return None
-        result.append(step)
-        left //= size
-        step *= size
-    return tuple(reversed(result))

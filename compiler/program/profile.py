@@ -5,28 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-PackedBytes = Callable[[str, tuple[int, ...], int], int]
+from ..weights.formats.base import StorageFormat
+from ..weights.handles import Weight
+from .layout import Layout, Role
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One backend's storage. Formats are named as the backend's packing names them.
+    """One backend's storage.
 
-    dense: format of a dense matrix of an element type, e.g. "tile_{}" or "{}". quant: of a quantized one by its bits,
-    e.g. "q{}". packed_nbytes(format, shape, group): size of a packed weight. activation: element type of what matrix
-    products and attention read or write; everything else is float32. int8_activations: whether quantized products read
-    rows of int8. epilogues: whether products can end in a pointwise body. typed: whether kernels are told the element
-    type and alignment of each operand. screened: format of an 8-bit head, of `screened_bytes` of codes or more, whose
-    product screens the logits of greedy batches; "" where none does.
+    layout(format, role): how a weight of a storage format lies in memory for what reads it; raises UnsupportedModel.
+    activation: element type of what matrix products and attention read or write; everything else is float32.
+    int8_activations: whether quantized products read rows of int8. epilogues: whether products can end in a pointwise
+    body. typed: whether kernels are told the element type and alignment of each operand. screened_bytes: a head of so
+    many values or more is worth screening, where its layout for that role can.
     """
 
-    dense: str
-    quant: str
-    packed_nbytes: PackedBytes
+    layout: Callable[[StorageFormat, Role], Layout]
     activation: str = "f32"
     int8_activations: bool = False
-    quantized_tables: bool = False
     epilogues: bool = False
     typed: bool = False
-    screened: str = ""
     screened_bytes: int = 0
+
+    def streamed_bytes(self, weight: Weight) -> int:
+        """Bytes that a product with all of a weight reads of it."""
+        return self.layout(weight.storage, "product").nbytes(weight.shape)

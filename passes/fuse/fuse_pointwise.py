@@ -10,14 +10,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import fx
 
 from ...compiler.graph.graph import Graph, type_of
 from ...compiler.graph.verify import is_pointwise
-from ...compiler.ops import OPS
-from ...compiler.ops.aten import ARITHMETIC, POINTWISE, Body
-from ...compiler.ops.pointwise import is_literal, parse
+from ...compiler.ops import OPS, op_of
+from ...compiler.ops.body import Argument, Body, BodyWriter, Operand
 from ..base import OPTIMIZED, Pass, PassContext, PassResult
 
 POINT = OPS["pointwise"].overload
@@ -40,7 +38,7 @@ class FusePointwise(Pass):
             if node.target is POINT and len(fused.members) == 1:
                 continue
             with graph.fx.inserting_before(node):
-                graph.replace(node, graph.call(POINT, fused.inputs, fused.body.text, origin=node))
+                graph.replace(node, graph.call(POINT, fused.inputs, str(fused.body), origin=node))
             counts["kernels"] += 1
             counts["fused-ops"] += len(fused.members)
             for member in reversed(fused.members):  # readers before what they read
@@ -76,52 +74,34 @@ class _Fusion:
     def __init__(self, root: fx.Node) -> None:
         self.inputs: list[fx.Node] = []
         self.members: list[fx.Node] = []
-        self.body = Body()
+        self._writer = BodyWriter()
         self._chosen = _members(root)
-        self._registers: dict[fx.Node, str] = {}
-        result = self._emit(root)
-        if not self.body.lines or not self.body.lines[-1].startswith(f"{result} "):
-            self.body.lines.append(f"t{len(self.body.lines)} = copy {result}")
+        self._results: dict[fx.Node, Operand] = {}
+        self.body = self._writer.finish(self._emit(root))
 
     def _operand(self, value: Any) -> Any:
         if not isinstance(value, fx.Node):
             return value
-        if value in self._registers:
-            return self._registers[value]
+        if value in self._results:
+            return self._results[value]
         if value in self._chosen:
             return self._emit(value)
         if value not in self.inputs:
             self.inputs.append(value)
-        return f"a{self.inputs.index(value)}"
+        return Argument(self.inputs.index(value))
 
-    def _emit(self, node: fx.Node) -> str:
+    def _emit(self, node: fx.Node) -> Operand:
+        write = self._writer
         if node.target is POINT:
-            register = self._inline(node)
-        elif node.target is torch.ops.prims.convert_element_type.default:
-            register = self.body(_conversion(node.args[1]), self._operand(node.args[0]))
+            inputs, text = node.args
+            result = write.inline(Body.parse(str(text)), [self._operand(value) for value in inputs])  # type: ignore[union-attr]
         else:
-            name = node.target._schema.name.replace("::", ".")  # type: ignore[union-attr]
-            builder = POINTWISE.get(name) or ARITHMETIC[name]
-            register = builder(self.body, *(_whole(self._operand(a), node) for a in node.args))
-        self._registers[node] = register
+            declared = op_of(node.target)
+            assert declared is not None and declared.instructions is not None  # or it would not be fusible
+            result = declared.instructions(write, *(_whole(self._operand(a), node) for a in node.args))
+        self._results[node] = result
         self.members.append(node)
-        return register
-
-    def _inline(self, node: fx.Node) -> str:
-        inputs, text = node.args
-        renamed = {f"a{i}": self._operand(value) for i, value in enumerate(inputs)}  # type: ignore[arg-type]
-        register = ""
-        for line in str(text).split("; "):
-            target, opcode, operands = parse(line)
-            register = self.body(opcode, *(o if is_literal(o) else renamed[o] for o in operands))
-            renamed[target] = register
-        return register
-
-
-def _conversion(dtype: Any) -> str:
-    if dtype == torch.bool:
-        return "to_bool"
-    return "to_f32" if dtype.is_floating_point else "to_i32"
+        return result
 
 
 def _whole(operand: Any, node: fx.Node) -> Any:

@@ -14,20 +14,12 @@ from torch import fx
 
 from ...compiler.graph.graph import Graph, type_of
 from ...compiler.ops import OPS
-from ...compiler.weights.handles import Constant, QuantizedWeight, RowConcat, Weight, derive
+from ...compiler.weights.formats.base import StorageFormat
+from ...compiler.weights.handles import Constant, RowConcat, Weight, derive
 from ..base import Pass, PassContext, PassResult, Refusal
 
 aten = torch.ops.aten
 LINEAR = OPS["linear"].overload
-
-
-def storage(weight: Weight) -> str:
-    """What must agree for two weights to be stored as one."""
-    if isinstance(weight, RowConcat):
-        return storage(weight.parts[0])
-    if isinstance(weight, QuantizedWeight):
-        return f"q{weight.bits}g{weight.group}"
-    return str(weight.dtype)
 
 
 @dataclass(frozen=True)
@@ -43,16 +35,32 @@ class MergeLinears(Pass):
                 groups[node.args[0]].append(node)  # type: ignore[index]
         counts: Counter[str] = Counter()
         for members in groups.values():
-            by_storage: dict[str, list[fx.Node]] = defaultdict(list)
-            for node in members:
-                by_storage[storage(graph.weight(node.args[1]))].append(node)  # type: ignore[arg-type]
+            by_storage = _stored_alike(graph, members)
             if len(by_storage) > 1:
-                ctx.refusals.append(Refusal(self.name, members[0].name, f"stored differently: {sorted(by_storage)}"))
-            for alike in by_storage.values():
+                names = sorted(_storage(graph, alike[0]).name for alike in by_storage)
+                ctx.refusals.append(Refusal(self.name, members[0].name, f"stored differently: {names}"))
+            for alike in by_storage:
                 if len(alike) > 1:
                     _merge(graph, alike)
                     counts["merged"] += len(alike)
         return PassResult(bool(counts), counts)
+
+
+def _storage(graph: Graph, node: fx.Node) -> StorageFormat:
+    return graph.weight(node.args[1]).storage  # type: ignore[arg-type]
+
+
+def _stored_alike(graph: Graph, members: list[fx.Node]) -> list[list[fx.Node]]:
+    """Linears whose weights can be stored as one, in order of their first."""
+    found: list[list[fx.Node]] = []
+    for node in members:
+        here = _storage(graph, node)
+        alike = next((group for group in found if _storage(graph, group[0]).merges_with(here)), None)
+        if alike is None:
+            found.append([node])
+        else:
+            alike.append(node)
+    return found
 
 
 def _merge(graph: Graph, nodes: list[fx.Node]) -> None:

@@ -14,16 +14,14 @@ from typing import Any, ClassVar
 from torch import Tensor, fx
 
 from ...compiler.graph.graph import Graph
-from ...compiler.weights.handles import RoundedWeight, decibels
+from ...compiler.weights.formats.base import decibels
+from ...compiler.weights.handles import RoundedWeight
 from ..base import PassContext, PassResult, Refusal
 from .awq_search import Member, search_clip, search_scales
 from .fold import FoldGroup, apply_fold, factors, fold_group
 from .inputs import LayerInputs, expert_rows, output_energy, summarize
-from .rounding import round_values
 from .select import EXPERT, LINEAR, Job, QuantizePass, as_float, retype
 from .stream import Inputs, stream
-
-FULL_PRECISION = 16
 
 
 @dataclass
@@ -38,16 +36,17 @@ class _Group:
 
 @dataclass(frozen=True)
 class QuantizeAwq(QuantizePass):
-    """`sequences` are the calibration token ids. bits=16 folds scales without rounding anything (for tests)."""
+    """`sequences` are the calibration token ids. rounds=False folds scales without rounding anything (for tests)."""
 
     name: ClassVar[str] = "quantize-awq"
     tolerance: ClassVar[float | None] = None
 
     sequences: Sequence[Sequence[int]] = field(default=(), repr=False)
+    rounds: bool = True
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         jobs = self.jobs(graph, ctx)
-        searched = [job for job in jobs if job.bits != 8]
+        searched = [job for job in jobs if job.own]
         groups = _groups(graph, searched, ctx)
         found = self._search(graph, groups, len(searched), ctx)
         counts: Counter[str] = Counter()
@@ -56,11 +55,11 @@ class QuantizeAwq(QuantizePass):
                 apply_fold(graph, group.fold, group.scales)
                 counts["folded"] += 1
         for job in jobs:
-            if job.bits == FULL_PRECISION:
+            if job.own and not self.rounds:
                 continue
             source = graph.weight(job.node.args[1])  # type: ignore[arg-type]
             clip, facts = found.get(job.node, (None, {}))
-            self.finish(graph, ctx, job, RoundedWeight(source, job.bits, job.group, clip), **facts)
+            self.finish(graph, ctx, job, RoundedWeight(source, job.format, clip), **facts)
             counts["quantized"] += 1
         retype(graph)
         return PassResult(bool(jobs), counts)
@@ -95,21 +94,21 @@ class QuantizeAwq(QuantizePass):
         for job in group.jobs:
             weight = as_float(graph.weight(job.node.args[1]))  # type: ignore[arg-type]
             classes = columns.get(job.node)
-            members.append(Member(weight, group.inputs[job.node], classes, job.group))
+            members.append(Member(weight, group.inputs[job.node], classes, job.format))
         if group.fold.count:
-            group.scales = search_scales(members, group.fold.count, self.bits)
+            group.scales = search_scales(members, group.fold.count)
         return {job.node: self._clip(member, group.scales) for job, member in zip(group.jobs, members, strict=True)}
 
     def _clip(self, member: Member, scales: Tensor | None) -> tuple[Tensor | None, dict[str, Any]]:
-        if self.bits == FULL_PRECISION:
+        if not self.rounds:
             return None, {}
         scaled = scales is not None and member.classes is not None
         factor = factors(scales, member.classes) if scaled else None  # type: ignore[arg-type]
         weight, rows = member.weight, member.inputs.rows
         if factor is not None:
             weight, rows = weight * factor, tuple(r / factor for r in rows)
-        clip = search_clip(weight, rows, self.bits, member.group)
-        rounded = round_values(weight, self.bits, member.group, clip)
+        clip = search_clip(weight, rows, member.format)
+        rounded = member.format.rounded(weight, clip)
         planes = weight.reshape(-1, *weight.shape[-2:])
         noise = (rounded - weight).reshape(planes.shape)
         signal_energy = sum(output_energy(w, r) for w, r in zip(planes, rows, strict=True))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...compiler.weights.formats.base import StorageFormat
 from .fold import factors
 from .inputs import LayerInputs, output_energy
-from .rounding import round_values
 
 ALPHAS = tuple(i / 20 for i in range(20))
 CLIPS = tuple(1.0 - i / 40 for i in range(15))
@@ -24,17 +24,17 @@ class Member:
     weight: Tensor
     inputs: LayerInputs
     classes: Tensor | None
-    group: int
+    format: StorageFormat
 
 
-def search_scales(members: list[Member], count: int, bits: int) -> Tensor | None:
+def search_scales(members: list[Member], count: int) -> Tensor | None:
     """Scales [count] = magnitude ** alpha for the alpha with the least output error; None where no scale is better."""
     magnitude = _class_magnitude(members, count)
     best, best_loss = None, float("inf")
     for alpha in ALPHAS:
         scales = magnitude.pow(alpha).clamp(min=1e-4)
         scales = scales / (scales.max() * scales.min()).sqrt()
-        loss = sum(_loss(member, scales, min(bits, 4)) for member in members)
+        loss = sum(_loss(member, scales) for member in members)
         if loss < best_loss:
             best, best_loss = (scales if alpha else None), loss
     return best
@@ -50,23 +50,24 @@ def _class_magnitude(members: list[Member], count: int) -> Tensor:
     return total / seen.clamp(min=1)
 
 
-def _loss(member: Member, scales: Tensor, bits: int) -> float:
+def _loss(member: Member, scales: Tensor) -> float:
     """Squared error of the layer's outputs when its scaled weights are rounded."""
     weight = member.weight[..., :: max(1, member.weight.shape[-2] // _OUTPUTS), :]
     factor = torch.ones(weight.shape[-1]) if member.classes is None else factors(scales, member.classes)
-    noise = round_values(weight * factor, bits, member.group) / factor - weight
+    noise = member.format.rounded(weight * factor) / factor - weight
     planes = noise.reshape(-1, *noise.shape[-2:])
     return sum(output_energy(w, rows) for w, rows in zip(planes, member.inputs.rows, strict=True))
 
 
-def search_clip(weight: Tensor, rows: tuple[Tensor, ...], bits: int, group: int) -> Tensor:
-    """Clip ratios float16 [E?, N, K / group], each chosen for the output error that its own group makes."""
+def search_clip(weight: Tensor, rows: tuple[Tensor, ...], form: StorageFormat) -> Tensor:
+    """Clip ratios float16 [E?, N, blocks of K], each chosen for the output error that its own block makes."""
     planes = weight.reshape(-1, *weight.shape[-2:])
-    chosen = [_clip_plane(w, r, bits, group) for w, r in zip(planes, rows, strict=True)]
+    chosen = [_clip_plane(w, r, form) for w, r in zip(planes, rows, strict=True)]
     return torch.stack(chosen).reshape(*weight.shape[:-1], -1).to(torch.float16)
 
 
-def _clip_plane(weight: Tensor, rows: Tensor, bits: int, group: int) -> Tensor:
+def _clip_plane(weight: Tensor, rows: Tensor, form: StorageFormat) -> Tensor:
+    group = form.block[1]
     count = weight.shape[-1] // group
     grouped = rows.reshape(len(rows), count, group).transpose(0, 1)
     gram = grouped.transpose(1, 2) @ grouped
@@ -78,7 +79,7 @@ def _clip_plane(weight: Tensor, rows: Tensor, bits: int, group: int) -> Tensor:
         least = torch.full((len(part), count), float("inf"))
         for ratio in CLIPS:
             clip = torch.full((len(part), count), ratio)
-            noise = (round_values(part, bits, group, clip) - part).reshape(len(part), count, group).transpose(0, 1)
+            noise = (form.rounded(part, clip) - part).reshape(len(part), count, group).transpose(0, 1)
             loss = ((noise @ gram) * noise).sum(-1).T
             better = loss < least
             best[start : start + _ROWS][better] = ratio

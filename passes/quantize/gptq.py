@@ -10,8 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 
+from ...compiler.errors import UsageError
 from ...compiler.graph.graph import Graph
-from ...compiler.weights.handles import PackedWeight, QuantParts, RoundedWeight, decibels
+from ...compiler.weights.formats.base import Parts, decibels
+from ...compiler.weights.formats.grouped import GroupFormat
+from ...compiler.weights.handles import PackedWeight, RoundedWeight
 from ..base import PassContext, PassResult, Refusal
 from .gptq_solver import Hessian, Solved, solve
 from .inputs import expert_rows
@@ -38,7 +41,7 @@ class QuantizeGptq(QuantizePass):
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         jobs = self.jobs(graph, ctx)
-        solved = {job.node: job for job in jobs if job.bits == self.bits}
+        solved = {job.node: job for job in jobs if job.own}
         hessians: dict[fx.Node, Hessian] = {}
 
         def visit(node: fx.Node, inputs: Inputs) -> None:
@@ -51,13 +54,16 @@ class QuantizeGptq(QuantizePass):
         for job in jobs:
             if job.node not in solved:
                 source = graph.weight(job.node.args[1])  # type: ignore[arg-type]
-                self.finish(graph, ctx, job, RoundedWeight(source, job.bits, job.group))
+                self.finish(graph, ctx, job, RoundedWeight(source, job.format))
         retype(graph)
         return PassResult(bool(jobs), Counter({"quantized": len(jobs)} if jobs else {}))
 
     def _quantize(
         self, graph: Graph, ctx: PassContext, job: Job, rows: list[Tensor], hessians: dict[fx.Node, Hessian]
     ) -> None:
+        form = job.format
+        if not isinstance(form, GroupFormat):
+            raise UsageError(f"gptq cannot choose codes of {form.name}", "use awq: it rounds in any format")
         weight = as_float(graph.weight(job.node.args[1]))  # type: ignore[arg-type]
         planes = weight.reshape(-1, *weight.shape[-2:])
         results: list[Solved] = []
@@ -68,11 +74,11 @@ class QuantizeGptq(QuantizePass):
                 hessian = Hessian.identity(plane.shape[-1])
             else:
                 hessian = self._hessian(job.node, inputs, hessians)
-            results.append(solve(plane, hessian, job.bits, job.group))
+            results.append(solve(plane, hessian, form))
         parts = _stack([r.parts for r in results], weight.shape)
         noise, signal = sum(r.noise for r in results), sum(r.signal for r in results)
-        snr = decibels(float(weight.square().sum()), float((parts.dequantize() - weight).square().sum()))
-        packed = PackedWeight.pack(parts, job.bits, job.group, snr)
+        snr = decibels(float(weight.square().sum()), float((form.decode(parts) - weight).square().sum()))
+        packed = PackedWeight.pack(parts, form, weight.shape, snr)
         self.finish(graph, ctx, job, packed, output_snr_db=decibels(signal, noise))
 
     def _hessian(self, node: fx.Node, rows: Tensor, known: dict[fx.Node, Hessian]) -> Hessian:
@@ -86,8 +92,6 @@ class QuantizeGptq(QuantizePass):
         return known[source]
 
 
-def _stack(parts: list[QuantParts], shape: torch.Size) -> QuantParts:
-    def join(tensors: list[Tensor]) -> Tensor:
-        return torch.stack(tensors).reshape(*shape[:-1], -1)
-
-    return QuantParts(join([p.codes for p in parts]), join([p.scales for p in parts]), join([p.zeros for p in parts]))
+def _stack(parts: list[Parts], shape: torch.Size) -> Parts:
+    """The parts of a weight [..., N, K] from those of its planes [N, K]."""
+    return {name: torch.stack([p[name] for p in parts]).reshape(*shape[:-1], -1) for name in parts[0]}

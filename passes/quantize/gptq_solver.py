@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...compiler.weights.handles import QuantParts, group_range
-from .rounding import round_values
+from ...compiler.weights.formats.base import Parts
+from ...compiler.weights.formats.grouped import GroupFormat
 
 _BLOCK = 128
 CLIPS = tuple(1.0 - i / 20 for i in range(11))
@@ -58,47 +58,46 @@ class Hessian:
 class Solved:
     """The quantized matrix, and the energy of its outputs and of their error under the gram matrix."""
 
-    parts: QuantParts
+    parts: Parts
     signal: float
     noise: float
 
 
-def solve(weight: Tensor, hessian: Hessian, bits: int, group: int) -> Solved:
+def solve(weight: Tensor, hessian: Hessian, form: GroupFormat) -> Solved:
     """Quantize weight [N, K] with error feedback along `hessian.order`."""
-    scale, zero = _static_groups(weight, hessian.gram.diagonal(), bits, group)
-    column_scale, column_zero = (t.repeat_interleave(group, dim=1)[:, hessian.order] for t in (scale, zero))
+    fitted = _static_groups(weight, hessian.gram.diagonal(), form)
+    levels = [level.repeat_interleave(form.group, dim=1)[:, hessian.order] for level in form.levels(fitted)]
     work = weight[:, hessian.order].clone()
     codes = torch.empty_like(work)
-    top = 2**bits - 1
     for start in range(0, work.shape[1], _BLOCK):
         end = min(start + _BLOCK, work.shape[1])
         errors = torch.empty(len(work), end - start)
         for j in range(start, end):
-            s, z = column_scale[:, j], column_zero[:, j]
-            codes[:, j] = (torch.round(work[:, j] / s) + z).clamp_(0, top)
-            error = (work[:, j] - (codes[:, j] - z) * s) / hessian.factor[j, j]
+            here = [level[:, j] for level in levels]
+            codes[:, j] = form.code(work[:, j], *here)
+            error = (work[:, j] - form.value(codes[:, j], *here)) / hessian.factor[j, j]
             work[:, j + 1 : end] -= error[:, None] * hessian.factor[j, j + 1 : end]
             errors[:, j - start] = error
         work[:, end:] -= errors @ hessian.factor[start:end, end:]
     original = torch.empty(codes.shape, dtype=torch.uint8)
     original[:, hessian.order] = codes.to(torch.uint8)
-    parts = QuantParts(original, scale, zero.to(torch.uint8))
-    return Solved(parts, _energy(weight, hessian.gram), _energy(parts.dequantize() - weight, hessian.gram))
+    parts = form.with_codes(original, fitted)
+    return Solved(parts, _energy(weight, hessian.gram), _energy(form.decode(parts) - weight, hessian.gram))
 
 
-def _static_groups(weight: Tensor, importance: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
-    """Scale and zero point per group, of the range that rounds the weights best when columns count as `importance`."""
-    grouped = weight.unflatten(-1, (-1, group))
-    cost = importance.reshape(-1, group)
+def _static_groups(weight: Tensor, importance: Tensor, form: GroupFormat) -> Parts:
+    """All parts but the codes, of the ranges that round the weights best when columns count as `importance`."""
+    grouped = weight.unflatten(-1, (-1, form.group))
+    cost = importance.reshape(-1, form.group)
     best_clip = torch.ones(grouped.shape[:2])
     least = torch.full(grouped.shape[:2], float("inf"))
     for ratio in CLIPS:
         clip = torch.full_like(best_clip, ratio)
-        noise = (round_values(weight, bits, group, clip) - weight).unflatten(-1, (-1, group))
+        noise = (form.rounded(weight, clip) - weight).unflatten(-1, (-1, form.group))
         loss = (noise.square_() * cost).sum(-1)
         best_clip = torch.where(loss < least, clip, best_clip)
         least = torch.minimum(loss, least)
-    return group_range(grouped, bits, best_clip)
+    return form.fit(grouped, best_clip)
 
 
 def _energy(weight: Tensor, gram: Tensor) -> float:

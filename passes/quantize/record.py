@@ -17,8 +17,7 @@ class QuantRecord:
 
     name: str
     method: str
-    bits: int
-    group: int
+    format: str
     weight: QuantizedWeight = field(repr=False)
     output_snr_db: float | None = None
     scaled: bool = False
@@ -37,8 +36,7 @@ class QuantRecord:
         return {
             "name": self.name,
             "method": self.method,
-            "bits": self.bits,
-            "group": self.group,
+            "format": self.format,
             "scaled": self.scaled,
             "weight_snr_db": round(self.weight_snr_db, 2),
             "output_snr_db": snr,

@@ -23,6 +23,6 @@ class QuantizeRtn(QuantizePass):
         jobs = self.jobs(graph, ctx)
         for job in jobs:
             source = graph.weight(job.node.args[1])  # type: ignore[arg-type]
-            self.finish(graph, ctx, job, RoundedWeight(source, job.bits, job.group))
+            self.finish(graph, ctx, job, RoundedWeight(source, job.format))
         retype(graph)
         return PassResult(bool(jobs), Counter({"quantized": len(jobs)} if jobs else {}))

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -15,26 +15,28 @@ from ...compiler.errors import UsageError
 from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import Graph, TensorType, infer_type
 from ...compiler.ops import OPS, traits_of
+from ...compiler.weights.formats.base import Misfit, StorageFormat
+from ...compiler.weights.formats.registry import find_format
 from ...compiler.weights.handles import QuantizedWeight, Weight
 from ..base import Pass, PassContext, Refusal
 from .record import QuantRecord
 
 LINEAR, EXPERT, EMBEDDING = (OPS[n].overload for n in ("linear", "expert_linear", "embedding"))
-GROUPS = (128, 64, 32, 16)
 MIN_OUTPUTS = 16
-
-Head = Literal["none", "int8", "4bit"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A weight to quantize, and the linear nodes that use it (several where layers share it). tables: embeddings that
-    read the same matrix and are to read it quantized."""
+    """A weight to quantize, and the linear nodes that use it (several where layers share it).
+
+    own: whether the pass's method chooses the codes; else they are the nearest. tables: embeddings that read the same
+    matrix and are to read it quantized.
+    """
 
     name: str
     nodes: tuple[fx.Node, ...]
-    bits: int
-    group: int
+    format: StorageFormat
+    own: bool = True
     tables: tuple[fx.Node, ...] = ()
 
     @property
@@ -47,18 +49,19 @@ class Job:
 class QuantizePass(Pass):
     """The options that every quantization has.
 
-    group: values per scale; smaller where K is not a multiple. keep: patterns (fnmatch) over names of weights and
-    modules that are left as stored. head: what happens to the LM head; a token embedding that is the same matrix is
-    stored once with an int8 head, and stays as stored with any other. only: weights whose name begins otherwise are
-    left alone, as if they were not there.
+    format: the storage format by name (see `find_format`). group: values per scale; smaller where K is not a multiple.
+    keep: patterns (fnmatch) over names of weights and modules that are left as stored. head: the format of the LM head;
+    None leaves it as stored. A token embedding that is the same matrix is stored once with it if the format serves
+    tables, and stays as stored if not. only: weights whose name begins otherwise are left alone, as if they were not
+    there.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({Fact.NORMS})
 
-    bits: int = 4
+    format: str = "q4"
     group: int = 128
     keep: tuple[str, ...] = field(default=())
-    head: Head = "int8"
+    head: str | None = "q8"
     only: str = ""
 
     def jobs(self, graph: Graph, ctx: PassContext) -> list[Job]:
@@ -68,8 +71,8 @@ class QuantizePass(Pass):
     def finish(self, graph: Graph, ctx: PassContext, job: Job, weight: QuantizedWeight, **facts: Any) -> None:
         """Store `weight` as the job's weight and record it."""
         set_weight(graph, [(node, 1) for node in (*job.nodes, *job.tables)], weight)
-        method = self.name.removeprefix("quantize-") if job.bits == self.bits else "rtn"
-        ctx.quant_records.append(QuantRecord(job.name, method, job.bits, job.group, weight, **facts))
+        method = self.name.removeprefix("quantize-") if job.own else "rtn"
+        ctx.quant_records.append(QuantRecord(job.name, method, job.format.name, weight, **facts))
 
 
 def plain_name(node: fx.Node) -> str:
@@ -116,25 +119,35 @@ def _job(
         return Refusal("quantize", nodes[0].name, "its weight is computed in the graph, not stored")
     if isinstance(graph.weight(weight_node), QuantizedWeight):
         return None
-    k, n = weight_node.meta["type"].shape[-1], weight_node.meta["type"].shape[-2]
-    group = next((g for g in GROUPS if g <= options.group and k % g == 0), 0)
-    reason = ""
+    wanted = options.head if is_head else options.format
     if kept:
         reason = f"kept by --keep {kept[0]}"
-    elif is_head and options.head == "none":
+    elif wanted is None:
         reason = "LM head, left as stored (head=none)"
     elif not is_head and any(feeds_topk(node) for node in nodes):
         reason = "router: its outputs choose experts"
-    elif not group:
-        reason = f"K = {k} is not a multiple of {GROUPS[-1]}"
-    elif n < MIN_OUTPUTS:
-        reason = f"only {n} outputs: nothing to gain"
-    if reason:
-        return Refusal("quantize", name, reason)
-    if is_head and options.head == "int8":
-        tables = tuple(user for user in weight_node.users if user.target is EMBEDDING and user.args[1] is weight_node)
-        return Job(name, tuple(nodes), 8, group, tables)
-    return Job(name, tuple(nodes), options.bits, group)
+    else:
+        fitted = _fit(find_format(wanted, options.group), weight_node.meta["type"].shape)
+        if not isinstance(fitted, str):
+            tables = _tables(weight_node) if is_head and fitted.serves_tables else ()
+            return Job(name, tuple(nodes), fitted, wanted == options.format, tables)
+        reason = fitted
+    return Refusal("quantize", name, reason)
+
+
+def _fit(wanted: StorageFormat, shape: Sequence[int]) -> StorageFormat | str:
+    """The format for a weight of `shape`, or why it is left alone."""
+    *_, n, k = shape
+    try:
+        fitted = wanted.fitted(k)
+    except Misfit as misfit:
+        return str(misfit)
+    return fitted if n >= MIN_OUTPUTS else f"only {n} outputs: nothing to gain"
+
+
+def _tables(weight: fx.Node) -> tuple[fx.Node, ...]:
+    """The embeddings that read a weight."""
+    return tuple(user for user in weight.users if user.target is EMBEDDING and user.args[1] is weight)
 
 
 def _matches(pattern: str, name: str, node: fx.Node) -> bool:

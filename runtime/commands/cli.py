@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import IccError, UsageError
-from .serve import accepting, add_batch, add_serve, run_batch, run_serve, swap_bytes
+from .load import add_load, load_options
+from .serve import add_batch, add_serve, run_batch, run_serve
 
 if TYPE_CHECKING:
+    from ..llm import LLM
     from ..speculate.speculator import Speculator
 
 _INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
@@ -73,54 +75,20 @@ def _parser(engine: str | None, prog: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_load(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--threads", type=int, help="kernel threads (default: physical cores)")
-    parser.add_argument("--isa", help="use this kernel library instead of the best one (also: ICC_ISA)")
-    parser.add_argument(
-        "--kv-mib", type=int, help="memory for the KV cache (default: a full batch, at most 40 %% of RAM)"
-    )
-    parser.add_argument(
-        "--swap-gib",
-        type=float,
-        help="of a GPU engine: host memory for the KV of preempted requests; 0: it is computed again "
-        "(default: if the cache can run out, 4, at most 25 %% of RAM)",
-    )
-    parser.add_argument(
-        "--spec", help="speculation: none, medusa, layer-skip, ngram or draft:ENGINE (default: as compiled)"
-    )
-    parser.add_argument(
-        "--spec-accept",
-        default="lossless",
-        metavar="HOW",
-        help="guesses that are kept: lossless (default), or typical[:EPSILON,DELTA], which is lossy: sampled requests "
-        "keep guesses more probable than min(EPSILON, DELTA / exp(entropy)), by default 0.09,0.3",
-    )
-    parser.add_argument("--no-verify", action="store_true", help="do not compare files with their hashes")
+def _load(arguments: argparse.Namespace) -> LLM:
+    from ..llm import open_llm
 
-
-def _load(arguments: argparse.Namespace):
-    from ..llm import load
-
-    return load(
-        arguments.engine,
-        threads=arguments.threads,
-        isa=arguments.isa,
-        verify=not arguments.no_verify,
-        kv_bytes=None if arguments.kv_mib is None else arguments.kv_mib << 20,
-        swap_bytes=swap_bytes(arguments),
-        spec=arguments.spec,
-        spec_accept=accepting(arguments),
-    )
+    return open_llm(load_options(arguments))
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     add_serve(parser)
-    _add_load(parser)
+    add_load(parser)
 
 
 def _add_batch(parser: argparse.ArgumentParser) -> None:
     add_batch(parser)
-    _add_load(parser)
+    add_load(parser)
 
 
 def _int_list(text: str) -> list[int]:
@@ -143,7 +111,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--stop", action="append", default=[], help="end before this string (repeatable)")
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
-    _add_load(parser)
+    add_load(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -209,7 +177,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--prompts", metavar="FILE", help="with --spec A,B: a JSON list of texts to go on with")
     parser.add_argument("--always", action="store_true", help="with --spec: draft at every step, whatever it costs")
-    _add_load(parser)
+    add_load(parser)
 
 
 def _bench(arguments: argparse.Namespace) -> int:
@@ -252,7 +220,7 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", required=True, metavar="FILE", help="UTF-8 text to predict")
     parser.add_argument("--window", type=int, help="tokens of context (default: 1024 or the engine's limit)")
     parser.add_argument("--stride", type=int, help="tokens scored per window (default: half a window)")
-    _add_load(parser)
+    add_load(parser)
 
 
 def _eval(arguments: argparse.Namespace) -> int:

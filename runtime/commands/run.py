@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..llm import LLM, Prompt
-from ..requests.generation import Completion, Output
+from ..requests.generation import Completion
 from ..requests.params import SamplingParams
+from ..requests.request import Output
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ def run_prompt(llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[
             while generation.outputs:
                 show(_text(llm, generation.outputs.popleft()))
     finally:
-        llm.loop.abort(generation)
+        llm.loop.end(generation)
     completion = generation.completion()
     timing = completion.timing
     decode_s = timing.total - timing.ttft

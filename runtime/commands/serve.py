@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
-from typing import Any
 
-from ..errors import MissingExtraError, UsageError
+from ..errors import MissingExtraError
+from .load import load_options
 
 _EXTRA_MODULES = (
     "fastapi", "httptools", "llguidance", "minijinja", "prometheus_client", "python_multipart", "starlette", "uvicorn",
@@ -31,13 +30,12 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
 
 def run_serve(arguments: argparse.Namespace) -> int:
     try:
-        from ..server.engine.worker_main import LoadOptions
         from ..server.http.serve import ServeOptions, serve
     except ModuleNotFoundError as error:
         raise missing(error) from error
     return serve(
         ServeOptions(
-            LoadOptions(**_load(arguments)),
+            load_options(arguments),
             arguments.host,
             arguments.port,
             arguments.name,
@@ -63,45 +61,9 @@ def add_batch(parser: argparse.ArgumentParser) -> None:
 def run_batch(arguments: argparse.Namespace) -> int:
     try:
         from ..server.batches.offline import run_offline
-        from ..server.engine.worker_main import LoadOptions
     except ModuleNotFoundError as error:
         raise missing(error) from error
-    return run_offline(LoadOptions(**_load(arguments)), arguments.input, arguments.output)
-
-
-def _load(arguments: argparse.Namespace) -> dict[str, Any]:
-    """How to load the engine, as LoadOptions has it."""
-    return {
-        "engine": str(arguments.engine),
-        "threads": arguments.threads,
-        "isa": arguments.isa,
-        "verify": not arguments.no_verify,
-        "kv_bytes": None if arguments.kv_mib is None else arguments.kv_mib << 20,
-        "swap_bytes": swap_bytes(arguments),
-        "spec": arguments.spec,
-        "spec_accept": accepting(arguments),
-    }
-
-
-def accepting(arguments: argparse.Namespace) -> str:
-    """The option --spec-accept, with a warning where it changes what comes out."""
-    from ..speculate.typical import read_acceptance
-
-    if read_acceptance(arguments.spec_accept) is not None:
-        print(
-            "warning: --spec-accept typical is lossy: outputs no longer have the model's distribution", file=sys.stderr
-        )
-    return arguments.spec_accept
-
-
-def swap_bytes(arguments: argparse.Namespace) -> int | None:
-    """The option --swap-gib in bytes. UsageError if it is no size."""
-    gib = arguments.swap_gib
-    if gib is None:
-        return None
-    if not 0 <= gib < 1 << 20:
-        raise UsageError(f"--swap-gib {gib}: must be 0 or more")
-    return int(gib * 2**30)
+    return run_offline(load_options(arguments), arguments.input, arguments.output)
 
 
 def missing(error: ModuleNotFoundError) -> Exception:

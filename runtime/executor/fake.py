@@ -14,8 +14,8 @@ from ..format.batch import TOP_LOGPROBS
 from ..kv.group import GroupConfig
 from ..kv.sequence import slot_of
 from ..kv.upkeep import Upkeep
-from ..loop.sampler import draw
 from ..requests.params import SamplingParams
+from ..requests.sampler import draw
 from .sampling import Sampled, SamplingRow
 
 

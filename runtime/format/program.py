@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import msgspec
 
+from .access import Access, Columns
 from .kv import KVLayout
 from .plan import LaunchPlan
 from .speculation import Speculation
 
-Param = int | float | str | bool | list[int | str | bool]
+Param = int | float | str | bool | Access | list[int | str | bool | Access | Columns]
 
 # element sizes in bytes of everything that a buffer or weight can hold
 ITEM_SIZE = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4, "i8": 1, "u8": 1}

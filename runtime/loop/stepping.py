@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..batch.scheduled import ScheduledBatch, ScheduledSequence
+from ..batch.scheduled import ScheduledBatch, ScheduledSequence, StepOutcome, Verdict
 from ..executor.base import Executor, screening
 from ..executor.sampling import Sampled, SamplingRow, sampling
 from ..requests.generation import Generation
+from ..requests.request import Request
+from ..requests.sampler import Sample, TokenLogprob, Walk
+from ..requests.scores import Scores
 from ..speculate.typical import TypicalAcceptance
-from ..speculate.verify import Walk, follow
-from .sampler import Sample, TokenLogprob
+from ..speculate.verify import follow
 
 
 @dataclass(frozen=True)
 class Flight:
-    """A step under way. ticket: the device's, None where nothing runs before `results`. rows: how the device samples
+    """A step under way. ticket: the device's, None where nothing runs before `finish`. rows: how the device samples
     each logit row, None for a row that the host looks at. typical: how guesses are accepted, None if losslessly."""
 
     batch: ScheduledBatch
@@ -36,14 +37,13 @@ class Flight:
 
 
 @dataclass(frozen=True)
-class Result:
-    """What a step gave to one sequence: logits `[rows, vocab]` of a scoring request, whose tokens from number `row`
-    on they belong to; or new tokens, the last of them from logit row `row` of the step."""
+class StepResult:
+    """A step that has run: what the scheduler must know of it, and the logit row behind the newest token of each
+    request that goes on."""
 
-    request_id: int
-    logits: np.ndarray | None = None
-    walk: Walk | None = None
-    row: int = -1
+    batch: ScheduledBatch
+    outcomes: list[StepOutcome]
+    rows: dict[int, int]
 
 
 class Stepper:
@@ -56,15 +56,12 @@ class Stepper:
         self._tickets: list[Any] = []  # of the steps that the device has and nobody has collected
 
     def start(
-        self,
-        batch: ScheduledBatch,
-        generations: Mapping[int, Generation],
-        typical: TypicalAcceptance | None = None,
+        self, batch: ScheduledBatch, requests: Mapping[int, Request], typical: TypicalAcceptance | None = None
     ) -> Flight:
-        """Start a step. `generations` are the requests that sample; those not in it are scored."""
+        """Start a step of some of the requests that have not ended."""
         if self._device is None:
             return Flight(batch, typical=typical)
-        rows = [row for sequence in batch.sequences for row in _rows(sequence, generations, typical)]
+        rows = [row for sequence in batch.sequences for row in _rows(sequence, requests, typical)]
         self._tickets.append(self._device.submit(batch, rows))
         return Flight(batch, rows, self._tickets[-1], typical)
 
@@ -84,71 +81,76 @@ class Stepper:
             return False
         return True
 
-    def results(self, flight: Flight, generations: Mapping[int, Generation]) -> Iterator[Result]:
-        """Wait for a step: a result for every sequence that wanted logits and has not ended since."""
-        sampled = None
-        if flight.ticket is None:
-            if self._screening is not None and _all_greedy(flight.batch, generations):
-                logits = self._screening.step_greedy(flight.batch)
-            else:
-                logits = self._executor.step(flight.batch)
-        else:
-            assert self._device is not None
-            self._tickets.remove(flight.ticket)
-            sampled = self._device.collect(flight.ticket)
-            logits = sampled.logits
+    def finish(self, flight: Flight, requests: Mapping[int, Request]) -> StepResult:
+        """Wait for a step, and give every request that wanted logits, and has not ended since, what the step gave it:
+        logits `[rows, vocab]` to be scored, or its new tokens."""
+        sampled, logits = self._wait(flight, requests)
+        outcomes: list[StepOutcome] = []
+        rows: dict[int, int] = {}
         end = 0
         for sequence in flight.batch.sequences:
             start, end = end, end + sequence.num_logits
-            generation = generations.get(sequence.request_id)
-            if start == end:
+            request = requests.get(sequence.request_id)
+            if start == end or request is None:  # in the middle of a prompt, or it ended while this step ran ahead
                 continue
+            if isinstance(request, Scores):
+                assert logits is not None
+                outcomes.append(request.push(logits[start:end], sequence.start))
+                continue
+            assert isinstance(request, Generation)
             if sampled is not None and flight.rows[start] is not None:
-                if generation is not None:  # else it ended while this step ran ahead
-                    take = partial(_take, sampled, generation, self._executor.vocab_size)
-                    yield _walk(sequence, generation, start, take)
-                continue
-            assert logits is not None
-            if generation is None:
-                yield Result(sequence.request_id, logits[start:end], row=sequence.start)
-            elif flight.typical is not None and sequence.draft is not None and generation.sampler.is_plain:
-                yield _walk_typically(sequence, generation, logits[start:end], start, flight.typical)
+                walk = self._device_walk(sequence, request, sampled, start)
             else:
-                yield _walk(sequence, generation, start, lambda row, g=generation: _sample(g, logits[row]))
+                assert logits is not None
+                walk = _host_walk(sequence, request, logits[start:end], flight.typical)
+            outcomes.append(request.take(walk))
+            if outcomes[-1].verdict is Verdict.CONTINUE:
+                rows[request.request_id] = start + walk.row
+        return StepResult(flight.batch, outcomes, rows)
+
+    def _wait(self, flight: Flight, requests: Mapping[int, Request]) -> tuple[Sampled | None, np.ndarray | None]:
+        """What the device sampled, if it did, and the logits, if the host wants any."""
+        if flight.ticket is None:
+            if self._screening is not None and _all_greedy(flight.batch, requests):
+                return None, self._screening.step_greedy(flight.batch)
+            return None, self._executor.step(flight.batch)
+        assert self._device is not None
+        self._tickets.remove(flight.ticket)
+        sampled = self._device.collect(flight.ticket)
+        return sampled, sampled.logits
+
+    def _device_walk(self, sequence: ScheduledSequence, generation: Generation, sampled: Sampled, start: int) -> Walk:
+        """The new tokens of a request that the device sampled; its rows begin at `start`."""
+        vocab_size = self._executor.vocab_size
+        return follow(
+            sequence.draft, lambda row: _take(sampled, generation, vocab_size, start + row), generation.end_ids
+        )
 
 
-def _walk(
-    sequence: ScheduledSequence, generation: Generation, start: int, sample: Callable[[int], Sample | None]
-) -> Result:
-    """The new tokens of a request whose logit rows begin at `start`."""
-    walk = follow(sequence.draft, lambda row: sample(start + row), generation.end_ids)
-    return Result(sequence.request_id, walk=walk, row=start + walk.row)
+def _host_walk(
+    sequence: ScheduledSequence, generation: Generation, logits: np.ndarray, typical: TypicalAcceptance | None
+) -> Walk:
+    """The new tokens of a request that the host samples from its own logits, `[rows, vocab]`."""
+    if typical is not None and sequence.draft is not None and generation.sampler.is_plain:
+        return typical.follow(sequence.draft, logits, generation.sampler, generation.end_ids)
+    return follow(sequence.draft, lambda row: _sample(generation, logits[row]), generation.end_ids)
 
 
-def _walk_typically(
-    sequence: ScheduledSequence, generation: Generation, logits: np.ndarray, start: int, typical: TypicalAcceptance
-) -> Result:
-    """The same where guesses need only be probable enough. logits: `[rows, vocab]`, the request's own."""
-    assert sequence.draft is not None
-    walk = typical.follow(sequence.draft, logits, generation.sampler, generation.end_ids)
-    return Result(sequence.request_id, walk=walk, row=start + walk.row)
-
-
-def _all_greedy(batch: ScheduledBatch, generations: Mapping[int, Generation]) -> bool:
+def _all_greedy(batch: ScheduledBatch, requests: Mapping[int, Request]) -> bool:
     """Whether of every logit row only the largest logit is wanted."""
     for sequence in batch.sequences:
-        generation = generations.get(sequence.request_id)
-        if sequence.num_logits and (generation is None or not generation.sampler.is_argmax):
+        request = requests.get(sequence.request_id)
+        if sequence.num_logits and not (isinstance(request, Generation) and request.sampler.is_argmax):
             return False
     return True
 
 
 def _rows(
-    sequence: ScheduledSequence, generations: Mapping[int, Generation], typical: TypicalAcceptance | None
+    sequence: ScheduledSequence, requests: Mapping[int, Request], typical: TypicalAcceptance | None
 ) -> list[SamplingRow | None]:
-    generation = generations.get(sequence.request_id)
+    generation = requests.get(sequence.request_id)
     depths = [0, *(sequence.draft.depths() if sequence.draft else ())]
-    if generation is None or sequence.num_logits != len(depths):
+    if not isinstance(generation, Generation) or sequence.num_logits != len(depths):
         return [None] * sequence.num_logits
     if typical is not None and generation.sampler.is_plain:  # the host looks at probabilities, at every step
         return [None] * sequence.num_logits

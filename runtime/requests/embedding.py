@@ -11,16 +11,15 @@ _SMALLEST = 1e-12  # length below which a vector is not scaled up to 1, as sente
 
 
 class Embedding:
-    """A prompt of `num_tokens` tokens that is under way as the request `request_id`.
+    """A prompt that is under way as the request `scores`.
 
     Of a mean every row counts, else the one row that the request asks for.
     """
 
-    def __init__(self, request_id: int, facts: EmbeddingFacts, num_tokens: int, scores: Scores) -> None:
-        self.request_id = request_id
+    def __init__(self, scores: Scores, facts: EmbeddingFacts) -> None:
         self.scores = scores
         self._facts = facts
-        self._missing = num_tokens if facts.pooling == "mean" else 1
+        self._missing = len(scores.prompt) if facts.pooling == "mean" else 1
         self._count = self._missing
         self._sum = np.zeros(facts.dimension, dtype=np.float64)
 

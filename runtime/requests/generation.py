@@ -1,29 +1,19 @@
-"""What goes into a generation and what comes out of it."""
+"""Generation: a request that samples, and the completion that it becomes."""
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..batch.scheduled import StepOutcome, Verdict
-from ..loop.sampler import Sample, Sampler, TokenLogprob
 from .params import SamplingParams
+from .request import Output, Request
+from .sampler import Sample, Sampler, TokenLogprob, Walk
 
 if TYPE_CHECKING:
-    from ..speculate.verify import Walk
     from ..tokenizer import Detokenizer, StopFinder
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """How a request stands among others: a lower priority runs first, clients (API keys) of equal priority are served
-    fairly, and only requests of one salt share KV blocks."""
-
-    priority: int = 0
-    client: str = ""
-    salt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,96 +42,62 @@ class Completion:
     timing: Timing = field(default=Timing(0.0, 0.0), compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """At most one token that a step gave to one request, and the text that became safe to show."""
-
-    request_id: int
-    token_id: int | None
-    text: str = ""
-    logprob: TokenLogprob | None = None
-    finish_reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One token of a step, None where the logits were not numbers, and the text that it made safe to show."""
-
-    sample: Sample | None
-    text: str
-
-
-@dataclass(slots=True, eq=False)
-class Generation:
-    """A request under way: its sampler, its text so far, and the outputs that nobody has taken yet.
+@dataclass(slots=True, eq=False, kw_only=True)
+class Generation(Request):
+    """A request that samples: its sampler, its text so far, and the outputs that nobody has taken yet.
 
     `detokenizer` and `stop_finder` are None in an engine without tokenizer. `end_ids` are the tokens that end it.
+    `index` counts the completions of one prompt.
     """
 
-    request_id: int
-    prompt: tuple[int, ...]
     params: SamplingParams
     sampler: Sampler
     end_ids: frozenset[int]
     detokenizer: Detokenizer | None
     stop_finder: StopFinder | None
-    arrival: float
     index: int = 0
-    num_cached_tokens: int | None = None  # of the prompt, found in the prefix cache; None before the first step
-    queued_s: float = 0.0  # from its arrival to its first step
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     outputs: deque[Output] = field(default_factory=deque)
     first_token: float | None = None
-    finished: float | None = None
-    finish_reason: str | None = None
-    fault: Exception | None = None  # what ended it with "error", unless that were logits that are not numbers
+    _held: list[Output] = field(default_factory=list)  # of the step under way, until it is known whether it goes on
 
-    def take(self, walk: Walk) -> tuple[StepOutcome, list[Piece]]:
-        """Take the tokens of a step one by one, as far as the request goes on."""
-        pieces: list[Piece] = []
-        sample = None
+    @property
+    def sampled(self) -> Sequence[int]:
+        return self.token_ids
+
+    @property
+    def has_all_tokens(self) -> bool:
+        return len(self.token_ids) >= self.spec.max_new_tokens
+
+    def take(self, walk: Walk) -> StepOutcome:
+        """Take the tokens of a step one by one, as far as the request goes on. `deliver` gives their outputs."""
+        verdict, number = Verdict.CONTINUE, 0
         for number, sample in enumerate(walk.samples):
-            accepted = walk.accepted[:number]
-            if sample is None:
-                return StepOutcome(self.request_id, None, Verdict.ERROR, accepted), [*pieces, Piece(None, "")]
             try:
-                verdict, text = self.accept(sample)
+                verdict, text = (Verdict.ERROR, "") if sample is None else self.accept(sample)
             except Exception as error:  # of the tokenizer, on this request's tokens: the others go on
                 self.fault = error
-                return StepOutcome(self.request_id, None, Verdict.ERROR, accepted), [*pieces, Piece(None, "")]
-            pieces.append(Piece(sample, text))
+                verdict, text = Verdict.ERROR, ""
+            if sample is None or verdict is Verdict.ERROR:
+                self._held.append(Output(self.request_id, None))
+                return StepOutcome(self.request_id, None, Verdict.ERROR, walk.accepted[:number])
+            self._held.append(Output(self.request_id, sample.token_id, text, sample.logprob))
             if verdict is not Verdict.CONTINUE:
                 break
-        assert sample is not None
-        return StepOutcome(self.request_id, sample.token_id, verdict, accepted), pieces
+        return StepOutcome(self.request_id, self._held[-1].token_id, verdict, walk.accepted[:number])
 
-    def emit(self, pieces: list[Piece], reason: str | None) -> list[Output]:
-        """One output per token; the last ends the request if there is a reason."""
-        outputs: list[Output] = []
-        for piece in pieces[:-1]:
-            assert piece.sample is not None
-            outputs.append(Output(self.request_id, piece.sample.token_id, piece.text, piece.sample.logprob))
-        self.outputs += outputs
-        sample, text = pieces[-1].sample, pieces[-1].text
-        token, logprob = (None, None) if sample is None else (sample.token_id, sample.logprob)
-        if reason in ("length", "error"):
-            text += self._last_words()
+    def deliver(self, reason: str | None = None) -> list[Output]:
+        """One output per token that came since the last call. With a reason, the last one ends the request."""
+        outputs, self._held = self._held, []
         if reason is not None:
-            return [*outputs, self.finish(reason, text, token, logprob)]
-        outputs.append(Output(self.request_id, token, text, logprob))
-        self.outputs.append(outputs[-1])
+            last = outputs.pop() if outputs else Output(self.request_id, None)
+            text = last.text if reason == "stop" else last.text + self._last_words()
+            outputs.append(replace(last, text=text, finish_reason=reason))
+            self.end(reason)
+        self.outputs += outputs
         return outputs
-
-    def finish(
-        self, reason: str, text: str = "", token: int | None = None, logprob: TokenLogprob | None = None
-    ) -> Output:
-        """End the request; its last output."""
-        self.finish_reason = reason
-        self.finished = time.perf_counter()
-        self.outputs.append(Output(self.request_id, token, text, logprob, reason))
-        return self.outputs[-1]
 
     def _last_words(self) -> str:
         try:

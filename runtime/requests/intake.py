@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from typing import Literal
 
 from ..errors import RequestError
-from ..format.manifest import Manifest
-from ..loop.sampler import Constraint, Sampler
+from ..format.manifest import EmbeddingFacts, Manifest
+from ..scheduler.request import RequestSpec
 from ..tokenizer import Detokenizer, StopFinder, Tokenizer
 from .generation import Generation
 from .params import SamplingParams
+from .sampler import Constraint, Sampler
 
 
 class Intake:
@@ -20,14 +19,18 @@ class Intake:
     def __init__(self, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
         self._manifest, self._tokenizer = manifest, tokenizer
 
-    def check_task(self, task: Literal["generate", "embed"]) -> None:
-        """RequestError if the engine was compiled for the other task."""
-        if task == "embed" and self._manifest.embedding is None:
-            raise RequestError("the engine was compiled to generate text", "compile the model with --task embed")
-        if task == "generate" and self._manifest.embedding is not None:
+    def check_generates(self) -> None:
+        """RequestError if the engine was compiled for embeddings."""
+        if self._manifest.embedding is not None:
             raise RequestError(
                 "the engine was compiled for embeddings and has no logits", "compile the model without --task embed"
             )
+
+    def embedding(self) -> EmbeddingFacts:
+        """How the engine embeds; RequestError if it was compiled to generate."""
+        if self._manifest.embedding is None:
+            raise RequestError("the engine was compiled to generate text", "compile the model with --task embed")
+        return self._manifest.embedding
 
     def prompt(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """The prompt's token ids: all in the vocabulary, not too many, and at least a bos token."""
@@ -67,24 +70,18 @@ class Intake:
         return self._manifest.limits.max_seq_len - len(prompt)
 
     def generation(
-        self,
-        request_id: int,
-        prompt: tuple[int, ...],
-        params: SamplingParams,
-        index: int,
-        constraint: Constraint | None,
+        self, spec: RequestSpec, params: SamplingParams, index: int, constraint: Constraint | None
     ) -> Generation:
         """Completion `index` of a checked prompt."""
+        prompt = spec.token_ids
         model, tokenizer = self._manifest.model, self._tokenizer
         end_ids = frozenset(params.stop_token_ids).union(() if params.ignore_eos else model.eos_token_ids)
         return Generation(
-            request_id=request_id,
-            prompt=prompt,
+            spec=spec,
             params=params,
             sampler=Sampler(params, prompt, model.vocab_size, end_ids, index, constraint),
             end_ids=end_ids,
             detokenizer=None if tokenizer is None else Detokenizer(tokenizer, prompt),
             stop_finder=None if tokenizer is None else StopFinder(params.stop),
-            arrival=time.perf_counter(),
             index=index,
         )

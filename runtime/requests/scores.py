@@ -1,4 +1,4 @@
-"""Scores: the rows of one request that samples nothing, as they come: logits, or the hidden states to embed."""
+"""Scores: a request that samples nothing; its rows as they come: logits, or the hidden states to embed."""
 
 from __future__ import annotations
 
@@ -6,38 +6,40 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..batch.scheduled import StepOutcome, Verdict
 from ..errors import IccError
+from .request import Request
 
 
 class NotFinite(IccError):
     """The model gave a request numbers that are none."""
 
 
-@dataclass(slots=True)
-class Scores:
-    """Chunks of rows, float32 `[rows, vocab]` or `[rows, dimension]`, that nobody has taken yet. `fault` is what ended
-    the request.
+@dataclass(slots=True, eq=False, kw_only=True)
+class Scores(Request):
+    """Chunks of rows, float32 `[rows, vocab]` or `[rows, dimension]`, that nobody has taken yet.
 
-    A request that was preempted, or had to begin anew, gives its first rows again; they are dropped here.
+    finite: whether rows that are no numbers end it. A request that was preempted, or had to begin anew, gives its first
+    rows again; they are dropped here.
     """
 
-    arrival: float
-    num_cached_tokens: int | None = None  # of the prompt, found in the prefix cache; None before the first step
-    queued_s: float = 0.0  # from its arrival to its first step
-
+    finite: bool = False
     _chunks: list[np.ndarray] = field(default_factory=list)
     _given: int = 0  # rows taken, ever
-    fault: Exception | None = None
 
-    def push(self, rows: np.ndarray, start: int) -> None:
+    def push(self, rows: np.ndarray, start: int) -> StepOutcome:
         """Take rows that are valid only now, those of the tokens from number `start` on."""
+        if self.finite and not np.isfinite(rows).all():  # nobody shares its KV
+            self.fault = NotFinite("the model failed on this request: its hidden states are not numbers")
+            return StepOutcome(self.request_id, None, Verdict.ERROR)
         new = rows[max(self._given - start, 0) :]
         if len(new):
             self._chunks.append(new.copy())
             self._given += len(new)
+        return StepOutcome(self.request_id, None)
 
     def take(self) -> list[np.ndarray]:
-        """What came since the last call. Raises the request's fault."""
+        """The chunks that came since the last call. Raises what ended the request."""
         if self.fault is not None:
             raise self.fault
         chunks, self._chunks = self._chunks, []

@@ -1,37 +1,45 @@
-"""RequestTable: the requests of an engine loop, from their arrival to their end."""
+"""RequestTable: owns the requests of an engine loop, from their arrival to their end, and moves them from state to
+state (see `Request`) together with the scheduler."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
-from ..loop.recovery import Trial
-from ..loop.sampler import Constraint
+from ..batch.scheduled import Draft, ScheduledBatch, StepOutcome, Verdict
 from ..scheduler.request import RequestSpec
 from ..scheduler.scheduler import Scheduler
-from .generation import Generation, Standing
+from .embedding import Embedding
+from .generation import Generation
 from .intake import Intake
 from .params import SamplingParams
+from .request import Output, Request, Standing, State
+from .sampler import Constraint
 from .scores import Scores
+from .trial import Trial
+
+Admitted = TypeVar("Admitted", bound=Request)
 
 
 class RequestTable:
     """Who has not ended, and whether they may run: all are queued with the scheduler, or, after a step that failed,
-    only the group that is on trial. `scheduler` is set by the loop, which begins anew with another one.
+    only the group that is on trial.
 
-    live: every request that has not ended, in order of arrival. generations: those of them that sample; scores: those
-    that score, until they are forgotten.
+    live: every request that has not ended, by its id, in order of arrival.
     """
 
-    scheduler: Scheduler
-
-    def __init__(self, intake: Intake) -> None:
-        self._intake = intake
-        self.live: dict[int, RequestSpec] = {}
-        self.generations: dict[int, Generation] = {}
-        self.scores: dict[int, Scores] = {}
+    def __init__(self, intake: Intake, make_scheduler: Callable[[], Scheduler]) -> None:
+        self._intake, self._make_scheduler = intake, make_scheduler
+        self.live: dict[int, Request] = {}
         self.trial = Trial()
+        self.scheduler = make_scheduler()
         self._next_id = 0
+
+    def reset(self) -> None:
+        """Begin with an empty KV cache. Requires that nothing is scheduled."""
+        self.scheduler = self._make_scheduler()
+
+    # -- arrival -----------------------------------------------------------------------------------------------------
 
     def add(
         self,
@@ -40,67 +48,134 @@ class RequestTable:
         standing: Standing,
         constrain: Callable[[], Constraint] | None,
     ) -> list[Generation]:
-        """Queue the completions of a prompt; see `EngineLoop.add`."""
-        self._intake.check_task("generate")
+        """Take up the completions of a prompt; see `EngineLoop.add`."""
+        self._intake.check_generates()
         token_ids, params = self._intake.prompt(prompt), self._intake.params(params)
         room = self._intake.room(token_ids)
         generations = [
-            self._intake.generation(self._take_id(), token_ids, params, index, constrain and constrain())
+            self._intake.generation(
+                self._spec(token_ids, standing, min(params.max_tokens, room)), params, index, constrain and constrain()
+            )
             for index in range(params.n)
         ]
         for generation in generations:
-            if room == 0:
-                generation.finish("length")
-                continue
-            limit = min(params.max_tokens, room)
-            self._admit(
-                RequestSpec(
-                    generation.request_id, token_ids, limit, standing.priority, standing.salt, client=standing.client
-                )
-            )
-            self.generations[generation.request_id] = generation
+            if room:
+                self._admit(generation)
+            else:
+                generation.deliver("length")
         return generations
 
-    def add_score(self, token_ids: Sequence[int], standing: Standing, last_row: bool = False) -> int:
-        """Queue a sequence of which the rows of every position are wanted, or the last one: its id."""
-        request_id = self._take_id()
-        spec = RequestSpec(
-            request_id,
-            self._intake.prompt(token_ids),
-            0,
+    def add_score(self, token_ids: Sequence[int], standing: Standing) -> Scores:
+        """Take up a sequence of which the logits of every position are wanted."""
+        self._intake.check_generates()
+        spec = self._spec(self._intake.prompt(token_ids), standing, all_rows=True)
+        return self._admit(Scores(spec=spec))
+
+    def add_embedding(self, token_ids: Sequence[int], standing: Standing) -> Embedding:
+        """Take up a sequence of which one vector is wanted."""
+        facts = self._intake.embedding()
+        tokens = self._intake.prompt(token_ids)
+        if facts.pooling == "cls":  # attention is causal: nothing that comes behind the first token changes its state
+            tokens = tokens[:1]
+        spec = self._spec(tokens, standing, all_rows=facts.pooling == "mean")
+        return Embedding(self._admit(Scores(spec=spec, finite=True)), facts)
+
+    def _spec(
+        self, tokens: tuple[int, ...], standing: Standing, max_new_tokens: int = 0, all_rows: bool = False
+    ) -> RequestSpec:
+        """all_rows: the rows of every token are wanted, else only those of the last."""
+        self._next_id += 1
+        return RequestSpec(
+            self._next_id,
+            tokens,
+            max_new_tokens,
             standing.priority,
             standing.salt,
-            all_logits=not last_row,
-            use_cache=last_row,  # what is cached gives no rows
+            all_logits=all_rows,
+            use_cache=not all_rows,  # what is cached gives no rows
             client=standing.client,
         )
-        self._admit(spec)
-        self.scores[request_id] = Scores(time.perf_counter())
-        return request_id
 
-    def forget(self, request_id: int) -> bool:
-        """The request has ended, or nobody wants it any more. Whether it was there and sampled."""
-        self.scheduler.abort(request_id)
-        self.trial.clear(request_id)
-        self.live.pop(request_id, None)
-        return self.generations.pop(request_id, None) is not None
+    def _admit(self, request: Admitted) -> Admitted:
+        """Queue a request, or hold it while others are on trial. CapacityError if it can never fit."""
+        if self.trial.running:
+            self.scheduler.validate(request.spec)
+            request.hold()
+        else:
+            self._queue(request)
+        self.live[request.request_id] = request
+        return request
+
+    def _queue(self, request: Request) -> None:
+        self.scheduler.add(request.spec, request.sampled)
+        request.queue()
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def generation(self, request_id: int) -> Generation | None:
+        """A request that samples and has not ended."""
+        request = self.live.get(request_id)
+        return request if isinstance(request, Generation) else None
+
+    def schedule(self, drafts: Mapping[int, Draft]) -> ScheduledBatch:
+        """The next step: who runs in it, who lost its place for it, and whose guesses it verifies."""
+        batch = self.scheduler.schedule(drafts)
+        for request_id in self.scheduler.take_preempted():
+            self.live[request_id].preempt()
+        for sequence in batch.sequences:
+            request = self.live[sequence.request_id]
+            if request.state is State.WAITING:
+                request.run(sequence.start)
+            if sequence.draft is not None:
+                request.guess()
+        return batch
+
+    def update(self, outcomes: Sequence[StepOutcome]) -> tuple[dict[int, str], Exception | None]:
+        """Account for a step: why requests end by it, and what the scheduler failed of, if it did; what was sampled is
+        good all the same."""
+        for outcome in outcomes:
+            if outcome.request_id in self.live:
+                self.live[outcome.request_id].settle()
+                if outcome.token_id is not None:
+                    self.trial.clear(outcome.request_id)
+        try:
+            return {done.request_id: done.reason for done in self.scheduler.update(outcomes)}, None
+        except Exception as error:
+            return {o.request_id: o.verdict.value for o in outcomes if o.verdict is not Verdict.CONTINUE}, error
+
+    def end(self, request: Request, reason: str) -> list[Output]:
+        """End a request, wherever it is: its last outputs. Nothing happens if it has ended."""
+        if request.state is State.ENDED:
+            return []
+        self.scheduler.abort(request.request_id)
+        self.trial.clear(request.request_id)
+        del self.live[request.request_id]
+        return request.deliver(reason)
+
+    # -- faults ------------------------------------------------------------------------------------------------------
+
+    def begin_anew(self) -> None:
+        """What is computed is lost: hold everybody, with a new scheduler that goes on counting."""
+        before = self.scheduler
+        self.reset()
+        self.scheduler.num_preemptions, self.scheduler.num_swaps = before.num_preemptions, before.num_swaps
+        for request in self.live.values():
+            if request.state is not State.HELD:
+                request.hold()
+
+    def suspect(self, request_ids: Collection[int]) -> Request | None:
+        """A step of these requests failed, and everybody is held: the culprit, if there is but one."""
+        culprit = self.trial.failed(self.live.keys() & request_ids)
+        return None if culprit is None else self.live[culprit]
 
     def next_group(self) -> None:
         """Let the next suspects run, and nobody else; all, if there are no more."""
         for request_id in self.scheduler.request_ids:
             self.scheduler.abort(request_id)
+            self.live[request_id].hold()
         for request_id in self.trial.next_group(self.live) or self.live:
-            generation = self.generations.get(request_id)
-            self.scheduler.add(self.live[request_id], () if generation is None else generation.token_ids)
+            self._queue(self.live[request_id])
 
-    def _take_id(self) -> int:
-        self._next_id += 1
-        return self._next_id
-
-    def _admit(self, spec: RequestSpec) -> None:
-        """Queue a request, or let it wait while others are on trial. CapacityError if it can never fit."""
-        if self.trial.running:
-            self.scheduler.validate(spec)
-        else:
-            self.scheduler.add(spec)
-        self.live[spec.request_id] = spec
+    def acquit(self) -> None:
+        """Nobody is on trial any more; everybody stays held."""
+        self.trial = Trial()

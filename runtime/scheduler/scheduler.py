@@ -37,6 +37,7 @@ class Scheduler:
         self._shares = FairShare()
         self._arrivals = 0
         self.num_preemptions = self.num_swaps = 0  # swaps: preemptions whose KV went to host memory
+        self._preempted: list[int] = []  # since they were last asked for
         self._steps: list[ScheduledBatch] = []  # scheduled and not updated: the step under way, and the one after it
 
     # -- events ------------------------------------------------------------------------------------------------------
@@ -144,6 +145,11 @@ class Scheduler:
                 self.kv.cut(request)
             self.kv.publish(request)
         return finished
+
+    def take_preempted(self) -> list[int]:
+        """The requests that were preempted since the last call and have not ended."""
+        preempted, self._preempted = self._preempted, []
+        return [request_id for request_id in preempted if request_id in self._requests]
 
     @property
     def num_running(self) -> int:
@@ -270,6 +276,7 @@ class Scheduler:
         request.stop()
         request.num_preemptions += 1
         self.num_preemptions += 1
+        self._preempted.append(request.id)
         insort(self._waiting, request, key=lambda item: item.rank)
 
     def _remove(self, request: Request) -> None:

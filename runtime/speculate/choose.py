@@ -9,31 +9,40 @@ from ..executor.base import Executor
 from ..format.load import Engine, open_engine
 from ..format.program import EXIT
 from .drafter import Drafter
+from .ledger import SLOPE
 from .medusa import HeadsExecutor, MedusaDrafter
 from .ngram import NgramDrafter
 from .second_engine import EngineDrafter
 from .speculator import Speculator
+from .typical import TypicalAcceptance
 
 NONE = "none"
 MakeExecutor = Callable[[Engine, str], Executor]  # of an engine, and the section that it runs as a step, if any
 
 
 def choose_speculator(
-    spec: str | None, engine: Engine, executor: Executor, make_executor: MakeExecutor
+    spec: str | None,
+    engine: Engine,
+    executor: Executor,
+    make_executor: MakeExecutor,
+    typical: TypicalAcceptance | None = None,
 ) -> Speculator | None:
     """The speculator for `spec`: "none", "medusa", "ngram", "draft:ENGINE" or "layer-skip"; None is what the engine was
     compiled for.
 
-    `make_executor` runs a second engine. UsageError if `spec` is unknown, or the engine lacks what it needs.
+    `make_executor` runs a second engine. `typical`: how guesses are accepted, None losslessly. UsageError if `spec` is
+    unknown, the engine lacks what it needs, or there is nobody whose guesses could be accepted.
     """
     own = engine.program.speculation
     chosen = spec if spec is not None else own.drafter if own is not None else NONE
     if chosen == NONE:
+        if typical is not None:
+            raise UsageError("--spec-accept typical: there is no drafter", "give --spec, or compile the engine with it")
         return None
     if engine.manifest.embedding is not None:
         raise UsageError(f"--spec {chosen}: the engine was compiled for embeddings, there are no tokens to guess")
     drafter = _drafter(chosen, engine, executor, make_executor)
-    return Speculator(drafter) if own is None else Speculator(drafter, slope=own.slope)
+    return Speculator(drafter, slope=SLOPE if own is None else own.slope, typical=typical)
 
 
 def _drafter(chosen: str, engine: Engine, executor: Executor, make_executor: MakeExecutor) -> Drafter:

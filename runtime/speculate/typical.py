@@ -11,10 +11,10 @@ import numpy as np
 
 from ..batch.scheduled import Draft
 from ..errors import UsageError
-from ..loop.sampler import Sample, Sampler
-from .verify import Walk
+from ..options import LOSSLESS
+from ..requests.sampler import Sample, Sampler, Walk
 
-LOSSLESS, TYPICAL = "lossless", "typical"
+TYPICAL = "typical"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,23 +11,9 @@ p(x') / (1 - p(x)), and after the last a token is drawn from what is left, which
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 from ..batch.scheduled import Draft
-from ..loop.sampler import Sample
-
-
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """What a step gave to one request: its new tokens, one more than guesses were accepted.
-
-    The last is None where the logits were not numbers. `row` is the logit row that it came from, counted from the
-    request's first.
-    """
-
-    samples: tuple[Sample | None, ...]
-    accepted: tuple[int, ...]
-    row: int
+from ..requests.sampler import Sample, Walk
 
 
 def follow(draft: Draft | None, sample: Callable[[int], Sample | None], end_ids: Collection[int]) -> Walk:

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 from cpu_harness import NONE, Builder, Case
-from icc.compiler.backends.cpu.layouts import pack
-from icc.compiler.backends.cpu.layouts.formats import QUANT_BITS, SPLIT
+from icc.compiler.backends.cpu.layouts.affine import AffineTiles
+from icc.compiler.backends.cpu.layouts.dense import ROWS, TILES
+from icc.compiler.backends.cpu.layouts.split import SplitTiles
+from icc.compiler.weights.formats.affine import GroupAffine
 from icc.runtime.format.program import Operand
 
 Arrays = dict[str, np.ndarray]
@@ -29,8 +31,8 @@ def _column_slice(b: Builder, name: str, width: int, slice_: bool, rows: str = "
 def add_linear(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str, extra: bool, rows: str) -> None:
     name = f"linear_{fmt}_{k}x{n}_{rows}{'_bias_residual_slice' if extra else ''}"
     w = rng.standard_normal((n, k)).astype(np.float32) / np.sqrt(k)
-    packed = pack.pack_dense(w, f"tile_{fmt}")
-    exact = pack.unpack_dense(packed, f"tile_{fmt}", (n, k)).astype(np.float64)
+    packed = TILES[fmt].pack({"values": w})
+    exact = TILES[fmt].unpack(packed, (n, k))["values"].astype(np.float64)
     bias = rng.standard_normal(n).astype(np.float32)
     x, x_stride, start = _column_slice(b, f"{name}.x", k, extra, rows)
     y, y_stride, y_start = _column_slice(b, f"{name}.y", n, extra, rows)
@@ -53,17 +55,23 @@ def add_linear(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str, e
     b.cases.append(Case(name, feeds, expect, max(2e-6, 1e-9 * k)))
 
 
+def quantized_layout(fmt: str, group: int) -> AffineTiles:
+    """q4, q8 or q8s."""
+    return SplitTiles.of(GroupAffine(group, 8)) if fmt == "q8s" else AffineTiles.of(GroupAffine(group, int(fmt[1:])))
+
+
 def quantized_weight(rng: np.random.Generator, n: int, k: int, fmt: str, group: int) -> tuple[np.ndarray, np.ndarray]:
     """Packed bytes and the float64 matrix they stand for, with scales from 1e-7 to 1."""
-    bits = QUANT_BITS[fmt]
+    layout = quantized_layout(fmt, group)
+    bits = layout.format.bits
     codes = rng.integers(0, 2**bits, (n, k)).astype(np.uint8)
     zeros = rng.integers(0, 2**bits, (n, k // group)).astype(np.uint8)
     scales = (rng.uniform(0.5, 1.0, (n, k // group)) * 10.0 ** rng.integers(-1, 1)).astype(np.float32)
     if n > 8:
         scales[3] *= 1e-6
-    packed = pack.pack_quantized(codes, scales, zeros, fmt, group)
-    got_codes, got_scales, got_zeros = pack.unpack_quantized(packed, (n, k), fmt, group)
-    wide = (got_codes.astype(np.float64).reshape(n, -1, group) - got_zeros[..., None]) * got_scales[..., None]
+    packed = layout.pack({"codes": codes, "scales": scales, "zeros": zeros})
+    got = layout.unpack(packed, (n, k))
+    wide = (got["codes"].astype(np.float64).reshape(n, -1, group) - got["zeros"][..., None]) * got["scales"][..., None]
     return packed, wide.reshape(n, k)
 
 
@@ -109,9 +117,7 @@ def add_linear_q(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str,
     params = {
         "k": k,
         "n": n,
-        "bits": QUANT_BITS[fmt],
-        "split": fmt == SPLIT,
-        "group": group,
+        **quantized_layout(fmt, group).product_params(),
         "y_stride": y_stride,
         "rows": "tokens",
         "has_bias": extra,
@@ -154,8 +160,8 @@ def add_experts(b: Builder, rng: np.random.Generator, bits: int, topk: int, per_
         }
         b.step("expert_linear_q", params, [q, s, sums, weight, b.plain(f"{name}.b", bias), index], [y])
     else:
-        packed = pack.pack_dense(rng.standard_normal((e, n, k)).astype(np.float32), "tile_bf16")
-        exact = pack.unpack_dense(packed, "tile_bf16", (e, n, k)).astype(np.float64)
+        packed = TILES["bf16"].pack({"values": rng.standard_normal((e, n, k)).astype(np.float32)})
+        exact = TILES["bf16"].unpack(packed, (e, n, k))["values"].astype(np.float64)
         x = b.buffer(f"{name}.x", [width])
         feeds[x.name] = normal(width)
         params = {
@@ -226,8 +232,9 @@ def add_embedding(b: Builder, rng: np.random.Generator, fmt: str, n: int, source
     if fmt.startswith("q"):
         packed, exact = quantized_weight(rng, 50, n, fmt, 16)
     else:
-        packed = pack.pack_dense(table, fmt)
-        exact = pack.unpack_dense(packed, fmt, (50, n)).astype(np.float64)
+        layout = next(found for found in (*ROWS.values(), *TILES.values()) if found.name == fmt)
+        packed = layout.pack({"values": table})
+        exact = layout.unpack(packed, (50, n))["values"].astype(np.float64)
     y = b.buffer(f"{name}.y", [n])
     weight = b.weight(f"{name}.w", packed, fmt, (50, n))
     b.step("embedding", {"n": n, "table_rows": 50, "format": fmt, "group": 16}, [Operand("input", source), weight], [y])

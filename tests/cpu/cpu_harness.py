@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from cpu_fences import fence, unfence
-from icc.compiler.backends.cpu.layouts.pack import pack_dense
+from icc.compiler.backends.cpu.layouts.dense import ROWS
 from icc.runtime.executor.cpu.library import IccBatch
 from icc.runtime.format.kv import KVGroup, KVLayer, KVLayout
 from icc.runtime.format.program import Buffer, Kernel, Operand, Program, Step, Weight
@@ -68,7 +68,7 @@ class Builder:
 
     def plain(self, name: str, array: np.ndarray, fmt: str = "f32") -> Operand:
         """A weight stored row-major."""
-        return self.weight(name, pack_dense(array, fmt), fmt, array.shape)
+        return self.weight(name, ROWS[fmt].pack({"values": array}), fmt, array.shape)
 
     def step(
         self, op: str, params: dict[str, Any], inputs: list[Operand], outputs: list[Operand], layer: int = -1

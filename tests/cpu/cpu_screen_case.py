@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 from cpu_cases import add_quantize, dequantize
 from cpu_harness import NONE, Builder, Case
-from icc.compiler.backends.cpu.layouts import pack
+from icc.compiler.backends.cpu.layouts.split import SplitTiles
+from icc.compiler.backends.cpu.layouts.tiles import stored_scales
+from icc.compiler.weights.formats.affine import GroupAffine
 
 K, N, GROUP = 128, 5003, 32
 FIRST, SECOND = 77, 4900
@@ -32,11 +34,12 @@ def head(name: str) -> tuple[np.ndarray, np.ndarray]:
 def add_screened(b: Builder, rng: np.random.Generator, name: str, leans: bool = True) -> None:
     """A head and activations in line with its first row. leans: what the packed weight says of low nibbles is kept."""
     codes, scales = head(name)
-    packed = pack.pack_quantized(codes, scales, np.full((N, K // GROUP), 128, np.uint8), "q8s", GROUP)
+    zeros = np.full((N, K // GROUP), 128, np.uint8)
+    packed = SplitTiles.of(GroupAffine(GROUP, 8)).pack({"codes": codes, "scales": scales, "zeros": zeros})
     if not leans:
         high = packed[: len(packed) * (64 + 8 * GROUP) // (64 + 16 * GROUP)]
         high.reshape(-1, 64 + 8 * GROUP)[:, 56:60] = 0
-    weights = (codes.astype(np.float64).reshape(N, -1, GROUP) - 128) * pack.stored_scales(scales)[..., None]
+    weights = (codes.astype(np.float64).reshape(N, -1, GROUP) - 128) * stored_scales(scales)[..., None]
     rows = add_quantize(b, name, K, GROUP, False)
     near = codes[FIRST].astype(np.float32) / 32 - 4
     noise = np.float32(0.01 if name == "screened_leaning" else 1.0)

@@ -15,8 +15,11 @@ from icc.compiler.backends.cpu.build import build_libraries
 from icc.compiler.backends.cpu.emit import emit_source
 from icc.compiler.backends.cpu.isa import ALL, AVX2
 from icc.compiler.backends.errors import CodegenError, ToolchainError
+from icc.runtime.format.access import Access
 from icc.runtime.format.manifest import KERNEL_ABI
 from icc.runtime.format.program import Kernel
+
+CONSTANT = {"shape": [4], "inputs": [], "body": "t0 = copy 1", "output": Access("f32", 4, (1,))}
 
 
 def small() -> Builder:
@@ -67,13 +70,12 @@ def test_source_is_self_contained() -> None:
         ("linear_q", {"k": 40, "n": 4, "bits": 4, "group": 16}, "multiple of 16 that divides k = 40"),
         ("linear_q", {"k": 32, "n": 4, "bits": 3, "group": 16}, "bits must be 4 or 8"),
         ("topk", {"outer": 1, "n": 4, "k": 5}, "k = 5 exceeds n = 4"),
-        (
-            "pointwise",
-            {"shape": [4], "inputs": [], "body": ["t0 = warp 1"], "outputs": []},
-            "no code for opcode 'warp'",
-        ),
-        ("pointwise", {"shape": [4], "inputs": [], "body": ["t0 = neg x"], "outputs": []}, "neither an operand nor"),
-        ("pointwise", {"shape": [4], "inputs": ["f32:4:1,1"], "body": [], "outputs": []}, "does not fit shape"),
+        ("pointwise", {**CONSTANT, "body": "t0 = warp 1"}, "no code for opcode 'warp'"),
+        ("pointwise", {**CONSTANT, "body": "t0 = neg x"}, "neither an operand nor"),
+        ("pointwise", {**CONSTANT, "body": "t0 = neg a0"}, "reads a0 of 0 inputs"),
+        ("pointwise", {**CONSTANT, "inputs": [Access("f32", 4, (1, 1))]}, r"does not fit shape \[4\]"),
+        ("pointwise", {**CONSTANT, "output": Access("f64", 4, (1,))}, "no code for operands of type 'f64'"),
+        ("pointwise", {"shape": [4], "body": "t0 = copy 1"}, "param 'inputs' is missing"),
     ],
 )
 def test_refusals(op: str, params: dict, message: str) -> None:

@@ -19,6 +19,7 @@ from icc.compiler.backends.cpu.isa import AVX2
 from icc.compiler.backends.cpu.kernels.attention import AttentionMicroParams
 from icc.compiler.backends.cpu.kernels.micro import DenseMicroParams, MicroTableParams, QuantMicroParams
 from icc.compiler.backends.render import TEMPLATES, render
+from icc.runtime.format.access import Access
 from icc.runtime.format.program import Kernel
 
 FOLDER = Path(__file__).parent / "snapshots" / "cpp"
@@ -27,7 +28,7 @@ ROPE = {"rotary_dim": 8, "rope_style": "interleaved", "table_rows": 64}
 QUERY = {"q_heads": 4, "scale": 0.25}
 QUANT = {"bits": 4, "group": 16}
 EXPERTS = {"k": 32, "n": 20, "experts": 3, "topk": 2}
-SILU_MUL = {"shape": [4, 6], "inputs": ["f32:24:6,1", "f32:0:0,1"], "body": ["t0 = silu a0", "t1 = mul t0 a1"]}
+ROWS = Access("f32", 24, (6, 1))
 
 KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
     "linear__bf16": ("linear", {"k": 32, "n": 20, "format": "bf16"}),
@@ -74,12 +75,18 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
     "cumsum__f32": ("cumsum", {"outer": 2, "n": 9}),
     "bmm__weight": ("bmm", {"batch": 2, "m": 3, "k": 9, "n": 17, "b_row_stride": 0}),
     "bmm__transposed": ("bmm", {"batch": 2, "m": 3, "k": 9, "n": 17, "b_transposed": True}),
-    "pointwise__silu_mul": ("pointwise", {**SILU_MUL, "outputs": ["t1:f32:24:6,1"]}),
+    "pointwise__silu_mul": (
+        "pointwise",
+        {
+            "shape": [4, 6], "inputs": [ROWS, Access("f32", 0, (0, 1))], "body": "t0 = silu a0; t1 = mul t0 a1",
+            "output": ROWS,
+        },
+    ),
     "pointwise__strided_i32": (
         "pointwise",
         {
-            "shape": [4, 6], "inputs": ["i32:24:1,4"], "outputs": ["t1:i32:24:6,1"],
-            "body": ["t0 = remainder a0 3", "t1 = where t0 a0 -1"],
+            "shape": [4, 6], "inputs": [Access("i32", 24, (1, 4))], "output": Access("i32", 24, (6, 1)),
+            "body": "t0 = remainder a0 3; t1 = where t0 a0 -1",
         },
     ),
     "kv_write__i8": ("kv_write", {**CACHE, "dtype": "i8"}),

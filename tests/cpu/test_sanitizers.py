@@ -19,7 +19,8 @@ from cpu_harness import Builder
 from icc.compiler.backends.cpu import build
 from icc.compiler.backends.cpu.emit import OPS, emit_source
 from icc.compiler.backends.cpu.isa import Isa, host_isas
-from icc.compiler.ops.pointwise import OPCODES, parse
+from icc.compiler.ops.body import Body
+from icc.compiler.ops.pointwise import OPCODES
 from icc.runtime.format.program import Program
 from run_sanitized import programs, small_program
 
@@ -57,8 +58,8 @@ def drive(command: list[str], preload: str, *args: object, **options: str) -> su
 def test_every_kernel_and_opcode_is_in_the_programs() -> None:
     kernels = [kernel for builder in programs().values() for kernel in builder.kernels.values()]
     assert {kernel.op for kernel in kernels} == {*OPS, "pointwise"}
-    lines = [line for kernel in kernels if kernel.op == "pointwise" for line in kernel.params["body"]]
-    assert {parse(line)[1] for line in lines} == set(OPCODES)
+    bodies = [Body.parse(str(kernel.params["body"])) for kernel in kernels if kernel.op == "pointwise"]
+    assert {instruction.opcode for body in bodies for instruction in body.instructions} == set(OPCODES)
 
 
 @pytest.fixture(scope="module")

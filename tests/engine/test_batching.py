@@ -101,7 +101,7 @@ def test_the_same_request_has_the_same_bits(compiled: Callable[..., Any]) -> Non
             generations = [llm.loop.add(*asked[number])[0] for number in chosen]
             for generation in source.sample(generations, size // 8):  # some go in the middle of it
                 llm.loop.step()
-                llm.loop.abort(generation)
+                llm.loop.end(generation)
             while llm.loop.has_work():
                 llm.loop.step()
                 scheduler = llm.loop.scheduler

@@ -14,7 +14,7 @@ import pytest
 from icc.compiler.errors import CheckpointError, UnsupportedModel
 from icc.compiler.frontend.source.pooling import Pooling, read_pooling
 from icc.runtime.errors import RequestError, UsageError
-from icc.runtime.requests.generation import Standing
+from icc.runtime.requests.request import Standing
 
 from .conftest import Compiled
 
@@ -143,7 +143,7 @@ def test_only_the_prefix_of_the_same_salt_is_shared(embedder: Callable[..., Comp
             while not embedding.complete:
                 llm.loop.step()
                 embedding.advance()
-            llm.loop.end_score(embedding.request_id)
+            llm.loop.end(embedding.scores)
             return embedding.scores.num_cached_tokens
 
         assert [cached(b"a"), cached(b"b")] == [0, 0] and (cached(b"a") or 0) > 0

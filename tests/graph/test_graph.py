@@ -9,6 +9,8 @@ import torch
 from graph_tracing import IDS, VOCAB, Value, aten, difference, icc, random, trace
 from icc.compiler.graph.graph import TensorType, type_of
 from icc.compiler.graph.interpret import interpret
+from icc.compiler.weights.formats.affine import GroupAffine
+from icc.compiler.weights.formats.dense import F32
 from icc.compiler.weights.handles import (
     Constant,
     Derived,
@@ -17,7 +19,6 @@ from icc.compiler.weights.handles import (
     RowConcat,
     Weight,
     derive,
-    quant_parts,
 )
 from torch import Tensor, fx
 
@@ -128,17 +129,21 @@ def test_row_concat() -> None:
             RowConcat((parts[0], other))
 
 
-def test_quant_parts_of_joined_rows() -> None:
-    one, two = (RoundedWeight(Constant(random(n, (3, 16))), 4, 8) for n in "ab")
-    parts = quant_parts(RowConcat((one, two)))
-    assert parts is not None and torch.equal(parts.dequantize(), torch.cat([one.load(), two.load()]))
-    assert quant_parts(RowConcat((one, RoundedWeight(one.source, 8, 8)))) is None
-    assert quant_parts(RowConcat((one, Constant(torch.ones(1, 16))))) is None
-    assert quant_parts(one.source) is None
+def test_joined_rows_are_stored_as_their_pieces_are() -> None:
+    q4, q8 = GroupAffine(8, 4), GroupAffine(8, 8)
+    one, two = (RoundedWeight(Constant(random(n, (3, 16))), q4) for n in "ab")
+    joined = RowConcat((one, two))
+    assert joined.storage == q4 and torch.equal(joined.load(), torch.cat([one.load(), two.load()]))
+    assert torch.equal(q4.decode(joined.parts()), joined.load())
+    for other in (RoundedWeight(one.source, q8), Constant(torch.ones(1, 16))):
+        mixed = RowConcat((one, other))
+        assert mixed.storage == F32 and torch.equal(mixed.parts()["values"], mixed.load())
+    assert one.source.storage == F32
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_packed_codes_read_back(bits: int) -> None:
-    parts = RoundedWeight(Constant(random("w", (5, 32))), bits, 16).parts()
-    packed = PackedWeight.pack(parts, bits, 16)
-    assert packed.shape == (5, 32) and torch.equal(packed.load(), parts.dequantize())
+    form = GroupAffine(16, bits)
+    parts = RoundedWeight(Constant(random("w", (5, 32))), form).parts()
+    packed = PackedWeight.pack(parts, form, (5, 32))
+    assert packed.shape == (5, 32) and torch.equal(packed.load(), form.decode(parts))

@@ -6,6 +6,7 @@ import torch
 from expecttest import assert_expected_inline
 from graph_tracing import Value, aten, icc, trace
 from icc.compiler.graph.printer import print_graph
+from icc.compiler.weights.formats.affine import GroupAffine
 from icc.compiler.weights.handles import Constant, RoundedWeight, RowConcat
 
 
@@ -63,6 +64,6 @@ def test_modules() -> None:
 
 def test_weights_show_how_they_are_stored() -> None:
     dense = Constant(torch.ones(4, 16, dtype=torch.bfloat16))
-    rounded = RoundedWeight(dense, 4, 8)
+    rounded = RoundedWeight(dense, GroupAffine(8, 4))
     shown = [w.describe() for w in (dense, rounded, RowConcat((dense, dense)), RowConcat((rounded, rounded)))]
     assert shown == ["bf16[4, 16]", "q4g8[4, 16]", "bf16[8, 16]", "q4g8[8, 16]"]

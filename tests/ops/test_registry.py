@@ -107,10 +107,6 @@ def decayed(x: Tensor, layer: int) -> Tensor:
     return torch.stack(rows)
 
 
-NOT_YET = pytest.mark.xfail(strict=True, raises=KeyError, reason="the fusion reads a table of its own")
-
-
-@NOT_YET
 def test_an_op_of_another_module_on_the_cpu(tmp_path: Path) -> None:
     made = SampleGraph(samples_of(kinked))
     verify(made.graph, Stage.EXPORTED, "the test")
@@ -121,7 +117,6 @@ def test_an_op_of_another_module_on_the_cpu(tmp_path: Path) -> None:
         assert difference(slot.expected, logits[:rows, slot.start : slot.start + size]) <= kinked.tolerance
 
 
-@NOT_YET
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_op_of_another_module_is_fused_on_every_back_end(backend: str) -> None:
     graph = optimize(trace(lambda x: kinked.overload(x * 2.0, 0.5, 3.0), x="f32[T, 8]"))

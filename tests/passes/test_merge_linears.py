@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from expecttest import assert_expected_inline
 from graph_tracing import Value, apply, aten, icc, random, trace
+from icc.compiler.weights.formats.affine import GroupAffine
 from icc.compiler.weights.handles import Constant, RoundedWeight, RowConcat
 from icc.passes.fuse.merge_linears import MergeLinears
 
@@ -56,16 +57,16 @@ def test_with_a_row_axis_of_heads() -> None:
 
 
 def test_refuses_different_storage() -> None:
-    gate = RoundedWeight(Constant(random("gate", (4, 16))), 4, 16)
+    gate = RoundedWeight(Constant(random("gate", (4, 16))), GroupAffine(16, 4))
     done = apply(MergeLinears(), trace(gate_up, x="f32[T, 16]", gate=gate, up="bf16[4, 16]"))
-    assert done.counts == {} and done.reasons == ["stored differently: ['q4g16', 'torch.bfloat16']"]
+    assert done.counts == {} and done.reasons == ["stored differently: ['bf16', 'q4g16']"]
 
 
 def test_the_alike_are_merged_all_the_same() -> None:
     def fn(x: Value, a: Value, b: Value, c: Value) -> Value:
         return linear(x, a, None) * linear(x, b, None) + linear(x, c, None)
 
-    rounded = {n: RoundedWeight(Constant(random(n, (4, 16))), 4, 8) for n in "ac"}
+    rounded = {n: RoundedWeight(Constant(random(n, (4, 16))), GroupAffine(8, 4)) for n in "ac"}
     done = apply(MergeLinears(), trace(fn, x="f32[T, 16]", b="bf16[4, 16]", **rounded))
     assert done.counts == {"merged": 2} and "a+c" in done.graph.weights and len(done.reasons) == 1
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from icc.compiler.backends.cpu.backend import CPU_PROFILE, pack
+from icc.compiler.backends.cpu.backend import CPU_PROFILE
 from icc.compiler.backends.cpu.build import build_libraries
 from icc.compiler.backends.cpu.isa import host_isas
+from icc.compiler.backends.values import pack
 from icc.compiler.graph.graph import Graph
 from icc.compiler.program.lower import Lowered, LowerOptions, lower
 from icc.passes import pipelines

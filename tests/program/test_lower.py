@@ -14,6 +14,7 @@ from icc.compiler.errors import UnsupportedModel
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.program.lower import Lowered
+from icc.compiler.weights.formats.affine import GroupAffine
 from icc.compiler.weights.handles import Constant, RoundedWeight
 from icc.runtime.format.load import decode_program
 from run_lowered import lower_graph, optimize, run_lowered
@@ -105,7 +106,9 @@ def test_a_program_with_an_infinity_is_read_as_it_was_written() -> None:
 
 def test_linears_share_the_quantized_activation() -> None:
     """One quantize_rows for two products of one input with weights that could not be merged."""
-    rounded = {n: RoundedWeight(Constant(random(n, (16, 32))), bits, 32) for n, bits in (("a", 4), ("b", 8))}
+    rounded = {
+        n: RoundedWeight(Constant(random(n, (16, 32))), GroupAffine(32, bits)) for n, bits in (("a", 4), ("b", 8))
+    }
 
     def fn(x: Value, a: Value, b: Value) -> Value:
         return linear(x, a, None) * linear(x, b, None)

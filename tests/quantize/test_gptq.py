@@ -8,14 +8,15 @@ import pytest
 import torch
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.interpret import interpret
+from icc.compiler.weights.formats.affine import GroupAffine
 from icc.compiler.weights.handles import PackedWeight, QuantizedWeight
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
 from icc.passes.quantize.gptq import QuantizeGptq
 from icc.passes.quantize.gptq_solver import Hessian, solve
-from icc.passes.quantize.rounding import round_values
 from icc.passes.quantize.stream import stream
 
+Q4, SMALL = GroupAffine(64, 4), GroupAffine(32, 4)
 TEXT = [torch.randint(0, 48, (24,), generator=torch.Generator().manual_seed(i)).tolist() for i in range(6)]
 
 
@@ -28,27 +29,27 @@ def correlated(rows: int, width: int) -> torch.Tensor:
 @pytest.mark.parametrize("act_order", [False, True])
 def test_better_than_rounding_on_correlated_inputs(act_order: bool) -> None:
     x, weight = correlated(500, 192), torch.randn(40, 192, generator=torch.Generator().manual_seed(1))
-    solved = solve(weight, Hessian.of(x, 0.01, act_order), 4, 64)
-    ours = (x @ (solved.parts.dequantize() - weight).T).square().mean()
-    nearest = (x @ (round_values(weight, 4, 64) - weight).T).square().mean()
+    solved = solve(weight, Hessian.of(x, 0.01, act_order), Q4)
+    ours = (x @ (Q4.decode(solved.parts) - weight).T).square().mean()
+    nearest = (x @ (Q4.rounded(weight) - weight).T).square().mean()
     assert ours < 0.5 * nearest
     assert solved.noise == pytest.approx(float(ours) * 40, rel=1e-3)
-    assert torch.equal(solved.parts.scales, solved.parts.scales.half().float())
+    assert torch.equal(solved.parts["scales"], solved.parts["scales"].half().float())
 
 
 def test_no_hessian_is_rounding_to_nearest() -> None:
     weight = torch.randn(16, 64)
-    eye = solve(weight, Hessian.identity(64), 4, 32).parts.dequantize()
-    assert (eye - weight).square().sum() <= (round_values(weight, 4, 32) - weight).square().sum()
+    eye = SMALL.decode(solve(weight, Hessian.identity(64), SMALL).parts)
+    assert (eye - weight).square().sum() <= (SMALL.rounded(weight) - weight).square().sum()
 
 
 def test_dead_and_repeated_columns() -> None:
     x = correlated(200, 64)
     x[:, 5] = 0
     x[:, 9] = x[:, 8]
-    solved = solve(torch.randn(8, 64), Hessian.of(x, 0.01, True), 4, 32)
-    assert torch.isfinite(solved.parts.dequantize()).all()
-    assert torch.isfinite(solve(torch.randn(8, 64), Hessian.of(x * 0, 0.01, True), 4, 32).parts.dequantize()).all()
+    for inputs in (x, x * 0):
+        solved = solve(torch.randn(8, 64), Hessian.of(inputs, 0.01, True), SMALL)
+        assert torch.isfinite(SMALL.decode(solved.parts)).all()
 
 
 def model(b) -> Graph:
@@ -63,22 +64,22 @@ def test_pass_packs_records_and_repeats(new_builder) -> None:
         run_passes(graph, [QuantizeGptq(sequences=TEXT)], ctx)
     up = graphs[0].weights["up"]
     assert isinstance(up, PackedWeight) and up.describe() == "q4g64[96, 64]"
-    assert [(r.name, r.method, r.bits) for r in contexts[0].quant_records] == [
-        ("up", "gptq", 4),
-        ("down", "gptq", 4),
-        ("head", "rtn", 8),
+    assert [(r.name, r.method, r.format) for r in contexts[0].quant_records] == [
+        ("up", "gptq", "q4g64"),
+        ("down", "gptq", "q4g32"),
+        ("head", "rtn", "q8g64"),
     ]
     assert all(r.output_snr_db > 15 for r in contexts[0].quant_records[:2])
     for name, weight in graphs[0].weights.items():
         if isinstance(weight, QuantizedWeight):
-            assert torch.equal(weight.parts().codes, graphs[1].weights[name].parts().codes)  # type: ignore[attr-defined]
+            assert torch.equal(weight.parts()["codes"], graphs[1].weights[name].parts()["codes"])
     (report,) = run_passes(graphs[0], [QuantizeGptq(sequences=TEXT)], PassContext())
     assert not report.modified
 
 
 def test_head_in_4_bit_is_calibrated(new_builder) -> None:
     graph, ctx = model(new_builder()), PassContext()
-    run_passes(graph, [QuantizeGptq(sequences=TEXT, head="4bit")], ctx)
+    run_passes(graph, [QuantizeGptq(sequences=TEXT, head="q4")], ctx)
     assert ctx.quant_records[-1].name == "head" and ctx.quant_records[-1].method == "gptq"
 
 

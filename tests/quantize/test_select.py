@@ -49,15 +49,14 @@ def test_groups_head_and_small_k(builder) -> None:
     assert records["mlp.up.weight"].as_json() == {
         "name": "mlp.up.weight",
         "method": "rtn",
-        "bits": 4,
-        "group": 128,
+        "format": "q4g128",
         "scaled": False,
         "weight_snr_db": pytest.approx(20, abs=3),
         "output_snr_db": None,
     }
 
 
-@pytest.mark.parametrize(("head", "expected"), [("none", None), ("int8", "q8g64[48, 64]"), ("4bit", "q4g64[48, 64]")])
+@pytest.mark.parametrize(("head", "expected"), [(None, None), ("q8", "q8g64[48, 64]"), ("q4", "q4g64[48, 64]")])
 def test_head_setting(builder, head, expected) -> None:
     graph, ctx = small(builder), PassContext()
     run_passes(graph, [QuantizeRtn(head=head)], ctx)
@@ -103,7 +102,7 @@ def test_an_int8_head_and_the_embedding_tied_to_it_are_one_weight(traced: Callab
 def test_any_other_head_leaves_the_embedding_as_it_is_stored(traced: Callable[[str], Graph]) -> None:
     graph = traced("llama")
     before = {n: w for n, w in graph.weights.items()}
-    run_passes(graph, [QuantizeRtn(head="4bit")], PassContext())
+    run_passes(graph, [QuantizeRtn(head="q4")], PassContext())
     assert all(graph.weights[name] is before[name] for name in tables(graph))
     assert "q4g64[120, 64]" in storage(graph).values()
 

@@ -102,7 +102,7 @@ class Clock:
 def test_where_guesses_cost_as_much_as_tokens_nobody_drafts_for_long(make_llm: MakeLLM, right: float) -> None:
     """A batch of eight in which a step's time is that of its tokens: it costs at most 3 % and the first probes."""
     llm = make_llm(Oracle(right), adaptive=True, max_batch_size=8, num_blocks=400, max_logit_rows=64)
-    llm.loop.speculator.times = Clock(1.0)
+    llm.loop.speculator.accounts.times = Clock(1.0)
     prompts, params = [[i, 1, 2] for i in range(8)], SamplingParams(max_tokens=60, ignore_eos=True)
     assert llm.generate(prompts, params) == make_llm(num_blocks=400).generate(prompts, params)
     spent = sum(batch.num_tokens for batch in llm.executor.batches)
@@ -131,7 +131,7 @@ def test_who_paused_drafts_again_though_steps_run_ahead(make_llm: MakeLLM) -> No
     """A device is given the next step while nobody may draft; the pause must end all the same."""
     drafter = Late()
     llm = make_llm(drafter, adaptive=True)
-    llm.loop.speculator.times = Clock(0.1)
+    llm.loop.speculator.accounts.times = Clock(0.1)
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     assert llm.generate([[5, 6]], params) == make_llm().generate([[5, 6]], params)
     counts = llm.loop.speculator.counts
@@ -182,11 +182,11 @@ def test_texts_are_read_where_somebody_can_pay(make_llm: MakeLLM, monkeypatch: p
     llm = make_llm(drafter, adaptive=True)
     speculator = llm.loop.speculator
     assert speculator is not None
-    speculator.times = Clock(0.2, slope=0.2)
+    speculator.accounts.times = Clock(0.2, slope=0.2)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     for savings, reads in ((0.0, 0), (50.0, 1), (10.0, 1), (25.0, 2)):
-        speculator.savings.balance = savings
+        speculator.accounts.savings.balance = savings
         llm.generate([list(range(30))], params)
         assert len(drafter.known) == reads
-        spent = savings - speculator.savings.balance
+        spent = savings - speculator.accounts.savings.balance
         assert -1.0 < spent - (20.0 if savings > 20 else 0.0) < 0.1

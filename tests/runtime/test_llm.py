@@ -77,13 +77,13 @@ def test_preempted_scores_are_given_once(make_llm: MakeLLM, host_blocks: int) ->
     llm = make_llm(num_blocks=16, host_blocks=host_blocks, max_batch_size=2, rule=context_hash)
     wanted = llm.logits(list(range(40)))
     generation, *_ = llm.loop.add([9] * 12, SamplingParams(max_tokens=30, ignore_eos=True))
-    request_id = llm.loop.add_score(list(range(40)))
+    scores = llm.loop.add_score(list(range(40)))
     chunks = []
     while llm.loop.has_work():
         llm.loop.step()
-        chunks += llm.loop.take_scores(request_id)
+        chunks += scores.take()
         if len(chunks) == 1:
-            llm.loop.scheduler._preempt(llm.loop.scheduler._requests[request_id])
+            llm.loop.scheduler._preempt(llm.loop.scheduler._requests[scores.request_id])
     assert np.array_equal(np.concatenate(chunks), wanted) and len(generation.token_ids) == 30
     assert llm.loop.scheduler.num_swaps == (host_blocks > 0)
 

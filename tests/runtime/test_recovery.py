@@ -13,10 +13,11 @@ from icc.runtime.executor.fake import FakeDevice, FakeExecutor, context_hash
 from icc.runtime.format.manifest import Manifest
 from icc.runtime.kv.sequence import slot_of
 from icc.runtime.llm import LLM
-from icc.runtime.loop.recovery import Trial
-from icc.runtime.loop.sampler import Sample, Sampler
 from icc.runtime.requests.generation import Generation
 from icc.runtime.requests.params import SamplingParams
+from icc.runtime.requests.sampler import Sample, Sampler
+from icc.runtime.requests.trial import Trial
+from icc.runtime.scheduler.scheduler import Scheduler
 from icc.runtime.speculate.drafter import Proposal
 from icc.runtime.speculate.speculator import Speculator
 from icc.runtime.tokenizer import Tokenizer
@@ -87,7 +88,7 @@ def run(llm: LLM, bad: list[list[int]], params: SamplingParams = GREEDY) -> list
         assert generation.finish_reason == "length" and generation.fault is None
         assert "".join(o.text for o in generation.outputs) == "".join(generation.pieces)
     llm.loop.scheduler.check()
-    requests = llm.loop._requests
+    requests = llm.loop.requests
     assert llm.loop.scheduler.kv.is_idle and not requests.live and not requests.trial.running
     return wrong
 
@@ -128,10 +129,10 @@ def test_who_comes_and_goes_during_a_trial(make_llm: MakeLLM) -> None:
     Broken(llm.executor)  # type: ignore[arg-type]
     generations = [llm.loop.add(prompt, GREEDY)[0] for prompt in ([POISON], [1], [2], [3])]
     llm.loop.step()
-    assert llm.loop._requests.trial.running
+    assert llm.loop.requests.trial.running
     late = llm.loop.add([4], GREEDY)[0]
-    llm.loop.abort(generations[1])
-    llm.loop.abort(generations[2])
+    llm.loop.end(generations[1])
+    llm.loop.end(generations[2])
     while llm.loop.has_work():
         llm.loop.step()
     assert [g.finish_reason for g in [*generations, late]] == ["error", "abort", "abort", "length", "length"]
@@ -168,27 +169,27 @@ def test_scoring_requests_fail_alone_and_begin_anew(make_llm: MakeLLM) -> None:
     llm = make_llm(max_step_tokens=16, max_logit_rows=16)
     wanted = [llm.logits(prompt) for prompt in ([1, 2] * 20, [3] * 35)]
     Broken(llm.executor, 25)  # type: ignore[arg-type]
-    ids = [llm.loop.add_score(prompt) for prompt in ([1, 2] * 20, [POISON] * 30, [3] * 35)]
-    rows: dict[int, list[np.ndarray]] = {request_id: [] for request_id in ids}
+    first, wrong, last = [llm.loop.add_score(prompt) for prompt in ([1, 2] * 20, [POISON] * 30, [3] * 35)]
+    rows: list[list[np.ndarray]] = [[], []]
     while llm.loop.has_work():
         llm.loop.step()
-        for request_id in (ids[0], ids[2]):
-            rows[request_id] += llm.loop.take_scores(request_id)
-    for request_id, logits in zip((ids[0], ids[2]), wanted, strict=True):
-        assert np.array_equal(np.concatenate(rows[request_id]), logits)
+        for chunks, scores in zip(rows, (first, last), strict=True):
+            chunks += scores.take()
+    for chunks, logits in zip(rows, wanted, strict=True):
+        assert np.array_equal(np.concatenate(chunks), logits)
     with pytest.raises(OSError, match="the device failed"):
-        llm.loop.take_scores(ids[1])
+        wrong.take()
 
 
 @pytest.mark.parametrize("method", ["schedule", "update"])
 def test_a_scheduler_that_fails_on_one_request(make_llm: MakeLLM, method: str) -> None:
     """It is made anew, and the request that it fails on ends."""
     llm = make_llm()
-    reset = llm.loop.reset
+    make = llm.loop.requests._make_scheduler
 
-    def faulty() -> None:
-        reset()
-        scheduler, real = llm.loop.scheduler, getattr(llm.loop.scheduler, method)
+    def faulty() -> Scheduler:
+        scheduler = make()
+        real = getattr(scheduler, method)
 
         def call(*arguments: Any) -> Any:
             if any(request.spec.token_ids[0] == POISON for request in scheduler._requests.values()):
@@ -196,9 +197,10 @@ def test_a_scheduler_that_fails_on_one_request(make_llm: MakeLLM, method: str) -
             return real(*arguments)
 
         setattr(scheduler, method, call)
+        return scheduler
 
-    llm.loop.reset = faulty  # type: ignore[method-assign]
-    faulty()
+    llm.loop.requests._make_scheduler = faulty
+    llm.loop.reset()
     [wrong] = run(llm, [[POISON, 3]])
     assert wrong.finish_reason == "error" and isinstance(wrong.fault, KeyError)
 

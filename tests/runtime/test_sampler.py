@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from icc.runtime.errors import RequestError
 from icc.runtime.format.manifest import SamplingDefaults
-from icc.runtime.loop.sampler import Sampler, draw, token_logprob
 from icc.runtime.requests.params import BOUNDS, SamplingParams
+from icc.runtime.requests.sampler import Sampler, draw, token_logprob
 
 
 def reference(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:

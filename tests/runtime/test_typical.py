@@ -14,8 +14,8 @@ from icc.runtime.errors import UsageError
 from icc.runtime.executor.fake import FakeDevice, FakeExecutor
 from icc.runtime.format.manifest import Manifest
 from icc.runtime.llm import LLM
-from icc.runtime.loop.sampler import Sampler
 from icc.runtime.requests.params import SamplingParams
+from icc.runtime.requests.sampler import Sampler
 from icc.runtime.speculate.speculator import Speculator
 from icc.runtime.speculate.typical import TypicalAcceptance, read_acceptance
 from oracle_drafters import Fixed

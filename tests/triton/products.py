@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from icc.compiler.backends.triton.layouts.pack import pack_quantized, stored_scales
+from icc.compiler.backends.triton.layouts.affine import AffineGroups, stored_scales
 from icc.compiler.backends.triton.tiling.choice import Config, Tuner
 from icc.compiler.targets import TARGETS
+from icc.compiler.weights.formats.affine import GroupAffine
 from torch import Tensor
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -50,7 +51,9 @@ def weight(shape: tuple[int, ...], kind: str, bits: int = 0, group: int = 0) -> 
     zeros = rng.integers(0, 2**bits, groups).astype(np.uint8)
     scales = (rng.random(groups) * 0.1 + 0.01).astype(np.float32) / 2 ** (bits - 4)
     wide = (codes - np.repeat(zeros, group, -1).astype(float)) * np.repeat(stored_scales(scales), group, -1)
-    packed = torch.from_numpy(pack_quantized(codes, scales, zeros, bits, group))
+    packed = torch.from_numpy(
+        AffineGroups.of(GroupAffine(group, bits)).pack({"codes": codes, "scales": scales, "zeros": zeros})
+    )
     return Weight(packed, torch.from_numpy(wide), {"bits": bits, "group": group}, "u8")
 
 

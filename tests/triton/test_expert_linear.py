@@ -6,6 +6,8 @@ import pytest
 import torch
 from icc.compiler.backends.triton.kernels.linear import LINEARS
 from icc.compiler.backends.triton.spec import Shape
+from icc.compiler.ops.body import Body
+from icc.runtime.format.access import Columns
 from interpreting import run_kernel
 from products import DTYPES, Forced, check, rows, weight
 from torch import Tensor
@@ -55,8 +57,8 @@ def test_gated_experts(tiling: dict[str, int]) -> None:
     index = torch.randint(0, experts, (count, topk), dtype=torch.int32)
     y = torch.full((count, topk * 20), torch.nan)
     kernel = LINEARS["expert_linear_q"](
-        k=k, n=n, experts=experts, topk=topk, epilogue=["t0 = silu a0", "t1 = mul t0 a1"],
-        epilogue_inputs=["acc:0:2", "acc:1:2"], width=20, y_stride=topk * 20,
+        k=k, n=n, experts=experts, topk=topk, epilogue=Body.parse("t0 = silu a0; t1 = mul t0 a1"),
+        epilogue_inputs=[Columns(0, 2), Columns(1, 2)], width=20, y_stride=topk * 20,
         types=("bf16", "u8", "", "i32", "f32"), aligned=(True,) * 5, **w.params,
     )  # fmt: skip
     run_kernel(kernel, [x, w.packed, None, index], [y], shape=Shape(8, True), tuner=Forced(tiling))

@@ -7,9 +7,10 @@ import pytest
 import torch
 from icc.compiler.backends.errors import CodegenError
 from icc.compiler.backends.triton.kernels.index import INDEXED
-from icc.compiler.backends.triton.layouts.pack import pack_quantized, unpack_quantized
+from icc.compiler.backends.triton.layouts.affine import AffineGroups
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.ops import OPS
+from icc.compiler.weights.formats.affine import GroupAffine
 from interpreting import run_kernel
 from torch import Tensor
 
@@ -151,9 +152,10 @@ def test_embedding_reads_the_codes_of_a_product(bits: int, rows: int, n: int, gr
     rng = np.random.default_rng(n)
     codes = rng.integers(0, 2**bits, (rows, n)).astype(np.uint8)
     zeros = rng.integers(0, 2**bits, (rows, n // group)).astype(np.uint8)
-    packed = pack_quantized(codes, rng.random((rows, n // group), np.float32), zeros, bits, group)
-    codes, scales, zeros = unpack_quantized(packed, (rows, n), bits, group)
-    spread = [np.repeat(x.astype(np.float32), group, axis=1) for x in (zeros, scales)]
+    layout = AffineGroups.of(GroupAffine(group, bits))
+    packed = layout.pack({"codes": codes, "scales": rng.random((rows, n // group), np.float32), "zeros": zeros})
+    parts = layout.unpack(packed, (rows, n))
+    spread = [np.repeat(parts[name].astype(np.float32), group, axis=1) for name in ("zeros", "scales")]
     ids = torch.tensor([0, rows - 1, 3, 3, 999, -1], dtype=torch.int32)
     expected = torch.from_numpy((codes - spread[0]) * spread[1])[ids.long().clamp(0, rows - 1)].to(TORCH[out])
     y = empty(expected)

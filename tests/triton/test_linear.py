@@ -11,6 +11,8 @@ import torch
 from icc.compiler.backends.errors import CodegenError
 from icc.compiler.backends.triton.kernels.linear import LINEARS, Linear
 from icc.compiler.backends.triton.spec import Shape
+from icc.compiler.ops.body import Body
+from icc.runtime.format.access import Access, Columns
 from interpreting import LIMITS, TUNER, run_kernel
 from products import DTYPES, Forced, Weight, check, rows, weight
 from torch import Tensor
@@ -53,14 +55,18 @@ def test_operands_of_different_types_are_multiplied_in_float32(x_kind: str, w_ki
     check(y, product(x, w, None, 70), y_kind)
 
 
-GATED: dict[str, Any] = {"epilogue": ["t0 = silu a0", "t1 = mul t0 a1"], "width": 24}
+GATED: dict[str, Any] = {"epilogue": Body.parse("t0 = silu a0; t1 = mul t0 a1"), "width": 24}
 FORMS: dict[str, dict[str, Any]] = {
-    "halves": {**GATED, "epilogue_inputs": ["acc:0:1", "acc:24:1"]},
-    "interleaved": {**GATED, "epilogue_inputs": ["acc:0:2", "acc:1:2"]},
-    "residual": {"epilogue": ["t0 = add a0 a1"], "epilogue_inputs": ["acc:0:1", "50:1"], "width": 48},
+    "halves": {**GATED, "epilogue_inputs": [Columns(0, 1), Columns(24, 1)]},
+    "interleaved": {**GATED, "epilogue_inputs": [Columns(0, 2), Columns(1, 2)]},
+    "residual": {
+        "epilogue": Body.parse("t0 = add a0 a1"),
+        "epilogue_inputs": [Columns(0, 1), Access("f32", 50, (1,))],
+        "width": 48,
+    },
     "scaled": {
-        "epilogue": ["t0 = mul a0 a1", "t1 = add t0 a2", "t2 = mul t1 0.5", "t3 = add t2 a1"],
-        "epilogue_inputs": ["acc:3:1", "0:1", "1:0"],
+        "epilogue": Body.parse("t0 = mul a0 a1; t1 = add t0 a2; t2 = mul t1 0.5; t3 = add t2 a1"),
+        "epilogue_inputs": [Columns(3, 1), Access("f32", 0, (1,)), Access("f32", 1, (0,))],
         "width": 40,
     },
 }
@@ -97,9 +103,9 @@ def test_epilogues(form: str, bits: int, count: int, shape: Shape) -> None:
 def test_an_epilogue_input_outside_the_product_is_refused() -> None:
     kernel = Linear(
         k=16, n=32, format="bf16", types=("bf16", "bf16", "", "f32"), aligned=(True,) * 4,
-        epilogue=["t0 = relu a0"], epilogue_inputs=["acc:20:1"], width=16,
+        epilogue=Body.parse("t0 = relu a0"), epilogue_inputs=[Columns(20, 1)], width=16,
     )  # fmt: skip
-    with pytest.raises(CodegenError, match=r"'acc:20:1' of 16 columns lies outside n = 32"):
+    with pytest.raises(CodegenError, match=r"Columns\(offset=20, stride=1\) of 16 columns lies outside n = 32"):
         kernel.launches(Shape(1, True), LIMITS, TUNER)
 
 
@@ -119,7 +125,8 @@ def test_every_cut_gives_the_same(tiling: dict[str, int], bits: int, target: str
     x, w, extra = rows(count, k, k, "bf16"), weight((n, k), "bf16", bits, 64 if bits else 0), torch.randn(count, n)
     y = torch.full((count, n), torch.nan)
     kernel = Linear(
-        k=k, n=n, epilogue=["t0 = add a0 a1"], epilogue_inputs=["acc:0:1", f"{n}:1"], width=n,
+        k=k, n=n, epilogue=Body.parse("t0 = add a0 a1"), epilogue_inputs=[Columns(0, 1), Access("f32", n, (1,))],
+        width=n,
         types=("bf16", w.kind, "", "f32", "f32"), aligned=(True,) * 5, **w.params,
     )  # fmt: skip
     shape = Shape(count, bool(tiling["decode"]))

@@ -17,11 +17,14 @@ from icc.compiler.backends.triton.build.compile import compile_specs, spec_key
 from icc.compiler.backends.triton.kernels.linear import Linear
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.backends.triton.tiling.choice import Tuner
+from icc.compiler.ops.body import Body
 from icc.compiler.targets import TARGETS
+from icc.runtime.format.access import Columns
 from interpreting import LIMITS
 
 GATED: dict[str, Any] = {
-    "epilogue": ["t0 = silu a0", "t1 = mul t0 a1"], "epilogue_inputs": ["acc:0:1", "acc:4096:1"], "width": 4096,
+    "epilogue": Body.parse("t0 = silu a0; t1 = mul t0 a1"), "epilogue_inputs": [Columns(0, 1), Columns(4096, 1)],
+    "width": 4096,
 }  # fmt: skip
 CODES = Linear(k=4096, n=8192, bits=4, group=128, types=("bf16", "u8", "", "bf16"), aligned=(True,) * 4, **GATED)
 DENSE = Linear(k=4096, n=8192, format="bf16", types=("bf16", "bf16", "", "bf16"), aligned=(True,) * 4, **GATED)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from icc.compiler.backends.triton.layouts.formats import matrix_nbytes, packed_nbytes
-from icc.compiler.backends.triton.layouts.pack import pack_quantized, stored_scales, unpack_quantized
+from icc.compiler.backends.triton.layouts.affine import AffineGroups, stored_scales
+from icc.compiler.backends.triton.layouts.registry import LAYOUTS
+from icc.compiler.weights.formats.affine import GroupAffine
+from icc.compiler.weights.formats.dense import BF16
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -15,15 +17,14 @@ def test_round_trip(bits: int, n: int, k: int, group: int) -> None:
     codes = rng.integers(0, 2**bits, (2, n, k)).astype(np.uint8)
     zeros = rng.integers(0, 2**bits, (2, n, k // group)).astype(np.uint8)
     scales = np.exp(rng.normal(0, 9, zeros.shape)).astype(np.float32)
-    packed = pack_quantized(codes, scales, zeros, bits, group)
-    assert packed.dtype == np.uint8 and packed.size == packed_nbytes(f"gq{bits}", (2, n, k), group)
-    size = matrix_nbytes(n, k, bits, group)
-    assert size % 64 == 0
-    for expert in range(2):
-        got = unpack_quantized(packed[expert * size : (expert + 1) * size], (n, k), bits, group)
-        np.testing.assert_array_equal(got[0], codes[expert])
-        np.testing.assert_array_equal(got[1], stored_scales(scales[expert]))
-        np.testing.assert_array_equal(got[2], zeros[expert])
+    layout = AffineGroups.of(GroupAffine(group, bits))
+    packed = layout.pack({"codes": codes, "scales": scales, "zeros": zeros})
+    assert layout.name == f"gq{bits}" and packed.dtype == np.uint8 and packed.size == layout.nbytes((2, n, k))
+    assert layout.matrix_nbytes(n, k) % 64 == 0
+    got = layout.unpack(packed, (2, n, k))
+    np.testing.assert_array_equal(got["codes"], codes)
+    np.testing.assert_array_equal(got["scales"], stored_scales(scales))
+    np.testing.assert_array_equal(got["zeros"], zeros)
 
 
 def test_scales_keep_sixteen_bits() -> None:
@@ -33,10 +34,12 @@ def test_scales_keep_sixteen_bits() -> None:
 
 
 def test_bits_per_weight() -> None:
-    assert packed_nbytes("gq4", (4096, 4096), 128) * 8 == 4.25 * 4096 * 4096
-    assert packed_nbytes("bf16", (3, 5, 7)) == 256
+    assert LAYOUTS.find(GroupAffine(128, 4), "product").nbytes((4096, 4096)) * 8 == 4.25 * 4096 * 4096
+    assert LAYOUTS.find(BF16, "product").nbytes((3, 5, 7)) == 256
 
 
 def test_a_group_that_does_not_divide_k_is_refused() -> None:
     with pytest.raises(ValueError, match="must be a multiple of 16 that divides K = 40"):
-        pack_quantized(np.zeros((4, 40), np.uint8), np.ones((4, 2), np.float32), np.zeros((4, 2), np.uint8), 4, 16)
+        AffineGroups.of(GroupAffine(16, 4)).pack(
+            {"codes": np.zeros((4, 40), np.uint8), "scales": np.ones((4, 2)), "zeros": np.zeros((4, 2), np.uint8)}
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from icc.compiler.backends.triton.kernels.index import INDEXED
 from icc.compiler.backends.triton.kernels.pointwise import Pointwise
 from icc.compiler.backends.triton.kernels.rowwise import ROWWISE
 from icc.compiler.backends.triton.spec import Shape, TritonKernel
+from icc.compiler.ops.body import Argument, BodyWriter, Literal, Operand
 from icc.compiler.ops.pointwise import OPCODES
 from icc.compiler.targets import TARGETS
+from icc.runtime.format.access import Access
 from interpreting import LIMITS, TUNER
 
 PAIRS = {"add", "sub", "mul", "div", "floordiv", "remainder", "pow", "maximum", "minimum", "eq", "ne", "lt", "le", "gt"}
@@ -21,14 +24,16 @@ PAIRS |= {"ge", "logical_and", "logical_or"}
 
 def chain(kind: str) -> Pointwise:
     """One kernel with every opcode over two operands of one type."""
-    body = []
-    for i, opcode in enumerate(OPCODES):
-        operands = {"where": "a0 a0 a1"}.get(opcode, "a0 a1" if opcode in PAIRS else "a0")
-        body += [f"t{2 * i} = {opcode} {operands}", f"t{2 * i + 1} = add t{2 * i} {f't{2 * i - 1}' if i else '-inf'}"]
-    inputs = (f"{kind}:100:1", f"{kind}:0:0")
-    outputs = (f"t{2 * len(OPCODES) - 1}:f32:100:1",)
-    facts = {"types": (kind, kind, "f32"), "aligned": (True,) * 3}
-    return Pointwise(shape=(100,), inputs=inputs, body=body, outputs=outputs, **facts)
+    write = BodyWriter()
+    x, y = Argument(0), Argument(1)
+    last: Operand = Literal.of(-inf)
+    for opcode in OPCODES:
+        operands = [x, x, y] if opcode == "where" else [x, y] if opcode in PAIRS else [x]
+        last = write("add", write(opcode, *operands), last)
+    return Pointwise(
+        shape=(100,), inputs=(Access(kind, 100, (1,)), Access(kind, 0, (0,))), body=write.finish(last),
+        output=Access("f32", 100, (1,)), types=(kind, kind, "f32"), aligned=(True,) * 3,
+    )  # fmt: skip
 
 
 def kernels(kind: str) -> list[TritonKernel]:

@@ -13,7 +13,7 @@ from icc.compiler.backends.triton.kernels.sample import Sample
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.targets import TARGETS
 from icc.runtime.format.manifest import Limits
-from icc.runtime.loop.sampler import _largest, _nucleus, token_logprob
+from icc.runtime.requests.sampler import _largest, _nucleus, token_logprob
 from interpreting import TUNER
 
 LIMITS = Limits(max_seq_len=256, max_batch_size=64, max_step_tokens=128)
@@ -68,7 +68,7 @@ def philox(seed: np.ndarray | int, counter: np.ndarray | int, token: np.ndarray)
 
 
 def kept(logits: np.ndarray, row: Row) -> np.ndarray:
-    """The tokens that the host's sampler draws from, as in runtime/loop/sampler.py draw."""
+    """The tokens that the host's sampler draws from, as in runtime/requests/sampler.py draw."""
     tokens = _largest(logits, row.top_k) if 0 < row.top_k < len(logits) else np.arange(len(logits))
     weights = np.exp((logits[tokens] - logits.max()) / np.float32(row.temperature))
     if row.top_p < 1:

@@ -22,6 +22,7 @@ from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape
 from icc.compiler.backends.triton.tiling.choice import Config, Tuner
 from icc.compiler.targets import TARGETS
+from icc.runtime.format.access import Access, Columns
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.plan import Extent
 from icc.runtime.format.program import Kernel
@@ -36,8 +37,9 @@ ROPE = {"rotary_dim": 8, "rope_style": "interleaved", "table_rows": 64}
 FULL_ROPE = {"rotary_dim": 16, "rope_style": "half", "table_rows": 64}
 QUERY = {"q_heads": 4, "scale": 0.25, "q_stride": 64, "o_stride": 96}
 EXPERTS = {"experts": 3, "topk": 2}
-GATED = {"epilogue": ["t0 = silu a0", "t1 = mul t0 a1"], "epilogue_inputs": ["acc:0:1", "acc:16:1"], "width": 16}
-RESIDUAL = {"epilogue": ["t0 = add a0 a1"], "epilogue_inputs": ["acc:0:1", "40:1"]}
+ROWS = Access("f32", 24, (6, 1))
+GATED = {"epilogue": "t0 = silu a0; t1 = mul t0 a1", "epilogue_inputs": [Columns(0, 1), Columns(16, 1)], "width": 16}
+RESIDUAL = {"epilogue": "t0 = add a0 a1", "epilogue_inputs": [Columns(0, 1), Access("f32", 40, (1,))]}
 LINE = {"outer": 2, "n": 7, "x_stride": 16, "y_stride": 16}
 
 
@@ -265,24 +267,24 @@ POINTS: dict[str, Point] = {
     "pointwise__silu_mul": Point(
         "pointwise",
         {
-            "shape": [4, 6], "inputs": ["f32:24:6,1", "f32:0:0,1"], "outputs": ["t1:f32:24:6,1"],
-            "body": ["t0 = silu a0", "t1 = mul t0 a1"],
+            "shape": [4, 6], "inputs": [ROWS, Access("f32", 0, (0, 1))], "output": ROWS,
+            "body": "t0 = silu a0; t1 = mul t0 a1",
         },
         ("bf16", "f32", "bf16"),
     ),
-    "pointwise__strided_i32_two_outputs": Point(
+    "pointwise__strided_i32": Point(
         "pointwise",
         {
-            "shape": [4, 6], "inputs": ["i32:24:1,4"], "outputs": ["t1:i32:24:6,1", "t2:f32:24:6,1"],
-            "body": ["t0 = remainder a0 3", "t1 = where t0 a0 -1", "t2 = mul t1 0.5"],
+            "shape": [4, 6], "inputs": [Access("i32", 24, (1, 4))], "output": Access("i32", 24, (6, 1)),
+            "body": "t0 = remainder a0 3; t1 = where t0 a0 -1",
         },
-        ("i32", "i32", "f32"),
+        ("i32", "i32"),
     ),
     "pointwise__wide_scalar": Point(
         "pointwise",
         {
-            "shape": [1280], "inputs": ["f32:1280:1", "f32:0:0"], "outputs": ["t0:f32:1280:1"],
-            "body": ["t0 = add a0 a1"],
+            "shape": [1280], "inputs": [Access("f32", 1280, (1,)), Access("f32", 0, (0,))],
+            "output": Access("f32", 1280, (1,)), "body": "t0 = add a0 a1",
         },
         ("f16", "f32", "f16"),
     ),

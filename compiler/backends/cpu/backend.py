@@ -15,17 +15,13 @@ from ...program.builder import WeightSource
 from ...program.profile import Profile
 from ...targets import Target
 from ..base import Built
-from ..values import dense_values, quantized_values
+from ..values import pack
 from .build import build_libraries
-from .isa import ALL, Isa
-from .layouts.formats import QUANT_BITS, SPLIT, packed_nbytes
-from .layouts.pack import pack_dense, pack_quantized
+from .isa import ALL, host_isas
+from .layouts.registry import LAYOUTS
 
 SCREENED_BYTES = 16 << 20  # of codes; a smaller head may stay in the caches
-CPU_PROFILE = Profile(
-    dense="tile_{}", quant="q{}", packed_nbytes=packed_nbytes, int8_activations=True, quantized_tables=True,
-    screened=SPLIT, screened_bytes=SCREENED_BYTES
-)  # fmt: skip
+CPU_PROFILE = Profile(LAYOUTS.find, int8_activations=True, screened_bytes=SCREENED_BYTES)
 
 
 @dataclass(frozen=True)
@@ -53,28 +49,7 @@ class CpuBackend:
         self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]
     ) -> Built:
         """One library per ISA level, best first; `native` builds only the best level of this machine."""
-        isas = [isa for isa in ALL if self.target.name != "native" or _runs_here(isa)]
+        isas = host_isas()[:1] if self.target.is_here else ALL
         if not isas:
             raise UsageError("this machine has none of the instruction sets that icc knows", "use --target cpu")
-        chosen = isas if self.target.name == "cpu" else [best(isas)]
-        libraries = build_libraries(program, kernels_dir, chosen)
-        return Built(program, tuple(sorted(libraries, key=lambda lib: -len(lib.cpu_flags))))
-
-
-def pack(source: WeightSource) -> np.ndarray:
-    """The packed bytes of one weight in a format of the CPU backend."""
-    if source.format in QUANT_BITS:
-        return pack_quantized(*quantized_values(source), source.format, source.group)
-    return pack_dense(dense_values(source), source.format)
-
-
-def best(isas: list[Isa]) -> Isa:
-    """The level that needs the most of the CPU."""
-    return max(isas, key=lambda isa: len(isa.cpu_flags))
-
-
-def _runs_here(isa: Isa) -> bool:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            return set(isa.cpu_flags) <= set(line.split(":")[1].split())
-    return False
+        return Built(program, tuple(build_libraries(program, kernels_dir, isas)))

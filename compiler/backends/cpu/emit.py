@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import ClassVar
 
 from ....runtime.format.program import DRAFTS, ITEM_SIZE, Kernel, Operand, Program, Step
+from ...program.params import read
 from ..errors import CodegenError
 from ..render import read_header, render
 from .isa import Isa
@@ -37,7 +38,7 @@ from .kernels.rowwise import (
     SoftmaxParams,
     TopkParams,
 )
-from .layouts.formats import C_TYPES, PLAIN, round_up
+from .layouts.elements import C_TYPES, PLAIN, round_up
 
 OPS: dict[str, type[KernelParams]] = {
     "embedding": EmbeddingParams,
@@ -112,12 +113,15 @@ class ProgramParams:
 
 def kernel_params(name: str, fn: str, kernel: Kernel, isa: Isa) -> KernelParams:
     """The typed params of one kernel; `CodegenError` names an op, a param or a value that does not fit."""
-    values = dict(kernel.params)
+    try:
+        values = read(kernel)
+    except ValueError as error:
+        raise CodegenError(f"kernel {name} ({kernel.op}): {error}") from None
     if kernel.op == "pointwise":
         try:
-            return pointwise_params(fn, dict(values))
-        except KeyError as error:
-            raise CodegenError(f"kernel {name} (pointwise): param {error.args[0]!r} is missing") from None
+            return pointwise_params(fn, **values)
+        except (TypeError, ValueError) as error:
+            raise CodegenError(f"kernel {name} (pointwise): {error}") from None
     cls = OPS.get(kernel.op)
     if cls is None:
         raise CodegenError(f"kernel {name}: the CPU backend has no op {kernel.op!r}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
+
+from ....runtime.format.isa import cpu_flags
 
 
 class Block(NamedTuple):
@@ -77,17 +78,7 @@ AVX2 = Isa(
 ALL = (AVX512VNNI, AVX512, AVX2)
 
 
-def host_cpu_flags() -> frozenset[str]:
-    """The CPU flags of this machine as /proc/cpuinfo names them; empty where there is no such file."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return frozenset()
-    line = next((line for line in text.splitlines() if line.startswith("flags")), ":")
-    return frozenset(line.split(":", 1)[1].split())
-
-
 def host_isas() -> tuple[Isa, ...]:
     """The levels that this machine can run, best first."""
-    flags = host_cpu_flags()
+    flags = cpu_flags()
     return tuple(isa for isa in ALL if flags.issuperset(isa.cpu_flags))

@@ -15,13 +15,11 @@ from ...program.builder import WeightSource
 from ...program.profile import Profile
 from ...targets import Target
 from ..base import Built
-from ..cpu.layouts.pack import pack_dense
 from ..errors import CodegenError
-from ..values import dense_values, quantized_values
+from ..values import pack
 from .build.compile import Compiled, compile_specs
 from .build.cubin import check_launch
-from .layouts.formats import QUANT_BITS, packed_nbytes
-from .layouts.pack import pack_quantized
+from .layouts.registry import LAYOUTS
 from .plan import Planned, make_plan, plan_program
 from .tiling.choice import Tuner
 from .tiling.tuned import load_tuned
@@ -38,15 +36,7 @@ class TritonBackend:
     @property
     def profile(self) -> Profile:
         """Weights row-major, products in the checkpoint's type, float32 elsewhere."""
-        return Profile(
-            dense="{}",
-            quant="gq{}",
-            packed_nbytes=packed_nbytes,
-            activation=self.weights,
-            quantized_tables=True,
-            epilogues=True,
-            typed=True,
-        )
+        return Profile(LAYOUTS.find, activation=self.weights, epilogues=True, typed=True)
 
     @property
     def kv_dtype(self) -> str:
@@ -55,9 +45,7 @@ class TritonBackend:
 
     def pack(self, source: WeightSource) -> np.ndarray:
         """Rows as they are, or groups of codes with their scales."""
-        if source.format in QUANT_BITS:
-            return pack_quantized(*quantized_values(source), QUANT_BITS[source.format], source.group)
-        return pack_dense(dense_values(source), source.format)
+        return pack(source)
 
     def build(
         self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]

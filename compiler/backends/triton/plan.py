@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 
 from ....runtime.format.manifest import Limits
 from ....runtime.format.plan import KernelObject, Launch, LaunchPlan, Phase
 from ....runtime.format.program import Kernel, Program
+from ...program.params import read
 from ...targets import Target
 from ..errors import CodegenError
 from .build.compile import Compiled, spec_key
@@ -74,10 +74,9 @@ def kernel_of(name: str, kernel: Kernel) -> TritonKernel:
     found = KERNELS.get(kernel.op)
     if found is None:
         raise CodegenError(f"kernel {name}: the Triton backend has no template for op {kernel.op!r}")
-    params: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in kernel.params.items()}
     try:
-        return found(**params)
-    except TypeError as error:
+        return found(**read(kernel))
+    except (TypeError, ValueError) as error:
         raise CodegenError(f"kernel {name} ({kernel.op}): {error}") from None
 
 

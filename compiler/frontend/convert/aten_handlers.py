@@ -11,16 +11,20 @@ from torch import fx
 from ...graph.graph import type_of
 from ...ops import OPS
 from ...ops.aten import POINTWISE
-from .token_major import Dims, Lowering, T, Value, dims_of, handles, op_name
+from ...ops.body import Argument, BodyWriter
+from .conversion import Conversion
+from .table import HandlerTable
+from .values import Dims, T, Value, dims_of, op_name
 
 aten = torch.ops.aten
+HANDLERS = HandlerTable()
 
 
 def _val(node: fx.Node) -> Any:
     return node.meta["val"]
 
 
-def align(low: Lowering, value: Value, dims: Dims) -> fx.Node:
+def align(conv: Conversion, value: Value, dims: Dims) -> fx.Node:
     """The canonical node of an operand, viewed so that it broadcasts from the right against a result of `dims`."""
     rank = len(dims)
     axis = dims.index(T) if T in dims else None
@@ -28,7 +32,7 @@ def align(low: Lowering, value: Value, dims: Dims) -> fx.Node:
     if value.axis is not None:
         if padded.index(T) != axis:
             raise ValueError("an elementwise op over two different token axes")
-        return low.view(value, padded).node
+        return conv.view(value, padded).node
     if axis is None:
         return value.node
     if padded[axis] != 1:
@@ -36,16 +40,16 @@ def align(low: Lowering, value: Value, dims: Dims) -> fx.Node:
     kept = list(padded[:axis] + padded[axis + 1 :])
     while kept and kept[0] == 1 and len(kept) > 1:
         kept.pop(0)
-    return low.view(value, tuple(kept)).node
+    return conv.view(value, tuple(kept)).node
 
 
-@handles(*POINTWISE)
-def pointwise(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles(*POINTWISE)
+def pointwise(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     dims = dims_of(_val(node))
-    operands = [align(low, a, dims) if isinstance(a, Value) else a for a in args]
+    operands = [align(conv, a, dims) if isinstance(a, Value) else a for a in args]
     if any(isinstance(o, torch.SymInt) for o in operands):
         raise ValueError("arithmetic with the number of tokens")
-    emitted = low.emit(_with_kwargs(node.target, kwargs), *operands)
+    emitted = conv.emit(_with_kwargs(node.target, kwargs), *operands)
     return Value(emitted, dims)
 
 
@@ -56,31 +60,33 @@ def _with_kwargs(target: Any, kwargs: dict[str, Any]) -> Any:
     return target
 
 
-@handles("aten.gelu")
-def gelu(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.gelu")
+def gelu(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     approximate = kwargs.get("approximate", args[1] if len(args) > 1 else "none")
     body = "t0 = gelu_tanh a0" if approximate == "tanh" else "t0 = gelu_erf a0"
-    return Value(low.emit(OPS["pointwise"].overload, [args[0].node], body), args[0].dims)
+    return Value(conv.emit(OPS["pointwise"].overload, [args[0].node], body), args[0].dims)
 
 
-@handles("aten.div", "aten.add", "aten.sub")
-def arithmetic(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.div", "aten.add", "aten.sub")
+def arithmetic(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     mode = kwargs.pop("rounding_mode", None)
     alpha = kwargs.pop("alpha", 1)
     dims = dims_of(_val(node))
-    left, right = (align(low, a, dims) if isinstance(a, Value) else a for a in args[:2])
+    left, right = (align(conv, a, dims) if isinstance(a, Value) else a for a in args[:2])
     if alpha != 1:
-        right = low.emit(aten.mul.Tensor, right, alpha) if isinstance(right, fx.Node) else right * alpha
+        right = conv.emit(aten.mul.Tensor, right, alpha) if isinstance(right, fx.Node) else right * alpha
     if mode is not None:
-        body = "t0 = floordiv a0 {}" if mode == "floor" else "t0 = div a0 {}; t1 = trunc t0"
-        inputs = [left] + ([right] if isinstance(right, fx.Node) else [])
-        return Value(low.emit(OPS["pointwise"].overload, inputs, body.format("a1" if len(inputs) > 1 else right)), dims)
+        inputs, divisor = ([left, right], Argument(1)) if isinstance(right, fx.Node) else ([left], right)
+        write = BodyWriter()
+        result = write("floordiv" if mode == "floor" else "div", Argument(0), divisor)
+        body = write.finish(result if mode == "floor" else write("trunc", result))
+        return Value(conv.emit(OPS["pointwise"].overload, inputs, str(body)), dims)
     base = {"aten.div": aten.div.Tensor, "aten.add": aten.add.Tensor, "aten.sub": aten.sub.Tensor}
     name = op_name(node.target)
-    return Value(low.emit(base[name], left, right), dims)
+    return Value(conv.emit(base[name], left, right), dims)
 
 
-@handles(
+@HANDLERS.handles(
     "aten.alias",
     "aten.clone",
     "aten.detach",
@@ -91,27 +97,27 @@ def arithmetic(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, 
     "aten._assert_scalar",
     "aten.native_dropout",
 )
-def identity(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def identity(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return args[0]
 
 
-@handles("aten.sym_size", "aten.sym_constrain_range_for_size", "aten.sym_constrain_range", "aten.sym_numel")
-def size(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.sym_size", "aten.sym_constrain_range_for_size", "aten.sym_constrain_range", "aten.sym_numel")
+def size(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return node.meta.get("val")
 
 
-@handles("aten._to_copy", "prims.convert_element_type", "aten.to")
-def convert(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten._to_copy", "prims.convert_element_type", "aten.to")
+def convert(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     value: Value = args[0]
     target, source = _val(node).dtype, type_of(value.node).dtype
     if target == source or (target.is_floating_point and source.is_floating_point):
         return value  # all floats compute in float32
     dtype = torch.float32 if target.is_floating_point else target
-    return Value(low.emit(torch.ops.prims.convert_element_type.default, value.node, dtype), value.dims)
+    return Value(conv.emit(torch.ops.prims.convert_element_type.default, value.node, dtype), value.dims)
 
 
-@handles("aten.view", "aten.reshape", "aten._unsafe_view", "aten.unsqueeze", "aten.squeeze", "aten.flatten")
-def view(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.view", "aten.reshape", "aten._unsafe_view", "aten.unsqueeze", "aten.squeeze", "aten.flatten")
+def view(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     value: Value = args[0]
     dims = dims_of(_val(node))
     if value.axis is not None and T in dims:
@@ -119,11 +125,11 @@ def view(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) 
             raise ValueError("a reshape across the token axis")
     elif (value.axis is None) != (T not in dims):
         raise ValueError("a reshape that splits or merges the token axis")
-    return low.view(value, dims)
+    return conv.view(value, dims)
 
 
-@handles("aten.permute", "aten.transpose", "aten.t", "aten.movedim", "aten.swapaxes")
-def permute(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.permute", "aten.transpose", "aten.t", "aten.movedim", "aten.swapaxes")
+def permute(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     value: Value = args[0]
     rank = len(value.dims)
     if "permute" in op_name(node.target):
@@ -137,17 +143,17 @@ def permute(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any
     if moved == sorted(moved):
         return Value(value.node, dims)
     lead = [0] if value.per_token else []
-    return Value(low.emit(aten.permute.default, value.node, [*lead, *moved]), dims)
+    return Value(conv.emit(aten.permute.default, value.node, [*lead, *moved]), dims)
 
 
-@handles("aten.expand", "aten.broadcast_to")
-def expand(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return expand_to(low, args[0], dims_of(_val(node)))
+@HANDLERS.handles("aten.expand", "aten.broadcast_to")
+def expand(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return expand_to(conv, args[0], dims_of(_val(node)))
 
 
-def expand_to(low: Lowering, value: Value, dims: Dims) -> Value:
+def expand_to(conv: Conversion, value: Value, dims: Dims) -> Value:
     """The value repeated along axes where `dims` is larger; a constant stays one row."""
-    aligned = align(low, value, dims)
+    aligned = align(conv, value, dims)
     if T in dims and value.axis is None:
         value = Value(aligned, (T, *(1,) * (len(dims) - 1 - type_of(aligned).rank), *type_of(aligned).shape))
         aligned = value.node
@@ -156,25 +162,25 @@ def expand_to(low: Lowering, value: Value, dims: Dims) -> Value:
     if found.shape == shape:
         return Value(aligned, dims)
     lead = [-1] if found.rows is not None else []
-    return Value(low.emit(aten.expand.default, aligned, [*lead, *shape]), dims)
+    return Value(conv.emit(aten.expand.default, aligned, [*lead, *shape]), dims)
 
 
-def per_token(low: Lowering, value: Value, dims: Dims) -> Value:
+def per_token(conv: Conversion, value: Value, dims: Dims) -> Value:
     """A constant written out once per token, for ops that need a row for each; `dims` are its logical dims."""
-    value = expand_to(low, value, dims)
+    value = expand_to(conv, value, dims)
     if value.per_token:
         return value
     if type_of(value.node).dtype == torch.bool:
         raise ValueError("a boolean constant per token")
-    positions = low.graph.input("positions")
+    positions = conv.graph.input("positions")
     is_float = type_of(value.node).dtype.is_floating_point
-    zero = low.emit(aten.mul.Tensor, positions, 0.0 if is_float else 0)
-    zero = low.emit(aten.view.default, zero, [-1, *(1,) * len(value.features)])
-    return Value(low.emit(aten.add.Tensor, zero, value.node), dims)
+    zero = conv.emit(aten.mul.Tensor, positions, 0.0 if is_float else 0)
+    zero = conv.emit(aten.view.default, zero, [-1, *(1,) * len(value.features)])
+    return Value(conv.emit(aten.add.Tensor, zero, value.node), dims)
 
 
-@handles("aten.slice")
-def slice_(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.slice")
+def slice_(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     value: Value = args[0]
     dims = dims_of(_val(node))
     axis = (args[1] if len(args) > 1 else 0) % len(dims)
@@ -187,35 +193,35 @@ def slice_(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
         return value
     length = value.dims[axis]
     if isinstance(end, torch.SymInt):
-        return first_rows(low, value, axis, start, dims)
+        return first_rows(conv, value, axis, start, dims)
     start, end, _ = slice(start, end).indices(length)
-    return Value(low.emit(aten.slice.Tensor, value.node, value.canonical(axis), start, end, step or 1), dims)
+    return Value(conv.emit(aten.slice.Tensor, value.node, value.canonical(axis), start, end, step or 1), dims)
 
 
-def first_rows(low: Lowering, table: Value, axis: int, start: Any, dims: Dims) -> Value:
+def first_rows(conv: Conversion, table: Value, axis: int, start: Any, dims: Dims) -> Value:
     """table[:number of tokens]: row p of the table at position p."""
     if dims[axis] is not T or table.per_token or start not in (None, 0) or math.prod(table.dims[:axis]) != 1:
         raise ValueError("a slice whose end depends on the number of tokens")
-    rows = low.view(table, table.dims[axis:])
-    out = low.emit(OPS["embedding"].overload, low.graph.input("positions"), rows.node)
-    return low.view(Value(out, (T, *table.dims[axis + 1 :])), dims)
+    rows = conv.view(table, table.dims[axis:])
+    out = conv.emit(OPS["embedding"].overload, conv.graph.input("positions"), rows.node)
+    return conv.view(Value(out, (T, *table.dims[axis + 1 :])), dims)
 
 
-@handles("aten.select")
-def select(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.select")
+def select(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     value, axis, index = args
     axis %= len(value.dims)
     if value.dims[axis] is T:
         raise ValueError("one token picked out of the sequence")
     at = value.canonical(axis)
     index %= value.dims[axis]
-    part = low.emit(aten.slice.Tensor, value.node, at, index, index + 1, 1)
+    part = conv.emit(aten.slice.Tensor, value.node, at, index, index + 1, 1)
     dims = dims_of(_val(node))
-    return low.view(Value(part, (*value.dims[:axis], 1, *value.dims[axis + 1 :])), dims)
+    return conv.view(Value(part, (*value.dims[:axis], 1, *value.dims[axis + 1 :])), dims)
 
 
-@handles("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unbind")
-def split(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unbind")
+def split(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     value: Value = args[0]
     unbind = "unbind" in str(node.target)
     axis = args[1 if unbind else 2] if len(args) > (1 if unbind else 2) else kwargs.get("dim", 0)
@@ -225,48 +231,48 @@ def split(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any])
     parts, start = [], 0
     for result in _val(node):
         width = 1 if unbind else int(result.shape[axis])
-        piece = low.emit(aten.slice.Tensor, value.node, value.canonical(axis), start, start + width, 1)
+        piece = conv.emit(aten.slice.Tensor, value.node, value.canonical(axis), start, start + width, 1)
         kept = Value(piece, (*value.dims[:axis], width, *value.dims[axis + 1 :]))
-        parts.append(low.view(kept, dims_of(result)) if unbind else kept)
+        parts.append(conv.view(kept, dims_of(result)) if unbind else kept)
         start += width
     return parts
 
 
-@handles("getitem")
-def getitem(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("getitem")
+def getitem(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return args[0][args[1]]
 
 
-@handles("aten.cat", "aten.stack")
-def cat(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.cat", "aten.stack")
+def cat(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     dims = dims_of(_val(node))
     axis = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % len(dims)
     values: list[Value] = args[0]
     if "stack" in op_name(node.target):
-        values = [low.view(v, (*v.dims[:axis], 1, *v.dims[axis:])) for v in values]
-    return cat_parts(low, values, axis, dims)
+        values = [conv.view(v, (*v.dims[:axis], 1, *v.dims[axis:])) for v in values]
+    return cat_parts(conv, values, axis, dims)
 
 
-def cat_parts(low: Lowering, values: list[Value], axis: int, dims: Dims) -> Value:
+def cat_parts(conv: Conversion, values: list[Value], axis: int, dims: Dims) -> Value:
     """The values joined along a logical axis; constants among tokens are written out per token."""
     if dims[axis] is T:
         raise ValueError("a concatenation along the token axis")
     values = [v for v in values if math.prod(v.features) > 0]
     if any(v.per_token for v in values):
-        values = [per_token(low, v, (*dims[:axis], v.dims[axis], *dims[axis + 1 :])) for v in values]
+        values = [per_token(conv, v, (*dims[:axis], v.dims[axis], *dims[axis + 1 :])) for v in values]
     if len(values) == 1:
         return Value(values[0].node, dims)
-    return Value(low.emit(aten.cat.default, [v.node for v in values], values[0].canonical(axis)), dims)
+    return Value(conv.emit(aten.cat.default, [v.node for v in values], values[0].canonical(axis)), dims)
 
 
-@handles("aten.repeat")
-def repeat(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.repeat")
+def repeat(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     value, counts = args
     dims = dims_of(_val(node))
     padded = (1,) * (len(dims) - len(value.dims)) + value.dims
     if any(c != 1 for c, d in zip(counts, padded, strict=True) if d is T):
         raise ValueError("a repetition along the token axis")
     per_feature = [c for c, d in zip(counts, padded, strict=True) if d is not T]
-    value = low.view(value, padded)
+    value = conv.view(value, padded)
     lead = [1] if value.per_token else []
-    return Value(low.emit(aten.repeat.default, value.node, [*lead, *per_feature]), dims)
+    return Value(conv.emit(aten.repeat.default, value.node, [*lead, *per_feature]), dims)

@@ -11,17 +11,20 @@ from torch import fx
 
 from ...graph.graph import type_of
 from .aten_handlers import _val, cat_parts, expand_to, per_token
+from .conversion import Conversion
 from .reduce_handlers import icc, last_axis
-from .token_major import Dims, Lowering, T, Value, dims_of, handles, op_name
+from .table import HandlerTable
+from .values import Dims, T, Value, dims_of, op_name
 
 aten = torch.ops.aten
+HANDLERS = HandlerTable()
 
 # nodes of the new graph that a handler looks behind, from where they are used
 LOOKED_THROUGH = (aten.expand.default, aten.repeat.default)
 
 
-@handles("aten.embedding", "aten.index_select")
-def embedding(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.embedding", "aten.index_select")
+def embedding(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if "index_select" in op_name(node.target):
         table, axis, index = args
         if axis != 0:
@@ -32,25 +35,25 @@ def embedding(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, A
         raise ValueError("a gather of tokens")
     if math.prod(index.features) != 1:
         flat = index.node
-        return Value(low.emit(icc("embedding"), flat, table.node), dims_of(_val(node)))
+        return Value(conv.emit(icc("embedding"), flat, table.node), dims_of(_val(node)))
     if not index.per_token:  # every token takes the same row
-        row = low.emit(icc("embedding"), low.view(Value(index.node, index.features), (1,)).node, table.node)
-        return low.view(Value(row, (1, *table.dims[1:])), dims_of(_val(node)))
-    index = low.view(index, (T,))
-    out = low.emit(icc("embedding"), index.node, table.node)
-    return low.view(Value(out, (T, *table.dims[1:])), dims_of(_val(node)))
+        row = conv.emit(icc("embedding"), conv.view(Value(index.node, index.features), (1,)).node, table.node)
+        return conv.view(Value(row, (1, *table.dims[1:])), dims_of(_val(node)))
+    index = conv.view(index, (T,))
+    out = conv.emit(icc("embedding"), index.node, table.node)
+    return conv.view(Value(out, (T, *table.dims[1:])), dims_of(_val(node)))
 
 
-@handles("aten.index")
-def index(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.index")
+def index(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     table, indices = args
     if table.per_token or len(indices) != 1:
         raise ValueError("advanced indexing")
-    return Value(low.emit(icc("embedding"), indices[0].node, table.node), dims_of(_val(node)))
+    return Value(conv.emit(icc("embedding"), indices[0].node, table.node), dims_of(_val(node)))
 
 
-@handles("aten.index_put")
-def index_put(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.index_put")
+def index_put(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     value, indices, source = args[:3]
     mask = indices[0]
     if (
@@ -62,12 +65,12 @@ def index_put(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, A
         raise ValueError("a write to places that depend on values")
     if mask.dims != value.dims or (len(args) > 3 and args[3]):
         raise ValueError("a masked write of this form")
-    scalar = low.view(source, ()).node
-    return Value(low.emit(aten.where.self, mask.node, scalar, value.node), value.dims)
+    scalar = conv.view(source, ()).node
+    return Value(conv.emit(aten.where.self, mask.node, scalar, value.node), value.dims)
 
 
-@handles("aten.topk", "aten.sort")
-def topk(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.topk", "aten.sort")
+def topk(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     value: Value = args[0]
     is_sort = "sort" in str(node.target)
     rest = list(args[1:])
@@ -77,39 +80,39 @@ def topk(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) 
         largest = rest[1] if len(rest) > 1 else kwargs.get("descending", False)
     else:
         largest = rest[1] if len(rest) > 1 else kwargs.get("largest", True)
-    value = last_axis(low, value, axis)
-    pair = low.emit(icc("topk"), value.node, k, bool(largest))
+    value = last_axis(conv, value, axis)
+    pair = conv.emit(icc("topk"), value.node, k, bool(largest))
     dims = (*value.dims[:-1], k)
-    return [Value(_item(low, pair, i), dims) for i in range(2)]
+    return [Value(_item(conv, pair, i), dims) for i in range(2)]
 
 
-def _item(low: Lowering, pair: fx.Node, index: int) -> fx.Node:
-    return low.graph.call(operator.getitem, pair, index)
+def _item(conv: Conversion, pair: fx.Node, index: int) -> fx.Node:
+    return conv.graph.call(operator.getitem, pair, index)
 
 
-@handles("aten.gather")
-def gather(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.gather")
+def gather(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     value, axis, index_ = args
     axis %= len(value.dims)
     if index_.dims[axis] is T and not value.per_token:
-        return _table_rows(low, value, axis, index_, dims_of(_val(node)))
-    value = last_axis(low, value, axis)
-    return Value(low.emit(icc("gather"), value.node, index_.node), dims_of(_val(node)))
+        return _table_rows(conv, value, axis, index_, dims_of(_val(node)))
+    value = last_axis(conv, value, axis)
+    return Value(conv.emit(icc("gather"), value.node, index_.node), dims_of(_val(node)))
 
 
-def _table_rows(low: Lowering, table: Value, axis: int, index_: Value, dims: Dims) -> Value:
+def _table_rows(conv: Conversion, table: Value, axis: int, index_: Value, dims: Dims) -> Value:
     """A gather that picks row index[t] of a constant for each token, however it spells the other axes."""
     if math.prod(table.dims[:axis]) != 1:
         raise ValueError("a gather from several tables")
     row = _same_along_features(index_)
     if row is None:
         raise ValueError("a gather of single elements of a table")
-    rows = low.view(table, table.dims[axis:])
-    out = low.emit(icc("embedding"), low.view(row, (T,)).node, rows.node)
+    rows = conv.view(table, table.dims[axis:])
+    out = conv.emit(icc("embedding"), conv.view(row, (T,)).node, rows.node)
     width = tuple(d for d in dims[axis + 1 :])
     if width != table.dims[axis + 1 :]:
         raise ValueError("a gather of parts of rows")
-    return low.view(Value(out, (T, *width)), dims)
+    return conv.view(Value(out, (T, *width)), dims)
 
 
 def _same_along_features(value: Value) -> Value | None:
@@ -122,13 +125,13 @@ def _same_along_features(value: Value) -> Value | None:
     return Value(source, (T, *type_of(source).shape)) if math.prod(type_of(source).shape) == 1 else None
 
 
-@handles("aten.copy", "aten.copy_")
-def copy(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return expand_to(low, args[1], dims_of(_val(node)))
+@HANDLERS.handles("aten.copy", "aten.copy_")
+def copy(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return expand_to(conv, args[1], dims_of(_val(node)))
 
 
-@handles("aten.slice_scatter")
-def slice_scatter(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.slice_scatter")
+def slice_scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     value, source = args[0], args[1]
     rest = list(args[2:])
     axis = (rest[0] if rest else kwargs.get("dim", 0)) % len(value.dims)
@@ -138,51 +141,51 @@ def slice_scatter(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[st
     if value.dims[axis] is T:
         if start not in (None, 0) or (isinstance(end, int) and end < 2**31) or step != 1:
             raise ValueError("a write to some of the tokens")
-        return expand_to(low, source, value.dims)
+        return expand_to(conv, source, value.dims)
     if step != 1:
         raise ValueError("a write to every other element")
     start, end, _ = slice(start, end).indices(value.dims[axis])
-    return _written(low, value, source, axis, start, end)
+    return _written(conv, value, source, axis, start, end)
 
 
-@handles("aten.select_scatter")
-def select_scatter(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.select_scatter")
+def select_scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     value, source, axis, place = args
     axis %= len(value.dims)
     if value.dims[axis] is T:
         raise ValueError("a write to one token")
     place %= value.dims[axis]
-    source = low.view(source, (*source.dims[:axis], 1, *source.dims[axis:]))
-    return _written(low, value, source, axis, place, place + 1)
+    source = conv.view(source, (*source.dims[:axis], 1, *source.dims[axis:]))
+    return _written(conv, value, source, axis, place, place + 1)
 
 
-def _written(low: Lowering, value: Value, source: Value, axis: int, start: int, end: int) -> Value:
+def _written(conv: Conversion, value: Value, source: Value, axis: int, start: int, end: int) -> Value:
     """`value` with [start, end) of an axis replaced by `source`."""
 
     def part(first: int, last: int) -> list[Value]:
         if first >= last:
             return []
         dims = (*value.dims[:axis], last - first, *value.dims[axis + 1 :])
-        return [Value(low.emit(aten.slice.Tensor, value.node, value.canonical(axis), first, last, 1), dims)]
+        return [Value(conv.emit(aten.slice.Tensor, value.node, value.canonical(axis), first, last, 1), dims)]
 
     middle = (*value.dims[:axis], end - start, *value.dims[axis + 1 :])
-    parts = [*part(0, start), expand_to(low, source, middle), *part(end, value.dims[axis])]
-    return cat_parts(low, parts, axis, value.dims)
+    parts = [*part(0, start), expand_to(conv, source, middle), *part(end, value.dims[axis])]
+    return cat_parts(conv, parts, axis, value.dims)
 
 
-@handles("aten.scatter", "aten.scatter_add", "aten.scatter_reduce")
-def scatter(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.scatter", "aten.scatter_add", "aten.scatter_reduce")
+def scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     name = str(node.target)
     if "reduce" in name:
         raise ValueError("scatter_reduce")
-    value = last_axis(low, args[0], args[1])
+    value = last_axis(conv, args[0], args[1])
     index_, source = args[2], args[3]
     base = value.node
     if not value.per_token:
-        base = per_token(low, value, (T, *value.features)).node
+        base = per_token(conv, value, (T, *value.features)).node
     tensor = isinstance(source, Value)
     if tensor and not source.per_token:
-        source = per_token(low, source, (T, *source.features))
+        source = per_token(conv, source, (T, *source.features))
     src, number = (source.node, 0.0) if isinstance(source, Value) else (None, float(source))
-    out = low.emit(icc("scatter"), base, index_.node, src, number, "add" in name)
+    out = conv.emit(icc("scatter"), base, index_.node, src, number, "add" in name)
     return Value(out, dims_of(_val(node)))

@@ -11,9 +11,12 @@ from torch import fx
 from ...graph.graph import TOKENS, type_of
 from ...ops import OPS
 from .aten_handlers import _val, align
-from .token_major import Lowering, T, Value, dims_of, handles, op_name
+from .conversion import Conversion
+from .table import HandlerTable
+from .values import T, Value, dims_of, op_name
 
 aten = torch.ops.aten
+HANDLERS = HandlerTable()
 
 
 def icc(name: str) -> Any:
@@ -21,116 +24,116 @@ def icc(name: str) -> Any:
     return OPS[name].overload
 
 
-@handles("aten.linear")
-def linear(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.linear")
+def linear(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, weight = args[0], args[1]
     bias = args[2] if len(args) > 2 else None
     if weight.per_token:
         raise ValueError("a product whose right side depends on tokens")
-    out = low.emit(icc("linear"), x.node, weight.node, bias.node if bias is not None else None)
+    out = conv.emit(icc("linear"), x.node, weight.node, bias.node if bias is not None else None)
     return Value(out, dims_of(_val(node)))
 
 
-@handles("aten.addmm", "aten.mm", "aten.matmul", "aten.bmm", "aten.baddbmm")
-def matmul(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.addmm", "aten.mm", "aten.matmul", "aten.bmm", "aten.baddbmm")
+def matmul(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     name = str(node.target)
     bias, (a, b) = (args[0], args[1:3]) if "addmm" in name or "baddbmm" in name else (None, args[:2])
     if bias is not None and (kwargs.get("beta", 1) != 1 or kwargs.get("alpha", 1) != 1):
         raise ValueError("a scaled product")
     dims = dims_of(_val(node))
     if a.per_token and not b.per_token and len(b.dims) == 2:
-        turned = low.emit(aten.permute.default, b.node, [1, 0])
+        turned = conv.emit(aten.permute.default, b.node, [1, 0])
         fused = bias is not None and not bias.per_token and len(bias.dims) == 1
-        value = Value(low.emit(icc("linear"), a.node, turned, bias.node if bias is not None and fused else None), dims)
-        return value if fused or bias is None else _add(low, value, bias)
-    value = _batched(low, a, b, dims)
-    return value if bias is None else _add(low, value, bias)
+        value = Value(conv.emit(icc("linear"), a.node, turned, bias.node if bias is not None and fused else None), dims)
+        return value if fused or bias is None else _add(conv, value, bias)
+    value = _batched(conv, a, b, dims)
+    return value if bias is None else _add(conv, value, bias)
 
 
-def _add(low: Lowering, value: Value, bias: Value) -> Value:
-    return Value(low.emit(aten.add.Tensor, value.node, align(low, bias, value.dims)), value.dims)
+def _add(conv: Conversion, value: Value, bias: Value) -> Value:
+    return Value(conv.emit(aten.add.Tensor, value.node, align(conv, bias, value.dims)), value.dims)
 
 
-def _batched(low: Lowering, a: Value, b: Value, dims: tuple[Any, ...]) -> Value:
+def _batched(conv: Conversion, a: Value, b: Value, dims: tuple[Any, ...]) -> Value:
     """A product with the token axis among the batch axes, or an outer product over constants."""
     rank = len(dims)
     for operand in (a, b):
         if operand.axis is not None and len(operand.dims) - operand.axis <= 2 and operand.per_token:
-            return _token_in_matrix(low, a, b, dims)
-    left = a.node if a.per_token else align(low, a, (*dims[:-2], *a.dims[-2:]))
-    right = b.node if b.per_token else align(low, b, (*dims[:-2], *b.dims[-2:]))
+            return _token_in_matrix(conv, a, b, dims)
+    left = a.node if a.per_token else align(conv, a, (*dims[:-2], *a.dims[-2:]))
+    right = b.node if b.per_token else align(conv, b, (*dims[:-2], *b.dims[-2:]))
     if T in dims and len(a.dims) == len(b.dims) == rank:
         right_type = type_of(right)
         if right_type.rows is None and right_type.rank < rank:
-            right = low.emit(aten.view.default, right, [*(1,) * (rank - right_type.rank), *right_type.shape])
-        return Value(low.emit(icc("bmm"), left, right), dims)
+            right = conv.emit(aten.view.default, right, [*(1,) * (rank - right_type.rank), *right_type.shape])
+        return Value(conv.emit(icc("bmm"), left, right), dims)
     raise ValueError("a matrix product of this form")
 
 
-def _token_in_matrix(low: Lowering, a: Value, b: Value, dims: tuple[Any, ...]) -> Value:
+def _token_in_matrix(conv: Conversion, a: Value, b: Value, dims: tuple[Any, ...]) -> Value:
     """Rotary frequencies [.., D, 1] @ [.., 1, T] are an outer product; [.., T, K] @ [.., K, N] is one row per token."""
     if a.dims[-1] == 1 and b.dims[-2] == 1:
-        return Value(low.emit(aten.mul.Tensor, align(low, a, dims), align(low, b, dims)), dims)
+        return Value(conv.emit(aten.mul.Tensor, align(conv, a, dims), align(conv, b, dims)), dims)
     if a.dims[-2:][0] is T and not b.per_token:
         # [batch, T, K] @ [batch, K, N]: per token, each batch entry is a row vector times a matrix
-        row = low.view(a, (*a.dims[:-2], T, 1, a.dims[-1]))
+        row = conv.view(a, (*a.dims[:-2], T, 1, a.dims[-1]))
         lead = type_of(b.node).shape
-        matrix = low.emit(aten.view.default, b.node, [1, *lead])
-        out = Value(low.emit(icc("bmm"), row.node, matrix), (*dims[:-2], T, 1, dims[-1]))
-        return low.view(out, dims)
+        matrix = conv.emit(aten.view.default, b.node, [1, *lead])
+        out = Value(conv.emit(icc("bmm"), row.node, matrix), (*dims[:-2], T, 1, dims[-1]))
+        return conv.view(out, dims)
     raise ValueError("a matrix product that mixes tokens")
 
 
 _REDUCTIONS = {"sum": "sum", "mean": "mean", "amax": "amax", "amin": "amin", "prod": "prod", "argmax": "argmax"}
 
 
-@handles(*(f"aten.{n}" for n in _REDUCTIONS), "aten.max", "aten.min")
-def reduce(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles(*(f"aten.{n}" for n in _REDUCTIONS), "aten.max", "aten.min")
+def reduce(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     value: Value = args[0]
     name = op_name(node.target).split(".")[1]
     result = _val(node)
     if name in ("max", "min"):
         if not isinstance(result, (tuple, list)):
             raise ValueError("a maximum over all tokens")
-        values = _reduce_axes(low, value, "a" + name, [args[1]])
-        places = _reduce_axes(low, value, "argmax", [args[1]]) if name == "max" else values
-        return [low.view(v, dims_of(r)) for v, r in zip((values, places), result, strict=True)]
+        values = _reduce_axes(conv, value, "a" + name, [args[1]])
+        places = _reduce_axes(conv, value, "argmax", [args[1]]) if name == "max" else values
+        return [conv.view(v, dims_of(r)) for v, r in zip((values, places), result, strict=True)]
     dims = args[1] if len(args) > 1 and args[1] is not None else list(range(len(value.dims)))
     axes = [dims] if isinstance(dims, int) else list(dims)
     source = value
     if name in ("sum", "mean") and not type_of(value.node).dtype.is_floating_point and result.dtype.is_floating_point:
-        source = Value(low.emit(torch.ops.prims.convert_element_type.default, value.node, torch.float32), value.dims)
-    return low.view(_reduce_axes(low, source, _REDUCTIONS[name], axes), dims_of(result))
+        source = Value(conv.emit(torch.ops.prims.convert_element_type.default, value.node, torch.float32), value.dims)
+    return conv.view(_reduce_axes(conv, source, _REDUCTIONS[name], axes), dims_of(result))
 
 
-def _reduce_axes(low: Lowering, value: Value, kind: str, axes: list[int]) -> Value:
+def _reduce_axes(conv: Conversion, value: Value, kind: str, axes: list[int]) -> Value:
     for axis in sorted((a % len(value.dims) for a in axes), reverse=True):
         if value.dims[axis] is T:
             raise ValueError("a reduction over the tokens")
-        out = low.emit(icc("reduce"), value.node, kind, value.canonical(axis))
+        out = conv.emit(icc("reduce"), value.node, kind, value.canonical(axis))
         value = Value(out, value.dims[:axis] + value.dims[axis + 1 :])
     return value
 
 
-@handles("aten.var", "aten.var_mean")
-def var(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.var", "aten.var_mean")
+def var(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     value: Value = args[0]
     axes = [a % len(value.dims) for a in (args[1] if len(args) > 1 and args[1] is not None else [-1])]
     correction = kwargs.get("correction", 1)
     kept = tuple(1 if i in axes else d for i, d in enumerate(value.dims))
-    mean = low.view(_reduce_axes(low, value, "mean", axes), kept)
-    centred = low.emit(aten.sub.Tensor, value.node, mean.node)
-    squares = Value(low.emit(aten.mul.Tensor, centred, centred), value.dims)
-    total = _reduce_axes(low, squares, "sum", axes)
+    mean = conv.view(_reduce_axes(conv, value, "mean", axes), kept)
+    centred = conv.emit(aten.sub.Tensor, value.node, mean.node)
+    squares = Value(conv.emit(aten.mul.Tensor, centred, centred), value.dims)
+    total = _reduce_axes(conv, squares, "sum", axes)
     count = math.prod(value.dims[a] for a in axes) - (1 if correction is None else correction)
-    variance = Value(low.emit(aten.div.Tensor, total.node, float(count)), total.dims)
+    variance = Value(conv.emit(aten.div.Tensor, total.node, float(count)), total.dims)
     result = _val(node)
     if isinstance(result, (tuple, list)):
-        return [low.view(variance, dims_of(result[0])), low.view(mean, dims_of(result[1]))]
-    return low.view(variance, dims_of(result))
+        return [conv.view(variance, dims_of(result[0])), conv.view(mean, dims_of(result[1]))]
+    return conv.view(variance, dims_of(result))
 
 
-def last_axis(low: Lowering, value: Value, axis: int) -> Value:
+def last_axis(conv: Conversion, value: Value, axis: int) -> Value:
     if value.dims[axis] is T:
         raise ValueError("an op along the token axis")
     if axis % len(value.dims) != len(value.dims) - 1:
@@ -138,37 +141,37 @@ def last_axis(low: Lowering, value: Value, axis: int) -> Value:
     return value
 
 
-@handles("aten._softmax", "aten.softmax", "aten._log_softmax", "aten.log_softmax")
-def softmax(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    value = last_axis(low, args[0], args[1])
-    out = low.emit(icc("softmax"), value.node)
+@HANDLERS.handles("aten._softmax", "aten.softmax", "aten._log_softmax", "aten.log_softmax")
+def softmax(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    value = last_axis(conv, args[0], args[1])
+    out = conv.emit(icc("softmax"), value.node)
     if "log" in op_name(node.target):
-        out = low.emit(aten.log.default, out)
+        out = conv.emit(aten.log.default, out)
     return Value(out, value.dims)
 
 
-@handles("aten.cumsum")
-def cumsum(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.cumsum")
+def cumsum(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     value, axis = args[0], args[1] % len(args[0].dims)
     if value.dims[axis] is T:
         if value.per_token:
             raise ValueError("a running sum over the tokens")
         # the same number at every token: its running sum counts tokens
-        count = low.emit(aten.add.Tensor, positions_of(low), 1)
+        count = conv.emit(aten.add.Tensor, positions_of(conv), 1)
         feature = type_of(value.node).shape
-        shaped = low.emit(aten.view.default, count, [-1, *(1,) * len(feature)])
-        return Value(low.emit(aten.mul.Tensor, shaped, value.node), value.dims)
-    return Value(low.emit(icc("cumsum"), last_axis(low, value, axis).node), value.dims)
+        shaped = conv.emit(aten.view.default, count, [-1, *(1,) * len(feature)])
+        return Value(conv.emit(aten.mul.Tensor, shaped, value.node), value.dims)
+    return Value(conv.emit(icc("cumsum"), last_axis(conv, value, axis).node), value.dims)
 
 
-def positions_of(low: Lowering) -> fx.Node:
-    found = low.graph.input("positions")
+def positions_of(conv: Conversion) -> fx.Node:
+    found = conv.graph.input("positions")
     assert found is not None
     return found
 
 
-@handles("aten.arange")
-def arange(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.arange")
+def arange(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     dims = dims_of(_val(node))
     numbers = [a for a in args if not isinstance(a, torch.dtype)]
     if T not in dims:
@@ -176,18 +179,18 @@ def arange(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
         start = numbers[0] if "start" in name else 0
         step = numbers[2] if "step" in name and len(numbers) > 2 else 1
         value = torch.arange(start, start + step * dims[0], step, dtype=_val(node).dtype)[: dims[0]]
-        return low.constant("arange", value)
+        return conv.constant("arange", value)
     start = numbers[0] if len(numbers) > 1 else 0
     if start != 0 or (len(numbers) > 2 and numbers[2] != 1):
         raise ValueError("a range over tokens that does not count from 0")
-    positions = Value(positions_of(low), (T,))
+    positions = Value(positions_of(conv), (T,))
     if _val(node).dtype.is_floating_point:
-        out = low.emit(torch.ops.prims.convert_element_type.default, positions.node, torch.float32)
+        out = conv.emit(torch.ops.prims.convert_element_type.default, positions.node, torch.float32)
         return Value(out, (T,))
     return positions
 
 
-@handles(
+@HANDLERS.handles(
     "aten.full",
     "aten.full_like",
     "aten.zeros",
@@ -202,7 +205,7 @@ def arange(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
     "aten.empty_like",
     "aten.new_empty",
 )
-def full(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def full(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     name = op_name(node.target).split(".")[1]
     fill: Any = 1 if "ones" in name else 0
     if name in ("full", "full_like"):
@@ -216,47 +219,47 @@ def full(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) 
     dims = dims_of(_val(node))
     dtype = torch.float32 if _val(node).dtype.is_floating_point else _val(node).dtype
     value = torch.full([d for d in dims if d is not T], fill, dtype=dtype)
-    return Value(low.constant(name, value).node, dims)
+    return Value(conv.constant(name, value).node, dims)
 
 
-@handles("aten.native_layer_norm", "aten.layer_norm")
-def layer_norm(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.native_layer_norm", "aten.layer_norm")
+def layer_norm(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     value, shape = args[0], args[1]
     weight, bias = ([*args[2:4], None, None])[:2]
     eps = args[4] if len(args) > 4 else 1e-5
     if len(shape) != 1:
         raise ValueError("layer_norm over several axes")
-    out = low.emit(
+    out = conv.emit(
         icc("layer_norm"), value.node, weight.node if weight else None, bias.node if bias else None, float(eps)
     )
     result = Value(out, value.dims)
     return [result, None, None] if "native" in op_name(node.target) else result
 
 
-@handles("aten.rms_norm", "aten._fused_rms_norm")
-def rms_norm(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("aten.rms_norm", "aten._fused_rms_norm")
+def rms_norm(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     value, weight = args[0], args[2] if len(args) > 2 else None
     eps = args[3] if len(args) > 3 and args[3] is not None else torch.finfo(torch.float32).eps
-    out = Value(low.emit(icc("rms_norm"), value.node, weight.node if weight else None, float(eps)), value.dims)
+    out = Value(conv.emit(icc("rms_norm"), value.node, weight.node if weight else None, float(eps)), value.dims)
     return [out, None] if "fused" in op_name(node.target) else out
 
 
-@handles("icc_trace.attention")
-def attention(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("icc_trace.attention")
+def attention(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     q, k, v, sinks, scale, window, chunk, softcap = args
     heads = []
     for value in (q, k, v):
         if value.dims[0] != 1 or value.dims[2] is not T:
             raise ValueError(f"attention over a tensor of dims {value.dims}")
-        heads.append(low.view(value, (value.dims[1], T, value.dims[3])).node)
-    layer = low.next_layer()
-    out = low.emit(icc("attention"), *heads, sinks.node if sinks else None, None, layer, scale, window, chunk, softcap)
-    return low.view(Value(out, (T, *type_of(out).shape)), dims_of(_val(node)))
+        heads.append(conv.view(value, (value.dims[1], T, value.dims[3])).node)
+    layer = conv.next_layer()
+    out = conv.emit(icc("attention"), *heads, sinks.node if sinks else None, None, layer, scale, window, chunk, softcap)
+    return conv.view(Value(out, (T, *type_of(out).shape)), dims_of(_val(node)))
 
 
-@handles("icc_trace.expert_linear")
-def expert_linear(low: Lowering, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+@HANDLERS.handles("icc_trace.expert_linear")
+def expert_linear(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, weight, bias, index_ = args
-    out = low.emit(icc("expert_linear"), x.node, weight.node, bias.node if bias else None, index_.node)
+    out = conv.emit(icc("expert_linear"), x.node, weight.node, bias.node if bias else None, index_.node)
     assert type_of(out).rows == TOKENS
     return Value(out, dims_of(_val(node)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from ...errors import IccError, TraceError, UnsupportedModel
-from ..layers.kinds import LayerKinds
+from ..layers.kinds import LayerKinds, Repeat
 from ..layers.marks import join_repeated
 from .interfaces import tracing_interfaces
 
@@ -62,10 +63,18 @@ def _without_stack_traces() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(torch.fx.config, "do_not_emit_stack_traces", True, create=True)
 
 
-def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None) -> ExportedProgram:
+@dataclass(frozen=True)
+class Traced:
+    """A model as one exported program, in which layers like another are only named: `repeats` tells of them."""
+
+    program: ExportedProgram
+    repeats: tuple[Repeat, ...] = ()
+
+
+def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None) -> Traced:
     """Trace `model` (on meta) for 2..max_tokens tokens; raises TraceError with the first line of the reason.
 
-    With `kinds`, one layer of each kind is traced, and `kinds.repeats` tells of the others.
+    With `kinds`, one layer of each kind is traced.
     """
     # One less, as code that slices a table of max_tokens rows treats the whole table as a case of its own.
     tokens = torch.export.Dim("tokens", min=2, max=max(max_tokens, 16) - 1)
@@ -84,7 +93,8 @@ def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None) -
             if kinds is not None:
                 kinds.check(program.graph)
                 join_repeated(program.graph)
-            return program.run_decompositions(_decompositions())
+            repeats = tuple(kinds.repeats) if kinds is not None else ()
+            return Traced(program.run_decompositions(_decompositions()), repeats)
     except IccError:
         raise
     except Exception as error:

@@ -1,23 +1,25 @@
-"""Putting what became of a traced layer in the place of the layers like it: the other half of layer_kinds.py.
+"""Putting what became of a traced layer in the place of the layers like it: the other half of kinds.py.
 
-The nodes that the first layer of a kind emitted are copied with other inputs and weights. That is what lowering the
-layer itself would have emitted, as long as the lowering looked at nothing but what is the same for both layers; where
+The nodes that the first layer of a kind emitted are copied with other inputs and weights. That is what converting the
+layer itself would have emitted, as long as the conversion looked at nothing but what is the same for both layers; where
 that cannot be shown, NotRepeatable asks for a trace of every layer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch import fx
 
-from ...graph.graph import Graph, type_of
+from ...graph.graph import type_of
 from ...ops import OPS
 from ...weights.handles import Constant
+from ..convert.conversion import Conversion
 from ..convert.index_handlers import LOOKED_THROUGH
-from ..convert.token_major import Lowering, Unrepresentable, Value, pattern
+from ..convert.values import Unrepresentable, Value
 from .kinds import NotRepeatable, Repeat
 from .marks import ENTER, LEAVE, REPEATED
 
@@ -46,55 +48,59 @@ class _Region:
     replays: dict[int, dict[int, Any]] = field(default_factory=dict)
 
 
-def lowered_with_repeats(low: Lowering) -> Graph:
-    """Run a lowering, and see that nothing left a copied layer by another way than its results."""
-    graph = low.run()
-    for region in low.regions.values():
-        inside = set(region.nodes)
-        shown = {value.node for value in region.results.values() if isinstance(value, Value)}
-        if any(user not in inside for node in inside - shown for user in node.users):
-            raise NotRepeatable("a value inside a layer is used outside")
-    return graph
+class Replay:
+    """The Follower of the marks around traced layers, and of the layers that the program only names."""
+
+    def __init__(self, repeats: Sequence[Repeat]) -> None:
+        self._repeats = repeats
+        self._regions: dict[int, _Region] = {}
+
+    def follow(self, conv: Conversion, node: fx.Node) -> Any:
+        """A mark is the value that it marks; a repeated layer's result is that of copied nodes.
+
+        Comes before anyone asks if all operands are representable: a layer may hand on what nobody uses.
+        """
+        if node.target is REPEATED:
+            return self._repeated(conv, node)
+        if node.target not in (ENTER, LEAVE):
+            return None
+        operand, kind, slot = cast("tuple[fx.Node, int, int]", node.args)
+        value = conv.values[operand]
+        last = next(iter(reversed(conv.graph.fx.nodes)))
+        region = self._regions.setdefault(kind, _Region(last))
+        if node.target is ENTER:
+            region.inputs[slot] = _Input(value, operand, node)
+        else:
+            region.last = region.last or last
+            region.results[slot] = value
+        return value
+
+    def check(self) -> None:
+        """See, when all is converted, that nothing left a copied layer by another way than its results."""
+        for region in self._regions.values():
+            inside = set(region.nodes)
+            shown = {value.node for value in region.results.values() if isinstance(value, Value)}
+            if any(user not in inside for node in inside - shown for user in node.users):
+                raise NotRepeatable("a value inside a layer is used outside")
+
+    def _repeated(self, conv: Conversion, node: fx.Node) -> Any:
+        """The result of layers that were not traced; the first result that is asked for copies the nodes of a layer."""
+        sources, _, numbers, slots = node.args
+        given = [(conv.values[source], source in conv.static.nodes) for source in sources]  # type: ignore[union-attr, index]
+        result = None
+        for number, slot in zip(numbers, slots, strict=True):  # type: ignore[arg-type]
+            repeat = self._repeats[number]
+            region = self._regions.get(repeat.kind)
+            if region is None or region.last is None or slot not in region.results:
+                raise NotRepeatable(f"nothing is left of layer {repeat.source}")
+            if number not in region.replays:
+                region.replays[number] = _replay(conv, repeat, region, dict(zip(repeat.slots, given, strict=True)))
+            result = region.replays[number][slot]
+            given = [(result, node in conv.static.nodes)]
+        return result
 
 
-@pattern
-def layer(low: Lowering, node: fx.Node) -> Any:
-    """Follow a mark or repeated layers. As patterns, they come before anyone asks if all operands are representable."""
-    if node.target is REPEATED:
-        return _repeated(low, node)
-    if node.target not in (ENTER, LEAVE):
-        return None
-    operand, kind, slot = cast("tuple[fx.Node, int, int]", node.args)
-    value = low.env[operand]
-    last = next(iter(reversed(low.graph.fx.nodes)))
-    region = low.regions.setdefault(kind, _Region(last))
-    if node.target is ENTER:
-        region.inputs[slot] = _Input(value, operand, node)
-    else:
-        region.last = region.last or last
-        region.results[slot] = value
-    return value
-
-
-def _repeated(low: Lowering, node: fx.Node) -> Any:
-    """The result of layers that were not traced; the first result that is asked for copies the nodes of a layer."""
-    assert low.kinds is not None
-    sources, _, numbers, slots = node.args
-    given = [(low.env[source], source in low.static.nodes) for source in sources]  # type: ignore[union-attr, index]
-    result = None
-    for number, slot in zip(numbers, slots, strict=True):  # type: ignore[arg-type]
-        repeat = low.kinds.repeats[number]
-        region = low.regions.get(repeat.kind)
-        if region is None or region.last is None or slot not in region.results:
-            raise NotRepeatable(f"nothing is left of layer {repeat.source}")
-        if number not in region.replays:
-            region.replays[number] = _replay(low, repeat, region, dict(zip(repeat.slots, given, strict=True)))
-        result = region.replays[number][slot]
-        given = [(result, node in low.static.nodes)]
-    return result
-
-
-def _replay(low: Lowering, repeat: Repeat, region: _Region, given: dict[int, tuple[Any, bool]]) -> dict[int, Any]:
+def _replay(conv: Conversion, repeat: Repeat, region: _Region, given: dict[int, tuple[Any, bool]]) -> dict[int, Any]:
     """The results of a layer; `given` has (value, static) for the slots where its inputs are not those of the first."""
     used = {slot: new for slot, new in given.items() if slot in region.inputs}
     bad = next((value for value, _ in used.values() if isinstance(value, Unrepresentable)), None)
@@ -105,39 +111,39 @@ def _replay(low: Lowering, repeat: Repeat, region: _Region, given: dict[int, tup
         new = old.value
         if slot in used:
             new, static = used[slot]
-            if not _same_to_the_lowering(low, old, new, static):
+            if not _same_to_the_conversion(conv, old, new, static):
                 raise NotRepeatable(f"{repeat.path} is not given what {repeat.source} is")
         if isinstance(old.value, Value) and copies.setdefault(old.value.node, new.node) is not new.node:
             raise NotRepeatable(f"{repeat.source} is given one value twice")
-    _rename_weights(low, repeat, copies)
+    _rename_weights(conv, repeat, copies)
     if not region.nodes:
         assert region.last is not None, "a layer is left before it is repeated"
         region.nodes = _between(region.before, region.last)
     for node in region.nodes:
-        copies[node] = _copy(low, node, copies, repeat)
+        copies[node] = _copy(conv, node, copies, repeat)
     return {slot: _moved(value, copies) for slot, value in region.results.items()}
 
 
-def _same_to_the_lowering(low: Lowering, old: _Input, new: Any, static: bool) -> bool:
-    """Whether lowering a layer would do the same with `new` in the place of an input of the first layer."""
+def _same_to_the_conversion(conv: Conversion, old: _Input, new: Any, static: bool) -> bool:
+    """Whether converting a layer would do the same with `new` in the place of an input of the first layer."""
     if not isinstance(old.value, Value) or not isinstance(new, Value):
         return False
     if old.value.dims != new.dims or type_of(old.value.node) != type_of(new.node):
         return False
-    if static != (old.source in low.static.nodes) or old.mark in low.static.looked_at:
+    if static != (old.source in conv.static.nodes) or old.mark in conv.static.looked_at:
         return False
     known = [n for n in (old.value.node, new.node) if n.op != "call_function" or n.target in LOOKED_THROUGH]
     return not known or old.value.node is new.node
 
 
-def _rename_weights(low: Lowering, repeat: Repeat, copies: dict[fx.Node, fx.Node]) -> None:
+def _rename_weights(conv: Conversion, repeat: Repeat, copies: dict[fx.Node, fx.Node]) -> None:
     for old, new in repeat.renames.items():
-        if old not in low.stored:
+        before, after = conv.stored(old), conv.stored(new)
+        if before is None or after is None:
             continue
-        before, after = low.stored[old].node, low.stored[new].node
         if type_of(before) != type_of(after):
             raise NotRepeatable(f"{new} has another type than {old}")
-        if old in low.static.loaded and not torch.equal(*(low.source_weights[n].load() for n in (old, new))):
+        if old in conv.static.loaded and not torch.equal(*(conv.weights[n].load() for n in (old, new))):
             raise NotRepeatable(f"{new} decides what the layer computes")
         copies[before] = after
 
@@ -150,27 +156,26 @@ def _between(before: fx.Node, last: fx.Node) -> list[fx.Node]:
     return nodes
 
 
-def _copy(low: Lowering, old: fx.Node, copies: dict[fx.Node, fx.Node], repeat: Repeat) -> fx.Node:
-    graph = low.graph
+def _copy(conv: Conversion, old: fx.Node, copies: dict[fx.Node, fx.Node], repeat: Repeat) -> fx.Node:
+    graph = conv.graph
     if old.op == "get_attr":  # a constant that the layer makes
         weight = graph.weight(old)
         assert isinstance(weight, Constant)
         return graph.add_weight(str(old.target).split("#")[0], Constant(weight.value))
-    new = graph.fx.node_copy(old, lambda arg: _operand(low, arg, copies))
+    new = graph.fx.node_copy(old, lambda arg: _operand(conv, arg, copies))
     if new.target is _ATTENTION:
-        new.update_arg(_LAYER, low.next_layer())
+        new.update_arg(_LAYER, conv.next_layer())
     module = str(new.meta.get("module", ""))
     if module == repeat.source or module.startswith(f"{repeat.source}."):
         new.meta["module"] = repeat.path + module[len(repeat.source) :]
     return new
 
 
-def _operand(low: Lowering, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
+def _operand(conv: Conversion, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
     """What a copied node uses: a copy, or something that all layers share."""
     if node in copies:
         return copies[node]
-    lifted = low.program.graph_signature.lifted_tensor_constants
-    if node.op == "placeholder" or (node.op == "get_attr" and str(node.target) not in lifted):
+    if node.op == "placeholder" or (node.op == "get_attr" and not conv.is_lifted(str(node.target))):
         return node
     raise NotRepeatable("a layer uses a value that it is not given")
 

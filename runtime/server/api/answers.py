@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import UNSET
 
-from ...loop.sampler import TokenLogprob
+from ...requests.sampler import TokenLogprob
 from ..engine.engine_client import EngineFailed, Stream
 from ..engine.messages import Delta, merge
 from .jobs import Job

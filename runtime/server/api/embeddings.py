@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from ...requests.embedding import scaled
-from ..http.errors import HttpError
+from .errors import HttpError
 from .generate import Generator
 from .jobs import Job
 from .requests import EmbeddingRequest

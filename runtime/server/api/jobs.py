@@ -14,14 +14,13 @@ from ...errors import RequestError
 from ...requests.params import SamplingParams
 from ..engine.admission import Price
 from ..engine.messages import Submit
-from ..engine.sandbox import Sandbox
-from ..engine.sandbox_main import Render
-from ..http import limits
-from ..http.errors import HttpError
-from ..http.keys import ApiKeys
-from . import structured
+from . import limits, structured
+from .errors import HttpError
+from .keys import ApiKeys
 from .model import ServedModel
 from .requests import ChatRequest, Common, CompletionRequest, EmbeddingRequest, prompts
+from .sandbox import Sandbox
+from .sandbox_main import Render
 from .tools import ToolFormat, called_tools, tool_grammar
 
 _SLOW_CHARS = 16 << 10  # a longer text is tokenized in a thread, so that the loop goes on

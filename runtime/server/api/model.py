@@ -16,7 +16,7 @@ from ...format.load import read_manifest
 from ...format.manifest import Manifest
 from ...format.verify import check_listing
 from ...tokenizer import Tokenizer
-from ..http.errors import HttpError
+from .errors import HttpError
 
 _SPECIAL = re.compile(r"^(bos|eos|unk|sep|pad|cls|mask)_token$")
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from ..http import limits
+from . import limits
 
 Name = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS, pattern="^[a-zA-Z0-9_.-]+$")]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1, extra_json_schema={"x-token": True})]

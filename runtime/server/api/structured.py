@@ -8,7 +8,7 @@ from typing import Any
 import llguidance
 
 from ...errors import RequestError
-from ..http import limits
+from . import limits
 from .requests import GrammarFormat, JsonObjectFormat, JsonSchemaFormat, RegexFormat, ResponseFormat
 
 _WHITE_SPACE = {"whitespace_flexible": False}  # one way to write a value: shorter, and it cannot end in endless blanks

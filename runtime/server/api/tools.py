@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import RequestError
-from ..engine.sandbox import Sandbox
-from ..engine.sandbox_main import Render
 from . import structured
 from .model import ServedModel
 from .requests import NamedTool, Tool
 from .responses import CalledFunction, CalledTool
+from .sandbox import Sandbox
+from .sandbox_main import Render
 
 _NAME, _KEY, _VALUE, _PLAIN = "icc_probe_name", "icc_probe_key", "icc_probe_value", "icc_probe_plain"
 _USER = {"role": "user", "content": "icc_probe_user"}

@@ -10,13 +10,14 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from ..api.answers import ChatAnswer, CompletionAnswer
+from ..api.decoding import decoded
 from ..api.embeddings import embedding_answer
-from ..api.generate import Generator, decoded, whole_answer
+from ..api.errors import HttpError, as_http
+from ..api.generate import Generator, whole_answer
 from ..api.jobs import Jobs
 from ..api.requests import ChatRequest, CompletionRequest, EmbeddingRequest
 from ..engine.admission import Overloaded
 from ..engine.engine_client import EngineFailed
-from ..http.errors import HttpError, as_http
 
 ENDPOINTS = {
     "/v1/completions": CompletionRequest,

@@ -12,9 +12,9 @@ import msgspec
 import uvloop
 
 from ...errors import UsageError
-from ..engine.core import Core
-from ..engine.worker_main import LoadOptions
-from ..http.keys import ApiKeys
+from ...options import LoadOptions
+from ..api.core import Core
+from ..api.keys import ApiKeys
 from .batch_lines import Line, LineResult, read_lines, run_line
 
 _SHOW_EVERY = 100  # lines

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ...errors import IccError
+from ...options import LoadOptions
 from .messages import Cancel, Delta, Embedded, Failed, Frames, FromEngine, PromptLogprobs, Ready, Report, Stats, Submit
 from .messages import encode as encode_message
 
@@ -252,7 +253,7 @@ class _Pipe(asyncio.Protocol):
         self._lost.set()
 
 
-def worker_command(options: msgspec.Struct) -> list[str]:
+def worker_command(options: LoadOptions) -> list[str]:
     """The command of the engine process. -P: nothing is imported from the current directory."""
     module = f"{__package__}.worker_main"
-    return [sys.executable, "-P", "-m", module, "{fd}", msgspec.json.encode(options).decode()]
+    return [sys.executable, "-P", "-m", module, "{fd}", options.to_json()]

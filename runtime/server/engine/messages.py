@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ...loop.sampler import TokenLogprob
 from ...requests.params import SamplingParams
+from ...requests.sampler import TokenLogprob
 
 MAX_FRAME = 64 << 20  # bytes; nothing that the processes say is longer
 HEARTBEAT_S = 0.5  # an idle engine says that often that it lives

@@ -5,20 +5,19 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from dataclasses import replace
+from functools import partial
 
 from ...errors import CapacityError, IccError, RequestError
 from ...llm import LLM
-from ...loop.sampler import Constraint
-from ...requests.embedding import Embedding
-from ...requests.generation import Generation, Output, Standing
+from ...requests.prompt_logprobs import PromptScores
+from ...requests.request import Output, Standing
+from ...requests.sampler import Constraint
 from ...requests.scores import NotFinite
-from ..api.prompt_logprobs import PromptScores
 from .channel import Channel, ChannelClosed
 from .messages import HEARTBEAT_S, Delta, Embedded, Failed, PromptLogprobs, Ready, Report, Stats, Submit
+from .prompts import Completion, Prompt, Prompts, Stage
 
 _INTAKE = 16  # prompts taken up per step while others run, so that a burst of them does not delay a step
 _FAILED = "the request failed inside the engine"
@@ -39,17 +38,6 @@ class Grammars:
         return []
 
 
-@dataclass(slots=True)
-class _Prompt:
-    """A prompt under way: its completions that have not ended."""
-
-    generations: list[Generation]
-    open: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.open = len(self.generations)
-
-
 class Worker:
     """Takes prompts from the channel, runs steps, and reports each step in one message."""
 
@@ -58,15 +46,8 @@ class Worker:
         self._loop.on_fault = traceback.print_exception
         self._channel = channel
         self._grammars = grammars or Grammars()
-        self._queue: deque[Submit] = deque()  # not taken up yet
-        self._compiling: set[int] = set()
-        self._prompts: dict[int, _Prompt] = {}
-        self._owner: dict[int, tuple[int, Generation]] = {}  # by the loop's request id: message id and generation
-        self._begun: set[int] = set()  # request ids of which something has been reported
-        self._scores: dict[int, tuple[Submit, PromptScores]] = {}
-        self._embeddings: dict[int, tuple[Submit, Embedding]] = {}
+        self.prompts = Prompts()
         self._embeds = llm.manifest.embedding is not None
-        self._deadlines: list[tuple[float, int, int]] = []  # a heap: when, message id, completions of it
         self._steps = self._prompt_tokens = self._cached_tokens = self._output_tokens = self._healed = 0
         self._checked = self._reported = 0.0
 
@@ -82,19 +63,17 @@ class Worker:
 
     def _turn(self) -> None:
         """Messages, then a step; an idle turn waits for messages and says that the engine lives."""
-        busy = self._loop.has_work() or bool(self._queue)
-        wait = 0.0 if busy else 0.005 if self._compiling else HEARTBEAT_S
+        busy = self._loop.has_work() or self.prompts.count(Stage.ARRIVED)
+        wait = 0.0 if busy else 0.005 if self.prompts.count(Stage.COMPILING) else HEARTBEAT_S
         for message in self._channel.receive(wait):
             if isinstance(message, Submit):
-                self._queue.append(message)
-                if message.deadline is not None:
-                    heappush(self._deadlines, (time.monotonic() + message.deadline, message.id, message.params.n))
-            else:
-                self._cancel(message.id)
+                self.prompts.arrive(message, time.monotonic())
+            elif (prompt := self.prompts.find(message.id)) is not None:
+                self._end(prompt, "abort")
         self._expire()
         self._take_grammars()
-        for _ in range(min(_INTAKE, len(self._queue))):
-            self._take_up(self._queue.popleft())
+        for prompt in self.prompts.arrived(_INTAKE):
+            self._answer_errors(prompt, partial(self._take_up, prompt))
         if self._loop.has_work():
             self._step()
         elif time.monotonic() - self._reported >= HEARTBEAT_S:
@@ -103,136 +82,103 @@ class Worker:
 
     # -- prompts -----------------------------------------------------------------------------------------------------
 
-    def _take_up(self, submit: Submit) -> None:
+    def _take_up(self, prompt: Prompt) -> None:
+        submit = prompt.submit
+        standing = Standing(submit.priority, submit.client, submit.salt)
         if self._embeds:
-            self._answer_errors(submit, lambda: self._embed(submit))
+            self.prompts.read(prompt, self._loop.add_embedding(submit.prompt, standing))
+            self._prompt_tokens += len(submit.prompt)
         elif submit.grammar:
-            self._compiling.add(submit.id)
-            self._answer_errors(submit, lambda: self._grammars.request(submit))
-        elif submit.prompt_logprobs is not None:
-            self._answer_errors(submit, lambda: self._score(submit))
+            self._grammars.request(submit)
+            self.prompts.compile(prompt)
+        elif submit.prompt_logprobs is not None:  # they come before its completions
+            scores = self._loop.add_score(submit.prompt, replace(standing, salt=b""))
+            self.prompts.read(prompt, PromptScores(scores, submit.prompt_logprobs))
         else:
-            self._answer_errors(submit, lambda: self._add(submit))
+            self._generate(prompt)
 
     def _take_grammars(self) -> None:
         for submit, result in self._grammars.finished():
-            if submit.id not in self._compiling:
+            prompt = self.prompts.find(submit.id)
+            if prompt is None:
                 continue  # cancelled meanwhile
-            self._compiling.discard(submit.id)
             if isinstance(result, IccError):
-                self._fail(submit.id, result)
+                self._fail(prompt, result)
             else:
-                self._answer_errors(submit, lambda submit=submit, result=result: self._add(submit, result))
+                self._answer_errors(prompt, partial(self._generate, prompt, result))
 
-    def _add(self, submit: Submit, constrain: Constrain | None = None) -> None:
+    def _generate(self, prompt: Prompt, constrain: Constrain | None = None) -> None:
+        submit = prompt.submit
         standing = Standing(submit.priority, submit.client, submit.salt)
         generations = self._loop.add(submit.prompt, submit.params, standing, constrain)
         self._prompt_tokens += len(generations[0].prompt)
-        self._prompts[submit.id] = _Prompt(generations)
+        self.prompts.generate(prompt, generations)
+        ended = [output for generation in generations for output in generation.outputs]
+        if ended:  # the prompt has filled the context already
+            self._channel.send(Report(self._deltas(ended), self._stats()))
+
+    def _take_readings(self) -> None:
+        """What has been read of prompts; those that are read go on."""
         ended: list[Delta] = []
-        for generation in generations:
-            self._owner[generation.request_id] = (submit.id, generation)
-            while generation.outputs:  # the prompt has filled the context already
-                ended.append(self._delta(generation.outputs.popleft()))
-        if ended:
-            self._channel.send(Report(ended, self._stats()))
-
-    def _score(self, submit: Submit) -> None:
-        """First the prompt's own log-probabilities, then its completions."""
-        request_id = self._loop.add_score(submit.prompt, Standing(submit.priority, submit.client))
-        self._scores[submit.id] = submit, PromptScores(request_id, submit.prompt, submit.prompt_logprobs or 0)
-
-    def _take_scores(self) -> None:
-        for submit, scores in list(self._scores.values()):
+        for prompt in self.prompts.all_in(Stage.READING):
+            reading = prompt.reading
+            assert reading is not None
             try:
-                scores.push(self._loop.take_scores(scores.request_id))
-            except Exception:  # it has been reported as a fault
-                self._cancel(submit.id)
-                self._channel.send(Failed(submit.id, 500, _FAILED))
-                continue
-            if scores.complete:
-                del self._scores[submit.id]
-                self._loop.end_score(scores.request_id)
-                self._channel.send(PromptLogprobs(submit.id, tuple(scores.logprobs)))
-                self._answer_errors(submit, lambda submit=submit: self._add(submit))
-
-    def _embed(self, submit: Submit) -> None:
-        standing = Standing(submit.priority, submit.client, submit.salt)
-        self._embeddings[submit.id] = submit, self._loop.add_embedding(submit.prompt, standing)
-        self._prompt_tokens += len(submit.prompt)
-
-    def _take_embeddings(self) -> None:
-        ended: list[Delta] = []
-        for submit, embedding in list(self._embeddings.values()):
-            try:
-                embedding.advance()
+                reading.advance()
             except Exception as error:  # it has been reported as a fault, or its hidden states are not numbers
-                self._cancel(submit.id)
-                self._channel.send(Failed(submit.id, 500, error.message if isinstance(error, NotFinite) else _FAILED))
+                self._end(prompt, "error")
+                self._channel.send(Failed(prompt.id, 500, error.message if isinstance(error, NotFinite) else _FAILED))
                 continue
-            if embedding.complete:
-                self._cancel(submit.id)
-                self._channel.send(Embedded(submit.id, embedding.vector().astype("<f4").tobytes()))
-                cached, queued_s = embedding.scores.num_cached_tokens or 0, embedding.scores.queued_s
+            if not reading.complete:
+                continue
+            self._loop.end(reading.scores, "stop")
+            if isinstance(reading, PromptScores):
+                self._channel.send(PromptLogprobs(prompt.id, tuple(reading.logprobs)))
+                self._answer_errors(prompt, partial(self._generate, prompt))
+            else:
+                self.prompts.end(prompt)
+                self._channel.send(Embedded(prompt.id, reading.vector().astype("<f4").tobytes()))
+                cached, queued_s = reading.scores.num_cached_tokens or 0, reading.scores.queued_s
                 self._cached_tokens += cached
-                ended.append(Delta(submit.id, 0, cached=cached, queued_s=queued_s, reason="stop"))
+                ended.append(Delta(prompt.id, 0, cached=cached, queued_s=queued_s, reason="stop"))
         if ended:
             self._channel.send(Report(ended, self._stats()))
 
-    def _answer_errors(self, submit: Submit, action: Callable[[], None]) -> None:
+    def _answer_errors(self, prompt: Prompt, action: Callable[[], None]) -> None:
         try:
             action()
         except IccError as error:
-            self._compiling.discard(submit.id)
-            self._fail(submit.id, error)
+            self._fail(prompt, error)
         except Exception:
-            self._compiling.discard(submit.id)
             traceback.print_exc()
-            self._channel.send(Failed(submit.id, 500, _FAILED))
+            self._end(prompt, "error")
+            self._channel.send(Failed(prompt.id, 500, _FAILED))
 
-    def _fail(self, submit_id: int, error: IccError) -> None:
+    def _fail(self, prompt: Prompt, error: IccError) -> None:
+        self._end(prompt, "error")
         status = 400 if isinstance(error, RequestError | CapacityError) else 500
         field_name = error.field if isinstance(error, RequestError) else ""
-        self._channel.send(Failed(submit_id, status, error.message, field_name))
+        self._channel.send(Failed(prompt.id, status, error.message, field_name))
 
     def _expire(self) -> None:
         """End what is past its deadline, wherever it is."""
         ended: list[Delta] = []
-        while self._deadlines and self._deadlines[0][0] <= time.monotonic():
-            _, submit_id, count = heappop(self._deadlines)
-            prompt = self._prompts.get(submit_id)
-            if prompt is not None:
+        for prompt in self.prompts.late(time.monotonic()):
+            if prompt.generations:
                 late = [generation for generation in prompt.generations if generation.finish_reason is None]
-                self._cancel(submit_id)
-                ended += [Delta(submit_id, g.index, text=g.outputs[-1].text, reason="deadline") for g in late]
-            elif self._waits(submit_id):
-                self._cancel(submit_id)
-                ended += [Delta(submit_id, index, reason="deadline") for index in range(count)]
+                self._end(prompt, "deadline")
+                ended += [Delta(prompt.id, g.index, text=g.outputs[-1].text, reason="deadline") for g in late]
+            else:
+                self._end(prompt, "deadline")
+                ended += [Delta(prompt.id, n, reason="deadline") for n in range(prompt.submit.params.n)]
         if ended:
             self._channel.send(Report(ended, self._stats()))
 
-    def _waits(self, submit_id: int) -> bool:
-        """Whether a prompt is here that is not taken up yet."""
-        if submit_id in self._compiling or submit_id in self._scores or submit_id in self._embeddings:
-            return True
-        return any(submit.id == submit_id for submit in self._queue)
-
-    def _cancel(self, submit_id: int) -> None:
-        self._compiling.discard(submit_id)
-        scored = self._scores.pop(submit_id, None)
-        if scored is not None:
-            self._loop.end_score(scored[1].request_id)
-        embedded = self._embeddings.pop(submit_id, None)
-        if embedded is not None:
-            self._loop.end_score(embedded[1].request_id)
-        prompt = self._prompts.pop(submit_id, None)
-        if prompt is None:
-            self._queue = deque(submit for submit in self._queue if submit.id != submit_id)
-            return
-        for generation in prompt.generations:
-            self._loop.abort(generation)
-            self._owner.pop(generation.request_id, None)
-            self._begun.discard(generation.request_id)
+    def _end(self, prompt: Prompt, reason: str) -> None:
+        """End a prompt and whatever runs for it, wherever it is."""
+        for request in prompt.requests:
+            self._loop.end(request, reason)
+        self.prompts.end(prompt)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -241,36 +187,38 @@ class Worker:
         try:
             outputs = self._loop.step()
         except Exception as error:  # the device has failed for good: the process is started anew
-            outputs = [generation.outputs[-1] for _, generation in self._owner.values() if generation.outputs]
+            generations = [completion.generation for completion in self.prompts.completions]
+            outputs = [generation.outputs[-1] for generation in generations if generation.outputs]
             self._report(outputs, time.perf_counter() - start)
             raise SystemExit(1) from error
         self._steps += 1
         self._report(outputs, time.perf_counter() - start)
-        if self._scores:
-            self._take_scores()
-        if self._embeddings:
-            self._take_embeddings()
+        if self.prompts.count(Stage.READING):
+            self._take_readings()
 
     def _report(self, outputs: list[Output], seconds: float) -> None:
-        deltas = [self._delta(output) for output in outputs if output.request_id in self._owner]
+        deltas = self._deltas(outputs)
         self._channel.send(Report(deltas, self._stats(), self._loop.last_step_tokens if seconds else 0, seconds))
         self._reported = time.monotonic()
 
-    def _delta(self, output: Output) -> Delta:
-        submit_id, generation = self._owner[output.request_id]
+    def _deltas(self, outputs: list[Output]) -> list[Delta]:
+        found = [(output, self.prompts.completion(output.request_id)) for output in outputs]
+        return [self._delta(output, completion) for output, completion in found if completion is not None]
+
+    def _delta(self, output: Output, completion: Completion) -> Delta:
+        generation, cached = completion.generation, None
         generation.outputs.clear()
-        cached = None
         if output.token_id is not None:
             self._output_tokens += 1
-        if output.request_id not in self._begun:
-            self._begun.add(output.request_id)
+        if not completion.begun:
+            completion.begun = True
             cached = generation.num_cached_tokens or 0
             if generation.index == 0:
                 self._cached_tokens += cached
         if output.finish_reason is not None:
-            self._end(output.request_id)
+            self.prompts.end_completion(completion)
         return Delta(
-            submit_id,
+            completion.prompt.id,
             generation.index,
             () if output.token_id is None else (output.token_id,),
             output.text,
@@ -280,20 +228,13 @@ class Worker:
             output.finish_reason,
         )
 
-    def _end(self, request_id: int) -> None:
-        submit_id, _ = self._owner.pop(request_id)
-        self._begun.discard(request_id)
-        prompt = self._prompts[submit_id]
-        prompt.open -= 1
-        if not prompt.open:
-            del self._prompts[submit_id]
-
     def _stats(self) -> Stats:
         scheduler = self._loop.scheduler
         pools = [group.pool for group in scheduler.kv.groups]
+        not_taken_up = self.prompts.count(Stage.ARRIVED) + self.prompts.count(Stage.COMPILING)
         return Stats(
             scheduler.num_running,
-            scheduler.num_waiting + len(self._queue) + len(self._compiling),
+            scheduler.num_waiting + not_taken_up,
             sum(pool.num_blocks - pool.num_available for pool in pools),
             sum(pool.num_cached for pool in pools),
             scheduler.num_preemptions,

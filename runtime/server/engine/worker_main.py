@@ -1,47 +1,21 @@
-"""`python -m icc.runtime.server.engine.worker_main FD OPTIONS`: the engine process. FD: its socket; OPTIONS: JSON."""
+"""`python -m icc.runtime.server.engine.worker_main FD OPTIONS`: the engine process. FD: its socket."""
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import os
 import signal
 import socket
 import sys
 import time
 
-import msgspec
-
 from ...errors import IccError
-from ...llm import load
-from ...speculate.typical import LOSSLESS
+from ...llm import open_llm
+from ...options import LoadOptions
 from .channel import Channel
 from .grammars import LlguidanceGrammars
 from .messages import Fatal
+from .parent import die_with_parent
 from .worker import Worker
-
-_PR_SET_PDEATHSIG = 1
-
-
-class LoadOptions(msgspec.Struct, frozen=True):
-    """How the engine process loads its engine; the fields are those of `icc.load`."""
-
-    engine: str
-    threads: int | None = None
-    isa: str | None = None
-    verify: bool = True
-    kv_bytes: int | None = None
-    swap_bytes: int | None = None
-    spec: str | None = None
-    spec_accept: str = LOSSLESS
-
-
-def die_with_parent() -> None:
-    """No orphan: the kernel kills this process when the one that started it ends, however that ends."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the call
-        os._exit(1)
 
 
 def main(arguments: list[str]) -> int:
@@ -50,18 +24,8 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # the HTTP process gets them too, drains, and then ends this one
         signal.signal(number, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=int(arguments[0])))
-    options = msgspec.json.decode(arguments[1], type=LoadOptions)
     try:
-        llm = load(
-            options.engine,
-            threads=options.threads,
-            isa=options.isa,
-            verify=options.verify,
-            kv_bytes=options.kv_bytes,
-            swap_bytes=options.swap_bytes,
-            spec=options.spec,
-            spec_accept=options.spec_accept,
-        )
+        llm = open_llm(LoadOptions.from_json(arguments[1]))
     except IccError as error:
         channel.send(Fatal(error.message, error.hint, error.exit_code))
         return error.exit_code

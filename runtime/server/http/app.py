@@ -16,8 +16,10 @@ from .... import __version__
 from ...errors import IccError
 from ..api.answers import ChatAnswer, CompletionAnswer
 from ..api.embeddings import embedding_answer
-from ..api.generate import EventStream, Generator, decode_body, json_response, while_connected, whole_answer
+from ..api.errors import HttpError, as_http
+from ..api.generate import Generator, whole_answer
 from ..api.jobs import Job, Jobs
+from ..api.metrics import Metrics
 from ..api.model import ServedModel
 from ..api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from ..api.responses import (
@@ -34,10 +36,10 @@ from ..api.responses import (
 from ..batches.batches import Batches
 from ..engine.engine_client import EngineClient
 from .batch_routes import add_batches
-from .errors import HttpError, as_http
-from .metrics import Metrics
+from .bodies import decode_body, json_response
 from .openapi import document, operation
 from .page_routes import add_page
+from .streams import EventStream, while_connected
 
 
 @dataclass(frozen=True)

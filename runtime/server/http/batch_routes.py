@@ -14,11 +14,11 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 
-from ..api.generate import decode_body, json_response
+from ..api import limits
+from ..api.errors import HttpError
 from ..batches.batches import Batches
 from ..batches.store import Batch, FileObject
-from . import limits
-from .errors import HttpError
+from .bodies import decode_body, json_response
 from .openapi import operation
 
 T = TypeVar("T")

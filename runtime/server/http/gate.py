@@ -8,11 +8,11 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..api.generate import json_response
+from ..api.errors import HttpError, as_http
+from ..api.keys import ApiKeys
+from ..api.metrics import Metrics
 from ..engine.admission import Admission, Overloaded
-from .errors import HttpError, as_http
-from .keys import ApiKeys
-from .metrics import Metrics
+from .bodies import json_response
 
 log = logging.getLogger("icc.serve")
 OPEN = frozenset({"/live", "/ready"})  # for those who watch over the server; they say nothing else

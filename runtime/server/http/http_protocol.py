@@ -6,7 +6,7 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from . import limits
+from ..api import limits
 
 
 class HttpProtocol(HttpToolsProtocol):

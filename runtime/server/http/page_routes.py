@@ -8,7 +8,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.responses import Response
 
-from .metrics import Metrics
+from ..api.metrics import Metrics
 
 _PAGE = Path(__file__).with_name("page")
 _TYPES = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}

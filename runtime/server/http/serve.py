@@ -19,15 +19,15 @@ import uvicorn
 import uvloop
 
 from ...errors import UsageError
+from ...options import LoadOptions
+from ..api import limits
+from ..api.core import Core
+from ..api.keys import ApiKeys
 from ..batches.batches import Batches
 from ..batches.store import Store
-from ..engine.core import Core
-from ..engine.worker_main import LoadOptions
-from . import limits
 from .app import Parts, build_app
 from .gate import Gate
 from .http_protocol import HttpProtocol
-from .keys import ApiKeys
 
 log = logging.getLogger("icc.serve")
 _POLL_S = 0.05

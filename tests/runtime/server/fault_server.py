@@ -22,11 +22,11 @@ from icc.runtime.batch.scheduled import ScheduledBatch
 from icc.runtime.executor.fake import FakeExecutor
 from icc.runtime.format.manifest import Limits, Manifest, ModelFacts, QuantFacts, SamplingDefaults
 from icc.runtime.llm import LLM
-from icc.runtime.loop.sampler import Sample, Sampler
+from icc.runtime.requests.sampler import Sample, Sampler
+from icc.runtime.server.api import limits
 from icc.runtime.server.engine.channel import Channel
+from icc.runtime.server.engine.parent import die_with_parent
 from icc.runtime.server.engine.worker import Worker
-from icc.runtime.server.engine.worker_main import die_with_parent
-from icc.runtime.server.http import limits
 
 TRIGGER = 77
 NAN, SAMPLE, SAMPLE_ID, DETOKENIZE = b"PTWZ"  # the tokens at which each stage fails
@@ -86,8 +86,8 @@ def break_detokenizer() -> None:
 
 def break_http_stages() -> None:
     """Faults of the HTTP process, each where a request holds the word "!stage"."""
-    from icc.runtime.server.api import answers, generate
-    from icc.runtime.server.engine import sandbox
+    from icc.runtime.server.api import answers, decoding, sandbox
+    from icc.runtime.server.http import streams
 
     def fail_on(owner: Any, name: str, stage: str) -> None:
         real = getattr(owner, name)
@@ -99,12 +99,12 @@ def break_http_stages() -> None:
 
         setattr(owner, name, faulty)
 
-    fail_on(generate, "decode", "parse")
+    fail_on(decoding, "decode", "parse")
     fail_on(sandbox.Sandbox, "render", "template")
     fail_on(sandbox.Sandbox, "check_grammar", "grammar")
     fail_on(icc.runtime.tokenizer.Tokenizer, "encode", "tokenise")
     fail_on(answers.CompletionAnswer, "whole", "write")
-    encode, write = icc.runtime.tokenizer.Tokenizer.encode, generate._event
+    encode, write = icc.runtime.tokenizer.Tokenizer.encode, streams._event
     strange = {"!large": VOCAB + 7, "!negative": -3}
 
     def strange_ids(self: Any, text: str, *arguments: Any, **options: Any) -> list[int]:
@@ -116,7 +116,7 @@ def break_http_stages() -> None:
         return write(value)
 
     icc.runtime.tokenizer.Tokenizer.encode = strange_ids
-    generate._event = faulty_write
+    streams._event = faulty_write
 
 
 def manifest() -> Manifest:
@@ -170,7 +170,7 @@ def watch(log: str) -> None:
 
 
 def watch_when_ready(log: str) -> None:
-    from icc.runtime.server.engine.core import Core
+    from icc.runtime.server.api.core import Core
 
     start = Core.start
 
@@ -187,7 +187,7 @@ def main(arguments: list[str]) -> int:
         return 0
     if log := os.environ.get("ICC_WATCH_LOG"):
         watch_when_ready(log)
-    from icc.runtime.server.engine.worker_main import LoadOptions
+    from icc.runtime.options import LoadOptions
     from icc.runtime.server.http.serve import ServeOptions, serve
 
     engine, fault, options = arguments[0], arguments[1], msgspec.json.decode(arguments[2])

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from icc.runtime.errors import UsageError
 from icc.runtime.kv.prefix_cache import BlockKey, child_key, root_key
-from icc.runtime.server.http.keys import ApiKeys
+from icc.runtime.server.api.keys import ApiKeys
 from icc.runtime.server.http.serve import check_bind
 
 from .conftest import Served, StartServer, running

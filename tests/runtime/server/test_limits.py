@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from icc.runtime.errors import IccError
+from icc.runtime.server.api import limits
 from icc.runtime.server.engine.admission import Admission, Budget, Overloaded, Price, TooExpensive
-from icc.runtime.server.http import limits
 
 from .conftest import Served
 

@@ -12,7 +12,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
-from icc.runtime.server.http import limits
+from icc.runtime.server.api import limits
 
 from .conftest import Served, StartServer
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from icc.runtime.server.api.model import ServedModel
+from icc.runtime.server.api.sandbox import Sandbox
 from icc.runtime.server.api.tools import ToolFormat, ToolReader, find_tool_format
-from icc.runtime.server.engine.sandbox import Sandbox
 
 from .chat_templates import TEMPLATES
 from .conftest import Served

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from icc.runtime.errors import RequestError
+from icc.runtime.server.api.sandbox import Sandbox
+from icc.runtime.server.api.sandbox_main import Render
 from icc.runtime.server.api.templates import ChatTemplate, TemplateRefused
-from icc.runtime.server.engine.sandbox import Sandbox
-from icc.runtime.server.engine.sandbox_main import Render
 
 from .chat_templates import TEMPLATES
 

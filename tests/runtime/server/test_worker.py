@@ -25,6 +25,7 @@ from icc.runtime.server.engine.messages import (
     Submit,
     encode,
 )
+from icc.runtime.server.engine.prompts import Stage
 from icc.runtime.server.engine.worker import Worker
 
 
@@ -54,7 +55,7 @@ class Peer:
 
     def until_idle(self) -> list[Any]:
         messages = self.turn()
-        while self.llm.loop.has_work() or self.worker._queue:
+        while self.llm.loop.has_work() or self.worker.prompts.count(Stage.ARRIVED):
             messages += self.turn()
         return messages
 
@@ -62,6 +63,11 @@ class Peer:
 @pytest.fixture
 def peer(toy_manifest: Callable[..., Any]) -> Callable[..., Peer]:
     return lambda **options: Peer(toy_manifest(vocab_size=64, max_seq_len=64), FakeExecutor(vocab_size=64, **options))
+
+
+def nothing_left(worker: Worker) -> bool:
+    prompts = worker.prompts
+    return not any(prompts._stages.values()) and not prompts._completions and not prompts._deadlines
 
 
 def submit(submit_id: int, prompt: tuple[int, ...] = (1,), **params: Any) -> Submit:
@@ -85,9 +91,9 @@ def test_a_burst_is_taken_up_in_parts_so_that_it_delays_no_step(peer: Callable[.
     known = []
     while len(known) < 30:
         side.turn()
-        known.append(len(side.llm.loop._generations))
+        known.append(len(side.llm.loop.requests.live))
     growth = [after - before for before, after in itertools.pairwise(known)]
-    assert max(growth) <= worker_module._INTAKE and len(side.worker._queue) > 300
+    assert max(growth) <= worker_module._INTAKE and side.worker.prompts.count(Stage.ARRIVED) > 300
     side.until_idle()
     assert side.worker._output_tokens == 2000
 
@@ -103,7 +109,7 @@ def test_cancel_reaches_what_waits_and_what_runs(peer: Callable[..., Peer]) -> N
     side.send(Cancel(2), submit(3), Cancel(3), Cancel(99))
     side.turn()
     assert not side.llm.loop.has_work() and side.llm.loop.scheduler.kv.is_idle
-    assert not side.worker._prompts and not side.worker._owner
+    assert nothing_left(side.worker)
 
 
 def test_what_is_wrong_with_a_prompt_is_said(peer: Callable[..., Peer]) -> None:
@@ -127,7 +133,7 @@ def test_prompt_logprobs_come_before_the_answer(peer: Callable[..., Peer]) -> No
     side.turn()
     side.send(Cancel(3))
     side.until_idle()
-    assert not side.worker._scores and not side.llm.loop.has_work()
+    assert nothing_left(side.worker) and not side.llm.loop.has_work()
 
 
 def test_a_deadline_holds_in_the_engine(peer: Callable[..., Peer]) -> None:
@@ -157,7 +163,7 @@ def test_a_deadline_holds_in_the_engine(peer: Callable[..., Peer]) -> None:
         (5, 1, "deadline"),
     ]
     assert not side.llm.loop.has_work() and side.llm.loop.scheduler.kv.is_idle
-    assert not side.worker._prompts and not side.worker._owner and not side.worker._scores
+    assert nothing_left(side.worker)
 
 
 def test_wrong_books_are_made_anew_and_counted(peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..layouts.formats import C_TYPES, round_up
+from ..layouts.elements import C_TYPES, round_up
 from .params import KernelParams, contiguous
 
 KEYS = 64  # keys of one chunk, as in attention.h

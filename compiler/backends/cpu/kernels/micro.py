@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ...render import render
 from ..isa import Isa
-from ..layouts.formats import C_TYPES
+from ..layouts.elements import C_TYPES
 from .attention import AttentionParams
 from .params import SCREENED_ROWS, DenseParams, KernelParams, LinearQParams, QuantParams
 

@@ -10,8 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from ..layouts.formats import C_TYPES, PLAIN, QUANT_BITS, SPLIT, high_tile_bytes, low_tile_bytes, quant_tile_bytes
+from ..layouts.affine import quant_tile_bytes
+from ..layouts.elements import C_TYPES, PLAIN
+from ..layouts.split import high_tile_bytes, low_tile_bytes
 
+QUANT_BITS = {"q4": 4, "q8": 8, "q8s": 8}
+SPLIT = "q8s"
 SCREENED_ROWS = 6  # with more rows a head takes its time for arithmetic, not for reading
 
 

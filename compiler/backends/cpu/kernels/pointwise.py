@@ -1,17 +1,22 @@
 """Turns the body of a pointwise kernel into C++ lines over sixteen-lane values, and its shapes into loops.
 
-A body is SSA text, `t0 = mul a0 a1`, with the opcodes of `compiler/ops/pointwise.py`. Values are float (VF) or integer
-(VI); booleans are integers 0 and 1. Mixed arithmetic is done in float, division and elementary functions always.
+Values are float (VF) or integer (VI); booleans are integers 0 and 1. Mixed arithmetic is done in float, division and
+elementary functions always.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from msgspec.structs import replace
+
+from .....runtime.format.access import Access
+from ....ops.body import Body, Number
 from ...errors import CodegenError
-from ..layouts.formats import C_TYPES
+from ..layouts.elements import C_TYPES
 from .params import KernelParams
 
 INTEGER_DTYPES = ("i32", "bool")
@@ -51,22 +56,17 @@ class Value:
         return f"ne({self.text}, vf(0.0f))" if self.kind == "f" else f"is_true({self.text})"
 
 
-def literal(text: str) -> Value:
-    """A number; whole numbers written without a point are integers."""
-    if text in ("True", "False"):
-        return Value(f"vi({int(text == 'True')})", "b")
-    if text.lstrip("-").isdigit():
-        clamped = max(-(2**31) + 1, min(2**31 - 1, int(text)))
-        return Value(f"vi({clamped})", "i")
-    try:
-        number = float(text)
-    except ValueError:
-        raise CodegenError(f"pointwise kernel: {text!r} is neither an operand nor a number") from None
-    if math.isnan(number):
+def literal(value: Number) -> Value:
+    """A number of the body."""
+    if isinstance(value, bool):
+        return Value(f"vi({int(value)})", "b")
+    if isinstance(value, int):
+        return Value(f"vi({max(-(2**31) + 1, min(2**31 - 1, value))})", "i")
+    if math.isnan(value):
         return Value("vf(NAN)", "f")
-    if number in (float("inf"), float("-inf")):
-        return Value("vf(INFINITY)" if number > 0 else "vf(-INFINITY)", "f")
-    return Value(f"vf({number!r}f)", "f")
+    if math.isinf(value):
+        return Value("vf(INFINITY)" if value > 0 else "vf(-INFINITY)", "f")
+    return Value(f"vf({value!r}f)", "f")
 
 
 def _numeric(opcode: str, args: list[Value], floats: list[str], ints: list[str], whole: bool) -> Value:
@@ -127,27 +127,27 @@ def apply(opcode: str, args: list[Value]) -> Value:
 
 
 @dataclass(frozen=True)
-class Access:
-    """One operand over the merged dims: element type, stride between rows, stride per dim."""
+class Walk:
+    """One operand as the loops walk it: C++ element type, and strides between rows, lines and elements of a line."""
 
-    dtype: str
+    ctype: str
     row_stride: int
+    line_offset: str  # C++ for where line number `line` (all dims but the last) starts
     strides: tuple[int, ...]
-    line_offset: str = "0"
 
-    @property
-    def ctype(self) -> str:
-        return C_TYPES[self.dtype]
+    @staticmethod
+    def of(access: Access, dims: tuple[int, ...]) -> Walk:
+        return Walk(C_TYPES[access.dtype], access.row_stride, _line_offset(dims, access.strides), access.strides)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PointwiseParams(KernelParams):
-    """What the template takes: merged dims, operand accesses and the loop body as C++ lines."""
+    """What the template takes: dims, operands and the loop body as C++ lines."""
 
     template: ClassVar[str] = "cpp/pointwise/pointwise.cpp.jinja"
     dims: tuple[int, ...]
-    inputs: tuple[Access, ...]
-    outputs: tuple[Access, ...]
+    inputs: tuple[Walk, ...]
+    output: Walk
     body: tuple[str, ...]
     piece: int = PIECE
 
@@ -156,84 +156,53 @@ class PointwiseParams(KernelParams):
         return math.prod(self.dims[:-1])
 
 
-def _access(text: str) -> Access:
-    dtype, row_stride, strides = text.split(":")
-    return Access(dtype, int(row_stride), tuple(int(s) for s in strides.split(",") if s))
-
-
-def _merge(dims: list[int], operands: list[Access]) -> tuple[tuple[int, ...], list[Access]]:
-    """Drops dims of size 1 and joins neighbours that every operand walks with one stride."""
-    keep = [d for d, size in enumerate(dims) if size != 1]
-    sizes = [dims[d] for d in keep]
-    strides = [[a.strides[d] for d in keep] for a in operands]
-    d = len(sizes) - 2
-    while d >= 0:
-        if all(s[d] == s[d + 1] * sizes[d + 1] for s in strides):
-            sizes[d : d + 2] = [sizes[d] * sizes[d + 1]]
-            for s in strides:
-                s[d : d + 2] = [s[d + 1]]
-        d -= 1
-    if not sizes:
-        sizes, strides = [1], [[0 if i < len(operands) else 1] for i in range(len(operands))]
-    merged = [
-        Access(a.dtype, a.row_stride, tuple(s), _line_offset(sizes, s)) for a, s in zip(operands, strides, strict=True)
-    ]
-    return tuple(sizes), merged
-
-
-def _line_offset(sizes: list[int], strides: list[int]) -> str:
-    """C++ for where line number `line` (all dims but the last) starts."""
+def _line_offset(dims: Sequence[int], strides: Sequence[int]) -> str:
     terms, below = [], 1
-    for d in range(len(sizes) - 2, -1, -1):
+    for d in range(len(dims) - 2, -1, -1):
         if strides[d]:
-            terms.append(f"line / {below} % {sizes[d]} * {strides[d]}")
-        below *= sizes[d]
+            terms.append(f"line / {below} % {dims[d]} * {strides[d]}")
+        below *= dims[d]
     return f"({' + '.join(terms)})" if terms else "0"
 
 
-def pointwise_params(fn: str, params: dict[str, object]) -> PointwiseParams:
-    """Build the template's params from `Kernel.params` (shape, inputs, body, outputs, rows)."""
-    get = {key: value for key, value in params.items()}
-    inputs = [_access(text) for text in get["inputs"]]  # type: ignore[union-attr]
-    split = [text.split(":", 1) for text in get["outputs"]]  # type: ignore[union-attr]
-    outputs = [_access(rest) for _, rest in split]
-    dims = [int(d) for d in get["shape"]]  # type: ignore[union-attr]
-    for access in inputs + outputs:
-        if len(access.strides) != len(dims) or access.dtype not in C_TYPES:
-            raise CodegenError(f"pointwise kernel {fn}: operand {access} does not fit shape {dims}")
-    sizes, merged = _merge(dims, inputs + outputs)
-
-    env: dict[str, Value] = {}
-    lines: list[str] = []
-    for i, access in enumerate(merged[: len(inputs)]):
-        whole = access.dtype in INTEGER_DTYPES
-        kind = {"i32": "i", "bool": "b"}.get(access.dtype, "f")
-        lines.append(
-            f"const {'VI' if whole else 'VF'} v{i} = load_{'i' if whole else 'f'}<{access.strides[-1]}>(a{i}, j, n);"
-        )
-        env[f"a{i}"] = Value(f"v{i}", kind)
-
-    def operand(text: str) -> Value:
-        return env[text] if text in env else literal(text)
-
-    for line in get["body"]:  # type: ignore[union-attr]
-        target, _, right = str(line).partition(" = ")
-        opcode, *names = right.split()
-        value = apply(opcode, [operand(name) for name in names])
-        lines.append(f"const {'VF' if value.kind == 'f' else 'VI'} {target} = {value.text};")
-        env[target] = Value(target, value.kind)
-    for i, (access, (register, _)) in enumerate(zip(merged[len(inputs) :], split, strict=True)):
-        value = operand(register)
-        if access.dtype in INTEGER_DTYPES:
-            text = f"to_bool({value.as_mask()})" if access.dtype == "bool" else value.as_int()
-            lines.append(f"store_i<{access.strides[-1]}>(y{i}, j, n, {text});")
-        else:
-            lines.append(f"store_f<{access.strides[-1]}>(y{i}, j, n, {value.as_float()});")
+def pointwise_params(
+    fn: str, *, shape: Sequence[int], inputs: Sequence[Access], body: Body, output: Access, rows: str = "tokens"
+) -> PointwiseParams:
+    """Build the template's params; `shape` and operands are in normal form."""
+    for access in (*inputs, output):
+        if access.dtype not in C_TYPES:
+            raise CodegenError(f"pointwise kernel {fn}: no code for operands of type {access.dtype!r}")
+    if not shape:  # one element is a line of its own
+        shape, (*inputs, output) = (1,), [replace(access, strides=(0,)) for access in (*inputs, output)]
+    dims = tuple(shape)
     return PointwiseParams(
         fn=fn,
-        rows=str(get.get("rows", "tokens")),
-        dims=sizes,
-        inputs=tuple(merged[: len(inputs)]),
-        outputs=tuple(merged[len(inputs) :]),
-        body=tuple(lines),
+        rows=rows,
+        dims=dims,
+        inputs=tuple(Walk.of(access, dims) for access in inputs),
+        output=Walk.of(output, dims),
+        body=tuple(_lines(body, inputs, output)),
     )
+
+
+def _lines(body: Body, inputs: Sequence[Access], output: Access) -> Iterator[str]:
+    """C++ that loads the inputs into v<i>, computes the registers and stores the last."""
+    arguments = []
+    for i, access in enumerate(inputs):
+        whole = access.dtype in INTEGER_DTYPES
+        yield f"const {'VI' if whole else 'VF'} v{i} = load_{'i' if whole else 'f'}<{access.strides[-1]}>(a{i}, j, n);"
+        arguments.append(Value(f"v{i}", {"i32": "i", "bool": "b"}.get(access.dtype, "f")))
+    lines = []
+
+    def assign(register: str, opcode: str, args: list[Value]) -> Value:
+        value = apply(opcode, args)
+        lines.append(f"const {'VF' if value.kind == 'f' else 'VI'} {register} = {value.text};")
+        return Value(register, value.kind)
+
+    result = body.evaluate(arguments, literal, assign)
+    yield from lines
+    if output.dtype in INTEGER_DTYPES:
+        text = f"to_bool({result.as_mask()})" if output.dtype == "bool" else result.as_int()
+        yield f"store_i<{output.strides[-1]}>(y0, j, n, {text});"
+    else:
+        yield f"store_f<{output.strides[-1]}>(y0, j, n, {result.as_float()});"

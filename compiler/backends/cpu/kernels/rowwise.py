@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..layouts.formats import C_TYPES
+from ..layouts.elements import C_TYPES
 from .params import KernelParams, contiguous
 
 

@@ -1,18 +1,18 @@
 """The body of a pointwise kernel as Triton lines.
 
-A body is SSA text, `t0 = mul a0 a1`, with the opcodes of `compiler/ops/pointwise.py`. Values are float32, int32 or
-boolean (int1) tensors of any shapes that broadcast; mixed arithmetic is done in float32, division and elementary
-functions always. The lines call functions of `codegen_templates/triton/math.py.jinja`, which a template includes after
-`common.py.jinja`; each line assigns the register it is named after.
+Values are float32, int32 or boolean (int1) tensors of any shapes that broadcast; mixed arithmetic is done in float32,
+division and elementary functions always. The lines call functions of `codegen_templates/triton/math.py.jinja`, which a
+template includes after `common.py.jinja`; each line assigns the register it is named after.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ....ops.body import Body, Number
 from ...errors import CodegenError
 
 # opcode -> function of one float32 tensor
@@ -87,16 +87,11 @@ def _whole(value: int) -> Value:
     return Value(str(clamped), "i", clamped)
 
 
-def literal(text: str) -> Value:
-    """A number of the body; whole numbers written without a point are integers."""
-    if text in ("True", "False"):
-        return Value(text, "b", float(text == "True"))
-    if text.lstrip("-").isdigit():
-        return _whole(int(text))
-    try:
-        return _number(float(text))
-    except ValueError:
-        raise CodegenError(f"pointwise body: {text!r} is neither an operand nor a number") from None
+def literal(value: Number) -> Value:
+    """A number of the body."""
+    if isinstance(value, bool):
+        return Value(str(value), "b", float(value))
+    return _whole(value) if isinstance(value, int) else _number(value)
 
 
 def _pow(base: Value, exponent: Value, kind: str) -> Value:
@@ -171,25 +166,13 @@ def _simple(opcode: str, args: Sequence[Value], kind: str) -> Value:
     return unary[opcode]
 
 
-def translate(
-    body: Sequence[str], names: Mapping[str, str], kinds: Mapping[str, str] | None = None
-) -> tuple[list[str], dict[str, Value]]:
-    """The lines, and every operand and register as a value.
-
-    names: the variable that holds each input a<i>. kinds: the kind of those inputs that are not float32.
-    """
-    known = kinds or {}
-    values = {name: Value(text, known.get(name, "f")) for name, text in names.items()}
+def translate(body: Body, arguments: Sequence[Value]) -> tuple[list[str], Value]:
+    """The lines, and the result, given the inputs a<i>."""
     lines: list[str] = []
-    for line in body:
-        target, _, right = line.partition(" = ")
-        opcode, *operands = right.split()
-        value = apply(opcode, [values[o] if o in values else literal(o) for o in operands])
-        lines.append(f"{target} = {value.tensor}")
-        values[target] = Value(target, value.kind)
-    return lines, values
 
+    def assign(register: str, opcode: str, args: list[Value]) -> Value:
+        value = apply(opcode, args)
+        lines.append(f"{register} = {value.tensor}")
+        return Value(register, value.kind)
 
-def triton_lines(body: Sequence[str], names: Mapping[str, str]) -> list[str]:
-    """The lines of a body over float32 tensors, e.g. of an epilogue; the last one assigns the result."""
-    return translate(body, names)[0]
+    return lines, body.evaluate(arguments, literal, assign)

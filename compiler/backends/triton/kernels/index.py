@@ -11,11 +11,12 @@ from .....runtime.format.plan import Extent, extent
 from ....targets import Target
 from ...errors import CodegenError
 from ...render import render
-from ..layouts.formats import QUANT_BITS, codes_nbytes
+from ..layouts.affine import codes_nbytes
 from ..spec import ONE, Arg, LaunchSpec, Shape, TritonKernel, batch_arg
 from ..tiling.choice import Tuner
 from .lines import BLOCK, Lines, even_block, power_of_two, warps
 
+QUANT_BITS = {"gq4": 4, "gq8": 8}
 WARP = 32
 UNROLLED = 16  # indices of a line whose loads a scatter issues at once
 

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from .....runtime.format.access import Access, Columns
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, Term, extent
+from ....ops.body import Body
 from ...errors import CodegenError
 from ...render import render
 from ..spec import ONE, Arg, LaunchSpec, Shape, TritonKernel
@@ -22,9 +24,8 @@ LOGIT_ROWS = 64  # beyond decoding, seldom more rows than this are wanted
 class Linear(TritonKernel):
     """y = finish(x W^T + bias); operands x, W, bias, *extras -> y. W is dense ("format") or codes ("bits", "group").
 
-    epilogue: lines of `compiler/ops/pointwise.py` over epilogue_inputs, "acc:<offset>:<stride>" (column
-    offset + stride c of the product for output column c) or "<row stride>:<column stride>" (the next extra operand).
-    width: columns of y.
+    epilogue: what becomes of the product, over epilogue_inputs: columns of it, or how the next extra operand is walked,
+    over the columns of y. width: these columns.
     """
 
     template: ClassVar[str] = "triton/linear"
@@ -37,8 +38,8 @@ class Linear(TritonKernel):
     x_stride: int = -1
     y_stride: int = -1
     has_bias: bool = False
-    epilogue: Sequence[str] = ()
-    epilogue_inputs: Sequence[str] = ()
+    epilogue: Body | None = None
+    epilogue_inputs: Sequence[Columns | Access] = ()
     width: int = 0
     experts: int = 0
     topk: int = 1
@@ -86,7 +87,7 @@ class Linear(TritonKernel):
         tile = self._tile(shape, tuner)
         areas = {}
         if tile.splits > 1:
-            parts = len(epilogue_operands(self)[0])
+            parts = len(epilogue_operands(self).parts)
             areas["sums"] = 4 * tile.splits * parts * shape.max_tokens * self.columns
         if self.experts and not tile.decode:
             blocks = self._blocks(tile.m).value({self.num_rows: shape.max_tokens})
@@ -99,9 +100,9 @@ class Linear(TritonKernel):
             rows = min(rows, 64)  # of codes fewer: decodes would wait for the matrix units
         if self.rows == "logit_rows" and not shape.decode:
             rows = min(rows, LOGIT_ROWS)
-        parts, extras, _ = epilogue_operands(self)
+        operands = epilogue_operands(self)
         product = Product(
-            self.mode, self.types[0], self.n, self.k, self.columns, len(parts), len(extras), rows,
+            self.mode, self.types[0], self.n, self.k, self.columns, len(operands.parts), len(operands.extras), rows,
             self.bits, self.group, self.experts, self.topk,
         )  # fmt: skip
         return Tiling.of(pick(product, tuner))

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from .....runtime.format.access import Columns
 from ...errors import CodegenError
-from ..layouts.formats import codes_nbytes, matrix_nbytes
+from ..layouts.affine import codes_nbytes, matrix_nbytes
 from ..spec import Arg
 from ..tiling.choice import Config
-from .body import translate
+from .body import Value, translate
 
 if TYPE_CHECKING:
     from .linear import Linear
@@ -86,25 +87,33 @@ class Extra:
         return ".to(tl.float32)" if self.kind == "f" else ""
 
 
-def epilogue_operands(op: Linear) -> tuple[tuple[Part, ...], tuple[Extra, ...], dict[str, str]]:
-    """Parts of the product, other operands, and the variable of each epilogue input a<i>."""
-    if not op.epilogue:
-        return (Part(0, 1, 0),), (), {}
-    parts: dict[tuple[int, int], Part] = {}
+@dataclass(frozen=True)
+class EpilogueOperands:
+    """Parts of the product, other operands, and each input of the epilogue as a value."""
+
+    parts: tuple[Part, ...]
+    extras: tuple[Extra, ...] = ()
+    arguments: tuple[Value, ...] = ()
+
+
+def epilogue_operands(op: Linear) -> EpilogueOperands:
+    """What the epilogue reads; without one, the product. CodegenError where that lies outside the product."""
+    if op.epilogue is None:
+        return EpilogueOperands((Part(0, 1, 0),))
+    parts: dict[Columns, Part] = {}
     extras: list[Extra] = []
-    names: dict[str, str] = {}
-    for i, text in enumerate(op.epilogue_inputs):
-        offset, stride = (int(t) for t in text.removeprefix("acc:").split(":"))
-        if text.startswith("acc:"):
-            if offset < 0 or offset + stride * (op.columns - 1) >= op.n:
-                raise CodegenError(f"product epilogue: {text!r} of {op.columns} columns lies outside n = {op.n}")
-            part = parts.setdefault((offset, stride), Part(offset, stride, len(parts)))
-            names[f"a{i}"] = part.acc
+    arguments: list[Value] = []
+    for operand in op.epilogue_inputs:
+        if isinstance(operand, Columns):
+            if operand.offset < 0 or operand.offset + operand.stride * (op.columns - 1) >= op.n:
+                raise CodegenError(f"product epilogue: {operand} of {op.columns} columns lies outside n = {op.n}")
+            part = parts.setdefault(operand, Part(operand.offset, operand.stride, len(parts)))
+            arguments.append(Value(part.acc, "f"))
         else:
-            kind = "i" if op.types[op.operands + len(extras)] == "i32" else "f"
-            extras.append(Extra(f"e{len(extras)}", offset, stride, kind))
-            names[f"a{i}"] = extras[-1].name
-    return tuple(parts.values()), tuple(extras), names
+            kind = "i" if operand.dtype == "i32" else "f"
+            extras.append(Extra(f"e{len(extras)}", operand.row_stride, operand.strides[0], kind))
+            arguments.append(Value(extras[-1].name, kind))
+    return EpilogueOperands(tuple(parts.values()), tuple(extras), tuple(arguments))
 
 
 @dataclass(frozen=True)
@@ -242,26 +251,27 @@ class Source:
     # -- the epilogue and the arguments -------------------------------------------------------------------------------
 
     @cached_property
-    def _epilogue(self) -> tuple[tuple[Part, ...], tuple[Extra, ...], list[str], str]:
-        parts, extras, names = epilogue_operands(self.op)
-        if not self.op.epilogue:
-            return parts, extras, [], parts[0].acc
-        kinds = {a: e.kind for e in extras for a, name in names.items() if name == e.name}
-        lines, values = translate(self.op.epilogue, names, kinds)
-        last = self.op.epilogue[-1].partition(" = ")[0]
-        return parts, extras, lines, values[last].tensor
+    def _operands(self) -> EpilogueOperands:
+        return epilogue_operands(self.op)
+
+    @cached_property
+    def _epilogue(self) -> tuple[list[str], str]:
+        if self.op.epilogue is None:
+            return [], self.parts[0].acc
+        lines, result = translate(self.op.epilogue, self._operands.arguments)
+        return lines, result.tensor
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        return self._epilogue[0]
+        return self._operands.parts
 
     @property
     def extras(self) -> tuple[Extra, ...]:
-        return self._epilogue[1]
+        return self._operands.extras
 
     @property
     def lines(self) -> list[str]:
-        return self._epilogue[2]
+        return self._epilogue[0]
 
     @property
     def arguments(self) -> str:
@@ -270,7 +280,7 @@ class Source:
     @property
     def result(self) -> str:
         """The value that is stored."""
-        return self._epilogue[3]
+        return self._epilogue[1]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from .....runtime.format.access import Access
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, extent
+from ....ops.body import Body
 from ...errors import CodegenError
 from ...render import render
 from ..spec import ELEMENTS, Arg, LaunchSpec, Shape, TritonKernel
@@ -18,15 +20,6 @@ from .body import Value, translate
 from .lines import BLOCK, even_block, warps
 
 KINDS = {"f32": "f", "bf16": "f", "f16": "f", "i32": "i", "bool": "b"}
-
-
-@dataclass(frozen=True)
-class Access:
-    """One operand: the program's view of its type, the stride between rows, and one stride per dim."""
-
-    dtype: str
-    row_stride: int
-    strides: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -41,33 +34,28 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Pointwise(TritonKernel):
-    """y = body(inputs) over `shape` per row.
-
-    inputs: "dtype:row_stride:stride,stride,..." with stride 0 where an operand is broadcast, and row stride 0 where it
-    is the same in all rows. outputs: the same with the register before it.
-    """
+    """y = body(inputs) over `shape` per row; shape and operands are in normal form."""
 
     template: ClassVar[str] = "triton/pointwise.py.jinja"
     entry: ClassVar[str] = "pointwise"
     shape: Sequence[int]
-    inputs: Sequence[str]  # type: ignore[assignment, misc]
-    body: Sequence[str]
-    outputs: Sequence[str]
+    inputs: Sequence[Access]  # type: ignore[assignment, misc]
+    body: Body
+    output: Access
 
-    @cached_property
+    def __post_init__(self) -> None:
+        for access in self.accesses:
+            if access.dtype not in KINDS:
+                raise CodegenError(f"pointwise kernel: no code for operands of type {access.dtype!r}")
+
+    @property
     def accesses(self) -> tuple[Access, ...]:
-        """All operands as the params say, inputs first."""
-        texts = [*self.inputs, *(text.split(":", 1)[1] for text in self.outputs)]
-        return tuple(_access(text, len(self.shape)) for text in texts)
-
-    @cached_property
-    def merged(self) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-        """Sizes of the merged dims, and every operand's strides over them."""
-        return merge(self.shape, [a.strides for a in self.accesses])
+        """All operands, inputs first."""
+        return (*self.inputs, self.output)
 
     @property
     def dims(self) -> tuple[int, ...]:
-        return self.merged[0]
+        return tuple(self.shape) or (1,)
 
     @property
     def cols(self) -> int:
@@ -90,14 +78,11 @@ class Pointwise(TritonKernel):
     @property
     def names(self) -> list[str]:
         """The pointers."""
-        ins = len(self.inputs)
-        return [f"a{i}_ptr" if i < ins else f"y{i - ins}_ptr" for i in range(len(self.accesses))]
+        return [*(f"a{i}_ptr" for i in range(len(self.inputs))), "y0_ptr"]
 
     @cached_property
-    def _translated(self) -> tuple[list[str], dict[str, Value]]:
-        names = {f"a{i}": f"a{i}" for i in range(len(self.inputs))}
-        kinds = {f"a{i}": KINDS[a.dtype] for i, a in enumerate(self.accesses[: len(self.inputs)])}
-        return translate(self.body, names, kinds)
+    def _translated(self) -> tuple[list[str], Value]:
+        return translate(self.body, [Value(f"a{i}", KINDS[a.dtype]) for i, a in enumerate(self.inputs)])
 
     @property
     def lines(self) -> list[str]:
@@ -108,22 +93,17 @@ class Pointwise(TritonKernel):
     def read(self) -> list[Place]:
         """What is loaded, each into the variable a<i>."""
         convert = {"f": ".to(tl.float32)", "i": "", "b": " != 0"}
-        return [self._place(i, convert[KINDS[self.accesses[i].dtype]]) for i in range(len(self.inputs))]
+        return [self._place(i, convert[KINDS[access.dtype]]) for i, access in enumerate(self.inputs)]
 
     @property
-    def written(self) -> list[Place]:
+    def written(self) -> Place:
         """What is stored."""
-        found = []
-        for i, text in enumerate(self.outputs):
-            register, dtype, *_ = text.split(":")
-            value, kind = self._translated[1][register], KINDS[dtype]
-            kept = value.mask if kind == "b" else value.to(kind).text
-            found.append(self._place(len(self.inputs) + i, kept))
-        return found
+        value, kind = self._translated[1], KINDS[self.output.dtype]
+        return self._place(len(self.inputs), value.mask if kind == "b" else value.to(kind).text)
 
     def _place(self, i: int, value: str) -> Place:
-        access, strides = self.accesses[i], self.merged[1][i]
-        pointer, offset = self.names[i], column_offset(self.dims, strides)
+        access = self.accesses[i]
+        pointer, offset = self.names[i], column_offset(self.shape, access.strides)
         by_row = i >= len(self.inputs) or access.row_stride != 0
         rows = f" + row * {access.row_stride}" if by_row else ""
         if (
@@ -144,34 +124,6 @@ class Pointwise(TritonKernel):
         source = render(self.template, self)
         args.append(Arg("num_rows", "i32", self.num_rows, aligned=False))
         return (LaunchSpec(source, self.entry, tuple(args), grid, num_warps=warps(BLOCK, tuner.target)),)
-
-
-def _access(text: str, rank: int) -> Access:
-    dtype, row_stride, strides = text.split(":")
-    access = Access(dtype, int(row_stride), tuple(int(s) for s in strides.split(",") if s))
-    if dtype not in KINDS or len(access.strides) != rank:
-        raise CodegenError(f"pointwise kernel: operand {text!r} does not fit a shape of {rank} dims")
-    return access
-
-
-def merge(
-    shape: Sequence[int], strides: Sequence[Sequence[int]]
-) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Sizes and strides without dims of size 1, neighbours joined that every operand walks with one stride."""
-    sizes: list[int] = []
-    kept: list[list[int]] = [[] for _ in strides]
-    for d, size in enumerate(shape):
-        if size == 1:
-            continue
-        if sizes and all(k[-1] == s[d] * size for k, s in zip(kept, strides, strict=True)):
-            sizes[-1] *= size
-            for k, s in zip(kept, strides, strict=True):
-                k[-1] = s[d]
-        else:
-            sizes.append(size)
-            for k, s in zip(kept, strides, strict=True):
-                k.append(s[d])
-    return (tuple(sizes) or (1,)), tuple(tuple(k) or (0,) for k in kept)
 
 
 def column_offset(dims: Sequence[int], strides: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Recovery: a step failed as a whole; which of its requests is to blame is found by running fewer at a time."""
+"""Trial: a step failed as a whole; which of its requests is to blame is found by running fewer at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-# pointwise(a0_ptr: *i32, y0_ptr: *i32, y1_ptr?: *fp32, num_rows?: i32)
+# pointwise(a0_ptr: *i32, y0_ptr: *i32, num_rows?: i32)
 # grid (1 * ceil(num_tokens / 32), 1, 1), 4 warps, 2 stages
 # triton/common.py.jinja
 
@@ -10,7 +10,7 @@
 
 
 @triton.jit
-def pointwise(a0_ptr, y0_ptr, y1_ptr, num_rows):
+def pointwise(a0_ptr, y0_ptr, num_rows):
     """32 rows x 32 columns of 4 x 6 elements per program."""
     row = (tl.program_id(0).to(tl.int64) * 32 + tl.arange(0, 32))[:, None]
     at = (tl.program_id(1) * 32 + tl.arange(0, 32))[None, :]
@@ -19,6 +19,4 @@ def pointwise(a0_ptr, y0_ptr, y1_ptr, num_rows):
     a0 = tl.load(a0_ptr + row * 24 + at // 6 + at % 6 * 4, mask=in_rows & in_cols)
     t0 = int_remainder(a0, tl.full((), 3, tl.int32))
     t1 = tl.where((t0 != 0), a0, -1)
-    t2 = t1.to(tl.float32) * 0.5
     tl.store(y0_ptr + row * 24 + at // 6 * 6 + at % 6, (t1).to(y0_ptr.dtype.element_ty), mask=in_rows & in_cols)
-    tl.store(y1_ptr + row * 24 + at // 6 * 6 + at % 6, (t2).to(y1_ptr.dtype.element_ty), mask=in_rows & in_cols)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...errors import CapacityError, IccError, RequestError
-from ..api.responses import Error, ErrorBody
 from ..engine.admission import Overloaded, TooExpensive
 from ..engine.engine_client import EngineFailed
+from .responses import Error, ErrorBody
 
 _TYPES = {
     400: "invalid_request_error",

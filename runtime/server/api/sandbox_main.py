@@ -1,4 +1,4 @@
-"""`python -m icc.runtime.server.engine.sandbox_main`: renders templates and checks grammars, over its pipes.
+"""`python -m icc.runtime.server.api.sandbox_main`: renders templates and checks grammars, over its pipes.
 
 Both work on text that a client sent, in libraries that can be made to take much memory or time. Here that ends one
 small process, and the next request starts another.
@@ -13,9 +13,9 @@ from typing import Any
 import llguidance
 import msgspec
 
-from ..api.templates import ChatTemplate, TemplateRefused
-from .grammars import parser_limits
-from .worker_main import die_with_parent
+from ..engine.grammars import parser_limits
+from ..engine.parent import die_with_parent
+from .templates import ChatTemplate, TemplateRefused
 
 MEMORY_BYTES = 1 << 30  # of address space
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from ..executor.sampling import SamplingRow
-from ..requests.params import SamplingParams
+from .params import SamplingParams
 
 _FIRST_GUESS = 1024  # top-p is decided among this many candidates if they hold enough, as they nearly always do
 
@@ -30,6 +30,19 @@ class Sample:
 
     token_id: int
     logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What a step gave to one request: its new tokens, one more than guesses were accepted.
+
+    The last is None where the logits were not numbers. `row` is the logit row that it came from, counted from the
+    request's first.
+    """
+
+    samples: tuple[Sample | None, ...]
+    accepted: tuple[int, ...]
+    row: int
 
 
 class Constraint(Protocol):

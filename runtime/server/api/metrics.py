@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
+from ..engine.engine_client import EngineClient
 from ..engine.messages import Report, Stats
-
-if TYPE_CHECKING:
-    from ..api.generate import Run
-    from ..engine.engine_client import EngineClient
+from .run import Run
 
 _PREFIX, _ALIAS = "icc:", "vllm:"
 # bucket bounds of vLLM, so that its dashboards' quantiles mean the same

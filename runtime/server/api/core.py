@@ -6,16 +6,16 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..api.generate import Generator
-from ..api.jobs import Jobs
-from ..api.model import open_model
-from ..api.tools import find_tool_format
-from ..http.keys import ApiKeys
-from ..http.metrics import Metrics
-from .admission import Admission, Budget
-from .engine_client import EngineClient, worker_command
+from ...options import LoadOptions
+from ..engine.admission import Admission, Budget
+from ..engine.engine_client import EngineClient, worker_command
+from .generate import Generator
+from .jobs import Jobs
+from .keys import ApiKeys
+from .metrics import Metrics
+from .model import open_model
 from .sandbox import Sandbox
-from .worker_main import LoadOptions
+from .tools import find_tool_format
 
 log = logging.getLogger("icc.serve")
 
@@ -41,7 +41,7 @@ class Core:
         max_wait_s: float | None = None,
         command: Sequence[str] | None = None,
     ) -> None:
-        self.model = open_model(Path(load.engine), name, load.verify)
+        self.model = open_model(Path(load.path), name, load.verify)
         self.max_batch_size = self.model.manifest.limits.max_batch_size
         self.metrics = Metrics(self.model.name, generates=not self.model.embeds)
         self.engine = EngineClient(command or worker_command(load), watchdog_s, self.metrics.step)

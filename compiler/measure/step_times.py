@@ -1,4 +1,4 @@
-"""What a step costs by its tokens: by the roofline on a target, or by the clock where this machine is the target."""
+"""What a step costs by its tokens, by the clock."""
 
 from __future__ import annotations
 
@@ -12,42 +12,17 @@ from ...runtime.executor.cpu.device import CpuDevice
 from ...runtime.executor.player import Player
 from ...runtime.format.manifest import Limits
 from ..backends.base import Built
-from ..graph.graph import DRAFT_ROWS, LOGIT_ROWS, TOKENS, Graph
-from ..report import node_cost
+from ..speculate.cost import HOST
 from ..speculate.tree import Cost
 from ..targets import Target
-from ..weights.handles import QuantizedWeight
 from .staged import open_staged, verify_step
 
 ROUNDS, BUDGET = 40, 0.25  # a step is timed so often at most, and so many seconds
-EFFICIENCY = 0.6  # of the peak rate that products reach
-LAUNCH = {"cpu": 1.5e-6, "cuda": 3e-6, "hip": 5e-6}  # seconds per kernel, barrier included
-HOST = 1e-4  # seconds of a step outside of the kernels
 
 
-def modelled_cost(graph: Graph, target: Target) -> Cost:
-    """By the roofline of every op, plus what each launch and each step takes beside it."""
-    quantized = any(isinstance(weight, QuantizedWeight) for weight in graph.weights.values())
-    peak = (target.peak_i8 if quantized else target.peak_f16) * 1e12 * EFFICIENCY
-    drafts = graph.draft_nodes()
-
-    def seconds(draft: bool, tokens: int) -> float:
-        total, counts = 0.0, {TOKENS: tokens, LOGIT_ROWS: tokens, DRAFT_ROWS: tokens}
-        for node in graph.nodes:
-            cost = node_cost(graph, node, counts) if (node in drafts) == draft else None
-            if cost is not None:
-                total += max(cost.bytes / (target.bandwidth * 1e9), cost.flops / peak) + LAUNCH[target.backend]
-        return total
-
-    def cost(batch: int, guesses: int) -> float:
-        return HOST + seconds(False, batch * (1 + guesses)) + (seconds(True, batch) if guesses else 0.0)
-
-    return cost
-
-
-def measured_cost(stage: Path, built: Built, limits: Limits) -> Cost:
-    """By the clock, with the kernels and weights in `stage`: steps of 1, 2, 4, ... tokens, and linear between them."""
-    engine = open_staged(stage, built.program, built.libraries[0], limits)
+def measured_cost(stage: Path, target: Target, built: Built, limits: Limits) -> Cost:
+    """With the kernels and weights in `stage`: steps of 1, 2, 4, ... tokens, and linear between them."""
+    engine = open_staged(stage, target, built, limits)
     executor = Player(CpuDevice(engine))
     try:
         top = min(executor.max_step_tokens, executor.max_logit_rows, 128)

@@ -1,0 +1,71 @@
+"""`q4` and `q8`: integer codes in tiles of 16 rows, for products with int8 activations (see tiles.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ....program.layout import Arrays, MatrixLayout
+from ....weights.formats.affine import GroupAffine
+from .elements import round_up
+from .tiles import (
+    HEADER,
+    TILE,
+    byte_lines,
+    headers,
+    nibble_lines,
+    of_byte_lines,
+    of_headers,
+    of_nibble_lines,
+    split_scales,
+    tiled,
+)
+
+
+def quant_tile_bytes(k: int, bits: int, group: int) -> int:
+    """Bytes of one q4 or q8 tile of 16 rows."""
+    return k // group * (HEADER + group * TILE * bits // 8)
+
+
+@dataclass(frozen=True)
+class AffineTiles(MatrixLayout):
+    """A tile follows another; per group of k its header and its lines."""
+
+    format: GroupAffine  # type: ignore[reportIncompatibleVariableOverride]  # frozen, so narrower is right
+
+    @classmethod
+    def of(cls, form: GroupAffine) -> AffineTiles:
+        """q4 or q8."""
+        return cls(f"q{form.bits}", form)
+
+    def matrix_nbytes(self, n: int, k: int) -> int:
+        return round_up(n, TILE) // TILE * quant_tile_bytes(k, self.format.bits, self.format.group)
+
+    def pack_matrix(self, parts: Arrays) -> np.ndarray:
+        codes, halves, unit, zeros = self.tiles(parts)
+        lines = nibble_lines(codes) if self.format.bits == 4 else byte_lines(codes)
+        return np.concatenate([headers(halves, unit, zeros), lines], axis=2).reshape(-1)
+
+    def tiles(self, parts: Arrays) -> tuple[np.ndarray, ...]:
+        """Codes [tiles, 16, groups, group], f16 scales, their units, and zero points, rows that are missing zero."""
+        group, (_, k) = self.format.group, parts["codes"].shape
+        if group % 16 or k % group:
+            raise ValueError(f"group {group} must be a multiple of 16 that divides K = {k}")
+        halves, unit = split_scales(tiled(parts["scales"].astype(np.float32, copy=False)))
+        codes = tiled(parts["codes"])
+        return codes.reshape(*codes.shape[:2], k // group, group), halves, unit, tiled(parts["zeros"])
+
+    def unpack_matrix(self, packed: np.ndarray, n: int, k: int) -> dict[str, np.ndarray]:
+        tiles = packed.reshape(round_up(n, TILE) // TILE, k // self.format.group, -1)
+        scales, zeros = of_headers(tiles, n)
+        lines = tiles[:, :, HEADER:]
+        codes = of_nibble_lines(lines) if self.format.bits == 4 else of_byte_lines(lines)
+        return {"codes": codes.reshape(-1, k)[:n], "scales": scales, "zeros": zeros}
+
+    def product_params(self) -> dict[str, Any]:
+        return {"bits": self.format.bits, "group": self.format.group}
+
+    def table_params(self) -> dict[str, Any]:
+        return {"format": self.name, "group": self.format.group}

@@ -1,0 +1,114 @@
+"""Dense weights: rows as they are, `f32 bf16 f16 i32`, or tiles of 16 output rows, `tile_f32 tile_bf16 tile_f16`.
+
+Values come as numpy arrays of float32 or float16, or of uint16 holding bf16 bits, and are converted to the stored type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ....program.layout import Arrays, Layout
+from ....weights.formats.dense import BF16, F16, F32, I32, Dense
+from .elements import PLAIN, round_up
+from .tiles import TILE
+
+_NUMPY = {"f32": np.float32, "bf16": np.uint16, "f16": np.float16, "i32": np.int32}
+
+
+def bf16_bits(array: np.ndarray) -> np.ndarray:
+    """float32 -> uint16 bf16 bits, rounded to nearest even; NaN stays NaN."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16).astype(np.uint16)
+    return np.where(np.isnan(array), (bits >> 16).astype(np.uint16) | np.uint16(64), rounded)
+
+
+def bf16_values(bits: np.ndarray) -> np.ndarray:
+    """uint16 bf16 bits -> float32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _convert(array: np.ndarray, item: str) -> np.ndarray:
+    """`array` in the storage type of item f32, bf16, f16 or i32; uint16 input holds bf16 bits."""
+    if item == "i32":
+        return array.astype(np.int32)
+    if item == "bf16":
+        return array if array.dtype == np.uint16 else bf16_bits(array)
+    values = bf16_values(array) if array.dtype == np.uint16 else array
+    return values.astype(_NUMPY[item])
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    """The bytes of `array`, zero-padded to a multiple of 64."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    padding = -flat.size % 64
+    return np.concatenate([flat, np.zeros(padding, np.uint8)]) if padding else flat
+
+
+@dataclass(frozen=True)
+class Rows(Layout):
+    """Row-major, any shape."""
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        return round_up(prod(shape) * PLAIN[self.format.name], 64)
+
+    def pack(self, parts: Arrays) -> np.ndarray:
+        return _bytes(_convert(parts["values"], self.format.name))
+
+    def unpack(self, packed: np.ndarray, shape: Sequence[int]) -> dict[str, np.ndarray]:
+        return {"values": _shown(packed.view(_NUMPY[self.format.name])[: prod(shape)].reshape(shape))}
+
+    def product_params(self) -> dict[str, Any]:
+        return {"format": self.format.name}
+
+
+@dataclass(frozen=True)
+class Tiles(Layout):
+    """`tile[k][16]` per 16 output rows; experts [E, N, K] follow one another."""
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        *experts, n, k = shape
+        return round_up(prod(experts) * round_up(n, TILE) * k * PLAIN[self.format.name], 64)
+
+    def pack(self, parts: Arrays) -> np.ndarray:
+        array = parts["values"]
+        n, k = array.shape[-2:]
+        item = _convert(array, self.format.name).reshape(-1, n, k)
+        padded = round_up(n, TILE)
+        tiles = np.zeros((item.shape[0], padded // TILE, k, TILE), item.dtype)
+        for expert, weight in zip(tiles, item, strict=True):
+            whole = n // TILE
+            expert[:whole] = weight[: whole * TILE].reshape(whole, TILE, k).transpose(0, 2, 1)
+            if n % TILE:
+                expert[whole, :, : n % TILE] = weight[whole * TILE :].T
+        return _bytes(tiles)
+
+    def unpack(self, packed: np.ndarray, shape: Sequence[int]) -> dict[str, np.ndarray]:
+        *experts, n, k = shape
+        padded = round_up(n, TILE)
+        flat = packed.view(_NUMPY[self.format.name])[: prod(experts) * padded * k]
+        tiles = flat.reshape(-1, padded // TILE, k, TILE).transpose(0, 1, 3, 2)
+        return {"values": _shown(tiles.reshape(-1, padded, k)[:, :n].reshape(shape))}
+
+    def product_params(self) -> dict[str, Any]:
+        return {"format": self.format.name}
+
+
+def _shown(values: np.ndarray) -> np.ndarray:
+    """As float32; int32 as it is."""
+    if values.dtype == np.int32:
+        return values
+    return bf16_values(values) if values.dtype == np.uint16 else values.astype(np.float32)
+
+
+ROWS = {form.name: Rows(form.name, form) for form in (F32, BF16, F16, I32)}
+TILES = {form.name: Tiles(f"tile_{form.name}", form) for form in (F32, BF16, F16)}
+
+
+def stored_type(form: Dense) -> str:
+    """The element type of what matrices and tables of a dense format are stored in: 16 bits as they are, else f32."""
+    return form.name if form.name in TILES else "f32"

@@ -1,0 +1,22 @@
+"""Which layouts the CPU backend has. Another package adds its own with `LAYOUTS.register`."""
+
+from __future__ import annotations
+
+from ....program.layout import Layout, Layouts, Role
+from ....weights.formats.affine import GroupAffine
+from ....weights.formats.dense import Dense
+from .affine import AffineTiles
+from .dense import ROWS, TILES, stored_type
+from .split import SplitTiles
+
+
+def _dense(form: Dense, role: Role) -> Layout:
+    item = stored_type(form)
+    return ROWS[item] if role == "table" else TILES[item]
+
+
+def _affine(form: GroupAffine, role: Role) -> Layout:
+    return SplitTiles.of(form) if role == "screen" and form.bits == 8 else AffineTiles.of(form)
+
+
+LAYOUTS = Layouts("CPU", ROWS, {Dense: _dense, GroupAffine: _affine})

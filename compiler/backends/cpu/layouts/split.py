@@ -1,0 +1,74 @@
+"""`q8s`: q8 in two planes, for products that can do with half of the bits at first (screen.h).
+
+All tiles with the high nibbles, as q4 has them, then all tiles with the low ones, without headers. The headers hold two
+more f32: at 52 the largest scale of the tile in this group, at 56 the tile's largest lean (see `leans`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ....program.layout import Arrays
+from ....weights.formats.affine import GroupAffine
+from .affine import AffineTiles, quant_tile_bytes
+from .elements import round_up
+from .tiles import HEADER, TILE, headers, nibble_lines, of_headers, of_nibble_lines
+
+
+def high_tile_bytes(k: int, group: int) -> int:
+    """Bytes of one q8s tile in the plane of high nibbles: what a q4 tile takes."""
+    return quant_tile_bytes(k, 4, group)
+
+
+def low_tile_bytes(k: int) -> int:
+    """Bytes of one q8s tile in the plane of low nibbles."""
+    return k * TILE // 2
+
+
+@dataclass(frozen=True)
+class SplitTiles(AffineTiles):
+    """Codes of 8 bits."""
+
+    screens: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, form: GroupAffine) -> SplitTiles:
+        return cls("q8s", form)
+
+    def pack_matrix(self, parts: Arrays) -> np.ndarray:
+        codes, halves, unit, zeros = self.tiles(parts)
+        header = headers(halves, unit, zeros)
+        stored = halves.astype(np.float32) * unit[:, None]
+        header[:, :, 52:56] = np.ascontiguousarray(np.abs(stored).max(axis=1))[:, :, None].view(np.uint8)
+        lean = leans(codes, zeros, stored).max(axis=1)
+        header[:, :, 56:60] = np.repeat(lean[:, None], header.shape[1], axis=1)[:, :, None].view(np.uint8)
+        high = np.concatenate([header, nibble_lines(codes >> 4)], axis=2)
+        return np.concatenate([high.reshape(-1), nibble_lines(codes & 15).reshape(-1)])
+
+    def unpack_matrix(self, packed: np.ndarray, n: int, k: int) -> dict[str, np.ndarray]:
+        tiles, groups = round_up(n, TILE) // TILE, k // self.format.group
+        end = tiles * high_tile_bytes(k, self.format.group)
+        high, low = packed[:end].reshape(tiles, groups, -1), packed[end:].reshape(tiles, groups, -1)
+        scales, zeros = of_headers(high, n)
+        codes = of_nibble_lines(high[:, :, HEADER:]) << 4 | of_nibble_lines(low)
+        return {"codes": codes.reshape(-1, k)[:n], "scales": scales, "zeros": zeros}
+
+    def product_params(self) -> dict[str, Any]:
+        return {**super().product_params(), "split": True}
+
+
+def leans(codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """How far the low nibbles of each row, 7.5 taken off, point where the row does: float32 [tiles, 16].
+
+    |r w| / |w|^2 of the row w and its low part r. The part of a product that screening does not see is that share
+    of the product, and beyond it what is random. codes: [tiles, 16, groups, group]; zeros, scales: [tiles, 16, groups].
+    """
+    weights = codes.astype(np.float32) - zeros[..., None]
+    rest = (codes & 15).astype(np.float32) - np.float32(7.5)
+    squares = (scales / np.maximum(np.abs(scales).max(axis=2, keepdims=True), np.float32(1e-30))) ** 2
+    along = np.einsum("trgk,trgk,trg->tr", weights, rest, squares)
+    norm = np.einsum("trgk,trgk,trg->tr", weights, weights, squares)
+    return np.abs(along) / np.maximum(norm, np.float32(1e-30))

@@ -1,0 +1,96 @@
+"""`gq4` and `gq8`: one layout of integer codes for every number of rows, two sections per matrix [N, K], each padded to
+64 bytes:
+
+    codes u16 [K/g, N, g*bits/16]   of the g codes of a row's group, element j holds codes j, j + span, j + 2 span ...
+                                    from its low bits up; span = g*bits/16
+    words u32 [K/g, N]              scale as float32 rounded to its upper 24 bits, zero point in the low 8
+
+so that w = (code - zero) * scale. Group-major: a tile of rows of one group is one contiguous piece of memory, and needs
+one aligned load per 32 codes and one word per row. Fields a span apart: shifting and masking a register of two elements
+gives two neighbouring k in the two halves of a register, which is how matrix instructions take 16-bit operands.
+Experts `[E, N, K]` follow one another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ....program.layout import Arrays, MatrixLayout
+from ....weights.formats.affine import GroupAffine
+from ...cpu.layouts.elements import round_up
+
+ALIGN = 64
+
+
+def codes_nbytes(n: int, k: int, bits: int) -> int:
+    """Bytes of the codes of one matrix: where its words begin."""
+    return round_up(n * k * bits // 8, ALIGN)
+
+
+def matrix_nbytes(n: int, k: int, bits: int, group: int) -> int:
+    """Bytes of one matrix: how far experts are apart."""
+    return codes_nbytes(n, k, bits) + round_up(4 * n * (k // group), ALIGN)
+
+
+def _words(scales: np.ndarray, zeros: np.ndarray) -> np.ndarray:
+    """Scale f32 and zero point u8 in one u32: the scale keeps 16 significant bits, rounded to nearest even."""
+    bits = np.ascontiguousarray(scales, np.float32).view(np.uint32)
+    rounded = bits + np.uint32(0x7F) + ((bits >> np.uint32(8)) & np.uint32(1))
+    return (rounded & np.uint32(0xFFFFFF00)) | zeros.astype(np.uint32)
+
+
+def stored_scales(scales: np.ndarray) -> np.ndarray:
+    """What the kernels multiply by for `scales`: at most 2**-16 away, relatively."""
+    return _words(scales, np.zeros(scales.shape, np.uint8)).view(np.float32)
+
+
+@dataclass(frozen=True)
+class AffineGroups(MatrixLayout):
+    """Codes and words, group-major."""
+
+    format: GroupAffine  # type: ignore[reportIncompatibleVariableOverride]  # frozen, so narrower is right
+
+    @classmethod
+    def of(cls, form: GroupAffine) -> AffineGroups:
+        """gq4 or gq8."""
+        return cls(f"gq{form.bits}", form)
+
+    def matrix_nbytes(self, n: int, k: int) -> int:
+        return matrix_nbytes(n, k, self.format.bits, self.format.group)
+
+    def pack_matrix(self, parts: Arrays) -> np.ndarray:
+        bits, group, codes = self.format.bits, self.format.group, parts["codes"]
+        n, k = codes.shape
+        if group % 16 or k % group:
+            raise ValueError(f"group {group} must be a multiple of 16 that divides K = {k}")
+        fields, groups = 16 // bits, k // group
+        spans = codes.reshape(n, groups, fields, group // fields)
+        elements = np.zeros((groups, n, group // fields), np.uint16)
+        for i in range(fields):
+            elements |= spans[:, :, i].transpose(1, 0, 2).astype(np.uint16) << np.uint16(bits * i)
+        packed = np.zeros(self.matrix_nbytes(n, k), np.uint8)
+        packed[: elements.nbytes] = elements.reshape(-1).view(np.uint8)
+        words = np.ascontiguousarray(_words(parts["scales"], parts["zeros"]).T)
+        start = codes_nbytes(n, k, bits)
+        packed[start : start + words.nbytes] = words.reshape(-1).view(np.uint8)
+        return packed
+
+    def unpack_matrix(self, packed: np.ndarray, n: int, k: int) -> dict[str, np.ndarray]:
+        bits, groups = self.format.bits, k // self.format.group
+        fields = 16 // bits
+        elements = packed[: n * k * bits // 8].view(np.uint16).reshape(groups, n, -1)
+        spans = [(elements >> np.uint16(bits * i)) & np.uint16(2**bits - 1) for i in range(fields)]
+        codes = np.stack(spans, axis=2).transpose(1, 0, 2, 3).reshape(n, k).astype(np.uint8)
+        start = codes_nbytes(n, k, bits)
+        words = packed[start : start + 4 * n * groups].view(np.uint32).reshape(groups, n).T
+        scales = (words & np.uint32(0xFFFFFF00)).copy().view(np.float32)
+        return {"codes": codes, "scales": scales, "zeros": (words & np.uint32(255)).astype(np.uint8)}
+
+    def product_params(self) -> dict[str, Any]:
+        return {"bits": self.format.bits, "group": self.format.group}
+
+    def table_params(self) -> dict[str, Any]:
+        return {"format": self.name, "group": self.format.group}

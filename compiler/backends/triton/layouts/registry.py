@@ -1,0 +1,21 @@
+"""Which layouts the Triton backend has; dense weights are rows, as the CPU packs them.
+
+Another package adds its own with `LAYOUTS.register`.
+"""
+
+from __future__ import annotations
+
+from ....program.layout import Layouts
+from ....weights.formats.affine import GroupAffine
+from ....weights.formats.dense import Dense
+from ...cpu.layouts.dense import ROWS, stored_type
+from .affine import AffineGroups
+
+LAYOUTS = Layouts(
+    "Triton",
+    ROWS,
+    {
+        Dense: lambda form, role: ROWS[stored_type(form)],
+        GroupAffine: lambda form, role: AffineGroups.of(form),
+    },
+)

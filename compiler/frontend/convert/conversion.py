@@ -1,0 +1,195 @@
+"""From an exported program to the IR: every value becomes token-major.
+
+Ops that only move the token axis disappear; ops that would mix tokens, other than attention, are refused by name. This
+is what lets one graph serve a packed batch of many sequences. See `values.py` for how a value is followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from ...errors import UnsupportedModel
+from ...graph.graph import TOKENS, Graph, ModelInfo, TensorType
+from ...weights.handles import Constant, Weight
+from ..export.trace import module_path
+from .static_values import StaticValues
+from .table import Handlers
+from .values import Dims, T, Unrepresentable, Value, first_unrepresentable, op_name
+
+
+class Follower(Protocol):
+    """Sees every call of the exported program before its handler does: for patterns over several ops."""
+
+    def follow(self, conv: Conversion, node: fx.Node) -> Any:
+        """What the node becomes, or None if it is not part of the pattern; ValueError with the reason to refuse it."""
+        ...
+
+
+class Conversion:
+    """State of one conversion: the graph being built and the values seen so far.
+
+    followers: asked before `handlers`, in order. renames: per layer that the program only names, which of its weights
+    stand in the place of which. values: what became of each node of the program.
+    """
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        weights: Mapping[str, Weight],
+        info: ModelInfo,
+        max_tokens: int,
+        handlers: Handlers,
+        followers: Sequence[Follower] = (),
+        renames: Sequence[Mapping[str, str]] = (),
+    ) -> None:
+        self.program = program
+        self.weights = weights
+        self.max_tokens = max_tokens
+        self.static = StaticValues(program, weights)
+        self.graph = Graph(fx.Graph(), {}, info)
+        self.values: dict[fx.Node, Any] = {}
+        self._handlers = handlers
+        self._followers = followers
+        self._renames = renames
+        self._stored: dict[str, Value] = {}
+        self._layers = 0
+        self._current: fx.Node | None = None
+
+    def run(self) -> Graph:
+        """Convert every node; returns the graph whose output is logits [T, vocab]."""
+        self._inputs()
+        for node in self.program.graph.nodes:
+            if node.op == "call_function":
+                self.values[node] = self._call(node)
+            elif node.op == "output":
+                self._output(node.args[0][0])
+        self.graph.sweep()
+        return self.graph
+
+    def emit(self, target: Any, *args: Any) -> fx.Node:
+        """A call in the new graph; nodes among args are canonical."""
+        node = self.graph.call(target, *args)
+        if self._current is not None:
+            node.meta["module"] = module_path(self._current)
+        return node
+
+    def constant(self, name: str, value: torch.Tensor) -> Value:
+        """A new constant of the graph."""
+        return Value(self.graph.add_weight(name, Constant(value)), tuple(value.shape))
+
+    def stored(self, name: str) -> fx.Node | None:
+        """The node of a weight of the checkpoint; None if the graph does not have it."""
+        return self._stored[name].node if name in self._stored else None
+
+    def is_lifted(self, name: str) -> bool:
+        """Whether a weight of the graph is a constant that the model's code made."""
+        return name in self.program.graph_signature.lifted_tensor_constants
+
+    def view(self, value: Value, dims: Dims) -> Value:
+        """The same elements under other logical dims; the canonical order must not change."""
+        shape = tuple(d for d in dims if d is not T)
+        if shape == value.features:
+            return Value(value.node, dims)
+        lead = (-1,) if value.per_token else ()
+        return Value(self.emit(torch.ops.aten.view.default, value.node, [*lead, *shape]), dims)
+
+    def next_layer(self) -> int:
+        """The number of a new attention layer, each of which owns one KV cache."""
+        self._layers += 1
+        return self._layers - 1
+
+    def _inputs(self) -> None:
+        graph = self.graph.fx
+        specs = {s.arg.name: s for s in self.program.graph_signature.input_specs}
+        used: dict[str, fx.Node] = {}
+        for node in self.program.graph.nodes:
+            if node.op != "placeholder":
+                continue
+            spec = specs[node.name]
+            if spec.kind == InputKind.USER_INPUT:
+                new = graph.placeholder("positions" if self.graph.input("token_ids") else "token_ids")
+                new.meta["type"] = TensorType(TOKENS, (), torch.int64)
+                self.values[node] = self.view(Value(new, (T,)), (1, T))
+            elif node.users and spec.kind == InputKind.CONSTANT_TENSOR:
+                self.values[node] = self._lifted(node, str(spec.target))
+            elif node.users:
+                used[str(spec.target).removeprefix("model.")] = node
+        for name in self._weight_names(used):
+            weight = self.weights[name]
+            self._stored[name] = Value(self.graph.add_weight(name, weight), weight.shape)
+            if name in used:
+                self.values[used[name]] = self._stored[name]
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        for node in reversed(placeholders):  # fx wants them before everything else
+            next(iter(graph.nodes)).prepend(node)
+
+    def _weight_names(self, used: Mapping[str, fx.Node]) -> list[str]:
+        """The weights of the program and of the layers that it only names, in an order that is always the same."""
+        names = {*used, *(new for renames in self._renames for old, new in renames.items() if old in used)}
+        place = {name: i for i, name in enumerate(self.weights)}
+        return sorted(names, key=place.__getitem__)
+
+    def _lifted(self, node: fx.Node, name: str) -> Value | Unrepresentable:
+        value = self.program.constants[name]
+        if not isinstance(value, torch.Tensor) or value.device.type == "meta":
+            return Unrepresentable("a constant without a value", node)
+        return self.constant(name.removeprefix("model."), value)
+
+    def _call(self, node: fx.Node) -> Any:
+        self._current = node
+        try:
+            for follower in self._followers:
+                found = follower.follow(self, node)
+                if found is not None:
+                    return found
+        except ValueError as error:
+            return Unrepresentable(str(error), node)
+        args = [self._arg(a) for a in node.args]
+        kwargs = {k: self._arg(v) for k, v in node.kwargs.items()}
+        bad = first_unrepresentable([*args, *kwargs.values()])
+        return bad if bad is not None else self._handle(node, args, kwargs)
+
+    def _handle(self, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        handler = self._handlers.get(op_name(node.target))
+        if handler is None and isinstance(node.meta.get("val"), (int, float, bool, torch.SymInt, torch.SymBool)):
+            return node.meta["val"]  # arithmetic on sizes
+        if handler is None:
+            return Unrepresentable("the op is not in the dialect", node)
+        try:
+            return handler(self, node, args, kwargs)
+        except ValueError as error:
+            return Unrepresentable(str(error), node)
+        except (RuntimeError, TypeError, IndexError, AttributeError, AssertionError) as error:
+            # a form that the handler did not expect is refused like any other, unless nothing uses the value
+            reason = " ".join(str(error).split())[:200]
+            return Unrepresentable(f"an unexpected form ({type(error).__name__}: {reason})", node)
+
+    def _arg(self, arg: Any) -> Any:
+        if isinstance(arg, fx.Node):
+            found = self.values.get(arg)
+            return arg.meta.get("val") if found is None else found
+        if isinstance(arg, (list, tuple)):
+            return [self._arg(a) for a in arg]
+        return arg
+
+    def _output(self, node: fx.Node) -> None:
+        value = self.values[node]
+        if isinstance(value, Unrepresentable):
+            module = module_path(value.node)
+            op = op_name(value.node.target)
+            raise UnsupportedModel(
+                f"{op} in module {module or 'model'!r} cannot be compiled: {value.reason}",
+                "only ops that work per token, and attention, are supported",
+                op=op,
+                module=module,
+            )
+        if not value.per_token:
+            raise UnsupportedModel("the logits do not depend on the tokens")
+        vocab = value.features[-1]
+        self.graph.fx.output(self.view(value, (T, vocab)).node)

@@ -1,0 +1,119 @@
+"""What is done to attention scores before their softmax, and what it comes to: a window or chunks, and ALiBi at most.
+
+What was added or masked is computed for a number of tokens and looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ...ops.attention import visible
+from .static_values import StaticValues
+from .values import Dims
+
+MASKED = -9000.0  # exp(-9000) is 0 in float32 next to any ordinary score
+SMALL_TABLE = 48  # tokens for which a table is computed, to see its form
+_LARGEST_TABLE = 4096  # tokens for which a mask is computed, to find out what it is
+_MAX_ELEMENTS = 2**26
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing done to the scores: add, mul (a 0/1 table), keep (where true), mask (where true) or view."""
+
+    kind: str
+    operand: Any  # a static node, a number, or the new dims of a view
+    fill: Any = None  # what masked places become
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Causal attention to `window` tokens or within chunks of `chunk` (0: to all), with ALiBi `slopes` per head."""
+
+    window: int = 0
+    chunk: int = 0
+    slopes: Tensor | None = None
+
+
+def analyse(static: StaticValues, max_tokens: int, steps: tuple[Step, ...], heads: int) -> Mask:
+    """What `steps` do to the scores of sequences of up to `max_tokens`; ValueError if that is more than a Mask says."""
+    small = _table(static, steps, SMALL_TABLE)
+    per_head = max(1, math.prod(small.shape[:-2]))
+    tokens = min(max_tokens, _LARGEST_TABLE, int((_MAX_ELEMENTS / per_head) ** 0.5))
+    allowed = _table(static, steps, tokens) > MASKED
+    flat = allowed.reshape(-1, tokens, tokens)
+    if not bool((flat == flat[0]).all()):
+        raise ValueError("an attention mask that differs between heads")
+    window, chunk = _mask_of(flat[0])
+    if tokens < max_tokens and max(window, chunk) == 0 and tokens < _LARGEST_TABLE // 4:
+        raise ValueError("an attention bias that is too large to analyse")
+    return Mask(window, chunk, _slopes(small, window, chunk, heads))
+
+
+def _table(static: StaticValues, steps: tuple[Step, ...], tokens: int) -> Tensor:
+    """What the scores become where q k^T is 0: [.., T, T], head axes of size 1 where all heads are equal."""
+    table = torch.zeros(tokens, tokens)
+
+    def value(operand: Any) -> Any:
+        return static.evaluate(operand, tokens) if isinstance(operand, fx.Node) else operand
+
+    for step in steps:
+        if step.kind == "add":
+            table = table + value(step.operand)
+        elif step.kind == "mul":
+            table = table * value(step.operand)
+        elif step.kind == "view":
+            before, after = step.operand
+            table = _view(table, before, after, tokens)
+        else:
+            fill = torch.as_tensor(value(step.fill), dtype=torch.float32)
+            where = value(step.operand).to(torch.bool)
+            table = torch.where(where, table, fill) if step.kind == "keep" else torch.where(where, fill, table)
+    return table
+
+
+def _view(table: Tensor, before: Dims, after: Dims, tokens: int) -> Tensor:
+    if math.prod(table.shape[:-2]) == 1:
+        return table.reshape(*(1,) * (len(after) - 2), tokens, tokens)
+    full = table.expand(*before[:-2], tokens, tokens)
+    return full.reshape(*after[:-2], tokens, tokens)
+
+
+def _mask_of(allowed: Tensor) -> tuple[int, int]:
+    """(window, chunk) of a boolean table over (query, key)."""
+    tokens = allowed.shape[0]
+    positions = torch.arange(tokens)
+    if bool((allowed & (positions[None, :] > positions[:, None])).any()):
+        raise ValueError("attention that is bidirectional: the model is an encoder, not a causal decoder")
+    seen_by_last = int(allowed[-1].sum())
+    lost = (~allowed[:, 0]).nonzero()
+    candidates = [(0, 0), (seen_by_last, 0), (0, int(lost[0]) if lost.numel() else 0)]
+    for window, chunk in candidates:
+        if torch.equal(allowed, visible(positions, window, chunk)):
+            return window, chunk
+    raise ValueError("an attention mask that is neither causal, sliding-window nor chunked")
+
+
+def _slopes(table: Tensor, window: int, chunk: int, heads: int) -> Tensor | None:
+    """ALiBi slopes per head of an additive table, None if it only masks.
+
+    A softmax does not see what a row has in common, so only differences within a row count.
+    """
+    tokens = table.shape[-1]
+    allowed = visible(torch.arange(tokens), window, chunk)
+    flat = table.reshape(-1, tokens, tokens).double()
+    relative = flat - flat.diagonal(dim1=1, dim2=2)[:, :, None]
+    relative = relative.masked_fill(~allowed, 0.0)
+    if float(relative.abs().max()) == 0.0:
+        return None
+    slopes = -relative[:, 1, 0]
+    distance = torch.arange(tokens)[None, :] - torch.arange(tokens)[:, None]
+    ideal = (slopes[:, None, None] * distance).masked_fill(~allowed, 0.0)
+    if float((relative - ideal).abs().max()) > 1e-5 * max(1.0, float(ideal.abs().max())):
+        raise ValueError("a bias of the attention scores that is not linear in the distance")
+    return slopes.expand(heads).to(torch.float32).contiguous()

@@ -1,0 +1,102 @@
+"""Values of the token-major graph: a node, and the logical dims that the export gave it.
+
+The export has logical shapes such as [1, T, H] or [1, heads, T, D]. The graph keeps the token axis first: [T, 1, H],
+[T, 1, heads, D]; so each value is followed together with the place of its token axis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...graph.graph import type_of
+
+
+class _TokenAxis:
+    def __repr__(self) -> str:
+        return "T"
+
+
+T = _TokenAxis()
+Dims = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A canonical node and the logical dims that the export gave it; T marks the token axis.
+
+    If `dims` holds T but the node has no row axis, every token has the same value.
+    """
+
+    node: fx.Node
+    dims: Dims
+
+    @property
+    def axis(self) -> int | None:
+        """Logical index of the token axis."""
+        return self.dims.index(T) if T in self.dims else None
+
+    @property
+    def per_token(self) -> bool:
+        """Whether the canonical node has a row axis."""
+        return type_of(self.node).rows is not None
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        """Logical dims without the token axis: the canonical per-row shape."""
+        return tuple(d for d in self.dims if d is not T)
+
+    def canonical(self, logical_axis: int) -> int:
+        """Index in the canonical tensor of a logical axis other than the token axis."""
+        logical_axis %= len(self.dims)
+        before = sum(1 for d in self.dims[:logical_axis] if d is not T)
+        return before + (1 if self.per_token else 0)
+
+
+def dims_of(val: Any) -> Dims:
+    """Logical dims of an exported value; raises ValueError where a size mixes tokens with something else."""
+    dims: list[Any] = []
+    for size in val.shape:
+        if isinstance(size, torch.SymInt):
+            expr = size.node.expr
+            if expr.is_Symbol:
+                dims.append(T)
+            elif expr.is_Integer:
+                dims.append(int(expr))
+            else:
+                raise ValueError(f"a tensor of size {expr}")
+        else:
+            dims.append(int(size))
+    if dims.count(T) > 1:
+        raise ValueError("a tensor over pairs of tokens")
+    return tuple(dims)
+
+
+def op_name(target: Any) -> str:
+    """aten.view for aten::view.default; plain functions go by their own name."""
+    if not hasattr(target, "_schema"):
+        return str(getattr(target, "__name__", target))
+    return str(target._schema.name).replace("::", ".")
+
+
+class Unrepresentable:
+    """Marks a value that has no token-major form; only an error if something kept uses it."""
+
+    def __init__(self, reason: str, node: fx.Node) -> None:
+        self.reason = reason
+        self.node = node
+
+
+def first_unrepresentable(values: list[Any]) -> Unrepresentable | None:
+    """The first such value among operands, in lists too."""
+    for value in values:
+        if isinstance(value, Unrepresentable):
+            return value
+        if isinstance(value, list):
+            found = first_unrepresentable(value)
+            if found is not None:
+                return found
+    return None

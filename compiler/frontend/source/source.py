@@ -1,0 +1,57 @@
+"""Source: where a model comes from. A kind of file or directory is one class here or in a file beside this."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import nn
+
+from ...errors import UnsupportedModel
+from ...weights.handles import Weight
+from .checkpoint import CheckpointTensor, open_checkpoint
+from .conversion import model_weights
+from .model import computed_buffers, load_config
+
+
+class Source(Protocol):
+    """A model on disk. Opening it reads headers only; values are read when a weight's handle is loaded."""
+
+    @property
+    def config(self) -> Any:
+        """transformers' configuration of the model."""
+        ...
+
+    def weights(self, model: nn.Module) -> dict[str, Weight]:
+        """A handle for every parameter and buffer of `model` (on meta) by its qualified name.
+
+        Raises TensorError for one that is missing or misshapen.
+        """
+        ...
+
+
+class CheckpointDirectory:
+    """A Hugging Face directory: config.json and safetensors, in one file or in shards."""
+
+    def __init__(self, path: Path) -> None:
+        self.config = load_config(path)
+        if getattr(self.config, "quantization_config", None) is not None:
+            raise UnsupportedModel(
+                f"{path} is already quantized ({_quant_method(self.config)})", "give the unquantized checkpoint"
+            )
+        self._tensors: dict[str, CheckpointTensor] = open_checkpoint(path)
+
+    def weights(self, model: nn.Module) -> dict[str, Weight]:
+        """See Source; names and layouts are converted as transformers does when it loads the checkpoint."""
+        return model_weights(model, self._tensors, computed_buffers(model))
+
+
+def open_source(path: Path) -> Source:
+    """The source at a path; CheckpointError or UnsupportedModel where there is none that icc reads."""
+    return CheckpointDirectory(path)
+
+
+def _quant_method(config: Any) -> str:
+    found = config.quantization_config
+    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+    return str(method or "unknown method")

@@ -1,0 +1,186 @@
+"""The body of an elementwise kernel: instructions over scalars, in single assignment form.
+
+In a graph a body is text, `t0 = silu a0; t1 = mul t0 a1`: a<i> is input i, t<j> the value of instruction j, anything
+else a number; the last value is the result. `Body.parse` is the one reader of that text and `str` the one writer;
+everything that composes, runs or renders a body works on the value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeVar
+
+Number = bool | int | float
+T = TypeVar("T")
+
+_PLACE = re.compile(r"[at](0|[1-9][0-9]*)")
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An input of the kernel."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"a{self.index}"
+
+
+@dataclass(frozen=True)
+class Register:
+    """The value of an earlier instruction."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"t{self.index}"
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A number. Its text decides what is equal: 1, 1.0 and True differ, 0.0 and -0.0 too, and a NaN equals itself."""
+
+    text: str
+
+    @staticmethod
+    def of(value: Number) -> Literal:
+        """A number as a literal, written so that it reads back exactly."""
+        return Literal(repr(value))
+
+    @staticmethod
+    def parse(text: str) -> Literal:
+        """A number as written; whole ones without a point are integers. ValueError if it is none."""
+        if text in ("True", "False"):
+            return Literal(text)
+        if text.removeprefix("-").isdecimal():
+            return Literal.of(int(text))
+        try:
+            return Literal.of(float(text))
+        except ValueError:
+            raise ValueError(f"{text!r} is neither an operand nor a number") from None
+
+    @property
+    def value(self) -> Number:
+        """The number."""
+        if self.text in ("True", "False"):
+            return self.text == "True"
+        return int(self.text) if self.text.removeprefix("-").isdecimal() else float(self.text)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Operand = Argument | Register | Literal
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One opcode of `pointwise.OPCODES` and its operands."""
+
+    opcode: str
+    operands: tuple[Operand, ...]
+
+    def __str__(self) -> str:
+        return " ".join([self.opcode, *map(str, self.operands)])
+
+
+@dataclass(frozen=True)
+class Body:
+    """Instruction j assigns register j; the last one is the result. ValueError for none, or one that reads ahead."""
+
+    instructions: tuple[Instruction, ...]
+
+    def __post_init__(self) -> None:
+        if not self.instructions:
+            raise ValueError("a body without instructions")
+        for number, instruction in enumerate(self.instructions):
+            for operand in instruction.operands:
+                if isinstance(operand, Register) and operand.index >= number:
+                    raise ValueError(f"t{number} = {instruction}: {operand} has no value yet")
+
+    @staticmethod
+    def parse(text: str) -> Body:
+        """The body that `text` writes; ValueError says what of it cannot be read."""
+        return _parse(text)
+
+    def __str__(self) -> str:
+        return "; ".join(f"t{number} = {instruction}" for number, instruction in enumerate(self.instructions))
+
+    @property
+    def num_arguments(self) -> int:
+        """How many inputs the body needs: one more than the highest that it reads."""
+        read = (o.index for i in self.instructions for o in i.operands if isinstance(o, Argument))
+        return max(read, default=-1) + 1
+
+    def evaluate(
+        self,
+        arguments: Sequence[T],
+        literal: Callable[[Number], T],
+        apply: Callable[[str, str, list[T]], T],
+    ) -> T:
+        """The result, given the inputs, what a number is, and `apply(register, opcode, operands)`, called in order.
+
+        Values may be of any kind: tensors, expressions of a source, operands of a larger body. ValueError where the
+        body reads an input that is not there.
+        """
+        if self.num_arguments > len(arguments):
+            raise ValueError(f"the body reads a{self.num_arguments - 1} of {len(arguments)} inputs")
+        values: list[T] = []
+
+        def value(operand: Operand) -> T:
+            if isinstance(operand, Literal):
+                return literal(operand.value)
+            return arguments[operand.index] if isinstance(operand, Argument) else values[operand.index]
+
+        for number, instruction in enumerate(self.instructions):
+            values.append(apply(f"t{number}", instruction.opcode, [value(o) for o in instruction.operands]))
+        return values[-1]
+
+
+@cache
+def _parse(text: str) -> Body:
+    instructions = []
+    for number, line in enumerate(text.split("; ")):
+        target, _, right = line.partition(" = ")
+        opcode, *operands = right.split() or [""]
+        if target != f"t{number}" or not opcode:
+            raise ValueError(f"{line!r} is not `t{number} = opcode operands`")
+        instructions.append(Instruction(opcode, tuple(_operand(text) for text in operands)))
+    return Body(tuple(instructions))
+
+
+def _operand(text: str) -> Operand:
+    if not _PLACE.fullmatch(text):
+        return Literal.parse(text)
+    return Argument(int(text[1:])) if text[0] == "a" else Register(int(text[1:]))
+
+
+class BodyWriter:
+    """A body being written, with common subexpressions shared."""
+
+    def __init__(self) -> None:
+        self._instructions: list[Instruction] = []
+        self._known: dict[Instruction, Register] = {}
+
+    def __call__(self, opcode: str, *operands: Operand | Number) -> Register:
+        """Append one instruction, or find it, and return its register."""
+        values = tuple(o if isinstance(o, Operand) else Literal.of(o) for o in operands)
+        instruction = Instruction(opcode, values)
+        if instruction not in self._known:
+            self._known[instruction] = Register(len(self._instructions))
+            self._instructions.append(instruction)
+        return self._known[instruction]
+
+    def inline(self, body: Body, operands: Sequence[Operand]) -> Operand:
+        """Append the instructions of `body` over `operands` in place of its inputs; its result."""
+        return body.evaluate(operands, Literal.of, lambda _, opcode, values: self(opcode, *values))
+
+    def finish(self, result: Operand) -> Body:
+        """The body that ends in `result`: a copy of it, unless it is the last value anyway."""
+        written = tuple(self._instructions)
+        if result != Register(len(written) - 1):
+            written += (Instruction("copy", (result,)),)
+        return Body(written)

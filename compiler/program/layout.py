@@ -1,0 +1,115 @@
+"""How a back end lays out the weights of one storage format in memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from ..errors import UnsupportedModel
+from ..weights.formats.base import StorageFormat
+from ..weights.formats.dense import Dense
+
+Role = Literal["plain", "product", "screen", "table"]
+"""What reads a weight. plain: vectors, constants and the matrices of bmm, as rows of f32 or i32. product: linear
+layers, and tables that are tied to one. screen: the product that gives the logits and may first do with a part of its
+codes. table: an embedding that nothing else reads."""
+
+Arrays = Mapping[str, np.ndarray]
+"""The parts of a weight (see `StorageFormat.arrays`) as numpy arrays; bf16 as its bits, uint16."""
+
+
+@dataclass(frozen=True)
+class Layout(ABC):
+    """One storage format in the memory of one back end.
+
+    name: as weights of a program name it. format: what it stores; a dense layout takes any float weight by converting.
+    screens: whether products with it can first do with a part of the codes.
+    """
+
+    name: str
+    format: StorageFormat
+    screens: ClassVar[bool] = False
+
+    @abstractmethod
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Bytes of a weight of `shape`, a multiple of 64."""
+
+    @abstractmethod
+    def pack(self, parts: Arrays) -> np.ndarray:
+        """The bytes of a weight, uint8 of `nbytes` of its shape; ValueError for a shape that the layout cannot hold."""
+
+    @abstractmethod
+    def unpack(self, packed: np.ndarray, shape: Sequence[int]) -> dict[str, np.ndarray]:
+        """The parts as the kernels see them: codes as they were, scales as they are stored."""
+
+    @abstractmethod
+    def product_params(self) -> dict[str, Any]:
+        """What a product's kernel must know of a weight in this layout."""
+
+    def table_params(self) -> dict[str, Any]:
+        """What the kernel of an embedding must know."""
+        return {"format": self.name}
+
+
+class MatrixLayout(Layout):
+    """A layout of matrices [N, K]; experts [E, N, K] follow one another."""
+
+    @abstractmethod
+    def matrix_nbytes(self, n: int, k: int) -> int:
+        """Bytes of one matrix: how far experts are apart."""
+
+    @abstractmethod
+    def pack_matrix(self, parts: Arrays) -> np.ndarray:
+        """`pack` of one matrix."""
+
+    @abstractmethod
+    def unpack_matrix(self, packed: np.ndarray, n: int, k: int) -> dict[str, np.ndarray]:
+        """`unpack` of one matrix."""
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        *experts, n, k = shape
+        return prod(experts) * self.matrix_nbytes(n, k)
+
+    def pack(self, parts: Arrays) -> np.ndarray:
+        first = next(iter(parts.values()))
+        if first.ndim == 2:
+            return self.pack_matrix(parts)
+        experts = ({name: value[e] for name, value in parts.items()} for e in range(len(first)))
+        return np.concatenate([self.pack(expert) for expert in experts])
+
+    def unpack(self, packed: np.ndarray, shape: Sequence[int]) -> dict[str, np.ndarray]:
+        if len(shape) == 2:
+            return self.unpack_matrix(packed, *shape)
+        found = [self.unpack(piece, shape[1:]) for piece in np.split(packed, shape[0])]
+        return {name: np.stack([parts[name] for parts in found]) for name in found[0]}
+
+
+LayoutMaker = Callable[[Any, Role], Layout]
+
+
+@dataclass
+class Layouts:
+    """The layouts of one back end: `plain` ones by element type, and for each class of formats who makes the others."""
+
+    backend: str
+    plain: Mapping[str, Layout]
+    makers: dict[type[StorageFormat], LayoutMaker]
+
+    def register(self, form: type[StorageFormat], make: LayoutMaker) -> None:
+        """Add the layouts of a class of formats: `make(format, role)`."""
+        self.makers[form] = make
+
+    def find(self, form: StorageFormat, role: Role) -> Layout:
+        """The layout of a format for what reads it; plain weights are f32 or i32 whatever they were. UnsupportedModel
+        names a format that the back end lacks."""
+        if role == "plain":
+            return self.plain["i32" if isinstance(form, Dense) and not form.dtype.is_floating_point else "f32"]
+        make = self.makers.get(type(form))
+        if make is None:
+            raise UnsupportedModel(f"the {self.backend} backend has no layout for weights stored as {form.name}")
+        return make(form, role)

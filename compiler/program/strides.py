@@ -1,0 +1,60 @@
+"""The normal form of views over one shape: no dims of size 1, and none that could be walked with its neighbour."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from ...runtime.format.access import Access
+
+
+def merge(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """Sizes and every view's strides without dims of size 1, neighbours joined that all views walk with one stride.
+
+    The elements come in the same order, at the same addresses. A shape of one element has no dims left.
+    """
+    sizes: list[int] = []
+    kept: list[list[int]] = []  # per dim that is left, the stride of each view
+    for size, *steps in zip(shape, *strides, strict=True):
+        if size == 1:
+            continue
+        if sizes and kept[-1] == [step * size for step in steps]:
+            sizes[-1] *= size
+            kept[-1] = steps
+        else:
+            sizes.append(size)
+            kept.append(steps)
+    return tuple(sizes), [tuple(steps[i] for steps in kept) for i in range(len(strides))]
+
+
+def normalize(shape: Sequence[int], accesses: Sequence[Access]) -> tuple[tuple[int, ...], tuple[Access, ...]]:
+    """A kernel's shape and operands in normal form, which is all that a back end has to walk.
+
+    ValueError for an operand that has not a stride per dim.
+    """
+    for access in accesses:
+        if len(access.strides) != len(shape):
+            raise ValueError(f"operand {access} does not fit shape {list(shape)}")
+    sizes, strides = merge(shape, [access.strides for access in accesses])
+    return sizes, tuple(replace(access, strides=s) for access, s in zip(accesses, strides, strict=True))
+
+
+def view_strides(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -> tuple[int, ...] | None:
+    """Strides of `target` over the same memory, as torch's view computes them; None if there are none."""
+    sizes, (steps,) = merge(shape, [strides])
+    pending = list(zip(sizes, steps, strict=True))
+    left, step = pending.pop() if pending else (1, 1)
+    result: list[int] = []
+    for size in reversed(target):
+        if size == 1:
+            result.append(step)
+            continue
+        while left == 1 and pending:
+            left, step = pending.pop()
+        if left % size:
+            return None
+        result.append(step)
+        left //= size
+        step *= size
+    return tuple(reversed(result))

@@ -1,0 +1,34 @@
+"""What a step costs by its tokens, by the roofline on a target: how large a tree of guesses pays."""
+
+from __future__ import annotations
+
+from ..graph.graph import DRAFT_ROWS, LOGIT_ROWS, TOKENS, Graph
+from ..program.profile import Profile
+from ..report import node_cost
+from ..targets import Target
+from ..weights.handles import QuantizedWeight
+from .tree import Cost
+
+EFFICIENCY = 0.6  # of the peak rate that products reach
+LAUNCH = {"cpu": 1.5e-6, "cuda": 3e-6, "hip": 5e-6}  # seconds per kernel, barrier included
+HOST = 1e-4  # seconds of a step outside of the kernels
+
+
+def modelled_cost(graph: Graph, target: Target, profile: Profile) -> Cost:
+    """By the roofline of every op, plus what each launch and each step takes beside it."""
+    quantized = any(isinstance(weight, QuantizedWeight) for weight in graph.weights.values())
+    peak = (target.peak_i8 if quantized else target.peak_f16) * 1e12 * EFFICIENCY
+    drafts = graph.draft_nodes()
+
+    def seconds(draft: bool, tokens: int) -> float:
+        total, counts = 0.0, {TOKENS: tokens, LOGIT_ROWS: tokens, DRAFT_ROWS: tokens}
+        for node in graph.nodes:
+            cost = node_cost(graph, node, counts, profile) if (node in drafts) == draft else None
+            if cost is not None:
+                total += max(cost.bytes / (target.bandwidth * 1e9), cost.flops / peak) + LAUNCH[target.backend]
+        return total
+
+    def cost(batch: int, guesses: int) -> float:
+        return HOST + seconds(False, batch * (1 + guesses)) + (seconds(True, batch) if guesses else 0.0)
+
+    return cost

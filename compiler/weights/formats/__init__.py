@@ -1,0 +1,1 @@
+"""How weights are stored: one file per storage format."""

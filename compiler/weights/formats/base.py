@@ -1,0 +1,133 @@
+"""What a storage format is: the arrays that hold a weight, and which float32 values they stand for.
+
+A format knows nothing of passes and back ends. How a back end lays its arrays out in memory is a `Layout` of the back
+end (see program/layout.py), one per format.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+Parts = dict[str, Tensor]
+"""The arrays of an encoded weight by name, as passes work with them: codes one to an element, scales in float32."""
+
+
+class Misfit(ValueError):
+    """A weight cannot be stored in a format; says why."""
+
+
+@dataclass(frozen=True)
+class Array:
+    """One array of an encoded weight. `dtype` is its element's type where it is held; `bits`, what an element needs."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    bits: int
+
+    @property
+    def working(self) -> torch.dtype:
+        """The element type among `Parts`: narrow floats are float32 there."""
+        return torch.float32 if self.dtype in (torch.float16, torch.bfloat16) else self.dtype
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A weight in some format, and the signal-to-noise ratio of the values that it stands for."""
+
+    parts: Parts
+    snr_db: float
+
+
+class StorageFormat(ABC):
+    """How a weight [..., N, K] is stored. A value object: equal formats store alike, and hash alike."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """As graph texts show it, such as q4g128; `find_format` reads it back."""
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns that share what is stored beside the codes."""
+        return (1, 1)
+
+    @property
+    def serves_tables(self) -> bool:
+        """Whether a token embedding keeps its worth in it: rows are read one by one, and no sum averages errors."""
+        return False
+
+    @abstractmethod
+    def arrays(self, shape: Sequence[int]) -> dict[str, Array]:
+        """The arrays of a weight of `shape`, in the order in which they are named."""
+
+    @abstractmethod
+    def decode(self, parts: Parts) -> Tensor:
+        """The float32 values that `parts` stand for: the oracle of every kernel."""
+
+    def encode(self, values: Tensor, clip: Tensor | None = None) -> Encoded:
+        """Store float `values` [..., N, K]. clip [..., N, blocks of K] bounds each block's range to that part of its
+        largest magnitude. Misfit where a format is only read."""
+        raise Misfit(f"{self.name} is a format of files; nothing is encoded in it")
+
+    def rounded(self, values: Tensor, clip: Tensor | None = None) -> Tensor:
+        """What `encode` would store of float32 values, as float32."""
+        return self.decode(self.encode(values, clip).parts)
+
+    def fitted(self, k: int) -> StorageFormat:
+        """This format for rows of `k` values, in smaller blocks if need be; raises Misfit."""
+        if k % self.block[1]:
+            raise Misfit(f"K = {k} is not a multiple of {self.block[1]}")
+        return self
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Bytes of a weight of `shape`, whatever a back end adds."""
+        return sum(-(-prod(a.shape) * a.bits // 8) for a in self.arrays(shape).values())
+
+    def bits_per_weight(self, shape: Sequence[int]) -> float:
+        """Scales and all."""
+        return 8 * self.nbytes(shape) / max(1, prod(shape))
+
+    def merges_with(self, other: StorageFormat) -> bool:
+        """Whether rows of one and of the other can be rows of one weight."""
+        return self == other
+
+    def join(self, parts: Sequence[Parts]) -> Parts:
+        """The parts of weights joined along their first axis; they merge with each other."""
+        return {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
+
+    def hold(self, parts: Parts, shape: Sequence[int]) -> Parts:
+        """The parts of a weight of `shape` in less memory, codes of 4 bits two to a byte; `release` undoes it."""
+        arrays = self.arrays(shape)
+        return {name: _hold(value, arrays[name]) for name, value in parts.items()}
+
+    def release(self, held: Parts, shape: Sequence[int]) -> Parts:
+        """What `hold` took."""
+        arrays = self.arrays(shape)
+        return {name: _release(value, arrays[name]) for name, value in held.items()}
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _hold(value: Tensor, array: Array) -> Tensor:
+    if array.bits == 4 and array.shape[-1] % 2 == 0:
+        return value[..., 0::2] | (value[..., 1::2] << 4)
+    return value.to(array.dtype)
+
+
+def _release(value: Tensor, array: Array) -> Tensor:
+    if value.shape != array.shape:
+        value = torch.stack((value & 15, value >> 4), dim=-1).flatten(-2)
+    return value.to(array.working)
+
+
+def decibels(signal: float, noise: float) -> float:
+    """10 log10(signal / noise), at most 200: an exact copy, or nothing to copy, has no noise."""
+    return min(200.0, 10.0 * math.log10(signal / noise)) if noise > 0 and signal > 0 else 200.0

@@ -1,0 +1,39 @@
+"""The storage formats by name. Another package adds its own with `register_format`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ...errors import UsageError
+from .affine import GroupAffine
+from .base import StorageFormat
+from .dense import BF16, F16, F32, I32
+
+DEFAULT_GROUP = 128
+FormatMaker = Callable[[int], StorageFormat]
+_FORMATS: dict[str, FormatMaker] = {
+    "f32": lambda group: F32,
+    "bf16": lambda group: BF16,
+    "f16": lambda group: F16,
+    "i32": lambda group: I32,
+    "q4": lambda group: GroupAffine(group, 4),
+    "q8": lambda group: GroupAffine(group, 8),
+}
+
+
+def register_format(name: str, make: FormatMaker) -> None:
+    """Add a format: `make(group)` gives it for groups of so many values; one whose blocks are given ignores that."""
+    known = _FORMATS.setdefault(name, make)
+    if known is not make:
+        raise ValueError(f"there is a storage format {name!r} already")
+
+
+def find_format(name: str, group: int = DEFAULT_GROUP) -> StorageFormat:
+    """A format by its name, such as q4 or, groups named as graph texts do, q4g32; raises UsageError."""
+    if name in _FORMATS:
+        return _FORMATS[name](group)
+    found = re.fullmatch(r"(.+)g(\d+)", name)
+    if found and found[1] in _FORMATS:
+        return _FORMATS[found[1]](int(found[2]))
+    raise UsageError(f"unknown storage format {name!r}", f"known: {', '.join(sorted(_FORMATS))}")

@@ -1,0 +1,54 @@
+"""Which device and which executor an engine runs on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+from ..format.load import Engine, check_abi, read_manifest
+from .base import Executor
+from .player import Player
+
+if TYPE_CHECKING:
+    from .cuda.driver import Cuda
+
+
+def open_device(path: str | os.PathLike[str]) -> Cuda | None:
+    """The GPU that an engine needs, checked; None for a CPU engine."""
+    manifest = read_manifest(Path(path))
+    if manifest.backend == "cpu" or manifest.gpu is None:  # without gpu facts, open_engine refuses it in words
+        return None
+    check_abi(manifest)
+    if manifest.backend != "cuda":
+        raise UsageError(
+            f"the engine is for target {manifest.target} ({manifest.backend}), which this runtime cannot run yet",
+            "compile the model for an NVIDIA GPU or with --target cpu to run it",
+        )
+    from .cuda.compat import open_device
+
+    return open_device(manifest.target, manifest.gpu)
+
+
+def open_executor(
+    engine: Engine,
+    section: str = "",
+    *,
+    device: Cuda | None = None,
+    threads: int | None = None,
+    kv_bytes: int | None = None,
+    swap_bytes: int | None = None,
+) -> Executor:
+    """What runs the engine, or one section of its program, on its device; the options are those of LoadOptions."""
+    if device is None:
+        if engine.manifest.gpu is not None:
+            raise UsageError("an engine for a GPU cannot draft for one that runs on the CPU")
+        if swap_bytes:
+            raise UsageError("swap_bytes is for GPU engines: the KV cache of a CPU engine is host memory already")
+        from .cpu.device import CpuDevice
+
+        return Player(CpuDevice(engine, threads, kv_bytes, section))
+    from .cuda.device import CudaDevice
+
+    return Player(CudaDevice(engine, kv_bytes, device, section, swap_bytes))

@@ -1,0 +1,68 @@
+"""LoadOptions: how an engine is loaded, the same for `icc.load`, every command, the server and its engine process."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import KW_ONLY, asdict, dataclass
+from typing import TYPE_CHECKING
+
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from .speculate.typical import TypicalAcceptance
+
+LOSSLESS = "lossless"
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """An engine directory and how to load it. UsageError if a value is none that any engine takes.
+
+    threads: of the kernels (default: the physical cores this process may use). isa: a library of the engine by name
+    instead of the best for this machine. verify: compare every file with its sha256 first. kv_bytes: memory for the KV
+    cache (default: a full batch of full sequences, within 40 % of the available memory). swap_bytes: of a GPU engine,
+    host memory for the KV of preempted requests (default: if its cache can run out, 4 GiB, within 25 % of the available
+    memory; 0: it is computed again). spec: the drafter of speculative decoding, "none", "medusa", "ngram",
+    "layer-skip" or "draft:ENGINE" (default: what the engine was compiled for); it changes no output, unless
+    spec_accept is "typical", which is lossy: sampled requests then take guesses that are probable enough (Cai et al.
+    2024; "typical:EPSILON,DELTA" for other bounds than 0.09,0.3).
+    """
+
+    path: str | os.PathLike[str]
+    _: KW_ONLY
+    threads: int | None = None
+    isa: str | None = None
+    verify: bool = True
+    kv_bytes: int | None = None
+    swap_bytes: int | None = None
+    spec: str | None = None
+    spec_accept: str = LOSSLESS
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", os.fspath(self.path))
+        for name, least in (("threads", 1), ("kv_bytes", 0), ("swap_bytes", 0)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+                raise UsageError(f"{name} = {value!r}: must be an integer, at least {least}")
+        for name, kind in (("isa", str | None), ("spec", str | None), ("spec_accept", str), ("verify", bool)):
+            if not isinstance(getattr(self, name), kind):
+                raise UsageError(f"{name} = {getattr(self, name)!r}: must be {getattr(kind, '__name__', kind)}")
+        _ = self.acceptance
+
+    @property
+    def acceptance(self) -> TypicalAcceptance | None:
+        """How guesses are accepted; None losslessly."""
+        if self.spec_accept == LOSSLESS:
+            return None
+        from .speculate.typical import read_acceptance  # needs numpy, which a command that is only parsed does not
+
+        return read_acceptance(self.spec_accept)
+
+    def to_json(self) -> str:
+        """The options as the argument of a process."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> LoadOptions:
+        return cls(**json.loads(text))

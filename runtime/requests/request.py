@@ -1,0 +1,142 @@
+"""Request: one record per request, from its arrival at the engine loop to its end.
+
+    NEW ----queue----> WAITING ----run----> RUNNING ----guess----> GUESSING
+     |                 |    ^ <--preempt---- |   ^ <----settle----- |
+     |                 |    |                |                      |
+     +------hold-----> HELD-+ queue <--------+---------hold---------+
+     |                  |                    |                      |
+     +--------------> ENDED <----------------+----------end---------+      (from WAITING, too)
+
+A request waits with the scheduler until it is let into the batch, and again after it was preempted. A step may verify
+guesses of it. After a step that failed, whoever is not on trial is held: nobody may run beside the suspects, of which
+the culprit ends. A request ends once, in whatever state it is: by its own tokens, by an error, or because it is
+cancelled or past its deadline. `RequestTable` sees to it that the scheduler agrees; nobody else moves a request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ..scheduler.request import RequestSpec
+from .sampler import TokenLogprob
+
+
+class State(Enum):
+    """Where a request is; see the module."""
+
+    NEW = "new"
+    WAITING = "waiting"
+    RUNNING = "running"
+    GUESSING = "guessing"
+    HELD = "held"
+    ENDED = "ended"
+
+
+class IllegalTransition(RuntimeError):
+    """A request was to go where it cannot go from where it is: a bug."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a request stands among others: a lower priority runs first, clients (API keys) of equal priority are served
+    fairly, and only requests of one salt share KV blocks."""
+
+    priority: int = 0
+    client: str = ""
+    salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """At most one token that a step gave to one request, and the text that became safe to show."""
+
+    request_id: int
+    token_id: int | None
+    text: str = ""
+    logprob: TokenLogprob | None = None
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """What every request has, whether it samples (Generation) or is scored (Scores).
+
+    spec: as the scheduler gets it. arrival: by `time.perf_counter`. num_cached_tokens: of the prompt, found in the
+    prefix cache; None before the first step. queued_s: seconds from the arrival to the first step. fault: what ended
+    it with "error", unless that were numbers of the model that are none.
+    """
+
+    spec: RequestSpec
+    arrival: float = field(default_factory=time.perf_counter)
+    request_id: int = field(init=False)
+    state: State = field(default=State.NEW, init=False)
+    num_cached_tokens: int | None = field(default=None, init=False)
+    queued_s: float = field(default=0.0, init=False)
+    finished: float | None = field(default=None, init=False)
+    finish_reason: str | None = field(default=None, init=False)
+    fault: Exception | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.request_id = self.spec.request_id
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return self.spec.token_ids
+
+    @property
+    def sampled(self) -> Sequence[int]:
+        """Its tokens behind the prompt, with which it is queued again."""
+        return ()
+
+    @property
+    def has_all_tokens(self) -> bool:
+        """Whether it got its last token, though the scheduler did not come to say so."""
+        return False
+
+    def queue(self) -> None:
+        """It waits with the scheduler."""
+        self._become(State.WAITING, State.NEW, State.HELD)
+
+    def run(self, num_cached: int) -> None:
+        """It is let into the batch, with so many tokens found in the prefix cache."""
+        self._become(State.RUNNING, State.WAITING)
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = num_cached
+            self.queued_s = time.perf_counter() - self.arrival
+
+    def preempt(self) -> None:
+        """It loses its place in the batch and waits again."""
+        self._become(State.WAITING, State.RUNNING)
+
+    def guess(self) -> None:
+        """The step under way verifies guesses of it."""
+        self._become(State.GUESSING, State.RUNNING)
+
+    def settle(self) -> None:
+        """The step is over, whether it had guesses or not."""
+        if self.state is State.GUESSING:
+            self._become(State.RUNNING, State.GUESSING)
+
+    def hold(self) -> None:
+        """Others are on trial; what is computed of it is forgotten."""
+        self._become(State.HELD, State.NEW, State.WAITING, State.RUNNING, State.GUESSING)
+
+    def deliver(self, reason: str | None = None) -> list[Output]:
+        """What steps gave since the last call. With a reason, it ends here."""
+        if reason is not None:
+            self.end(reason)
+        return []
+
+    def end(self, reason: str) -> None:
+        """Nothing comes after this."""
+        self._become(State.ENDED, State.NEW, State.WAITING, State.RUNNING, State.GUESSING, State.HELD)
+        self.finish_reason = reason
+        self.finished = time.perf_counter()
+
+    def _become(self, state: State, *sources: State) -> None:
+        if self.state not in sources:
+            raise IllegalTransition(f"request {self.request_id}: {self.state.value} -> {state.value}")
+        self.state = state

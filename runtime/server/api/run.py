@@ -1,0 +1,56 @@
+"""Run: a job under way, as the HTTP process sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from ..engine.engine_client import Stream
+from ..engine.messages import Delta
+from .jobs import Job
+
+_GRACE_S = 1.0  # that the engine has to end what is past its deadline
+
+
+class Run:
+    """A job under way: its deltas, with the times at which they came."""
+
+    def __init__(self, job: Job, stream: Stream) -> None:
+        self.job, self.stream = job, stream
+        self.started = time.monotonic()
+        self.first: float | None = None
+        self.last = self.started
+        self.gaps: list[tuple[float, int]] = []  # seconds from one delta to the next, and how many tokens came
+        self.queued_s = 0.0
+        self.output_tokens = 0
+        self.reasons: list[str] = []
+        self._open = {(place, index) for place in stream.ids for index in range(job.submits[0].params.n)}
+        self.reason: str | None = None
+
+    async def deltas(self) -> AsyncIterator[list[Delta]]:
+        """The deltas as they come, until every completion has ended. The engine ends those that are past the deadline;
+        they end here if it does not, because it hangs."""
+        now = asyncio.get_running_loop().time()
+        end = None if self.job.deadline is None else now + self.job.deadline + _GRACE_S
+        while self._open:
+            try:
+                async with asyncio.timeout_at(end):
+                    deltas = await self.stream.take()
+            except TimeoutError:
+                deltas = [Delta(*place, reason="deadline") for place in sorted(self._open)]
+            self._note(deltas)
+            yield deltas
+
+    def _note(self, deltas: list[Delta]) -> None:
+        now = time.monotonic()
+        if self.first is None:
+            self.first = now
+            self.queued_s = deltas[0].queued_s
+        else:
+            self.gaps.append((now - self.last, len(deltas)))
+        self.last = now
+        self.output_tokens += sum(len(delta.token_ids) for delta in deltas)
+        ended = [delta for delta in deltas if delta.reason is not None]
+        self.reasons += [delta.reason or "" for delta in ended]
+        self._open -= {(delta.id, delta.index) for delta in ended}

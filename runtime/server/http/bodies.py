@@ -1,0 +1,53 @@
+"""Bodies of requests, read within limits, and of answers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..api import limits
+from ..api.decoding import decoded
+from ..api.errors import HttpError
+
+T = TypeVar("T")
+_encoder = msgspec.json.Encoder()
+_DISCARD_BYTES, _DISCARD_S = 16 << 20, 2.0
+
+
+def json_response(value: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(_encoder.encode(value), status, headers, media_type="application/json")
+
+
+async def read_body(request: Request) -> bytes:
+    """The body of a request, within its limits of size and time.
+
+    Some of what is too much is read and thrown away: a client that is still sending would not see the answer.
+    """
+    discarded = 0
+    too_large = HttpError(413, f"the body is larger than {limits.BODY_BYTES} bytes", code="body_too_large")
+    declared = request.headers.get("content-length", "0")
+    body, size = bytearray(), int(declared) if declared.isdigit() else 0
+    try:
+        async with asyncio.timeout(limits.BODY_S if size <= limits.BODY_BYTES else _DISCARD_S):
+            async for part in request.stream():
+                size = max(size, len(body) + len(part))
+                if size <= limits.BODY_BYTES:
+                    body += part
+                elif (discarded := discarded + len(part)) > _DISCARD_BYTES:
+                    break
+    except TimeoutError:
+        if size > limits.BODY_BYTES:
+            raise too_large from None
+        raise HttpError(408, f"the body took longer than {limits.BODY_S:g} s", code="body_timeout") from None
+    if size > limits.BODY_BYTES:
+        raise too_large
+    return bytes(body)
+
+
+async def decode_body(request: Request, kind: type[T]) -> T:
+    """The decoded body. HttpError 400, which field and why, if it is not what the schema says."""
+    return decoded(await read_body(request), kind)

@@ -1,0 +1,111 @@
+"""Answers as server-sent events, while the client is there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..api import limits
+from ..api.answers import Answer
+from ..api.errors import HttpError, as_http
+from ..api.generate import Generator
+from ..api.jobs import Job
+from ..engine.engine_client import Stream
+from .bodies import json_response
+
+log = logging.getLogger("icc.serve")
+_encoder = msgspec.json.Encoder()
+_EVENTS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class EventStream(Response):
+    """Server-sent events, written as the deltas come. What fails before the first delta is an ordinary error."""
+
+    def __init__(self, generator: Generator, job: Job, make: Callable[[Stream], Answer], include_usage: bool) -> None:
+        self._generator, self._job, self._make, self._include_usage = generator, job, make, include_usage
+        self.background = None
+        self.status_code = 200
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sender = _Sender(send, scope.get("icc.abort"))
+        try:
+            await while_connected(receive, self._events(sender))
+        except ClientDisconnect:
+            pass
+        except Exception as error:
+            found = as_http(error)
+            if found.status == 500 and not isinstance(error, HttpError):
+                log.warning("a stream failed: %s", type(error).__name__)
+            if sender.begun:
+                await sender.end(_event(found.body()))
+            else:
+                await json_response(found.body(), found.status, found.headers())(scope, receive, send)
+
+    async def _events(self, sender: _Sender) -> None:
+        with self._generator.started(self._job) as run:
+            answer = self._make(run.stream)
+            opening = answer.begin()
+            async for deltas in run.deltas():
+                chunks = answer.chunks(deltas)
+                await sender.send(b"".join([_event(chunk) for chunk in [*opening, *chunks]]))
+                opening = []
+            last = _event(answer.usage_chunk()) if self._include_usage else b""
+        await sender.end(last)
+
+
+class _Sender:
+    """Writes events. A client that reads too slowly is cut off, so that it holds nothing."""
+
+    def __init__(self, send: Send, abort: Callable[[], None] | None) -> None:
+        self._send, self._abort = send, abort
+        self.begun = False
+
+    async def send(self, body: bytes, last: bool = False) -> None:
+        try:
+            async with asyncio.timeout(limits.WRITE_S):
+                if not self.begun:
+                    self.begun = True
+                    await self._send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+                await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+        except TimeoutError:
+            if self._abort is not None:
+                self._abort()
+            raise ClientDisconnect from None
+
+    async def end(self, body: bytes) -> None:
+        """The last event and the mark of the end."""
+        await self.send(body + b"data: [DONE]\n\n", last=True)
+
+
+def _event(value: msgspec.Struct) -> bytes:
+    return b"data: " + _encoder.encode(value) + b"\n\n"
+
+
+async def while_connected(receive: Receive, work: Awaitable[None]) -> None:
+    """Do the work unless the client goes. ClientDisconnect if it did; the work is cancelled then."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        await task
+    finally:
+        for one in (task, watch):
+            one.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

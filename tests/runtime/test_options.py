@@ -1,0 +1,58 @@
+"""LoadOptions: one list of fields, refused early, the same for everybody who loads an engine."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from typing import Any
+
+import icc
+import pytest
+from icc.runtime.commands.load import add_load, load_options
+from icc.runtime.errors import UsageError
+from icc.runtime.options import LoadOptions
+
+OPTIONS: dict[str, Any] = {
+    "threads": 2, "isa": "avx2", "verify": False, "kv_bytes": 1 << 40, "swap_bytes": 0, "spec": "ngram",
+    "spec_accept": "typical:0.1,0.2",
+}  # fmt: skip
+
+
+def test_load_takes_the_fields() -> None:
+    parameters = inspect.signature(icc.load).parameters
+    assert list(parameters) == [field.name for field in fields(LoadOptions)]
+    assert [p.kind for p in parameters.values()][1:] == [inspect.Parameter.KEYWORD_ONLY] * 7
+    assert [p.default for p in parameters.values()][1:] == [None, None, True, None, None, None, "lossless"]
+
+
+def test_they_reach_the_engine_process_as_they_are() -> None:
+    options = LoadOptions(Path("a/model.engine"), **OPTIONS)
+    assert set(OPTIONS) == {field.name for field in fields(LoadOptions)} - {"path"}
+    assert LoadOptions.from_json(options.to_json()) == options
+    assert options.path == "a/model.engine" and options.acceptance is not None
+    with pytest.raises(FrozenInstanceError):
+        options.threads = 3  # type: ignore[misc]
+
+
+def test_a_command_without_options_has_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("engine")
+    add_load(parser)
+    assert load_options(parser.parse_args(["x"])) == LoadOptions("x")
+    given = ["x", "--threads=2", "--isa=avx2", "--no-verify", f"--kv-mib={1 << 20}", "--swap-gib=0", "--spec=ngram"]
+    assert load_options(parser.parse_args([*given, "--spec-accept=typical:0.1,0.2"])) == LoadOptions("x", **OPTIONS)
+    assert capsys.readouterr().err.count("lossy") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("threads", 0), ("threads", True), ("threads", "2"), ("kv_bytes", -1), ("kv_bytes", 1.5), ("swap_bytes", -1),
+        ("isa", 3), ("spec", 3), ("spec_accept", None), ("spec_accept", "greedy"), ("verify", 1),
+    ],
+)  # fmt: skip
+def test_what_no_engine_takes_is_refused(name: str, value: object) -> None:
+    with pytest.raises(UsageError, match=name.replace("_", "[-_]")):
+        LoadOptions("x", **{name: value})  # type: ignore[arg-type]
