@@ -69,7 +69,7 @@ def test_paged_attention(built: tuple[Model, dict[str, Path]], isa: str) -> None
     model, libraries = built
     if isa not in libraries:
         pytest.skip("built for the best and the most portable level only")
-    layout = model.builder.program().kv
+    [layout] = model.builder.program().kv.groups
     runner = Runner(libraries[isa], model.builder, 2, 160, num_blocks=60)
     data, outputs = play(runner, LENGTHS, MIXED)
     runner.close()
@@ -100,7 +100,7 @@ def test_bits_do_not_depend_on_chunking_mates_or_threads(built: tuple[Model, dic
 def test_long_context_split_over_threads(built: tuple[Model, dict[str, Path]]) -> None:
     """1200 keys: four threads split the context of the last token into segments, one thread does not."""
     model, libraries = built
-    layout, (isa, path) = model.builder.program().kv, next(iter(libraries.items()))
+    [layout], (isa, path) = model.builder.program().kv.groups, next(iter(libraries.items()))
     if layout.dtype not in ("f32", "i8"):
         pytest.skip("the cache type does not matter here; float and scaled are enough")
     blocks = 1200 // layout.block_size + 2
