@@ -91,12 +91,9 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
             with reporter.stage("tune"):
                 built, tuned = measure.tune(stage, target, built, limits, reporter.progress)
         with reporter.stage("engine"):
-            timed = heads and target.is_here
-            cost = (
-                measure.step_cost(stage, target, built, limits)
-                if timed
-                else modelled_cost(graph, target, backend.profile)
-            )
+            cost = modelled_cost(graph, target, backend.profile)
+            if heads and target.is_here:
+                cost = measure.step_cost(stage, target, built, limits)
             found = speculation(choice, acceptance, options, cost)
             program = with_speculation(built.program, found)
             report = make_report(graph, program, passes, context, options, target, backend.profile, tuned)

@@ -6,6 +6,7 @@ from ..runtime.errors import IccError, UsageError
 
 __all__ = [
     "CheckpointError",
+    "GraphTextError",
     "HeadMismatch",
     "IccError",
     "OutputExistsError",
@@ -87,6 +88,16 @@ class VerifyError(PassError):
         self.stage = stage
         self.pass_name = pass_name
         self.node = node
+
+
+class GraphTextError(IccError):
+    """A line of graph text cannot be read, or says what is not true. `line` is its number."""
+
+    exit_code = 33
+
+    def __init__(self, line: int, text: str, problem: str) -> None:
+        super().__init__(f"line {line} of the graph: {problem}", text)
+        self.line = line
 
 
 class HeadMismatch(IccError):

@@ -13,7 +13,7 @@ import numpy as np
 
 from .errors import RequestError
 from .executor.base import Executor
-from .executor.open import open_device, open_executor
+from .executor.open import open_executor, open_gpu
 from .format.files import HashPieces
 from .format.load import Engine, open_engine
 from .format.manifest import Manifest
@@ -55,10 +55,10 @@ def load(options: LoadOptions) -> LLM:
 
 def open_llm(options: LoadOptions) -> LLM:
     """The engine loaded as the options say; see `load`."""
-    device = open_device(options.path)  # before the files are read: a wrong GPU shows at once
+    gpu = open_gpu(options.path)  # before the files are read: a wrong GPU shows at once
     engine = open_engine(options.path, verify=options.verify, isa=options.isa, load_hasher=_hasher)
     try:
-        make = partial(open_executor, device=device, threads=options.threads)
+        make = partial(open_executor, gpu=gpu, threads=options.threads)
         executor = make(engine, kv_bytes=options.kv_bytes, swap_bytes=options.swap_bytes)
         tokenizer_json = engine.tokenizer_json()
         tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import UnsupportedModel
-from ..graph.graph import Graph, ModelInfo
+from ..graph.graph import HIDDEN, LOGITS, Graph, ModelInfo
 from ..weights.handles import Weight
 from .convert import aten_handlers, index_handlers, reduce_handlers
 from .convert.conversion import Conversion
@@ -41,7 +41,8 @@ def load_graph(
     def attempt(written_out: bool) -> Graph:
         model = build_meta_model(source.config, written_out, embeds)
         graph = trace_model(model, source.config, source.weights(model), max_seq_len, every_layer)
-        graph.embeds = embeds
+        if embeds:
+            graph.rename_output(LOGITS, HIDDEN)
         return graph
 
     try:

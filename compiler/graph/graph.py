@@ -21,6 +21,7 @@ from ..weights.handles import Weight
 TOKENS = "tokens"
 LOGIT_ROWS = "logit_rows"
 DRAFT_ROWS = "draft_rows"  # the logit rows behind which draft heads guess
+LOGITS, HIDDEN, DRAFTS, EXIT = "logits", "hidden", "drafts", "exit"  # names of outputs
 # Row counts used when types are inferred by running an op on meta tensors. Any sizes serve, as ops are row-wise.
 _ROW_SAMPLE = {TOKENS: 7, LOGIT_ROWS: 3, DRAFT_ROWS: 2}
 
@@ -76,7 +77,6 @@ class Graph:
     facts: set[str] = field(default_factory=set)
     max_seq_len: int = 0
     draft_heads: int = 0
-    embeds: bool = False  # the output are hidden states, not logits
 
     @property
     def nodes(self) -> Iterable[fx.Node]:
@@ -88,21 +88,46 @@ class Graph:
         return next((n for n in self.fx.nodes if n.op == "placeholder" and n.target == name), None)
 
     @property
+    def outputs(self) -> dict[str, fx.Node]:
+        """The results by name: LOGITS or HIDDEN first, then DRAFTS and EXIT where there are any."""
+        return dict(self.end.args[0])  # type: ignore[arg-type]
+
+    @property
+    def end(self) -> fx.Node:
+        """The fx node that holds the outputs."""
+        return next(n for n in reversed(self.fx.nodes) if n.op == "output")
+
+    def returns(self, **named: fx.Node) -> None:
+        """Add outputs by name, or replace those of the same name."""
+        if any(n.op == "output" for n in self.fx.nodes):
+            self.end.args = ({**self.outputs, **named},)
+        else:
+            self.fx.output(named)
+
+    def rename_output(self, old: str, new: str) -> None:
+        """Give an output another name."""
+        self.end.args = ({new if name == old else name: node for name, node in self.outputs.items()},)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the output are hidden states, not logits."""
+        return HIDDEN in self.outputs
+
+    @property
     def output(self) -> fx.Node:
         """The node whose value is the logits, or the hidden states of a graph that embeds."""
-        return next(n for n in reversed(self.fx.nodes) if n.op == "output").args[0]  # type: ignore[return-value]
+        found = self.outputs
+        return found[HIDDEN] if HIDDEN in found else found[LOGITS]
 
     @property
     def drafts(self) -> fx.Node | None:
         """The node that gives the choices of the draft heads, [rows, heads * ranks] integers; None without heads."""
-        args = next(n for n in reversed(self.fx.nodes) if n.op == "output").args
-        return args[1] if len(args) > 1 else None  # type: ignore[return-value]
+        return self.outputs.get(DRAFTS)
 
     @property
     def exit(self) -> fx.Node | None:
         """The node whose value is the logits of an early exit; None without one."""
-        args = next(n for n in reversed(self.fx.nodes) if n.op == "output").args
-        return args[2] if len(args) > 2 else None  # type: ignore[return-value]
+        return self.outputs.get(EXIT)
 
     def draft_nodes(self) -> set[fx.Node]:
         """The nodes that only the drafts need."""

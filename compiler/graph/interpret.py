@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from ..ops import op_of
-from .graph import Graph
+from .graph import DRAFTS, EXIT, HIDDEN, LOGITS, Graph
 
 
 def as_compute(value: Tensor) -> Tensor:
@@ -34,25 +34,27 @@ def interpret(
 
     `observer(node, args)` sees each call's evaluated arguments before it runs.
     """
-    return _run(graph, token_ids, logit_rows, observer)[0]
+    found = _run(graph, token_ids, logit_rows, observer)
+    return found[HIDDEN if HIDDEN in found else LOGITS]
 
 
 @torch.no_grad()
 def interpret_drafts(graph: Graph, token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Logits float32 [T, vocab], and what the draft heads choose behind every token: int64 [T, heads, ranks]."""
-    logits, drafts, *_ = _run(graph, token_ids, None, None)
-    return logits, drafts.view(len(token_ids), graph.draft_heads, -1)
+    found = _run(graph, token_ids, None, None)
+    return found[LOGITS], found[DRAFTS].view(len(token_ids), graph.draft_heads, -1)
 
 
 @torch.no_grad()
 def interpret_exit(graph: Graph, token_ids: Sequence[int]) -> Tensor:
     """The logits of the early exit, float32 [T, vocab]."""
-    return _run(graph, token_ids, None, None)[2]
+    return _run(graph, token_ids, None, None)[EXIT]
 
 
 def _run(
     graph: Graph, token_ids: Sequence[int], logit_rows: Sequence[int] | None, observer: Observer | None
-) -> list[Tensor]:
+) -> dict[str, Tensor]:
+    """The outputs by name."""
     tokens = torch.tensor(list(token_ids), dtype=torch.int64)
     rows = torch.arange(len(tokens)) if logit_rows is None else torch.tensor(list(logit_rows))
     inputs = {"token_ids": tokens, "positions": torch.arange(len(tokens)), "logit_rows": rows}
@@ -65,7 +67,7 @@ def _run(
         elif node.op == "get_attr":
             continue  # loaded where it is used, so that one weight at a time is in memory
         elif node.op == "output":
-            return [_value(arg, graph, env) for arg in node.args]
+            return {name: _value(arg, graph, env) for name, arg in graph.outputs.items()}
         else:
             args = tuple(_value(a, graph, env) for a in node.args)
             if observer is not None:

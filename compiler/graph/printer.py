@@ -1,4 +1,7 @@
-"""Canonical graph text: values renamed in order, types shown, weights inline. Equal graphs print equally."""
+"""Canonical graph text: values renamed in order, types shown, weights inline. Equal graphs print equally.
+
+parser.py reads it back. What the text leaves out: the values of weights, and facts of the model that no op shows.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from .graph import Graph
+from .graph import DRAFTS, LOGITS, Graph
 
 
 def target_name(target: Any) -> str:
@@ -25,8 +28,15 @@ def _format(value: Any, names: dict[fx.Node, str]) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_format(v, names) for v in value) + "]"
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return repr(value)
     return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _output(graph: Graph, name: str, value: str) -> str:
+    """The logits go without their name."""
+    if name == LOGITS:
+        return value
+    return f"{name}{{heads={graph.draft_heads}}}={value}" if name == DRAFTS else f"{name}={value}"
 
 
 def print_graph(graph: Graph, modules: bool = False) -> str:
@@ -38,7 +48,8 @@ def print_graph(graph: Graph, modules: bool = False) -> str:
     for node in graph.nodes:
         if node.op == "placeholder":
             names[node] = f"%{node.target}"
-            header.append(f"%{node.target}: {node.meta['type']}")
+            bound = f" < {graph.max_seq_len}" if node.target == "positions" and graph.max_seq_len else ""
+            header.append(f"%{node.target}: {node.meta['type']}{bound}")
         elif node.op == "get_attr":
             names[node] = f"@{node.target}: {graph.weight(node).describe()}"
         elif node.op == "call_function":
@@ -51,5 +62,5 @@ def print_graph(graph: Graph, modules: bool = False) -> str:
             note = f"  # {node.meta['module']}" if modules and node.meta.get("module") else ""
             lines.append(f"  {names[node]}: {shown} = {target_name(node.target)}({args}{kwargs}){note}")
         else:
-            lines.append(f"  return {', '.join(_format(a, names) for a in node.args)}")
+            lines.append(f"  return {', '.join(_output(graph, n, names[v]) for n, v in graph.outputs.items())}")
     return f"graph({', '.join(header)}):\n" + "\n".join(lines) + "\n"

@@ -9,7 +9,7 @@ from torch import fx
 
 from ..errors import VerifyError
 from ..ops import op_of
-from .graph import LOGIT_ROWS, Graph, infer_type, type_of, weight_type
+from .graph import DRAFTS, EXIT, HIDDEN, LOGIT_ROWS, LOGITS, Graph, infer_type, type_of, weight_type
 from .printer import target_name
 
 
@@ -63,8 +63,12 @@ def _problem(graph: Graph, node: fx.Node, seen: set[fx.Node], stage: Stage) -> s
 
 
 def _output_problem(graph: Graph, node: fx.Node) -> str:
-    result = node.args[0]
-    if not isinstance(result, fx.Node) or len(result.meta["type"].shape) != 1:
+    if not isinstance(node.args[0], dict) or (LOGITS in graph.outputs) == (HIDDEN in graph.outputs):
+        return "must return logits or hidden states, by name"
+    if unknown := graph.outputs.keys() - {LOGITS, HIDDEN, DRAFTS, EXIT}:
+        return f"returns {unknown.pop()!r}, which nothing reads"
+    result = graph.output
+    if not isinstance(result, fx.Node) or isinstance(result.meta["type"], tuple) or len(type_of(result).shape) != 1:
         return "must return logits with one row per token or logit row"
     if result.meta["type"].rows == LOGIT_ROWS and graph.input("logit_rows") is None:
         return "returns logit rows without that input"

@@ -95,8 +95,7 @@ def _rows(node: fx.Node) -> str | None:
 
 def _tail(graph: Graph, drafts: set[fx.Node]) -> list[fx.Node]:
     """The nodes after the selection, in order: a chain with one token input and no other users but `drafts`."""
-    end = next(n for n in graph.nodes if n.op == "output")
-    tail = [end]
+    tail = [graph.end]
     while True:
         inputs = _token_inputs(tail[0])
         source = inputs[0]

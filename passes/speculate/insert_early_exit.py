@@ -33,15 +33,14 @@ class InsertEarlyExit(Pass):
         if graph.exit is not None or not self.layers:
             return PassResult(False)
         start, end = self._places(graph)
-        output = next(n for n in reversed(list(graph.nodes)) if n.op == "output")
         copies: dict[fx.Node, fx.Node] = {end: start}
         drafts = graph.draft_nodes()
         tail = [node for node in graph.nodes if node.op == "call_function" and node not in drafts]
-        with graph.fx.inserting_before(output):
+        with graph.fx.inserting_before(graph.end):
             for node in tail[tail.index(end) + 1 :]:
                 args: Any = fx.map_arg(node.args, lambda n: copies.get(n, n))
                 copies[node] = graph.call(node.target, *args, origin=node)
-        output.args = (output.args[0], graph.drafts, copies[graph.output])
+        graph.returns(exit=copies[graph.output])
         return PassResult(True, Counter({"early-exit": 1}))
 
     def _places(self, graph: Graph) -> tuple[fx.Node, fx.Node]:

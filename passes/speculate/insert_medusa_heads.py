@@ -62,11 +62,10 @@ class InsertMedusaHeads(Pass):
         if type_of(lm_head).shape[:-1].count(1) < len(type_of(lm_head).shape) - 1:
             raise PassError(f"pass {self.name!r}: the LM head sees several vectors per token")
         self._check(lm_head)
-        output = next(n for n in reversed(list(graph.nodes)) if n.op == "output")
-        with graph.fx.inserting_before(output):
+        with graph.fx.inserting_before(graph.end):
             choices = [self._head(graph, lm_head, number, head) for number, head in enumerate(self.heads)]
             drafts = graph.call(aten.cat.default, choices, 1, origin=lm_head)
-        output.args = (output.args[0], drafts)
+        graph.returns(drafts=drafts)
         graph.draft_heads = len(self.heads)
         return PassResult(True, Counter({"medusa-heads": len(self.heads)}))
 

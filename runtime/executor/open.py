@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .cuda.driver import Cuda
 
 
-def open_device(path: str | os.PathLike[str]) -> Cuda | None:
+def open_gpu(path: str | os.PathLike[str]) -> Cuda | None:
     """The GPU that an engine needs, checked; None for a CPU engine."""
     manifest = read_manifest(Path(path))
     if manifest.backend == "cpu" or manifest.gpu is None:  # without gpu facts, open_engine refuses it in words
@@ -35,13 +35,13 @@ def open_executor(
     engine: Engine,
     section: str = "",
     *,
-    device: Cuda | None = None,
+    gpu: Cuda | None = None,
     threads: int | None = None,
     kv_bytes: int | None = None,
     swap_bytes: int | None = None,
 ) -> Executor:
-    """What runs the engine, or one section of its program, on its device; the options are those of LoadOptions."""
-    if device is None:
+    """What runs the engine, or one section of its program, on a GPU or CPU; the options are those of LoadOptions."""
+    if gpu is None:
         if engine.manifest.gpu is not None:
             raise UsageError("an engine for a GPU cannot draft for one that runs on the CPU")
         if swap_bytes:
@@ -51,4 +51,4 @@ def open_executor(
         return Player(CpuDevice(engine, threads, kv_bytes, section))
     from .cuda.device import CudaDevice
 
-    return Player(CudaDevice(engine, kv_bytes, device, section, swap_bytes))
+    return Player(CudaDevice(engine, kv_bytes, gpu, section, swap_bytes))

@@ -145,7 +145,7 @@ def trace(
     shape = result.node.meta["type"].shape
     if len(shape) != 1:
         result = result.view(-1, int(torch.Size(shape).numel()))
-    graph.fx.output(result.node)
+    graph.returns(logits=result.node)
     if not keep_dead:
         graph.sweep()
     return graph

@@ -58,7 +58,7 @@ def test_what_differs_shows() -> None:
 def test_modules() -> None:
     graph = trace(lambda x: x * 2.0, x="f32[T, 8]")
     graph.output.meta["module"] = "model.norm"
-    assert "aten.mul.Tensor(%0, 2)  # model.norm" in print_graph(graph, modules=True)
+    assert "aten.mul.Tensor(%0, 2.0)  # model.norm" in print_graph(graph, modules=True)
     assert "model.norm" not in print_graph(graph)
 
 

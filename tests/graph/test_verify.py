@@ -51,9 +51,16 @@ def lost_rows(graph: Graph) -> None:
 
 
 def logits_of_another_shape(graph: Graph) -> None:
-    output = next(n for n in graph.nodes if n.op == "output")
-    with graph.fx.inserting_before(output):
-        output.args = (graph.call(aten.view.default, graph.output, [-1, 2, 2]),)
+    with graph.fx.inserting_before(graph.end):
+        graph.returns(logits=graph.call(aten.view.default, graph.output, [-1, 2, 2]))
+
+
+def logits_without_their_name(graph: Graph) -> None:
+    graph.rename_output("logits", "scores")
+
+
+def an_output_of_no_meaning(graph: Graph) -> None:
+    graph.returns(scores=graph.output)
 
 
 def rows_without_their_input(graph: Graph) -> None:
@@ -71,6 +78,8 @@ BROKEN: dict[str, tuple[Callable[[Graph], None], str]] = {
     "has type f32[T, 5], its operands give f32[T, 4]": (wrong_type, "linear_default = icc.linear"),
     "lost the row axis": (lost_rows, "view_default = aten.view"),
     "must return logits with one row per token or logit row": (logits_of_another_shape, "output = output"),
+    "must return logits or hidden states, by name": (logits_without_their_name, "output = output"),
+    "returns 'scores', which nothing reads": (an_output_of_no_meaning, "output = output"),
     "returns logit rows without that input": (rows_without_their_input, "output = output"),
 }
 

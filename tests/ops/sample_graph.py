@@ -64,7 +64,7 @@ class SampleGraph:
         for number, (sample, (name, args)) in enumerate(samples.items()):
             if name != "select_rows":  # the last step of every program selects rows
                 self._add(sample, name, args, number, parts)
-        self.graph.fx.output(cat(parts, 1).node)
+        self.graph.returns(logits=cat(parts, 1).node)
 
     def _add(self, sample: str, name: str, args: tuple[Any, ...], number: int, parts: list[Value]) -> None:
         constants = OPS[name].traits.weights

@@ -16,16 +16,16 @@ def test_same_call_once() -> None:
         """\
 graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
-  %1: f32[T, 8] = aten.mul.Tensor(%0, 2)
+  %1: f32[T, 8] = aten.mul.Tensor(%0, 2.0)
   %2: f32[T, 8] = aten.exp(%1)
-  %3: f32[T, 8] = aten.mul.Tensor(%0, 2)
+  %3: f32[T, 8] = aten.mul.Tensor(%0, 2.0)
   %4: f32[T, 8] = aten.exp(%3)
   %5: f32[T, 8] = aten.add.Tensor(%2, %4)
   return %5
 -- eliminate-common
 graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
-  %1: f32[T, 8] = aten.mul.Tensor(%0, 2)
+  %1: f32[T, 8] = aten.mul.Tensor(%0, 2.0)
   %2: f32[T, 8] = aten.exp(%1)
   %3: f32[T, 8] = aten.add.Tensor(%2, %2)
   return %3

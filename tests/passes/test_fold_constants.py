@@ -19,7 +19,7 @@ def test_one_plus_weight() -> None:
         """\
 graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
-  %1: f32[8] = aten.add.Tensor(@w: f32[8], 1)
+  %1: f32[8] = aten.add.Tensor(@w: f32[8], 1.0)
   %2: f32[T, 8] = aten.mul.Tensor(%0, %1)
   return %2
 -- fold-constants

@@ -44,14 +44,14 @@ graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T, 8] = icc.rms_norm(%0, @w: f32[8], 1e-05)
   %2: f32[T, 2, 4] = aten.view(%1, [-1, 2, 4])
-  %3: f32[T, 2, 4] = icc.attention(%2, %2, %2, None, None, 0, 0.5, 0, 0, 0)
+  %3: f32[T, 2, 4] = icc.attention(%2, %2, %2, None, None, 0, 0.5, 0, 0, 0.0)
   %4: f32[T, 8] = aten.view(%3, [-1, 8])
   %5: f32[T, 8] = aten.add.Tensor(%0, %4)
   %6: f32[T, 8] = aten.tanh(%5)
   %7: f32[T, 8] = aten.add.Tensor(%5, %6)
   %8: f32[T, 8] = icc.rms_norm(%7, @w: f32[8], 1e-05)
   %9: f32[T, 2, 4] = aten.view(%8, [-1, 2, 4])
-  %10: f32[T, 2, 4] = icc.attention(%9, %9, %9, None, None, 1, 0.5, 0, 0, 0)
+  %10: f32[T, 2, 4] = icc.attention(%9, %9, %9, None, None, 1, 0.5, 0, 0, 0.0)
   %11: f32[T, 8] = aten.view(%10, [-1, 8])
   %12: f32[T, 8] = aten.add.Tensor(%7, %11)
   %13: f32[T, 8] = aten.tanh(%12)
@@ -60,7 +60,7 @@ graph(%token_ids: i64[T]):
   %16: f32[T, 16] = icc.linear(%15, @head: f32[16, 8], None)
   %17: f32[T, 8] = icc.rms_norm(%7, @norm: f32[8], 1e-05)
   %18: f32[T, 16] = icc.linear(%17, @head: f32[16, 8], None)
-  return %16, None, %18
+  return %16, exit=%18
 """,
     )
 

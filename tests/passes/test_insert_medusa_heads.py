@@ -53,7 +53,7 @@ graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T, 8] = icc.rms_norm(%0, @w: f32[8], 1e-05)
   %2: f32[T, 16] = icc.linear(%1, @head: f32[16, 8], None)
-  %3: f32[T, 16] = aten.div.Tensor(%2, 30)
+  %3: f32[T, 16] = aten.div.Tensor(%2, 30.0)
   %4: f32[T, 8] = icc.linear(%1, @medusa_head.0.0.linear.weight: f32[8, 8], @medusa_head.0.0.linear.bias: f32[8])
   %5: f32[T, 8] = aten.sigmoid(%4)
   %6: f32[T, 8] = aten.mul.Tensor(%4, %5)
@@ -69,7 +69,7 @@ graph(%token_ids: i64[T]):
   %16: (f32[T, 3], i64[T, 3]) = icc.topk(%15, 3, True)
   %17: i64[T, 3] = getitem(%16, 1)
   %18: i64[T, 6] = aten.cat([%10, %17], 1)
-  return %3, %18
+  return %3, drafts{heads=2}=%18
 """,
     )
 

@@ -27,17 +27,17 @@ def test_without_rope() -> None:
     assert_expected_inline(
         done.text,
         """\
-graph(%token_ids: i64[T], %positions: i64[T]):
+graph(%token_ids: i64[T], %positions: i64[T] < 24):
   %0: f32[T, 4, 8] = icc.embedding(%token_ids, @q: f32[16, 4, 8])
   %1: f32[T, 2, 8] = icc.embedding(%token_ids, @k: f32[16, 2, 8])
-  %2: f32[T, 4, 8] = icc.attention(%0, %1, %1, None, None, 0, 0.5, 0, 0, 0)
+  %2: f32[T, 4, 8] = icc.attention(%0, %1, %1, None, None, 0, 0.5, 0, 0, 0.0)
   %3: f32[T, 32] = aten.view(%2, [-1, 32])
   return %3
 -- paged-attention
-graph(%token_ids: i64[T], %positions: i64[T]):
+graph(%token_ids: i64[T], %positions: i64[T] < 24):
   %0: f32[T, 4, 8] = icc.embedding(%token_ids, @q: f32[16, 4, 8])
   %1: f32[T, 2, 8] = icc.embedding(%token_ids, @k: f32[16, 2, 8])
-  %2: f32[T, 4, 8] = icc.paged_attention(%0, %1, %1, %positions, None, None, None, None, None, None, 0, 0.5, 0, 0, 0, "half")
+  %2: f32[T, 4, 8] = icc.paged_attention(%0, %1, %1, %positions, None, None, None, None, None, None, 0, 0.5, 0, 0, 0.0, "half")
   %3: f32[T, 32] = aten.view(%2, [-1, 32])
   return %3
 """,  # noqa: E501
@@ -53,10 +53,10 @@ def test_rope_is_fused() -> None:
         done.text[done.text.index("--") :],
         """\
 -- paged-attention
-graph(%token_ids: i64[T], %positions: i64[T]):
+graph(%token_ids: i64[T], %positions: i64[T] < 24):
   %0: f32[T, 4, 8] = icc.embedding(%token_ids, @q: f32[16, 4, 8])
   %1: f32[T, 2, 8] = icc.embedding(%token_ids, @k: f32[16, 2, 8])
-  %2: f32[T, 4, 8] = icc.paged_attention(%0, %1, %1, %positions, @cos: f32[24, 4], @sin: f32[24, 4], @cos: f32[24, 4], @sin: f32[24, 4], None, None, 0, 0.5, 0, 0, 0, "half")
+  %2: f32[T, 4, 8] = icc.paged_attention(%0, %1, %1, %positions, @cos: f32[24, 4], @sin: f32[24, 4], @cos: f32[24, 4], @sin: f32[24, 4], None, None, 0, 0.5, 0, 0, 0.0, "half")
   %3: f32[T, 32] = aten.view(%2, [-1, 32])
   return %3
 """,  # noqa: E501

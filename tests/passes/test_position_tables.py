@@ -24,7 +24,7 @@ def test_rotary_tables() -> None:
     assert_expected_inline(
         apply(PositionTables(), graph).text,
         """\
-graph(%token_ids: i64[T], %positions: i64[T]):
+graph(%token_ids: i64[T], %positions: i64[T] < 24):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: i64[T, 1] = aten.view(%positions, [-1, 1])
   %2: f32[T, 1] = prims.convert_element_type(%1, torch.float32)
@@ -37,7 +37,7 @@ graph(%token_ids: i64[T], %positions: i64[T]):
   %9: f32[T, 8] = aten.add.Tensor(%6, %8)
   return %9
 -- position-tables
-graph(%token_ids: i64[T], %positions: i64[T]):
+graph(%token_ids: i64[T], %positions: i64[T] < 24):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T, 8] = icc.embedding(%positions, @position_table: f32[24, 8])
   %2: f32[T, 8] = aten.mul.Tensor(%0, %1)
@@ -59,14 +59,14 @@ def test_learned_positions_with_an_offset() -> None:
     assert_expected_inline(
         done.text,
         """\
-graph(%token_ids: i64[T], %positions: i64[T]):
+graph(%token_ids: i64[T], %positions: i64[T] < 24):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: i64[T] = aten.add.Tensor(%positions, 2)
   %2: f32[T, 8] = icc.embedding(%1, @table: f32[30, 8])
   %3: f32[T, 8] = aten.add.Tensor(%0, %2)
   return %3
 -- position-tables
-graph(%token_ids: i64[T], %positions: i64[T]):
+graph(%token_ids: i64[T], %positions: i64[T] < 24):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T, 8] = icc.embedding(%positions, @position_table: f32[24, 8])
   %2: f32[T, 8] = aten.add.Tensor(%0, %1)

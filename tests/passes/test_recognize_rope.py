@@ -53,7 +53,7 @@ def test_half_text() -> None:
     assert_expected_inline(
         run(lambda x, cos, sin: x * cos + rotate_half(x) * sin).text,
         """\
-graph(%token_ids: i64[T], %positions: i64[T]):
+graph(%token_ids: i64[T], %positions: i64[T] < 24):
   %0: f32[T, 3, 8] = icc.embedding(%token_ids, @x: f32[16, 3, 8])
   %1: f32[T, 8] = icc.embedding(%positions, @cos: f32[24, 8])
   %2: f32[T, 8] = icc.embedding(%positions, @sin: f32[24, 8])
@@ -69,7 +69,7 @@ graph(%token_ids: i64[T], %positions: i64[T]):
   %12: f32[T, 24] = aten.view(%11, [-1, 24])
   return %12
 -- recognize-rope
-graph(%token_ids: i64[T], %positions: i64[T]):
+graph(%token_ids: i64[T], %positions: i64[T] < 24):
   %0: f32[T, 3, 8] = icc.embedding(%token_ids, @x: f32[16, 3, 8])
   %1: f32[T, 3, 8] = aten.view(%0, [-1, 3, 8])
   %2: f32[T, 8] = icc.embedding(%positions, @cos.rope: f32[24, 8])
@@ -87,7 +87,7 @@ def test_split_half_text() -> None:
     assert_expected_inline(
         run(split_half, table="f32[24, 4]").text,
         """\
-graph(%token_ids: i64[T], %positions: i64[T]):
+graph(%token_ids: i64[T], %positions: i64[T] < 24):
   %0: f32[T, 3, 8] = icc.embedding(%token_ids, @x: f32[16, 3, 8])
   %1: f32[T, 4] = icc.embedding(%positions, @cos: f32[24, 4])
   %2: f32[T, 4] = icc.embedding(%positions, @sin: f32[24, 4])
@@ -105,7 +105,7 @@ graph(%token_ids: i64[T], %positions: i64[T]):
   %14: f32[T, 24] = aten.view(%13, [-1, 24])
   return %14
 -- recognize-rope
-graph(%token_ids: i64[T], %positions: i64[T]):
+graph(%token_ids: i64[T], %positions: i64[T] < 24):
   %0: f32[T, 3, 8] = icc.embedding(%token_ids, @x: f32[16, 3, 8])
   %1: f32[T, 3, 8] = aten.view(%0, [-1, 3, 8])
   %2: f32[T, 8] = icc.embedding(%positions, @cos.rope: f32[24, 8])
@@ -122,7 +122,7 @@ def test_interleaved_text() -> None:
     assert_expected_inline(
         run(lambda x, cos, sin: x * cos + rotate_pairs(x) * sin).text,
         """\
-graph(%token_ids: i64[T], %positions: i64[T]):
+graph(%token_ids: i64[T], %positions: i64[T] < 24):
   %0: f32[T, 3, 8] = icc.embedding(%token_ids, @x: f32[16, 3, 8])
   %1: f32[T, 8] = icc.embedding(%positions, @cos: f32[24, 8])
   %2: f32[T, 8] = icc.embedding(%positions, @sin: f32[24, 8])
@@ -141,7 +141,7 @@ graph(%token_ids: i64[T], %positions: i64[T]):
   %15: f32[T, 24] = aten.view(%14, [-1, 24])
   return %15
 -- recognize-rope
-graph(%token_ids: i64[T], %positions: i64[T]):
+graph(%token_ids: i64[T], %positions: i64[T] < 24):
   %0: f32[T, 3, 8] = icc.embedding(%token_ids, @x: f32[16, 3, 8])
   %1: f32[T, 3, 8] = aten.view(%0, [-1, 3, 8])
   %2: f32[T, 8] = icc.embedding(%positions, @cos.rope: f32[24, 8])
@@ -166,7 +166,7 @@ def test_partial_text() -> None:
     assert_expected_inline(
         done.text,
         """\
-graph(%token_ids: i64[T], %positions: i64[T]):
+graph(%token_ids: i64[T], %positions: i64[T] < 24):
   %0: f32[T, 3, 12] = icc.embedding(%token_ids, @x: f32[16, 3, 12])
   %1: f32[T, 8] = icc.embedding(%positions, @cos: f32[24, 8])
   %2: f32[T, 8] = icc.embedding(%positions, @sin: f32[24, 8])
@@ -185,7 +185,7 @@ graph(%token_ids: i64[T], %positions: i64[T]):
   %15: f32[T, 36] = aten.view(%14, [-1, 36])
   return %15
 -- recognize-rope
-graph(%token_ids: i64[T], %positions: i64[T]):
+graph(%token_ids: i64[T], %positions: i64[T] < 24):
   %0: f32[T, 3, 12] = icc.embedding(%token_ids, @x: f32[16, 3, 12])
   %1: f32[T, 8] = icc.embedding(%positions, @cos.rope: f32[24, 8])
   %2: f32[T, 8] = icc.embedding(%positions, @sin.rope: f32[24, 8])

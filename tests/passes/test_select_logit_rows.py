@@ -30,7 +30,7 @@ def test_selected_before_norm_and_head() -> None:
 graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T, 2, 4] = aten.view(%0, [-1, 2, 4])
-  %2: f32[T, 2, 4] = icc.attention(%1, %1, %1, None, None, 0, 0.5, 0, 0, 0)
+  %2: f32[T, 2, 4] = icc.attention(%1, %1, %1, None, None, 0, 0.5, 0, 0, 0.0)
   %3: f32[T, 8] = aten.view(%2, [-1, 8])
   %4: f32[T, 8] = aten.add.Tensor(%0, %3)
   %5: f32[T, 8] = icc.rms_norm(%4, @w: f32[8], 1e-05)
@@ -40,7 +40,7 @@ graph(%token_ids: i64[T]):
 graph(%token_ids: i64[T], %logit_rows: i64[L]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
   %1: f32[T, 2, 4] = aten.view(%0, [-1, 2, 4])
-  %2: f32[T, 2, 4] = icc.attention(%1, %1, %1, None, None, 0, 0.5, 0, 0, 0)
+  %2: f32[T, 2, 4] = icc.attention(%1, %1, %1, None, None, 0, 0.5, 0, 0, 0.0)
   %3: f32[T, 8] = aten.view(%2, [-1, 8])
   %4: f32[T, 8] = aten.add.Tensor(%0, %3)
   %5: f32[L, 8] = icc.select_rows(%4, %logit_rows)

@@ -23,12 +23,12 @@ graph(%token_ids: i64[T]):
   %1: f32[T, 2, 4] = aten.view(%0, [-1, 2, 4])
   %2: f32[T, 1, 8] = aten.view(%1, [-1, 1, 8])
   %3: f32[T, 8] = aten.view(%2, [-1, 8])
-  %4: f32[T, 8] = aten.mul.Tensor(%3, 3)
+  %4: f32[T, 8] = aten.mul.Tensor(%3, 3.0)
   return %4
 -- simplify
 graph(%token_ids: i64[T]):
   %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
-  %1: f32[T, 8] = aten.mul.Tensor(%0, 3)
+  %1: f32[T, 8] = aten.mul.Tensor(%0, 3.0)
   return %1
 """,
     )
@@ -48,7 +48,7 @@ graph(%token_ids: i64[T]):
   %2: f32[T, 8] = aten.add.Tensor(%1, 0)
   %3: f32[T, 8] = aten.div.Tensor(%2, 1)
   %4: f32[T, 8] = aten.pow.Tensor_Scalar(%3, 2)
-  %5: f32[T, 8] = aten.div.Tensor(%4, 8)
+  %5: f32[T, 8] = aten.div.Tensor(%4, 8.0)
   return %5
 -- simplify
 graph(%token_ids: i64[T]):
@@ -72,13 +72,13 @@ graph(%token_ids: i64[T]):
   %0: f32[T, 16] = icc.embedding(%token_ids, @x: f32[16, 16])
   %1: f32[T, 10] = aten.slice.Tensor(%0, 1, 4, 14, 1)
   %2: f32[T, 3] = aten.slice.Tensor(%1, 1, 2, 8, 2)
-  %3: f32[T, 3] = aten.add.Tensor(%2, 1)
+  %3: f32[T, 3] = aten.add.Tensor(%2, 1.0)
   return %3
 -- simplify
 graph(%token_ids: i64[T]):
   %0: f32[T, 16] = icc.embedding(%token_ids, @x: f32[16, 16])
   %1: f32[T, 3] = aten.slice.Tensor(%0, 1, 6, 12, 2)
-  %2: f32[T, 3] = aten.add.Tensor(%1, 1)
+  %2: f32[T, 3] = aten.add.Tensor(%1, 1.0)
   return %2
 """,
     )

@@ -52,7 +52,7 @@ class Builder:
         return self.op("embedding", self.tokens, self.weight("embed", VOCAB, width, scale=1.0))
 
     def finish(self, out: fx.Node) -> Graph:
-        self.graph.fx.output(out)
+        self.graph.returns(logits=out)
         return self.graph
 
 

@@ -192,4 +192,4 @@ class Conversion:
         if not value.per_token:
             raise UnsupportedModel("the logits do not depend on the tokens")
         vocab = value.features[-1]
-        self.graph.fx.output(self.view(value, (T, vocab)).node)
+        self.graph.returns(logits=self.view(value, (T, vocab)).node)

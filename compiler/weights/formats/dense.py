@@ -21,6 +21,7 @@ _SHORT = {
     torch.uint8: "u8",
     torch.bool: "bool",
 }
+DTYPES = {short: dtype for dtype, short in _SHORT.items()}
 
 
 def short_dtype(dtype: torch.dtype) -> str:
