@@ -26,9 +26,9 @@ from .program.lower import LowerOptions, lower
 from .progress import Reporter, SilentReporter
 from .quantization import QUANTIZATIONS
 from .report import CompileReport, make_report
+from .request import check
 from .speculate.cost import modelled_cost
-from .speculate.plan import SpecChoice, acceptance_of, speculation, with_speculation
-from .targets import find_target
+from .speculate.plan import acceptance_of, speculation, with_speculation
 from .weights.formats.dense import short_dtype
 
 
@@ -56,9 +56,8 @@ def compile_model(
 
 def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport:
     """Run every stage; `reporter` hears of them. Returns what report.json and the summary are made of."""
-    target, choice = find_target(options.target), SpecChoice.parse(options.spec)
+    target, choice = check(options)
     heads = choice.read_heads() if choice else ()
-    writer.check_output(options.output, options.force)
     pooling = read_pooling(options.model, options.pooling) if options.task == "embed" else None
     with reporter.stage("trace"):
         graph = load_graph(options.model, options.max_seq_len, embeds=pooling is not None)

@@ -6,6 +6,7 @@ from ..runtime.errors import IccError, UsageError
 
 __all__ = [
     "CheckpointError",
+    "ExtensionError",
     "GraphTextError",
     "HeadMismatch",
     "IccError",
@@ -88,6 +89,12 @@ class VerifyError(PassError):
         self.stage = stage
         self.pass_name = pass_name
         self.node = node
+
+
+class ExtensionError(IccError):
+    """What another package registers through an entry point cannot be loaded, or is not what it should be."""
+
+    exit_code = 34
 
 
 class GraphTextError(IccError):

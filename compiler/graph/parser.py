@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..errors import GraphTextError, UsageError
-from ..ops import traits_of
+from ..errors import GraphTextError
+from ..ops import OPS, traits_of
 from ..weights.formats.dense import DTYPES
 from ..weights.formats.registry import find_format
 from ..weights.handles import Constant, RoundedWeight, Weight
@@ -165,19 +165,17 @@ class _Parser:
 
 
 def stored_weight(name: str, stored: str, shape: tuple[int, ...], seed: int) -> Weight:
-    """A weight of seeded values, stored as the printer shows it: an element type, or a storage format by its name."""
+    """A weight of seeded values, stored as the printer shows it: an element type, or another format by its name."""
     if stored in DTYPES:
         return Constant(seeded_values(name, shape, DTYPES[stored], seed))
-    try:
-        return RoundedWeight(Constant(seeded_values(name, shape, torch.float32, seed)), find_format(stored))
-    except UsageError:
-        raise ValueError(f"{stored!r} is not a way to store a weight") from None
+    return RoundedWeight(Constant(seeded_values(name, shape, torch.float32, seed)), find_format(stored))
 
 
 def find_target(name: str) -> Any:
     """What the printer calls `name`: getitem, icc.rms_norm, aten.mul.Tensor."""
     if name == "getitem":
         return operator.getitem
+    OPS.extend()  # torch knows another package's ops once they are imported
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.partition(".")
     try:
