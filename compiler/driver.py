@@ -23,6 +23,7 @@ from .frontend.source.pooling import read_pooling
 from .graph.graph import Graph
 from .options import KV_DTYPES, CompileOptions, default_output
 from .program.lower import LowerOptions, lower
+from .program.verify import verify_lowered, verify_plan
 from .progress import Reporter, SilentReporter
 from .quantization import QUANTIZATIONS
 from .report import CompileReport, make_report
@@ -80,9 +81,11 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
         passes += _run(graph, options, context, "fuse", pipelines.fuse())
         kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
         lowered = lower(graph, LowerOptions(kv_dtype, backend.profile, max_seq_len=limits.max_seq_len))
+        verify_lowered(lowered.program, backend.refusal)
     with writer.engine_directory(options.output) as stage:
         with reporter.stage("kernels"):
             built = backend.build(lowered.program, limits, stage / "kernels", reporter.progress)
+            verify_plan(built.program)
         with reporter.stage("weights"):
             writer.write_weights(stage, built.program, lowered.sources, backend.pack, reporter.progress)
         tuned: list[str] = []

@@ -20,7 +20,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from icc.compiler.backends.cpu.kernels.params import SCREENED_ROWS
+from icc.compiler.backends.cpu.kernels.linear import SCREENED_ROWS
 from limits import limits, read_bandwidth
 
 HERE = Path(__file__).parent

@@ -10,9 +10,10 @@ from typing import Protocol
 import numpy as np
 
 from ...runtime.format.manifest import GpuFacts, Library, Limits
-from ...runtime.format.program import Program
 from ..program.builder import WeightSource
 from ..program.profile import Profile
+from ..program.program import Program
+from ..program.steps.base import Step
 from ..targets import Target
 
 Progress = Callable[[str, int, int], None]
@@ -42,6 +43,10 @@ class Backend(Protocol):
 
     def pack(self, source: WeightSource) -> np.ndarray:
         """The packed bytes of one weight, as uint8."""
+        ...
+
+    def refusal(self, step: Step) -> str:
+        """Why there is no kernel for a step; "" if there is one."""
         ...
 
     def build(self, program: Program, limits: Limits, kernels_dir: Path, progress: Progress) -> Built:

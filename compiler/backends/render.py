@@ -1,4 +1,7 @@
-"""Renders templates of `codegen_templates/`: the only home of jinja2. A template takes one frozen dataclass, as `p`."""
+"""Renders templates of `codegen_templates/`: the only home of jinja2.
+
+A template takes one frozen dataclass as `p`, and where that is the kernel of a step, the step as `s`.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ def _environment() -> jinja2.Environment:
     )
 
 
-def render(template: str, params: object) -> str:
-    """The text of `template` (a path under codegen_templates/) for `params`; an unknown field is an error."""
-    return _environment().get_template(template).render(p=params)
+def render(template: str, params: object, step: object = None) -> str:
+    """The text of `template` (a path under codegen_templates/); an unknown field is an error."""
+    return _environment().get_template(template).render(p=params, s=step)
 
 
 def read_header(path: str) -> str:

@@ -29,7 +29,7 @@ from icc.runtime.format.manifest import (
     QuantFacts,
     SamplingDefaults,
 )
-from icc.runtime.format.program import Kernel, Operand, Program, Step, Weight
+from icc.runtime.format.program import Program, Step, Weight
 from icc.runtime.llm import LLM
 from icc.runtime.speculate.speculator import Speculator
 from icc.runtime.tokenizer import Tokenizer
@@ -81,8 +81,8 @@ def toy_manifest(**changes: Any) -> Manifest:
 
 def toy_program(samples: bool = True) -> Program:
     return Program(
-        kernels={"toy": Kernel("toy", {})},
-        steps=[Step("toy", [Operand("input", "token_ids")], [Operand("output")], 0)],
+        kernels={"toy": "toy"},
+        steps=(Step(kernel="toy"),),
         buffers=[],
         weights={"config": Weight("i32", [2], 64)},
         kv=KVLayout((KVGroup(4, "f32", {0: KVLayer(1, 1, 1)}),)),

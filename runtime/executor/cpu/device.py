@@ -56,7 +56,7 @@ class CpuDevice:
         self._batches = self._views()
         self._parents, self._logit_rows = self._batches[0].parents, self._batches[0].logit_rows
         self._own, self._heads = program.section(section), program.section(HEADS)
-        self.screens = any(kernel.params.get("screened") for kernel in program.kernels.values())
+        self.screens = program.screens
         self._weights = engine.weights  # mapped as long as kernels may read them
         self._handle: int | None = self._library.create(
             threads or default_threads(),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ...render import render
 from ..isa import Isa
 from ..layouts.elements import C_TYPES
 from .attention import AttentionParams
-from .params import SCREENED_ROWS, DenseParams, KernelParams, LinearQParams, QuantParams
+from .base import KernelParams
+from .linear import SCREENED_ROWS, DenseParams, LinearQParams, QuantParams
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,10 @@ class MicroTableParams:
     template: ClassVar[str] = "cpp/linear/micro_table.cpp.jinja"
 
 
-def micro_sources(kernels: list[KernelParams], isa: Isa) -> list[str]:
+def micro_sources(kernels: list[KernelParams[Any]], isa: Isa) -> list[str]:
     """The micro-kernels that the kernels call, each once."""
     parts: list[str] = []
-    dense = sorted({k.format for k in kernels if isinstance(k, DenseParams)})
+    dense = sorted({k.step.format for k in kernels if isinstance(k, DenseParams)})
     for fmt in dense:
         micros = tuple(
             DenseMicroParams(f"dense_{fmt}_{b.name}", C_TYPES[fmt], b.rows, b.tiles, b.prefetch)
@@ -80,8 +81,9 @@ def micro_sources(kernels: list[KernelParams], isa: Isa) -> list[str]:
         )
         table = MicroTableParams("DenseMicro", f"DENSE_{fmt.upper()}", micros)
         parts += [render(m.template, m) for m in micros] + [render(table.template, table)]
-    tables = {k.table: (k.bits, "both" if k.split else "") for k in kernels if isinstance(k, QuantParams)}
-    tables |= {k.screen_table: (8, "high") for k in kernels if isinstance(k, LinearQParams) and k.screened}
+    products = [k for k in kernels if isinstance(k, QuantParams)]
+    tables = {k.table: (k.step.bits, "both" if k.step.split else "") for k in products}
+    tables |= {k.screen_table: (8, "high") for k in products if isinstance(k, LinearQParams) and k.step.screened}
     for name, (bits, planes) in sorted(tables.items()):
         blocks = [b for b in isa.quant_blocks if planes != "high" or b.rows <= SCREENED_ROWS]
         quants = tuple(
