@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ..compiler.graph.graph import Graph
-from .quantize.record import QuantRecord
+from .quantized import QuantRecord
 
 NO_FACTS: frozenset[str] = frozenset()
 

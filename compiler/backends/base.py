@@ -14,7 +14,6 @@ from ..program.builder import WeightSource
 from ..program.profile import Profile
 from ..program.program import Program
 from ..program.steps.base import Step
-from ..targets import Target
 
 Progress = Callable[[str, int, int], None]
 
@@ -52,17 +51,3 @@ class Backend(Protocol):
     def build(self, program: Program, limits: Limits, kernels_dir: Path, progress: Progress) -> Built:
         """Render and compile every kernel into `kernels_dir`; raises CodegenError or ToolchainError."""
         ...
-
-
-def backend_for(target: Target, weights: str, deterministic: bool = False) -> Backend:
-    """The backend of a target, for a checkpoint whose weights are "f32", "bf16" or "f16".
-
-    deterministic: a request's logits have the same bits whatever else is in its steps; on a CPU they always do.
-    """
-    if target.backend == "cpu":
-        from .cpu.backend import CpuBackend
-
-        return CpuBackend(target, weights)
-    from .triton.backend import TritonBackend
-
-    return TritonBackend(target, weights, deterministic)

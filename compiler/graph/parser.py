@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..errors import GraphTextError
+from ..errors import GraphTextError, UsageError
 from ..ops import OPS, traits_of
 from ..weights.formats.dense import DTYPES
 from ..weights.formats.registry import find_format
@@ -165,10 +165,13 @@ class _Parser:
 
 
 def stored_weight(name: str, stored: str, shape: tuple[int, ...], seed: int) -> Weight:
-    """A weight of seeded values, stored as the printer shows it: an element type, or another format by its name."""
+    """A weight of seeded values, stored as the printer shows it: an element type, or a storage format by its name."""
     if stored in DTYPES:
         return Constant(seeded_values(name, shape, DTYPES[stored], seed))
-    return RoundedWeight(Constant(seeded_values(name, shape, torch.float32, seed)), find_format(stored))
+    try:
+        return RoundedWeight(Constant(seeded_values(name, shape, torch.float32, seed)), find_format(stored))
+    except UsageError:
+        raise ValueError(f"{stored!r} is not a way to store a weight") from None
 
 
 def find_target(name: str) -> Any:

@@ -91,7 +91,7 @@ WRONG = {
     "%9 is not defined before it is used": ("rms_norm(%0", "rms_norm(%9", 3),
     "there is no op icc.rms_form": ("icc.rms_norm", "icc.rms_form", 3),
     "there is no op aten.mul.Matrix": ("aten.mul.Tensor(%5", "aten.mul.Matrix(%5", 8),
-    "unknown storage format 'q4h8'": ("q4g8", "q4h8", 17),
+    "'q4h8' is not a way to store a weight": ("q4g8", "q4h8", 17),
     "a list does not end": ("[%9, %14, %15], 1", "[%9, %14, %15, 1", 18),
     "is not an output": ("return %17", "return %17 twice", 20),
 }
