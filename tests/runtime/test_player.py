@@ -22,7 +22,7 @@ from icc.runtime.format.speculation import Speculation
 from icc.runtime.kv.upkeep import Upkeep
 
 PHASES = tuple(Phase(tokens, decode, {}, (), ()) for tokens, decode in ((1, True), (2, True), (4, True), (16, False)))
-PLAN = LaunchPlan({}, PHASES, 0)
+PLAN = LaunchPlan(objects={}, calls=(), phases=PHASES, scratch_bytes=0)
 
 
 class Recorder:
