@@ -13,7 +13,7 @@ from ..passes.base import Pass, PassContext
 from ..passes.manager import PassReport, run_passes
 from ..runtime.format.manifest import EmbeddingFacts, QuantFacts
 from . import measure
-from .backends.choose import backend_for
+from .backends.registry import backend_for
 from .calibration import load_calibration
 from .engine import directory as writer
 from .engine.manifest import make_limits, make_manifest

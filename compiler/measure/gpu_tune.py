@@ -29,7 +29,7 @@ from ..backends.triton.spec import LaunchSpec, Shape
 from ..backends.triton.tiling.choice import Config, Tuner
 from ..backends.triton.tiling.tuned import TuningFile
 from ..errors import UsageError
-from ..program.program import Program, decode_program
+from ..program.program import Program, program_of
 from ..targets import Target, find_target
 
 _SLOWER = 4.0  # candidates whose estimate is this many times the best one's are not measured
@@ -64,7 +64,7 @@ class Choice:
 
 def find_choices(engine: Engine, target: Target) -> list[Choice]:
     """Every choice of an engine's kernels, each once."""
-    program, limits = _program(engine), engine.manifest.limits
+    program, limits = program_of(engine), engine.manifest.limits
     known: dict[str, Choice] = {}
     for name in program.kernels:
         for shape in phase_shapes(limits):
@@ -83,7 +83,7 @@ def tune(engine: Engine, output: Path, progress: Callable[[str, int, int], None]
     target = find_target(engine.manifest.target)
     executor = Player(CudaDevice(engine))
     try:
-        program, limits = _program(engine), engine.manifest.limits
+        program, limits = program_of(engine), engine.manifest.limits
         choices, tilings = find_choices(engine, target), {}
         plans = {
             choice.key: [_plan(choice, config, program, limits, target) for config in choice.candidates]
@@ -120,12 +120,6 @@ def measure(
     if not times:
         raise UsageError(f"no tiling of {choice.key} compiles for {target.name}", "this is a gap in icc")
     return choice.candidates[min(times)[1]]
-
-
-def _program(engine: Engine) -> Program:
-    """The engine's program with its steps, which the runtime does not read."""
-    file = engine.manifest.program_file
-    return decode_program(engine.files.read(file), file)
 
 
 def _alone(program: Program, kernel: str) -> Program:

@@ -10,6 +10,7 @@ import msgspec
 
 from ...runtime.errors import EngineFieldError
 from ...runtime.format import program as format
+from ...runtime.format.load import Engine
 from ...runtime.format.load import decode_program as decode_untyped
 from .steps import attention, embedding, linear, norm, pointwise, rowwise
 from .steps.base import STEPS, Step
@@ -45,3 +46,9 @@ def decode_program(raw: bytes, name: str) -> Program:
         raise EngineFieldError(f"{name}: {error}", "tune it with the icc, and the packages, that wrote it") from error
     fields: dict[str, Any] = {field: getattr(untyped, field) for field in untyped.__struct_fields__}
     return Program(**{**fields, "steps": steps})
+
+
+def program_of(engine: Engine) -> Program:
+    """An engine's program with its steps, which the runtime does not read."""
+    file = engine.manifest.program_file
+    return decode_program(engine.files.read(file), file)

@@ -10,7 +10,7 @@ from ....program.steps.embedding import Embedding, SelectRows
 from ....program.steps.linear import ExpertLinear, ExpertLinearQ, Linear, LinearQ, QuantizeRows
 from ....program.steps.pointwise import Pointwise
 from ....program.steps.rowwise import Bmm, Cumsum, Gather, Reduce, Scatter, Softmax, Topk
-from ...registry import KernelTable
+from ...kernel_table import KernelTable
 from .attention import AttentionParams, KvWriteParams
 from .base import KernelParams
 from .embedding import EmbeddingParams, SelectRowsParams

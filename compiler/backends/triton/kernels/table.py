@@ -6,7 +6,7 @@ from typing import Any
 
 from ....program.steps import attention, embedding, linear, norm, pointwise, rowwise
 from ....program.steps.base import Step
-from ...registry import KernelTable
+from ...kernel_table import KernelTable
 from ..spec import StepKernel
 from .attention import Attention
 from .bmm import Bmm
