@@ -18,14 +18,13 @@ demo: $(VENV)/.compile
 	$(BIN)/icc run $(ENGINE) -p '$(PROMPT)' --max-tokens 96
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadscope -q $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -q $(PYTEST_ARGS)
 
-# The server's tests at the size of a night: 10,000 requests of which a third are aborted, 5,000 examples per operation,
-# the server's real time limits; then ten minutes of each overload, against the goals.
+# All tests at the sizes of a night (tests/sizes.py): 10,000 requests of which a third are aborted, 5,000 examples per
+# operation, the server's real time limits, every family on every target, libraries as they are shipped; then ten minutes
+# of each overload, against the goals.
 soak: $(VENV)/.dev
-	ICC_SOAK_REQUESTS=10000 ICC_SCHEMATHESIS_EXAMPLES=5000 ICC_STATE_MACHINE=10000x200 ICC_LIFECYCLE=2000x100 ICC_FUZZ_EXAMPLES=200000 \
-	    ICC_R7_PAIRS=20000 ICC_RAW_REQUESTS=50000 ICC_TIMING_GUESSES=1000 ICC_SIGTERMS=1000 \
-	    ICC_REAL_LIMITS=1 $(BIN)/python -m pytest -q tests/runtime tests/engine/test_batching.py $(PYTEST_ARGS)
+	ICC_SOAK=1 $(BIN)/python -m pytest -q $(PYTEST_ARGS)
 	@mkdir -p build
 	$(BIN)/icc compile samples/pystd -o $(ENGINE) --target native --quant rtn4 --force
 	$(BIN)/python benchmarks/serve/limits.py $(ENGINE) --seconds 600 --turns 20 --max-wait 0.05 --attacks 3000 --check

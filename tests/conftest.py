@@ -12,13 +12,32 @@ from types import ModuleType
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # for sizes.py and traced_once.py
+from sizes import SOAK
+from traced_once import install as install_traces
+
+# Tensors are tiny and there is a worker per core: more threads only wait for each other, and spin while they do.
+for _library in ("OMP", "MKL", "OPENBLAS"):
+    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 # Triton decides when it is first imported whether it interprets; compiling for a GPU happens in processes of its own.
 os.environ["TRITON_INTERPRET"] = "1"
-# Kernels that many tests need are compiled once in all processes of a run; see the fixture `compiler_runs`.
+# Kernels that many tests need are compiled once in all processes of a run, at -O1; see the fixtures `compiler_runs` and
+# `as_shipped`.
+if SOAK:
+    os.environ["ICC_AS_SHIPPED"] = "1"
 if "ICC_COMPILED_ONCE" not in os.environ:
     os.environ["ICC_COMPILED_ONCE"] = tempfile.mkdtemp(prefix="icc-compiled-once-")
     os.environ["ICC_COMPILED_BY"] = os.environ.get("CXX", "g++")
     os.environ["CXX"] = str(Path(__file__).with_name("compile_once"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what only `make soak` runs; long modules come first, so that no worker ends with one alone."""
+    if not SOAK:
+        left_out = [item for item in items if item.get_closest_marker("soak")]
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
+        config.hook.pytest_deselected(items=left_out)
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -29,14 +48,21 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture
 def compiler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of the C++ compiler's own output, or of what happens while it works: it runs every time."""
-    monkeypatch.setenv("CXX", os.environ["ICC_COMPILED_BY"])
+    monkeypatch.setenv("ICC_COMPILE_ANEW", "1")
+
+
+@pytest.fixture
+def as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests whose libraries are optimized like those of users; others have them at -O1, in half the time."""
+    monkeypatch.setenv("ICC_AS_SHIPPED", "1")
 
 
 @pytest.fixture(scope="session")
 def tiny() -> ModuleType:
-    """Builders of tiny checkpoints: `tiny.tiny_configs()`, `tiny.save_tiny(config, path)`."""
+    """Builders of tiny checkpoints: `tiny.tiny_configs()`, `tiny.save_tiny(config, path)`; each is traced once."""
     name = "tiny_models"
     if name not in sys.modules:
+        install_traces()
         spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)

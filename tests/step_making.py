@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from icc.compiler.program.layout import Stored
 from icc.compiler.program.program import FAMILIES
 from icc.compiler.program.steps.attention import KVSpec, Rotary
 from icc.compiler.program.steps.base import STEPS, QuantizedRows, Step, operand_fields
@@ -32,9 +33,12 @@ def make_step(
     types: of the operands in order (see `operand_names`), "" for one that is absent. Without them they are float32 or
     int32, and optional ones are absent but for a norm's weight; `present` and `absent` name others. aligned: whether
     they begin at multiples of 16 bytes. strides: by operand, where rows do not lie next to each other. int8_rows: x
-    comes as codes.
+    comes as codes. stored: a storage format, and after a colon what it is laid out for.
     """
     cls, strides = STEPS[op], strides or {}
+    if "stored" in cls.__struct_fields__:
+        form, _, role = facts.get("stored", "f32").partition(":")
+        facts["stored"] = Stored(form, role or ("table" if op == "embedding" else "product"))  # type: ignore[arg-type]
     present, absent = facts.pop("present", ()), facts.pop("absent", ())
     extras = len(types) - len(_fields(cls)) if types else 0
     names = _fields(cls, extras)
@@ -56,7 +60,7 @@ def make_step(
         made = msgspec.structs.replace(made, residual=BufferOperand("residual", "f32", made.n))
     if int8_rows:
         assert isinstance(made, Product)
-        made = msgspec.structs.replace(made, x=quantized_rows(made.k, made.group))
+        made = msgspec.structs.replace(made, x=quantized_rows(made.k, int(made.stored.format.rpartition("g")[2])))
     return made
 
 

@@ -11,12 +11,20 @@ from pathlib import Path
 import jinja2
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "codegen_templates"
+_folders = [TEMPLATES]
+
+
+def add_templates(folder: Path) -> None:
+    """Look for templates in a folder of another package, too: those that its layouts and kernels name."""
+    if folder not in _folders:
+        _folders.append(folder)
+        _environment.cache_clear()
 
 
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=jinja2.FileSystemLoader(_folders),
         undefined=jinja2.StrictUndefined,
         autoescape=False,
         keep_trailing_newline=True,

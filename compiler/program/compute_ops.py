@@ -28,11 +28,14 @@ _TURNS = [Body.parse(f"t0 = mul a0 a2; t1 = mul a1 a3; t2 = {sign} t0 t1") for s
 def embedding(low: Lowerer, node: fx.Node) -> Placed:
     """Row gather from a table that lies as the linear layers want it, if one shares it, else row-major."""
     ids = low.placed(node.args[0])
-    table, facts = low.table(node.args[1])
+    table = low.table(node.args[1])
     out = low.new(node)
     if ids.space == "buffer":
         ids = low.dense(ids)
-    step = Embedding(rows=row_kind(out), ids=ids.operand, table=table, y=out.operand, n=out.size, **facts)
+    step = Embedding(
+        rows=row_kind(out), ids=ids.operand, table=table.operand, y=out.operand, n=out.size,
+        table_rows=type_of(node.args[1]).shape[0], stored=table.stored,  # type: ignore[arg-type]
+    )  # fmt: skip
     low.emit(step, node)
     return out
 
@@ -54,10 +57,9 @@ def linear(low: Lowerer, node: fx.Node) -> Placed:
     out = low.new(node)
     bias = low.vector(node.args[2])
     weight = low.matrix(node.args[1])
-    facts = weight.layout.product_params()
-    step = (Linear if weight.dense else LinearQ)(
+    step = (LinearQ if weight.layout.coded else Linear)(
         rows=row_kind(out), x=low.product_rows(x, k, weight), w=weight.operand, bias=bias, y=out.operand, k=k, n=n,
-        screened=facts.get("split", False) and out.name == LOGITS, **facts,
+        stored=weight.stored, screened=weight.layout.screens and out.name == LOGITS,
     )  # fmt: skip
     low.emit(step, node)
     return out
@@ -85,10 +87,9 @@ def expert_linear(low: Lowerer, node: fx.Node) -> Placed:
     out = low.new(node)
     bias = low.vector(node.args[2])
     weight = low.matrix(node.args[1])
-    step = (ExpertLinear if weight.dense else ExpertLinearQ)(
+    step = (ExpertLinearQ if weight.layout.coded else ExpertLinear)(
         rows=row_kind(out), x=low.product_rows(x, x.size, weight), w=weight.operand, bias=bias, index=index.operand,
-        y=out.operand, k=k, n=n, experts=experts, topk=index.size, x_per_slot=len(x.shape) == 2,
-        **weight.layout.product_params(),
+        y=out.operand, k=k, n=n, stored=weight.stored, experts=experts, topk=index.size, x_per_slot=len(x.shape) == 2,
     )  # fmt: skip
     low.emit(step, node)
     return out

@@ -16,9 +16,8 @@ from ..errors import UnsupportedModel
 from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, TensorType, type_of
 from ..ops import OPS, op_of
 from ..ops.body import Body
-from ..weights.formats.dense import Dense
 from .builder import ProgramBuilder, Record, WeightSource
-from .layout import Layout, Role
+from .layout import Layout, Role, Stored
 from .placed import Placed, contiguous
 from .profile import Profile
 from .steps.base import QuantizedRows, Rows, Step
@@ -44,15 +43,11 @@ class LowerOptions:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight as a product takes it."""
+    """A weight as a kernel takes it."""
 
     operand: WeightOperand
     layout: Layout
-
-    @property
-    def dense(self) -> bool:
-        """Whether there are values to multiply with, not codes."""
-        return isinstance(self.layout.format, Dense)
+    stored: Stored
 
 
 class Lowerer:
@@ -145,9 +140,7 @@ class Lowerer:
 
     def product_rows(self, x: Placed, k: int, weight: Matrix) -> Operand | QuantizedRows:
         """The rows `x` as the kernel of a product with `weight` reads them."""
-        if not weight.dense and self.options.profile.int8_activations:
-            return self.quantized_rows(x, k, weight.layout.format.block[1])
-        return x.operand
+        return self.quantized_rows(x, k, weight.layout.format.block[1]) if weight.layout.int8_rows else x.operand
 
     def kv_layer(self, layer: int) -> int:
         """The number of a graph's attention layer in the program: without gaps where passes removed one."""
@@ -179,19 +172,19 @@ class Lowerer:
         """A weight as a linear kernel reads it."""
         return self._stored(node, "screen" if id(self.graph.weight(node)) in self._screened else "product")
 
-    def table(self, node: Any) -> tuple[WeightOperand, dict[str, Any]]:
+    def table(self, node: Any) -> Matrix:
         """An embedding table: shared with the linear layer that it is tied to, if there is one."""
         weight = self.graph.weight(node)
         if not weight.dtype.is_floating_point:
             raise UnsupportedModel("a table of integers is not supported")
-        stored = self.matrix(node) if id(weight) in self._multiplied else self._stored(node, "table")
-        return stored.operand, {"table_rows": weight.shape[0], **stored.layout.table_params()}
+        return self.matrix(node) if id(weight) in self._multiplied else self._stored(node, "table")
 
     def _stored(self, node: fx.Node, role: Role) -> Matrix:
         weight = self.graph.weight(node)
         layout = self.options.profile.layout(weight.storage, role)
         name = self._tied_name(node) if role in ("product", "screen") else str(node.target)
-        return Matrix(self.builder.weight(name, WeightSource(weight, layout, weight.shape)), layout)
+        operand = self.builder.weight(name, WeightSource(weight, layout, weight.shape))
+        return Matrix(operand, layout, Stored(layout.format.name, role))
 
     def _shared_with_linear(self) -> set[int]:
         """Identities of weights that a linear layer reads (tied embeddings)."""

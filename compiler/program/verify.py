@@ -119,16 +119,17 @@ def _operand_problem(program: Program, buffers: dict[str, Buffer], step: Step, n
         case WeightOperand():
             return _weight_problem(program.weights.get(operand.name), operand, step.widths().get(name, 0))
         case InputOperand():
-            found = rows == _INPUTS.get(operand.name)
-            return "" if found else f"a batch has no {operand.name} for {rows}"
+            found = _INPUTS.get(operand.name) in rows
+            return "" if found else f"a batch has no {operand.name} for {' or '.join(rows)}"
     return _output_problem(program, operand, rows)
 
 
-def _buffer_problem(buffer: Buffer | None, operand: BufferOperand, rows: str) -> str:
+def _buffer_problem(buffer: Buffer | None, operand: BufferOperand, rows: tuple[str, ...]) -> str:
     if buffer is None:
         return f"there is no buffer {operand.name}"
-    if (operand.dtype, rows) != (buffer.dtype, buffer.rows):
-        return f"buffer {buffer.name} has {buffer.rows} of {buffer.dtype}, not {rows} of {operand.dtype}"
+    if operand.dtype != buffer.dtype or buffer.rows not in rows:
+        wanted = " or ".join(rows)
+        return f"buffer {buffer.name} has {buffer.rows} of {buffer.dtype}, not {wanted} of {operand.dtype}"
     size = prod(buffer.shape)
     return "" if operand.stride == size else f"rows of buffer {buffer.name} are {size} elements apart"
 
@@ -142,9 +143,9 @@ def _weight_problem(weight: Weight | None, operand: WeightOperand, width: int) -
     return f"weight {operand.name} has {size} elements" if plain and operand.offset + width > size else ""
 
 
-def _output_problem(program: Program, operand: OutputOperand, rows: str) -> str:
-    if operand.dtype != _OUTPUTS.get(operand.name) or rows != "logit_rows":
-        return f"there is no output {operand.name!r} of {rows} of {operand.dtype}"
+def _output_problem(program: Program, operand: OutputOperand, rows: tuple[str, ...]) -> str:
+    if operand.dtype != _OUTPUTS.get(operand.name) or "logit_rows" not in rows:
+        return f"there is no output {operand.name!r} of {' or '.join(rows)} of {operand.dtype}"
     wide = operand.name == LOGITS and operand.stride != program.vocab_size
     return f"rows of the output are {program.vocab_size} elements apart" if wide else ""
 

@@ -10,6 +10,7 @@ from cpu_harness import Builder, Case
 from icc.compiler.backends.cpu.layouts.affine import AffineTiles
 from icc.compiler.backends.cpu.layouts.dense import ROWS, TILES
 from icc.compiler.backends.cpu.layouts.split import SplitTiles
+from icc.compiler.program.layout import Stored
 from icc.compiler.program.steps.base import STEPS, QuantizedRows
 from icc.compiler.program.steps.embedding import Embedding, SelectRows
 from icc.compiler.program.steps.linear import ExpertLinear, ExpertLinearQ, Linear, LinearQ, QuantizeRows
@@ -47,7 +48,7 @@ def add_linear(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str, e
     if extra:
         added = {"bias": b.plain(f"{name}.b", bias), "residual": b.buffer(f"{name}.r", [n], rows=rows)}
         feeds[f"{name}.r"] = normal(n)
-    b.step(Linear(rows=rows, x=x, w=w, y=y, k=k, n=n, format=fmt, **added))  # type: ignore[arg-type]
+    b.step(Linear(rows=rows, x=x, w=w, y=y, k=k, n=n, stored=Stored(fmt, "product"), **added))  # type: ignore[arg-type]
 
     def expect(a: Arrays) -> Arrays:
         out = a[y.name].astype(np.float64)
@@ -62,6 +63,11 @@ def add_linear(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str, e
 def quantized_layout(fmt: str, group: int) -> AffineTiles:
     """q4, q8 or q8s."""
     return SplitTiles.of(GroupAffine(group, 8)) if fmt == "q8s" else AffineTiles.of(GroupAffine(group, int(fmt[1:])))
+
+
+def quantized_storage(fmt: str, group: int) -> Stored:
+    """The same as a step says it."""
+    return Stored(f"{fmt[:2]}g{group}", "screen" if fmt == "q8s" else "product")
 
 
 def quantized_weight(rng: np.random.Generator, n: int, k: int, fmt: str, group: int) -> tuple[np.ndarray, np.ndarray]:
@@ -115,7 +121,7 @@ def add_linear_q(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str,
         added = {"bias": b.plain(f"{name}.b", bias), "residual": b.buffer(f"{name}.r", [n + 3])}
         b.columns[f"{name}.r"] = (0, n)
         feeds[f"{name}.r"] = normal(n + 3)
-    b.step(LinearQ(x=x, w=w, y=y, k=k, n=n, **quantized_layout(fmt, group).product_params(), **added))
+    b.step(LinearQ(x=x, w=w, y=y, k=k, n=n, stored=quantized_storage(fmt, group), **added))
 
     def expect(a: Arrays) -> Arrays:
         out = a[y.name].astype(np.float64)
@@ -141,7 +147,14 @@ def add_experts(b: Builder, rng: np.random.Generator, bits: int, topk: int, per_
         weight = b.weight(f"{name}.w", np.concatenate([p[0] for p in parts]), f"q{bits}", (e, n, k))
         x = add_quantize(b, name, width, group, False)
         bias_at = b.plain(f"{name}.b", bias)
-        facts = {"k": k, "n": n, "experts": e, "topk": topk, "x_per_slot": per_slot, "bits": bits, "group": group}
+        facts = {
+            "k": k,
+            "n": n,
+            "experts": e,
+            "topk": topk,
+            "x_per_slot": per_slot,
+            "stored": Stored(f"q{bits}g{group}", "product"),
+        }
         b.step(ExpertLinearQ(x=x, w=weight, bias=bias_at, index=index, y=y, **facts))  # type: ignore[arg-type]
     else:
         packed = TILES["bf16"].pack({"values": rng.standard_normal((e, n, k)).astype(np.float32)})
@@ -150,7 +163,8 @@ def add_experts(b: Builder, rng: np.random.Generator, bits: int, topk: int, per_
         feeds[x.name] = normal(width)
         weight = b.weight(f"{name}.w", packed, "tile_bf16", (e, n, k))
         bias_at = b.plain(f"{name}.b", bias)
-        facts = {"k": k, "n": n, "experts": e, "topk": topk, "x_per_slot": per_slot, "format": "bf16"}
+        stored = Stored("bf16", "product")
+        facts = {"k": k, "n": n, "experts": e, "topk": topk, "x_per_slot": per_slot, "stored": stored}
         b.step(ExpertLinear(x=x, w=weight, bias=bias_at, index=index, y=y, **facts))  # type: ignore[arg-type]
 
     def expect(a: Arrays) -> Arrays:
@@ -203,13 +217,15 @@ def add_embedding(b: Builder, rng: np.random.Generator, fmt: str, n: int, source
     name, table = f"embedding_{fmt}_{source}", rng.standard_normal((50, n)).astype(np.float32)
     if fmt.startswith("q"):
         packed, exact = quantized_weight(rng, 50, n, fmt, 16)
+        stored = quantized_storage(fmt, 16)
     else:
         layout = next(found for found in (*ROWS.values(), *TILES.values()) if found.name == fmt)
         packed = layout.pack({"values": table})
         exact = layout.unpack(packed, (50, n))["values"].astype(np.float64)
+        stored = Stored(layout.format.name, "product" if layout.tiled else "table")
     y = b.buffer(f"{name}.y", [n])
     weight = b.weight(f"{name}.w", packed, fmt, (50, n))
-    b.step(Embedding(ids=InputOperand(source), table=weight, y=y, n=n, table_rows=50, format=fmt, group=16))
+    b.step(Embedding(ids=InputOperand(source), table=weight, y=y, n=n, table_rows=50, stored=stored))
     b.cases.append(Case(name, {}, lambda a: {y.name: exact[np.clip(a[source], 0, 49)]}))
 
 

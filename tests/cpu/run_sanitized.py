@@ -1,6 +1,6 @@
 """Drives sanitized libraries, FOLDER/<program>/<isa>.so, with the sanitizer preloaded.
 
-python run_sanitized.py all FOLDER ISA THREADS         every program
+python run_sanitized.py all FOLDER ISA THREADS         every program that is there
 python run_sanitized.py withheld FOLDER ISA THREADS    "ops" with a fence where a kernel rightly writes
 python run_sanitized.py small FOLDER ISA THREADS       two products only
 """
@@ -61,6 +61,8 @@ def main(what: str, folder: Path, isa: str, threads: int) -> None:
         run_ops(folder / "ops" / f"{isa}.so", all_ops(), threads, "silu_mul.y")
     else:
         for name, builder in programs().items():
+            if not (folder / name).exists():
+                continue
             (run_ops if name == "ops" else run_attention)(folder / name / f"{isa}.so", builder, threads)
     print("clean")
 

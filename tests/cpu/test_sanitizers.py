@@ -24,6 +24,9 @@ from icc.compiler.ops.pointwise import OPCODES
 from icc.compiler.program.program import Program
 from icc.compiler.program.steps.pointwise import Pointwise
 from run_sanitized import programs, small_program
+from sizes import SOAK
+
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 ISAS = {isa.name: isa for isa in host_isas()}
@@ -56,6 +59,12 @@ def drive(command: list[str], preload: str, *args: object, **options: str) -> su
     return subprocess.run(cmd, env=env, capture_output=True, text=True, check=False)
 
 
+def checked(*caches: str) -> dict[str, Builder]:
+    """The programs that are built: all ops, and attention over these cache types; in `make soak` over every one."""
+    names = ("ops", *(f"attention_{dtype}" for dtype in caches))
+    return {name: builder for name, builder in programs().items() if SOAK or name in names}
+
+
 def test_every_kernel_and_opcode_is_in_the_programs() -> None:
     steps = [step for builder in programs().values() for step in builder.steps]
     assert {step.op for step in steps} == set(CPU_KERNELS.ops())
@@ -77,7 +86,7 @@ def libtsan() -> str:
 def libraries(libasan: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every program on every ISA level of this machine, with address and undefined-behaviour checks."""
     folder = tmp_path_factory.mktemp("address")
-    build_all(folder, programs(), list(ISAS.values()), "address,undefined,float-cast-overflow")
+    build_all(folder, checked("f32", "i8"), list(ISAS.values()), "address,undefined,float-cast-overflow")
     return folder
 
 
@@ -111,7 +120,7 @@ class TestThreads:
         return done
 
     def test_no_report(self, libtsan: str, tmp_path: Path) -> None:
-        build_all(tmp_path, programs(), [ISAS[BEST]], "thread")
+        build_all(tmp_path, checked("f32"), [ISAS[BEST]], "thread")
         done = self.drive(libtsan, "all", tmp_path)
         assert done.returncode == 0 and "clean" in done.stdout, done.stderr[-4000:]
 

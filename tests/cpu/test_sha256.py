@@ -20,6 +20,7 @@ def test_as_hashlib(ops_libraries: dict[str, Path], size: int, count: int) -> No
         assert KernelLibrary(path.read_bytes(), isa).sha256(pieces, size) == expected, isa
 
 
+@pytest.mark.soak
 def test_a_length_of_more_than_32_bits(ops_libraries: dict[str, Path]) -> None:
     """The number of bits of a piece of 512 MiB and more does not fit one word of the last block."""
     data = bytes((512 << 20) + 64)

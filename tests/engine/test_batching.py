@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -13,10 +12,13 @@ import icc
 import numpy as np
 import pytest
 from icc.runtime.kv.sequence import NO_BLOCK
+from sizes import size_of
+
+pytestmark = pytest.mark.slow
 
 GREEDY = icc.SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 LIMITS = {"max_step_tokens": 64, "max_batch_size": 32}
-PAIRS = int(os.environ.get("ICC_R7_PAIRS", "2000"))  # `make soak` asks for more
+PAIRS = size_of("r7_pairs")
 
 
 def prompts() -> list[list[int]]:

@@ -18,6 +18,8 @@ import pytest
 from icc.compiler.errors import OutputExistsError, TensorError, UsageError
 from icc.runtime.errors import EngineFormatError, MissingIsaError
 
+pytestmark = pytest.mark.slow
+
 
 def files(root: Path) -> dict[str, bytes]:
     return {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
@@ -72,7 +74,7 @@ def test_starting_an_engine_compiles_none_of_its_sources(compiled: Callable[...,
         sys.addaudithook(lambda event, args: event == "compile" and print(args[1]))
         sys.dont_write_bytecode = True
         sys.path.insert(0, sys.argv[1])
-        import runtime.commands.cli, runtime.llm, runtime.executor.cpu.executor
+        import runtime.commands.cli, runtime.llm, runtime.executor.cpu.device
     """
 
     def sources() -> list[str]:

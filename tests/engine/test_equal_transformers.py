@@ -9,12 +9,16 @@ import icc
 import numpy as np
 import pytest
 import torch
+from sizes import soak
+
+pytestmark = pytest.mark.slow
 
 FAMILIES = (
-    "llama-mqa_tied_biases_llama3", "llama-odd", "mistral", "qwen2-window", "qwen3", "gemma2", "gemma3-odd_untied",
-    "phi3-mha_partial_tied", "gpt2", "gpt_neox", "opt", "mixtral", "qwen3_moe", "gpt_oss-yarn_odd",
-    "cohere-interleaved_rotary", "deepseek_v3-latent_grouped_routing",
+    "llama-mqa_tied_biases_llama3", "gemma2", "gemma3-odd_untied", "phi3-mha_partial_tied", "gpt2", "gpt_neox", "opt",
+    "mixtral", "gpt_oss-yarn_odd", "cohere-interleaved_rotary", "deepseek_v3-latent_grouped_routing",
 )  # fmt: skip
+# families that have no kernel of their own
+OTHERS = ("llama-odd", "mistral", "qwen2-window", "qwen3", "qwen3_moe")
 # float32 all the way: what is left is the order of additions
 TOLERANCE = 5e-5
 
@@ -23,7 +27,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(3, 119, length).tolist()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *soak(*OTHERS)])
 def test_logits_and_greedy_tokens(name: str, compiled: Callable[..., Any], tiny: Any) -> None:
     engine, _, oracle = compiled(name, max_step_tokens=16)
     ids = prompt(37)
@@ -36,6 +40,12 @@ def test_logits_and_greedy_tokens(name: str, compiled: Callable[..., Any], tiny:
     error = np.abs(found - expected).max() / np.abs(expected).max()
     assert error < TOLERANCE, f"{name}: relative error {error:.1e}"
     assert list(tokens) == _greedy(oracle, ids[:11], 10)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "mixtral"])
+def test_libraries_as_they_are_shipped(name: str, compiled: Callable[..., Any], tiny: Any, as_shipped: None) -> None:
+    """With all optimizations of the C++ compiler, which the other tests leave out."""
+    test_logits_and_greedy_tokens(name, compiled, tiny)
 
 
 def _greedy(oracle: Any, ids: list[int], count: int) -> list[int]:

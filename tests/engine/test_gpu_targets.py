@@ -10,12 +10,22 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from icc.compiler.backends.triton.build.compile import compile_specs
+from icc.compiler.backends.triton.kernels.rowwise import ROWWISE
+from icc.compiler.backends.triton.spec import Shape
+from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.cli import main
 from icc.compiler.targets import TARGETS
 from icc.runtime.commands.cli import main as runtime_main
 from icc.runtime.format.load import decode_program, open_engine
+from icc.runtime.format.manifest import Limits
+from sizes import soak
+
+pytestmark = pytest.mark.slow
 
 GPUS = [name for name, target in TARGETS.items() if target.backend != "cpu"]
+ALL = [(name, quant) for name in GPUS for quant in ("rtn4", "none")]
+USUAL = [("h100", "rtn4"), ("mi300x", "none")]
 EM_CUDA, EM_AMDGPU, GFX942 = 190, 224, 0x4C
 SMALL = ("--max-seq-len", "32", "--max-batch-size", "2", "--max-step-tokens", "16")
 
@@ -30,11 +40,11 @@ def architecture(binary: bytes) -> str:
     return {GFX942: "gfx942"}[flags & 0xFF]
 
 
-@pytest.mark.parametrize("target", GPUS)
-def test_every_target_compiles(target: str, compiled: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("target", "quant"), [*USUAL, *soak(*(pair for pair in ALL if pair not in USUAL))])
+def test_every_target_compiles(target: str, quant: str, compiled: Callable[..., Any], tmp_path: Path) -> None:
     engine = tmp_path / "e"
     args = ["compile", str(compiled("llama", dtype="bfloat16").checkpoint), "-o", str(engine), "--target", target]
-    result = CliRunner().invoke(main, [*args, "--quant", "rtn4", *SMALL])
+    result = CliRunner().invoke(main, [*args, "--quant", quant, *SMALL])
     assert result.exit_code == 0, result.output
     plan = decode_program((engine / "program.json").read_bytes(), "program.json").plan
     assert plan is not None and plan.objects
@@ -48,12 +58,22 @@ def test_every_target_compiles(target: str, compiled: Callable[..., Any], tmp_pa
     assert {row["object"] for row in resources} == set(plan.objects)
 
 
+@pytest.mark.parametrize("target", GPUS)
+def test_every_target_has_its_assembler(target: str) -> None:
+    """One small kernel for each, as all of an engine takes its time."""
+    found = TARGETS[target]
+    kernel = ROWWISE["softmax"](outer=2, n=100, x_stride=100, y_stride=100, types=("bf16",) * 2, aligned=(True,) * 2)
+    specs = kernel.launches(Shape(1, True), Limits(32, 2, 16), Tuner(found))
+    [compiled] = compile_specs(specs, found).values()
+    assert architecture(compiled.binary) == found.arch and compiled.spill_bytes == 0
+
+
 def test_a_gpu_engine_is_refused_here_in_words_and_can_be_inspected(
     compiled: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = compiled("llama", dtype="bfloat16").checkpoint
     for name in ("a", "b"):
-        args = ["compile", str(checkpoint), "-o", str(tmp_path / name), "--target", "h100", *SMALL]
+        args = ["compile", str(checkpoint), "-o", str(tmp_path / name), "--target", "h100", "--quant", "rtn4", *SMALL]
         assert CliRunner().invoke(main, args).exit_code == 0
     assert runtime_main(["inspect", str(tmp_path / "a")]) == 0
     shown = capsys.readouterr().out

@@ -18,6 +18,8 @@ from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.drafter import Drafter, Proposal, Wish
 from icc.runtime.speculate.speculator import Speculator
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = ["llama", "gemma2", "gpt_oss"]  # rotary; windows and softcaps; experts and sinks
 PROMPTS = [[1, 5, 9, 5, 9, 5], [1, 7], [1, *range(10, 40)], [1, *range(10, 40)], [3, 4, 3, 4, 3, 4, 3]]
 

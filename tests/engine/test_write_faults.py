@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-EVERY = "1" if os.environ.get("ICC_SOAK_REQUESTS") else "3"  # `make soak` fails every single call
+from sizes import size_of
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 def test_every_failing_call_leaves_one_whole_engine(tmp_path: Path) -> None:
     script = str(Path(__file__).with_name("fault_writer.py"))
-    done = subprocess.run([sys.executable, script, str(tmp_path), EVERY], capture_output=True, text=True)
+    command = [sys.executable, script, str(tmp_path), str(size_of("write_fault_every"))]
+    done = subprocess.run(command, capture_output=True, text=True)
     if "cannot attach" in done.stderr:
         pytest.skip("strace cannot attach to a process here")
     assert done.returncode == 0, done.stderr[-3000:]

@@ -11,6 +11,8 @@ from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.interpret import interpret
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 2e-5
 IDS = torch.randint(3, 119, (21,), generator=torch.Generator().manual_seed(1)).tolist()
 NAMES = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +19,9 @@ from icc.runtime.format.weights import MappedWeights
 from icc.runtime.server.api.model import open_model
 from icc.runtime.server.api.templates import ChatTemplate
 from icc.runtime.tokenizer import Tokenizer
+from sizes import size_of
 
-EXAMPLES = int(os.environ.get("ICC_FUZZ_EXAMPLES", "150"))  # `make soak` asks for more
+EXAMPLES = size_of("fuzz_examples")
 FUZZ = settings(
     max_examples=EXAMPLES,
     deadline=2000,  # ms for one input; the promise is 1 s

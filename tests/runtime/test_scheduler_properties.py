@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 from collections import Counter
 from dataclasses import replace
@@ -21,6 +20,7 @@ from icc.runtime.kv.upkeep import Upkeep
 from icc.runtime.scheduler.request import RequestSpec
 from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
 from kv_policies import Chunks, Sinks
+from sizes import size_of
 
 ALPHABET = 2  # so few tokens that prefixes collide all the time
 
@@ -339,10 +339,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-EXAMPLES, STEPS = map(int, os.environ.get("ICC_STATE_MACHINE", "120x40").split("x"))  # `make soak` asks for more
 TestScheduler.settings = settings(
-    max_examples=EXAMPLES,
-    stateful_step_count=STEPS,
+    max_examples=size_of("state_machine"),
+    stateful_step_count=size_of("state_machine_steps"),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -19,6 +19,8 @@ from icc.runtime.executor.player import Player
 from icc.runtime.format.manifest import Limits
 from icc.runtime.llm import LLM
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [[5, 9, 23, 7, 11], [8, 3], [5, 9, 23, 7, 11, 40, 41, 42, 43, 44, 45, 46], [77]]
 
 

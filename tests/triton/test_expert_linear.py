@@ -78,7 +78,7 @@ def test_float32_experts() -> None:
             n=8,
             experts=experts,
             topk=2,
-            format="f32",
+            stored="f32",
             types=("f32", "f32", "", "i32", "f32"),
         )
         run_kernel(kernel, [x, w.packed, None, index], [y], shape=Shape(64, False))

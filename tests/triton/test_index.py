@@ -135,7 +135,7 @@ def test_embedding(table: str, out: str, n: int) -> None:
     ids = torch.tensor([0, 8, 3, 3, 99, -1], dtype=torch.int32)
     expected = w[[0, 8, 3, 3, 8, 0]].to(TORCH[out])
     y = empty(expected)
-    kernel = make_kernel("embedding", n=n, strides={"y": n + 3}, table_rows=9, format=table, **facts(ids, w, y))
+    kernel = make_kernel("embedding", n=n, strides={"y": n + 3}, table_rows=9, stored=table, **facts(ids, w, y))
     run_kernel(kernel, [ids, w], [y], shape=SHAPE)
     check(y, expected)
 
@@ -157,7 +157,7 @@ def test_embedding_reads_the_codes_of_a_product(bits: int, rows: int, n: int, gr
     expected = torch.from_numpy((codes - spread[0]) * spread[1])[ids.long().clamp(0, rows - 1)].to(TORCH[out])
     y = empty(expected)
     kernel = make_kernel(
-        "embedding", n=n, strides={"y": n + 3}, table_rows=rows, format=f"gq{bits}", group=group,
+        "embedding", n=n, strides={"y": n + 3}, table_rows=rows, stored=f"q{bits}g{group}",
         types=("i32", "u8", out), aligned=(False,) * 3,
     )  # fmt: skip
     run_kernel(kernel, [ids, torch.from_numpy(packed)], [y], shape=SHAPE)
@@ -166,8 +166,8 @@ def test_embedding_reads_the_codes_of_a_product(bits: int, rows: int, n: int, gr
 
 def test_embedding_names_a_format_that_it_lacks() -> None:
     w = torch.zeros(9, 64)
-    with pytest.raises(CodegenError, match="'gq3'"):
-        make_kernel("embedding", n=64, table_rows=9, format="gq3", **facts(w, w, w))
+    with pytest.raises(CodegenError, match="'q3g16'"):
+        make_kernel("embedding", n=64, table_rows=9, stored="q3g16", **facts(w, w, w))
 
 
 @pytest.mark.parametrize("kind", ["f32", "bf16"])

@@ -72,7 +72,7 @@ def test_rows_of_large_tables_are_found() -> None:
     table[-1] = torch.arange(2 * n) % 100
     ids, y = torch.tensor([rows - 1, 5], dtype=torch.int32), torch.full((2, n), 66, dtype=torch.float16)
     kernel = make_kernel(
-        "embedding", n=n, table_rows=rows, format="f16", types=("i32", "f16", "f16"), aligned=(True,) * 3
+        "embedding", n=n, table_rows=rows, stored="f16", types=("i32", "f16", "f16"), aligned=(True,) * 3
     )
     run_kernel(kernel, [ids, table], [y], shape=Shape(8, False))
     assert torch.equal(y[0], table[-1].view(torch.float16)) and not y[1].any()

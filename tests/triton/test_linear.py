@@ -95,7 +95,7 @@ def test_epilogues(form: str, bits: int, count: int, shape: Shape) -> None:
 def test_an_epilogue_input_outside_the_product_is_refused() -> None:
     epilogue = Epilogue(Body.parse("t0 = relu a0"), (Columns(20, 1),), 16)
     with pytest.raises(CodegenError, match=r"Columns\(offset=20, stride=1\) of 16 columns lies outside n = 32"):
-        make_kernel("linear", k=16, n=32, format="bf16", types=("bf16", "bf16", "", "f32"), epilogue=epilogue)
+        make_kernel("linear", k=16, n=32, stored="bf16", types=("bf16", "bf16", "", "f32"), epilogue=epilogue)
 
 
 TILINGS = [
@@ -127,13 +127,13 @@ def test_tiles_of_more_rows_than_a_band() -> None:
     torch.manual_seed(3)
     x, w = rows(150, 40, 40, "bf16"), weight((40, 40), "bf16")
     y = torch.full((150, 40), torch.nan)
-    kernel = make_kernel("linear", k=40, n=40, format="bf16", types=("bf16", "bf16", "", "f32"))
+    kernel = make_kernel("linear", k=40, n=40, stored="bf16", types=("bf16", "bf16", "", "f32"))
     run_kernel(kernel, [x, w.packed, None], [y], shape=Shape(256, False), tuner=Forced(TILINGS[1]))
     check(y, product(x, w, None, 40), "f32")
 
 
 def test_phases_of_one_class_share_their_launches() -> None:
-    kernel = make_kernel("linear", k=256, n=512, format="bf16", types=("bf16", "bf16", "", "bf16"))
+    kernel = make_kernel("linear", k=256, n=512, stored="bf16", types=("bf16", "bf16", "", "bf16"))
     few = [kernel.launches(Shape(m, True), LIMITS, TUNER) for m in (1, 2, 4, 8)]
     assert all(f == few[0] for f in few)
     assert kernel.launches(Shape(64, True), LIMITS, TUNER) == kernel.launches(Shape(64, False), LIMITS, TUNER)

@@ -21,8 +21,8 @@ from icc.compiler.targets import TARGETS
 from interpreting import LIMITS, make_kernel
 
 GATE = Epilogue(Body.parse("t0 = silu a0; t1 = mul t0 a1"), (Columns(0, 1), Columns(4096, 1)), 4096)
-CODES = make_kernel("linear_q", k=4096, n=8192, bits=4, group=128, types=("bf16", "u8", "", "bf16"), epilogue=GATE)
-DENSE = make_kernel("linear", k=4096, n=8192, format="bf16", types=("bf16", "bf16", "", "bf16"), epilogue=GATE)
+CODES = make_kernel("linear_q", k=4096, n=8192, stored="q4g128", types=("bf16", "u8", "", "bf16"), epilogue=GATE)
+DENSE = make_kernel("linear", k=4096, n=8192, stored="bf16", types=("bf16", "bf16", "", "bf16"), epilogue=GATE)
 CASES = [
     # kernel, phase, the matrix instruction that is expected
     (CODES, Shape(1, True), "HMMA"),

@@ -40,7 +40,7 @@ def kernels(kind: str) -> list[TritonKernel]:
         make_kernel("topk", k=6, types=(kind, kind, "i32"), **line),
         make_kernel("gather", m=6, types=index, **line),
         make_kernel("scatter", m=6, value="-inf", types=scatter, **line),
-        make_kernel("embedding", n=100, table_rows=9, format=kind, types=("i32", kind, "f32")),
+        make_kernel("embedding", n=100, table_rows=9, stored=kind, types=("i32", kind, "f32")),
         make_kernel("select_rows", n=100, rows="logit_rows", types=two),
         make_kernel("bmm", batch=2, m=1, k=100, n=60, b_transposed=True, strides={"b": 0}, types=(kind,) * 3),
     ]

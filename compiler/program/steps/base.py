@@ -65,9 +65,9 @@ class Step(format.Step, frozen=True, kw_only=True, forbid_unknown_fields=True, o
         """All that there are, inputs first."""
         return {name: o for name, o in (self.inputs | self.outputs).items() if o is not None}
 
-    def rows_of(self, name: str) -> Rows:
-        """What one row of an operand is, where that is no weight."""
-        return self.rows
+    def rows_of(self, name: str) -> tuple[Rows, ...]:
+        """What one row of an operand may be, where that is no weight."""
+        return (self.rows,)
 
     def widths(self) -> dict[str, int]:
         """How many elements of its row each operand covers (of a weight: of all of it). Operands that only some kernel

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ....runtime.format.operands import Operand
+from ..layout import Stored
 from .base import VALUES, Rows, Step, step_type
 
 
 @step_type
 class Embedding(Step, frozen=True, kw_only=True, tag="embedding"):
-    """y [n] = table[ids] of `table_rows` rows, stored as `format` (quantized ones have a scale per `group`); ids are
-    clamped."""
+    """y [n] = table[ids] of `table_rows` rows, which lies in memory as `stored` says; ids are clamped."""
 
     DTYPES: ClassVar = {"ids": ("i32",), "table": (*VALUES, "u8")}
     ids: Operand
@@ -19,8 +19,7 @@ class Embedding(Step, frozen=True, kw_only=True, tag="embedding"):
     y: Operand
     n: int
     table_rows: int
-    format: str
-    group: int = 0
+    stored: Stored
 
     def widths(self) -> dict[str, int]:
         return {"ids": 1, "y": self.n}
@@ -28,7 +27,8 @@ class Embedding(Step, frozen=True, kw_only=True, tag="embedding"):
 
 @step_type
 class SelectRows(Step, frozen=True, kw_only=True, tag="select_rows"):
-    """y [n], one row per wanted logit row, of x, one row per token."""
+    """y [n], one row per wanted logit row, of x, one row per token; in a section that runs behind a step, per logit row
+    of that step."""
 
     DTYPES: ClassVar = {"x": VALUES, "y": VALUES}
     x: Operand
@@ -38,5 +38,5 @@ class SelectRows(Step, frozen=True, kw_only=True, tag="select_rows"):
     def widths(self) -> dict[str, int]:
         return {"x": self.n, "y": self.n}
 
-    def rows_of(self, name: str) -> Rows:
-        return "tokens" if name == "x" else self.rows
+    def rows_of(self, name: str) -> tuple[Rows, ...]:
+        return ("tokens", "logit_rows") if name == "x" else (self.rows,)

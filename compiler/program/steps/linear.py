@@ -8,6 +8,7 @@ import msgspec
 
 from ....runtime.format.operands import Operand
 from ...ops.body import Body
+from ..layout import Stored
 from .base import FLOATS, VALUES, QuantizedRows, Step, step_type
 
 
@@ -33,9 +34,7 @@ class Epilogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Product(Step, frozen=True, kw_only=True):
-    """y = finish(x W^T + bias). W [.., n, k] is dense, of element type `format`, or has codes of `bits` with a scale
-    per `group`; split: in two planes. extras: other operands of the epilogue.
-    """
+    """y = finish(x W^T + bias). stored: how W [.., n, k] lies in memory. extras: other operands of the epilogue."""
 
     DTYPES: ClassVar = {"x": (*FLOATS, "i8"), "w": (*FLOATS, "u8"), "index": ("i32",), "extras": VALUES}
     x: Operand | QuantizedRows
@@ -45,10 +44,7 @@ class Product(Step, frozen=True, kw_only=True):
     y: Operand
     k: int
     n: int
-    format: str = ""
-    bits: int = 0
-    group: int = 0
-    split: bool = False
+    stored: Stored
     epilogue: Epilogue | None = None
 
     @property
@@ -60,14 +56,15 @@ class Product(Step, frozen=True, kw_only=True):
         """Of rows of `x` elements and results of `y`."""
         found = {"x": x, "bias": matrices * self.n, "y": y}
         if isinstance(self.x, QuantizedRows):
-            found |= {"x.codes": x, "x.scales": x // self.group, "x.sums": x // self.group}
+            groups = x // self.stored.storage.block[1]
+            found |= {"x.codes": x, "x.scales": groups, "x.sums": groups}
         others = [part for part in (self.epilogue.inputs if self.epilogue else ()) if isinstance(part, Extra)]
         return found | {f"extras.{i}": (y - 1) * part.stride + 1 for i, part in enumerate(others)}
 
 
 class RowProduct(Product, frozen=True, kw_only=True):
     """Every row with the same matrix; residual is added to it. screened: the product gives the logits, of which greedy
-    batches want only the largest, and its weight is split for that."""
+    batches want only the largest, and its weight is laid out for that."""
 
     residual: Operand | None = None
     screened: bool = False

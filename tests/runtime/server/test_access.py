@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import bisect
 import json
-import os
 import re
 import socket
 import time
@@ -20,6 +19,7 @@ from icc.runtime.errors import UsageError
 from icc.runtime.kv.prefix_cache import BlockKey, child_key, root_key
 from icc.runtime.server.api.keys import ApiKeys
 from icc.runtime.server.http.serve import check_bind
+from sizes import size_of
 
 from .conftest import Served, StartServer, running
 
@@ -108,7 +108,7 @@ def test_a_guess_of_anothers_prompt_hits_nothing_and_is_counted_so(guarded: Serv
 
 def test_timing_says_nothing_of_anothers_prompts(start_faulty: StartServer, tmp_path: Path) -> None:
     """S8 as it is measured, in `make soak` only: 1,000 right guesses and 1,000 wrong ones, by their times."""
-    count = int(os.environ.get("ICC_TIMING_GUESSES", "0"))
+    count = size_of("timing_guesses")
     if not count:
         pytest.skip("times are looked at in `make soak`")
     (tmp_path / "keys").write_text(f"{KEY}\n{OTHER}\n")

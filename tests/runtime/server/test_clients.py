@@ -11,11 +11,12 @@ from pathlib import Path
 
 import openai
 import pytest
+from sizes import size_of
 
 from .conftest import HERE, Served, StartServer
 from .test_structured import TOOLS
 
-EXAMPLES = os.environ.get("ICC_SCHEMATHESIS_EXAMPLES", "200")  # per operation; `make soak` asks for more
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -107,8 +108,8 @@ def test_schemathesis_positive_and_negative(
     engine = write_engine(tmp_path / "toy.engine", tokenizer_files=files, **limits)
     server = start("--batch-store", str(tmp_path / "batches.db"), "--max-seconds", "0.05", engine=engine, key=key)
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"]
-    command += ["-H", f"Authorization: Bearer {key}", "--max-examples", EXAMPLES, "--seed", "1", "--no-shrink"]
-    command += ["--request-timeout", "60", "--continue-on-failure"]
+    command += ["-H", f"Authorization: Bearer {key}", "--seed", "1", "--no-shrink", "--continue-on-failure"]
+    command += ["--max-examples", str(size_of("schemathesis_examples")), "--request-timeout", "60"]
     environment = {**os.environ, "SCHEMATHESIS_HOOKS": str(HERE / "schemathesis_formats.py")}
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

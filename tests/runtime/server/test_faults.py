@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from sizes import size_of
 
 from .conftest import Served, StartServer
 
@@ -168,7 +169,7 @@ def test_sigterm_lets_requests_end_and_refuses_new_ones(start_faulty: StartServe
 
 def test_sigterm_at_any_moment_leaves_no_stream_without_an_end(start_faulty: StartServer) -> None:
     """R12: under load, while requests come, prompts run, answers are written or begin; once or twice."""
-    for number in range(int(os.environ.get("ICC_SIGTERMS", "3"))):
+    for number in range(size_of("sigterms")):
         chance = random.Random(number)
         server = start_faulty("none", drain_s=10)
         refused, ends = [], []

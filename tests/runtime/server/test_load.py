@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import select
 import socket
@@ -13,16 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 from icc.runtime.server.api import limits
+from sizes import size_of
 
 from .conftest import Served, StartServer
 
 # shorter than the server's own, which `make soak` waits for
-REAL = bool(os.environ.get("ICC_REAL_LIMITS"))
+REAL = bool(size_of("real_limits"))
 TIMES = {} if REAL else {"HEADER_S": 0.6, "BODY_S": 0.6, "WRITE_S": 0.5}
 HEADER_S, BODY_S, WRITE_S = (TIMES.get(name, getattr(limits, name)) for name in ("HEADER_S", "BODY_S", "WRITE_S"))
 SLACK_S = 3.0  # of a busy machine
-RAW_REQUESTS = int(os.environ.get("ICC_RAW_REQUESTS", "500"))
-REQUESTS = int(os.environ.get("ICC_SOAK_REQUESTS", "300"))  # `make soak` asks for more
+RAW_REQUESTS = size_of("raw_requests")
+REQUESTS = size_of("soak_requests")
 
 
 def test_overload_sheds_and_what_is_accepted_ends(start_faulty: StartServer) -> None:

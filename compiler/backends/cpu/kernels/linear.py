@@ -14,9 +14,10 @@ from ....program.steps.linear import (
     Product,
     QuantizeRows,
 )
-from ..layouts.affine import quant_tile_bytes
+from ..layouts.codes import CodeTiles
+from ..layouts.dense import Tiles
 from ..layouts.elements import PLAIN
-from ..layouts.split import high_tile_bytes, low_tile_bytes
+from ..layouts.registry import LAYOUTS
 from .base import KernelParams
 
 P = TypeVar("P", bound=Product)
@@ -24,27 +25,25 @@ P = TypeVar("P", bound=Product)
 SCREENED_ROWS = 6  # with more rows a head takes its time for arithmetic, not for reading
 
 
-def _bad_groups(k: int, group: int) -> str:
-    return f"group {group} must be a multiple of 16 that divides k = {k}" if group % 16 or k % group else ""
-
-
 @dataclass(frozen=True)
 class DenseParams(KernelParams[P]):
-    """Common to products with a weight in `tile_<format>`."""
+    """Common to products with a weight in tiles of values."""
 
     @classmethod
     def refusal(cls, step: P) -> str:
-        if step.format not in ("f32", "bf16", "f16"):
-            return f"unknown weight format {step.format!r}"
-        return super().refusal(step)
+        return LAYOUTS.refusal(step.stored, Tiles) or super().refusal(step)
+
+    @property
+    def layout(self) -> Tiles:
+        return LAYOUTS.of(self.step.stored)
 
     @property
     def item(self) -> int:
-        return PLAIN[self.step.format]
+        return PLAIN[self.layout.format.name]
 
     @property
     def table(self) -> str:
-        return f"DENSE_{self.step.format.upper()}"
+        return f"DENSE_{self.layout.format.name.upper()}"
 
     @property
     def scratch_bytes(self) -> int:
@@ -53,33 +52,23 @@ class DenseParams(KernelParams[P]):
 
 @dataclass(frozen=True)
 class QuantParams(KernelParams[P]):
-    """Common to products of int8 rows with a weight in q4, q8 or, where 8 bits are split, q8s."""
+    """Common to products of int8 rows with a weight in tiles of codes."""
 
     @classmethod
     def refusal(cls, step: P) -> str:
         if not isinstance(step.x, QuantizedRows):
             return "products with codes need rows of int8"
-        if step.bits not in (4, 8):
-            return f"bits must be 4 or 8, not {step.bits}"
-        return _bad_groups(step.k, step.group) or super().refusal(step)
+        if reason := LAYOUTS.refusal(step.stored, CodeTiles):
+            return reason
+        return LAYOUTS.of(step.stored).misfit(step.n, step.k) or super().refusal(step)
+
+    @property
+    def layout(self) -> CodeTiles:
+        return LAYOUTS.of(self.step.stored)
 
     @property
     def groups(self) -> int:
-        return self.step.k // self.step.group
-
-    @property
-    def tile_bytes(self) -> int:
-        p = self.step
-        return high_tile_bytes(p.k, p.group) if p.split else quant_tile_bytes(p.k, p.bits, p.group)
-
-    @property
-    def low_bytes(self) -> int:
-        """Of a tile in the second plane; 0 where there is none."""
-        return low_tile_bytes(self.step.k) if self.step.split else 0
-
-    @property
-    def table(self) -> str:
-        return f"QUANT_Q{self.step.bits}{'S' if self.step.split else ''}"
+        return self.step.k // self.layout.group
 
     @property
     def scratch_bytes(self) -> int:
@@ -101,7 +90,7 @@ class LinearQParams(QuantParams[LinearQ]):
 
     @property
     def screen_table(self) -> str:
-        return f"{self.table}_HIGH"
+        return f"{self.layout.table}_HIGH"
 
     @property
     def scratch_bytes(self) -> int:
@@ -135,7 +124,9 @@ class QuantizeRowsParams(KernelParams[QuantizeRows]):
 
     @classmethod
     def refusal(cls, step: QuantizeRows) -> str:
-        return _bad_groups(step.k, step.group) or super().refusal(step)
+        if step.group % 16 or step.k % step.group:
+            return f"group {step.group} must be a multiple of 16 that divides k = {step.k}"
+        return super().refusal(step)
 
     @property
     def groups(self) -> int:

@@ -8,17 +8,18 @@ from typing import ClassVar, TypeVar
 
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, SizeArg, extent
+from ....program.layout import Layout
 from ....program.steps import rowwise as steps
 from ....program.steps.embedding import Embedding as EmbeddingStep
 from ....program.steps.embedding import SelectRows as SelectRowsStep
 from ....targets import Target
 from ...render import render
-from ..layouts.affine import codes_nbytes
+from ..layouts.codes import CodeGroups
+from ..layouts.registry import LAYOUTS
 from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg
 from ..tiling.choice import Tuner
 from .lines import BLOCK, Lines, even_block, power_of_two, warps
 
-QUANT_BITS = {"gq4": 4, "gq8": 8}
 WARP = 32
 UNROLLED = 16  # indices of a line whose loads a scatter issues at once
 R = TypeVar("R", EmbeddingStep, SelectRowsStep)
@@ -154,28 +155,22 @@ class Embedding(TakeRows[EmbeddingStep]):
 
     @classmethod
     def refusal(cls, step: EmbeddingStep) -> str:
-        if step.format not in QUANT_BITS and step.format not in ("f32", "bf16", "f16"):
-            return f"the Triton backend reads no table of format {step.format!r}"
-        return super().refusal(step)
+        return LAYOUTS.refusal(step.stored, Layout) or super().refusal(step)
+
+    @property
+    def layout(self) -> Layout:
+        """How the table lies in memory."""
+        return LAYOUTS.of(self.step.stored)
 
     @property
     def template(self) -> str:  # type: ignore[override]
-        return "triton/take_codes.py.jinja" if self.bits else "triton/take_rows.py.jinja"
+        return "triton/take_codes.py.jinja" if self.layout.coded else "triton/take_rows.py.jinja"
 
     @property
-    def bits(self) -> int:
-        """Of a code; 0 where there are none."""
-        return QUANT_BITS.get(self.step.format, 0)
-
-    @property
-    def span(self) -> int:
-        """Elements of 16 bits that hold the codes of one row's group."""
-        return self.step.group * self.bits // 16
-
-    @property
-    def codes_nbytes(self) -> int:
-        """Where the scales begin."""
-        return codes_nbytes(self.step.table_rows, self.step.n, self.bits)
+    def macros(self) -> str:
+        """The template that says how codes are read."""
+        assert isinstance(self.layout, CodeGroups)
+        return self.layout.macros
 
     @property
     def entry(self) -> str:

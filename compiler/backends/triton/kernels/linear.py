@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, TypeVar
 
 from .....runtime.format.manifest import Limits
 from .....runtime.format.operands import Operand
 from .....runtime.format.plan import Extent, ScratchArg, Term, extent
+from ....program.layout import Layout
 from ....program.steps import linear as steps
 from ....program.steps.base import QuantizedRows
 from ...render import render
+from ..layouts.codes import CodeGroups
+from ..layouts.registry import LAYOUTS
 from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel
 from ..tiling.choice import Tuner
 from ..tiling.linear import Product, pick
@@ -29,8 +33,11 @@ class RowProducts(StepKernel[P]):
 
     @classmethod
     def refusal(cls, step: P) -> str:
-        if step.bits and step.n * step.k * step.bits // 16 >= 2**31:
-            return f"product: {step.n} x {step.k} codes of {step.bits} bits need 64-bit addresses"
+        if reason := LAYOUTS.refusal(step.stored, Layout):
+            return reason
+        layout = LAYOUTS.of(step.stored)
+        if isinstance(layout, CodeGroups) and (reason := layout.misfit(step.n, step.k)):
+            return f"product: {reason}"
         if isinstance(step, steps.RowProduct) and step.residual is not None:
             return "residuals are part of the epilogue"
         for part in step.epilogue.inputs if step.epilogue else ():
@@ -60,17 +67,22 @@ class RowProducts(StepKernel[P]):
         """Whether each of a row's products has its own x."""
         return False
 
+    @cached_property
+    def layout(self) -> Layout:
+        """How W lies in memory."""
+        return LAYOUTS.of(self.step.stored)
+
     @property
-    def span(self) -> int:
-        """Elements of 16 bits that hold the codes of one row's group."""
-        return self.step.group * self.step.bits // 16
+    def codes(self) -> CodeGroups | None:
+        """The same where W has codes."""
+        return self.layout if isinstance(self.layout, CodeGroups) else None
 
     @property
     def mode(self) -> str:
         """How operands meet: "dense" and "codes" in 16 bits on matrix units, "wide" in float32."""
         narrow = self.x.dtype in ("bf16", "f16")
-        if self.step.bits:
-            return "codes" if narrow and self.span >= 16 and self.span & (self.span - 1) == 0 else "wide"
+        if self.codes:
+            return "codes" if narrow and self.codes.fits_matrix_units else "wide"
         return "dense" if narrow and self.step.w.dtype == self.x.dtype else "wide"
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
@@ -94,7 +106,7 @@ class RowProducts(StepKernel[P]):
 
     def _tile(self, shape: Shape, tuner: Tuner) -> Tiling:
         rows = shape.tiled_tokens
-        if shape.typical and self.step.bits:
+        if shape.typical and self.codes:
             rows = min(rows, 64)  # of codes fewer: decodes would wait for the matrix units
         if self.step.rows == "logit_rows" and not shape.decode:
             rows = min(rows, LOGIT_ROWS)
@@ -102,7 +114,7 @@ class RowProducts(StepKernel[P]):
         s = self.step
         product = Product(
             self.mode, self.x.dtype, s.n, s.k, self.step.columns, len(operands.parts), len(operands.extras), rows,
-            s.bits, s.group, self.experts, self.topk,
+            self.codes.unpacking if self.codes else None, self.experts, self.topk,
         )  # fmt: skip
         return Tiling.of(pick(product, tuner))
 

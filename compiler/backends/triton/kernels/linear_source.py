@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ....program.layout import Layout
 from ....program.steps.linear import Columns
-from ..layouts.affine import codes_nbytes, matrix_nbytes
 from ..spec import Arg
 from ..tiling.choice import Config
 from .body import Value, translate
@@ -129,6 +129,15 @@ class Source:
         return self.op.mode
 
     @property
+    def layout(self) -> Layout:
+        return self.op.layout
+
+    @property
+    def macros(self) -> str:
+        """The template that says how W is read."""
+        return self.op.codes.macros if self.op.codes else "triton/layouts/rows.py.jinja"
+
+    @property
     def x_type(self) -> str:
         return {"bf16": "tl.bfloat16", "f16": "tl.float16"}[self.op.x.dtype]
 
@@ -154,32 +163,22 @@ class Source:
         return "" if self.bias else " * 16777216.0"
 
     @property
-    def total_bias(self) -> float:
-        """What every code has too much: codes of 8 bits are a low field plus 16 times a high one."""
-        return float(self.bias * (1 if self.op.step.bits == 4 else 17))
-
-    @property
     def unpack(self) -> str:
         return "nibbles" if self.cuda else "fields"
 
     @property
     def fields(self) -> int:
         """Pieces of x that meet one element of codes."""
-        return 16 // self.op.step.bits
+        return self.op.codes.fields if self.op.codes else 1
 
     # -- addresses and masks ------------------------------------------------------------------------------------------
-
-    @property
-    def codes_nbytes(self) -> int:
-        return codes_nbytes(self.op.step.n, self.op.step.k, self.op.step.bits)
 
     @property
     def expert_offset(self) -> str:
         if not self.op.experts:
             return ""
-        s = self.op.step
-        size = matrix_nbytes(s.n, s.k, s.bits, s.group) if s.bits else s.n * s.k
-        return f" + expert * {size}"
+        s, codes = self.op.step, self.op.codes
+        return f" + expert * {codes.matrix_nbytes(s.n, s.k) if codes else s.n * s.k}"
 
     def slot_x(self, slot: str) -> str:
         """Where a slot's row of x begins."""

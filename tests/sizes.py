@@ -1,0 +1,36 @@
+"""How much the tests try: what `make test` has minutes for, and what `make soak` (ICC_SOAK=1) has a night for.
+
+`size_of(name)` is a number of the table; ICC_<NAME> in the environment is another. `soak(...)` are cases of a parameter
+list that only `make soak` runs; what they go through, others go through too.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+SOAK = bool(os.environ.get("ICC_SOAK"))
+_SIZES = {  # name: in `make test`, in `make soak`
+    "fuzz_examples": (150, 200_000),
+    "r7_pairs": (2000, 20_000),
+    "raw_requests": (500, 50_000),
+    "real_limits": (0, 1),  # wait for the server's own time limits
+    "schemathesis_examples": (25, 5000),  # per operation
+    "sigterms": (3, 1000),
+    "soak_requests": (300, 10_000),
+    "state_machine": (120, 10_000),  # runs of the scheduler
+    "state_machine_steps": (40, 200),
+    "timing_guesses": (0, 1000),
+    "write_fault_every": (3, 1),  # of the system calls that write an engine, each so-manieth fails
+}
+
+
+def size_of(name: str) -> int:
+    return int(os.environ.get(f"ICC_{name.upper()}", _SIZES[name][SOAK]))
+
+
+def soak(*cases: Any) -> list[Any]:
+    """These parameters, for `make soak` only. A tuple is one case of several parameters."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.soak) for case in cases]
