@@ -180,8 +180,7 @@ def prefill_flops(llm: icc.LLM) -> float:
 def kv_bytes_per_token(llm: icc.LLM) -> float:
     """Bytes of KV per token over all layers."""
     assert llm.engine is not None
-    kv = llm.engine.program.kv
-    return kv.total_block_bytes() / kv.block_size
+    return llm.engine.program.kv.bytes_per_token()
 
 
 def logits_error(llm: icc.LLM, model: Path) -> float:

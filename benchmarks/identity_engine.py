@@ -183,8 +183,13 @@ def _read_launches(program: dict[str, Any], specs: dict[str, Any], contents: Con
 
 
 def _read_facts(program: dict[str, Any], contents: Contents) -> None:
-    kv = program["kv"]
-    layers = [f"{k['kv_heads']}x({k['key_dim']}+{k['value_dim']}) window {k['window']}" for k in kv["layers"]]
+    groups = program["kv"]["groups"]
+    kv = groups[0]  # all have blocks of one kind
+    layers = [
+        f"{k['kv_heads']}x({k['key_dim']}+{k['value_dim']}) window {group.get('size', 0)}"
+        for group in groups
+        for k in group["layers"].values()
+    ]
     contents.facts["arena"] = f"{program['arena_bytes_per_token']} bytes per token"
     contents.facts["kv"] = f"blocks of {kv['block_size']} {kv['dtype']}; {len(layers)} layers, {sorted(set(layers))}"
     if program.get("plan"):

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 import icc
 import numpy as np
 from icc.runtime.batch.scheduled import Draft, ScheduledBatch, ScheduledSequence
+from icc.runtime.batch.tables import plain_tables
 from icc.runtime.executor.base import Executor
 from icc.runtime.llm import LLM
 from icc.runtime.speculate.drafter import Drafter, Proposal, Wish
@@ -46,12 +47,12 @@ class Replay(Drafter):
 
 def step_seconds(executor: Executor, tokens: int, context: int, rounds: int) -> float:
     """The median time of a step that verifies `tokens` - 1 guesses behind `context` tokens."""
-    table = tuple(range(-(-(context + tokens) // executor.block_size)))
+    tables = plain_tables(executor.groups, context + tokens)
     for start in range(0, context, executor.max_step_tokens):
         part = min(executor.max_step_tokens, context - start)
-        executor.step(ScheduledBatch((ScheduledSequence(1, (1,) * part, start, table, 0),)))
+        executor.step(ScheduledBatch((ScheduledSequence(1, (1,) * part, start, tables, 0),)))
     tree = Draft((2,) * (tokens - 1), tuple((i - 1) // 2 for i in range(tokens - 1))) if tokens > 1 else None
-    batch = ScheduledBatch((ScheduledSequence(1, (1,) + (2,) * (tokens - 1), context, table, tokens, tree),))
+    batch = ScheduledBatch((ScheduledSequence(1, (1,) + (2,) * (tokens - 1), context, tables, tokens, tree),))
     times = []
     for _ in range(rounds):
         begin = time.perf_counter()

@@ -80,7 +80,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
         passes += _run(graph, options, context, "attention", pipelines.attention())
         passes += _run(graph, options, context, "fuse", pipelines.fuse())
         kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
-        lowered = lower(graph, LowerOptions(kv_dtype, backend.profile))
+        lowered = lower(graph, LowerOptions(kv_dtype, backend.profile, max_seq_len=limits.max_seq_len))
         verify_lowered(lowered.program, backend.refusal)
     with writer.engine_directory(options.output) as stage:
         with reporter.stage("kernels"):

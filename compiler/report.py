@@ -91,7 +91,7 @@ def make_report(
         weight_bytes=weight_bytes,
         bits_per_weight=round(8 * weight_bytes / max(1, graph.info.num_parameters), 3),
         arena_bytes_per_token=program.arena_bytes_per_token,
-        kv_bytes_per_token=program.kv.total_block_bytes() / program.kv.block_size,
+        kv_bytes_per_token=program.kv.bytes_per_token(),
         steps=len(program.steps),
         kernels=len(program.kernels),
         fused=dict(sorted(fused.items())),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
+from icc.runtime.batch.tables import plain_tables
 from icc.runtime.executor.cpu.device import CpuDevice
 from icc.runtime.executor.player import Player
 from icc.runtime.format.load import open_engine
@@ -40,13 +41,11 @@ def main() -> None:
     a = parser.parse_args()
     device = CpuDevice(open_engine(a.engine, verify=False), threads=a.threads)
     executor = Player(device)
-    ctypes.memset(device._kv.address, 0x2C, device.kv_bytes)  # untouched pages would all be one page of zeros
-    blocks = -(-(a.context + 1) // executor.block_size)
-    decoding = decodes(a.decodes, a.context, blocks)
-    first = a.decodes * blocks
-    table = tuple(range(first, first + -(-a.chunk // executor.block_size)))
+    ctypes.memset(device._kv.address, 0x2C, device.cache.nbytes)  # untouched pages would all be one page of zeros
+    decoding = decodes(executor.groups, a.decodes, a.context)
+    tables = plain_tables(executor.groups, a.chunk, *[a.context + 1] * a.decodes)
     ids = tuple(np.random.default_rng(0).integers(10, 100, a.chunk).tolist())
-    chunk = ScheduledSequence(a.decodes, ids, 0, table, num_logits=0)
+    chunk = ScheduledSequence(a.decodes, ids, 0, tables, num_logits=0)
     batches = [ScheduledBatch((chunk,)), ScheduledBatch(tuple(decoding)), ScheduledBatch((*decoding, chunk))]
     rounds = [[seconds(executor, batch) for batch in batches] for _ in range(a.rounds + 1)][1:]
     alone, decode, both = (statistics.median(column) * 1e3 for column in zip(*rounds, strict=True))

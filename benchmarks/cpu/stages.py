@@ -13,6 +13,7 @@ import ctypes
 import subprocess
 import tempfile
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +22,13 @@ from icc.compiler.backends.cpu.emit import emit_source
 from icc.compiler.backends.cpu.isa import ALL
 from icc.compiler.program.program import Program, program_of
 from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
+from icc.runtime.batch.tables import plain_tables
 from icc.runtime.executor.cpu import library as kernel_library
 from icc.runtime.executor.cpu.device import CpuDevice
 from icc.runtime.executor.player import Player
 from icc.runtime.format.load import open_engine
 from icc.runtime.format.operands import WeightOperand
+from icc.runtime.kv.group import GroupConfig
 
 _RUN = "step.run(c);"
 _WAIT = "h.barrier.wait();"
@@ -57,18 +60,17 @@ def load_timed(engine: Path, isa_name: str, threads: int) -> tuple[Player, Progr
         image = (Path(folder) / "t.so").read_bytes()
     opened.files.read = lambda path: image  # type: ignore[method-assign]
     device = CpuDevice(opened, threads=threads)
-    ctypes.memset(device._kv.address, 0x2C, device.kv_bytes)  # untouched pages would all be one page of zeros
+    ctypes.memset(device._kv.address, 0x2C, device.cache.nbytes)  # untouched pages would all be one page of zeros
     path = kernel_library._loadable_path(image)
     raw = (ctypes.c_double * (4096 * 2)).in_dll(ctypes.CDLL(path), "icc_times")
     return Player(device), program, np.frombuffer(raw, dtype=np.float64).reshape(4096, 2)
 
 
-def decodes(count: int, context: int, blocks: int) -> list[ScheduledSequence]:
+def decodes(groups: Sequence[GroupConfig], count: int, context: int) -> list[ScheduledSequence]:
     """`count` sequences that decode one token each."""
-    return [
-        ScheduledSequence(i, (17,), context, tuple(range(i * blocks, (i + 1) * blocks)), num_logits=1)
-        for i in range(count)
-    ]
+    length = context + 1
+    tables = [plain_tables(groups, length, *[length] * i) for i in range(count)]
+    return [ScheduledSequence(i, (17,), context, tables[i], num_logits=1) for i in range(count)]
 
 
 def show(title: str, executor, program, times: np.ndarray, batch: ScheduledBatch, runs: int) -> None:
@@ -111,14 +113,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=7)
     a = parser.parse_args()
     executor, program, times = load_timed(a.engine, a.isa, a.threads)
-    blocks = -(-(a.context + 1) // executor.block_size)
     for size in map(int, filter(None, a.batch.split(","))):
-        batch = ScheduledBatch(tuple(decodes(size, a.context, blocks)))
+        batch = ScheduledBatch(tuple(decodes(executor.groups, size, a.context)))
         show(f"decode x{size} at {a.context}", executor, program, times, batch, a.runs)
     for length in map(int, filter(None, a.chunk.split(","))):
-        table = tuple(range(-(-length // executor.block_size)))
         ids = tuple(np.random.default_rng(0).integers(10, 100, length).tolist())
-        batch = ScheduledBatch((ScheduledSequence(0, ids, 0, table, num_logits=1),))
+        batch = ScheduledBatch((ScheduledSequence(0, ids, 0, plain_tables(executor.groups, length), num_logits=1),))
         show(f"prefill {length}", executor, program, times, batch, 3)
 
 

@@ -1,25 +1,26 @@
-// The C interface of a generated CPU library: one library per ISA level, loaded through ctypes by runtime/executor/cpu.py.
+// The C interface of a generated CPU library: one library per ISA level, loaded through ctypes by runtime/executor/cpu/library.py.
 // Every pointer stays owned by the caller and must live as long as the handle (weights, arena, kv) or the call (batch).
 #pragma once
 #include <stdint.h>
 
-#define ICC_ABI_VERSION 4
+#define ICC_ABI_VERSION 5
 
 extern "C" {
 
-// One packed step: T tokens of S sequences, sequence s owning tokens [seq_starts[s], seq_starts[s+1]).
+// One packed step: T tokens of S sequences, sequence s owning tokens [seq_starts[s], seq_starts[s+1]); as the layers of one
+// KV group see it: slot_mapping, block_tables and moves are the group's, all else is the same for all groups.
 struct icc_batch {
     int32_t num_tokens;             // T
     int32_t num_seqs;               // S
     int32_t num_logit_rows;         // L
-    int32_t max_blocks;             // B, the row length of block_tables
+    int32_t max_blocks;             // B, how many entries the rows of block_tables are apart
     int32_t greedy;                 // not 0: of each row only the largest logit is wanted; any other may be minus infinity
     const int32_t* token_ids;       // [T]
     const int32_t* positions;       // [T] position of each token in its sequence
     const int32_t* slot_mapping;    // [T] block * block_size + offset where the token's K and V go
     const int32_t* seq_starts;      // [S+1]
     const int32_t* context_lens;    // [S] tokens in the cache after this step, this step's included
-    const int32_t* block_tables;    // [S, B]
+    const int32_t* block_tables;    // [S, B] of a position that no token of the step sees, the entry means nothing
     const int32_t* logit_rows;      // [L] ascending token indices whose logits are wanted
     float* logits;                  // [L, vocab] written by the step
     const int32_t* parents;         // [T] in a sequence that verifies a tree of drafts: the token before each token, as an
@@ -39,14 +40,16 @@ int32_t icc_abi_version(void);
 // Needs no handle, and may be called by any number of threads.
 void icc_sha256(const uint8_t* data, int64_t count, int64_t size, uint8_t (*digests)[32]);
 
-// weights[i] is the address of the i-th weight of program.json (in its order), 64-byte aligned. kv points to
-// num_blocks * total_block_bytes bytes. Starts num_threads - 1 threads, which park between steps. NULL on failure.
-void* icc_create(int32_t num_threads, const void* const* weights, void* arena, void* kv, int64_t num_blocks);
+// weights[i] is the address of the i-th weight of program.json (in its order), 64-byte aligned. kv points to the groups,
+// one behind the other, of which g has num_blocks[g] blocks. Starts num_threads - 1 threads, which park between steps.
+// NULL on failure.
+void* icc_create(int32_t num_threads, const void* const* weights, void* arena, void* kv, const int64_t* num_blocks);
 
+// batches[g] is the step as KV group g sees it.
 // Executes the whole program once, or one of its sections (program.json, counted from 0). The section of draft heads
 // runs after a step: logit_rows are then rows of that step's logits, the other fields as they were. 0 on success.
-int32_t icc_step(void* handle, const struct icc_batch* batch);
-int32_t icc_section(void* handle, int32_t section, const struct icc_batch* batch);
+int32_t icc_step(void* handle, const struct icc_batch* batches);
+int32_t icc_section(void* handle, int32_t section, const struct icc_batch* batches);
 
 void icc_destroy(void* handle);
 

@@ -16,11 +16,13 @@ from pathlib import Path
 import msgspec
 
 from ...runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
+from ...runtime.batch.tables import plain_tables
 from ...runtime.executor.cuda.device import CudaDevice
 from ...runtime.executor.player import Player
 from ...runtime.format.load import Engine
 from ...runtime.format.manifest import Limits
 from ...runtime.format.plan import LaunchPlan
+from ...runtime.kv.group import GroupConfig
 from ..backends.triton.build.compile import Compiled, compile_specs
 from ..backends.triton.plan import Planned, PlannedPhase, make_plan, phase_shapes, plan_program
 from ..backends.triton.spec import LaunchSpec, Shape
@@ -152,7 +154,7 @@ def _time(
         for name, found in plan.objects.items()
     }
     launches = plan.phases[0].launches[choice.kernel]
-    sizes = executor.prepare(full_batch(choice.shape, engine.manifest.limits, executor.block_size))
+    sizes = executor.prepare(full_batch(choice.shape, engine.manifest.limits, executor.groups))
 
     ready = [
         executor.device.ready(functions[launch.object], plan.objects[launch.object], launch, call)
@@ -168,14 +170,14 @@ def _time(
     return statistics.median(cuda.seconds(once) for _ in range(_ROUNDS)) / len(plan.calls)
 
 
-def full_batch(shape: Shape, limits: Limits, block_size: int) -> ScheduledBatch:
+def full_batch(shape: Shape, limits: Limits, groups: Sequence[GroupConfig]) -> ScheduledBatch:
     """The largest step of a phase: decodes in the middle of their longest context, or one chunk of a prompt.
 
     All sequences share their blocks: what the kernels compute does not matter here.
     """
     if not shape.decode:
-        table = tuple(range(-(-shape.max_tokens // block_size)))
-        return ScheduledBatch((ScheduledSequence(0, (0,) * shape.max_tokens, 0, table, 1),))
+        tables = plain_tables(groups, shape.max_tokens)
+        return ScheduledBatch((ScheduledSequence(0, (0,) * shape.max_tokens, 0, tables, 1),))
     start = min(limits.max_seq_len, 2048) // 2
-    table = tuple(range(start // block_size + 1))
-    return ScheduledBatch(tuple(ScheduledSequence(i, (0,), start, table, 1) for i in range(shape.max_tokens)))
+    tables = plain_tables(groups, start + 1)
+    return ScheduledBatch(tuple(ScheduledSequence(i, (0,), start, tables, 1) for i in range(shape.max_tokens)))

@@ -11,6 +11,7 @@ from ...runtime.batch.packed import host_arrays
 from ...runtime.executor.device import Work, batch_limits
 from ...runtime.executor.walk import BoundLaunch, Place, Walker
 from ...runtime.format.batch import GPU_INPUTS, PLAN_ARRAYS, SAMPLED
+from ...runtime.format.kv import KVLayout, KVMemory
 from ...runtime.format.manifest import Limits
 from ...runtime.format.program import DRAFTS, Program
 from ..backends.triton.interpreter import TORCH_TYPES, launch
@@ -34,25 +35,25 @@ class InterpretDevice:
         specs: Mapping[str, LaunchSpec],
         packed: Mapping[str, np.ndarray],
         limits: Limits,
-        num_blocks: int,
+        num_blocks: int | tuple[int, ...],
         section: str = "",
-        host_blocks: int = 0,
+        host_blocks: int | tuple[int, ...] = 0,
     ) -> None:
         assert program.plan is not None
         self.program, self.plan, self._section = program, program.plan, section
         self.limits = batch_limits(program, limits, _LOGITS_BYTES)
-        self.num_blocks, self.host_blocks = num_blocks, host_blocks
-        self._walker, self._specs = Walker(program, self.plan), specs
+        self.cache, self.host = _memory(program.kv, num_blocks), _memory(program.kv, host_blocks)
+        self._walker, self._specs = Walker(program, self.plan, self.cache, self.limits), specs
         self._weights = {name: _memory_of(data) for name, data in packed.items()}
         self._sides = [host_arrays((*GPU_INPUTS, *SAMPLED), self.limits) for _ in range(self.turns)]
         self._there = host_arrays((*GPU_INPUTS, *SAMPLED), self.limits)
         self._there["token"][:] = -9
-        rows, block_bytes = self.limits.logit_rows, program.kv.total_block_bytes()
+        rows = self.limits.logit_rows
         self.logits = np.zeros((rows, program.vocab_size), np.float32)
-        self._host = _poisoned(block_bytes * host_blocks)
+        self._host = _poisoned(self.host.nbytes)
         self._spaces = {
             "arena": _poisoned(program.arena_bytes_per_token * self.limits.tokens),
-            "kv": _poisoned(block_bytes * num_blocks),
+            "kv": _poisoned(self.cache.nbytes),
             "scratch": _poisoned(self.plan.scratch_bytes),
             "logits": _poisoned(self.logits.nbytes),
         }
@@ -125,6 +126,11 @@ class InterpretDevice:
         dtype = TORCH_TYPES[kind.removeprefix("*")]
         rest = memory[value.offset :]
         return rest[: len(rest) // dtype.itemsize * dtype.itemsize].view(dtype)
+
+
+def _memory(layout: KVLayout, num_blocks: int | tuple[int, ...]) -> KVMemory:
+    """So many blocks of each group, or of every group."""
+    return KVMemory(layout, num_blocks if isinstance(num_blocks, tuple) else (num_blocks,) * len(layout.groups))
 
 
 def _poisoned(nbytes: int) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
+from ...runtime.batch.tables import plain_tables
 from ...runtime.executor.player import Player
 from ...runtime.format.files import EngineFiles
 from ...runtime.format.load import Engine
@@ -40,7 +41,7 @@ def open_staged(stage: Path, target: Target, built: Built, limits: Limits, kerne
 def verify_step(executor: Player, tokens: int, max_seq_len: int) -> ScheduledBatch:
     """A step that verifies `tokens` - 1 guesses behind a short context, which is computed here."""
     start = max(min(CONTEXT, max_seq_len - tokens), 0)
-    table = tuple(range(-(-(start + tokens) // executor.block_size)))
+    tables = plain_tables(executor.groups, start + tokens)
     if start:
-        executor.step(ScheduledBatch((ScheduledSequence(1, (1,) * start, 0, table, 0),)))
-    return ScheduledBatch((ScheduledSequence(1, (1,) * tokens, start, table, tokens),))
+        executor.step(ScheduledBatch((ScheduledSequence(1, (1,) * start, 0, tables, 0),)))
+    return ScheduledBatch((ScheduledSequence(1, (1,) * tokens, start, tables, tokens),))

@@ -9,8 +9,9 @@ from math import prod
 
 import msgspec
 
+from ...runtime.format.kv import KVLayer
 from ...runtime.format.operands import BufferOperand, WeightOperand
-from ...runtime.format.program import ITEM_SIZE, Buffer, KVLayer, Weight
+from ...runtime.format.program import ITEM_SIZE, Buffer, Weight
 from ..weights.handles import Weight as Handle
 from .layout import Layout
 from .placed import Placed, contiguous
@@ -58,7 +59,7 @@ class ProgramBuilder:
     records: list[Record] = field(default_factory=list)
     buffers: dict[str, VirtualBuffer] = field(default_factory=dict)
     weights: dict[str, WeightSource] = field(default_factory=dict)
-    kv_layers: dict[int, KVLayer] = field(default_factory=dict)
+    kv_layers: dict[int, tuple[KVLayer, int]] = field(default_factory=dict)  # each with its window, 0 for none
 
     def buffer(self, shape: tuple[int, ...], dtype: str, rows: str) -> Placed:
         """A new contiguous buffer."""

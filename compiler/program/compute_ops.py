@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import fx
 
-from ...runtime.format.program import LOGITS, KVLayer
+from ...runtime.format.kv import KVLayer
+from ...runtime.format.program import LOGITS
 from ..graph.graph import type_of
 from ..ops import OPS
 from ..ops.body import Body
@@ -236,7 +237,7 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     q_cos, q_sin, k_cos, k_sin, sinks, alibi = (low.vector(a) for a in node.args[4:10])
     layer, scale, window, chunk, softcap, style = node.args[10:]
     layer = low.kv_layer(int(layer))  # type: ignore[call-overload]
-    low.builder.kv_layers[layer] = KVLayer(k.shape[0], k.shape[1], v.shape[1], int(window))  # type: ignore[call-overload]
+    low.cache(layer, KVLayer(k.shape[0], k.shape[1], v.shape[1]), int(window))  # type: ignore[call-overload]
     kv = KVSpec(k.shape[0], k.shape[1], v.shape[1], low.options.kv_dtype, low.options.block_size)
 
     def rotary(cos: Any) -> Rotary:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...runtime.format.kv import KVLayer
 from ...runtime.format.operands import Operand, WeightOperand
 from ...runtime.format.program import LOGITS
 from ..errors import UnsupportedModel
@@ -32,11 +33,12 @@ _COPY = Body.parse("t0 = copy a0")
 
 @dataclass(frozen=True)
 class LowerOptions:
-    """What the program must know of the deployment and the backend."""
+    """What the program must know of the deployment and the backend. max_seq_len: 0 if it is not known."""
 
     kv_dtype: str
     profile: Profile
     block_size: int = 32
+    max_seq_len: int = 0
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,11 @@ class Lowerer:
     def kv_layer(self, layer: int) -> int:
         """The number of a graph's attention layer in the program: without gaps where passes removed one."""
         return self._kv_layers.setdefault(layer, len(self._kv_layers))
+
+    def cache(self, layer: int, shape: KVLayer, window: int) -> None:
+        """What a KV layer holds of a token; `window` tokens are read of it, or all. Several may read it."""
+        before = self.builder.kv_layers.get(layer, (shape, window))[1]
+        self.builder.kv_layers[layer] = shape, max(window, before) if window and before else 0
 
     # weights
 

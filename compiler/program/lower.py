@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from ...runtime.format.program import DRAFTS, EXIT, HEADS, LOGITS, KVLayout, Section
+from ...runtime.format.program import DRAFTS, EXIT, HEADS, LOGITS, Section
 from ...runtime.format.speculation import Speculation
 from ..errors import UnsupportedModel
 from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
@@ -17,6 +17,7 @@ from ..graph.printer import target_name
 from .builder import WeightSource, program_buffer, program_weight
 from .context import Lowerer, LowerOptions
 from .epilogue import fuse_epilogues
+from .kv_groups import group_layers
 from .lowerings import LOWERINGS
 from .memory import plan
 from .placed import Placed, contiguous
@@ -109,9 +110,7 @@ def _program(low: Lowerer, marks: list[int]) -> Lowered:
         steps=steps,
         buffers=[program_buffer(b, offsets[b.name]) for b in buffers],
         weights={name: program_weight(source) for name, source in sources.items()},
-        kv=KVLayout(
-            low.options.block_size, low.options.kv_dtype, [builder.kv_layers[i] for i in sorted(builder.kv_layers)]
-        ),
+        kv=group_layers(builder.kv_layers, low.options),
         arena_bytes_per_token=arena,
         vocab_size=type_of(low.graph.output).shape[-1],
         sections=_sections(marks, len(steps)),

@@ -96,12 +96,17 @@ def _step_problems(program: Program, buffers: dict[str, Buffer], step: Step) -> 
             row = operand.stride or widths[name]
             if operand.offset < 0 or operand.offset + widths[name] > row:
                 yield f"operand {name} covers {operand.offset} to {operand.offset + widths[name]} of a row of {row}"
-    if not -1 <= step.layer < len(program.kv.layers):
+    groups = [group for group in program.kv.groups if step.layer in group.layers]
+    if len(groups) != (step.layer >= 0):
         yield f"there is no KV layer {step.layer}"
     elif isinstance(step, KvWrite | Attention):
-        layer, layout, kv = program.kv.layers[step.layer], program.kv, step.kv
-        shape = (layer.kv_heads, layer.key_dim, layer.value_dim, layout.dtype, layout.block_size)
-        if step.layer < 0 or shape != (kv.heads, kv.key_dim, kv.value_dim, kv.dtype, kv.block_size):
+        kv = step.kv
+        shapes = [
+            (layer.kv_heads, layer.key_dim, layer.value_dim, group.dtype, group.block_size)
+            for group in groups
+            for layer in (group.layers[step.layer],)
+        ]
+        if shapes != [(kv.heads, kv.key_dim, kv.value_dim, kv.dtype, kv.block_size)]:
             yield f"its cache is not that of KV layer {step.layer}"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..format.batch import INPUTS, MOVES_MULTIPLE, BatchArray, BatchLimits
+from ..kv.sequence import slot_of
 from .scheduled import Draft, ScheduledBatch
 
 DTYPES = {"i32": np.dtype(np.int32), "f32": np.dtype(np.float32)}
@@ -20,15 +21,17 @@ def host_arrays(arrays: Sequence[BatchArray], limits: BatchLimits) -> dict[str, 
 class PackedBatch:
     """The arrays of `INPUTS` for the largest possible step; `pack` fills their beginnings.
 
-    Of row s of block_tables only the first `ceil(context_lens[s] / block_size)` entries mean something; logit_rows
-    ascend. Trees of guesses: positions tell depths, and a context length counts the places in the cache; parents are
-    indices into the batch, -1 outside of trees; tree_masks have bit i of 64 set where a token sees its sequence's token
-    i, and no bit outside of trees.
+    Of a sequence's block table in a group only the first `ceil(context_lens[s] / block_size)` entries mean something,
+    and of these only those that it still has; logit_rows ascend. Trees of guesses: positions tell depths, and a context
+    length counts the places in the cache; parents are indices into the batch, -1 outside of trees; tree_masks have bit
+    i of 64 set where a token sees its sequence's token i, and no bit outside of trees.
     """
 
-    def __init__(self, limits: BatchLimits, block_size: int, arrays: Mapping[str, np.ndarray] | None = None) -> None:
-        """arrays: where those that are needed elsewhere lie; the others are made here."""
-        self.limits, self.block_size = limits, block_size
+    def __init__(
+        self, limits: BatchLimits, block_sizes: Sequence[int], arrays: Mapping[str, np.ndarray] | None = None
+    ) -> None:
+        """block_sizes: of each KV group. arrays: where those that are needed elsewhere lie; others are made here."""
+        self.limits, self.block_sizes = limits, tuple(block_sizes)
         given = arrays or {}
         self.arrays = {**given, **host_arrays([array for array in INPUTS if array.name not in given], limits)}
         self.token_ids, self.positions = self.arrays["token_ids"], self.arrays["positions"]
@@ -39,27 +42,33 @@ class PackedBatch:
         self.parents[:] = -1
         self.num_tokens = self.num_seqs = self.num_logit_rows = self.num_moves = 0
         self.has_trees = False
-        self._tables: list[tuple[int, ...] | None] = [None] * limits.seqs  # what each row of block_tables holds
+        self._tables: list[list[tuple[int, ...] | None]] = [  # what each row of block_tables holds, by group
+            [None] * limits.seqs for _ in self.block_sizes
+        ]
 
     def pack(self, batch: ScheduledBatch) -> None:
         """Fill the arrays. The batch must be within the limits given when they were made."""
         token = row = 0
-        self.num_moves = len(batch.moves)
-        if batch.moves:
-            self.moves[: self.num_moves] = batch.moves
+        self.num_moves = batch.num_moves
+        for group, upkeep in enumerate(batch.upkeep):
+            if upkeep.moves:
+                self.moves[group, : self.num_moves] = upkeep.moves
         had_trees, self.has_trees = self.has_trees, any(sequence.is_tree for sequence in batch.sequences)
         if had_trees or self.has_trees:
             self.parents[:] = -1
             self.tree_masks[:] = 0
         for index, sequence in enumerate(batch.sequences):
             count = len(sequence.token_ids)
-            if self._tables[index] is not sequence.block_table:  # unchanged tables are the same object
-                self.block_tables[index, : len(sequence.block_table)] = sequence.block_table
-                self._tables[index] = sequence.block_table
+            for group, table in enumerate(sequence.block_tables):
+                if self._tables[group][index] is not table:  # unchanged tables are the same object
+                    entries = self.block_tables[index, group, : len(table)]
+                    entries[:] = table
+                    np.maximum(entries, 0, out=entries)  # NO_BLOCK: nothing of it is used, but it may be fetched
+                    self._tables[group][index] = table
             self.seq_starts[index] = token
             self.context_lens[index] = sequence.end
             if count == 1:
-                self._pack_token(token, sequence.token_ids[0], sequence.start, sequence.block_table)
+                self._pack_token(token, sequence.token_ids[0], sequence.start, sequence.block_tables)
             else:
                 self._pack_chunk(token, sequence.token_ids, sequence.start, index)
                 if sequence.is_tree:
@@ -77,7 +86,7 @@ class PackedBatch:
         have = self.num_seqs
         self.token_ids[have:count] = 0
         self.positions[have:count] = 0
-        self.slot_mapping[have:count] = -1
+        self.slot_mapping[:, have:count] = -1
         self.context_lens[have:count] = 0
         self.seq_starts[have + 1 : count + 1] = range(have + 1, count + 1)
         self.logit_rows[have:count] = range(have, count)
@@ -86,7 +95,7 @@ class PackedBatch:
         """Make their number a multiple, so that few numbers come: the last is made again, which changes nothing."""
         have, count = self.num_moves, -(-self.num_moves // MOVES_MULTIPLE) * MOVES_MULTIPLE
         if have:
-            self.moves[have:count] = self.moves[have - 1]
+            self.moves[:, have:count] = self.moves[:, have - 1 : have]
             self.num_moves = count
 
     def _pack_tree(self, at: int, start: int, draft: Draft) -> None:
@@ -99,15 +108,16 @@ class PackedBatch:
             masks.append(masks[parent + 1] | 1 << guess)
         self.tree_masks[at:end] = np.array(masks, dtype=np.uint64)[:, None].view(np.int32)
 
-    def _pack_token(self, at: int, token_id: int, position: int, table: tuple[int, ...]) -> None:
+    def _pack_token(self, at: int, token_id: int, position: int, tables: tuple[tuple[int, ...], ...]) -> None:
         self.token_ids[at] = token_id
         self.positions[at] = position
-        self.slot_mapping[at] = table[position // self.block_size] * self.block_size + position % self.block_size
+        for group, table in enumerate(tables):
+            self.slot_mapping[group, at] = slot_of(table, position, self.block_sizes[group])
 
     def _pack_chunk(self, at: int, token_ids: tuple[int, ...], start: int, row: int) -> None:
         end = at + len(token_ids)
         positions = np.arange(start, start + len(token_ids), dtype=np.int32)
         self.token_ids[at:end] = token_ids
         self.positions[at:end] = positions
-        blocks = self.block_tables[row, positions // self.block_size]
-        self.slot_mapping[at:end] = blocks * self.block_size + positions % self.block_size
+        for group, block_size in enumerate(self.block_sizes):
+            self.slot_mapping[group, at:end] = slot_of(self.block_tables[row, group], positions, block_size)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from ..kv.upkeep import Upkeep
+
 
 def pending_token(row: int) -> int:
     """Stands for the token that the step before samples from its logit row `row`; negative, unlike token ids."""
@@ -60,8 +62,9 @@ class ScheduledSequence:
     """The part of one request that runs in a step.
 
     `token_ids` take positions `start .. start + len(token_ids) - 1`; the KV of everything before `start` is in the
-    cache. Position p lives in block `block_table[p // block_size]` at offset `p % block_size`. The logits of the last
-    `num_logits` tokens are wanted (0: the chunk ends before the sequence does).
+    cache, as far as it is read. `block_tables` has a table for each KV group: position p lives in block
+    `table[p // block_size]` at offset `p % block_size`; an entry is NO_BLOCK where no layer of the group reads any
+    more. The logits of the last `num_logits` tokens are wanted (0: the chunk ends before the sequence does).
 
     With a `draft`, `token_ids` are the request's last token and then the guesses, all of whose logits are wanted. A
     guess at depth d takes position `start + d` and sees, from `start` on, only the tokens that it follows; but its KV
@@ -71,7 +74,7 @@ class ScheduledSequence:
     request_id: int
     token_ids: tuple[int, ...]
     start: int
-    block_table: tuple[int, ...]
+    block_tables: tuple[tuple[int, ...], ...]
     num_logits: int
     draft: Draft | None = None
 
@@ -88,19 +91,22 @@ class ScheduledSequence:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """One step. Logit rows come in the order of the sequences.
-
-    Before anything else, in this order: the blocks `zeros` are filled with zeros; `moves` are made, (from, to) slots,
-    block * block_size + offset, whose KV is copied one after the other; the KV of preempted requests is copied to host
-    memory, `swap_outs` (block, host slot), and that of requests which go on is copied back, `swap_ins` (host slot,
-    block).
+    """One step. Logit rows come in the order of the sequences. Before anything else comes the `upkeep` of each KV
+    group; without any, nothing is due. All groups make the same moves.
     """
 
     sequences: tuple[ScheduledSequence, ...]
-    moves: tuple[tuple[int, int], ...] = ()
-    zeros: tuple[int, ...] = ()
-    swap_outs: tuple[tuple[int, int], ...] = ()
-    swap_ins: tuple[tuple[int, int], ...] = ()
+    upkeep: tuple[Upkeep, ...] = ()
+
+    @property
+    def num_moves(self) -> int:
+        """How many slots are copied in each group."""
+        return len(self.upkeep[0].moves) if self.upkeep else 0
+
+    @property
+    def swaps(self) -> bool:
+        """Whether any group copies blocks to host memory or back."""
+        return any(upkeep.swaps for upkeep in self.upkeep)
 
     @property
     def num_tokens(self) -> int:

@@ -91,7 +91,7 @@ def _check(llm: LLM, options: BenchOptions, batch_size: int) -> None:
         )
     if batch_size > executor.max_batch_size:
         raise UsageError(f"batch size {batch_size} exceeds the engine's {executor.max_batch_size}")
-    if -(-length // executor.block_size) * batch_size > executor.num_blocks:
+    if llm.loop.scheduler.kv.too_small([length] * batch_size) is not None:
         raise CapacityError(f"{batch_size} sequences of {length} tokens do not fit in the KV cache at once")
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ..format.files import EngineFiles
 from ..format.isa import cpu_flags
+from ..format.kv import KVLayout, KVMemory
 from ..format.load import decode_program, read_manifest
-from ..format.manifest import Manifest
+from ..format.manifest import Limits, Manifest
 from ..format.program import Program
 
 
@@ -19,7 +20,7 @@ def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
     manifest = read_manifest(root)
     raw = EngineFiles(root, manifest.files, verify=False).read(manifest.program_file)
     program = decode_program(raw, manifest.program_file)
-    model, limits, kv = manifest.model, manifest.limits, program.kv
+    model, limits = manifest.model, manifest.limits
     flags = cpu_flags()
     ops = Counter(program.kernels[step.kernel] for step in program.steps)
     weights: Counter[str] = Counter()
@@ -42,14 +43,7 @@ def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
             "max_batch_size": limits.max_batch_size,
             "max_step_tokens": limits.max_step_tokens,
         },
-        "kv_cache": {
-            "dtype": kv.dtype,
-            "block_size": kv.block_size,
-            "bytes_per_token": kv.total_block_bytes() / kv.block_size,
-            "bytes_full_batch": kv.total_block_bytes()
-            * -(-limits.max_seq_len // kv.block_size)
-            * limits.max_batch_size,
-        },
+        "kv_cache": _kv_facts(program.kv, limits),
         "arena_bytes": program.arena_bytes_per_token * limits.max_step_tokens,
         "weights_bytes": dict(sorted(weights.items())),
         "steps": dict(sorted(ops.items())),
@@ -60,6 +54,28 @@ def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
         ],
         **_gpu_facts(manifest, program),
         "total_bytes": sum(entry.size for entry in manifest.files.values()),
+    }
+
+
+def _kv_facts(kv: KVLayout, limits: Limits) -> dict[str, object]:
+    """The bytes of the KV cache, of all groups and of each."""
+    one, batch = (kv.blocks_needed(limits, sequences) for sequences in (1, limits.max_batch_size))
+    groups = [
+        {
+            "keeps": group.keeps if group.keeps == "all" else f"{group.keeps} of {group.size}",
+            "layers": len(group.layers),
+            "dtype": group.dtype,
+            "block_size": group.block_size,
+            "bytes_per_token": group.block_bytes() / group.block_size,
+            "bytes_one_sequence": least * group.block_bytes(),
+            "bytes_full_batch": most * group.block_bytes(),
+        }
+        for group, least, most in zip(kv.groups, one, batch, strict=True)
+    ]
+    return {
+        "bytes_per_token": kv.bytes_per_token(),
+        "bytes_full_batch": KVMemory(kv, batch).nbytes,
+        "groups": groups,
     }
 
 

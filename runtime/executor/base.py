@@ -7,22 +7,17 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from ..batch.scheduled import ScheduledBatch
+from ..kv.group import GroupConfig
 
 
 class Executor(Protocol):
-    """Owns the KV cache of `num_blocks` blocks of `block_size` tokens, and runs steps within its limits.
+    """Owns the KV cache, and runs steps within its limits.
 
-    host_blocks: how many blocks it can keep in host memory for preempted requests; 0 where the cache is host memory.
+    groups: how many blocks of each KV group there are. No host_blocks where the cache is host memory.
     """
 
     @property
-    def num_blocks(self) -> int: ...
-
-    @property
-    def host_blocks(self) -> int: ...
-
-    @property
-    def block_size(self) -> int: ...
+    def groups(self) -> tuple[GroupConfig, ...]: ...
 
     @property
     def vocab_size(self) -> int: ...

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ..format.batch import BatchLimits
+from ..format.kv import KVMemory
 from ..format.manifest import Limits
 from ..format.plan import LaunchPlan, Phase
 from ..format.program import Program
@@ -33,10 +34,9 @@ class Device(Protocol):
     """Kernels and memory of one engine, and a queue of what they are to do: in order, and perhaps later than the call.
 
     program: what it runs. plan: what the steps launch; None where a device runs a step of any size in one call, which
-    makes the moves itself and samples nothing. limits: the largest step. num_blocks: of the KV cache. host_blocks: the
-    host's, for the KV of preempted requests; 0 where nothing is swapped. turns: how many steps may be under way.
-    screens: whether a greedy step is less work. logits: the host's float32 `[L, vocab]`, of the step that was waited
-    for last.
+    makes the moves itself and samples nothing. limits: the largest step. cache: the KV cache. host: what the host keeps
+    of preempted requests; no blocks where nothing is swapped. turns: how many steps may be under way. screens: whether
+    a greedy step is less work. logits: the host's float32 `[L, vocab]`, of the step that was waited for last.
     """
 
     @property
@@ -49,10 +49,10 @@ class Device(Protocol):
     def limits(self) -> BatchLimits: ...
 
     @property
-    def num_blocks(self) -> int: ...
+    def cache(self) -> KVMemory: ...
 
     @property
-    def host_blocks(self) -> int: ...
+    def host(self) -> KVMemory: ...
 
     @property
     def turns(self) -> int: ...
@@ -117,5 +117,7 @@ def batch_limits(program: Program, limits: Limits, logits_bytes: int) -> BatchLi
     """The largest step, whose logits take no more than so many bytes unless a full batch of decodes needs more."""
     seqs = min(limits.max_batch_size, limits.max_step_tokens)
     rows = max(logits_bytes // (4 * program.vocab_size), seqs)
-    blocks = -(-limits.max_seq_len // program.kv.block_size)
-    return BatchLimits(limits.max_step_tokens, seqs, blocks, min(rows, limits.max_step_tokens))
+    groups = program.kv.groups
+    blocks = max((group.blocks_for(limits.max_seq_len) for group in groups), default=1)
+    rows = min(rows, limits.max_step_tokens)
+    return BatchLimits(limits.max_step_tokens, seqs, blocks, rows, max(len(groups), 1))

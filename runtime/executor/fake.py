@@ -11,6 +11,9 @@ import numpy as np
 
 from ..batch.scheduled import ScheduledBatch, ScheduledSequence
 from ..format.batch import TOP_LOGPROBS
+from ..kv.group import GroupConfig
+from ..kv.sequence import slot_of
+from ..kv.upkeep import Upkeep
 from ..requests.params import SamplingParams
 from ..requests.sampler import draw
 from .sampling import Sampled, SamplingRow
@@ -33,6 +36,7 @@ class FakeExecutor:
     """Keeps token ids where a model keeps keys and values, and reads every context back through the block tables.
 
     The logits are 10 at `rule(context)` and 0 elsewhere. `nan_after` is a token id whose successor's logits are NaN.
+    more_groups: KV groups besides the one that keeps everything; what they keep must be the same ids.
     """
 
     def __init__(
@@ -47,14 +51,15 @@ class FakeExecutor:
         max_logit_rows: int = 16,
         rule: Callable[[Sequence[int], int], int] = successor,
         nan_after: int | None = None,
+        more_groups: Sequence[GroupConfig] = (),
     ) -> None:
-        self.vocab_size, self.num_blocks, self.block_size = vocab_size, num_blocks, block_size
-        self.host_blocks = host_blocks
+        self.vocab_size = vocab_size
+        self.groups = (GroupConfig(num_blocks, block_size, host_blocks), *more_groups)
         self.max_batch_size, self.max_step_tokens, self.max_logit_rows = max_batch_size, max_step_tokens, max_logit_rows
         self.rule = rule
         self.nan_after = nan_after
-        self.cache = np.full(num_blocks * block_size, -1, dtype=np.int64)
-        self.host = np.full((host_blocks, block_size), -1, dtype=np.int64)
+        self.caches = [np.full((group.num_blocks, group.block_size), -1, dtype=np.int64) for group in self.groups]
+        self.hosts = [np.full((group.host_blocks, group.block_size), -1, dtype=np.int64) for group in self.groups]
         self.batches: list[ScheduledBatch] = []
         self.closed = False
 
@@ -63,32 +68,44 @@ class FakeExecutor:
         assert 0 < batch.num_tokens <= self.max_step_tokens
         assert len(batch.sequences) <= self.max_batch_size and batch.num_logit_rows <= self.max_logit_rows
         self.batches.append(batch)
-        for block in batch.zeros:
-            self.cache[block * self.block_size : (block + 1) * self.block_size] = -1
-        for source, target in batch.moves:
-            assert self.cache[source] >= 0, "what was never written is moved"
-            self.cache[target] = self.cache[source]
-        blocks = self.cache.reshape(-1, self.block_size)
-        for block, slot in batch.swap_outs:
-            self.host[slot] = blocks[block]
-        for slot, block in batch.swap_ins:
-            blocks[block], self.host[slot] = self.host[slot], -1
+        for blocks, host, upkeep in zip(self.caches, self.hosts, batch.upkeep, strict=bool(batch.upkeep)):
+            self._keep_up(blocks, host, upkeep)
         written: set[int] = set()
         rows: list[np.ndarray] = []
         for sequence in batch.sequences:
-            slots = [self._slot(sequence.block_table, position) for position in range(sequence.end)]
-            new = slots[sequence.start :]
-            assert not written.intersection(new), "two sequences write the same slot"
-            written.update(new)
-            self.cache[new] = sequence.token_ids
-            context = self.cache[slots].tolist()
+            for group, blocks, table in zip(self.groups, self.caches, sequence.block_tables, strict=True):
+                places = np.arange(sequence.start, sequence.end)
+                blocks.reshape(-1)[slot_of(np.array(table), places, group.block_size)] = sequence.token_ids
+            size, table = self.groups[0].block_size, sequence.block_tables[0]
+            slots = [slot_of(table, place, size) for place in range(sequence.end)]
+            assert not written.intersection(slots[sequence.start :]), "two sequences write the same slot"
+            written.update(slots[sequence.start :])
+            context = self.caches[0].reshape(-1)[slots].tolist()
             assert min(context) >= 0, "a slot is read before it is written"
+            self._check_others(sequence, context)
             for row in range(sequence.num_logits):
                 rows.append(self._logits(_seen(sequence, context, sequence.end - sequence.num_logits + row)))
         return np.stack(rows) if rows else np.zeros((0, self.vocab_size), dtype=np.float32)
 
-    def _slot(self, table: tuple[int, ...], position: int) -> int:
-        return table[position // self.block_size] * self.block_size + position % self.block_size
+    def _keep_up(self, blocks: np.ndarray, host: np.ndarray, upkeep: Upkeep) -> None:
+        slots = blocks.reshape(-1)
+        for block in upkeep.zeros:
+            blocks[block] = -1
+        for source, target in upkeep.moves:
+            assert slots[source] >= 0, "what was never written is moved"
+            slots[target] = slots[source]
+        for block, slot in upkeep.swap_outs:
+            host[slot] = blocks[block]
+        for slot, block in upkeep.swap_ins:
+            blocks[block], host[slot] = host[slot], -1
+
+    def _check_others(self, sequence: ScheduledSequence, context: list[int]) -> None:
+        """What the other groups keep of a sequence is what it has."""
+        others = zip(self.groups[1:], self.caches[1:], sequence.block_tables[1:], strict=True)
+        for group, blocks, table in others:
+            for kept in (*group.policy.kept(sequence.start), range(sequence.start, sequence.end)):
+                held = blocks.reshape(-1)[slot_of(np.array(table), np.array(kept), group.block_size)]
+                assert held.tolist() == context[kept.start : kept.stop], "a group does not hold what it keeps"
 
     def _logits(self, context: list[int]) -> np.ndarray:
         row = np.zeros(self.vocab_size, dtype=np.float32)

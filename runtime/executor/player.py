@@ -12,6 +12,8 @@ from ..batch.scheduled import ScheduledBatch
 from ..errors import UsageError
 from ..format.batch import SAMPLED
 from ..format.program import HEADS
+from ..kv.group import GroupConfig
+from ..kv.upkeep import Upkeep
 from .device import Device, Work
 from .sampling import Sampled, SamplingRow, fill_rows
 from .swap import copies
@@ -36,16 +38,17 @@ class Player(Generic[D]):
     """
 
     def __init__(self, device: D) -> None:
-        self.device, self._layout = device, device.program.kv
-        self.block_size, self.vocab_size = device.program.kv.block_size, device.program.vocab_size
+        self.device, self.vocab_size = device, device.program.vocab_size
         self.max_step_tokens, self.max_batch_size = device.limits.tokens, device.limits.seqs
         self.max_logit_rows = device.limits.logit_rows
-        self.num_blocks, self.host_blocks = device.num_blocks, device.host_blocks
+        counts = zip(device.program.kv.groups, device.cache.num_blocks, device.host.num_blocks, strict=True)
+        self.groups = tuple(GroupConfig(here, group.block_size, host, group.policy) for group, here, host in counts)
         self.screens, self.samples = device.screens, device.plan is not None
         self._closed = False
         try:
             turns = range(device.turns)
-            self._packed = [PackedBatch(device.limits, self.block_size, device.arrays(turn)) for turn in turns]
+            sizes = [group.block_size for group in self.groups]
+            self._packed = [PackedBatch(device.limits, sizes, device.arrays(turn)) for turn in turns]
             self._turn = self._tokens = 0  # whose turn is next, and the tokens of the last step
             for phase in device.plan.phases if device.plan is not None else ():
                 if phase.decode and phase.max_tokens <= self.max_batch_size:
@@ -112,17 +115,18 @@ class Player(Generic[D]):
         self._turn = (turn + 1) % len(self._packed)
         packed = self._pack(turn, batch, rows)
         count = packed.num_logit_rows
-        for block in batch.zeros:
-            for offset, nbytes in self._layout.block_places(block, device.num_blocks):
-                device.zero(offset, nbytes)
+        for group, upkeep in enumerate(batch.upkeep):
+            for block in upkeep.zeros:
+                for offset, nbytes in device.cache.block_places(group, block):
+                    device.zero(offset, nbytes)
         work = self._work(packed, greedy)
         self._tokens = work.sizes["num_tokens"]
         device.send(turn, work.sizes["num_seqs"])
-        if batch.swap_outs or batch.swap_ins:
-            if batch.moves:  # they are part of every layer's steps: here they must come before the copies
+        if batch.swaps:
+            if batch.num_moves:  # they are part of every layer's steps: here they must come before the copies
                 device.run(work._replace(moves_only=True))
                 work = work._replace(sizes={**work.sizes, "num_moves": 0})
-            self._swap(batch)
+            self._swap(batch.upkeep)
         device.run(work)
         host_samples = rows is None or None in rows or not count
         device.fetch(turn, count, host_samples)
@@ -151,14 +155,16 @@ class Player(Generic[D]):
     def _sizes(self, tokens: int, seqs: int, rows: int, moves: int = 0) -> Mapping[str, int]:
         return {
             "num_tokens": tokens, "num_seqs": seqs, "num_logit_rows": rows, "num_moves": moves,
-            "max_blocks": self.device.limits.blocks, "num_blocks": self.device.num_blocks,
+            "max_blocks": self.device.limits.table_stride,
         }  # fmt: skip
 
-    def _swap(self, batch: ScheduledBatch) -> None:
+    def _swap(self, upkeeps: Sequence[Upkeep]) -> None:
         """Blocks go to host memory, then others come from there."""
         device = self.device
-        for place in copies(self._layout, batch.swap_outs, device.num_blocks, device.host_blocks):
-            device.swap_out(*place)
-        back = [(block, slot) for slot, block in batch.swap_ins]
-        for place in copies(self._layout, back, device.num_blocks, device.host_blocks):
-            device.swap_in(*place)
+        for group, upkeep in enumerate(upkeeps):
+            for place in copies(device.cache, device.host, group, upkeep.swap_outs):
+                device.swap_out(*place)
+        for group, upkeep in enumerate(upkeeps):
+            back = [(block, slot) for slot, block in upkeep.swap_ins]
+            for place in copies(device.cache, device.host, group, back):
+                device.swap_in(*place)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..format.program import KVLayout
+from ..format.kv import KVMemory
 
 
 def copies(
-    layout: KVLayout, pairs: Sequence[tuple[int, int]], num_blocks: int, host_blocks: int
+    cache: KVMemory, host: KVMemory, group: int, pairs: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, int, int]]:
     """(byte of the cache, byte of host memory, bytes) for pairs of a block and a host slot: neighbours as one copy."""
     for block, slot, count in runs(pairs):
-        there = layout.block_places(slot, host_blocks)
-        for (cache, nbytes), (host, _) in zip(layout.block_places(block, num_blocks), there, strict=True):
-            yield cache, host, nbytes * count
+        there = host.block_places(group, slot)
+        for (here, nbytes), (at, _) in zip(cache.block_places(group, block), there, strict=True):
+            yield here, at, nbytes * count
 
 
 def runs(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:

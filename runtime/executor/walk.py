@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from ..format.batch import PLAN_ARRAYS, BatchLimits
+from ..format.kv import KVMemory
 from ..format.operands import BufferOperand, Operand, WeightOperand
 from ..format.plan import (
     BatchArg,
@@ -38,20 +40,18 @@ class Place:
 @dataclass(frozen=True)
 class Argument:
     """What a launch passes, symbolic in the batch: one of `SIZES` by its name, or, in a memory space, a pointer to byte
-    `offset + per_token * num_tokens + per_block * num_blocks`; there, `name` is that of a weight."""
+    `offset + per_token * num_tokens`; there, `name` is that of a weight."""
 
     name: str
     space: str = ""
     offset: int = 0
     per_token: int = 0
-    per_block: int = 0
 
     def value(self, sizes: Mapping[str, int]) -> Place | int:
         """What it is in a batch."""
         if not self.space:
             return sizes[self.name]
-        moved = self.per_token * sizes["num_tokens"] + self.per_block * sizes["num_blocks"]
-        return Place(self.space, self.offset + moved, self.name)
+        return Place(self.space, self.offset + self.per_token * sizes["num_tokens"], self.name)
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,14 @@ class BoundLaunch:
 
 
 class Walker:
-    """Binds the launches of a program's plan to the sizes of a step. section: see `Section`; "" is the program."""
+    """Binds the launches of a program's plan to the sizes of a step, and those of a KV layer to its place in the cache
+    and to the arrays of its group. section: see `Section`; "" is the program."""
 
-    def __init__(self, program: Program, plan: LaunchPlan) -> None:
+    def __init__(self, program: Program, plan: LaunchPlan, cache: KVMemory, limits: BatchLimits) -> None:
         self._program = program
         self._plan = plan
         self._buffers = {b.name: b for b in program.buffers}
-        layers = range(len(program.kv.layers))
-        sizes = [program.kv.block_bytes(layer) for layer in layers]
-        self._layer_offsets = [sum(sizes[:layer]) for layer in layers]
+        self._cache, self._limits = cache, limits
 
     def launches(self, phase: Phase, section: str = "") -> list[tuple[Launch, tuple[Argument, ...]]]:
         """All launches of a step in order. Draft heads work on a step that has run: nothing comes before or after."""
@@ -87,11 +86,6 @@ class Walker:
             x, y, z = (dim.value(sizes) for dim in launch.grid)
             if x * y * z:
                 yield BoundLaunch(launch, [argument.value(sizes) for argument in arguments], (x, y, z))
-
-    def block_bytes(self, section: str = "") -> int:
-        """Bytes of a KV block id over the layers that a section uses, and those before them."""
-        used = max((call.layer for call in self._calls(section)), default=-1) + 1
-        return sum(self._program.kv.block_bytes(layer) for layer in range(used))
 
     def arguments(self, launch: Launch, call: Call | None) -> tuple[Argument, ...]:
         """What a launch is given: one of a call, or, without one, of what comes before or after them."""
@@ -109,7 +103,9 @@ class Walker:
             case OperandArg() if call is not None:
                 return self._operand(call.operands[arg.name])
             case KVArg() if call is not None:
-                return Argument("", "kv", per_block=self._layer_offsets[call.layer])
+                return Argument("", "kv", self._cache.layer_offset(call.layer))
+            case BatchArg() if call is not None and (stride := self._limits.group_bytes(PLAN_ARRAYS[arg.name])):
+                return Argument("", arg.name, stride * self._cache.layout.group_of(call.layer))
             case BatchArg() | OutputArg():
                 return Argument("", arg.name)
             case OperandArg() | KVArg():

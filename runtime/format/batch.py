@@ -13,15 +13,16 @@ from typing import NamedTuple
 MOVES_MULTIPLE = 16  # the moves of a GPU's step are padded to a multiple
 TOP_LOGPROBS = 20  # of the likeliest tokens per row that a device reports
 ITEM_BYTES = 4  # of every element
+_ALIGNED = 4  # elements: 16 bytes
 
 
 @dataclass(frozen=True)
 class BatchArray:
     """One array, contiguous. dtype: "i32" or "f32". kind: "sampling" or "sampled" where it is about that.
 
-    shape: of a step, in symbols: T tokens, S sequences, L logit rows, B entries of a row of block tables, M moves; V is
-    the width of a row of the output, H and R are heads and ranks of draft heads. cpu, gpu: whether the kernels of these
-    back ends are given it.
+    shape: of a step, in symbols: T tokens, S sequences, L logit rows, B entries of a row of block tables, M moves, G KV
+    groups; V is the width of a row of the output, H and R are heads and ranks of draft heads. Of an array with G, the
+    kernels of a layer are given the part of its group. cpu, gpu: whether the kernels of these back ends are given it.
     """
 
     name: str
@@ -41,15 +42,16 @@ class BatchArray:
 INPUTS = (
     BatchArray("token_ids", ("T",)),
     BatchArray("positions", ("T",)),
-    BatchArray("slot_mapping", ("T",)),
+    BatchArray("slot_mapping", ("G", "T")),
     BatchArray("seq_starts", ("S+1",)),
     BatchArray("context_lens", ("S",)),
     BatchArray("logit_rows", ("L",)),
-    BatchArray("moves", ("M", 2)),
+    BatchArray("moves", ("G", "M", 2)),
     BatchArray("parents", ("T",), gpu=False),  # which tokens see which in a tree of guesses, for CPUs
     BatchArray("tree_masks", ("T", 2), cpu=False),  # and for GPUs
-    BatchArray("block_tables", ("S", "B")),
+    BatchArray("block_tables", ("S", "G", "B")),
 )
+BLOCK_TABLES = INPUTS[-1]
 # How a GPU samples each logit row: the fields of a SamplingRow.
 SAMPLING = (
     BatchArray("temperature", ("L",), "f32", cpu=False, kind="sampling"),
@@ -78,20 +80,34 @@ PLAN_ARRAYS = {array.plan_name: array for array in (*GPU_INPUTS, *SAMPLED, *OUTP
 
 
 class BatchLimits(NamedTuple):
-    """The largest step: its T, S, B and L."""
+    """The largest step: its T, S, B, L and G."""
 
     tokens: int
     seqs: int
     blocks: int
     logit_rows: int
+    groups: int = 1
 
     def shape(self, array: BatchArray) -> tuple[int, ...]:
         """The largest shape of an array that no width of the model is part of."""
         sizes = {
             "T": self.tokens, "S": self.seqs, "S+1": self.seqs + 1, "B": self.blocks, "L": self.logit_rows,
-            "M": self.tokens + MOVES_MULTIPLE,
+            "M": self.tokens + MOVES_MULTIPLE, "G": self.groups,
         }  # fmt: skip
+        if self.groups > 1 and "G" in array.shape:  # so that every group's part is as aligned as the array
+            sizes |= {name: -(-sizes[name] // _ALIGNED) * _ALIGNED for name in ("T", "B", "M")}
         return tuple(dim if isinstance(dim, int) else sizes[dim] for dim in array.shape)
+
+    def group_bytes(self, array: BatchArray) -> int:
+        """How far the parts of two groups are apart; 0 if the array is not divided into groups."""
+        if "G" not in array.shape:
+            return 0
+        return ITEM_BYTES * prod(self.shape(array)[array.shape.index("G") + 1 :])
+
+    @property
+    def table_stride(self) -> int:
+        """How many entries the block tables of two sequences in one group are apart."""
+        return prod(self.shape(BLOCK_TABLES)[1:])
 
     def nbytes(self, array: BatchArray) -> int:
         """Bytes of the largest shape."""

@@ -11,11 +11,13 @@ from typing import TypeVar
 import msgspec
 
 from ..errors import EngineAbiError, EngineFieldError, EngineFormatError, EngineVersionError, KVLayoutError
+from ..kv.policy import POLICIES
 from .digest import digest_of
 from .files import EngineFiles, HashPieces
 from .isa import cpu_flags, select_library
+from .kv import KV_DTYPES, MAX_BLOCK_SIZE, KVGroup
 from .manifest import FORMAT_VERSION, KERNEL_ABI, Library, Manifest
-from .program import KV_DTYPES, MAX_BLOCK_SIZE, Program
+from .program import Program
 from .verify import MANIFEST_FILE, check_listing, check_paths
 from .weights import MappedWeights
 
@@ -158,15 +160,27 @@ def _check_agreement(manifest: Manifest, program: Program) -> None:
     for name, found in program.plan.objects.items() if program.plan else ():
         if found.file not in manifest.files:
             raise EngineFormatError(f"{manifest.program_file}: object {name} is not listed in {MANIFEST_FILE}", _HINT)
-    limits, kv = manifest.limits, program.kv
-    if not 1 <= kv.block_size <= MAX_BLOCK_SIZE:
-        raise KVLayoutError(
-            f"the engine keeps {kv.block_size} tokens in a KV block, this runtime can keep 1 to {MAX_BLOCK_SIZE}", _HINT
-        )
-    if kv.dtype not in KV_DTYPES:
-        raise KVLayoutError(
-            f"the engine's KV cache is of type {kv.dtype!r}, this runtime has {', '.join(KV_DTYPES)}",
-            "compile the model again with this version of icc",
-        )
+    for group in program.kv.groups:
+        _check_group(group)
+    limits = manifest.limits
     if min(limits.max_seq_len, limits.max_batch_size, limits.max_step_tokens) < 1:
         raise EngineFormatError(f"{MANIFEST_FILE}: limits must be at least 1", _HINT)
+
+
+def _check_group(group: KVGroup) -> None:
+    """KVLayoutError if this runtime cannot keep such a group."""
+    if not 1 <= group.block_size <= MAX_BLOCK_SIZE:
+        raise KVLayoutError(
+            f"the engine keeps {group.block_size} tokens in a KV block, this runtime can keep 1 to {MAX_BLOCK_SIZE}",
+            _HINT,
+        )
+    if group.dtype not in KV_DTYPES:
+        raise KVLayoutError(
+            f"the engine's KV cache is of type {group.dtype!r}, this runtime has {', '.join(KV_DTYPES)}",
+            "compile the model again with this version of icc",
+        )
+    if group.keeps not in POLICIES or group.size < (group.keeps == "window"):
+        raise KVLayoutError(
+            f"the engine's KV cache keeps {group.keeps!r} of size {group.size}, this runtime has {', '.join(POLICIES)}",
+            "compile the model again with this version of icc",
+        )

@@ -13,7 +13,7 @@ import msgspec
 from .operands import Operand
 
 # The symbols of an extent, and the integers that a launch may pass.
-SIZES = ("num_tokens", "num_seqs", "num_logit_rows", "max_blocks", "num_blocks", "num_moves")
+SIZES = ("num_tokens", "num_seqs", "num_logit_rows", "max_blocks", "num_moves")
 
 HIDDEN_POINTERS = 2  # that a kernel takes behind its own arguments: Triton's, to scratch memory that is not used
 

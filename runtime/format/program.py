@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import msgspec
 
+from .kv import KVLayout
 from .plan import LaunchPlan
 from .speculation import Speculation
 
-KV_DTYPES = ("f32", "bf16", "f16", "i8")
-MAX_BLOCK_SIZE = 4096  # tokens
 # element sizes in bytes of everything that a buffer or weight can hold
 ITEM_SIZE = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4, "i8": 1, "u8": 1}
 
@@ -57,50 +56,6 @@ class Weight(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: str
     shape: list[int]
     nbytes: int
-
-
-class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The KV cache of one attention layer. `window` is the number of tokens attended to, 0 for all."""
-
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    window: int = 0
-
-
-class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The paged KV cache: blocks of `block_size` tokens; `dtype` is f32, bf16, f16 or i8.
-
-    The layers lie one after the other; layer l starts at `kv + num_blocks * layer_offset(l)` where layer_offset is the
-    sum of the block bytes of the layers before it. Within a layer, block b starts at `b * block_bytes(l)`; keys come
-    first, then values; the order inside is the executor's.
-    """
-
-    block_size: int
-    dtype: str
-    layers: list[KVLayer]
-
-    def block_bytes(self, layer: int) -> int:
-        """Bytes of one block in one layer, keys and values, rounded up to 64."""
-        spec = self.layers[layer]
-        item = ITEM_SIZE[self.dtype]
-        raw = self.block_size * spec.kv_heads * (spec.key_dim + spec.value_dim) * item
-        if self.dtype == "i8":  # one float32 scale per token, head and tensor
-            raw += self.block_size * spec.kv_heads * 2 * 4
-        return (raw + 63) // 64 * 64
-
-    def block_places(self, block: int, num_blocks: int) -> list[tuple[int, int]]:
-        """(offset, bytes) of a block in every layer of a cache of `num_blocks`."""
-        places, base = [], 0
-        for layer in range(len(self.layers)):
-            nbytes = self.block_bytes(layer)
-            places.append((base + block * nbytes, nbytes))
-            base += num_blocks * nbytes
-        return places
-
-    def total_block_bytes(self) -> int:
-        """Bytes that one block id takes over all layers."""
-        return sum(self.block_bytes(layer) for layer in range(len(self.layers)))
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -147,6 +102,11 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
             if section.name == name:
                 return [*range(section.shared), *range(section.begin, section.end)]
         return list(range(self.num_own_steps))
+
+    def kv_of(self, name: str) -> KVLayout:
+        """The KV layers that the launches of a section use, and those before them. Requires a plan."""
+        assert self.plan is not None
+        return self.kv.first_layers(max((self.plan.calls[n].layer for n in self.steps_of(name)), default=-1) + 1)
 
     def section(self, name: str) -> int | None:
         """The number of the section of that name; None if there is none."""

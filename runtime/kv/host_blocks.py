@@ -1,54 +1,48 @@
-"""HostBlocks: where in host memory the KV of preempted requests is kept."""
+"""HostBlocks: where in host memory the KV of preempted sequences is kept."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..scheduler.request import Request
-from .upkeep import Upkeep
+from .sequence import BlockTable
+from .upkeep import Due
 
 
 class HostBlocks:
-    """Slots `0 .. num_slots - 1`, each as large as a KV block, and which waiting request has which.
+    """Slots `0 .. num_slots - 1`, each as large as a group's block, and which preempted sequence has which.
 
-    A slot is one request's alone: what the prefix cache finds on the device is shared there. The copies themselves are
+    A slot is one sequence's alone: what the prefix cache finds on the device is shared there. The copies themselves are
     due with the next step, outs before ins. A slot that is given up may be given out in the same step, because none is
     read in a step whose scheduling preempts: `Scheduler.schedule` lets nobody in then.
     """
 
-    def __init__(self, num_slots: int, block_size: int, upkeep: Upkeep) -> None:
-        self._num_slots, self._block_size, self._upkeep = num_slots, block_size, upkeep
+    def __init__(self, num_slots: int, due: Due) -> None:
+        self._num_slots, self._due = num_slots, due
         self._free = list(range(num_slots - 1, -1, -1))  # a stack: neighbours stay together, so that they are one copy
 
     @property
     def num_free(self) -> int:
         return len(self._free)
 
-    def save(self, request: Request) -> bool:
-        """Keep what a request that loses its blocks has computed, from the front as far as there are slots.
+    def save(self, table: BlockTable, indices: Iterable[int]) -> None:
+        """Keep the blocks with these numbers. Requires room for them.
 
-        Whether anything is kept. Its blocks may be released then: nothing writes them before the copies are made.
+        They may be released then: nothing writes them before the copies are made.
         """
-        wanted = -(-request.num_computed_tokens // self._block_size)
-        count = min(wanted, len(self._free))
-        request.host_slots = [self._free.pop() for _ in range(count)]
-        request.num_saved_tokens = min(request.num_computed_tokens, count * self._block_size)
-        self._upkeep.swap_outs += zip(request.block_table, request.host_slots, strict=False)
-        return count > 0
+        table.host_slots = {index: self._free.pop() for index in indices}
+        self._due.swap_outs += [(table.blocks[index], slot) for index, slot in table.host_slots.items()]
 
-    def restore(self, request: Request, first: int) -> None:
-        """Bring what is kept back into the blocks of its table from number `first` on: those before have it already."""
-        self._upkeep.swap_ins += zip(request.host_slots[first:], request.block_table[first:], strict=False)
-        request.num_computed_tokens = max(request.num_computed_tokens, request.num_saved_tokens)
-        self.drop(request)
+    def restore(self, table: BlockTable, indices: Iterable[int]) -> None:
+        """Bring these back into the blocks of the table, and give up what else is kept."""
+        self._due.swap_ins += [(table.host_slots[index], table.blocks[index]) for index in indices]
+        self.drop(table)
 
-    def drop(self, request: Request) -> None:
-        """Give up what is kept of a request."""
-        self._free += reversed(request.host_slots)
-        request.host_slots = []
-        request.num_saved_tokens = 0
+    def drop(self, table: BlockTable) -> None:
+        """Give up what is kept of a sequence."""
+        self._free += reversed(table.host_slots.values())
+        table.host_slots = {}
 
-    def check(self, waiting: Iterable[Request]) -> None:
-        """Assert that every slot is free or one waiting request's."""
-        held = [slot for request in waiting for slot in request.host_slots]
+    def check(self, waiting: Iterable[BlockTable]) -> None:
+        """Assert that every slot is free or one waiting sequence's."""
+        held = [slot for table in waiting for slot in table.host_slots.values()]
         assert sorted(held + self._free) == list(range(self._num_slots)), "a host slot is lost, or held twice"

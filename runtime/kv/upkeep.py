@@ -1,30 +1,44 @@
-"""Upkeep: what is done to the KV cache before the next step runs."""
+"""Upkeep: what is done to a group's blocks before the next step runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..batch.scheduled import ScheduledBatch, ScheduledSequence
+Pairs = tuple[tuple[int, int], ...]
 
-Pairs = list[tuple[int, int]]
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """In this order: the blocks `zeros` are filled with zeros; `moves` are made, (from, to) slots whose KV is copied
+    one after the other; the KV of preempted requests is copied to host memory, `swap_outs` (block, host slot), and that
+    of requests which go on is copied back, `swap_ins` (host slot, block). A slot is block * block_size + offset.
+    """
+
+    zeros: tuple[int, ...] = ()
+    moves: Pairs = ()
+    swap_outs: Pairs = ()
+    swap_ins: Pairs = ()
+
+    @property
+    def swaps(self) -> bool:
+        """Whether anything is copied to host memory or back."""
+        return bool(self.swap_outs or self.swap_ins)
 
 
 @dataclass(slots=True)
-class Upkeep:
-    """Collected between two steps; the lists are the fields of ScheduledBatch."""
+class Due:
+    """Upkeep as it comes up between two steps."""
 
     zeros: list[int] = field(default_factory=list)
-    moves: Pairs = field(default_factory=list)
-    swap_outs: Pairs = field(default_factory=list)
-    swap_ins: Pairs = field(default_factory=list)
+    moves: list[tuple[int, int]] = field(default_factory=list)
+    swap_outs: list[tuple[int, int]] = field(default_factory=list)
+    swap_ins: list[tuple[int, int]] = field(default_factory=list)
 
-    def batch(self, sequences: Sequence[ScheduledSequence]) -> ScheduledBatch:
-        """The step of these sequences, with all that is due. Without any it is not run, and all stays due."""
-        batch = ScheduledBatch(
-            tuple(sequences), tuple(self.moves), tuple(self.zeros), tuple(self.swap_outs), tuple(self.swap_ins)
-        )
-        if sequences:
-            for due in (self.zeros, self.moves, self.swap_outs, self.swap_ins):
-                due.clear()
-        return batch
+    def upkeep(self) -> Upkeep:
+        """What is due now."""
+        return Upkeep(tuple(self.zeros), tuple(self.moves), tuple(self.swap_outs), tuple(self.swap_ins))
+
+    def clear(self) -> None:
+        """A step does it."""
+        for due in (self.zeros, self.moves, self.swap_outs, self.swap_ins):
+            due.clear()

@@ -61,9 +61,7 @@ class EngineLoop:
                 max_batch_size=executor.max_batch_size,
                 max_step_tokens=executor.max_step_tokens,
                 max_logit_rows=executor.max_logit_rows,
-                num_blocks=executor.num_blocks,
-                block_size=executor.block_size,
-                host_blocks=executor.host_blocks,
+                groups=executor.groups,
             )
         )
 

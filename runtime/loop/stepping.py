@@ -74,7 +74,9 @@ class Stepper:
     def works(self) -> bool:
         """Whether the device can run anything at all: one token, into a cache that holds nothing."""
         try:
-            self._executor.step(ScheduledBatch((ScheduledSequence(-1, (0,), 0, (0,), 1),)))
+            self._executor.step(
+                ScheduledBatch((ScheduledSequence(-1, (0,), 0, ((0,),) * len(self._executor.groups), 1),))
+            )
         except Exception:
             return False
         return True

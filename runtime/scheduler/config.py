@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..kv.group import GroupConfig
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits per step (sequences, tokens, logit rows) and the size of the KV cache (blocks, tokens per block).
-
-    host_blocks: blocks of host memory for the KV of preempted requests; with none, it is computed again.
-    """
+    """Limits per step (sequences, tokens, logit rows), and the KV groups of the engine, in its order."""
 
     max_batch_size: int
     max_step_tokens: int
     max_logit_rows: int
-    num_blocks: int
-    block_size: int
-    host_blocks: int = 0
+    groups: tuple[GroupConfig, ...]
 
     def __post_init__(self) -> None:
         # every running request must be able to run one token, or a prefill could starve behind decodes
         assert 1 <= self.max_batch_size <= min(self.max_step_tokens, self.max_logit_rows), self
-        assert self.num_blocks >= 1 and self.block_size >= 1 and self.host_blocks >= 0, self
+        assert self.groups

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..batch.scheduled import Draft
-from ..kv.prefix_cache import BlockKey, child_key, root_key
+from ..kv.sequence import CachedSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,30 +28,27 @@ class RequestSpec:
     use_cache: bool = True
     client: str = ""
 
+    @property
+    def max_cached_tokens(self) -> int:
+        """Tokens whose KV the request may need at most: the last sampled token is never computed."""
+        return len(self.token_ids) + max(self.max_new_tokens - 1, 0)
 
-@dataclass(slots=True, eq=False)
-class Request:
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request(CachedSequence):
     """A request in the scheduler: its tokens, how many of them are computed, and its blocks.
 
     `num_computed_tokens` is all there is to prefill and decode: a step runs some of the tokens after it, and samples
-    when it reaches the last one. Blocks `0 .. num_computed_tokens // block_size - 1` are full and never written again.
+    when it reaches the last one. Blocks that are full of computed tokens are never written again.
     """
 
     spec: RequestSpec
     arrival: int
     start: int = 0  # tag of fair queueing
-    tokens: list[int] = field(default_factory=list)
-    num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0  # in the step under way
     num_ahead_tokens: int = 0  # in the step after it, where that was scheduled already
     draft: Draft | None = None  # verified in the step under way
     num_preemptions: int = 0
-    block_table: list[int] = field(default_factory=list)
-    host_slots: list[int] = field(default_factory=list)  # of a waiting request: its first blocks in host memory
-    num_saved_tokens: int = 0  # computed ones that those hold
-    num_published: int = 0  # blocks at the front of the table that the prefix cache has seen
-    keys: list[BlockKey] = field(default_factory=list)  # of the full blocks of `tokens`, as far as asked for
-    _table_tuple: tuple[int, ...] = ()
 
     @property
     def id(self) -> int:
@@ -61,10 +58,6 @@ class Request:
     def rank(self) -> tuple[int, int, int]:
         """The order of service; smaller is served first and preempted last."""
         return (self.spec.priority, self.start, self.arrival)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.tokens)
 
     @property
     def num_remaining(self) -> int:
@@ -80,49 +73,17 @@ class Request:
         """Tokens that were asked for and not sampled."""
         return max(self.spec.max_new_tokens - self.num_new_tokens, 0)
 
-    @property
-    def max_cached_tokens(self) -> int:
-        """Tokens whose KV the request may need at most: the last sampled token is never computed."""
-        return len(self.spec.token_ids) + max(self.spec.max_new_tokens - 1, 0)
-
-    def table(self) -> tuple[int, ...]:
-        """The block table as a tuple; the same object as long as it has not changed, so that copies can be saved."""
-        if len(self._table_tuple) != len(self.block_table):
-            self._table_tuple = tuple(self.block_table)
-        return self._table_tuple
-
-    def take_accepted(self, accepted: tuple[int, ...], block_size: int) -> list[tuple[int, int]]:
-        """Count the accepted guesses of the draft as tokens whose KV is there; the moves that bring it to its place."""
+    def take_accepted(self, accepted: tuple[int, ...]) -> list[tuple[int, int]]:
+        """Count the accepted guesses of the draft as tokens whose KV is there; from which place each must be moved, and
+        where to."""
         draft, first = self.draft, self.num_computed_tokens
         assert draft is not None and len(accepted) <= len(draft)
-
-        def slot(place: int) -> int:
-            return self.block_table[place // block_size] * block_size + place % block_size
-
         self.tokens += [draft.token_ids[guess] for guess in accepted]
         self.num_computed_tokens += len(accepted)
         places = enumerate(accepted)  # guesses ascend, so that none is overwritten before it is moved
-        return [(slot(first + guess), slot(first + depth)) for depth, guess in places if guess != depth]
+        return [(first + guess, first + depth) for depth, guess in places if guess != depth]
 
-    def cut_table(self, length: int) -> list[int]:
-        """Take the blocks behind the first `length` out of the table (the caller releases them)."""
-        cut = self.block_table[length:]
-        if cut:
-            del self.block_table[length:]
-            self._table_tuple = ()
-        return cut
-
-    def clear_table(self) -> None:
-        """Forget the blocks and everything computed in them (the caller releases them)."""
-        self.block_table.clear()
-        self._table_tuple = ()
+    def stop(self) -> None:
+        """It runs no more: nothing of it is in a step."""
         self.draft = None
-        self.num_computed_tokens = self.num_scheduled_tokens = self.num_ahead_tokens = self.num_published = 0
-
-    def key(self, index: int, block_size: int) -> BlockKey:
-        """The prefix-cache key of full block `index`."""
-        while len(self.keys) <= index:
-            parent = self.keys[-1] if self.keys else root_key(self.spec.salt)
-            first = len(self.keys) * block_size
-            self.keys.append(child_key(parent, self.tokens[first : first + block_size]))
-        return self.keys[index]
+        self.num_scheduled_tokens = self.num_ahead_tokens = 0

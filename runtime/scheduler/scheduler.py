@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ..batch.scheduled import Draft, Finished, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict, pending_token
 from ..errors import CapacityError, RequestError
-from ..kv.tables import Tables
-from ..kv.upkeep import Upkeep
+from ..kv.cache import KVCache, Prefix
 from .config import SchedulerConfig
 from .fairness import FairShare
 from .request import Request, RequestSpec
@@ -31,9 +30,7 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self._upkeep = Upkeep()
-        self._tables = Tables(config, self._upkeep)
-        self.cache, self.pool = self._tables.cache, self._tables.pool
+        self.kv = KVCache(config.groups)
         self._requests: dict[int, Request] = {}
         self._running: list[Request] = []
         self._waiting: list[Request] = []
@@ -47,8 +44,7 @@ class Scheduler:
 
     def can_ever_fit(self, spec: RequestSpec) -> bool:
         """Whether the request fits in the KV cache when it runs alone."""
-        longest = len(spec.token_ids) + max(spec.max_new_tokens - 1, 0)
-        return self._tables.blocks_for(longest) <= self.config.num_blocks
+        return self.kv.too_small([spec.max_cached_tokens]) is None
 
     def validate(self, spec: RequestSpec) -> None:
         """CapacityError if a request can never fit; RequestError if it is empty or its id is in use."""
@@ -56,11 +52,11 @@ class Scheduler:
             raise RequestError(f"request id {spec.request_id} is in use")
         if not spec.token_ids:
             raise RequestError("a request needs at least one token")
-        if not self.can_ever_fit(spec):
-            longest = len(spec.token_ids) + max(spec.max_new_tokens - 1, 0)
+        if (group := self.kv.too_small([spec.max_cached_tokens])) is not None:
+            needed = group.most_blocks(spec.max_cached_tokens)
             raise CapacityError(
-                f"the request needs {self._tables.blocks_for(longest)} KV blocks of {self.config.block_size} tokens, "
-                f"the cache has {self.config.num_blocks}",
+                f"the request needs {needed} KV blocks of {group.block_size} tokens, "
+                f"the cache has {group.pool.num_blocks}",
                 "shorten the prompt, lower max_tokens, or give the KV cache more memory",
             )
 
@@ -68,7 +64,10 @@ class Scheduler:
         """Queue a request, of which the tokens `sampled` are known already. Raises as `validate`."""
         self.validate(spec)
         start = self._shares.arrive(spec.client, len(spec.token_ids) + spec.max_new_tokens)
-        request = Request(spec, self._arrivals, start, tokens=[*spec.token_ids, *sampled])
+        request = Request(
+            tokens=[*spec.token_ids, *sampled], salt=spec.salt, use_cache=spec.use_cache,
+            tables=self.kv.empty_tables(), spec=spec, arrival=self._arrivals, start=start,
+        )  # fmt: skip
         self._arrivals += 1
         self._requests[spec.request_id] = request
         insort(self._waiting, request, key=lambda item: item.rank)
@@ -94,11 +93,10 @@ class Scheduler:
         preempted = self._schedule_decodes(step, drafts or {})
         for request in self._running:
             if request.num_scheduled_tokens == 0:
-                step.take(request)
+                self._take(step, request)
         if not preempted:  # whoever lost blocks in this step must not take them back in the same step
             self._admit_waiting(step)
-        self._steps.append(self._upkeep.batch(step.sequences))
-        return self._steps[0]
+        return self._begin(step.sequences)
 
     @property
     def decoding(self) -> list[int]:
@@ -119,18 +117,16 @@ class Scheduler:
         if len(self._steps) > 1 or can_admit or not decoding or drafting:
             return None
         going_on = [r for r in self._running if r.num_new_tokens + 1 < r.spec.max_new_tokens]
-        missing = [self._tables.missing(r, r.num_tokens + 1) for r in going_on]
-        if not going_on or not self.pool.can_allocate(sum(missing)):
+        if not going_on or not self.kv.can_grow([(request, request.num_tokens + 1) for request in going_on]):
             return None
         rows = {sequence.request_id: row for row, sequence in enumerate(self._steps[0].sequences)}
         sequences = []
-        for request, count in zip(going_on, missing, strict=True):
-            self._tables.grow(request, count)
+        for request in going_on:
+            self.kv.grow(request, request.num_tokens + 1)
             request.num_ahead_tokens = 1
-            token = pending_token(rows[request.id])
-            sequences.append(ScheduledSequence(request.id, (token,), request.num_tokens, request.table(), 1))
-        self._steps.append(self._upkeep.batch(sequences))
-        return self._steps[1]
+            token, tables = pending_token(rows[request.id]), request.frozen_tables()
+            sequences.append(ScheduledSequence(request.id, (token,), request.num_tokens, tables, 1))
+        return self._begin(sequences)
 
     def update(self, outcomes: Iterable[StepOutcome]) -> list[Finished]:
         """Account for the oldest step that was scheduled: one outcome per sequence that wanted logits.
@@ -146,8 +142,8 @@ class Scheduler:
         for request in self._running:
             if request.draft is not None:
                 request.draft = None
-                self._tables.cut(request)
-            self._tables.publish(request)
+                self.kv.cut(request)
+            self.kv.publish(request)
         return finished
 
     def take_preempted(self) -> list[int]:
@@ -178,13 +174,21 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert every invariant: blocks conserved, tables long enough, each request in one place."""
-        self._tables.check(self._running, self._waiting)
+        self.kv.check(self._running, self._waiting)
         assert len(self._running) <= self.config.max_batch_size
         assert sorted(self._requests) == sorted(request.id for request in self._running + self._waiting)
         for queue in (self._running, self._waiting):
             assert queue == sorted(queue, key=lambda item: item.rank), "order of rank"
 
     # -- parts of a step ---------------------------------------------------------------------------------------------
+
+    def _begin(self, sequences: Sequence[ScheduledSequence]) -> ScheduledBatch:
+        """A step of these, with all that is due before it. Without any it is not run, and all stays due."""
+        batch = ScheduledBatch(tuple(sequences), self.kv.upkeep())
+        if sequences:
+            self.kv.upkeep_done()
+        self._steps.append(batch)
+        return batch
 
     def _schedule_decodes(self, step: Step, drafts: Mapping[int, Draft]) -> bool:
         """Run one token of each request that has one left, preempting from the end of the line if blocks run out."""
@@ -194,64 +198,72 @@ class Scheduler:
             if request.num_remaining == 1:
                 if request.id in drafts and not request.spec.all_logits:
                     self._grant(request, drafts[request.id], spare)
-                step.take(request)
+                step.add(request, step.chunk(request))
         return preempted
 
     def _grant(self, request: Request, draft: Draft, spare: Step) -> None:
         """Let the request verify as much of its draft as there is room for: tokens, logit rows, blocks of its own."""
-        longest = self._tables.blocks_for(request.max_cached_tokens) * self.config.block_size
+        longest = self.kv.places_for(request.spec.max_cached_tokens)
         depth = request.spec.max_new_tokens - request.num_new_tokens - 1
         draft = draft.limited(min(spare.tokens, spare.logit_rows, longest - request.num_tokens), depth)
-        missing = self._tables.missing(request, request.num_tokens + len(draft))
-        if not len(draft) or not self.pool.can_allocate(missing):
+        longest = request.num_tokens + len(draft)
+        if not len(draft) or not self.kv.can_grow([(request, longest)]):
             return
-        self._tables.grow(request, missing)
+        self.kv.grow(request, longest)
         request.draft = draft
         spare.tokens -= len(draft)
         spare.logit_rows -= len(draft)
 
     def _make_room(self) -> bool:
-        """Blocks for the next token of every request that decodes; whether that preempted somebody."""
+        """Blocks for the next token of every request that decodes, and of the first in rank, which must go on; whether
+        that preempted somebody."""
         preempted = False
         index = 0
         while index < len(self._running):  # the list shrinks at its end, never before `index`
             request = self._running[index]
             index += 1
-            if request.num_remaining != 1:
+            if request.num_remaining != 1 and index > 1:
                 continue
-            missing = self._tables.missing(request, request.num_tokens)
-            while not self.pool.can_allocate(missing) and self._running[-1] is not request:
+            wanted = [(request, request.num_computed_tokens + 1)]
+            while not self.kv.can_grow(wanted) and self._running[-1] is not request:
                 self._preempt(self._running[-1])
                 preempted = True
-            if not self.pool.can_allocate(missing):  # it is the last in rank itself
+            if not self.kv.can_grow(wanted):  # it is the last in rank itself
                 self._preempt(request)
                 return True
-            self._tables.grow(request, missing)
+            self.kv.grow(*wanted[0])
         return preempted
+
+    def _take(self, step: Step, request: Request) -> None:
+        """Put a chunk of an unfinished prefill into the step, as far as there are blocks for it."""
+        count = min(step.chunk(request), self.kv.room(request) - request.num_computed_tokens)
+        self.kv.grow(request, request.num_computed_tokens + count)
+        step.add(request, count)
 
     def _admit_waiting(self, step: Step) -> None:
         """Let waiting requests in, strictly in order of rank: a big one is not overtaken for ever by small ones."""
         while self._waiting and len(self._running) < self.config.max_batch_size and step.has_room():
             request = self._waiting[0]
-            prefix = self._tables.cached_prefix(request)
+            cached = self.kv.cached_length(request)
+            if self.kv.is_being_computed(request, cached):
+                return  # wait for it rather than do it twice
+            prefix = self.kv.prefix(request, cached)
             if not self._can_admit(request, prefix):
                 return
             del self._waiting[0]
             self._admit(request, prefix)
-            step.take(request)
+            self._take(step, request)
 
-    def _can_admit(self, request: Request, prefix: list[int]) -> bool:
-        if self._tables.is_being_computed(request, len(prefix)):
-            return False  # wait for it rather than do it twice
+    def _can_admit(self, request: Request, prefix: Prefix) -> bool:
         if request.num_preemptions >= PATIENCE:
-            worst = sum(self._tables.blocks_for(other.max_cached_tokens) for other in [*self._running, request])
-            return worst <= self.config.num_blocks
+            worst = [other.spec.max_cached_tokens for other in [*self._running, request]]
+            return self.kv.too_small(worst) is None and self.kv.has_room(prefix, 0)
         # one block of headroom per running request, so that it is not preempted at once
-        return self._tables.has_room(request, prefix, len(self._running))
+        return self.kv.has_room(prefix, len(self._running))
 
-    def _admit(self, request: Request, prefix: list[int]) -> None:
+    def _admit(self, request: Request, prefix: Prefix) -> None:
         self._shares.serve(request.start)
-        self._tables.open(request, prefix)
+        self.kv.open(request, prefix)
         insort(self._running, request, key=lambda item: item.rank)
 
     def _preempt(self, request: Request) -> None:
@@ -260,7 +272,8 @@ class Scheduler:
         What there is no room for in host memory is computed again, which prefix hits make cheap.
         """
         self._running.remove(request)
-        self.num_swaps += self._tables.swap_out(request)
+        self.num_swaps += self.kv.swap_out(request)
+        request.stop()
         request.num_preemptions += 1
         self.num_preemptions += 1
         self._preempted.append(request.id)
@@ -269,7 +282,8 @@ class Scheduler:
     def _remove(self, request: Request) -> None:
         queue = self._running if request in self._running else self._waiting
         queue.remove(request)
-        self._tables.close(request)
+        self.kv.close(request)
+        request.stop()
         self._shares.leave(request.spec.client, request.num_unused_tokens)
         del self._requests[request.id]
 
@@ -278,13 +292,13 @@ class Scheduler:
         if request is None or request.num_remaining > 0:
             return None  # aborted since, or not all of its prompt is computed
         if outcome.accepted:
-            moves = request.take_accepted(outcome.accepted, self.config.block_size)
+            places = request.take_accepted(outcome.accepted)
             if outcome.verdict is not Verdict.ERROR:  # then its blocks are zeroed instead
-                self._upkeep.moves += moves
+                self.kv.move(request, places)
         if outcome.token_id is not None:
             request.tokens.append(outcome.token_id)
         if outcome.verdict is Verdict.ERROR:
-            self._upkeep.zeros += self._tables.spoil(request)
+            self.kv.spoil(request)
             reason = "error"
         elif outcome.verdict is Verdict.STOP:
             reason = "stop"
@@ -293,6 +307,6 @@ class Scheduler:
         else:
             return None
         if reason != "error":
-            self._tables.publish(request)
+            self.kv.publish(request)
         self._remove(request)
         return Finished(request.id, reason)

@@ -17,12 +17,17 @@ class Step:
     def has_room(self) -> bool:
         return self.tokens > 0 and self.logit_rows > 0
 
-    def take(self, request: Request) -> None:
-        """Schedule as many of the request's remaining tokens as the budgets allow (perhaps none), and its draft."""
+    def chunk(self, request: Request) -> int:
+        """How many of the request's remaining tokens the budgets allow; perhaps none."""
+        if not self.has_room():
+            return 0
         count = min(request.num_remaining, self.tokens)
-        if request.spec.all_logits:
-            count = min(count, self.logit_rows)
-        if count <= 0 or not self.has_room():
+        return min(count, self.logit_rows) if request.spec.all_logits else count
+
+    def add(self, request: Request, count: int) -> None:
+        """Schedule `count` of its remaining tokens, no more than `chunk` allows, and its draft. Its tables must be long
+        enough for them."""
+        if count <= 0:
             return
         start = request.num_computed_tokens
         if request.spec.all_logits:
@@ -39,5 +44,5 @@ class Step:
             token_ids += request.draft.token_ids
             num_logits += len(request.draft)
         self.sequences.append(
-            ScheduledSequence(request.id, token_ids, start, request.table(), num_logits, request.draft)
+            ScheduledSequence(request.id, token_ids, start, request.frozen_tables(), num_logits, request.draft)
         )

@@ -12,8 +12,8 @@ import numpy as np
 from ..batch.scheduled import Draft, ScheduledBatch, ScheduledSequence
 from ..executor.base import Executor, screening
 from ..executor.sampling import GREEDY, sampling
-from ..kv.block_pool import BlockPool
-from ..kv.prefix_cache import PrefixCache
+from ..kv.cache import KVCache
+from ..kv.sequence import CachedSequence
 from ..requests.generation import Generation
 from .drafter import Drafter, Proposal, Wish, chain_chances
 
@@ -26,21 +26,19 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(slots=True)
-class _Sequence:
-    """What of a request's tokens is in the draft engine's cache: the first `computed`, and then the `guesses` that were
-    read on the way, which are right as far as the engine accepted them."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Sequence(CachedSequence):
+    """What of a request's tokens is in the draft engine's cache: those that are computed, and then the `guesses` that
+    were read on the way, which are right as far as the engine accepted them."""
 
-    block_table: list[int] = field(default_factory=list)
-    computed: int = 0
     guesses: list[int] = field(default_factory=list)
 
     def confirm(self, text: Sequence[int]) -> None:
         """Count the guesses that the text has now; its last token stays to be read, so that there are logits."""
         for guess in self.guesses:
-            if self.computed >= len(text) - 1 or text[self.computed] != guess:
+            if self.num_computed_tokens >= len(text) - 1 or text[self.num_computed_tokens] != guess:
                 break
-            self.computed += 1
+            self.num_computed_tokens += 1
         self.guesses = []
 
 
@@ -58,7 +56,7 @@ class EngineDrafter(Drafter):
         self.name = name
         self._executor, self._max_seq_len, self._engine = executor, max_seq_len, engine
         self._screening, self._sampling = screening(executor), sampling(executor)
-        self._pool = BlockPool(executor.num_blocks, PrefixCache())
+        self._kv = KVCache(executor.groups)
         self._sequences: dict[int, _Sequence] = {}
 
     def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
@@ -68,8 +66,11 @@ class EngineDrafter(Drafter):
         for request_id in active:
             self._sequences[request_id].confirm(texts[request_id])
         newest = self._catch_up(active, texts)
-        guesses: dict[int, list[int]] = {i: [newest[i]] for i in active}
-        while active := [i for i in active if len(guesses[i]) < depths[i]]:
+        guesses: dict[int, list[int]] = {i: [newest[i]] for i in active if i in newest}
+        active = list(guesses)
+        while active := [
+            i for i in active if len(guesses[i]) < depths[i] and self._grow(i, len(texts[i]) + len(guesses[i]))
+        ]:
             rows = self._step([(i, [guesses[i][-1]], len(texts[i]) + len(guesses[i]) - 1) for i in active])
             for request_id, token in zip(active, rows, strict=True):
                 self._sequences[request_id].guesses.append(guesses[request_id][-1])
@@ -79,7 +80,8 @@ class EngineDrafter(Drafter):
 
     def backlog(self, generation: Generation) -> int:
         sequence = self._sequences.get(generation.request_id)
-        return len(generation.prompt) + len(generation.token_ids) - (0 if sequence is None else sequence.computed)
+        computed = 0 if sequence is None else sequence.num_computed_tokens
+        return len(generation.prompt) + len(generation.token_ids) - computed
 
     def read(self, generation: Generation) -> None:
         request_id, text = generation.request_id, [*generation.prompt, *generation.token_ids[:-1]]
@@ -88,31 +90,39 @@ class EngineDrafter(Drafter):
             self._catch_up([request_id], {request_id: text})
 
     def _reserve(self, request_id: int, length: int) -> bool:
-        """Blocks for so many tokens; False where there are none."""
+        """Blocks for so many tokens, as far as it may have them at once; False where there are none."""
         if length > self._max_seq_len:
             return False
-        sequence = self._sequences.setdefault(request_id, _Sequence())
-        missing = -(-length // self._executor.block_size) - len(sequence.block_table)
-        if missing > 0:
-            if not self._pool.can_allocate(missing):
-                return False
-            sequence.block_table += self._pool.allocate(missing)
+        if request_id not in self._sequences:
+            self._sequences[request_id] = _Sequence(tables=self._kv.empty_tables())
+        return self._grow(request_id, self._kv.span(self._sequences[request_id], length))
+
+    def _grow(self, request_id: int, length: int) -> bool:
+        sequence = self._sequences[request_id]
+        if not self._kv.can_grow([(sequence, length)]):
+            return False
+        self._kv.grow(sequence, length)
         return True
 
     def _catch_up(self, active: Sequence[int], texts: Mapping[int, list[int]]) -> dict[int, int]:
-        """Read what is new of each text, in as many steps as it takes; the first guess behind each."""
+        """Read what is new of each text, in as many steps as it takes; the first guess behind each for which there is
+        memory."""
         newest: dict[int, int] = {}
-        while left := [i for i in active if self._sequences[i].computed < len(texts[i])]:
+        while left := [i for i in active if self._sequences[i].num_computed_tokens < len(texts[i])]:
             room = self._executor.max_step_tokens
             parts: list[tuple[int, list[int], int]] = []
             for request_id in left:
-                start = self._sequences[request_id].computed
-                part = texts[request_id][start : start + room]
+                start = self._sequences[request_id].num_computed_tokens
+                part = texts[request_id][start : min(start + room, self._kv.room(self._sequences[request_id]))]
                 if part:
+                    self._kv.grow(self._sequences[request_id], start + len(part))
                     parts.append((request_id, part, start))
                     room -= len(part)
+            if not parts:
+                break
             for (request_id, part, start), token in zip(parts, self._step(parts), strict=True):
-                self._sequences[request_id].computed = start + len(part)
+                self._sequences[request_id].num_computed_tokens = start + len(part)
+                self._kv.release_unread(self._sequences[request_id])
                 newest[request_id] = token
         return newest
 
@@ -120,7 +130,7 @@ class EngineDrafter(Drafter):
         """Run (request, tokens, start) parts; the likeliest token behind each."""
         batch = ScheduledBatch(
             tuple(
-                ScheduledSequence(i, tuple(tokens), start, tuple(self._sequences[i].block_table), 1)
+                ScheduledSequence(i, tuple(tokens), start, self._sequences[i].frozen_tables(), 1)
                 for i, tokens, start in parts
             )
         )
@@ -133,7 +143,7 @@ class EngineDrafter(Drafter):
     def forget(self, request_id: int) -> None:
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
-            self._pool.release(sequence.block_table)
+            self._kv.close(sequence)
 
     def close(self) -> None:
         self._sequences.clear()

@@ -9,8 +9,8 @@ import numpy as np
 from cpu_harness import Batch, Builder, Runner
 from icc.compiler.program.program import Program
 from icc.compiler.program.steps.attention import Attention, KVSpec, KvWrite, Rotary
+from icc.runtime.format.kv import KVLayer
 from icc.runtime.format.operands import BufferOperand
-from icc.runtime.format.program import KVLayer
 
 POSITIONS = 1300  # long enough for more than one segment of 1024 keys
 LENGTHS = [45, 26, 131]
@@ -61,7 +61,7 @@ def build_model(dtype: str, block_size: int, shapes: tuple[Shape, ...] = SHAPES)
     b = Builder(block_size, dtype)
     model, rng = Model(b, shapes), np.random.default_rng(3)
     for i, s in enumerate(shapes):
-        b.layers.append(KVLayer(s.kv_heads, s.key_dim, s.value_dim, s.window))
+        b.layers.append(KVLayer(s.kv_heads, s.key_dim, s.value_dim))
         q_size, k_size, v_size = s.q_heads * s.key_dim, s.kv_heads * s.key_dim, s.kv_heads * s.value_dim
         stride = q_size + k_size + v_size
         qkv = b.buffer(f"qkv{i}", [stride])
@@ -96,7 +96,7 @@ def sequence(program: Program, length: int, seed: int) -> dict[str, np.ndarray]:
 
 def play(runner: Runner, lengths: list[int], schedule: list[list[tuple[int, int]]], seed: int = 0):
     """Run the schedule (per step: (sequence, tokens)...) with shuffled blocks; inputs and outputs per sequence."""
-    size = runner.program.kv.block_size
+    size = runner.program.kv.groups[0].block_size
     data = [sequence(runner.program, n, seed + i) for i, n in enumerate(lengths)]
     free = list(np.random.default_rng(seed).permutation(runner.num_blocks))
     tables = [[int(free.pop()) for _ in range((n + size - 1) // size)] for n in lengths]
@@ -107,7 +107,7 @@ def play(runner: Runner, lengths: list[int], schedule: list[list[tuple[int, int]
         feeds = {k: np.concatenate([data[s][k][done[s] : done[s] + n] for s, n in step]) for k in data[0]}
         arrays, at = runner.step(batch, feeds), 0
         for s, n in step:
-            for layer in range(len(runner.program.kv.layers)):
+            for layer in runner.program.kv.groups[0].layers:
                 outputs[s][f"o{layer}"].append(arrays[f"o{layer}"][at : at + n])
             at, done[s] = at + n, done[s] + n
     assert done == lengths

@@ -18,8 +18,9 @@ from icc.compiler.backends.cpu.layouts.dense import ROWS
 from icc.compiler.program.program import Program
 from icc.compiler.program.steps.base import Step
 from icc.runtime.executor.cpu.library import IccBatch
+from icc.runtime.format.kv import KVGroup, KVLayer, KVLayout
 from icc.runtime.format.operands import BufferOperand, WeightOperand
-from icc.runtime.format.program import ITEM_SIZE, Buffer, KVLayer, KVLayout, Weight
+from icc.runtime.format.program import ITEM_SIZE, Buffer, Weight
 
 DTYPES = {"f32": np.float32, "i32": np.int32, "i8": np.int8}
 GAP = 64  # unused bytes after each row of a buffer
@@ -81,7 +82,8 @@ class Builder:
         self.steps.append(msgspec.structs.replace(step, kernel=name))
 
     def program(self) -> Program:
-        layout = KVLayout(self.block_size, self.kv_dtype, self.layers)
+        group = KVGroup(self.block_size, self.kv_dtype, dict(enumerate(self.layers)))
+        layout = KVLayout((group,))
         return Program(
             kernels=self.kernels, steps=tuple(self.steps), buffers=self.buffers, weights=self.weights, kv=layout,
             arena_bytes_per_token=self.end, vocab_size=self.vocab,
@@ -155,13 +157,13 @@ class Runner:
         self.library = ctypes.CDLL(str(path))
         self.library.icc_create.restype = ctypes.c_void_p
         self.library.icc_create.argtypes = [
-            ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64,
+            ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
         ]  # fmt: skip
         self.library.icc_step.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         self.library.icc_destroy.argtypes = [ctypes.c_void_p]
         self.max_tokens, self.num_blocks = max_tokens, num_blocks
         self.arena = aligned(max(64, self.program.arena_bytes_per_token * max_tokens))
-        self.kv = aligned(max(64, self.program.kv.total_block_bytes() * num_blocks), poison)
+        self.kv = aligned(max(64, self.program.kv.groups[0].block_bytes() * num_blocks), poison)
         self.withheld: dict[str, int] = {}  # bytes at the end of a buffer that are fenced like a gap
         self.weights = []
         for packed in builder.packed:
@@ -171,7 +173,7 @@ class Runner:
         pointers = (ctypes.c_void_p * max(1, len(self.weights)))(*(w.ctypes.data for w in self.weights))
         self._pointers = pointers
         self.handle = self.library.icc_create(
-            threads, pointers, self.arena.ctypes.data, self.kv.ctypes.data, num_blocks
+            threads, pointers, self.arena.ctypes.data, self.kv.ctypes.data, ctypes.byref(ctypes.c_int64(num_blocks))
         )
         assert self.handle
 
@@ -207,7 +209,7 @@ class Runner:
 
     def _fence(self, tokens: int, rows: dict[str, int], tables: np.ndarray) -> None:
         """Fence all but the live rows (of wide buffers, the used columns) and the blocks in the tables."""
-        layout, kv = self.program.kv, self.kv.ctypes.data
+        [group], kv = self.program.kv.groups, self.kv.ctypes.data
         fence(self.arena.ctypes.data, self.arena.size)
         for buffer in self.program.buffers:
             view = self.view(buffer.name, tokens, rows[buffer.name])
@@ -218,8 +220,7 @@ class Runner:
             else:
                 unfence(view.ctypes.data, view.nbytes - self.withheld.get(buffer.name, 0))
         fence(kv, self.kv.size)
-        for layer in range(len(layout.layers)):
-            nbytes = layout.block_bytes(layer)
+        for nbytes in map(group.layer_bytes, group.layers):
             for block in tables[tables >= 0]:
                 unfence(kv + int(block) * nbytes, nbytes)
             kv += self.num_blocks * nbytes

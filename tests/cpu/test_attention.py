@@ -72,7 +72,7 @@ def test_paged_attention(built: tuple[Model, dict[str, Path]], isa: str) -> None
     model, libraries = built
     if isa not in libraries:
         pytest.skip("built for the best and the most portable level only")
-    layout = model.builder.program().kv
+    [layout] = model.builder.program().kv.groups
     runner = Runner(libraries[isa], model.builder, 2, 160, num_blocks=60)
     data, outputs = play(runner, LENGTHS, MIXED)
     runner.close()
@@ -103,7 +103,7 @@ def test_bits_do_not_depend_on_chunking_mates_or_threads(built: tuple[Model, dic
 def test_long_context_split_over_threads(built: tuple[Model, dict[str, Path]]) -> None:
     """1200 keys: four threads split the context of the last token into segments, one thread does not."""
     model, libraries = built
-    layout, (isa, path) = model.builder.program().kv, next(iter(libraries.items()))
+    [layout], (isa, path) = model.builder.program().kv.groups, next(iter(libraries.items()))
     if layout.dtype not in ("f32", "i8"):
         pytest.skip("the cache type does not matter here; float and scaled are enough")
     blocks = 1200 // layout.block_size + 2
@@ -132,7 +132,7 @@ def test_a_tree_of_drafts_has_the_bits_of_its_branches(built: tuple[Model, dict[
     """Every token of a tree, beside a decode and a prefill, is what it is when its branch alone is decoded."""
     model, libraries = built
     for isa, path in libraries.items():
-        size = model.builder.program().kv.block_size
+        size = model.builder.program().kv.groups[0].block_size
         tree = sequence(model.builder.program(), context + len(TREE) + 1, 1)
         table = [int(b) for b in np.random.default_rng(0).permutation(40)[: context + len(TREE) // size + 1]]
         mate = [b for b in range(40, 46)]
@@ -162,7 +162,7 @@ def test_an_accepted_path_is_moved_and_read_as_if_decoded(built: tuple[Model, di
     model, libraries = built
     context, way = 13, PATHS[8]
     for isa, path in libraries.items():
-        size = model.builder.program().kv.block_size
+        size = model.builder.program().kv.groups[0].block_size
         data = sequence(model.builder.program(), context + len(TREE) + 2, 2)
         table = [7, 3, 11, 5][: (context + len(TREE) + 1) // size + 1]
 

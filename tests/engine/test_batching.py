@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import icc
 import numpy as np
 import pytest
+from icc.runtime.kv.sequence import NO_BLOCK
 from sizes import size_of
 
 pytestmark = pytest.mark.slow
@@ -57,7 +59,7 @@ def test_preemption_changes_nothing(compiled: Callable[..., Any]) -> None:
     expected = alone(engine)
     from icc.runtime.format.load import open_engine
 
-    block = open_engine(engine).program.kv.total_block_bytes()
+    block = open_engine(engine).program.kv.groups[0].block_bytes()
     with small(icc.load(engine, kv_bytes=5 * block)) as llm:  # one sequence of full length and little more
         assert [c.token_ids for c in llm.generate(prompts(), GREEDY)] == expected
 
@@ -86,7 +88,7 @@ def test_the_same_request_has_the_same_bits(compiled: Callable[..., Any]) -> Non
     pairs = hits = preemptions = 0
     sizes = set()
     with icc.load(compiled("llama", quant="rtn4", **LIMITS).engine, threads=1) as llm:
-        blocks = llm.executor.num_blocks
+        [group] = llm.executor.groups
         expected = [bits(llm.generate([tokens], params)[0]) for tokens, params in asked]
         while pairs < PAIRS:
             size = source.randrange(2, 33)
@@ -95,7 +97,7 @@ def test_the_same_request_has_the_same_bits(compiled: Callable[..., Any]) -> Non
                 preemptions += llm.loop.scheduler.num_preemptions
                 executor = llm.executor
                 executor.max_batch_size, executor.max_step_tokens = batch, source.randrange(batch, 65)
-                executor.num_blocks = source.choice([blocks, 6, 9, 14])
+                executor.groups = (replace(group, num_blocks=source.choice([group.num_blocks, 6, 9, 14])),)
                 llm.loop.reset()
             chosen = source.sample(range(len(asked)), size)
             generations = [llm.loop.add(*asked[number])[0] for number in chosen]
@@ -136,31 +138,36 @@ class Poison:
         llm.executor.step = self  # type: ignore[method-assign]
 
     def __call__(self, batch: Any) -> np.ndarray:
-        self.fill(self.llm.loop.scheduler.pool._free)
+        for number, group in enumerate(self.llm.loop.scheduler.kv.groups):
+            self.fill(number, group.pool._free)
         started = [sequence for sequence in batch.sequences if sequence.start]
         if self.victim is None and len(started) > 2:
             self.victim = started[1].request_id
-            self.fill(started[1].block_table)
-        for block in batch.zeros:
-            assert any(self.read(block))  # so that it is the step that zeroes it
+            for number, table in enumerate(started[1].block_tables):
+                self.fill(number, [block for block in table if block != NO_BLOCK])
+        zeros = [(number, block) for number, upkeep in enumerate(batch.upkeep) for block in upkeep.zeros]
+        # so that it is the step that zeroes it; what was given back before the request failed may not be poisoned
+        assert all(any(self.read(number, block)) for number, block in zeros if not number)
         logits = self.step(batch)
-        written = {block for sequence in batch.sequences for block in sequence.block_table}
-        for block in batch.zeros:
+        for number, block in zeros:
+            written = {block for sequence in batch.sequences for block in sequence.block_tables[number]}
             self.zeroed += 1
-            assert block in written or not any(self.read(block))
+            assert block in written or not any(self.read(number, block))
         return logits
 
-    def read(self, block: int) -> bytes:
-        """A block's memory in all layers."""
-        executor, layout = self.llm.executor, self.llm.engine.program.kv
-        places = layout.block_places(block, executor.num_blocks)
-        return b"".join(ctypes.string_at(executor.device._kv.address + offset, nbytes) for offset, nbytes in places)
+    def places(self, number: int, block: int) -> list[tuple[int, int]]:
+        """(address, bytes) of a block in every layer of its group."""
+        device = self.llm.executor.device
+        return [(device._kv.address + offset, nbytes) for offset, nbytes in device.cache.block_places(number, block)]
 
-    def fill(self, blocks: Iterable[int]) -> None:
-        executor, layout = self.llm.executor, self.llm.engine.program.kv
+    def read(self, number: int, block: int) -> bytes:
+        """A block's memory in all layers."""
+        return b"".join(ctypes.string_at(address, nbytes) for address, nbytes in self.places(number, block))
+
+    def fill(self, number: int, blocks: Iterable[int]) -> None:
         for block in blocks:
-            for offset, nbytes in layout.block_places(block, executor.num_blocks):
-                ctypes.memset(executor.device._kv.address + offset, 0xFF, nbytes)
+            for address, nbytes in self.places(number, block):
+                ctypes.memset(address, 0xFF, nbytes)
 
 
 @pytest.mark.parametrize(("name", "option"), [("llama", {"kv_cache": "int8"}), ("gemma2", {"quant": "none"})])

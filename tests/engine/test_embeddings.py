@@ -109,7 +109,7 @@ def test_equal_to_transformers(
         assert (again == found).all(), "batch-mates, chunks and cached prefixes change no bit"
         assert all((llm.embed([prompt])[0] == row).all() for prompt, row in zip(prompts, found, strict=True))
         assert llm.embed([]).shape == (0, 64)
-        assert llm.loop.scheduler.pool.num_available == llm.loop.scheduler.pool.num_blocks
+        assert llm.loop.scheduler.kv.is_idle
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2"])

@@ -63,7 +63,7 @@ def test_tokens_are_those_without_speculation(compiled: Callable[..., Any], fami
     params = [SamplingParams(max_tokens=24 + i, temperature=[0.0, 1.5][i % 2], seed=i) for i in range(len(PROMPTS))]
     with load(engine, threads=1) as llm:
         plain = llm.generate(PROMPTS, params)
-        kv_bytes = llm.engine.program.kv.total_block_bytes() * 5
+        kv_bytes = llm.engine.program.kv.groups[0].block_bytes() * 5
     truth = {tuple(prompt): one.token_ids for prompt, one in zip(PROMPTS, plain, strict=True)}
     for right, memory in ((0.8, None), (0.5, kv_bytes)):
         with load(engine, threads=2, kv_bytes=memory) as llm:
@@ -105,7 +105,7 @@ def test_heads_choose_what_the_interpreter_says(with_heads: tuple[Path, Path], c
     ids = [1, 5, 9, 33, 70, 2, 8]
     expected = interpret_drafts(graph, ids)[1].numpy()
     with load(engine, threads=2) as llm:
-        llm.executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids), 0, (0,), len(ids)),)))
+        llm.executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids), 0, ((0,),), len(ids)),)))
         for rows in ([3], [0, 6], range(7)):
             assert np.array_equal(llm.executor.draft(rows)[:, :, 0], expected[list(rows), :, 0])
 
@@ -158,8 +158,8 @@ def test_an_early_exit_gives_the_logits_of_the_first_layers(compiled: Callable[.
     expected = interpret_exit(graph, ids).numpy()
     with load(found.engine, threads=1, spec="none") as llm:
         executor = Player(CpuDevice(llm.engine, 2, section="exit"))
-        executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids[:4]), 0, (0,), 4),)))
-        got = executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids[4:]), 4, (0,), 3),)))
+        executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids[:4]), 0, ((0,),), 4),)))
+        got = executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids[4:]), 4, ((0,),), 3),)))
         assert np.abs(got - expected[4:]).max() < 1e-4 * np.abs(expected).max()
         executor.close()
 

@@ -18,6 +18,7 @@ from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
 from icc.runtime.executor.cpu.library import IccBatch, KernelLibrary
 from icc.runtime.executor.cpu.memory import AnonymousMemory
+from icc.runtime.format.kv import KVMemory
 
 OPTIONS = LowerOptions("f32", CPU_PROFILE, block_size=16)
 
@@ -49,7 +50,8 @@ def run_lowered(lowered: Lowered, folder: Path, ids: list[int], logit_rows: list
     held = [AnonymousMemory(max(64, p.nbytes)) for p in packed]
     blocks = -(-tokens // OPTIONS.block_size)
     arena = AnonymousMemory(program.arena_bytes_per_token * tokens)
-    kv = AnonymousMemory(max(64, program.kv.total_block_bytes() * blocks))
+    groups = len(program.kv.groups)
+    kv = AnonymousMemory(max(64, KVMemory(program.kv, (blocks,) * groups).nbytes))
     rows = list(range(tokens)) if logit_rows is None else logit_rows
     lists = {
         "token_ids": ids, "positions": range(tokens), "slot_mapping": range(tokens), "seq_starts": [0, tokens],
@@ -59,9 +61,10 @@ def run_lowered(lowered: Lowered, folder: Path, ids: list[int], logit_rows: list
     logits = np.full((len(rows), program.vocab_size), np.nan, np.float32)
     library = KernelLibrary((folder / "kernels" / f"{isa.name}.so").read_bytes(), isa.name)
     weights = [_bytes(memory, p) for memory, p in zip(held, packed, strict=True)]
-    handle = library.create(2, weights, arena.address, kv.address, blocks)
+    handle = library.create(2, weights, arena.address, kv.address, (blocks,) * groups)
     sizes = {"num_tokens": tokens, "num_seqs": 1, "num_logit_rows": len(rows), "max_blocks": blocks}
     addresses = {name: array.ctypes.data for name, array in arrays.items()}
-    library.step(handle, IccBatch(**sizes, **addresses, logits=logits.ctypes.data))
+    batch = IccBatch(**sizes, **addresses, logits=logits.ctypes.data)
+    library.step(handle, (IccBatch * groups)(*[batch] * groups))
     library.destroy(handle)
     return logits

@@ -73,7 +73,7 @@ def test_kernels_do_not_grow_with_depth(tiny: ModuleType, tmp_path: Path) -> Non
     assert deep.program.kernels.keys() == shallow.program.kernels.keys()
     assert len(deep.program.steps) > 2.5 * len(shallow.program.steps)
     assert deep.program.arena_bytes_per_token == shallow.program.arena_bytes_per_token
-    assert len(deep.program.kv.layers) == 6
+    assert [len(group.layers) for group in deep.program.kv.groups] == [6]
 
 
 def test_tied_embeddings_are_packed_once(tiny: ModuleType, tmp_path: Path) -> None:
@@ -129,7 +129,8 @@ def test_kv_layers_have_no_gaps() -> None:
 
     program = lower_graph(optimize(trace(fn, q="f32[T, 2, 8]", positions=""))).program
     assert [s.layer for s in program.steps if s.layer >= 0] == [0, 0, 1, 1]
-    assert [layer.window for layer in program.kv.layers] == [0, 4]
+    groups = [(group.keeps, group.size, list(group.layers)) for group in program.kv.groups]
+    assert groups == [("all", 0, [0]), ("window", 4, [1])]
 
 
 def test_refuses_an_op_without_a_kernel_by_name() -> None:

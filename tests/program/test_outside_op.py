@@ -143,7 +143,7 @@ def test_in_an_interpreted_plan() -> None:
     packed = {name: backend.pack(source) for name, source in lowered.sources.items()}
     player = Player(InterpretDevice(program, planned.specs(), packed, limits, 8))
     table = tuple(range(-(-len(IDS) // 16)))
-    found = player.step(ScheduledBatch((ScheduledSequence(1, tuple(IDS), 0, table, len(IDS)),)))
+    found = player.step(ScheduledBatch((ScheduledSequence(1, tuple(IDS), 0, (table,), len(IDS)),)))
     assert difference(interpret(graph(), IDS), torch.from_numpy(found.copy())) < 1e-5
 
 

@@ -17,6 +17,7 @@ import pytest
 import tokenizers
 from icc.runtime.executor.fake import FakeDevice, FakeExecutor, context_hash
 from icc.runtime.format.digest import encode_sealed
+from icc.runtime.format.kv import KVGroup, KVLayer, KVLayout
 from icc.runtime.format.manifest import (
     FORMAT_VERSION,
     KERNEL_ABI,
@@ -28,7 +29,7 @@ from icc.runtime.format.manifest import (
     QuantFacts,
     SamplingDefaults,
 )
-from icc.runtime.format.program import KVLayer, KVLayout, Program, Step, Weight
+from icc.runtime.format.program import Program, Step, Weight
 from icc.runtime.llm import LLM
 from icc.runtime.speculate.speculator import Speculator
 from icc.runtime.tokenizer import Tokenizer
@@ -84,7 +85,7 @@ def toy_program(samples: bool = True) -> Program:
         steps=(Step(kernel="toy"),),
         buffers=[],
         weights={"config": Weight("i32", [2], 64)},
-        kv=KVLayout(block_size=4, dtype="f32", layers=[KVLayer(1, 1, 1)]),
+        kv=KVLayout((KVGroup(4, "f32", {0: KVLayer(1, 1, 1)}),)),
         arena_bytes_per_token=4,
         vocab_size=VOCAB,
         samples=samples,

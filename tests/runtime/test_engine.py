@@ -18,7 +18,7 @@ from icc.runtime.errors import (
     MissingIsaError,
     UsageError,
 )
-from icc.runtime.executor.cpu.memory import choose_num_blocks
+from icc.runtime.executor.cpu.memory import choose_blocks
 from icc.runtime.format.digest import digest_of
 from icc.runtime.format.isa import cpu_flags, select_library
 from icc.runtime.format.load import open_engine, read_manifest
@@ -46,7 +46,7 @@ def test_the_library_reads_contexts_through_block_tables(make_engine: Make) -> N
     with load(root) as llm:
         plenty = llm.generate(prompts, params)
     with load(root, kv_bytes=64 * 18) as llm:
-        assert llm.executor.num_blocks == 18
+        assert llm.executor.groups[0].num_blocks == 18
         assert llm.generate(prompts, params) == plenty
 
 
@@ -283,13 +283,13 @@ def test_a_gpu_engine_without_a_launch_plan_is_refused(make_engine: Make) -> Non
 
 
 def test_the_kv_cache_fits_its_budget_or_one_sequence_is_refused(toy_manifest: Callable[..., Manifest]) -> None:
-    from icc.runtime.format.program import KVLayer, KVLayout
+    from icc.runtime.format.kv import KVGroup, KVLayer, KVLayout
 
-    kv, limits = KVLayout(4, "f32", [KVLayer(1, 1, 1)]), toy_manifest().limits
-    assert choose_num_blocks(kv, limits) == 16 * 4
-    assert choose_num_blocks(kv, limits, 20 * 64 + 63) == 20
+    kv, limits = KVLayout((KVGroup(4, "f32", {0: KVLayer(1, 1, 1)}),)), toy_manifest().limits
+    assert choose_blocks(kv, limits).num_blocks == (16 * 4,)
+    assert choose_blocks(kv, limits, 20 * 64 + 63).num_blocks == (20,)
     with pytest.raises(CapacityError, match="one sequence of 64 tokens"):
-        choose_num_blocks(kv, limits, 16 * 64 - 1)
+        choose_blocks(kv, limits, 16 * 64 - 1)
 
 
 @pytest.mark.parametrize("threads", [0, -1, 100_000])

@@ -11,6 +11,8 @@ import pytest
 from icc.runtime.errors import CapacityError, RequestError
 from icc.runtime.executor.fake import FakeDevice, FakeExecutor, context_hash
 from icc.runtime.format.manifest import Manifest, SamplingDefaults
+from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.policy import Window
 from icc.runtime.llm import LLM
 from icc.runtime.requests.generation import Completion
 from icc.runtime.requests.params import SamplingParams
@@ -55,9 +57,11 @@ PROMPTS = [[5], [1, 2, 3] * 7, [9] * 12, [1, 2, 3] * 7, [1, 2, 3] * 6 + [8], [20
         {"num_blocks": 16, "max_batch_size": 8, "max_step_tokens": 8, "host_blocks": 7},
         {"num_blocks": 60, "block_size": 1, "max_batch_size": 4, "max_step_tokens": 7},
         {"num_blocks": 5, "block_size": 16, "max_batch_size": 4, "max_step_tokens": 33},
+        {"num_blocks": 60, "more_groups": [GroupConfig(12, 4, 0, Window(6))], "max_step_tokens": 12},
+        {"num_blocks": 16, "more_groups": [GroupConfig(6, 4, 6, Window(9)), GroupConfig(9, 2, 9, Window(4))]},
     ],
 )
-def test_output_does_not_depend_on_what_else_runs(make_llm: MakeLLM, executor: dict[str, int]) -> None:
+def test_output_does_not_depend_on_what_else_runs(make_llm: MakeLLM, executor: dict[str, Any]) -> None:
     llm = make_llm(rule=context_hash, **executor)
     params = [SamplingParams(max_tokens=10 + 3 * index) for index in range(len(PROMPTS))]
     for _ in range(2):  # the second time out of the prefix cache
@@ -168,7 +172,7 @@ def test_closing_a_stream_frees_its_blocks(make_llm: MakeLLM) -> None:
     stream = llm.stream("ab", SamplingParams(max_tokens=30))
     next(stream)
     stream.close()  # type: ignore[attr-defined]
-    assert not llm.loop.has_work() and llm.loop.scheduler.pool.num_available == 64
+    assert not llm.loop.has_work() and llm.loop.scheduler.kv.is_idle
 
 
 def test_not_a_number_ends_that_request_alone(make_llm: MakeLLM) -> None:

@@ -15,23 +15,26 @@ from icc.runtime.executor.device import Device, Work
 from icc.runtime.executor.player import Player
 from icc.runtime.executor.sampling import SamplingRow, sampling
 from icc.runtime.format.batch import CPU_INPUTS, GPU_INPUTS, SAMPLED, BatchLimits
+from icc.runtime.format.kv import KVGroup, KVLayer, KVLayout, KVMemory
 from icc.runtime.format.plan import LaunchPlan, Phase
-from icc.runtime.format.program import HEADS, KVLayer, KVLayout, Program
+from icc.runtime.format.program import HEADS, Program
 from icc.runtime.format.speculation import Speculation
+from icc.runtime.kv.upkeep import Upkeep
 
 PHASES = tuple(Phase(tokens, decode, {}, (), ()) for tokens, decode in ((1, True), (2, True), (4, True), (16, False)))
-PLAN = LaunchPlan({}, PHASES, 0)
+PLAN = LaunchPlan(objects={}, calls=(), phases=PHASES, scratch_bytes=0)
 
 
 class Recorder:
     """A device of 8 blocks of 4 tokens. `calls`: what it was asked, in order; the logits of row r are r."""
 
-    limits, num_blocks, screens = BatchLimits(16, 4, 6, 8), 8, False
+    limits, screens = BatchLimits(16, 4, 6, 8), False
 
     def __init__(self, plan: LaunchPlan | None) -> None:
-        layout = KVLayout(4, "f32", [KVLayer(1, 8, 8)])
+        layout = KVLayout((KVGroup(4, "f32", {0: KVLayer(1, 8, 8)}),))
         self.program = Program({}, [], [], {}, layout, 0, 5, speculation=Speculation("medusa", 2, 3))
-        self.plan, self.host_blocks, self.turns = plan, 3 if plan else 0, 2 if plan else 1
+        self.cache, self.host = KVMemory(layout, (8,)), KVMemory(layout, (3 if plan else 0,))
+        self.plan, self.turns = plan, 2 if plan else 1
         self.logits = np.repeat(np.arange(8, dtype=np.float32)[:, None], 5, axis=1)
         listed = (*GPU_INPUTS, *SAMPLED) if plan else CPU_INPUTS
         self.sides = [host_arrays(listed, self.limits) for _ in range(self.turns)]
@@ -62,12 +65,12 @@ def player(plan: LaunchPlan | None = None) -> tuple[Player[Any], Recorder]:
 
 
 def decodes(count: int) -> tuple[ScheduledSequence, ...]:
-    return tuple(ScheduledSequence(i, (7 + i,), 4, (i, i + 4), 1) for i in range(count))
+    return tuple(ScheduledSequence(i, (7 + i,), 4, ((i, i + 4),), 1) for i in range(count))
 
 
 def test_without_a_plan_a_step_runs_as_it_is() -> None:
     plain, device = player()
-    assert sampling(plain) is None and screening(plain) is None and plain.host_blocks == 0
+    assert sampling(plain) is None and screening(plain) is None and plain.groups[0].host_blocks == 0
     assert plain.step(ScheduledBatch(decodes(3))).tolist() == [[row] * 5 for row in range(3)]
     assert [call[0] for call in device.calls] == ["send", "run", "fetch", "wait"]
     [work] = device.works()
@@ -75,8 +78,8 @@ def test_without_a_plan_a_step_runs_as_it_is() -> None:
     assert [work.sizes[f"num_{of}"] for of in ("tokens", "seqs", "logit_rows", "moves")] == [3, 3, 3, 0]
     assert device.sides[0]["token_ids"][:4].tolist() == [7, 8, 9, 0]
 
-    tree = ScheduledSequence(0, (7, 8, 9), 2, (3, 4), 3, Draft((8, 9), (-1, -1)))
-    plain.step_greedy(ScheduledBatch((tree,), moves=((1, 2),)))
+    tree = ScheduledSequence(0, (7, 8, 9), 2, ((3, 4),), 3, Draft((8, 9), (-1, -1)))
+    plain.step_greedy(ScheduledBatch((tree,), upkeep=(Upkeep(moves=((1, 2),)),)))
     work = device.works()[-1]
     assert work.trees and work.greedy and work.sizes["num_moves"] == 1
     assert plain.draft([2, 0]).shape == (2, 2, 3)
@@ -95,25 +98,26 @@ def test_with_a_plan_decodes_are_padded_to_their_phase_and_sampled() -> None:
     assert (first.phase, second.phase) == (PHASES[2], PHASES[1])
     assert (first.sizes["num_tokens"], first.sizes["num_logit_rows"]) == (4, 4)
     side = device.sides[0]
-    assert side["slot_mapping"][3] == -1 and side["context_lens"][3] == 0
+    assert side["slot_mapping"][0, 3] == -1 and side["context_lens"][3] == 0
     assert side["seq_starts"][:5].tolist() == [*range(5)]
     assert side["temperature"][:4].tolist() == [0.5, 0.5, 0.5, 0.0] and side["top_p"][3] == 1.0
     assert ("send", 0, 4) in device.calls and ("fetch", 0, 3, False) in device.calls
     assert played.collect(tickets[0]).token_ids.shape == (3,) and device.calls[-1] == ("wait", 0)
     played.draft([1])
     assert device.calls[-2] == ("ask", [1]) and device.works()[-1].phase is PHASES[0]
-    mixed = played.submit(ScheduledBatch((*decodes(1), ScheduledSequence(8, (1, 2, 3), 0, (2,), 1))), [None, row])
+    mixed = played.submit(ScheduledBatch((*decodes(1), ScheduledSequence(8, (1, 2, 3), 0, ((2,),), 1))), [None, row])
     assert mixed.host_samples and device.works()[-1].phase is PHASES[3]
     assert device.works()[-1].sizes["num_tokens"] == 4 and ("fetch", 0, 2, True) in device.calls
 
 
 def test_zeros_then_moves_then_swaps_come_before_a_step() -> None:
     played, device = player(PLAN)
-    batch = ScheduledBatch(decodes(1), moves=((1, 2),), zeros=(5,), swap_outs=((6, 0), (7, 1)), swap_ins=((2, 3),))
+    upkeep = Upkeep(moves=((1, 2),), zeros=(5,), swap_outs=((6, 0), (7, 1)), swap_ins=((2, 3),))
+    batch = ScheduledBatch(decodes(1), (upkeep,))
     played.step(batch)
     names = [call[0] for call in device.calls]
     assert names == ["zero", "send", "run", "swap_out", "swap_in", "run", "fetch", "wait"]
-    nbytes = device.program.kv.total_block_bytes()
+    nbytes = device.program.kv.groups[0].block_bytes()
     assert device.calls[0] == ("zero", 5 * nbytes, nbytes)
     assert device.calls[3] == ("swap_out", 6 * nbytes, 0, 2 * nbytes), "neighbours travel together"
     assert device.calls[4] == ("swap_in", 3 * nbytes, 2 * nbytes, nbytes)

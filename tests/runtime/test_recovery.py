@@ -11,6 +11,7 @@ import pytest
 from icc.runtime.batch.scheduled import Draft, ScheduledBatch
 from icc.runtime.executor.fake import FakeDevice, FakeExecutor, context_hash
 from icc.runtime.format.manifest import Manifest
+from icc.runtime.kv.sequence import slot_of
 from icc.runtime.llm import LLM
 from icc.runtime.requests.generation import Generation
 from icc.runtime.requests.params import SamplingParams
@@ -35,20 +36,21 @@ class Broken:
 
     def __init__(self, executor: FakeExecutor, at: int = 0) -> None:
         self.executor, self.step, self.at, self.failures = executor, executor.step, at, 0
+        self.cache = executor.caches[0].reshape(-1)
         executor.step = self  # type: ignore[method-assign]
 
     def __call__(self, batch: ScheduledBatch) -> np.ndarray:
         if any(s.end > self.at and self.first_token(s) == POISON for s in batch.sequences):
             self.failures += 1
-            self.executor.cache[
-                [self.executor._slot(s.block_table, p) for s in batch.sequences for p in range(s.end)]
-            ] = -1
+            self.cache[[self.slot(s, p) for s in batch.sequences for p in range(s.end)]] = -1
             raise OSError("the device failed")
         return self.step(batch)
 
     def first_token(self, sequence: Any) -> int:
-        slot = self.executor._slot(sequence.block_table, 0)
-        return sequence.token_ids[0] if sequence.start == 0 else int(self.executor.cache[slot])
+        return sequence.token_ids[0] if sequence.start == 0 else int(self.cache[self.slot(sequence, 0)])
+
+    def slot(self, sequence: Any, position: int) -> int:
+        return slot_of(sequence.block_tables[0], position, self.executor.groups[0].block_size)
 
 
 MakeLLM = Callable[..., LLM]
@@ -86,8 +88,8 @@ def run(llm: LLM, bad: list[list[int]], params: SamplingParams = GREEDY) -> list
         assert generation.finish_reason == "length" and generation.fault is None
         assert "".join(o.text for o in generation.outputs) == "".join(generation.pieces)
     llm.loop.scheduler.check()
-    pool, requests = llm.loop.scheduler.pool, llm.loop.requests
-    assert pool.num_available == pool.num_blocks and not requests.live and not requests.trial.running
+    requests = llm.loop.requests
+    assert llm.loop.scheduler.kv.is_idle and not requests.live and not requests.trial.running
     return wrong
 
 
@@ -277,7 +279,7 @@ def test_what_is_not_a_number_is_zeroed_and_not_cached(make_llm: MakeLLM) -> Non
     bad = [*[11] * 12, last]
 
     def zeroed() -> list[int]:
-        found = [block for batch in llm.executor.batches for block in batch.zeros]
+        found = [block for batch in llm.executor.batches for upkeep in batch.upkeep for block in upkeep.zeros]
         llm.executor.batches.clear()
         return found
 

@@ -18,6 +18,7 @@ from icc.runtime.batch.scheduled import ScheduledBatch
 from icc.runtime.errors import IccError, RequestError
 from icc.runtime.executor.fake import FakeDevice, FakeExecutor, context_hash
 from icc.runtime.format.manifest import EmbeddingFacts, Manifest
+from icc.runtime.kv.sequence import slot_of
 from icc.runtime.llm import LLM
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.requests.request import IllegalTransition, Request, State
@@ -172,11 +173,14 @@ class Life(RuleBasedStateMachine):
 
     def step_or_fail(self, batch: ScheduledBatch) -> np.ndarray:
         logits = self.real_step(batch)
-        slots = [self.executor._slot(s.block_table, 0) for s in batch.sequences]
+        slots = [slot_of(s.block_tables[0], 0, self.executor.groups[0].block_size) for s in batch.sequences]
         if self.faults > 0 and batch.sequences[0].request_id >= 0:
             self.faults -= 1
             raise OSError("a fault that goes away")
-        if self.failures & {int(self.executor.cache[slot]) for slot in slots} and batch.sequences[0].request_id >= 0:
+        if (
+            self.failures & {int(self.executor.caches[0].reshape(-1)[slot]) for slot in slots}
+            and batch.sequences[0].request_id >= 0
+        ):
             raise OSError("the device fails on this request")
         return logits
 
@@ -314,7 +318,7 @@ class Life(RuleBasedStateMachine):
         assert loop.step() == []  # a trial is over when somebody would run after it
         assert not any(prompts._stages.values()) and not prompts._completions and not prompts._deadlines
         assert not loop.requests.live and not loop.scheduler.has_work() and not loop.requests.trial.running
-        assert loop.scheduler.pool.num_available == loop.scheduler.pool.num_blocks
+        assert loop.scheduler.kv.is_idle
         assert loop.speculator is None or not loop.speculator.accounts._accounts
 
 

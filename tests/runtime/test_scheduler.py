@@ -6,13 +6,14 @@ import pytest
 from icc.runtime.batch.scheduled import ScheduledBatch, StepOutcome, Verdict
 from icc.runtime.errors import CapacityError, RequestError
 from icc.runtime.kv.block_pool import BlockPool
+from icc.runtime.kv.group import GroupConfig
 from icc.runtime.kv.prefix_cache import PrefixCache, child_key, root_key
 from icc.runtime.scheduler.request import RequestSpec
 from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
 
 
 def scheduler(blocks: int = 16, block_size: int = 4, batch: int = 4, tokens: int = 8, rows: int = 8) -> Scheduler:
-    return Scheduler(SchedulerConfig(batch, tokens, rows, blocks, block_size))
+    return Scheduler(SchedulerConfig(batch, tokens, rows, (GroupConfig(blocks, block_size),)))
 
 
 def shape(batch: ScheduledBatch) -> list[tuple[int, int, int, int]]:
@@ -43,7 +44,7 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
     s = scheduler(tokens=16, rows=4)
     s.add(RequestSpec(1, tuple(range(10)), 1))
     assert step(s) == [(1, 0, 10, 1)]
-    assert s.pool.num_cached == 2  # the third block is not full
+    assert s.kv.groups[0].pool.num_cached == 2  # the third block is not full
     s.add(RequestSpec(2, (*range(8), 99), 1))
     assert step(s) == [(2, 8, 1, 1)]
     s.add(RequestSpec(3, tuple(range(8)), 1))  # the last token must run, so the last block is computed again
@@ -60,7 +61,7 @@ def test_the_same_prompt_at_the_same_time_is_computed_once() -> None:
         s.add(RequestSpec(request_id, tuple(range(10)), 3))
     assert step(s) == [(1, 0, 10, 1)]
     assert step(s) == [(1, 10, 1, 1), (2, 8, 2, 1), (3, 8, 2, 1)]
-    assert s.pool.num_free + s.pool.num_cached == 16 - (2 + 3)
+    assert s.kv.groups[0].pool.num_free + s.kv.groups[0].pool.num_cached == 16 - (2 + 3)
 
 
 def test_an_aborted_first_request_does_not_hold_up_those_that_wait_for_its_prefix() -> None:
@@ -88,7 +89,7 @@ def test_preemption_takes_the_latest_and_gives_the_same_tokens_back() -> None:
     s.check()
     while s.has_work():
         step(s, 7)
-    assert s.pool.num_available == 5
+    assert s.kv.groups[0].pool.num_available == 5
 
 
 def test_priority_goes_before_arrival() -> None:
@@ -120,9 +121,9 @@ def test_an_error_makes_the_blocks_unfindable() -> None:
     s = scheduler(tokens=16, rows=4)
     s.add(RequestSpec(1, tuple(range(9)), 4))
     step(s)
-    assert len(s.cache) == 2
+    assert len(s.kv.groups[0].cache) == 2
     step(s, verdict=Verdict.ERROR)
-    assert len(s.cache) == 0 and s.pool.num_free == 16
+    assert len(s.kv.groups[0].cache) == 0 and s.kv.groups[0].pool.num_free == 16
     s.add(RequestSpec(2, tuple(range(9)), 1))
     assert step(s) == [(2, 0, 9, 1)]
 
@@ -133,7 +134,7 @@ def test_a_block_table_is_the_same_object_while_it_does_not_change() -> None:
     tables = []
     for _ in range(4):
         batch = s.schedule()
-        tables.append(batch.sequences[0].block_table)
+        tables.append(batch.sequences[0].block_tables[0])
         s.update([StepOutcome(1, 1)])
     assert tables[0] is tables[1] is tables[2] and len(tables[3]) == 2
 

@@ -1,4 +1,4 @@
-"""The scheduler as a state machine under random events, with a shadow of what every KV slot must hold."""
+"""The scheduler as a state machine under random events, with a shadow of what each slot of each KV group holds."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from icc.runtime.batch.scheduled import Draft, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict
 from icc.runtime.errors import CapacityError
+from icc.runtime.kv.group import Group, GroupConfig
+from icc.runtime.kv.policy import CachePolicy, KeepAll, Window
+from icc.runtime.kv.sequence import NO_BLOCK, slot_of
+from icc.runtime.kv.upkeep import Upkeep
 from icc.runtime.scheduler.request import RequestSpec
 from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
+from kv_policies import Chunks, Sinks
 from sizes import size_of
 
 ALPHABET = 2  # so few tokens that prefixes collide all the time
@@ -25,17 +30,55 @@ def following(tokens: tuple[int, ...]) -> int:
     return (sum(tokens) + len(tokens) // 3) % ALPHABET
 
 
+class Memory:
+    """Shadow memory of one group: each slot carries the salt and the whole prefix that its KV stands for."""
+
+    def __init__(self, group: Group, config: GroupConfig) -> None:
+        self.group, self.size, self.host_blocks = group, config.block_size, config.host_blocks
+        self.slots: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+        self.host: dict[int, list[tuple[bytes, tuple[int, ...]] | None]] = {}  # what each host slot holds, by offset
+        self.spoilt: set[int] = set()  # blocks that only a request which ended with an error had
+
+    def upkeep(self, upkeep: Upkeep) -> None:
+        for block in upkeep.zeros:
+            for offset in range(self.size):
+                self.slots.pop(block * self.size + offset, None)
+        for source, target in upkeep.moves:
+            assert min(source, target) >= 0, "what is not there is moved"
+            self.slots[target] = self.slots[source]
+        for block, slot in upkeep.swap_outs:
+            assert 0 <= slot < self.host_blocks and block != NO_BLOCK
+            self.host[slot] = [self.slots.get(block * self.size + offset) for offset in range(self.size)]
+        for slot, block in upkeep.swap_ins:
+            self.check_own(block)
+            for offset, held in enumerate(self.host.pop(slot)):
+                self.slots[block * self.size + offset] = held if held is not None else (b"never written", ())
+
+    def check_own(self, block: int) -> None:
+        assert block != NO_BLOCK, "a block that was given back is written"
+        assert self.group.pool.references(block) == 1, "a shared block is written"
+
+    def write(self, table: tuple[int, ...], place: int, content: tuple[bytes, tuple[int, ...]]) -> None:
+        self.check_own(table[place // self.size])
+        self.slots[slot_of(table, place, self.size)] = content
+
+    def check_read(self, table: tuple[int, ...], start: int, salt: bytes, tokens: tuple[int, ...]) -> None:
+        """What the token at `start` and those behind it read is there."""
+        kept = itertools.chain.from_iterable(self.group.policy.kept(start))
+        for place in [*kept, *range(start, len(tokens))]:
+            assert table[place // self.size] != NO_BLOCK, "a block is gone that is read"
+            assert self.slots[slot_of(table, place, self.size)] == (salt, tokens[: place + 1]), "wrong KV"
+
+
 class Device:
-    """Executes batches on shadow memory: each slot carries the salt and the whole prefix that its KV stands for."""
+    """Executes batches on shadow memory."""
 
     def __init__(self, config: SchedulerConfig, scheduler: Scheduler) -> None:
         self.config, self.scheduler = config, scheduler
-        self.slots: dict[int, tuple[bytes, tuple[int, ...]]] = {}
-        self.host: dict[int, list[tuple[bytes, tuple[int, ...]] | None]] = {}  # what each host slot holds, by offset
+        self.memories = list(map(Memory, scheduler.kv.groups, config.groups))
         self.tokens: dict[int, tuple[int, ...]] = {}  # request -> all its tokens
         self.salts: dict[int, bytes] = {}
         self.scoring: set[int] = set()
-        self.spoilt: set[int] = set()  # blocks that only a request which ended with an error had
         self.last = ScheduledBatch(())
         self.computed = 0  # tokens
         self.seen: Counter[str] = Counter()  # steps by what is done before them
@@ -54,14 +97,11 @@ class Device:
         assert len({sequence.request_id for sequence in batch.sequences}) == len(batch.sequences)
         if not batch.sequences:  # not run: what is due before it stays due
             return []
-        what = {"zeros": batch.zeros, "moves": batch.moves, "outs": batch.swap_outs, "ins": batch.swap_ins}
-        self.seen[" ".join(name for name, due in what.items() if due)] += 1
-        for block in batch.zeros:
-            for offset in range(config.block_size):
-                self.slots.pop(block * config.block_size + offset, None)
-        for source, target in batch.moves:
-            self.slots[target] = self.slots[source]
-        self._swap(batch)
+        for memory, upkeep in zip(self.memories, batch.upkeep, strict=True):
+            assert len(upkeep.moves) == batch.num_moves
+            memory.upkeep(upkeep)
+            what = {"zeros": upkeep.zeros, "moves": upkeep.moves, "outs": upkeep.swap_outs, "ins": upkeep.swap_ins}
+            self.seen[" ".join(name for name, due in what.items() if due)] += 1
         outcomes = []
         for sequence in batch.sequences:
             if sequence.request_id not in self.tokens:  # it ended while this step was scheduled ahead
@@ -75,13 +115,10 @@ class Device:
                 outcomes.append(self._verify(sequence, tokens, salt))
                 continue
             assert sequence.token_ids == tokens[sequence.start : sequence.end] and sequence.token_ids
-            for position in range(sequence.end):
-                block = sequence.block_table[position // config.block_size]
-                slot = block * config.block_size + position % config.block_size
-                if position >= sequence.start:
-                    assert self.scheduler.pool.references(block) == 1, "a shared block is written"
-                    self.slots[slot] = (salt, tokens[: position + 1])
-                assert self.slots[slot] == (salt, tokens[: position + 1]), "wrong KV"
+            for memory, table in zip(self.memories, sequence.block_tables, strict=True):
+                for position in range(sequence.start, sequence.end):
+                    memory.write(table, position, (salt, tokens[: position + 1]))
+                memory.check_read(table, sequence.start, salt, tokens[: sequence.end])
             assert sequence.num_logits <= len(sequence.token_ids)
             if sequence.num_logits:
                 token = None if sequence.request_id in self.scoring else following(tokens)
@@ -89,35 +126,31 @@ class Device:
         self.last = batch
         return outcomes
 
-    def _swap(self, batch: ScheduledBatch) -> None:
-        size = self.config.block_size
-        for block, slot in batch.swap_outs:
-            assert 0 <= slot < self.config.host_blocks
-            self.host[slot] = [self.slots.get(block * size + offset) for offset in range(size)]
-        for slot, block in batch.swap_ins:
-            assert self.scheduler.pool.references(block) == 1, "a shared block is written"
-            for offset, held in enumerate(self.host.pop(slot)):
-                self.slots[block * size + offset] = held if held is not None else (b"never written", ())
-
     def zeroed(self, batch: ScheduledBatch) -> ScheduledBatch:
         """The first step that is scheduled after a request failed zeroes what it leaves."""
-        assert self.spoilt <= set(batch.zeros), "blocks of a request that failed are not zeroed"
-        self.spoilt = set() if batch.sequences else self.spoilt
+        for memory, upkeep in zip(self.memories, batch.upkeep, strict=True):
+            assert memory.spoilt <= set(upkeep.zeros), "blocks of a request that failed are not zeroed"
+            memory.spoilt = set() if batch.sequences else memory.spoilt
         return batch
+
+    def spoil(self, sequence: ScheduledSequence) -> None:
+        """The blocks that only this request has must be zeroed."""
+        for memory, table in zip(self.memories, sequence.block_tables, strict=True):
+            held = [block for block in table if block != NO_BLOCK]
+            memory.spoilt |= {block for block in held if memory.group.pool.references(block) == 1}
 
     def _verify(self, sequence: ScheduledSequence, tokens: tuple[int, ...], salt: bytes) -> StepOutcome:
         """Write a tree of guesses and follow it; what its first token reads must be there."""
-        draft, size = sequence.draft, self.config.block_size
+        draft = sequence.draft
         assert draft is not None and sequence.token_ids == (tokens[-1], *draft.token_ids)
         assert sequence.start == len(tokens) - 1 and sequence.num_logits == len(draft) + 1
         prefixes = [tokens]
         for guess, parent in zip(draft.token_ids, draft.parents, strict=True):
             prefixes.append((*prefixes[parent + 1], guess))
-        slots = [sequence.block_table[p // size] * size + p % size for p in range(sequence.end)]
-        for slot, prefix in zip(slots[sequence.start :], prefixes, strict=True):
-            assert self.scheduler.pool.references(slot // size) == 1, "a shared block is written"
-            self.slots[slot] = (salt, prefix)
-        assert all(self.slots[slots[p]] == (salt, tokens[: p + 1]) for p in range(sequence.start + 1)), "wrong KV"
+        for memory, table in zip(self.memories, sequence.block_tables, strict=True):
+            for place, prefix in enumerate(prefixes, start=sequence.start):
+                memory.write(table, place, (salt, prefix))
+            memory.check_read(table, sequence.start, salt, tokens)
         accepted: list[int] = []
         while True:
             here = accepted[-1] if accepted else -1
@@ -150,9 +183,10 @@ class Device:
 
     def _spoil(self, sequence: ScheduledSequence) -> None:
         """What a step writes for a request that has ended must never be read."""
-        block = sequence.block_table[sequence.start // self.config.block_size]
-        assert self.scheduler.pool.references(block) == 0, "a block of another request is written"
-        self.slots[block * self.config.block_size + sequence.start % self.config.block_size] = (b"spoilt", ())
+        for memory, table in zip(self.memories, sequence.block_tables, strict=True):
+            block = table[sequence.start // memory.size]
+            assert memory.group.pool.references(block) == 0, "a block of another request is written"
+            memory.slots[slot_of(table, sequence.start, memory.size)] = (b"spoilt", ())
 
     def sampled(self, outcomes: list[StepOutcome]) -> None:
         for outcome in outcomes:
@@ -166,6 +200,15 @@ class Device:
         return [sequence.draft.token_ids[guess] for guess in outcome.accepted] if sequence.draft else []
 
 
+POLICIES: list[CachePolicy] = [
+    KeepAll(), Window(1), Window(2), Window(3), Window(5), Window(8), Sinks(2, 3), Sinks(1, 1), Chunks(4),
+]  # fmt: skip
+
+
+HOST = st.sampled_from([0, 0, 1, 3, 12])
+SECOND = st.builds(GroupConfig, st.integers(2, 12), st.integers(1, 4), HOST, st.sampled_from(POLICIES))
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         blocks=st.integers(2, 12),
@@ -173,11 +216,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         batch=st.integers(1, 4),
         extra_tokens=st.integers(0, 8),
         extra_rows=st.integers(0, 3),
-        host=st.sampled_from([0, 0, 1, 3, 12]),
+        host=HOST,
+        policy=st.sampled_from([KeepAll(), *POLICIES]),
+        second=st.none() | SECOND,
     )
-    def start(self, blocks: int, block_size: int, batch: int, extra_tokens: int, extra_rows: int, host: int) -> None:
+    def start(
+        self, blocks: int, block_size: int, batch: int, extra_tokens: int, extra_rows: int, host: int,
+        policy: CachePolicy = POLICIES[0], second: GroupConfig | None = None,
+    ) -> None:  # fmt: skip
         rows = batch + min(extra_rows, extra_tokens)
-        self.config = SchedulerConfig(batch, batch + extra_tokens, rows, blocks, block_size, host)
+        groups = (GroupConfig(blocks, block_size, host, policy),) + (() if second is None else (second,))
+        self.config = SchedulerConfig(batch, batch + extra_tokens, rows, groups)
         self.scheduler = Scheduler(self.config)
         self.device = Device(self.config, self.scheduler)
         self.live: dict[int, RequestSpec] = {}
@@ -248,8 +297,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.abort_id(request_id)
         self.device.sampled(outcomes)
         if stop is Verdict.ERROR and outcomes and outcomes[0].verdict is stop and outcomes[0].request_id in self.live:
-            [table] = [s.block_table for s in batch.sequences if s.request_id == outcomes[0].request_id]
-            self.device.spoilt |= {block for block in table if self.scheduler.pool.references(block) == 1}
+            [sequence] = [s for s in batch.sequences if s.request_id == outcomes[0].request_id]
+            self.device.spoil(sequence)
         for done in self.scheduler.update(outcomes):
             self.end(done.request_id)
 
@@ -284,9 +333,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert bound >= 0, "no progress"
             bound -= 1
             self.step()
-        pool = self.scheduler.pool
-        assert pool.num_available == pool.num_blocks and not self.scheduler.has_work()
-        assert self.scheduler._tables.host.num_free == self.config.host_blocks
+        assert self.scheduler.kv.is_idle and not self.scheduler.has_work()
+        for group, config in zip(self.scheduler.kv.groups, self.config.groups, strict=True):
+            assert group.host.num_free == config.host_blocks
 
 
 TestScheduler = SchedulerMachine.TestCase
@@ -306,7 +355,9 @@ def test_random_walks_with_swaps_and_trees() -> None:
         source = random.Random(seed)
         machine = SchedulerMachine()
         blocks, size, batch = source.randint(6, 16), source.randint(1, 4), source.randint(1, 4)
-        machine.start(blocks, size, batch, source.randint(0, 16), source.randint(0, 12), source.choice([0, 2, 6, 40]))
+        room = source.randint(0, 16), source.randint(0, 12), source.choice([0, 2, 6, 40])
+        second = GroupConfig(source.randint(4, 12), size, source.choice([2, 6, 40]), source.choice(POLICIES))
+        machine.start(blocks, size, batch, *room, second=source.choice([None, second, second]))
         for _ in range(120):
             kind = source.random()
             if len(machine.live) < 5 and kind < 0.3:
@@ -332,7 +383,7 @@ def test_all_orders_of_three_requests_in_four_blocks() -> None:
     prompts = [(0, 1, 0), (0, 1, 0, 1, 1), (0, 1)]
     for arrivals in itertools.product(range(4), repeat=3):
         for abort_at in (None, 0, 1, 2, 3, 5):
-            config = SchedulerConfig(2, 4, 2, 4, 2, host_blocks=arrivals[0])
+            config = SchedulerConfig(2, 4, 2, (GroupConfig(4, 2, arrivals[0]),))
             scheduler = Scheduler(config)
             device = Device(config, scheduler)
             ended: list[int] = []
@@ -357,7 +408,7 @@ def test_all_orders_of_three_requests_in_four_blocks() -> None:
 @pytest.mark.parametrize(("blocks", "new"), [(17, 26), (20, 26), (33, 26), (64, 120)])
 def test_little_memory_preempts_each_request_at_most_four_times(blocks: int, new: int, host: int) -> None:
     """KV for about one of the largest request: all complete, few preemptions (RELIABILITY R3)."""
-    config = SchedulerConfig(16, 32, 16, blocks, 2, host)
+    config = SchedulerConfig(16, 32, 16, (GroupConfig(blocks, 2, host),))
     scheduler = Scheduler(config)
     device = Device(config, scheduler)
     for request_id in range(40):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from icc.runtime.executor.fake import FakeExecutor, context_hash
+from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.policy import Window
 from icc.runtime.llm import LLM
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.ngram import NgramDrafter
@@ -28,9 +31,10 @@ PARAMS = [SamplingParams(max_tokens=10 + 3 * index) for index in range(len(PROMP
         {"num_blocks": 16, "max_batch_size": 8, "max_step_tokens": 12, "max_logit_rows": 10},
         {"num_blocks": 60, "block_size": 1, "max_batch_size": 4, "max_step_tokens": 9},
         {"num_blocks": 6, "block_size": 16, "max_batch_size": 4},
+        {"num_blocks": 16, "more_groups": [GroupConfig(9, 4, 6, Window(9)), GroupConfig(18, 1, 9, Window(3))]},
     ],
 )
-def test_tokens_are_those_of_plain_decoding(make_llm: MakeLLM, executor: dict[str, int], right: float) -> None:
+def test_tokens_are_those_of_plain_decoding(make_llm: MakeLLM, executor: dict[str, Any], right: float) -> None:
     """Greedy, with preemption, chunked prompts, prefix reuse and several trees in a step."""
     plain = make_llm(num_blocks=200).generate(PROMPTS, PARAMS)
     llm = make_llm(Oracle(right), **executor)
@@ -128,7 +132,7 @@ def test_a_second_engine_guesses(make_llm: MakeLLM, blocks: int) -> None:
         assert counts.accepted >= least
         assert least == 0 or counts.accepted == counts.guesses
         drafter = llm.loop.speculator.drafter
-        assert drafter._pool.num_available == blocks  # all requests were forgotten
+        assert drafter._kv.is_idle  # all requests were forgotten
         llm.close()
         assert owner.closed and executor.closed
 

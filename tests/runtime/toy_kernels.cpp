@@ -30,11 +30,11 @@ void icc_sha256(const uint8_t* data, int64_t count, int64_t size, uint8_t (*dige
     sha256_pieces(data, count, size, digests);
 }
 
-void* icc_create(int32_t num_threads, const void* const* weights, void* arena, void* kv, int64_t num_blocks) {
+void* icc_create(int32_t num_threads, const void* const* weights, void* arena, void* kv, const int64_t* num_blocks) {
     if (num_threads < 1 || reinterpret_cast<uintptr_t>(weights[0]) % 64 || reinterpret_cast<uintptr_t>(arena) % 64)
         return nullptr;
     Engine* e = static_cast<Engine*>(std::malloc(sizeof(Engine)));
-    *e = {static_cast<const int32_t*>(weights[0]), static_cast<char*>(kv), num_blocks, static_cast<int32_t*>(arena)};
+    *e = {static_cast<const int32_t*>(weights[0]), static_cast<char*>(kv), num_blocks[0], static_cast<int32_t*>(arena)};
     return e;
 }
 

@@ -90,7 +90,7 @@ def build(
     for phase in (*phases, pipelines.attention(), pipelines.fuse()):
         run_passes(graph, phase, PassContext())
     backend = TritonBackend(TARGET, weight_dtype(graph))
-    lowered = lower(graph, LowerOptions(backend.kv_dtype, backend.profile, block_size))
+    lowered = lower(graph, LowerOptions(backend.kv_dtype, backend.profile, block_size, limits.max_seq_len))
     verify_lowered(lowered.program, backend.refusal)
     planned = plan_program(lowered.program, limits, Tuner(TARGET), (), deterministic)
     program = msgspec.structs.replace(

@@ -10,6 +10,7 @@ from icc.compiler.ops.attention import rotate
 from icc.runtime.batch.packed import PackedBatch
 from icc.runtime.batch.scheduled import ScheduledBatch
 from icc.runtime.format.batch import BatchLimits
+from icc.runtime.kv.upkeep import Upkeep
 from interpreting import make_kernel, run_kernel
 from paged import DTYPES, Pool, tables
 from step_making import cache as kv_cache
@@ -79,8 +80,8 @@ def test_accepted_guesses_are_moved(cache: str, heads: int, key_dim: int, value_
     )  # fmt: skip
     k, v = torch.zeros(1, heads * key_dim).to(DTYPES[kind]), torch.zeros(1, heads * value_dim).to(DTYPES[kind])
     batch = {name: torch.full((1,), -1, dtype=torch.int32) for name in ("positions", "slot_mapping")}
-    packed = PackedBatch(BatchLimits(64, 1, 1, 1), 8)
-    packed.pack(ScheduledBatch((), tuple(moves)))
+    packed = PackedBatch(BatchLimits(64, 1, 1, 1), [8])
+    packed.pack(ScheduledBatch((), (Upkeep(moves=tuple(moves)),)))
     packed.pad_moves()
     assert packed.num_moves == 32 > len(moves)
     batch["moves"] = torch.from_numpy(packed.moves)

@@ -18,8 +18,10 @@ from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.program.program import decode_program
 from icc.compiler.program.steps.base import Step
 from icc.runtime.errors import EngineFieldError
+from icc.runtime.executor.device import batch_limits
 from icc.runtime.executor.walk import Place, Walker
 from icc.runtime.format.batch import PLAN_ARRAYS
+from icc.runtime.format.kv import KVMemory
 from icc.runtime.format.load import decode_program as read_untyped
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.operands import Operand, OutputOperand
@@ -63,17 +65,17 @@ def test_every_step_is_bound(data: st.DataObject, engine: GpuEngine) -> None:
         "num_seqs": seqs,
         "num_logit_rows": rows,
         "max_blocks": 8,
-        "num_blocks": 32,
         "num_moves": data.draw(st.integers(0, tokens)),
     }
     phase = plan.phase(tokens, seqs)
     assert phase.max_tokens >= tokens and (not phase.decode or tokens == seqs)
     spaces = {
         "arena": engine.program.arena_bytes_per_token * LIMITS.max_step_tokens,
-        "kv": engine.program.kv.total_block_bytes() * 32, "scratch": plan.scratch_bytes,
+        "kv": engine.program.kv.groups[0].block_bytes() * 32, "scratch": plan.scratch_bytes,
         "logits": 4 * LIMITS.max_step_tokens * engine.program.vocab_size,
     }  # fmt: skip
-    for bound in Walker(engine.program, plan).walk(phase, sizes):
+    cache, limits = KVMemory(engine.program.kv, (32,)), batch_limits(engine.program, LIMITS, 1 << 40)
+    for bound in Walker(engine.program, plan, cache, limits).walk(phase, sizes):
         assert all(0 < n < 2**31 for n in bound.grid)
         types = plan.objects[bound.launch.object].types
         assert len(types) == len(bound.args)

@@ -86,11 +86,11 @@ def test_heads_choose_what_the_reference_says(built: GpuEngine) -> None:
     ids = [1, 5, 9, 33, 70, 2, 8]
     expected = interpret_drafts(built.graph, ids)[1].numpy()
     executor = open_device(built)[0]()
-    executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids), 0, (0,), len(ids)),)))
+    executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids), 0, ((0,),), len(ids)),)))
     for rows in ([3], [0, 6], [3], [1, 2, 5]):
         assert np.array_equal(executor.draft(rows)[:, :, 0], expected[rows][:, :, 0])
-    executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids[:6]), 0, (0,), 0),)))
-    decodes = (ScheduledSequence(1, (ids[6],), 6, (0,), 1),)
+    executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids[:6]), 0, ((0,),), 0),)))
+    decodes = (ScheduledSequence(1, (ids[6],), 6, ((0,),), 1),)
     for _ in range(2):
         executor.step(ScheduledBatch(decodes))
         assert np.array_equal(executor.draft([0])[0, :, 0], expected[6, :, 0])
@@ -109,7 +109,7 @@ def test_steps_that_come_again_become_graphs_and_old_ones_are_given_up(
 
     def launched(tokens: int) -> tuple[int, int]:
         before = driver.graph_launches, driver.eager_launches
-        executor.step(ScheduledBatch((ScheduledSequence(1, (5,) * tokens, 0, (0, 1), 1),)))
+        executor.step(ScheduledBatch((ScheduledSequence(1, (5,) * tokens, 0, ((0, 1),), 1),)))
         return driver.graph_launches - before[0], driver.eager_launches - before[1]
 
     assert launched(3)[0] == 0 and launched(3) == launched(3) == (1, 0)

@@ -16,8 +16,8 @@ from icc.runtime.executor.cuda.driver import Cuda
 from icc.runtime.executor.cuda.host import choose_host_blocks
 from icc.runtime.executor.player import Player
 from icc.runtime.executor.swap import copies, runs
+from icc.runtime.format.kv import KVGroup, KVLayer, KVLayout, KVMemory
 from icc.runtime.format.manifest import Limits
-from icc.runtime.format.program import KVLayer, KVLayout
 from icc.runtime.llm import LLM
 from icc.runtime.speculate.speculator import Speculator
 from planted_drafter import PlantedDrafter
@@ -51,7 +51,7 @@ def executor_of(kind: str, built: GpuEngine) -> Any:
     if kind == "interpret":
         return built.executor(host_blocks=12)
     # memory for a sequence and a half, so that there is something to swap
-    nbytes = built.program.kv.total_block_bytes() * 12
+    nbytes = built.program.kv.groups[0].block_bytes() * 12
     driver = Cuda(bindings=FakeDriver(built.objects()))
     return Player(CudaDevice(built.engine(), nbytes, driver, swap_bytes=nbytes))
 
@@ -62,7 +62,7 @@ def test_what_was_swapped_out_and_in_gives_the_same_tokens(
 ) -> None:
     """One request after the other loses its blocks before a step, and comes back."""
     executor = executor_of(kind, built)
-    assert executor.host_blocks == 12
+    assert executor.groups[0].host_blocks == 12
     seen: list[ScheduledBatch] = []
     with LLM(built.manifest, executor) as llm:
         if guess:
@@ -81,13 +81,14 @@ def test_what_was_swapped_out_and_in_gives_the_same_tokens(
         found = [completion.token_ids for completion in llm.generate(PROMPTS, PARAMS)]
     assert found == plain
     assert scheduler.num_swaps == scheduler.num_preemptions > 2
-    assert any(batch.swap_ins for batch in seen)
+    assert any(upkeep.swap_ins for batch in seen for upkeep in batch.upkeep)
     if guess:
-        assert any(batch.moves and batch.swap_outs for batch in seen), "moves were meant to wait when blocks go"
+        both = [upkeep for batch in seen for upkeep in batch.upkeep if upkeep.moves and upkeep.swap_outs]
+        assert both, "moves were meant to wait when blocks go"
 
 
 def test_the_cuda_executor_swaps_when_its_memory_runs_out(built: GpuEngine, plain: list[tuple[int, ...]]) -> None:
-    block = built.program.kv.total_block_bytes()
+    block = built.program.kv.groups[0].block_bytes()
     driver = FakeDriver(built.objects())
     executor = Player(CudaDevice(built.engine(), 7 * block, Cuda(bindings=driver), swap_bytes=3 * block))
     prompts = [[*range(3, 15)], [*range(5, 17)]]
@@ -102,17 +103,21 @@ def test_the_cuda_executor_swaps_when_its_memory_runs_out(built: GpuEngine, plai
 
 def test_host_memory_is_taken_only_where_the_cache_can_run_out(built: GpuEngine) -> None:
     layout = built.program.kv
-    block = layout.total_block_bytes()
-    assert choose_host_blocks(layout, 16, 16, None) == choose_host_blocks(layout, 16, 16, 99 * block) == 0
-    assert choose_host_blocks(layout, 15, 16, None) == 16  # gibibytes hold all
-    assert choose_host_blocks(layout, 15, 16, 3 * block + 1) == 3
-    assert choose_host_blocks(layout, 15, 16, 0) == 0
+    block = layout.groups[0].block_bytes()
+
+    def chosen(blocks: int, nbytes: int | None) -> tuple[int, ...]:
+        return choose_host_blocks(KVMemory(layout, (blocks,)), (16,), nbytes).num_blocks
+
+    assert chosen(16, None) == chosen(16, 99 * block) == (0,)
+    assert chosen(15, None) == (16,)  # gibibytes hold all
+    assert chosen(15, 3 * block + 1) == (3,)
+    assert chosen(15, 0) == (0,)
 
 
 def test_pinning_that_fails_says_what_to_do(built: GpuEngine) -> None:
     driver = FakeDriver(built.objects())
     driver.fail = "cuMemAllocHost"
-    block = built.program.kv.total_block_bytes()
+    block = built.program.kv.groups[0].block_bytes()
     with pytest.raises(CapacityError, match=r"cannot pin 0\.00 GiB of host memory") as caught:
         CudaDevice(built.engine(), 9 * block, Cuda(bindings=driver))
     assert "--swap-gib" in str(caught.value.hint)
@@ -121,23 +126,26 @@ def test_pinning_that_fails_says_what_to_do(built: GpuEngine) -> None:
 
 
 def test_every_layer_of_a_block_comes_back() -> None:
-    """Layers of different sizes, into other blocks than they came from."""
-    layout = KVLayout(4, "f16", [KVLayer(1, 8, 8), KVLayer(3, 16, 8), KVLayer(2, 8, 8)])
-    blocks, slots, total = 6, 4, layout.total_block_bytes()
-    memory = np.random.default_rng(0).integers(0, 255, blocks * total, dtype=np.uint8)
-    host = np.zeros(slots * total, dtype=np.uint8)
+    """Layers of different sizes in two groups, into other blocks than they came from."""
+    first = {0: KVLayer(1, 8, 8), 2: KVLayer(3, 16, 8), 3: KVLayer(2, 8, 8)}
+    layout = KVLayout((KVGroup(4, "f16", first), KVGroup(8, "f16", {1: KVLayer(1, 8, 16)}, "window", 5)))
+    cache, kept = KVMemory(layout, (6, 7)), KVMemory(layout, (4, 5))
+    memory = np.random.default_rng(0).integers(0, 255, cache.nbytes, dtype=np.uint8)
+    host = np.zeros(kept.nbytes, dtype=np.uint8)
 
-    def content(block: int) -> list[bytes]:
-        return [memory[at : at + nbytes].tobytes() for at, nbytes in layout.block_places(block, blocks)]
+    def content(group: int, block: int) -> list[bytes]:
+        return [memory[at : at + nbytes].tobytes() for at, nbytes in cache.block_places(group, block)]
 
-    before = [content(block) for block in range(blocks)]
-    for at, to, nbytes in copies(layout, ((5, 0), (1, 1), (2, 2), (0, 3)), blocks, slots):
-        host[to : to + nbytes] = memory[at : at + nbytes]
+    before = [[content(group, block) for block in range(6)] for group in range(2)]
+    for group in range(2):
+        for at, to, nbytes in copies(cache, kept, group, ((5, 0), (1, 1), (2, 2), (0, 3))):
+            host[to : to + nbytes] = memory[at : at + nbytes]
     memory[:] = 0
-    for to, at, nbytes in copies(layout, ((0, 3), (1, 0), (2, 1), (3, 2)), blocks, slots):
-        memory[to : to + nbytes] = host[at : at + nbytes]
-    assert [content(block) for block in range(4)] == [before[block] for block in (0, 5, 1, 2)]
-    assert not any(map(any, (*content(4), *content(5))))
+    for group in range(2):
+        for to, at, nbytes in copies(cache, kept, group, ((0, 3), (1, 0), (2, 1), (3, 2))):
+            memory[to : to + nbytes] = host[at : at + nbytes]
+        assert [content(group, block) for block in range(4)] == [before[group][block] for block in (0, 5, 1, 2)]
+        assert not any(map(any, (*content(group, 4), *content(group, 5))))
 
 
 def test_neighbours_travel_together() -> None:

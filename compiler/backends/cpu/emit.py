@@ -31,6 +31,7 @@ class StepParams:
     """One row of the step table, operands as C++ initialisers."""
 
     fn: str
+    group: int
     kv_offset: int
     kv_block_bytes: int
     inputs: str
@@ -39,8 +40,9 @@ class StepParams:
 
 @dataclass(frozen=True)
 class LayerParams:
-    """The KV cache of one layer: where it lies, in bytes, and the shape of its blocks."""
+    """The KV cache of one layer: where it lies in its group, in bytes, and the shape of its blocks."""
 
+    group: int
     offset: int
     block_bytes: int
     ctype: str
@@ -52,11 +54,13 @@ class LayerParams:
 
 @dataclass(frozen=True)
 class ProgramParams:
-    """The step table; sections are (shared, begin, end), the first is the program's own."""
+    """The step table; sections are (shared, begin, end), the first is the program's own. group_bytes: of one block over
+    all layers, for each KV group."""
 
     steps: tuple[StepParams, ...]
     sections: tuple[tuple[int, int, int], ...]
     layers: tuple[LayerParams, ...]
+    group_bytes: tuple[int, ...]
     max_inputs: int = 10
     max_outputs: int = 4
     template: ClassVar[str] = "cpp/program.cpp.jinja"
@@ -85,7 +89,7 @@ def _operand(operand: Operand | None, weights: dict[str, int], offsets: dict[str
 def _steps(program: Program, functions: dict[str, str]) -> tuple[StepParams, ...]:
     weights = {name: i for i, name in enumerate(program.weights)}
     offsets = {b.name: b.offset for b in program.buffers}
-    layer_bytes = [program.kv.block_bytes(i) for i in range(len(program.kv.layers))]
+    layers = _layers(program)
 
     def step_params(step: Step) -> StepParams:
         try:
@@ -96,23 +100,26 @@ def _steps(program: Program, functions: dict[str, str]) -> tuple[StepParams, ...
             raise CodegenError(f"step of kernel {step.kernel}: {error.args[0]!r} is not in the program") from None
         if len(ins) > ProgramParams.max_inputs or len(outs) > ProgramParams.max_outputs:
             raise CodegenError(f"step of kernel {step.kernel} has {len(ins)} inputs and {len(outs)} outputs")
-        if step.layer >= len(layer_bytes):
+        if step.layer >= 0 and step.layer not in layers:
             raise CodegenError(f"step of kernel {step.kernel}: there is no KV layer {step.layer}")
-        before = sum(layer_bytes[: step.layer]) if step.layer >= 0 else 0
-        block = layer_bytes[step.layer] if step.layer >= 0 else 0
-        return StepParams(fn, before, block, ", ".join(ins), ", ".join(outs))
+        kv = layers.get(step.layer)
+        place = (kv.group, kv.offset, kv.block_bytes) if kv is not None else (0, 0, 0)
+        return StepParams(fn, *place, ", ".join(ins), ", ".join(outs))
 
     return tuple(step_params(step) for step in program.steps)
 
 
-def _layers(program: Program) -> tuple[LayerParams, ...]:
-    kv, offset = program.kv, 0
-    found: list[LayerParams] = []
-    for i, layer in enumerate(kv.layers):
-        shape = (layer.kv_heads, layer.key_dim, layer.value_dim, kv.block_size)
-        found.append(LayerParams(offset, kv.block_bytes(i), C_TYPES[kv.dtype], *shape))
-        offset += kv.block_bytes(i)
-    return tuple(found)
+def _layers(program: Program) -> dict[int, LayerParams]:
+    """By the number of the layer."""
+    found: dict[int, LayerParams] = {}
+    for number, group in enumerate(program.kv.groups):
+        offset = 0
+        for layer, kv in group.layers.items():
+            shape = (kv.kv_heads, kv.key_dim, kv.value_dim, group.block_size)
+            nbytes = group.layer_bytes(layer)
+            found[layer] = LayerParams(number, offset, nbytes, C_TYPES[group.dtype], *shape)
+            offset += nbytes
+    return dict(sorted(found.items()))
 
 
 def _sections(program: Program) -> tuple[tuple[int, int, int], ...]:
@@ -150,5 +157,6 @@ def emit_source(program: Program, isa: Isa) -> str:
         *micro_sources(kernels, isa),
         *(k.source() for k in kernels),
     ]
-    table = ProgramParams(_steps(program, functions), _sections(program), _layers(program))
+    group_bytes = tuple(group.block_bytes() for group in program.kv.groups)
+    table = ProgramParams(_steps(program, functions), _sections(program), tuple(_layers(program).values()), group_bytes)
     return "\n".join([*parts, render(table.template, table)])

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from ctypes import Array
 
 import numpy as np
 
 from ...batch.packed import host_arrays
 from ...errors import CapacityError, UsageError
 from ...format.batch import CPU_INPUTS
+from ...format.kv import KVGroup, KVMemory
 from ...format.load import Engine
 from ...format.program import HEADS
 from ..device import Work, batch_limits
 from .library import IccBatch, KernelLibrary
-from .memory import AnonymousMemory, choose_num_blocks, default_threads
+from .memory import AnonymousMemory, choose_blocks, default_threads
 
 _LOGITS_BYTES = 64 << 20
 _MAX_THREADS = 1024
@@ -29,7 +31,7 @@ class CpuDevice:
     section of the program as a step, instead of the program ("exit": its first layers and the head).
     """
 
-    plan, host_blocks, turns = None, 0, 1
+    plan, turns = None, 1
 
     def __init__(
         self, engine: Engine, threads: int | None = None, kv_bytes: int | None = None, section: str = ""
@@ -38,8 +40,9 @@ class CpuDevice:
             raise UsageError(f"threads = {threads}: must be from 1 to {_MAX_THREADS}")
         program = self.program = engine.program
         self.limits = batch_limits(program, engine.manifest.limits, _LOGITS_BYTES)
-        self.num_blocks = choose_num_blocks(program.kv, engine.manifest.limits, kv_bytes)
-        if self.num_blocks * program.kv.block_size > 2**31 - 1:
+        self.cache = choose_blocks(program.kv, engine.manifest.limits, kv_bytes)
+        self.host = KVMemory(program.kv, tuple(0 for _ in program.kv.groups))
+        if any(count * group.block_size > 2**31 - 1 for group, count in self._counts()):
             raise CapacityError(
                 "the KV cache has more slots than an int32 can number", "give it less memory (kv_bytes)"
             )
@@ -47,13 +50,11 @@ class CpuDevice:
         assert engine.library is not None
         self._library = KernelLibrary(engine.files.read(engine.library.path), engine.library.path)
         self._arena = AnonymousMemory(program.arena_bytes_per_token * self.limits.tokens)
-        self.kv_bytes = self.num_blocks * program.kv.total_block_bytes()
-        self._kv = AnonymousMemory(self.kv_bytes)
+        self._kv = AnonymousMemory(self.cache.nbytes)
         self.logits = np.zeros((self.limits.logit_rows, program.vocab_size), dtype=np.float32)
         self._arrays = host_arrays(CPU_INPUTS, self.limits)
-        addresses = {name: array.ctypes.data for name, array in self._arrays.items()}
-        self._batch = IccBatch(max_blocks=self.limits.blocks, logits=self.logits.ctypes.data, **addresses)
-        self._parents, self._logit_rows = self._batch.parents, self._batch.logit_rows
+        self._batches = self._views()
+        self._parents, self._logit_rows = self._batches[0].parents, self._batches[0].logit_rows
         self._own, self._heads = program.section(section), program.section(HEADS)
         self.screens = program.screens
         self._weights = engine.weights  # mapped as long as kernels may read them
@@ -62,8 +63,21 @@ class CpuDevice:
             self._weights.addresses(program),
             self._arena.address,
             self._kv.address,
-            self.num_blocks,
+            self.cache.num_blocks,
         )
+
+    def _counts(self) -> Iterable[tuple[KVGroup, int]]:
+        return zip(self.cache.layout.groups, self.cache.num_blocks, strict=True)
+
+    def _views(self) -> Array[IccBatch]:
+        """The step as the kernels of each KV group see it: with the group's part of the arrays that are divided."""
+        views = (IccBatch * self.limits.groups)()
+        for group, view in enumerate(views):
+            view.max_blocks, view.logits = self.limits.table_stride, self.logits.ctypes.data
+            for array in CPU_INPUTS:
+                part = group * self.limits.group_bytes(array)
+                setattr(view, array.name, self._arrays[array.name].ctypes.data + part)
+        return views
 
     def arrays(self, turn: int) -> Mapping[str, np.ndarray]:
         return self._arrays
@@ -85,19 +99,23 @@ class CpuDevice:
     def run(self, work: Work) -> None:
         """One call of the library: of the step, or of the draft heads on rows of it."""
         assert self._handle is not None
-        batch, sizes = self._batch, work.sizes
-        batch.num_logit_rows = sizes["num_logit_rows"]
+        sizes, section = work.sizes, self._own
         if work.section:
-            assert work.section == HEADS and self._heads is not None
-            self._library.section(self._handle, self._heads, batch)
-            return
-        batch.num_tokens, batch.num_seqs, batch.num_moves = sizes["num_tokens"], sizes["num_seqs"], sizes["num_moves"]
-        batch.parents = self._parents if work.trees else None
-        batch.greedy, batch.logit_rows = work.greedy, self._logit_rows
-        if self._own is None:
-            self._library.step(self._handle, batch)
+            assert work.section == HEADS
+            section = self._heads
+        for batch in self._batches:
+            batch.num_logit_rows = sizes["num_logit_rows"]
+            if work.section:
+                batch.logit_rows, batch.drafts = self._asked.ctypes.data, self._drafts.ctypes.data
+                continue
+            batch.num_tokens, batch.num_seqs = sizes["num_tokens"], sizes["num_seqs"]
+            batch.num_moves, batch.greedy = sizes["num_moves"], work.greedy
+            batch.parents = self._parents if work.trees else None
+            batch.logit_rows = self._logit_rows
+        if section is None:
+            self._library.step(self._handle, self._batches)
         else:
-            self._library.section(self._handle, self._own, batch)
+            self._library.section(self._handle, section, self._batches)
 
     def fetch(self, turn: int, rows: int, logits: bool) -> None:
         """The logits lie in host memory."""
@@ -110,7 +128,6 @@ class CpuDevice:
         assert speculation is not None
         self._asked = np.array(rows, dtype=np.int32)
         self._drafts = np.empty((len(rows), speculation.heads, speculation.ranks), dtype=np.int32)
-        self._batch.logit_rows, self._batch.drafts = self._asked.ctypes.data, self._drafts.ctypes.data
 
     def answers(self, count: int) -> np.ndarray:
         return self._drafts[:count]

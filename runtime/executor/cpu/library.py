@@ -6,7 +6,8 @@ import ctypes
 import fcntl
 import hashlib
 import os
-from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import POINTER, Array, Structure, c_int32, c_int64, c_void_p
 
 import numpy as np
 
@@ -49,7 +50,7 @@ class KernelLibrary:
         except (OSError, AttributeError) as error:
             raise EngineFormatError(f"{name} is not a kernel library: {error}", "compile the model again") from error
         self._create.restype = c_void_p
-        self._create.argtypes = (c_int32, POINTER(c_void_p), c_void_p, c_void_p, c_int64)
+        self._create.argtypes = (c_int32, POINTER(c_void_p), c_void_p, c_void_p, POINTER(c_int64))
         self._step.restype = c_int32
         self._step.argtypes = (c_void_p, POINTER(IccBatch))
         self._section.restype = c_int32
@@ -66,23 +67,24 @@ class KernelLibrary:
         self._sha256(content.ctypes.data, count, size, digests.ctypes.data)
         return [digest.tobytes().hex() for digest in digests]
 
-    def create(self, num_threads: int, weights: list[int], arena: int, kv: int, num_blocks: int) -> int:
-        """A handle over memory that must outlive it. IccError if the library cannot start."""
+    def create(self, num_threads: int, weights: list[int], arena: int, kv: int, num_blocks: Sequence[int]) -> int:
+        """A handle over memory that must outlive it; num_blocks: of each KV group. IccError if it cannot start."""
         pointers = self._pointers = (c_void_p * max(len(weights), 1))(*weights)  # the library keeps its address
-        handle = self._create(num_threads, pointers, arena, kv, num_blocks)
+        counts = (c_int64 * max(len(num_blocks), 1))(*num_blocks)
+        handle = self._create(num_threads, pointers, arena, kv, counts)
         if not handle:
             raise IccError("the kernel library could not start", "try fewer threads, or look at the memory limits")
         return handle
 
-    def step(self, handle: int, batch: IccBatch) -> None:
-        """Run the program once. IccError with the library's code if it fails."""
-        code = self._step(handle, ctypes.byref(batch))
+    def step(self, handle: int, batches: Array[IccBatch]) -> None:
+        """Run the program once on a step, as each KV group sees it. IccError with the library's code if it fails."""
+        code = self._step(handle, batches)
         if code != 0:
             raise IccError(f"a step failed in the kernel library with code {code}")
 
-    def section(self, handle: int, section: int, batch: IccBatch) -> None:
+    def section(self, handle: int, section: int, batches: Array[IccBatch]) -> None:
         """Run one section of the program on rows of the last step. IccError with the library's code if it fails."""
-        code = self._section(handle, section, ctypes.byref(batch))
+        code = self._section(handle, section, batches)
         if code != 0:
             raise IccError(f"section {section} failed in the kernel library with code {code}")
 

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 from ...errors import CapacityError
+from ...format.kv import KVLayout, KVMemory
 from ...format.manifest import Limits
-from ...format.program import KVLayout
 
 KV_SHARE = 0.4  # of the available memory, at most, unless told otherwise
 
@@ -36,24 +36,21 @@ class AnonymousMemory:
         self._map.close()
 
 
-def choose_num_blocks(kv: KVLayout, limits: Limits, kv_bytes: int | None = None) -> int:
-    """How many KV blocks to allocate.
+def choose_blocks(kv: KVLayout, limits: Limits, kv_bytes: int | None = None) -> KVMemory:
+    """How many KV blocks of each group to allocate.
 
     Enough for a full batch of sequences of full length, within `kv_bytes` (default: a share of the available memory).
     CapacityError if not even one sequence of full length fits.
     """
-    per_sequence = -(-limits.max_seq_len // kv.block_size)
-    wanted = per_sequence * limits.max_batch_size
-    block_bytes = max(kv.total_block_bytes(), 1)
+    one, batch = (kv.blocks_needed(limits, sequences) for sequences in (1, limits.max_batch_size))
     budget = int(available_bytes() * KV_SHARE) if kv_bytes is None else kv_bytes
-    affordable = budget // block_bytes
-    if affordable < per_sequence:
+    if (needed := KVMemory(kv, one).nbytes) > budget:
         raise CapacityError(
             f"the KV cache of one sequence of {limits.max_seq_len} tokens needs "
-            f"{per_sequence * block_bytes / 2**20:.1f} MiB, have {budget / 2**20:.1f} MiB",
+            f"{needed / 2**20:.1f} MiB, have {budget / 2**20:.1f} MiB",
             "free memory, give the KV cache more (kv_bytes), or compile with a smaller --max-seq-len",
         )
-    return min(wanted, affordable)
+    return KVMemory(kv, kv.split(budget, one, batch))
 
 
 def available_bytes() -> int:

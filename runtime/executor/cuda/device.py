@@ -10,6 +10,7 @@ import numpy as np
 
 from ...errors import UsageError
 from ...format.batch import GPU_INPUTS, SAMPLED
+from ...format.kv import KVMemory
 from ...format.load import Engine
 from ...format.plan import Call, KernelObject, Launch
 from ...format.program import DRAFTS
@@ -67,21 +68,20 @@ class CudaDevice:
             "scratch": self.plan.scratch_bytes,
             "logits": 4 * limits.logit_rows * program.vocab_size,
         }
-        self.walker = Walker(program, self.plan)
-        device = cuda.facts()
+        device, layout = cuda.facts(), program.kv_of(self._section)
         fixed = upload_nbytes(cuda, engine.weights, program) + sum(sizes.values())
-        per_block = max(self.walker.block_bytes(self._section), 1)
-        check_memory(fixed, limits.blocks * per_block, device, most.max_seq_len)
+        one, batch = (layout.blocks_needed(most, sequences) for sequences in (1, limits.seqs))
+        check_memory(fixed, KVMemory(layout, one).nbytes, device, most.max_seq_len)
 
         budget = int((device.free_bytes - fixed) * _SHARE) if kv_bytes is None else kv_bytes
-        most_blocks = limits.blocks * limits.seqs
-        self.num_blocks = max(min(budget // per_block, most_blocks), limits.blocks)
-        sizes["kv"] = self.num_blocks * per_block
+        self.cache = KVMemory(layout, layout.split(budget, one, batch))
+        self.walker = Walker(program, self.plan, self.cache, limits)
+        sizes["kv"] = self.cache.nbytes
         self._addresses = {space: cuda.allocate(nbytes) for space, nbytes in sizes.items()}
         cuda.zero(self._addresses["kv"], sizes["kv"])
-        self.host_blocks = choose_host_blocks(program.kv, self.num_blocks, most_blocks, swap_bytes)
-        if self.host_blocks:
-            self._host = pin_blocks(cuda, program.kv, self.host_blocks)
+        self.host = choose_host_blocks(self.cache, batch, swap_bytes)
+        if self.host.nbytes:
+            self._host = pin_blocks(cuda, self.host)
         self._weights = upload_weights(cuda, engine.weights, program)
         self._open_sides()
         self._functions = _load_functions(cuda, engine)
@@ -186,7 +186,7 @@ class CudaDevice:
         """Of a pointer in a step of no tokens."""
         space = argument.space
         base = self._weights[argument.name] if space == "weight" else self._addresses[space]
-        return base + argument.offset + argument.per_block * self.num_blocks
+        return base + argument.offset
 
 
 def _key(work: Work) -> Hashable:

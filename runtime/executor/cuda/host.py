@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...errors import CapacityError, DeviceError
-from ...format.program import KVLayout
+from ...format.kv import KVMemory
 from ..cpu.memory import available_bytes
 from .driver import Cuda
 
@@ -13,20 +13,21 @@ _DEFAULT_BYTES = 4 << 30
 _SHARE = 0.25  # of the available host memory, at most, unless told otherwise: pinned memory cannot be paged out
 
 
-def choose_host_blocks(layout: KVLayout, num_blocks: int, most_blocks: int, nbytes: int | None) -> int:
-    """How many blocks to keep in at most `nbytes` of host memory; by default in a share of it.
+def choose_host_blocks(cache: KVMemory, most: tuple[int, ...], nbytes: int | None) -> KVMemory:
+    """The blocks to keep in at most `nbytes` of host memory; by default in a share of it.
 
-    most_blocks: what a full batch of full sequences needs. Where the device has that many, nobody is ever preempted.
+    most: what a full batch of full sequences needs. Where the device has that many, nobody is ever preempted.
     """
-    if num_blocks >= most_blocks:
-        return 0
+    none = tuple(0 for _ in most)
+    if all(have >= wanted for have, wanted in zip(cache.num_blocks, most, strict=True)):
+        return KVMemory(cache.layout, none)
     budget = min(_DEFAULT_BYTES, int(available_bytes() * _SHARE)) if nbytes is None else nbytes
-    return min(budget // max(layout.total_block_bytes(), 1), most_blocks)
+    return KVMemory(cache.layout, cache.layout.split(budget, none, most))
 
 
-def pin_blocks(cuda: Cuda, layout: KVLayout, host_blocks: int) -> np.ndarray:
-    """Memory for so many blocks, uint8; CapacityError if the driver cannot pin it."""
-    nbytes = host_blocks * layout.total_block_bytes()
+def pin_blocks(cuda: Cuda, host: KVMemory) -> np.ndarray:
+    """Memory for these blocks, uint8; CapacityError if the driver cannot pin it."""
+    nbytes = host.nbytes
     try:
         return cuda.pinned(nbytes)
     except DeviceError as error:

@@ -119,8 +119,7 @@ class Report(msgspec.Struct, tag=13, array_like=True, frozen=True):
 class Ready(msgspec.Struct, tag=14, array_like=True, frozen=True):
     """The engine is loaded."""
 
-    num_blocks: int
-    block_size: int
+    num_blocks: int  # of all KV groups
     max_batch_size: int
     load_s: float
 

@@ -54,7 +54,7 @@ class Worker:
     def run(self, load_s: float = 0.0) -> None:
         """Serve until the HTTP process has gone."""
         executor = self._loop.executor
-        self._channel.send(Ready(executor.num_blocks, executor.block_size, executor.max_batch_size, load_s))
+        self._channel.send(Ready(sum(group.num_blocks for group in executor.groups), executor.max_batch_size, load_s))
         try:
             while True:
                 self._turn()
@@ -232,13 +232,13 @@ class Worker:
 
     def _stats(self) -> Stats:
         scheduler = self._loop.scheduler
-        pool = scheduler.pool
+        pools = [group.pool for group in scheduler.kv.groups]
         not_taken_up = self.prompts.count(Stage.ARRIVED) + self.prompts.count(Stage.COMPILING)
         return Stats(
             scheduler.num_running,
             scheduler.num_waiting + not_taken_up,
-            pool.num_blocks - pool.num_available,
-            pool.num_cached,
+            sum(pool.num_blocks - pool.num_available for pool in pools),
+            sum(pool.num_cached for pool in pools),
             scheduler.num_preemptions,
             scheduler.num_swaps,
             self._steps,
@@ -256,7 +256,7 @@ class Worker:
         self._checked = now
         try:
             self._loop.scheduler.check()
-            assert self._loop.scheduler.pool.num_available == self._loop.scheduler.pool.num_blocks, "blocks are lost"
+            assert self._loop.scheduler.kv.is_idle, "blocks are lost"
         except AssertionError as error:
             print(f"the KV bookkeeping was wrong ({error}) and is made anew", file=sys.stderr, flush=True)
             self._healed += 1

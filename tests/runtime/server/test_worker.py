@@ -108,8 +108,7 @@ def test_cancel_reaches_what_waits_and_what_runs(peer: Callable[..., Peer]) -> N
     assert side.llm.loop.scheduler.num_running == 1
     side.send(Cancel(2), submit(3), Cancel(3), Cancel(99))
     side.turn()
-    pool = side.llm.loop.scheduler.pool
-    assert not side.llm.loop.has_work() and pool.num_available == pool.num_blocks
+    assert not side.llm.loop.has_work() and side.llm.loop.scheduler.kv.is_idle
     assert nothing_left(side.worker)
 
 
@@ -163,8 +162,7 @@ def test_a_deadline_holds_in_the_engine(peer: Callable[..., Peer]) -> None:
         (5, 0, "deadline"),
         (5, 1, "deadline"),
     ]
-    pool = side.llm.loop.scheduler.pool
-    assert not side.llm.loop.has_work() and pool.num_available == pool.num_blocks
+    assert not side.llm.loop.has_work() and side.llm.loop.scheduler.kv.is_idle
     assert nothing_left(side.worker)
 
 
@@ -175,7 +173,7 @@ def test_wrong_books_are_made_anew_and_counted(peer: Callable[..., Peer], monkey
     side.send(submit(1))
     side.until_idle()
     assert side.turn()[-1].stats.healed == 0
-    side.llm.loop.scheduler.pool.allocate(3)  # blocks that nobody will ever release
+    side.llm.loop.scheduler.kv.groups[0].pool.allocate(3)  # blocks that nobody will ever release
     assert side.turn()[-1].stats.healed == 1
     assert side.turn()[-1].stats == msgspec.structs.replace(side.turn()[-1].stats, healed=1, blocks_used=0)
     side.send(submit(2))

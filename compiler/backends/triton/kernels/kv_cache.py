@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from math import gcd
 from typing import ClassVar, TypeVar
 
+from .....runtime.format.kv import KVLayer
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, KVArg, extent
-from .....runtime.format.program import ITEM_SIZE, KVLayer, KVLayout
+from .....runtime.format.program import ITEM_SIZE
 from ....program.steps.attention import Attention as AttentionStep
 from ....program.steps.attention import KVSpec
 from ....program.steps.attention import KvWrite as KvWriteStep
@@ -73,7 +74,7 @@ class KvKernel(StepKernel[C]):
     @property
     def _page_bytes(self) -> int:
         kv = self.step.kv
-        return KVLayout(kv.block_size, kv.dtype, [KVLayer(kv.heads, kv.key_dim, kv.value_dim)]).block_bytes(0)
+        return KVLayer(kv.heads, kv.key_dim, kv.value_dim).block_bytes(kv.block_size, kv.dtype)
 
     @property
     def page_stride(self) -> int:

@@ -8,13 +8,14 @@ struct Arg { Space space; int64_t at, offset; };
 
 struct Step {
     void (*run)(const Ctx&);
-    int64_t kv_offset, kv_block_bytes;  // bytes per block of the layers before; bytes of one block of this layer
+    int group;                          // KV group of this layer
+    int64_t kv_offset, kv_block_bytes;  // bytes per block of its layers before; bytes of one block of this layer
     Arg in[10], out[4];
 };
 
 static const Step STEPS[] = {
-    {k0_quantize_rows, 0, 0, {{BUFFER, 0, 0}}, {{BUFFER, 128, 0}, {BUFFER, 256, 0}, {BUFFER, 384, 0}}},
-    {k1_linear_q, 0, 0, {{BUFFER, 128, 0}, {BUFFER, 256, 0}, {BUFFER, 384, 0}, {WEIGHT, 0, 0}, {NONE, 0, 0}, {NONE, 0, 0}}, {{BUFFER, 512, 0}}},
+    {k0_quantize_rows, 0, 0, 0, {{BUFFER, 0, 0}}, {{BUFFER, 128, 0}, {BUFFER, 256, 0}, {BUFFER, 384, 0}}},
+    {k1_linear_q, 0, 0, 0, {{BUFFER, 128, 0}, {BUFFER, 256, 0}, {BUFFER, 384, 0}, {WEIGHT, 0, 0}, {NONE, 0, 0}, {NONE, 0, 0}}, {{BUFFER, 512, 0}}},
 };
 constexpr int NUM_STEPS = 2;
 
@@ -23,15 +24,20 @@ struct Section { int shared, begin, end; };
 static const Section SECTIONS[] = {{0, 0, 2}, };
 constexpr int NUM_SECTIONS = 1;
 
+// Bytes that one block takes over all layers of a KV group.
+static const int64_t GROUP_BYTES[] = {0};
+constexpr int NUM_GROUPS = 1;
+
 struct Handle {
     const void* const* weights;
-    char *arena, *kv, *shared;
-    int64_t num_blocks;
+    char *arena, *shared;
+    char* kv[NUM_GROUPS];
+    int64_t num_blocks[NUM_GROUPS];
     int threads;
     pthread_t* ids;
     char** scratch;
     int32_t* rests;  // [threads][NUM_STEPS]
-    const icc_batch* batch;
+    const icc_batch* batch;  // of every group
     Section section;
     bool stop;
     Gate start;
@@ -53,7 +59,7 @@ static void* resolve(const Handle& h, const Arg& a) {
 
 static void walk(Handle& h, int tid) {
     Ctx c;
-    c.batch = h.batch, c.tid = tid, c.threads = h.threads, c.scratch = h.scratch[tid], c.shared = h.shared;
+    c.tid = tid, c.threads = h.threads, c.scratch = h.scratch[tid], c.shared = h.shared;
     c.barrier = &h.barrier;
     const Section at = h.section;  // a late thread ends this loop while the next call already writes it
     for (int i = 0; i < at.shared + at.end - at.begin; ++i) {
@@ -61,7 +67,8 @@ static void walk(Handle& h, int tid) {
         const Step& step = STEPS[s];
         for (int o = 0; o < 10; ++o) c.in[o] = resolve(h, step.in[o]);
         for (int o = 0; o < 4; ++o) c.out[o] = resolve(h, step.out[o]);
-        c.kv = h.kv + h.num_blocks * step.kv_offset;
+        c.batch = h.batch + step.group;
+        c.kv = h.kv[step.group] + h.num_blocks[step.group] * step.kv_offset;
         c.kv_block_bytes = step.kv_block_bytes;
         c.next = &h.next[s];
         c.rest = &h.rests[tid * NUM_STEPS + s];
@@ -98,12 +105,16 @@ extern "C" void icc_sha256(const uint8_t* data, int64_t count, int64_t size, uin
     sha256_pieces(data, count, size, digests);
 }
 
-extern "C" void* icc_create(int32_t num_threads, const void* const* weights, void* arena, void* kv, int64_t num_blocks) {
+extern "C" void* icc_create(int32_t num_threads, const void* const* weights, void* arena, void* kv, const int64_t* num_blocks) {
     if (num_threads < 1) return nullptr;
     void* memory = aligned_alloc(64, (sizeof(Handle) + 63) / 64 * 64);
     if (!memory) return nullptr;
     Handle* h = new (memory) Handle();
-    h->weights = weights, h->arena = (char*)arena, h->kv = (char*)kv, h->num_blocks = num_blocks;
+    h->weights = weights, h->arena = (char*)arena;
+    for (int g = 0; g < NUM_GROUPS; ++g) {
+        h->kv[g] = g ? h->kv[g - 1] + h->num_blocks[g - 1] * GROUP_BYTES[g - 1] : (char*)kv;
+        h->num_blocks[g] = num_blocks[g];
+    }
     h->threads = num_threads, h->barrier.members = num_threads, h->stop = false, h->batch = nullptr;
     h->ids = (pthread_t*)calloc((size_t)num_threads, sizeof(pthread_t));
     h->scratch = (char**)calloc((size_t)num_threads, sizeof(char*));
@@ -123,9 +134,8 @@ extern "C" void* icc_create(int32_t num_threads, const void* const* weights, voi
     return nullptr;
 }
 
-static void move_slots(const Handle& h, const icc_batch& b) {
-    for (int m = 0; m < b.num_moves; ++m) {
-        const int32_t from = b.moves[2 * m], to = b.moves[2 * m + 1];
+static void move_slots(const Handle& h, const icc_batch* b) {
+    for (int m = 0; m < b->num_moves; ++m) {
     }
 }
 
@@ -135,7 +145,7 @@ static int32_t run(void* handle, int section, const icc_batch* batch) {
     if (batch->num_tokens == 0) return 0;
     h->batch = batch;
     h->section = SECTIONS[section];
-    if (section == 0) move_slots(*h, *batch);
+    if (section == 0) move_slots(*h, batch);
     for (int s = 0; s < NUM_STEPS; ++s) h->next[s].store(0, std::memory_order_relaxed);
     if (h->threads > 1) h->start.advance();
     walk(*h, 0);

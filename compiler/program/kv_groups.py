@@ -1,0 +1,23 @@
+"""Which KV layers form a group: those of which the same positions are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...runtime.format.kv import KVGroup, KVLayer, KVLayout
+from .context import LowerOptions
+
+
+def group_layers(layers: Mapping[int, tuple[KVLayer, int]], options: LowerOptions) -> KVLayout:
+    """layers: by number, each with its window, 0 for none. A window that no sequence is longer than is none."""
+    windows: dict[int, dict[int, KVLayer]] = {}
+    for number, (layer, window) in sorted(layers.items()):
+        if options.max_seq_len and window >= options.max_seq_len:
+            window = 0
+        windows.setdefault(window, {})[number] = layer
+    return KVLayout(
+        tuple(
+            KVGroup(options.block_size, options.kv_dtype, found, "window" if window else "all", window)
+            for window, found in (windows or {0: {}}).items()
+        )
+    )

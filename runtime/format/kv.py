@@ -1,0 +1,148 @@
+"""KV groups: the layers whose cache has one shape of blocks and keeps the same positions, and where it all lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ..kv.policy import POLICIES, CachePolicy
+from .manifest import Limits
+
+KV_DTYPES = ("f32", "bf16", "f16", "i8")
+_ITEM_SIZE = {"f32": 4, "bf16": 2, "f16": 2, "i8": 1}
+MAX_BLOCK_SIZE = 4096  # tokens
+
+
+class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one attention layer caches of a token: keys [kv_heads, key_dim] and values [kv_heads, value_dim]."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    def block_bytes(self, block_size: int, dtype: str) -> int:
+        """Bytes of one block, keys and values, rounded up to 64."""
+        raw = block_size * self.kv_heads * (self.key_dim + self.value_dim) * _ITEM_SIZE[dtype]
+        if dtype == "i8":  # one float32 scale per token, head and tensor
+            raw += block_size * self.kv_heads * 2 * 4
+        return (raw + 63) // 64 * 64
+
+
+class KVGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Layers that share block tables: blocks of `block_size` tokens, `dtype` f32, bf16, f16 or i8.
+
+    keeps: the name of a CachePolicy, "all" or "window", that is made of `size`. layers: by the number that the steps of
+    the program know them by.
+    """
+
+    block_size: int
+    dtype: str
+    layers: dict[int, KVLayer]
+    keeps: str = "all"
+    size: int = 0
+
+    @property
+    def policy(self) -> CachePolicy:
+        """Which positions of a sequence its blocks are kept for; KeyError if the policy is not known."""
+        return POLICIES[self.keeps](self.size)
+
+    def layer_bytes(self, number: int) -> int:
+        """Bytes of one block in one layer."""
+        return self.layers[number].block_bytes(self.block_size, self.dtype)
+
+    def block_bytes(self) -> int:
+        """Bytes that one block id takes over all layers."""
+        return sum(map(self.layer_bytes, self.layers))
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """The length of a block table for so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def blocks_of_batch(self, max_seq_len: int, sequences: int, step_tokens: int) -> int:
+        """How many blocks so many of the longest sequences can have at once, in steps of up to `step_tokens` tokens."""
+        more = self.blocks_for(step_tokens) + sequences  # a chunk may end, and begin, within a block
+        kept = self.policy.most_blocks(max_seq_len, self.block_size) * sequences
+        return min(kept + more, self.blocks_for(max_seq_len) * sequences)
+
+
+class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The KV cache of an engine: its groups, in the order in which batches have their tables."""
+
+    groups: tuple[KVGroup, ...]
+
+    def group_of(self, layer: int) -> int:
+        """The number of a layer's group; KeyError if there is no such layer."""
+        for number, group in enumerate(self.groups):
+            if layer in group.layers:
+                return number
+        raise KeyError(layer)
+
+    def first_layers(self, count: int) -> KVLayout:
+        """The same groups, without the layers from number `count` on."""
+        kept = [{n: layer for n, layer in group.layers.items() if n < count} for group in self.groups]
+        return KVLayout(
+            tuple(msgspec.structs.replace(group, layers=of) for group, of in zip(self.groups, kept, strict=True))
+        )
+
+    def bytes_per_token(self) -> float:
+        """What a token takes in all layers, as long as it is kept in all."""
+        return sum(group.block_bytes() / group.block_size for group in self.groups)
+
+    def blocks_needed(self, limits: Limits, sequences: int) -> tuple[int, ...]:
+        """Of each group, how many blocks so many sequences of full length need: then nobody is ever preempted."""
+        length, tokens = limits.max_seq_len, limits.max_step_tokens
+        return tuple(group.blocks_of_batch(length, sequences, tokens) for group in self.groups)
+
+    def split(self, nbytes: int, least: Sequence[int], most: Sequence[int]) -> tuple[int, ...]:
+        """How many blocks each group gets of so much memory: `least`, and all the same share of what `most` is more.
+
+        No less than `least` if that does not fit either.
+        """
+        sizes = [group.block_bytes() for group in self.groups]
+        rest = nbytes - sum(size * count for size, count in zip(sizes, least, strict=True))
+        more = [high - low for low, high in zip(least, most, strict=True)]
+        whole = sum(size * count for size, count in zip(sizes, more, strict=True))
+        if rest >= whole:
+            return tuple(most)
+        return tuple(low + max(rest, 0) * count // whole for low, count in zip(least, more, strict=True))
+
+
+@dataclass(frozen=True)
+class KVMemory:
+    """A piece of memory with `num_blocks` blocks of each group.
+
+    The groups lie one after the other, and in a group its layers; the blocks of a layer are `layer_bytes` apart. In a
+    block come first keys, then values; the order inside is the executor's.
+    """
+
+    layout: KVLayout
+    num_blocks: tuple[int, ...]
+
+    @property
+    def group_bytes(self) -> list[int]:
+        """Bytes of each group."""
+        pairs = zip(self.layout.groups, self.num_blocks, strict=True)
+        return [count * group.block_bytes() for group, count in pairs]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all groups."""
+        return sum(self.group_bytes)
+
+    def layer_offset(self, layer: int) -> int:
+        """Where a layer's block 0 begins; KeyError if there is no such layer."""
+        number = self.layout.group_of(layer)
+        group = self.layout.groups[number]
+        before = list(group.layers)[: list(group.layers).index(layer)]
+        return sum(self.group_bytes[:number]) + self.num_blocks[number] * sum(map(group.layer_bytes, before))
+
+    def block_places(self, group: int, block: int) -> list[tuple[int, int]]:
+        """(offset, bytes) of a block in every layer of its group."""
+        places, base = [], sum(self.group_bytes[:group])
+        for number in self.layout.groups[group].layers:
+            nbytes = self.layout.groups[group].layer_bytes(number)
+            places.append((base + block * nbytes, nbytes))
+            base += self.num_blocks[group] * nbytes
+        return places

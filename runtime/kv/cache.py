@@ -1,0 +1,192 @@
+"""KVCache: all KV groups of an engine; a sequence gets blocks in each of them or in none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import lcm
+
+from .group import Group, GroupConfig, Opening
+from .prefix_cache import BlockKey
+from .sequence import BlockTable, CachedSequence, slot_of
+from .upkeep import Upkeep
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What a waiting sequence would get if it was let in now: `length` of its tokens are cached in every group."""
+
+    length: int
+    openings: tuple[Opening, ...]
+
+
+class KVCache:
+    """The groups side by side. A prefix is cached if every group has what it keeps of it."""
+
+    def __init__(self, configs: Sequence[GroupConfig]) -> None:
+        self.groups = tuple(Group(config) for config in configs)
+        self._multiple = lcm(*(group.block_size for group in self.groups))  # tokens that fill blocks in every group
+        self._pending: dict[BlockKey, CachedSequence] = {}  # blocks that a running sequence is about to compute
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody has a block."""
+        return all(group.pool.num_available == group.pool.num_blocks for group in self.groups)
+
+    def empty_tables(self) -> tuple[BlockTable, ...]:
+        """The tables of a sequence that has nothing yet."""
+        return tuple(BlockTable() for _ in self.groups)
+
+    # -- how much there is -------------------------------------------------------------------------------------------
+
+    def too_small(self, lengths: Sequence[int]) -> Group | None:
+        """The group that cannot hold sequences of these lengths together, one token at a time; None if all can."""
+        for group in self.groups:
+            if sum(group.most_blocks(length) for length in lengths) > group.pool.num_blocks:
+                return group
+        return None
+
+    def places_for(self, num_tokens: int) -> int:
+        """How many tokens fit in tables that are made for so many."""
+        return min(group.blocks_for(num_tokens) * group.block_size for group in self.groups)
+
+    def can_grow(self, wanted: Sequence[tuple[CachedSequence, int]]) -> bool:
+        """Whether these sequences can all have tables for so many tokens."""
+        for index, group in enumerate(self.groups):
+            missing = sum(group.missing(sequence.tables[index], length) for sequence, length in wanted)
+            if not group.pool.can_allocate(missing):
+                return False
+        return True
+
+    def grow(self, sequence: CachedSequence, num_tokens: int) -> None:
+        """Give it blocks for so many tokens. Requires `can_grow`."""
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            group.grow(table, num_tokens)
+
+    def span(self, sequence: CachedSequence, num_tokens: int) -> int:
+        """For how many of so many tokens it may have blocks at once."""
+        pairs = zip(self.groups, sequence.tables, strict=True)
+        return min(num_tokens, *(group.span(table, num_tokens) for group, table in pairs))
+
+    def room(self, sequence: CachedSequence) -> int:
+        """How many tokens its tables could hold with all blocks there are."""
+        return min(group.room(table) for group, table in zip(self.groups, sequence.tables, strict=True))
+
+    # -- coming and going --------------------------------------------------------------------------------------------
+
+    def cached_length(self, sequence: CachedSequence) -> int:
+        """How many of a waiting sequence's tokens every group has; at least one of them stays to be computed."""
+        length, before = 0, -1
+        if sequence.use_cache:
+            length = (sequence.num_tokens - 1) // self._multiple * self._multiple
+        while length != before:  # until no group wants it shorter
+            before = length
+            for group in self.groups:
+                length = group.cached_length(sequence, length, self._multiple)
+        return length
+
+    def is_being_computed(self, sequence: CachedSequence, cached: int) -> bool:
+        """Whether a running sequence is about to compute the first block that this one has nowhere."""
+        index = max(cached, sequence.num_saved_tokens) // self._multiple
+        if not sequence.use_cache or (index + 1) * self._multiple >= sequence.num_tokens:
+            return False
+        return sequence.key(index, self._multiple) in self._pending
+
+    def prefix(self, sequence: CachedSequence, cached: int) -> Prefix:
+        """What it gets with so many cached tokens."""
+        pairs = zip(self.groups, sequence.tables, strict=True)
+        return Prefix(cached, tuple(group.opening(sequence, table, cached) for group, table in pairs))
+
+    def has_room(self, prefix: Prefix, headroom: int) -> bool:
+        """Whether it can be let in, leaving `headroom` blocks of each group."""
+        return all(
+            group.has_room(opening, headroom) for group, opening in zip(self.groups, prefix.openings, strict=True)
+        )
+
+    def open(self, sequence: CachedSequence, prefix: Prefix) -> None:
+        """Let it in: what is cached of it, what was saved of the rest, and blocks for more. Requires `has_room`."""
+        for group, table, opening in zip(self.groups, sequence.tables, prefix.openings, strict=True):
+            group.open(table, opening, prefix.length)
+        sequence.num_computed_tokens = max(prefix.length, sequence.num_saved_tokens)
+        sequence.num_saved_tokens = 0
+        for index in range(prefix.length // self._multiple, sequence.num_tokens // self._multiple):
+            self._pending.setdefault(sequence.key(index, self._multiple), sequence)
+
+    def publish(self, sequence: CachedSequence) -> None:
+        """Make what is full and computed by now findable, and take back what nothing reads again."""
+        pairs = list(zip(self.groups, sequence.tables, strict=True))
+        if self._pending:
+            published = min(table.num_published * group.block_size for group, table in pairs)
+            for index in range(published // self._multiple, sequence.num_computed_tokens // self._multiple):
+                self._pending.pop(sequence.key(index, self._multiple), None)
+        for group, table in pairs:
+            group.publish(sequence, table)
+
+    def release_unread(self, sequence: CachedSequence) -> None:
+        """Take back what nothing reads again."""
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            group.release_unread(table, sequence.num_computed_tokens)
+
+    def cut(self, sequence: CachedSequence) -> None:
+        """Take back what its tokens do not need."""
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            group.cut(table, sequence.num_tokens)
+
+    def swap_out(self, sequence: CachedSequence) -> bool:
+        """Take all its blocks back and keep what is computed in host memory; whether any of it found room there."""
+        pairs = list(zip(self.groups, sequence.tables, strict=True))
+        saved, before = sequence.num_computed_tokens, -1
+        while saved != before:
+            before = saved
+            for group, table in pairs:
+                saved = group.savable(table, saved, self._multiple)
+        for group, table in pairs:
+            group.host.save(table, group.numbers(saved))
+        self._release(sequence)
+        sequence.num_saved_tokens = saved
+        return saved > 0
+
+    def close(self, sequence: CachedSequence) -> None:
+        """Take all its blocks back, in host memory too."""
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            group.host.drop(table)
+        self._release(sequence)
+
+    def _release(self, sequence: CachedSequence) -> None:
+        for key in sequence.known_keys(self._multiple):
+            if self._pending.get(key) is sequence:
+                del self._pending[key]
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            group.close(table)
+        sequence.num_computed_tokens = sequence.num_saved_tokens = 0
+
+    def spoil(self, sequence: CachedSequence) -> None:
+        """What it has computed is wrong: nobody finds it any more, and what nobody else has is zeroed."""
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            group.spoil(sequence, table)
+
+    # -- before the next step ----------------------------------------------------------------------------------------
+
+    def move(self, sequence: CachedSequence, places: Iterable[tuple[int, int]]) -> None:
+        """Copy the KV at one place of a sequence to another, in every group, in this order."""
+        places = list(places)
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            for source, target in places:
+                pair = (slot_of(table.blocks, place, group.block_size) for place in (source, target))
+                group.due.moves.append((next(pair), next(pair)))
+
+    def upkeep(self) -> tuple[Upkeep, ...]:
+        """What is due in each group."""
+        return tuple([group.due.upkeep() for group in self.groups])
+
+    def upkeep_done(self) -> None:
+        """A step does what is due."""
+        for group in self.groups:
+            group.due.clear()
+
+    def check(self, running: Sequence[CachedSequence], waiting: Sequence[CachedSequence]) -> None:
+        """Assert every invariant of every group."""
+        for index, group in enumerate(self.groups):
+            pairs = [(sequence, sequence.tables[index]) for sequence in running]
+            group.check(pairs, [sequence.tables[index] for sequence in waiting])
+        assert set(map(id, self._pending.values())) <= set(map(id, running)), "a pending block has no owner"

@@ -1,0 +1,214 @@
+"""Group: the blocks of one KV group, who has them, and which of their contents others can find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from .block_pool import BlockPool
+from .host_blocks import HostBlocks
+from .policy import CachePolicy, KeepAll
+from .prefix_cache import PrefixCache
+from .sequence import NO_BLOCK, BlockTable, CachedSequence
+from .upkeep import Due
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConfig:
+    """How much of a KV group there is: blocks of so many tokens, and what its layers keep of a sequence.
+
+    host_blocks: blocks of host memory for the KV of preempted requests; with none, it is computed again.
+    """
+
+    num_blocks: int
+    block_size: int
+    host_blocks: int = 0
+    policy: CachePolicy = field(default_factory=KeepAll)
+
+    def __post_init__(self) -> None:
+        assert self.num_blocks >= 1 and self.block_size >= 1 and self.host_blocks >= 0, self
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a sequence gets of a group when it is let in: a table of `size` blocks.
+
+    shared: cached blocks, by their numbers in the table. restored: the numbers of those that are filled from host
+    memory. From number `begin` on the blocks are for tokens that are computed next; the others are NO_BLOCK.
+    """
+
+    shared: dict[int, int]
+    restored: list[int]
+    begin: int
+    size: int
+
+    @property
+    def num_fresh(self) -> int:
+        """How many blocks are allocated for it."""
+        return len(self.restored) + self.size - self.begin
+
+
+class Group:
+    """Gives blocks to sequences and takes them back; all that a sequence has of the group is in its `BlockTable`."""
+
+    def __init__(self, config: GroupConfig) -> None:
+        self.block_size, self.policy = config.block_size, config.policy
+        self.cache = PrefixCache()
+        self.pool = BlockPool(config.num_blocks, self.cache)
+        self.due = Due()
+        self.host = HostBlocks(config.host_blocks, self.due)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """The length of a table for so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def most_blocks(self, num_tokens: int) -> int:
+        """The most blocks that a sequence of so many tokens needs at once."""
+        return self.policy.most_blocks(num_tokens, self.block_size)
+
+    def kept_blocks(self, position: int) -> list[range]:
+        """The numbers of the blocks that hold what is kept at a position."""
+        ranges: list[range] = []
+        for kept in self.policy.kept(position):
+            first, end = kept.start // self.block_size, self.blocks_for(kept.stop)
+            if ranges and first <= ranges[-1].stop:
+                first = ranges.pop().start
+            ranges.append(range(first, end))
+        return ranges
+
+    def numbers(self, position: int) -> Iterator[int]:
+        """The same one by one."""
+        return (number for kept in self.kept_blocks(position) for number in kept)
+
+    def missing(self, table: BlockTable, num_tokens: int) -> int:
+        """How many blocks more it needs for so many tokens."""
+        return max(self.blocks_for(num_tokens) - len(table), 0)
+
+    def grow(self, table: BlockTable, num_tokens: int) -> None:
+        """Make it long enough. Requires that the pool can allocate what is missing."""
+        if missing := self.missing(table, num_tokens):
+            table.extend(self.pool.allocate(missing))
+
+    def span(self, table: BlockTable, num_tokens: int) -> int:
+        """For how many of so many tokens it may have blocks at once."""
+        more = self.most_blocks(num_tokens) - sum(1 for _ in table.held())
+        return (len(table) + max(more, 0)) * self.block_size
+
+    def room(self, table: BlockTable) -> int:
+        """How many tokens it could hold with all blocks that can be allocated."""
+        return (len(table) + self.pool.num_available) * self.block_size
+
+    # -- coming and going --------------------------------------------------------------------------------------------
+
+    def cached_length(self, sequence: CachedSequence, longest: int, multiple: int) -> int:
+        """The longest prefix of up to `longest` tokens whose kept blocks are all cached; a multiple of `multiple`.
+
+        A block that is kept at one length is kept at every shorter one that has it: if it is missing, none of them is a
+        prefix.
+        """
+        while longest:
+            lacking = (n for n in self.numbers(longest) if self.cache.find(sequence.key(n, self.block_size)) is None)
+            missing = next(lacking, None)
+            if missing is None:
+                break
+            longest = missing * self.block_size // multiple * multiple
+        return longest
+
+    def opening(self, sequence: CachedSequence, table: BlockTable, cached: int) -> Opening:
+        """What it gets if `cached` of its tokens are in the prefix cache: blocks for all its tokens, as far as it may
+        have them at once."""
+        computed = max(cached, sequence.num_saved_tokens)
+        shared: dict[int, int] = {}
+        restored: list[int] = []
+        for number in self.numbers(computed):
+            within = (number + 1) * self.block_size <= cached
+            block = self.cache.find(sequence.key(number, self.block_size)) if within else None
+            if block is None:
+                restored.append(number)
+            else:
+                shared[number] = block
+        begin = computed // self.block_size
+        begin += begin in shared or begin in restored  # what is kept may end in a block that is not full
+        rest = self.most_blocks(sequence.num_tokens) - len(shared) - len(restored)
+        return Opening(shared, restored, begin, begin + min(self.blocks_for(sequence.num_tokens) - begin, rest))
+
+    def has_room(self, opening: Opening, headroom: int) -> bool:
+        """Whether there are blocks for it, and `headroom` more."""
+        # cached blocks stop being available once they are shared
+        revived = sum(self.pool.references(block) == 0 for block in opening.shared.values())
+        return self.pool.can_allocate(opening.num_fresh + revived + headroom)
+
+    def open(self, table: BlockTable, opening: Opening, cached: int) -> None:
+        """Give it what is planned. Requires `has_room`."""
+        for block in opening.shared.values():
+            self.pool.share(block)
+        blocks = [NO_BLOCK] * opening.size
+        fresh = self.pool.allocate(opening.num_fresh)
+        for number, block in zip([*opening.restored, *range(opening.begin, opening.size)], fresh, strict=True):
+            blocks[number] = block
+        for number, block in opening.shared.items():
+            blocks[number] = block
+        table.extend(blocks)
+        table.num_published = cached // self.block_size
+        self.host.restore(table, opening.restored)
+
+    def publish(self, sequence: CachedSequence, table: BlockTable) -> None:
+        """Make the blocks that are full and computed by now findable, and take back those that nothing reads again."""
+        full = sequence.num_computed_tokens // self.block_size
+        if full == table.num_published:
+            return
+        for number in range(table.num_published, full):
+            block = table.blocks[number]
+            if block != NO_BLOCK and self.cache.can_publish(key := sequence.key(number, self.block_size), block):
+                self.cache.publish(key, block)
+        table.num_published = full
+        self.release_unread(table, sequence.num_computed_tokens)
+
+    def release_unread(self, table: BlockTable, position: int) -> None:
+        """Take back what is not kept at a position; the block of the position itself is its own."""
+        at = 0
+        for kept in [*self.kept_blocks(position), range(position // self.block_size, len(table))]:
+            if at < kept.start:
+                self.pool.release(table.punch(table.released.get(at, at), kept.start))
+                table.released[at] = kept.start
+            at = max(at, kept.stop)
+
+    def cut(self, table: BlockTable, num_tokens: int) -> None:
+        """Take back what so many tokens do not need."""
+        self.pool.release(table.cut(self.blocks_for(num_tokens)))
+
+    def close(self, table: BlockTable) -> None:
+        """Take all its blocks back."""
+        self.pool.release(table.clear())
+
+    def savable(self, table: BlockTable, num_tokens: int, multiple: int) -> int:
+        """How many of the first `num_tokens`, all or a multiple of `multiple`, host memory has room for: the sequence
+        can go on behind them."""
+        while num_tokens:
+            fits = sum(map(len, self.kept_blocks(num_tokens))) <= self.host.num_free
+            if fits and all(table.blocks[number] != NO_BLOCK for number in self.numbers(num_tokens)):
+                break
+            num_tokens = (num_tokens - 1) // multiple * multiple
+        return num_tokens
+
+    def spoil(self, sequence: CachedSequence, table: BlockTable) -> None:
+        """What it has computed is wrong: nobody finds it any more, and what nobody else has is zeroed."""
+        spoilt = list(table.held())
+        for key, block in zip(sequence.known_keys(self.block_size), table.blocks, strict=False):
+            if block == NO_BLOCK and (found := self.cache.find(key)) is not None:  # given back, but still cached
+                spoilt.append(found)
+        for block in spoilt:
+            self.pool.discard(block)
+        held = set(table.held())
+        self.due.zeros += [block for block in spoilt if self.pool.references(block) == (block in held)]
+
+    def check(self, running: Sequence[tuple[CachedSequence, BlockTable]], waiting: Sequence[BlockTable]) -> None:
+        """Assert that blocks are conserved, and tables long enough and no larger than they may be."""
+        self.pool.check(list(table.held()) for _, table in running)
+        self.host.check(waiting)
+        assert not any(table.blocks for table in waiting), "a waiting sequence owns blocks"
+        for sequence, table in running:
+            assert len(table) >= self.blocks_for(sequence.num_computed_tokens)
+            kept = list(self.numbers(sequence.num_computed_tokens))
+            assert all(table.blocks[number] != NO_BLOCK for number in kept), "a block is gone that is still read"
+            assert sum(1 for _ in table.held()) <= self.most_blocks(sequence.num_tokens), "more blocks than it may have"

@@ -1,0 +1,52 @@
+"""CachePolicy: which positions of a sequence the layers of a KV group go on reading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class CachePolicy(Protocol):
+    """What a group keeps; blocks that hold nothing of it are given back while the request runs."""
+
+    def kept(self, position: int) -> Sequence[range]:
+        """The positions before `position` that its token or a later one reads: ranges that do not touch, ascending.
+
+        A position that is not among them never is again as `position` grows.
+        """
+        ...
+
+    def most_blocks(self, length: int, block_size: int) -> int:
+        """The most blocks that hold `kept(p)` and p itself, for any p below `length`; never fewer for a larger one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAll:
+    """Every token reads all before it."""
+
+    def kept(self, position: int) -> Sequence[range]:
+        return (range(position),) if position else ()
+
+    def most_blocks(self, length: int, block_size: int) -> int:
+        return -(-length // block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A token reads the last `size` tokens, itself among them."""
+
+    size: int
+
+    def kept(self, position: int) -> Sequence[range]:
+        first = max(position - self.size + 1, 0)
+        return (range(first, position),) if first < position else ()
+
+    def most_blocks(self, length: int, block_size: int) -> int:
+        across = (self.size + block_size - 2) // block_size + 1  # that begin in the last slot of a block
+        return min(-(-length // block_size), across)
+
+
+# What an engine's program can ask for, by name; made of the size that stands beside it.
+POLICIES: dict[str, Callable[[int], CachePolicy]] = {"all": lambda size: KeepAll(), "window": Window}

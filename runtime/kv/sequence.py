@@ -1,0 +1,110 @@
+"""CachedSequence: the tokens of a sequence, and where each KV group keeps what was computed of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from .prefix_cache import BlockKey, child_key, root_key
+
+NO_BLOCK = -1  # in a table, where the sequence has given its block back and reads it no more
+
+
+def slot_of(table: Any, position: Any, block_size: int) -> Any:
+    """The address of a position in its group: the slot, block * block_size + offset, where its KV lies.
+
+    An int for an int; for an array of positions and a table that is one, an array.
+    """
+    return table[position // block_size] * block_size + position % block_size
+
+
+@dataclass(slots=True, eq=False)
+class BlockTable:
+    """A sequence's blocks in one group: `blocks[position // block_size]`, or NO_BLOCK."""
+
+    blocks: list[int] = field(default_factory=list)
+    host_slots: dict[int, int] = field(default_factory=dict)  # of a preempted sequence, by number of the block
+    num_published: int = 0  # blocks at the front that the prefix cache has seen
+    released: dict[int, int] = field(default_factory=dict)  # begin and end of each run of NO_BLOCK
+    _frozen: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def held(self) -> Iterator[int]:
+        """The blocks that it has."""
+        return (block for block in self.blocks if block != NO_BLOCK)
+
+    def frozen(self) -> tuple[int, ...]:
+        """The table as a tuple; the same object as long as it has not changed, so that copies can be saved."""
+        if self._frozen is None:
+            self._frozen = tuple(self.blocks)
+        return self._frozen
+
+    def extend(self, blocks: list[int]) -> None:
+        """Put blocks behind those that are there."""
+        if blocks:
+            self.blocks += blocks
+            self._frozen = None
+
+    def punch(self, begin: int, end: int) -> list[int]:
+        """Take the blocks [begin, end) out, leaving NO_BLOCK; the caller releases them."""
+        taken = [block for block in self.blocks[begin:end] if block != NO_BLOCK]
+        if taken:
+            self.blocks[begin:end] = [NO_BLOCK] * (end - begin)
+            self._frozen = None
+        return taken
+
+    def cut(self, length: int) -> list[int]:
+        """Take the blocks behind the first `length` away; the caller releases them."""
+        taken = [block for block in self.blocks[length:] if block != NO_BLOCK]
+        if len(self.blocks) > length:
+            del self.blocks[length:]
+            self._frozen = None
+        return taken
+
+    def clear(self) -> list[int]:
+        """Forget everything but what is in host memory; the blocks, which the caller releases."""
+        taken = self.cut(0)
+        self.num_published = 0
+        self.released.clear()
+        return taken
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class CachedSequence:
+    """A sequence of which the first `num_computed_tokens` have their KV in the cache: in `tables`, one per group.
+
+    While it has no blocks, that of `num_saved_tokens` may be in host memory. Sequences share blocks only with those of
+    equal `salt`.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    salt: bytes = b""
+    use_cache: bool = True  # whether it takes what others have computed
+    num_computed_tokens: int = 0
+    num_saved_tokens: int = 0
+    tables: tuple[BlockTable, ...] = ()
+    _keys: dict[int, list[BlockKey]] = field(default_factory=dict)  # by block size, as far as asked for
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    def frozen_tables(self) -> tuple[tuple[int, ...], ...]:
+        """The block table of each group, as steps get them."""
+        return tuple([table.frozen() for table in self.tables])
+
+    def key(self, index: int, block_size: int) -> BlockKey:
+        """The prefix-cache key of full block `index`, where blocks have that size."""
+        keys = self._keys.setdefault(block_size, [])
+        while len(keys) <= index:
+            parent = keys[-1] if keys else root_key(self.salt)
+            first = len(keys) * block_size
+            keys.append(child_key(parent, self.tokens[first : first + block_size]))
+        return keys[index]
+
+    def known_keys(self, block_size: int) -> list[BlockKey]:
+        """The keys that were asked for so far."""
+        return self._keys.get(block_size, [])

@@ -1,0 +1,145 @@
+"""KV groups side by side: each behaviour once, by example."""
+
+from __future__ import annotations
+
+import pytest
+from icc.runtime.batch.scheduled import ScheduledBatch, StepOutcome, Verdict
+from icc.runtime.errors import CapacityError
+from icc.runtime.kv.group import Group, GroupConfig
+from icc.runtime.kv.policy import CachePolicy, KeepAll, Window
+from icc.runtime.kv.prefix_cache import BlockKey
+from icc.runtime.kv.sequence import NO_BLOCK, CachedSequence
+from icc.runtime.scheduler.request import RequestSpec
+from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
+from kv_policies import Chunks, Sinks
+
+
+def two_groups(
+    full: int = 40, window: int = 8, size: int = 6, tokens: int = 16, host: int = 0, batch: int = 2
+) -> Scheduler:
+    """All of 4 tokens a block, and a window of `size` tokens."""
+    groups = GroupConfig(full, 4, host), GroupConfig(window, 4, host, Window(size))
+    return Scheduler(SchedulerConfig(batch, tokens, tokens, groups))
+
+
+def step(s: Scheduler, verdict: Verdict = Verdict.CONTINUE) -> ScheduledBatch:
+    """Run a step in which every sequence that wants logits samples 1."""
+    batch = s.schedule()
+    s.update([StepOutcome(q.request_id, 1, verdict) for q in batch.sequences if q.num_logits])
+    s.check()
+    return batch
+
+
+def run(s: Scheduler, spec: RequestSpec) -> int:
+    """Run a request alone to its end; how many of its tokens were cached."""
+    s.add(spec)
+    cached = step(s).sequences[0].start
+    while s.has_work():
+        step(s)
+    return cached
+
+
+def used(group: Group) -> int:
+    return group.pool.num_blocks - group.pool.num_available
+
+
+def test_blocks_behind_the_window_are_given_back_while_the_request_runs() -> None:
+    s = two_groups(batch=1)
+    s.add(RequestSpec(1, tuple(range(30)), 100))
+    full, window = s.kv.groups
+    most = 0
+    for _ in range(90):
+        [sequence] = step(s).sequences
+        most = max(most, sum(block != NO_BLOCK for block in sequence.block_tables[1]))
+    assert sequence.start == 117 and used(full) == 30
+    assert sequence.block_tables[1][:27] == (NO_BLOCK,) * 27 and NO_BLOCK not in sequence.block_tables[1][27:]
+    assert used(window) <= 3 == window.most_blocks(1000)
+    assert most == 6  # 16 tokens of a chunk, and what its first one sees
+
+
+def test_a_window_group_alone_needs_no_more_blocks_for_a_longer_text() -> None:
+    s = Scheduler(SchedulerConfig(1, 4, 4, (GroupConfig(3, 4, 0, Window(6)),)))
+    assert run(s, RequestSpec(1, tuple(range(500)), 300)) == 0
+    with pytest.raises(CapacityError, match="needs 4 KV blocks of 4 tokens, the cache has 3"):
+        Scheduler(SchedulerConfig(1, 4, 4, (GroupConfig(3, 4, 0, Window(12)),))).add(RequestSpec(1, (1,) * 13, 1))
+
+
+def test_a_prefix_needs_only_the_end_of_it_in_a_window_group() -> None:
+    s = two_groups(window=9)
+    run(s, RequestSpec(1, tuple(range(40)), 1))
+    full, window = s.kv.groups
+    assert len(full.cache) == 10 and len(window.cache) == 9  # the blocks behind the window stay until others need them
+    assert run(s, RequestSpec(2, (*range(38), 7, 7, 7), 1)) == 36
+    for number in range(7):
+        window.pool.discard(window.cache.find(key_of(window, number)) or 0)
+    assert run(s, RequestSpec(3, (*range(38), 7, 7), 1)) == 36
+    assert run(s, RequestSpec(4, (*range(30), 7, 7), 1)) == 0  # blocks 5 and 6 are gone
+
+
+def key_of(group: Group, number: int) -> BlockKey:
+    """The key of a block of the tokens 0, 1, 2 …"""
+    return CachedSequence(tokens=list(range(100))).key(number, group.block_size)
+
+
+def test_groups_have_blocks_of_their_own_size() -> None:
+    groups = GroupConfig(40, 4), GroupConfig(20, 6, 0, Window(6))
+    s = Scheduler(SchedulerConfig(2, 64, 64, groups))
+    run(s, RequestSpec(1, tuple(range(40)), 1))
+    assert run(s, RequestSpec(2, tuple(range(40)), 1)) == 36  # full blocks of both: a multiple of 12
+
+
+def test_a_preempted_request_is_kept_whole_or_not_at_all() -> None:
+    """Behind a part of it there is nothing left that a window could go on with."""
+    for host, saved in ((20, 1), (5, 0)):
+        s = two_groups(host=host)
+        s.add(RequestSpec(1, tuple(range(30)), 20))
+        for _ in range(5):
+            step(s)
+        before = s._running[0].num_computed_tokens
+        s._preempt(s._running[0])
+        assert s.num_swaps == saved
+        out = step(s)  # nobody has run since
+        assert [len(upkeep.swap_outs) for upkeep in out.upkeep] == ([9, 2] if saved else [0, 0])
+        assert [len(upkeep.swap_ins) for upkeep in out.upkeep] == [1 if saved else 0] * 2  # the rest is in the cache
+        assert out.sequences[0].start == (before if saved else 32)
+
+
+def test_what_a_failed_request_has_given_back_is_not_found_either() -> None:
+    s = two_groups()
+    s.add(RequestSpec(1, tuple(range(30)), 20))
+    step(s)
+    step(s, Verdict.ERROR)
+    assert not any(len(group.cache) for group in s.kv.groups) and s.kv.is_idle
+    s.add(RequestSpec(2, (1, 2), 1))
+    zeros = [upkeep.zeros for upkeep in step(s).upkeep]
+    assert [len(set(blocks)) for blocks in zeros] == [8, 8]
+
+
+def test_a_prefill_that_finds_no_blocks_waits_and_the_first_in_rank_goes_on() -> None:
+    s = two_groups(window=5, tokens=64)
+    for request_id in (1, 2):
+        s.add(RequestSpec(request_id, tuple(range(100 * request_id, 100 * request_id + 40)), 2))
+    steps = []
+    while s.has_work():
+        steps.append([(q.request_id, len(q.token_ids)) for q in step(s).sequences])
+    assert steps[0] == [(1, 20)]  # five blocks of four
+    assert sum(count for row in steps for request, count in row if request == 2) >= 41
+
+
+@pytest.mark.parametrize(
+    "policy", [KeepAll(), Window(1), Window(2), Window(7), Window(32), Sinks(3, 5), Sinks(4, 1), Chunks(6)]
+)
+@pytest.mark.parametrize("block_size", [1, 3, 4])
+def test_policies_keep_their_word(policy: CachePolicy, block_size: int) -> None:
+    """What is not kept never is again, and no more blocks are held than was said; that is needed somewhere."""
+    group = Group(GroupConfig(1, block_size, 0, policy))
+    before: set[int] = set()
+    largest = 0
+    for position in range(80):
+        kept = {p for part in policy.kept(position) for p in part}
+        assert kept <= before | {position - 1} and all(p < position for p in kept)
+        assert set(group.numbers(position)) == {p // block_size for p in kept}
+        largest = max(largest, len({*group.numbers(position), position // block_size}))
+        assert largest <= group.most_blocks(position + 1)
+        before = kept
+    assert group.most_blocks(80) - largest <= isinstance(policy, Sinks | Chunks)
