@@ -16,11 +16,11 @@ from .convert import aten_handlers, index_handlers, reduce_handlers
 from .convert.conversion import Conversion
 from .convert.scores import WrittenOutAttention
 from .convert.table import joined
-from .export.interfaces import MaskUsed
 from .export.rope import settle_rope
 from .export.trace import Traced, export
 from .layers.kinds import LayerKinds
 from .layers.replay import Replay
+from .mask_spec import MaskUsed
 from .source.facts import model_info, sequence_length
 from .source.model import build_meta_model
 from .source.source import open_source

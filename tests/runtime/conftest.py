@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import pytest
 import tokenizers
-from icc.runtime.executor.fake import FakeDevice, FakeExecutor, context_hash
 from icc.runtime.format.digest import encode_sealed
 from icc.runtime.format.kv import KVGroup, KVLayer, KVLayout
 from icc.runtime.format.manifest import (
@@ -31,6 +30,7 @@ from icc.runtime.format.manifest import (
 )
 from icc.runtime.format.program import Program, Step, Weight
 from icc.runtime.llm import LLM
+from icc.runtime.loop.fake import FakeDevice, FakeExecutor, context_hash
 from icc.runtime.speculate.speculator import Speculator
 from icc.runtime.tokenizer import Tokenizer
 

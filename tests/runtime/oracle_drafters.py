@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from icc.runtime.batch.scheduled import Draft
-from icc.runtime.executor.fake import context_hash
+from icc.runtime.loop.fake import context_hash
 from icc.runtime.speculate.drafter import Drafter, Proposal, Wish
 
 VOCAB = 258

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from icc.runtime.batch.scheduled import Draft
-from icc.runtime.executor.fake import FakeExecutor
 from icc.runtime.format.manifest import Manifest
 from icc.runtime.llm import LLM
+from icc.runtime.loop.fake import FakeExecutor
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.speculator import Speculator
 from icc.runtime.speculate.verify import Walk, follow

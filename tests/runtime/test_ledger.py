@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from icc.runtime.batch.scheduled import Draft
-from icc.runtime.executor.fake import FakeDevice, context_hash
 from icc.runtime.llm import LLM
+from icc.runtime.loop.fake import FakeDevice, context_hash
 from icc.runtime.requests.generation import Generation
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.drafter import Drafter, Proposal, Wish

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from icc.runtime.errors import CapacityError, RequestError
-from icc.runtime.executor.fake import FakeDevice, FakeExecutor, context_hash
 from icc.runtime.format.manifest import Manifest, SamplingDefaults
 from icc.runtime.kv.group import GroupConfig
 from icc.runtime.kv.policy import Window
 from icc.runtime.llm import LLM
+from icc.runtime.loop.fake import FakeDevice, FakeExecutor, context_hash
 from icc.runtime.requests.generation import Completion
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.tokenizer import Tokenizer

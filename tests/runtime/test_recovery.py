@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from icc.runtime.batch.scheduled import Draft, ScheduledBatch
-from icc.runtime.executor.fake import FakeDevice, FakeExecutor, context_hash
 from icc.runtime.format.manifest import Manifest
 from icc.runtime.kv.sequence import slot_of
 from icc.runtime.llm import LLM
+from icc.runtime.loop.fake import FakeDevice, FakeExecutor, context_hash
 from icc.runtime.requests.generation import Generation
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.requests.sampler import Sample, Sampler

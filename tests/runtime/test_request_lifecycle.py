@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from icc.runtime.batch.scheduled import ScheduledBatch
 from icc.runtime.errors import IccError, RequestError
-from icc.runtime.executor.fake import FakeDevice, FakeExecutor, context_hash
 from icc.runtime.format.manifest import EmbeddingFacts, Manifest
 from icc.runtime.kv.sequence import slot_of
 from icc.runtime.llm import LLM
+from icc.runtime.loop.fake import FakeDevice, FakeExecutor, context_hash
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.requests.request import IllegalTransition, Request, State
 from icc.runtime.scheduler.request import RequestSpec

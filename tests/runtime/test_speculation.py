@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from icc.runtime.executor.fake import FakeExecutor, context_hash
 from icc.runtime.kv.group import GroupConfig
 from icc.runtime.kv.policy import Window
 from icc.runtime.llm import LLM
+from icc.runtime.loop.fake import FakeExecutor, context_hash
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.ngram import NgramDrafter
 from icc.runtime.speculate.second_engine import EngineDrafter

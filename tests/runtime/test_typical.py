@@ -11,9 +11,9 @@ import pytest
 from icc.runtime.batch.scheduled import Draft
 from icc.runtime.commands.cli import main
 from icc.runtime.errors import UsageError
-from icc.runtime.executor.fake import FakeDevice, FakeExecutor
 from icc.runtime.format.manifest import Manifest
 from icc.runtime.llm import LLM
+from icc.runtime.loop.fake import FakeDevice, FakeExecutor
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.requests.sampler import Sampler
 from icc.runtime.speculate.speculator import Speculator

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import UnsupportedModel
+from ..mask_spec import MaskSpec
 
 NAME = "icc"
 
@@ -40,39 +40,6 @@ def attention(
 def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor) -> Tensor:
     """As icc::expert_linear: x[T, K] or [T, S, K], weight[E, N, K], index[T, S] -> [T, S, N]."""
     return x.new_empty(index.shape[0], index.shape[1], weight.shape[1])
-
-
-@dataclass(frozen=True)
-class MaskSpec:
-    """What a causal mask allows beyond causality; models hand it to the attention function without looking inside."""
-
-    window: int = 0
-    chunk: int = 0
-    bidirectional: bool = False
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise MaskUsed()
-
-    def __getitem__(self, index: Any) -> Any:
-        raise MaskUsed()
-
-    def __radd__(self, other: Any) -> Any:
-        raise MaskUsed()
-
-    __add__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __and__ = __rand__ = __invert__ = __radd__  # type: ignore
-
-
-class MaskUsed(UnsupportedModel):
-    """A model computes with its attention mask instead of handing it to an attention function."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the model computes with its attention mask (attention of its own, such as learned sparse attention)",
-            "icc compiles causal, sliding-window, chunked and ALiBi attention",
-            op="attention_mask",
-        )
 
 
 def icc_mask(*args: Any, mask_function: Callable[..., Any] | None = None, **kwargs: Any) -> MaskSpec:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..export.interfaces import MaskSpec
+from ..mask_spec import MaskSpec
 
 PLAIN = (NoneType, bool, int, float, str, torch.dtype, torch.device, MaskSpec)
 

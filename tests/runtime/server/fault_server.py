@@ -19,9 +19,9 @@ import icc.runtime.tokenizer
 import msgspec
 import numpy as np
 from icc.runtime.batch.scheduled import ScheduledBatch
-from icc.runtime.executor.fake import FakeExecutor
 from icc.runtime.format.manifest import Limits, Manifest, ModelFacts, QuantFacts, SamplingDefaults
 from icc.runtime.llm import LLM
+from icc.runtime.loop.fake import FakeExecutor
 from icc.runtime.requests.sampler import Sample, Sampler
 from icc.runtime.server.api import limits
 from icc.runtime.server.engine.channel import Channel

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from icc.runtime.executor.fake import FakeExecutor
 from icc.runtime.llm import LLM
+from icc.runtime.loop.fake import FakeExecutor
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.server.engine import worker as worker_module
 from icc.runtime.server.engine.channel import Channel, ChannelClosed

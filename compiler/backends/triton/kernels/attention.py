@@ -13,9 +13,8 @@ from ...errors import CodegenError
 from ...render import render
 from ..spec import ONE, Arg, LaunchSpec, Shape, batch_arg, size_arg
 from ..tiling.attention import Tiling, Workload, decode_tiling, mixed_tiling, split_count
-from ..tiling.choice import Tuner
+from ..tiling.choice import Tuner, power_of_two
 from .kv_cache import KvKernel, Piece, pieces
-from .lines import power_of_two
 
 
 @dataclass(frozen=True)

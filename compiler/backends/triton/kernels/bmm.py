@@ -11,8 +11,7 @@ from ....program.steps import rowwise as steps
 from ....targets import Target
 from ...render import render
 from ..spec import LaunchSpec, Shape, StepKernel
-from ..tiling.choice import Config, Tuner
-from .lines import power_of_two
+from ..tiling.choice import Config, Tuner, power_of_two
 
 VECTOR = {"m": 1, "n": 0, "k": 0}  # one line per program, no tensor cores
 LEAST = 16  # the least sizes that tl.dot takes

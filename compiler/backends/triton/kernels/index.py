@@ -17,8 +17,8 @@ from ...render import render
 from ..layouts.codes import CodeGroups
 from ..layouts.registry import LAYOUTS
 from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg
-from ..tiling.choice import Tuner
-from .lines import BLOCK, Lines, even_block, power_of_two, warps
+from ..tiling.choice import Tuner, power_of_two
+from .lines import BLOCK, Lines, even_block, warps
 
 WARP = 32
 UNROLLED = 16  # indices of a line whose loads a scatter issues at once

@@ -15,8 +15,7 @@ from ....program.steps.attention import KVSpec
 from ....program.steps.attention import KvWrite as KvWriteStep
 from ...render import render
 from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg, size_arg
-from ..tiling.choice import Tuner
-from .lines import power_of_two
+from ..tiling.choice import Tuner, power_of_two
 
 _ROWS = 16  # (token, head) pairs that one program writes
 C = TypeVar("C", KvWriteStep, AttentionStep)

@@ -15,7 +15,7 @@ from ....program.steps import rowwise as steps
 from ....targets import Target
 from ...render import render
 from ..spec import Arg, LaunchSpec, Shape, StepKernel
-from ..tiling.choice import Tuner
+from ..tiling.choice import Tuner, power_of_two
 
 L = TypeVar("L", bound=steps.Lines)
 
@@ -28,11 +28,6 @@ def warps(elements: int, target: Target, per_thread: int = PER_THREAD) -> int:
     """Warps of a program that holds so many elements, a power of two."""
     threads = min(elements // per_thread, MAX_THREADS)
     return max(threads // target.warp_size, 1)
-
-
-def power_of_two(n: int) -> int:
-    """The least power of two that is not below n."""
-    return 1 << (n - 1).bit_length()
 
 
 def even_block(cols: int, largest: int = BLOCK) -> int:

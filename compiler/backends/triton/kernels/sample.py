@@ -11,8 +11,7 @@ from .....runtime.format.plan import Extent, OutputArg, SampledArg, SamplingArg,
 from .....runtime.format.program import LOGITS
 from ...render import render
 from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, TritonKernel
-from ..tiling.choice import Tuner
-from .lines import power_of_two
+from ..tiling.choice import Tuner, power_of_two
 
 _ARRAYS = {array.name: "*" + ELEMENTS[array.dtype] for array in SAMPLING}
 _SLOTS = 32  # tokens that the scan of a part may list

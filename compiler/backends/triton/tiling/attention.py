@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ....targets import Target
-from ..kernels.lines import power_of_two
-from .choice import Config, Tuner
+from .choice import Config, Tuner, power_of_two
 
 _CLOCK = 1.6e9  # Hz, of any of the targets under load
 _LANES = 128  # float32 operations per clock and multiprocessor

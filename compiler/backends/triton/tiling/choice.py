@@ -30,3 +30,8 @@ class Tuner:
         if cost(best) == float("inf"):
             raise UsageError(f"no tiling of {key} fits target {self.target.name!r}", "this is a gap in icc")
         return best
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << (n - 1).bit_length()

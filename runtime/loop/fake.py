@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from ..batch.scheduled import ScheduledBatch, ScheduledSequence
+from ..executor.sampling import Sampled, SamplingRow
 from ..format.batch import TOP_LOGPROBS
 from ..kv.group import GroupConfig
 from ..kv.sequence import slot_of
 from ..kv.upkeep import Upkeep
 from ..requests.params import SamplingParams
 from ..requests.sampler import draw
-from .sampling import Sampled, SamplingRow
 
 
 def successor(context: Sequence[int], vocab_size: int) -> int:
