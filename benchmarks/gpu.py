@@ -34,7 +34,11 @@ import icc
 import numpy as np
 import torch
 from gpu_peers import BATCHES, DECODE_CONTEXT, OUTPUT, PEERS, PREFILL, seconds
+from icc.compiler.program.program import program_of
+from icc.compiler.program.steps.embedding import Embedding
+from icc.compiler.program.steps.linear import RowProduct
 from icc.runtime.commands.bench import BenchOptions, run_bench
+from icc.runtime.format.operands import WeightOperand
 from make_model import write
 
 
@@ -155,13 +159,13 @@ def measure_engine(
 def streamed_bytes(llm: icc.LLM) -> int:
     """Bytes of weights that a decode step reads: all that products read; of an embedding only rows are read."""
     assert llm.engine is not None
-    program = llm.engine.program
+    program = program_of(llm.engine)
     read = {
         operand.name
         for step in program.steps
-        if program.kernels[step.kernel].op != "embedding"
-        for operand in step.inputs
-        if operand.space == "weight"
+        if not isinstance(step, Embedding)
+        for operand in step.operands.values()
+        if isinstance(operand, WeightOperand)
     }
     return sum(program.weights[name].nbytes for name in read)
 
@@ -169,10 +173,8 @@ def streamed_bytes(llm: icc.LLM) -> int:
 def prefill_flops(llm: icc.LLM) -> float:
     """Operations per token of a prompt in its products with weights: not the head, which sees few of them."""
     assert llm.engine is not None
-    program = llm.engine.program
-    kernels = [program.kernels[step.kernel] for step in program.steps]
-    found = [k.params for k in kernels if k.op.startswith("linear") and k.params.get("rows", "tokens") == "tokens"]
-    return 2.0 * sum(int(params["n"]) * int(params["k"]) for params in found)  # type: ignore[arg-type]
+    steps = program_of(llm.engine).steps
+    return 2.0 * sum(step.n * step.k for step in steps if isinstance(step, RowProduct) and step.rows == "tokens")
 
 
 def kv_bytes_per_token(llm: icc.LLM) -> float:

@@ -144,17 +144,25 @@ def _read_launches(program: dict[str, Any], specs: dict[str, Any], contents: Con
     buffers = {b["name"]: b for b in program["buffers"]}
 
     def operand(found: dict[str, Any]) -> str:
-        space, name, offset = found["space"], found["name"], found["offset"]
+        space, name, offset = found["space"], found["name"], found.get("offset", 0)
         if space == "buffer":
             return f"arena[{buffers[name]['offset']}]+{offset}*{buffers[name]['dtype']}"
-        return f"{space} {name}+{offset}"
+        return f"{space} {'' if (space, name) == ('output', 'logits') else name}+{offset}"
 
-    def line(launch: dict[str, Any], step: dict[str, Any]) -> str:
-        args = []
-        for arg in launch["args"]:
-            kind, _, index = arg.partition(":")
-            found = operand(step[f"{kind}s"][int(index)]) if kind in ("input", "output") else arg
-            args.append(f"kv of layer {step['layer']}" if arg == "kv" else found)
+    def argument(arg: list[Any], call: dict[str, Any]) -> str:
+        match arg:
+            case ["operand", name]:
+                return operand(call["operands"][name])
+            case ["kv"]:
+                return f"kv of layer {call['layer']}"
+            case ["scratch", _, offset]:
+                return f"scratch:{offset}"
+            case ["sampling" | "sampled" as kind, name]:
+                return f"{kind}:{name}"
+        return str(arg[1])
+
+    def line(launch: dict[str, Any], call: dict[str, Any]) -> str:
+        args = [argument(arg, call) for arg in launch["args"]]
         grid = ["+".join([str(d["constant"]), *map(term, d["terms"])]) for d in launch["grid"]]
         text = texts[launch["object"]]
         number = numbers.setdefault(text, len(numbers))  # the first launched is 0, whatever stands in it
@@ -167,8 +175,8 @@ def _read_launches(program: dict[str, Any], specs: dict[str, Any], contents: Con
     numbers: dict[str, int] = {}
     for phase in program["plan"]["phases"]:
         lines = [f"before: {line(launch, {})}" for launch in phase["before"]]
-        for i, step in enumerate(program["steps"]):
-            lines += [f"{i}: {line(launch, step)}" for launch in phase["launches"][step["kernel"]]]
+        for i, call in enumerate(program["plan"]["calls"]):
+            lines += [f"{i}: {line(launch, call)}" for launch in phase["launches"][call["kernel"]]]
         lines += [f"after: {line(launch, {})}" for launch in phase["after"]]
         kind = "decode" if phase["decode"] else "mixed"
         contents.texts[f"launches {kind} {phase['max_tokens']:4}"] = "\n".join(lines) + "\n"

@@ -12,6 +12,7 @@ import click
 
 from .. import __version__
 from ..runtime.errors import IccError
+from .commands.opt import opt_command
 from .options import KV_DTYPES, POOLINGS, TASKS
 from .quantization import HEAD_FORMATS, QUANTIZATIONS
 
@@ -78,12 +79,15 @@ def main(debug: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the summary.")
 def compile_command(model: Path, output: Path | None, explain: str | None, as_json: bool, **options: Any) -> None:
     """Compile the checkpoint directory MODEL to an engine directory."""
+    from .options import CompileOptions, default_output
+    from .request import check
+
+    chosen = CompileOptions(model=model, output=output or default_output(model), **options)
+    check(chosen)  # what torch is not needed for, before it is imported
     from .console import ConsoleReporter, show_explanation, show_summary
     from .driver import compile_engine
-    from .options import CompileOptions, default_output
 
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
-    chosen = CompileOptions(model=model, output=output or default_output(model), **options)
     with ConsoleReporter() as reporter:
         report = compile_engine(chosen, reporter)
     if as_json:
@@ -92,6 +96,9 @@ def compile_command(model: Path, output: Path | None, explain: str | None, as_js
         show_summary(chosen, report, reporter)
     if explain:
         show_explanation(report, explain)
+
+
+main.add_command(opt_command)
 
 
 @main.command("tune")

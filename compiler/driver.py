@@ -13,7 +13,7 @@ from ..passes.base import Pass, PassContext
 from ..passes.manager import PassReport, run_passes
 from ..runtime.format.manifest import EmbeddingFacts, QuantFacts
 from . import measure
-from .backends.base import backend_for
+from .backends.registry import backend_for
 from .calibration import load_calibration
 from .engine import directory as writer
 from .engine.manifest import make_limits, make_manifest
@@ -23,12 +23,13 @@ from .frontend.source.pooling import read_pooling
 from .graph.graph import Graph
 from .options import KV_DTYPES, CompileOptions, default_output
 from .program.lower import LowerOptions, lower
+from .program.verify import verify_lowered, verify_plan
 from .progress import Reporter, SilentReporter
 from .quantization import QUANTIZATIONS
 from .report import CompileReport, make_report
+from .request import check
 from .speculate.cost import modelled_cost
-from .speculate.plan import SpecChoice, acceptance_of, speculation, with_speculation
-from .targets import find_target
+from .speculate.plan import acceptance_of, speculation, with_speculation
 from .weights.formats.dense import short_dtype
 
 
@@ -56,9 +57,8 @@ def compile_model(
 
 def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport:
     """Run every stage; `reporter` hears of them. Returns what report.json and the summary are made of."""
-    target, choice = find_target(options.target), SpecChoice.parse(options.spec)
+    target, choice = check(options)
     heads = choice.read_heads() if choice else ()
-    writer.check_output(options.output, options.force)
     pooling = read_pooling(options.model, options.pooling) if options.task == "embed" else None
     with reporter.stage("trace"):
         graph = load_graph(options.model, options.max_seq_len, embeds=pooling is not None)
@@ -81,9 +81,11 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
         passes += _run(graph, options, context, "fuse", pipelines.fuse())
         kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
         lowered = lower(graph, LowerOptions(kv_dtype, backend.profile))
+        verify_lowered(lowered.program, backend.refusal)
     with writer.engine_directory(options.output) as stage:
         with reporter.stage("kernels"):
             built = backend.build(lowered.program, limits, stage / "kernels", reporter.progress)
+            verify_plan(built.program)
         with reporter.stage("weights"):
             writer.write_weights(stage, built.program, lowered.sources, backend.pack, reporter.progress)
         tuned: list[str] = []

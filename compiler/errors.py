@@ -6,6 +6,7 @@ from ..runtime.errors import IccError, UsageError
 
 __all__ = [
     "CheckpointError",
+    "ExtensionError",
     "GraphTextError",
     "HeadMismatch",
     "IccError",
@@ -79,15 +80,22 @@ class PassError(IccError):
 
 
 class VerifyError(PassError):
-    """The graph breaks a rule of its stage after `pass_name`."""
+    """The graph, or what it was lowered to, breaks a rule of its stage after `pass_name`."""
 
     exit_code = 18
 
     def __init__(self, stage: str, pass_name: str, node: str, problem: str) -> None:
-        super().__init__(f"after pass {pass_name!r} the graph is not a valid {stage} graph: {node}: {problem}")
+        what = "program" if stage == "lowered" else "graph"
+        super().__init__(f"after pass {pass_name!r} the {what} is not a valid {stage} {what}: {node}: {problem}")
         self.stage = stage
         self.pass_name = pass_name
         self.node = node
+
+
+class ExtensionError(IccError):
+    """What another package registers through an entry point cannot be loaded, or is not what it should be."""
+
+    exit_code = 34
 
 
 class GraphTextError(IccError):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .errors import UsageError
+from . import extensions
+from .errors import ExtensionError, UsageError
+
+GROUP = "icc.targets"  # entry points of other packages
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,12 @@ TARGETS = {target.name: target for target in _TABLE}
 
 def find_target(name: str) -> Target:
     """The target of that name; UsageError if there is none."""
-    if name not in TARGETS:
-        raise UsageError(f"unknown target {name!r}", f"targets: {', '.join(sorted(TARGETS))}")
-    return TARGETS[name]
+    if name in TARGETS:
+        return TARGETS[name]
+    found = extensions.load(GROUP, name)
+    if found is None:
+        known = sorted({*TARGETS, *extensions.names(GROUP)})
+        raise UsageError(f"unknown target {name!r}", f"targets: {', '.join(known)}")
+    if not isinstance(found, Target):
+        raise ExtensionError(f"{GROUP} {name!r} is not a Target but {found!r}")
+    return found

@@ -8,11 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ..compiler.graph.facts import Fact
 from ..compiler.graph.graph import Graph
-from .quantize.record import QuantRecord
+from .quantized import QuantRecord
 
-OPTIMIZED = Fact.OPTIMIZED
 NO_FACTS: frozenset[str] = frozenset()
 
 

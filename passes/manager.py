@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..compiler.errors import PassError
-from ..compiler.graph.facts import holding, problem
+from ..compiler.graph.facts import Fact, holding, problem
 from ..compiler.graph.graph import Graph
 from ..compiler.graph.printer import print_graph
 from ..compiler.graph.verify import Stage, verify
-from .base import OPTIMIZED, Pass, PassContext, Refusal
+from .base import Pass, PassContext, Refusal
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def run_passes(
         graph.sweep()
         _check(graph, item, item.ensures, "ensures")
         graph.facts = holding(graph, (graph.facts - item.breaks) | item.ensures)
-        verify(graph, Stage.OPTIMIZED if OPTIMIZED in graph.facts else Stage.EXPORTED, item.name)
+        verify(graph, Stage.OPTIMIZED if Fact.OPTIMIZED in graph.facts else Stage.EXPORTED, item.name)
         seconds = time.perf_counter() - start
         reports.append(
             PassReport(item.name, seconds, result.modified, dict(result.counts), tuple(ctx.refusals[first:]))

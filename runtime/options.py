@@ -8,11 +8,10 @@ from dataclasses import KW_ONLY, asdict, dataclass
 from typing import TYPE_CHECKING
 
 from .errors import UsageError
+from .speculate.modes import LOSSLESS
 
 if TYPE_CHECKING:
     from .speculate.typical import TypicalAcceptance
-
-LOSSLESS = "lossless"
 
 
 @dataclass(frozen=True)

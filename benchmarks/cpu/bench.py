@@ -20,7 +20,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from icc.compiler.backends.cpu.kernels.params import SCREENED_ROWS
+from icc.compiler.backends.cpu.kernels.linear import SCREENED_ROWS
 from limits import limits, read_bandwidth
 
 HERE = Path(__file__).parent
@@ -106,15 +106,14 @@ def work(spec: dict[str, Any], row: dict[str, Any]) -> tuple[float, float]:
     read: dict[str, int] = {}
     operations = 0
     for step in program["steps"]:
-        kernel = program["kernels"][step["kernel"]]
-        if kernel["op"] in ("linear", "linear_q") and (row["what"] == "decode" or kernel["params"]["rows"] == "tokens"):
-            operations += 2 * kernel["params"]["k"] * kernel["params"]["n"]
-        low = kernel["params"]["k"] * kernel["params"]["n"] // 2 if screens and kernel["params"].get("screened") else 0
-        if kernel["op"] != "embedding":
+        if step["op"] in ("linear", "linear_q") and (row["what"] == "decode" or "rows" not in step):  # of tokens
+            operations += 2 * step["k"] * step["n"]
+        low = step["k"] * step["n"] // 2 if screens and step.get("screened") else 0
+        if step["op"] != "embedding":
             read |= {
                 o["name"]: program["weights"][o["name"]]["nbytes"] - low
-                for o in step["inputs"]
-                if o["space"] == "weight"
+                for o in step.values()
+                if isinstance(o, dict) and o.get("space") == "weight"
             }
     kv = program["kv"]
     item = {"f32": 4, "bf16": 2, "f16": 2, "i8": 1}[kv["dtype"]]

@@ -19,11 +19,13 @@ import numpy as np
 from icc.compiler.backends.cpu.build import compile_command
 from icc.compiler.backends.cpu.emit import emit_source
 from icc.compiler.backends.cpu.isa import ALL
+from icc.compiler.program.program import Program, program_of
 from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
 from icc.runtime.executor.cpu import library as kernel_library
 from icc.runtime.executor.cpu.device import CpuDevice
 from icc.runtime.executor.player import Player
-from icc.runtime.format.load import Engine, open_engine
+from icc.runtime.format.load import open_engine
+from icc.runtime.format.operands import WeightOperand
 
 _RUN = "step.run(c);"
 _WAIT = "h.barrier.wait();"
@@ -44,12 +46,13 @@ def timed_source(source: str) -> str:
     return _CLOCK + head + "const double begin = now();\n" + _RUN + tail
 
 
-def load_timed(engine: Path, isa_name: str, threads: int) -> tuple[Player, Engine, np.ndarray]:
-    """An executor over the timed kernels, and its array of times [steps, 2] in seconds."""
+def load_timed(engine: Path, isa_name: str, threads: int) -> tuple[Player, Program, np.ndarray]:
+    """An executor over the timed kernels, its program, and its array of times [steps, 2] in seconds."""
     isa = next(i for i in ALL if i.name == isa_name)
     opened = open_engine(engine, verify=False, isa=isa_name)
+    program = program_of(opened)
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "t.cpp").write_text(timed_source(emit_source(opened.program, isa)))
+        (Path(folder) / "t.cpp").write_text(timed_source(emit_source(program, isa)))
         subprocess.run(compile_command(isa, "t.cpp", "t.so", None, "-O3"), cwd=folder, check=True)
         image = (Path(folder) / "t.so").read_bytes()
     opened.files.read = lambda path: image  # type: ignore[method-assign]
@@ -57,7 +60,7 @@ def load_timed(engine: Path, isa_name: str, threads: int) -> tuple[Player, Engin
     ctypes.memset(device._kv.address, 0x2C, device.kv_bytes)  # untouched pages would all be one page of zeros
     path = kernel_library._loadable_path(image)
     raw = (ctypes.c_double * (4096 * 2)).in_dll(ctypes.CDLL(path), "icc_times")
-    return Player(device), opened, np.frombuffer(raw, dtype=np.float64).reshape(4096, 2)
+    return Player(device), program, np.frombuffer(raw, dtype=np.float64).reshape(4096, 2)
 
 
 def decodes(count: int, context: int, blocks: int) -> list[ScheduledSequence]:
@@ -85,9 +88,13 @@ def show(title: str, executor, program, times: np.ndarray, batch: ScheduledBatch
     for name, steps in sorted(groups.items(), key=lambda g: -best[g[1]].sum()):
         run, wait = best[steps].sum(axis=0)
         size = sum(
-            program.weights[o.name].nbytes for i in steps for o in program.steps[i].inputs if o.space == "weight"
+            program.weights[o.name].nbytes
+            for i in steps
+            for o in program.steps[i].operands.values()
+            if isinstance(o, WeightOperand)
         )
-        shown = {k: v for k, v in program.kernels[name].params.items() if k in ("k", "n", "bits", "q_heads", "d")}
+        first = program.steps[steps[0]]
+        shown = {k: getattr(first, k) for k in ("k", "n", "bits", "q_heads", "d") if hasattr(first, k)}
         time = f"{run * 1e3:8.3f} ms + wait {wait * 1e3:6.3f}  {100 * (run + wait) / total:5.1f} %"
         print(f"  {name:18} x{len(steps):3}  {time}  {size / max(run + wait, 1e-9) / 1e9:6.1f} GB/s  {shown}")
 
@@ -103,16 +110,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=7)
     a = parser.parse_args()
-    executor, opened, times = load_timed(a.engine, a.isa, a.threads)
+    executor, program, times = load_timed(a.engine, a.isa, a.threads)
     blocks = -(-(a.context + 1) // executor.block_size)
     for size in map(int, filter(None, a.batch.split(","))):
         batch = ScheduledBatch(tuple(decodes(size, a.context, blocks)))
-        show(f"decode x{size} at {a.context}", executor, opened.program, times, batch, a.runs)
+        show(f"decode x{size} at {a.context}", executor, program, times, batch, a.runs)
     for length in map(int, filter(None, a.chunk.split(","))):
         table = tuple(range(-(-length // executor.block_size)))
         ids = tuple(np.random.default_rng(0).integers(10, 100, length).tolist())
         batch = ScheduledBatch((ScheduledSequence(0, ids, 0, table, num_logits=1),))
-        show(f"prefill {length}", executor, opened.program, times, batch, 3)
+        show(f"prefill {length}", executor, program, times, batch, 3)
 
 
 if __name__ == "__main__":

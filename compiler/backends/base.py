@@ -10,10 +10,10 @@ from typing import Protocol
 import numpy as np
 
 from ...runtime.format.manifest import GpuFacts, Library, Limits
-from ...runtime.format.program import Program
 from ..program.builder import WeightSource
 from ..program.profile import Profile
-from ..targets import Target
+from ..program.program import Program
+from ..program.steps.base import Step
 
 Progress = Callable[[str, int, int], None]
 
@@ -44,20 +44,10 @@ class Backend(Protocol):
         """The packed bytes of one weight, as uint8."""
         ...
 
+    def refusal(self, step: Step) -> str:
+        """Why there is no kernel for a step; "" if there is one."""
+        ...
+
     def build(self, program: Program, limits: Limits, kernels_dir: Path, progress: Progress) -> Built:
         """Render and compile every kernel into `kernels_dir`; raises CodegenError or ToolchainError."""
         ...
-
-
-def backend_for(target: Target, weights: str, deterministic: bool = False) -> Backend:
-    """The backend of a target, for a checkpoint whose weights are "f32", "bf16" or "f16".
-
-    deterministic: a request's logits have the same bits whatever else is in its steps; on a CPU they always do.
-    """
-    if target.backend == "cpu":
-        from .cpu.backend import CpuBackend
-
-        return CpuBackend(target, weights)
-    from .triton.backend import TritonBackend
-
-    return TritonBackend(target, weights, deterministic)

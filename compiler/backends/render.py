@@ -1,4 +1,7 @@
-"""Renders templates of `codegen_templates/`: the only home of jinja2. A template takes one frozen dataclass, as `p`."""
+"""Renders templates of `codegen_templates/`: the only home of jinja2.
+
+A template takes one frozen dataclass as `p`, and where that is the kernel of a step, the step as `s`.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,20 @@ from pathlib import Path
 import jinja2
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "codegen_templates"
+_folders = [TEMPLATES]
+
+
+def add_templates(folder: Path) -> None:
+    """Look for templates in a folder of another package, too: those that its layouts and kernels name."""
+    if folder not in _folders:
+        _folders.append(folder)
+        _environment.cache_clear()
 
 
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=jinja2.FileSystemLoader(_folders),
         undefined=jinja2.StrictUndefined,
         autoescape=False,
         keep_trailing_newline=True,
@@ -21,9 +32,9 @@ def _environment() -> jinja2.Environment:
     )
 
 
-def render(template: str, params: object) -> str:
-    """The text of `template` (a path under codegen_templates/) for `params`; an unknown field is an error."""
-    return _environment().get_template(template).render(p=params)
+def render(template: str, params: object, step: object = None) -> str:
+    """The text of `template` (a path under codegen_templates/); an unknown field is an error."""
+    return _environment().get_template(template).render(p=params, s=step)
 
 
 def read_header(path: str) -> str:

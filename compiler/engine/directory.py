@@ -25,7 +25,7 @@ import numpy as np
 from ...runtime.format.digest import encode_sealed
 from ...runtime.format.manifest import PIECE, FileEntry, Manifest
 from ...runtime.format.program import Program
-from ..errors import OutputExistsError, WriteError
+from ..errors import WriteError
 from ..program.builder import WeightSource
 
 Progress = Callable[[str, int, int], None]
@@ -39,16 +39,6 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
-
-
-def check_output(path: Path, force: bool) -> None:
-    """Refuse an output path that exists, unless --force; checked before anything is computed."""
-    if path.exists() and not force:
-        raise OutputExistsError(f"{path} exists", "give --force to replace it, or another path with -o")
-    if path.exists() and not (path / "engine.json").is_file():
-        raise OutputExistsError(f"{path} exists and is not an engine, so --force does not replace it", "remove it")
-    if not path.resolve().parent.is_dir():
-        raise WriteError(f"{path.resolve().parent} is not a directory", "create it first")
 
 
 @contextlib.contextmanager

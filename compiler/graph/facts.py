@@ -19,18 +19,16 @@ from .graph import LOGIT_ROWS, Graph, TensorType, type_of
 class Fact(StrEnum):
     """The facts that icc's own passes know."""
 
-    LIVE = "live"
-    FOLDED = "folded"
-    UNIQUE = "unique"
-    SIMPLE = "simple"
-    POSITION_TABLES = "position-tables"
-    NORMS = "norms"
-    ROPE = "rope"
-    PAGED = "paged"
-    LOGIT_ROWS = "logit-rows"
-    DRAFTS = "drafts"
-    EXIT = "exit"
-    OPTIMIZED = "optimized"
+    LIVE = "live"  # every call and weight has a reader
+    FOLDED = "folded"  # no call on weights alone
+    UNIQUE = "unique"  # no call is made twice, but for those with a state
+    SIMPLE = "simple"  # no view of a view
+    POSITION_TABLES = "position-tables"  # what positions determine is a row of a table
+    NORMS = "norms"  # norms are ops; does not show
+    ROPE = "rope"  # rotary embedding is an op; does not show
+    PAGED = "paged"  # attention knows its cache: every op has a kernel, or is drawn into one
+    LOGIT_ROWS = "logit-rows"  # the output has the rows that the scheduler asks for
+    OPTIMIZED = "optimized"  # only ops that code generators know; the verifier's stage of that name
 
 
 def problem(graph: Graph, fact: str) -> str:
@@ -134,14 +132,6 @@ def _logit_rows(graph: Graph) -> str:
     return "" if type_of(graph.output).rows == LOGIT_ROWS else "the output has a row per token"
 
 
-def _drafts(graph: Graph) -> str:
-    return "the graph has no drafts" if graph.drafts is None else ""
-
-
-def _exit(graph: Graph) -> str:
-    return "the graph has no early exit" if graph.exit is None else ""
-
-
 CHECKS: dict[str, Callable[[Graph], str]] = {
     Fact.LIVE: _live,
     Fact.FOLDED: _folded,
@@ -150,6 +140,4 @@ CHECKS: dict[str, Callable[[Graph], str]] = {
     Fact.POSITION_TABLES: _position_tables,
     Fact.PAGED: _paged,
     Fact.LOGIT_ROWS: _logit_rows,
-    Fact.DRAFTS: _drafts,
-    Fact.EXIT: _exit,
 }

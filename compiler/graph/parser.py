@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import GraphTextError, UsageError
-from ..ops import traits_of
+from ..ops import OPS, traits_of
 from ..weights.formats.dense import DTYPES
 from ..weights.formats.registry import find_format
 from ..weights.handles import Constant, RoundedWeight, Weight
@@ -178,6 +178,7 @@ def find_target(name: str) -> Any:
     """What the printer calls `name`: getitem, icc.rms_norm, aten.mul.Tensor."""
     if name == "getitem":
         return operator.getitem
+    OPS.extend()  # torch knows another package's ops once they are imported
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.partition(".")
     try:

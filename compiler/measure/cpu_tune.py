@@ -18,10 +18,10 @@ import msgspec
 from ...runtime.executor.cpu.device import CpuDevice
 from ...runtime.executor.player import Player
 from ...runtime.format.manifest import Limits
-from ...runtime.format.program import Program
 from ..backends.base import Built
 from ..backends.cpu.build import build_libraries
 from ..backends.cpu.isa import ALL, Block, Isa
+from ..program.program import Program
 from ..targets import Target
 from .staged import CONTEXT, open_staged, verify_step
 

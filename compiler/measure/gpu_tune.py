@@ -27,6 +27,7 @@ from ..backends.triton.spec import LaunchSpec, Shape
 from ..backends.triton.tiling.choice import Config, Tuner
 from ..backends.triton.tiling.tuned import TuningFile
 from ..errors import UsageError
+from ..program.program import Program, program_of
 from ..targets import Target, find_target
 
 _SLOWER = 4.0  # candidates whose estimate is this many times the best one's are not measured
@@ -61,13 +62,12 @@ class Choice:
 
 def find_choices(engine: Engine, target: Target) -> list[Choice]:
     """Every choice of an engine's kernels, each once."""
-    program, limits = engine.program, engine.manifest.limits
+    program, limits = program_of(engine), engine.manifest.limits
     known: dict[str, Choice] = {}
-    for name, kernel in program.kernels.items():
-        alone = msgspec.structs.replace(program, kernels={name: kernel}, steps=[])
+    for name in program.kernels:
         for shape in phase_shapes(limits):
             recorder = Recorder(target)
-            plan_program(alone, limits, recorder, [shape])
+            plan_program(_alone(program, name), limits, recorder, [shape])
             for key, candidates in recorder.asked.items():
                 if len(candidates) > 1:
                     known.setdefault(key, Choice(key, name, shape, candidates))
@@ -81,9 +81,11 @@ def tune(engine: Engine, output: Path, progress: Callable[[str, int, int], None]
     target = find_target(engine.manifest.target)
     executor = Player(CudaDevice(engine))
     try:
+        program, limits = program_of(engine), engine.manifest.limits
         choices, tilings = find_choices(engine, target), {}
         plans = {
-            choice.key: [_plan(choice, config, engine, target) for config in choice.candidates] for choice in choices
+            choice.key: [_plan(choice, config, program, limits, target) for config in choice.candidates]
+            for choice in choices
         }
         specs = {key: spec for many in plans.values() for plan in many for key, spec in plan.specs().items()}
         compiled = _compile_all(list(specs.values()), target, progress)
@@ -118,12 +120,17 @@ def measure(
     return choice.candidates[min(times)[1]]
 
 
-def _plan(choice: Choice, config: Config, engine: Engine, target: Target) -> Planned:
-    program = engine.program
-    alone = msgspec.structs.replace(program, kernels={choice.kernel: program.kernels[choice.kernel]}, steps=[])
-    planned = plan_program(alone, engine.manifest.limits, Tuner(target, {choice.key: config}), [choice.shape])
+def _alone(program: Program, kernel: str) -> Program:
+    """One kernel of a program, with the steps that launch it."""
+    steps = tuple(step for step in program.steps if step.kernel == kernel)[:_STEPS]
+    return msgspec.structs.replace(program, kernels={kernel: program.kernels[kernel]}, steps=steps)
+
+
+def _plan(choice: Choice, config: Config, program: Program, limits: Limits, target: Target) -> Planned:
+    alone = _alone(program, choice.kernel)
+    planned = plan_program(alone, limits, Tuner(target, {choice.key: config}), [choice.shape])
     phase = PlannedPhase(choice.shape, planned.phases[0].specs, (), ())
-    return Planned((phase,), planned.scratch_bytes)
+    return Planned(planned.calls, (phase,), planned.scratch_bytes)
 
 
 def _compile_all(
@@ -144,13 +151,12 @@ def _time(
         name: cuda.function(compiled[name].binary, found.entry, found.shared_bytes)
         for name, found in plan.objects.items()
     }
-    steps = [step for step in engine.program.steps if step.kernel == choice.kernel][:_STEPS]
     launches = plan.phases[0].launches[choice.kernel]
     sizes = executor.prepare(full_batch(choice.shape, engine.manifest.limits, executor.block_size))
 
     ready = [
-        executor.device.ready(functions[launch.object], plan.objects[launch.object], launch, step)
-        for step in steps
+        executor.device.ready(functions[launch.object], plan.objects[launch.object], launch, call)
+        for call in plan.calls
         for launch in launches
     ]
 
@@ -159,7 +165,7 @@ def _time(
             launch.put(cuda, sizes)
 
     once()
-    return statistics.median(cuda.seconds(once) for _ in range(_ROUNDS)) / len(steps)
+    return statistics.median(cuda.seconds(once) for _ in range(_ROUNDS)) / len(plan.calls)
 
 
 def full_batch(shape: Shape, limits: Limits, block_size: int) -> ScheduledBatch:

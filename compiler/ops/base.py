@@ -29,8 +29,11 @@ from typing import Any
 
 import torch
 
+from .. import extensions
 from .body import Operand
 from .traits import NO_TRAITS, Traits
+
+GROUP = "icc.ops"  # entry points of other packages: modules that declare ops
 
 # A BodyWriter, then the op's operands (of the body, or numbers) -> the result's operand of the body.
 Instructions = Callable[..., Operand]
@@ -83,6 +86,7 @@ class Registry(dict[str, Op]):
     def __init__(self) -> None:
         super().__init__()
         self._by_target: dict[Any, Op] = {}
+        self._extended = False
 
     def add(self, declared: Op, *targets: Any) -> Op:
         """Register an op under the overloads (or whole packets of overloads) that stand for it; ValueError if a name
@@ -95,7 +99,17 @@ class Registry(dict[str, Op]):
 
     def find(self, target: Any) -> Op | None:
         """The op that a node's target calls, or None."""
-        return self._by_target.get(target) or self._by_target.get(getattr(target, "overloadpacket", None))
+        found = self._by_target.get(target) or self._by_target.get(getattr(target, "overloadpacket", None))
+        if found is None and not self._extended and hasattr(target, "overloadpacket"):
+            self.extend()
+            return self.find(target)
+        return found
+
+    def extend(self) -> None:
+        """Import what other packages declare (entry points icc.ops); happens once, when an op is not known."""
+        if not self._extended:
+            self._extended = True
+            extensions.load_all(GROUP)
 
     def lowered(self) -> Iterator[Op]:
         """The ops that may reach the lowering."""

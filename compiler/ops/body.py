@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
+
+import msgspec
 
 Number = bool | int | float
 T = TypeVar("T")
@@ -19,8 +20,7 @@ T = TypeVar("T")
 _PLACE = re.compile(r"[at](0|[1-9][0-9]*)")
 
 
-@dataclass(frozen=True)
-class Argument:
+class Argument(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     """An input of the kernel."""
 
     index: int
@@ -29,8 +29,7 @@ class Argument:
         return f"a{self.index}"
 
 
-@dataclass(frozen=True)
-class Register:
+class Register(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     """The value of an earlier instruction."""
 
     index: int
@@ -39,8 +38,7 @@ class Register:
         return f"t{self.index}"
 
 
-@dataclass(frozen=True)
-class Literal:
+class Literal(msgspec.Struct, frozen=True, array_like=True, tag="number"):
     """A number. Its text decides what is equal: 1, 1.0 and True differ, 0.0 and -0.0 too, and a NaN equals itself."""
 
     text: str
@@ -76,8 +74,7 @@ class Literal:
 Operand = Argument | Register | Literal
 
 
-@dataclass(frozen=True)
-class Instruction:
+class Instruction(msgspec.Struct, frozen=True, array_like=True):
     """One opcode of `pointwise.OPCODES` and its operands."""
 
     opcode: str
@@ -87,8 +84,7 @@ class Instruction:
         return " ".join([self.opcode, *map(str, self.operands)])
 
 
-@dataclass(frozen=True)
-class Body:
+class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Instruction j assigns register j; the last one is the result. ValueError for none, or one that reads ahead."""
 
     instructions: tuple[Instruction, ...]

@@ -1,21 +1,20 @@
-"""Collects kernels, weights, buffers and steps while a graph is lowered. Equal kernels are kept once."""
+"""Collects weights, buffers and steps while a graph is lowered, and names their kernels: equal ones once."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 import msgspec
 
-from ...runtime.format.program import DRAFTS, ITEM_SIZE, Buffer, Kernel, KVLayer, Operand, Step, Weight
+from ...runtime.format.operands import BufferOperand, WeightOperand
+from ...runtime.format.program import ITEM_SIZE, Buffer, KVLayer, Weight
 from ..weights.handles import Weight as Handle
 from .layout import Layout
-from .params import written
 from .placed import Placed, contiguous
-
-ABSENT = Operand("none")
+from .steps.base import Step, kernel_key
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,9 @@ class VirtualBuffer:
 
 @dataclass(frozen=True)
 class Record:
-    """One launch before kernels are named. `origin` is the module that it came from."""
+    """One step before its kernel is named. `origin` is the module that it came from."""
 
-    op: str
-    params: dict[str, Any]
-    inputs: list[Operand]
-    outputs: list[Operand]
-    layer: int
+    step: Step
     origin: str
 
 
@@ -73,59 +68,41 @@ class ProgramBuilder:
         self.buffers[name] = VirtualBuffer(name, dtype, placed.size, rows)
         return placed
 
-    def weight(self, name: str, source: WeightSource) -> Operand:
+    def weight(self, name: str, source: WeightSource) -> WeightOperand:
         """Register a weight; one name in two formats becomes two weights."""
         key = name
         while key in self.weights and self.weights[key] != source:
             same = self.weights[key]
             if same.handle is source.handle and same.layout == source.layout and same.shape == source.shape:
-                return Operand("weight", key)
+                break
             key += "'"
         self.weights[key] = source
-        return Operand("weight", key)
+        return WeightOperand(key, source.layout.name if source.layout.name in ITEM_SIZE else "u8")
 
     def live_buffers(self) -> list[VirtualBuffer]:
         """The buffers that some record touches, with their lifetimes as indices of records."""
         for index, record in enumerate(self.records):
-            for operand in (*record.inputs, *record.outputs):
-                if operand.space == "buffer":
+            for operand in record.step.operands.values():
+                if isinstance(operand, BufferOperand):
                     found = self.buffers[operand.name]
                     found.last = index
                     found.first = index if found.first < 0 else found.first
         return [b for b in self.buffers.values() if b.last >= 0]
 
-    def steps(self, typed: bool) -> tuple[dict[str, Kernel], list[Step]]:
-        """Kernels by name, equal ones once, and the steps that launch them; `typed`: with facts on operands."""
-        kernels: dict[str, Kernel] = {}
-        names: dict[bytes, str] = {}
+    def steps(self, by_alignment: bool) -> tuple[dict[str, str], tuple[Step, ...]]:
+        """The op of every kernel by name, and the steps that launch them; see `kernel_key`."""
+        kernels: dict[str, str] = {}
+        names: dict[Hashable, str] = {}
         counts: Counter[str] = Counter()
         steps: list[Step] = []
         for record in self.records:
-            facts = self._operand_facts([*record.inputs, *record.outputs]) if typed else {}
-            params = written({**record.params, **facts})
-            key = msgspec.json.encode([record.op, params], order="sorted")
+            key, op = kernel_key(record.step, by_alignment), record.step.op
             if key not in names:
-                names[key] = f"{record.op}_{counts[record.op]}"
-                counts[record.op] += 1
-                kernels[names[key]] = Kernel(record.op, params)
-            steps.append(Step(names[key], record.inputs, record.outputs, record.layer))
-        return kernels, steps
-
-    def _operand_facts(self, operands: list[Operand]) -> dict[str, Any]:
-        """`types` (element type, "" for none) and `aligned` (to 16 bytes) of each operand."""
-        types = [self._element_type(operand) for operand in operands]
-        aligned = [o.offset * ITEM_SIZE.get(t, 1) % 16 == 0 for o, t in zip(operands, types, strict=True)]
-        return {"types": types, "aligned": aligned}
-
-    def _element_type(self, operand: Operand) -> str:
-        if operand.space == "buffer":
-            return self.buffers[operand.name].dtype
-        if operand.space == "weight":
-            kind = self.weights[operand.name].layout.name
-            return kind if kind in ITEM_SIZE else "u8"
-        if operand.space == "output" and operand.name == DRAFTS:
-            return "i32"
-        return {"input": "i32", "output": "f32", "none": ""}[operand.space]
+                names[key] = f"{op}_{counts[op]}"
+                counts[op] += 1
+                kernels[names[key]] = op
+            steps.append(msgspec.structs.replace(record.step, kernel=names[key]))
+        return kernels, tuple(steps)
 
 
 def program_weight(source: WeightSource) -> Weight:

@@ -7,13 +7,17 @@ from typing import Any
 
 from torch import fx
 
-from ...runtime.format.program import KVLayer, Operand
+from ...runtime.format.program import LOGITS, KVLayer
 from ..graph.graph import type_of
 from ..ops import OPS
 from ..ops.body import Body
-from .builder import ABSENT
-from .context import Lowerer
+from .context import Lowerer, row_kind
 from .placed import Placed
+from .steps.attention import Attention, KVSpec, KvWrite, Rotary
+from .steps.embedding import Embedding, SelectRows
+from .steps.linear import ExpertLinear, ExpertLinearQ, Linear, LinearQ
+from .steps.norm import AddLayerNorm, AddRmsNorm, LayerNorm, RmsNorm
+from .steps.rowwise import Bmm, Cumsum, Gather, Reduce, Scatter, Softmax, Topk
 
 _ADD = Body.parse("t0 = add a0 a1")
 # the two halves of a rotated vector: x cos - other sin and x cos + other sin
@@ -23,11 +27,15 @@ _TURNS = [Body.parse(f"t0 = mul a0 a2; t1 = mul a1 a3; t2 = {sign} t0 t1") for s
 def embedding(low: Lowerer, node: fx.Node) -> Placed:
     """Row gather from a table that lies as the linear layers want it, if one shares it, else row-major."""
     ids = low.placed(node.args[0])
-    table, params = low.table(node.args[1])
+    table = low.table(node.args[1])
     out = low.new(node)
     if ids.space == "buffer":
         ids = low.dense(ids)
-    low.step("embedding", {**params, "n": out.size, "y_stride": out.row_stride}, [ids.operand, table], [out], node)
+    step = Embedding(
+        rows=row_kind(out), ids=ids.operand, table=table.operand, y=out.operand, n=out.size,
+        table_rows=type_of(node.args[1]).shape[0], stored=table.stored,  # type: ignore[arg-type]
+    )  # fmt: skip
+    low.emit(step, node)
     return out
 
 
@@ -35,8 +43,7 @@ def select_rows(low: Lowerer, node: fx.Node) -> Placed:
     """The rows whose logits are wanted."""
     x = low.dense(low.placed(node.args[0]))
     out = low.new(node)
-    params = {"n": x.size, "x_stride": x.row_stride, "y_stride": out.row_stride, "dtype": x.dtype}
-    low.step("select_rows", params, [x.operand], [out], node, rows="tokens")
+    low.emit(SelectRows(rows=row_kind(out), x=x.operand, y=out.operand, n=x.size), node)
     return out
 
 
@@ -47,26 +54,23 @@ def linear(low: Lowerer, node: fx.Node) -> Placed:
     if x.size != k:
         return _linear_many(low, node, x, n, k)
     out = low.new(node)
-    has_bias = node.args[2] is not None
-    bias = low.vector(node.args[2]) if has_bias else ABSENT
-    params: dict[str, Any] = {"k": k, "n": n, "y_stride": out.row_stride, "has_bias": has_bias}
+    bias = low.vector(node.args[2])
     weight = low.matrix(node.args[1])
-    op, facts, rows = low.product(x, k, weight)
-    if "split" in facts:
-        facts["screened"] = out.space == "output"
-    residual = [] if low.options.profile.epilogues else [ABSENT]
-    low.step(op, {**params, **facts}, [*rows, weight.operand, bias, *residual], [out], node)
+    step = (LinearQ if weight.layout.coded else Linear)(
+        rows=row_kind(out), x=low.product_rows(x, k, weight), w=weight.operand, bias=bias, y=out.operand, k=k, n=n,
+        stored=weight.stored, screened=weight.layout.screens and out.name == LOGITS,
+    )  # fmt: skip
+    low.emit(step, node)
     return out
 
 
 def _linear_many(low: Lowerer, node: fx.Node, x: Placed, n: int, k: int) -> Placed:
     out = low.new(node)
     weight = low.plain(node.args[1])
-    params = {
-        "batch": 1, "m": x.size // k, "k": k, "n": n, "b_transposed": True,
-        "a_row_stride": x.row_stride, "b_row_stride": 0, "c_row_stride": out.row_stride,
-    }  # fmt: skip
-    low.step("bmm", params, [x.operand, weight], [out], node)
+    step = Bmm(
+        rows=row_kind(out), a=x.operand, b=weight, c=out.operand, batch=1, m=x.size // k, k=k, n=n, b_transposed=True
+    )
+    low.emit(step, node)
     if node.args[2] is None:
         return out
     total = low.new(node)
@@ -80,15 +84,13 @@ def expert_linear(low: Lowerer, node: fx.Node) -> Placed:
     index = low.dense(low.placed(node.args[3]))
     experts, n, k = type_of(node.args[1]).shape  # type: ignore[arg-type]
     out = low.new(node)
-    has_bias = node.args[2] is not None
-    bias = low.vector(node.args[2]) if has_bias else ABSENT
+    bias = low.vector(node.args[2])
     weight = low.matrix(node.args[1])
-    per_slot = len(x.shape) == 2
-    params: dict[str, Any] = {
-        "k": k, "n": n, "experts": experts, "topk": index.size, "x_per_slot": per_slot, "has_bias": has_bias,
-    }  # fmt: skip
-    op, facts, rows = low.product(x, x.size, weight)
-    low.step(f"expert_{op}", {**params, **facts}, [*rows, weight.operand, bias, index.operand], [out], node)
+    step = (ExpertLinearQ if weight.layout.coded else ExpertLinear)(
+        rows=row_kind(out), x=low.product_rows(x, x.size, weight), w=weight.operand, bias=bias, index=index.operand,
+        y=out.operand, k=k, n=n, stored=weight.stored, experts=experts, topk=index.size, x_per_slot=len(x.shape) == 2,
+    )  # fmt: skip
+    low.emit(step, node)
     return out
 
 
@@ -100,45 +102,42 @@ def bmm(low: Lowerer, node: fx.Node) -> Placed:
     if prod(b.shape[:-2]) != batch:
         b = low.dense(b.expand((*a.shape[:-2], *b.shape[-2:])))
     out = low.new(node)
-    params = {
-        "batch": batch, "m": m, "k": k, "n": b.shape[-1],
-        "a_row_stride": a.row_stride, "b_row_stride": b.row_stride, "c_row_stride": out.row_stride,
-    }  # fmt: skip
-    low.step("bmm", params, [a.operand, b.operand], [out], node)
+    step = Bmm(rows=row_kind(out), a=a.operand, b=b.operand, c=out.operand, batch=batch, m=m, k=k, n=b.shape[-1])
+    low.emit(step, node)
     return out
 
 
 def norm(low: Lowerer, node: fx.Node) -> Placed:
     """rms_norm and layer_norm; leading axes are groups of one row."""
-    name = low.op_name(node)
     x = low.dense(low.placed(node.args[0]))
-    vectors = [low.vector(a) if a is not None else ABSENT for a in node.args[1:-1]]
+    vectors = [low.vector(a) for a in node.args[1:-1]]
     out = low.new(node)
-    d = x.shape[-1]
-    params = {"d": d, "groups": x.size // d, "eps": float(node.args[-1]), "x_stride": x.row_stride}  # type: ignore[arg-type]
-    params |= {"y_stride": out.row_stride, "has_weight": node.args[1] is not None}
-    if name == "layer_norm":
-        params["has_bias"] = node.args[2] is not None
-    low.step(name, params, [x.operand, *vectors], [out], node)
+    kind, facts = row_kind(out), _norm_facts(x, node)
+    if len(vectors) == 1:
+        step = RmsNorm(rows=kind, x=x.operand, w=vectors[0], y=out.operand, **facts)
+    else:
+        step = LayerNorm(rows=kind, x=x.operand, w=vectors[0], bias=vectors[1], y=out.operand, **facts)
+    low.emit(step, node)
     return out
 
 
 def add_norm(low: Lowerer, node: fx.Node) -> tuple[Placed, Placed]:
     """The residual addition and the norm after it."""
-    name = low.op_name(node)
     x, r = (low.dense(low.placed(n)) for n in node.args[:2])
-    vectors = [low.vector(a) if a is not None else ABSENT for a in node.args[2:-1]]
+    vectors = [low.vector(a) for a in node.args[2:-1]]
     y, total = low.new(node, 0), low.new(node, 1)
-    d = x.shape[-1]
-    params = {
-        "d": d, "groups": x.size // d, "eps": float(node.args[-1]), "has_weight": node.args[2] is not None,  # type: ignore[arg-type]
-        "x_stride": x.row_stride, "r_stride": r.row_stride,
-        "y_stride": y.row_stride, "sum_stride": total.row_stride,
-    }  # fmt: skip
-    if name == "add_layer_norm":
-        params["has_bias"] = node.args[3] is not None
-    low.step(name, params, [x.operand, r.operand, *vectors], [y, total], node)
+    facts = _norm_facts(x, node) | {"rows": row_kind(y), "y": y.operand, "sum": total.operand}
+    if len(vectors) == 1:
+        step = AddRmsNorm(x=x.operand, r=r.operand, w=vectors[0], **facts)
+    else:
+        step = AddLayerNorm(x=x.operand, r=r.operand, w=vectors[0], bias=vectors[1], **facts)
+    low.emit(step, node)
     return y, total
+
+
+def _norm_facts(x: Placed, node: fx.Node) -> dict[str, Any]:
+    d = x.shape[-1]
+    return {"d": d, "groups": x.size // d, "eps": float(node.args[-1])}  # type: ignore[arg-type]
 
 
 def pointwise(low: Lowerer, node: fx.Node) -> Placed:
@@ -154,11 +153,11 @@ def reduce(low: Lowerer, node: fx.Node) -> Placed:
     x = low.dense(low.placed(node.args[0]))
     axis: int = node.args[2] - 1  # type: ignore[operator, assignment]
     out = low.new(node)
-    params = {
-        "op": node.args[1], "outer": prod(x.shape[:axis]), "n": x.shape[axis], "inner": prod(x.shape[axis + 1 :]),
-        "dtype": x.dtype, "x_stride": x.row_stride, "y_stride": out.row_stride,
-    }  # fmt: skip
-    low.step("reduce", params, [x.operand], [out], node)
+    step = Reduce(
+        rows=row_kind(out), x=x.operand, y=out.operand, reduction=node.args[1],  # type: ignore[arg-type]
+        outer=prod(x.shape[:axis]), n=x.shape[axis], inner=prod(x.shape[axis + 1 :]),
+    )  # fmt: skip
+    low.emit(step, node)
     return out
 
 
@@ -167,8 +166,8 @@ def along_last(low: Lowerer, node: fx.Node) -> Placed:
     x = low.dense(low.placed(node.args[0]))
     out = low.new(node)
     n = x.shape[-1]
-    params = {"outer": x.size // n, "n": n, "dtype": x.dtype, "x_stride": x.row_stride, "y_stride": out.row_stride}
-    low.step(low.op_name(node), params, [x.operand], [out], node)
+    kind = {"softmax": Softmax, "cumsum": Cumsum}[low.op_name(node)]
+    low.emit(kind(rows=row_kind(out), x=x.operand, y=out.operand, outer=x.size // n, n=n), node)
     return out
 
 
@@ -177,11 +176,11 @@ def topk(low: Lowerer, node: fx.Node) -> tuple[Placed, Placed]:
     x = low.dense(low.placed(node.args[0]))
     values, indices = low.new(node, 0), low.new(node, 1)
     n = x.shape[-1]
-    params = {
-        "outer": x.size // n, "n": n, "k": node.args[1], "largest": node.args[2], "dtype": x.dtype,
-        "x_stride": x.row_stride, "values_stride": values.row_stride, "indices_stride": indices.row_stride,
-    }  # fmt: skip
-    low.step("topk", params, [x.operand], [values, indices], node)
+    step = Topk(
+        rows=row_kind(values), x=x.operand, values=values.operand, indices=indices.operand, outer=x.size // n, n=n,
+        k=node.args[1], largest=node.args[2],  # type: ignore[arg-type]
+    )  # fmt: skip
+    low.emit(step, node)
     return values, indices
 
 
@@ -189,11 +188,11 @@ def gather(low: Lowerer, node: fx.Node) -> Placed:
     """Indexed read along the last axis."""
     x, index = (low.dense(low.placed(n)) for n in node.args[:2])
     out = low.new(node)
-    params = {
-        "outer": x.size // x.shape[-1], "n": x.shape[-1], "m": index.shape[-1], "dtype": x.dtype,
-        "x_stride": x.row_stride, "index_stride": index.row_stride, "y_stride": out.row_stride,
-    }  # fmt: skip
-    low.step("gather", params, [x.operand, index.operand], [out], node)
+    step = Gather(
+        rows=row_kind(out), x=x.operand, index=index.operand, y=out.operand, outer=x.size // x.shape[-1],
+        n=x.shape[-1], m=index.shape[-1],
+    )  # fmt: skip
+    low.emit(step, node)
     return out
 
 
@@ -203,16 +202,12 @@ def scatter(low: Lowerer, node: fx.Node) -> Placed:
     source = None if node.args[2] is None else low.dense(low.placed(node.args[2]))
     out = low.new(node)
     value = float(node.args[3])  # type: ignore[arg-type]
-    params: dict[str, Any] = {
-        "outer": x.size // x.shape[-1], "n": x.shape[-1], "m": index.shape[-1], "dtype": x.dtype,
-        "reduce": "add" if node.args[4] else "none", "src": "tensor" if source else "value",
-        "value": value if isfinite(value) else str(value),  # JSON has no infinities
-        "x_stride": x.row_stride, "index_stride": index.row_stride, "y_stride": out.row_stride,
-    }  # fmt: skip
-    if source:
-        params["src_stride"] = source.row_stride
-    operands = [x.operand, index.operand, source.operand if source else ABSENT]
-    low.step("scatter", params, operands, [out], node)
+    step = Scatter(
+        rows=row_kind(out), x=x.operand, index=index.operand, src=source and source.operand, y=out.operand,
+        outer=x.size // x.shape[-1], n=x.shape[-1], m=index.shape[-1], reduce="add" if node.args[4] else "none",
+        value=value if isfinite(value) else str(value),
+    )  # fmt: skip
+    low.emit(step, node)
     return out
 
 
@@ -238,31 +233,27 @@ def rope(low: Lowerer, node: fx.Node) -> Placed:
 def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     """Two steps: write rotated K and V into the pages, then attend."""
     q, k, v = (low.dense(low.placed(n)) for n in node.args[:3])
-    q_cos, q_sin, k_cos, k_sin, sinks, alibi = (low.plain(a) if a is not None else ABSENT for a in node.args[4:10])
+    q_cos, q_sin, k_cos, k_sin, sinks, alibi = (low.vector(a) for a in node.args[4:10])
     layer, scale, window, chunk, softcap, style = node.args[10:]
     layer = low.kv_layer(int(layer))  # type: ignore[call-overload]
     low.builder.kv_layers[layer] = KVLayer(k.shape[0], k.shape[1], v.shape[1], int(window))  # type: ignore[call-overload]
-    shared = {
-        "kv_heads": k.shape[0], "key_dim": k.shape[1], "value_dim": v.shape[1],
-        "dtype": low.options.kv_dtype, "block_size": low.options.block_size, "rope_style": style,
-    }  # fmt: skip
+    kv = KVSpec(k.shape[0], k.shape[1], v.shape[1], low.options.kv_dtype, low.options.block_size)
 
-    def tables(cos: Any) -> dict[str, int]:
+    def rotary(cos: Any) -> Rotary:
         if cos is None:
-            return {"rotary_dim": 0, "table_rows": 0}
+            return Rotary(style=style)  # type: ignore[arg-type]
         rows, width = type_of(cos).shape
-        return {"rotary_dim": width, "table_rows": rows}
+        return Rotary(width, rows, style)  # type: ignore[arg-type]
 
-    write = {**shared, **tables(node.args[6]), "k_stride": k.row_stride, "v_stride": v.row_stride}
-    operands: list[Operand] = [k.operand, v.operand, k_cos, k_sin]
-    low.step("kv_write", write, operands, [], node, layer=layer, rows="tokens")
+    write = KvWrite(layer=layer, k=k.operand, v=v.operand, cos=k_cos, sin=k_sin, kv=kv, rotary=rotary(node.args[6]))
+    low.emit(write, node)
     out = low.new(node)
-    attend = {
-        **shared, **tables(node.args[4]), "q_heads": q.shape[0], "q_stride": q.row_stride, "o_stride": out.row_stride,
-        "scale": float(scale), "window": window, "chunk": chunk, "softcap": float(softcap),  # type: ignore[arg-type]
-        "has_sinks": node.args[8] is not None, "has_alibi": node.args[9] is not None,
-    }  # fmt: skip
-    low.step("attention", attend, [q.operand, q_cos, q_sin, sinks, alibi], [out], node, layer=layer)
+    attend = Attention(
+        rows=row_kind(out), layer=layer, q=q.operand, cos=q_cos, sin=q_sin, sinks=sinks, alibi=alibi, o=out.operand,
+        kv=kv, rotary=rotary(node.args[4]), q_heads=q.shape[0], scale=float(scale), window=int(window),  # type: ignore[arg-type, call-overload]
+        chunk=int(chunk), softcap=float(softcap),  # type: ignore[arg-type, call-overload]
+    )  # fmt: skip
+    low.emit(attend, node)
     return out
 
 

@@ -9,17 +9,19 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...runtime.format.access import Access
-from ...runtime.format.program import Operand
+from ...runtime.format.operands import Operand, WeightOperand
+from ...runtime.format.program import LOGITS
 from ..errors import UnsupportedModel
 from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, TensorType, type_of
 from ..ops import OPS, op_of
 from ..ops.body import Body
-from ..weights.formats.dense import Dense
 from .builder import ProgramBuilder, Record, WeightSource
-from .layout import Layout, Role
+from .layout import Layout, Role, Stored
 from .placed import Placed, contiguous
 from .profile import Profile
+from .steps.base import QuantizedRows, Rows, Step
+from .steps.linear import QuantizeRows
+from .steps.pointwise import Pointwise
 from .storage import narrow_values
 
 aten = torch.ops.aten
@@ -39,15 +41,11 @@ class LowerOptions:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight as a linear kernel takes it."""
+    """A weight as a kernel takes it."""
 
-    operand: Operand
+    operand: WeightOperand
     layout: Layout
-
-    @property
-    def dense(self) -> bool:
-        """Whether there are values to multiply with, not codes."""
-        return isinstance(self.layout.format, Dense)
+    stored: Stored
 
 
 class Lowerer:
@@ -61,7 +59,7 @@ class Lowerer:
         self.ends: dict[fx.Node, int] = {}  # how many records there were once a node was lowered
         self.current: fx.Node = graph.output
         self._kv_layers: dict[int, int] = {}
-        self._quantized: dict[tuple[str, int, int], list[Operand]] = {}
+        self._quantized: dict[tuple[Operand, int, int], QuantizedRows] = {}
         self._in_output = _written_to_output(graph, graph.output)
         if graph.exit is not None:
             self._in_output |= _written_to_output(graph, graph.exit)
@@ -85,7 +83,7 @@ class Lowerer:
         kind: TensorType = found if index is None else found[index]
         if node in self._in_output:
             size = self.graph.output.meta["type"].shape[-1]
-            return Placed("output", "", 0, kind.shape, contiguous(kind.shape), size, "f32", LOGIT_ROWS)
+            return Placed("output", LOGITS, 0, kind.shape, contiguous(kind.shape), size, "f32", LOGIT_ROWS)
         assert kind.rows is not None
         rows = TOKENS if kind.rows == TOKENS else LOGIT_ROWS  # draft rows are the logit rows of a section
         return self.builder.buffer(kind.shape, self._storage(node, index or 0, kind.dtype), rows)
@@ -96,32 +94,17 @@ class Lowerer:
             return "i32"
         return self.options.profile.activation if (node, index) in self._narrow else "f32"
 
-    def step(
-        self,
-        op: str,
-        params: dict[str, Any],
-        inputs: list[Operand],
-        outputs: list[Placed],
-        node: fx.Node,
-        layer: int = -1,
-        rows: str = "",
-    ) -> None:
-        """Append a launch for `node`; its row count is that of its output."""
-        kind = rows or (outputs[0].rows if outputs else TOKENS)
-        full = {**params, "rows": kind}
-        targets = [o.operand for o in outputs]
-        self.builder.records.append(Record(op, full, inputs, targets, layer, node.meta.get("module", "")))
+    def emit(self, step: Step, node: fx.Node) -> None:
+        """Append a step for `node`."""
+        self.builder.records.append(Record(step, node.meta.get("module", "")))
 
     def elementwise(self, body: Body, inputs: list[Placed], out: Placed, node: fx.Node) -> None:
-        """A pointwise launch over views that broadcast to `out`."""
-        walks = tuple(value.over(out.shape) for value in inputs)
-        params = {
-            "shape": out.shape,
-            "inputs": walks,
-            "body": body,
-            "output": Access(out.dtype, out.row_stride, out.strides),
-        }
-        self.step("pointwise", params, [v.operand for v in inputs], [out], node)
+        """A pointwise step over views that broadcast to `out`."""
+        step = Pointwise(
+            rows=row_kind(out), args=tuple(v.operand for v in inputs), y=out.operand, body=body, shape=out.shape,
+            walks=(*(value.strides_over(out.shape) for value in inputs), out.strides),
+        )  # fmt: skip
+        self.emit(step, node)
 
     def copy(self, source: Placed, target: Placed, node: fx.Node) -> None:
         """Copy between views of one shape."""
@@ -139,25 +122,23 @@ class Lowerer:
         self.copy(shown, target, self.current)
         return out
 
-    def quantized_rows(self, x: Placed, k: int, group: int) -> list[Operand]:
+    def quantized_rows(self, x: Placed, k: int, group: int) -> QuantizedRows:
         """int8 codes, scales and sums of an activation; made once and shared by all products that read it."""
-        key = (f"{x.space}:{x.name}:{x.offset}", k, group)
+        key = (x.operand, k, group)
         if key not in self._quantized:
             codes = self.builder.buffer((k,), "i8", x.rows)
             scales, sums = (self.builder.buffer((k // group,), "f32", x.rows) for _ in range(2))
-            params = {"k": k, "group": group, "x_stride": x.row_stride}
-            self.step("quantize_rows", params, [x.operand], [codes, scales, sums], self.current)
-            self._quantized[key] = [codes.operand, scales.operand, sums.operand]
+            found = QuantizedRows(codes.operand, scales.operand, sums.operand)
+            step = QuantizeRows(
+                rows=row_kind(x), x=x.operand, codes=found.codes, scales=found.scales, sums=found.sums, k=k, group=group
+            )
+            self.emit(step, self.current)
+            self._quantized[key] = found
         return self._quantized[key]
 
-    def product(self, x: Placed, k: int, weight: Matrix) -> tuple[str, dict[str, Any], list[Operand]]:
-        """The op of a product of `x` with a weight, what it must know of both, and the operands that hold `x`."""
-        facts = weight.layout.product_params()
-        if weight.dense:
-            return "linear", {**facts, "x_stride": x.row_stride}, [x.operand]
-        if self.options.profile.int8_activations:
-            return "linear_q", facts, self.quantized_rows(x, k, weight.layout.format.block[1])
-        return "linear_q", {**facts, "x_stride": x.row_stride}, [x.operand]
+    def product_rows(self, x: Placed, k: int, weight: Matrix) -> Operand | QuantizedRows:
+        """The rows `x` as the kernel of a product with `weight` reads them."""
+        return self.quantized_rows(x, k, weight.layout.format.block[1]) if weight.layout.int8_rows else x.operand
 
     def kv_layer(self, layer: int) -> int:
         """The number of a graph's attention layer in the program: without gaps where passes removed one."""
@@ -165,11 +146,11 @@ class Lowerer:
 
     # weights
 
-    def vector(self, node: Any) -> Operand:
-        """A bias or scale: float32, plain."""
-        return self.plain(node)
+    def vector(self, node: Any) -> WeightOperand | None:
+        """A bias or scale: float32, plain; None where there is none."""
+        return None if node is None else self.plain(node)
 
-    def plain(self, node: Any) -> Operand:
+    def plain(self, node: Any) -> WeightOperand:
         """A weight as a plain float32 (or int32) array."""
         return self._stored(node, "plain").operand
 
@@ -184,19 +165,19 @@ class Lowerer:
         """A weight as a linear kernel reads it."""
         return self._stored(node, "screen" if id(self.graph.weight(node)) in self._screened else "product")
 
-    def table(self, node: Any) -> tuple[Operand, dict[str, Any]]:
+    def table(self, node: Any) -> Matrix:
         """An embedding table: shared with the linear layer that it is tied to, if there is one."""
         weight = self.graph.weight(node)
         if not weight.dtype.is_floating_point:
             raise UnsupportedModel("a table of integers is not supported")
-        stored = self.matrix(node) if id(weight) in self._multiplied else self._stored(node, "table")
-        return stored.operand, {"table_rows": weight.shape[0], **stored.layout.table_params()}
+        return self.matrix(node) if id(weight) in self._multiplied else self._stored(node, "table")
 
     def _stored(self, node: fx.Node, role: Role) -> Matrix:
         weight = self.graph.weight(node)
         layout = self.options.profile.layout(weight.storage, role)
         name = self._tied_name(node) if role in ("product", "screen") else str(node.target)
-        return Matrix(self.builder.weight(name, WeightSource(weight, layout, weight.shape)), layout)
+        operand = self.builder.weight(name, WeightSource(weight, layout, weight.shape))
+        return Matrix(operand, layout, Stored(layout.format.name, role))
 
     def _shared_with_linear(self) -> set[int]:
         """Identities of weights that a linear layer reads (tied embeddings)."""
@@ -219,6 +200,12 @@ class Lowerer:
         """One name for all graph names of one handle."""
         weight = self.graph.weight(node)
         return next(name for name, other in self.graph.weights.items() if other is weight)
+
+
+def row_kind(value: Placed) -> Rows:
+    """What one row of a value is, where that is no constant."""
+    assert value.rows
+    return "tokens" if value.rows == TOKENS else "logit_rows"
 
 
 def _behind_views(node: Any) -> Any:

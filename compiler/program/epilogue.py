@@ -2,8 +2,7 @@
 
     h = linear(x, W); y = pointwise(h[:F], h[F:], body)   ->   y = linear(x, W, epilogue=body)
 
-A body reads columns of the product (`Columns`) and other operands (an `Access` over the columns). The product's own
-result is then never written.
+A body reads columns of the product and other operands (see `Epilogue`). The product's own result is then never written.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from collections import Counter
 from collections.abc import Sequence
 from math import prod
 
-from msgspec.structs import replace
+import msgspec
 
-from ...runtime.format.access import Access, Columns
-from ...runtime.format.program import Operand
+from ...runtime.format.operands import Operand
 from .builder import ProgramBuilder, Record
-from .strides import view_strides
+from .steps.linear import Columns, Epilogue, ExpertProduct, Extra, Product
+from .steps.pointwise import Pointwise
+from .strides import Access, view_strides
 
-_PRODUCTS = {"linear", "linear_q", "expert_linear", "expert_linear_q"}
 _MAX_PARTS = 2  # products of one output tile that a kernel keeps in registers
 _MAX_EXTRAS = 3
 
@@ -30,62 +29,61 @@ def fuse_epilogues(builder: ProgramBuilder, marks: Sequence[int]) -> list[int]:
     Returns, for each of `marks`, how many of so many first records are left.
     """
     records = builder.records
-    uses = Counter(_place(o) for r in records for o in (*r.inputs, *r.outputs))
-    made_by = {_place(r.outputs[0]): i for i, r in enumerate(records) if r.op in _PRODUCTS}
+    uses = Counter(_place(o) for r in records for o in r.step.operands.values())
+    products = {i: r.step for i, r in enumerate(records) if isinstance(r.step, Product)}
+    made_by = {_place(product.y): i for i, product in products.items()}
     removed: set[int] = set()
     for at, record in enumerate(records):
-        if record.op != "pointwise":
+        point = record.step
+        if not isinstance(point, Pointwise):
             continue
-        for place in dict.fromkeys(map(_place, record.inputs)):
+        for place in dict.fromkeys(map(_place, point.args)):
             source = made_by.get(place, at)
-            here = sum(_place(o) == place for o in (*record.inputs, *record.outputs))
+            here = sum(_place(o) == place for o in (*point.args, point.y))
             if source >= at or source in removed or uses[place] != 1 + here:
                 continue
-            fused = _fuse(records[source], record)
+            fused = _fuse(products[source], point)
             if fused is not None:
-                records[at] = fused
+                records[at] = Record(fused, record.origin)
                 removed.add(source)
                 break
     builder.records = [r for i, r in enumerate(records) if i not in removed]
     return [mark - sum(at < mark for at in removed) for mark in marks]
 
 
-def _place(operand: Operand) -> tuple[str, str]:
-    return operand.space, operand.name
+def _place(operand: Operand) -> tuple[type[Operand], str]:
+    return type(operand), operand.name
 
 
-def _fuse(product: Record, point: Record) -> Record | None:
+def _fuse(product: Product, point: Pointwise) -> Product | None:
     """The product with the pointwise step as its epilogue, or None where the kernels cannot do that."""
-    shape, out = point.params["shape"], point.params["output"]
-    slots = product.params["topk"] if product.op.startswith("expert") else 1
-    n, width = product.params["n"], prod(shape) // slots
+    shape, (*walks, out) = point.shape, point.accesses
+    slots = product.topk if isinstance(product, ExpertProduct) else 1
+    width = prod(shape) // slots
     if (
         _column_stride(shape, out, 1) not in (0, 1)
         or (slots > 1 and out.row_stride != slots * width)
-        or product.params["rows"] != point.params["rows"]
+        or product.rows != point.rows
     ):
         return None
-    inputs: list[Columns | Access] = []
-    extras = []
-    for operand, access in zip(point.inputs, point.params["inputs"], strict=True):
-        if _place(operand) == _place(product.outputs[0]):
-            stride = _column_stride(shape, access, slots, n)
-            if stride is None or access.row_stride != n * slots:
+    inputs: list[Columns | Extra] = []
+    extras: list[Operand] = []
+    for operand, access in zip(point.args, walks, strict=True):
+        if _place(operand) == _place(product.y):
+            stride = _column_stride(shape, access, slots, product.n)
+            if stride is None or access.row_stride != product.n * slots:
                 return None
-            inputs.append(Columns(operand.offset - product.outputs[0].offset, stride))
+            inputs.append(Columns(operand.offset - product.y.offset, stride))
         else:
             stride = _column_stride(shape, access, 1)
             if stride not in (0, 1) or slots > 1:
                 return None
-            inputs.append(replace(access, strides=(stride,)))
+            inputs.append(Extra(stride))
             extras.append(operand)
     if len({i for i in inputs if isinstance(i, Columns)}) > _MAX_PARTS or len(extras) > _MAX_EXTRAS:
         return None
-    params = product.params | {
-        "epilogue": point.params["body"], "epilogue_inputs": tuple(inputs), "width": width, "y_stride": out.row_stride,
-    }  # fmt: skip
-    operands = [*product.inputs, *extras]
-    return Record(product.op, params, operands, point.outputs, -1, point.origin)
+    epilogue = Epilogue(point.body, tuple(inputs), width)
+    return msgspec.structs.replace(product, extras=tuple(extras), y=point.y, epilogue=epilogue)
 
 
 def _column_stride(shape: tuple[int, ...], access: Access, slots: int, slot_stride: int = 0) -> int | None:

@@ -8,16 +8,34 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, Literal
 
+import msgspec
 import numpy as np
 
-from ..errors import UnsupportedModel
+from ..errors import IccError, UnsupportedModel
 from ..weights.formats.base import StorageFormat
 from ..weights.formats.dense import Dense
+from ..weights.formats.registry import find_format
 
 Role = Literal["plain", "product", "screen", "table"]
 """What reads a weight. plain: vectors, constants and the matrices of bmm, as rows of f32 or i32. product: linear
 layers, and tables that are tied to one. screen: the product that gives the logits and may first do with a part of its
 codes. table: an embedding that nothing else reads."""
+
+
+class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a weight lies in memory, as steps say it: the name of its storage format, and what it is laid out for.
+
+    The back end's `Layouts` tell the layout.
+    """
+
+    format: str
+    role: Role
+
+    @property
+    def storage(self) -> StorageFormat:
+        """The format itself; UsageError if there is none of that name."""
+        return find_format(self.format)
+
 
 Arrays = Mapping[str, np.ndarray]
 """The parts of a weight (see `StorageFormat.arrays`) as numpy arrays; bf16 as its bits, uint16."""
@@ -28,11 +46,14 @@ class Layout(ABC):
     """One storage format in the memory of one back end.
 
     name: as weights of a program name it. format: what it stores; a dense layout takes any float weight by converting.
-    screens: whether products with it can first do with a part of the codes.
+    coded: whether products multiply with codes, not with values. int8_rows: whether they read their rows as int8, with
+    a scale per block of the format. screens: whether products with it can first do with a part of the codes.
     """
 
     name: str
     format: StorageFormat
+    coded: ClassVar[bool] = False
+    int8_rows: ClassVar[bool] = False
     screens: ClassVar[bool] = False
 
     @abstractmethod
@@ -47,17 +68,20 @@ class Layout(ABC):
     def unpack(self, packed: np.ndarray, shape: Sequence[int]) -> dict[str, np.ndarray]:
         """The parts as the kernels see them: codes as they were, scales as they are stored."""
 
-    @abstractmethod
-    def product_params(self) -> dict[str, Any]:
-        """What a product's kernel must know of a weight in this layout."""
-
-    def table_params(self) -> dict[str, Any]:
-        """What the kernel of an embedding must know."""
-        return {"format": self.name}
-
 
 class MatrixLayout(Layout):
-    """A layout of matrices [N, K]; experts [E, N, K] follow one another."""
+    """A layout of matrices [N, K] in groups along K; experts [E, N, K] follow one another."""
+
+    @property
+    def group(self) -> int:
+        """Values along K that share what is stored beside the codes."""
+        return self.format.block[1]
+
+    def misfit(self, n: int, k: int) -> str:
+        """Why a matrix cannot be stored so; "" if it can."""
+        if self.group % 16 or k % self.group:
+            return f"group {self.group} must be a multiple of 16 that divides K = {k}"
+        return ""
 
     @abstractmethod
     def matrix_nbytes(self, n: int, k: int) -> int:
@@ -113,3 +137,15 @@ class Layouts:
         if make is None:
             raise UnsupportedModel(f"the {self.backend} backend has no layout for weights stored as {form.name}")
         return make(form, role)
+
+    def of(self, stored: Stored) -> Any:
+        """The layout of a weight of a step, of a kind that `refusal` checks. IccError names what is missing."""
+        return self.find(stored.storage, stored.role)
+
+    def refusal(self, stored: Stored, kind: type[Layout]) -> str:
+        """Why `of` gives no layout of that kind; "" if it does."""
+        try:
+            found = self.of(stored)
+        except IccError as error:
+            return str(error)
+        return "" if isinstance(found, kind) else f"weights stored as {stored.format} are not for this kernel"

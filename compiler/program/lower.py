@@ -9,18 +9,19 @@ from typing import Any
 
 from torch import fx
 
-from ...runtime.format.program import DRAFTS, EXIT, HEADS, KVLayout, Program, Section
+from ...runtime.format.program import DRAFTS, EXIT, HEADS, LOGITS, KVLayout, Section
 from ...runtime.format.speculation import Speculation
 from ..errors import UnsupportedModel
 from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
 from ..graph.printer import target_name
 from .builder import WeightSource, program_buffer, program_weight
-from .compute_ops import COMPUTE_LOWERING
 from .context import Lowerer, LowerOptions
 from .epilogue import fuse_epilogues
+from .lowerings import LOWERINGS
 from .memory import plan
 from .placed import Placed, contiguous
-from .shape_ops import SHAPE_LOWERING
+from .program import Program
+from .steps.linear import RowProduct
 
 __all__ = ["LowerOptions", "Lowered", "lower"]
 
@@ -66,7 +67,7 @@ def _lower_nodes(low: Lowerer, nodes: Sequence[fx.Node]) -> None:
 def _lower_call(low: Lowerer, node: fx.Node) -> Any:
     if node.target is operator.getitem:
         return low.values[node.args[0]][node.args[1]]  # type: ignore[index]
-    handler = SHAPE_LOWERING.get(node.target) or COMPUTE_LOWERING.get(node.target)  # type: ignore[arg-type]
+    handler = LOWERINGS.get(node.target)
     if handler is None:
         raise UnsupportedModel(
             f"{target_name(node.target)} in module {node.meta.get('module') or 'model'!r} has no kernel",
@@ -80,7 +81,7 @@ def _finish_output(low: Lowerer, output: fx.Node) -> None:
     value = low.placed(output)
     if value.space != "output":
         low.current = output
-        out = Placed("output", "", 0, value.shape, contiguous(value.shape), value.size, "f32", LOGIT_ROWS)
+        out = Placed("output", LOGITS, 0, value.shape, contiguous(value.shape), value.size, "f32", LOGIT_ROWS)
         low.copy(value, out, output)
 
 
@@ -101,7 +102,7 @@ def _program(low: Lowerer, marks: list[int]) -> Lowered:
         marks = fuse_epilogues(builder, marks)
     buffers = builder.live_buffers()
     offsets, arena = plan(buffers)
-    kernels, steps = builder.steps(profile.typed)
+    kernels, steps = builder.steps(profile.by_alignment)
     sources = builder.weights
     program = Program(
         kernels=kernels,
@@ -116,6 +117,7 @@ def _program(low: Lowerer, marks: list[int]) -> Lowered:
         sections=_sections(marks, len(steps)),
         speculation=_heads(low.graph),
         samples=not low.graph.embeds,
+        screens=any(isinstance(step, RowProduct) and step.screened for step in steps),
     )
     return Lowered(program, sources, [record.origin for record in builder.records])
 

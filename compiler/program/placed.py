@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Literal
 
-from ...runtime.format.access import Access
-from ...runtime.format.program import Operand
+from ...runtime.format.operands import BufferOperand, InputOperand, Operand, OutputOperand, WeightOperand
 from .strides import view_strides
 
 
@@ -24,10 +24,10 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 class Placed:
     """A tensor as a view. `shape` and `strides` are per row, in elements; `row_stride` is 0 for constants.
 
-    `rows` is "tokens" or "logit_rows", or "" for constants.
+    `rows` is "tokens" or "logit_rows", or "" for constants. `space`: see `operands.py` of the format.
     """
 
-    space: str
+    space: Literal["buffer", "weight", "input", "output"]
     name: str
     offset: int
     shape: tuple[int, ...]
@@ -38,8 +38,16 @@ class Placed:
 
     @property
     def operand(self) -> Operand:
-        """The program's form of the base address."""
-        return Operand(self.space, self.name, self.offset)
+        """As an operand of a step: where it lies, its element type, and how far its rows are apart."""
+        match self.space:
+            case "buffer":
+                return BufferOperand(self.name, self.dtype, self.row_stride, self.offset)
+            case "weight":
+                return WeightOperand(self.name, self.dtype, self.offset)
+            case "input":
+                return InputOperand(self.name)
+        assert self.space == "output" and not self.offset
+        return OutputOperand(self.name, self.dtype, self.row_stride)
 
     @property
     def size(self) -> int:
@@ -52,10 +60,9 @@ class Placed:
         wanted = contiguous(self.shape)
         return all(size == 1 or a == b for size, a, b in zip(self.shape, self.strides, wanted, strict=True))
 
-    def over(self, shape: tuple[int, ...]) -> Access:
+    def strides_over(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """How an elementwise kernel over `shape` walks the value, broadcast to it."""
-        strides = (0 if n == 1 else s for n, s in zip(shape, self.expand(shape).strides, strict=True))
-        return Access(self.dtype, self.row_stride if self.rows else 0, tuple(strides))
+        return tuple(0 if n == 1 else s for n, s in zip(shape, self.expand(shape).strides, strict=True))
 
     def view(self, shape: tuple[int, ...]) -> Placed | None:
         """The same elements under another shape, or None where that needs a copy."""

@@ -16,16 +16,15 @@ class Profile:
 
     layout(format, role): how a weight of a storage format lies in memory for what reads it; raises UnsupportedModel.
     activation: element type of what matrix products and attention read or write; everything else is float32.
-    int8_activations: whether quantized products read rows of int8. epilogues: whether products can end in a pointwise
-    body. typed: whether kernels are told the element type and alignment of each operand. screened_bytes: a head of so
-    many values or more is worth screening, where its layout for that role can.
+    epilogues: whether products can end in a pointwise body. by_alignment: whether kernels are made for the alignment of
+    their operands. screened_bytes: a head of so many values or more is worth screening, where its layout for that role
+    can.
     """
 
     layout: Callable[[StorageFormat, Role], Layout]
     activation: str = "f32"
-    int8_activations: bool = False
     epilogues: bool = False
-    typed: bool = False
+    by_alignment: bool = False
     screened_bytes: int = 0
 
     def streamed_bytes(self, weight: Weight) -> int:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from msgspec.structs import replace
 
-from ...runtime.format.access import Access
+@dataclass(frozen=True)
+class Access:
+    """How a kernel walks one operand: element (i, j, ...) of row r lies at r * row_stride + i * s0 + j * s1 + ...
+
+    `strides` has one entry per dim of the kernel's shape, in elements; 0 where the operand is broadcast, as
+    `row_stride` is where it is the same in all rows. `dtype` is its element type.
+    """
+
+    dtype: str
+    row_stride: int
+    strides: tuple[int, ...]
 
 
 def merge(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:

@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 
 from torch import fx
 
+from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import Graph, type_of
 from ...compiler.graph.verify import is_pointwise
 from ...compiler.ops import OPS, op_of
 from ...compiler.ops.body import Argument, Body, BodyWriter, Operand
-from ..base import OPTIMIZED, Pass, PassContext, PassResult
+from ..base import Pass, PassContext, PassResult
 
 POINT = OPS["pointwise"].overload
 MAX_INPUTS = 8
@@ -27,7 +28,9 @@ class FusePointwise(Pass):
     """Fuse backwards from each elementwise node that something else reads."""
 
     name: ClassVar[str] = "fuse-pointwise"
-    ensures: ClassVar[frozenset[str]] = frozenset({OPTIMIZED})
+    requires: ClassVar[frozenset[str]] = frozenset({Fact.FOLDED, Fact.NORMS, Fact.ROPE})
+    ensures: ClassVar[frozenset[str]] = frozenset({Fact.OPTIMIZED})
+    breaks: ClassVar[frozenset[str]] = frozenset({Fact.UNIQUE})
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         counts: Counter[str] = Counter()

@@ -19,7 +19,7 @@ from ...compiler.weights.formats.base import Misfit, StorageFormat
 from ...compiler.weights.formats.registry import find_format
 from ...compiler.weights.handles import QuantizedWeight, Weight
 from ..base import Pass, PassContext, Refusal
-from .record import QuantRecord
+from ..quantized import QuantRecord
 
 LINEAR, EXPERT, EMBEDDING = (OPS[n].overload for n in ("linear", "expert_linear", "embedding"))
 MIN_OUTPUTS = 16

@@ -21,7 +21,7 @@ def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
     program = decode_program(raw, manifest.program_file)
     model, limits, kv = manifest.model, manifest.limits, program.kv
     flags = cpu_flags()
-    ops = Counter(program.kernels[step.kernel].op for step in program.steps)
+    ops = Counter(program.kernels[step.kernel] for step in program.steps)
     weights: Counter[str] = Counter()
     for weight in program.weights.values():
         weights[weight.format] += weight.nbytes

@@ -6,7 +6,8 @@ import argparse
 import sys
 
 from ..errors import UsageError
-from ..options import LOSSLESS, LoadOptions
+from ..options import LoadOptions
+from ..speculate.modes import LOSSLESS
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:

@@ -113,7 +113,7 @@ class Player(Generic[D]):
         packed = self._pack(turn, batch, rows)
         count = packed.num_logit_rows
         for block in batch.zeros:
-            for offset, nbytes in self._layout.block_places(block, self.num_blocks):
+            for offset, nbytes in self._layout.block_places(block, device.num_blocks):
                 device.zero(offset, nbytes)
         work = self._work(packed, greedy)
         self._tokens = work.sizes["num_tokens"]
@@ -151,13 +151,14 @@ class Player(Generic[D]):
     def _sizes(self, tokens: int, seqs: int, rows: int, moves: int = 0) -> Mapping[str, int]:
         return {
             "num_tokens": tokens, "num_seqs": seqs, "num_logit_rows": rows, "num_moves": moves,
-            "max_blocks": self.device.limits.blocks, "num_blocks": self.num_blocks,
+            "max_blocks": self.device.limits.blocks, "num_blocks": self.device.num_blocks,
         }  # fmt: skip
 
     def _swap(self, batch: ScheduledBatch) -> None:
         """Blocks go to host memory, then others come from there."""
-        for place in copies(self._layout, batch.swap_outs, self.num_blocks, self.host_blocks):
-            self.device.swap_out(*place)
+        device = self.device
+        for place in copies(self._layout, batch.swap_outs, device.num_blocks, device.host_blocks):
+            device.swap_out(*place)
         back = [(block, slot) for slot, block in batch.swap_ins]
-        for place in copies(self._layout, back, self.num_blocks, self.host_blocks):
-            self.device.swap_in(*place)
+        for place in copies(self._layout, back, device.num_blocks, device.host_blocks):
+            device.swap_in(*place)

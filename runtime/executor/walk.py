@@ -5,8 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..format.plan import SIZES, Launch, LaunchPlan, Phase
-from ..format.program import DRAFTS, HEADS, ITEM_SIZE, Operand, Program, Step
+from ..format.operands import BufferOperand, Operand, WeightOperand
+from ..format.plan import (
+    BatchArg,
+    Call,
+    KVArg,
+    Launch,
+    LaunchArg,
+    LaunchPlan,
+    OperandArg,
+    OutputArg,
+    Phase,
+    SamplingArg,
+    ScratchArg,
+    SizeArg,
+)
+from ..format.program import HEADS, ITEM_SIZE, Program
 
 
 @dataclass(frozen=True)
@@ -56,17 +70,16 @@ class Walker:
         self._program = program
         self._plan = plan
         self._buffers = {b.name: b for b in program.buffers}
-        self._items = {name: ITEM_SIZE.get(w.format, 1) for name, w in program.weights.items()}
         layers = range(len(program.kv.layers))
         sizes = [program.kv.block_bytes(layer) for layer in layers]
         self._layer_offsets = [sum(sizes[:layer]) for layer in layers]
 
     def launches(self, phase: Phase, section: str = "") -> list[tuple[Launch, tuple[Argument, ...]]]:
         """All launches of a step in order. Draft heads work on a step that has run: nothing comes before or after."""
-        steps = [(step, launch) for step in self._steps(section) for launch in phase.launches[step.kernel]]
+        steps = [(call, launch) for call in self._calls(section) for launch in phase.launches[call.kernel]]
         before = [(None, launch) for launch in phase.before if section != HEADS]
         after = [(None, launch) for launch in phase.after if section != HEADS]
-        return [(launch, self.arguments(launch, step)) for step, launch in (*before, *steps, *after)]
+        return [(launch, self.arguments(launch, call)) for call, launch in (*before, *steps, *after)]
 
     def walk(self, phase: Phase, sizes: Mapping[str, int], section: str = "") -> Iterator[BoundLaunch]:
         """The launches of one step whose grid is not empty. sizes: the `SIZES` of the batch."""
@@ -77,39 +90,37 @@ class Walker:
 
     def block_bytes(self, section: str = "") -> int:
         """Bytes of a KV block id over the layers that a section uses, and those before them."""
-        used = max((step.layer for step in self._steps(section)), default=-1) + 1
+        used = max((call.layer for call in self._calls(section)), default=-1) + 1
         return sum(self._program.kv.block_bytes(layer) for layer in range(used))
 
-    def arguments(self, launch: Launch, step: Step | None) -> tuple[Argument, ...]:
-        """What a launch of a step is given."""
-        return tuple(self._argument(text, step) for text in launch.args)
+    def arguments(self, launch: Launch, call: Call | None) -> tuple[Argument, ...]:
+        """What a launch is given: one of a call, or, without one, of what comes before or after them."""
+        return tuple(self._argument(arg, call) for arg in launch.args)
 
-    def _steps(self, section: str) -> list[Step]:
-        found = self._program.section(section)
-        if found is None:
-            return self._program.own_steps
-        part = self._program.sections[found]
-        return self._program.steps[: part.shared] + self._program.steps[part.begin : part.end]
+    def _calls(self, section: str) -> list[Call]:
+        return [self._plan.calls[number] for number in self._program.steps_of(section)]
 
-    def _argument(self, text: str, step: Step | None) -> Argument:
-        if text in SIZES:
-            return Argument(text)
-        kind, _, rest = text.partition(":")
-        if kind == "scratch":
-            return Argument("", "scratch", int(rest))
-        if step is not None and kind in ("input", "output"):
-            operands = step.inputs if kind == "input" else step.outputs
-            return self._operand(operands[int(rest)])
-        if step is not None and text == "kv":
-            return Argument("", "kv", per_block=self._layer_offsets[step.layer])
-        return Argument("", text)
+    def _argument(self, arg: LaunchArg, call: Call | None) -> Argument:
+        match arg:
+            case SizeArg():
+                return Argument(arg.name)
+            case ScratchArg():
+                return Argument("", "scratch", arg.offset)
+            case OperandArg() if call is not None:
+                return self._operand(call.operands[arg.name])
+            case KVArg() if call is not None:
+                return Argument("", "kv", per_block=self._layer_offsets[call.layer])
+            case BatchArg() | OutputArg():
+                return Argument("", arg.name)
+            case OperandArg() | KVArg():
+                raise ValueError(f"a launch outside the program's steps asks for {arg}")
+        return Argument("", f"{'sampling' if isinstance(arg, SamplingArg) else 'sampled'}:{arg.name}")
 
     def _operand(self, operand: Operand) -> Argument:
-        if operand.space == "buffer":
-            buffer = self._buffers[operand.name]
-            return Argument("", "arena", operand.offset * ITEM_SIZE[buffer.dtype], per_token=buffer.offset)
-        if operand.space == "weight":
-            return Argument(operand.name, "weight", operand.offset * self._items[operand.name])
-        if operand.space == "input":
-            return Argument("", operand.name, operand.offset * 4)
-        return Argument("", DRAFTS if operand.name == DRAFTS else "logits", operand.offset * 4)
+        moved = operand.offset * ITEM_SIZE[operand.dtype]
+        match operand:
+            case BufferOperand():
+                return Argument("", "arena", moved, per_token=self._buffers[operand.name].offset)
+            case WeightOperand():
+                return Argument(operand.name, "weight", moved)
+        return Argument("", operand.name)  # of the batch, or a result

@@ -1,7 +1,7 @@
 """The launch plan of a GPU engine: for every kind of step, which kernel objects run, on which grid, with what.
 
-An executor only walks it: it picks the first phase that a batch fits, and for each step of the program launches what
-the phase lists under the step's kernel. Sizes are symbolic in the batch, so nothing is decided at run time.
+An executor only walks it: it picks the first phase that a batch fits, and for each call launches what the phase lists
+under the call's kernel. Sizes are symbolic in the batch, so nothing is decided at run time.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+
+from .operands import Operand
 
 # The symbols of an extent, and the integers that a launch may pass.
 SIZES = ("num_tokens", "num_seqs", "num_logit_rows", "max_blocks", "num_blocks", "num_moves")
@@ -59,18 +61,74 @@ class KernelObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     occupancy: float = -1.0
 
 
-class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One launch of an object.
+class _Argument(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", forbid_unknown_fields=True):
+    """Common to what a launch passes."""
 
-    An argument is "input:i" or "output:i" (an operand of the step), a field of the batch (token_ids, positions,
-    slot_mapping, seq_starts, context_lens, block_tables, logit_rows, tree_masks, moves), one of `SIZES`, "kv" (the
-    step's KV layer), "scratch:offset" (bytes into the scratch area), "logits", "sampling:x" (how rows are sampled:
-    temperature, top_k, top_p, min_p, seed, counter) or "sampled:x" (what was sampled: token, logprob, top_ids,
-    top_logprobs).
-    """
+
+class OperandArg(_Argument, frozen=True, tag="operand"):
+    """The address of an operand of the call, by its name there."""
+
+    name: str
+
+
+class BatchArg(_Argument, frozen=True, tag="batch"):
+    """An array of the batch: token_ids, positions, slot_mapping, seq_starts, context_lens, block_tables, logit_rows,
+    tree_masks or moves."""
+
+    name: str
+
+
+class SizeArg(_Argument, frozen=True, tag="size"):
+    """One of `SIZES`, as an integer."""
+
+    name: str
+
+
+class KVArg(_Argument, frozen=True, tag="kv"):
+    """The call's KV layer."""
+
+
+class ScratchArg(_Argument, frozen=True, tag="scratch"):
+    """`offset` bytes into the scratch area; `name` is the kernel's own for what lies there."""
+
+    name: str
+    offset: int = 0
+
+
+class OutputArg(_Argument, frozen=True, tag="output"):
+    """A result of the program, outside its steps: "logits"."""
+
+    name: str
+
+
+class SamplingArg(_Argument, frozen=True, tag="sampling"):
+    """How rows are sampled: temperature, top_k, top_p, min_p, seed or counter."""
+
+    name: str
+
+
+class SampledArg(_Argument, frozen=True, tag="sampled"):
+    """What was sampled: token, logprob, top_ids or top_logprobs."""
+
+    name: str
+
+
+LaunchArg = OperandArg | BatchArg | SizeArg | KVArg | ScratchArg | OutputArg | SamplingArg | SampledArg
+
+
+class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the launches of one step of the program are given: its operands by name, and its KV layer, -1 for none."""
+
+    kernel: str
+    operands: dict[str, Operand]
+    layer: int = -1
+
+
+class Launch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One launch of an object with its arguments in order; a grid dimension is symbolic in the batch."""
 
     object: str
-    args: tuple[str, ...]
+    args: tuple[LaunchArg, ...]
     grid: tuple[Extent, Extent, Extent]
 
     @property
@@ -94,9 +152,10 @@ class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All phases, decode phases first, by rising size; `scratch_bytes` serves the largest step."""
+    """All phases, decode phases first, by rising size; `scratch_bytes` serves the largest step. calls: one per step."""
 
     objects: dict[str, KernelObject]
+    calls: tuple[Call, ...]
     phases: tuple[Phase, ...]
     scratch_bytes: int
 

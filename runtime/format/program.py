@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
-from .access import Access, Columns
 from .plan import LaunchPlan
 from .speculation import Speculation
-
-Param = int | float | str | bool | Access | list[int | str | bool | Access | Columns]
 
 KV_DTYPES = ("f32", "bf16", "f16", "i8")
 MAX_BLOCK_SIZE = 4096  # tokens
@@ -37,37 +34,17 @@ class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 HEADS, EXIT = "medusa", "exit"  # the sections that there are, see `Section`
-DRAFTS = "drafts"  # the output operand of the draft heads' choices, int32 [logit_rows, heads, ranks]
+LOGITS, DRAFTS = "logits", "drafts"  # the outputs that there are, see `operands.py`
 
 
-class Operand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a kernel finds one argument.
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch, as far as the runtime knows: `kernel` names an entry of `Program.kernels`.
 
-    space: "buffer" (name of a Buffer; `offset` in elements is added to each row's start), "weight" (name in
-    `Program.weights`), "input" (a field of the batch: token_ids, positions), "output" (the logits, float32
-    `[logit_rows, vocab]`; or, by the name DRAFTS, what draft heads choose), or "none" (an optional operand that is
-    absent).
+    The op's own facts and operands are the compiler's (compiler/program/steps) and are not read here: a program may
+    hold ops that this runtime has never heard of. What launches on a GPU need of a step is its `Call` in the plan.
     """
 
-    space: str
-    name: str = ""
-    offset: int = 0
-
-
-class Kernel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One specialised kernel: the lowered op it implements and every compile-time fact, strides included."""
-
-    op: str
-    params: dict[str, Param]
-
-
-class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One launch: `kernel` names an entry of `Program.kernels`; `layer` is the KV layer of attention steps, else -1."""
-
-    kernel: str
-    inputs: list[Operand]
-    outputs: list[Operand]
-    layer: int = -1
+    kernel: str = ""
 
 
 class Weight(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,10 +117,14 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Everything an executor needs besides the bytes of weights and kernels. Sections come after the other steps."""
+    """Everything an executor needs besides the bytes of weights and kernels. Sections come after the other steps.
 
-    kernels: dict[str, Kernel]
-    steps: list[Step]
+    kernels: the op of every kernel, by its name. screens: whether a step can leave out logits that cannot be the
+    largest, for batches that want no others.
+    """
+
+    kernels: dict[str, str]
+    steps: tuple[Step, ...]
     buffers: list[Buffer]
     weights: dict[str, Weight]
     kv: KVLayout
@@ -153,11 +134,19 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     sections: list[Section] = []
     speculation: Speculation | None = None
     samples: bool = True  # whether the output are logits, which a token can be drawn from
+    screens: bool = False
 
     @property
-    def own_steps(self) -> list[Step]:
-        """The steps that run every time: those before the sections."""
-        return self.steps[: min((section.begin for section in self.sections), default=len(self.steps))]
+    def num_own_steps(self) -> int:
+        """How many steps run every time: those before the sections."""
+        return min((section.begin for section in self.sections), default=len(self.steps))
+
+    def steps_of(self, name: str) -> list[int]:
+        """The numbers of the steps that a section runs, the shared ones included; of the program's own for ""."""
+        for section in self.sections:
+            if section.name == name:
+                return [*range(section.shared), *range(section.begin, section.end)]
+        return list(range(self.num_own_steps))
 
     def section(self, name: str) -> int | None:
         """The number of the section of that name; None if there is none."""

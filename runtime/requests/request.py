@@ -1,11 +1,15 @@
 """Request: one record per request, from its arrival at the engine loop to its end.
 
-    NEW ----queue----> WAITING ----run----> RUNNING ----guess----> GUESSING
-     |                 |    ^ <--preempt---- |   ^ <----settle----- |
-     |                 |    |                |                      |
-     +------hold-----> HELD-+ queue <--------+---------hold---------+
-     |                  |                    |                      |
-     +--------------> ENDED <----------------+----------end---------+      (from WAITING, too)
+           queue            run               guess
+    NEW ----------> WAITING ----> RUNNING -----------> GUESSING
+     |   HELD ------>  |   <------   |    <-----------    |
+     |    ^ queue      |   preempt   |       settle       |
+     |    |            |             |                    |
+     +----+---hold-----+-------------+--------------------+
+     |    |            |             |                    |
+     +----+---end------+-------------+--------------------+----> ENDED
+
+`hold` leads to HELD from every state but that and ENDED, `end` to ENDED from everywhere.
 
 A request waits with the scheduler until it is let into the batch, and again after it was preempted. A step may verify
 guesses of it. After a step that failed, whoever is not on trial is held: nobody may run beside the suspects, of which

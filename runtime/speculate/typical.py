@@ -11,10 +11,8 @@ import numpy as np
 
 from ..batch.scheduled import Draft
 from ..errors import UsageError
-from ..options import LOSSLESS
 from ..requests.sampler import Sample, Sampler, Walk
-
-TYPICAL = "typical"
+from .modes import LOSSLESS, TYPICAL
 
 
 @dataclass(frozen=True, slots=True)

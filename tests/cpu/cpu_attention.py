@@ -6,8 +6,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
-from cpu_harness import NONE, Batch, Builder, Runner
-from icc.runtime.format.program import KVLayer, Operand, Program
+from cpu_harness import Batch, Builder, Runner
+from icc.compiler.program.program import Program
+from icc.compiler.program.steps.attention import Attention, KVSpec, KvWrite, Rotary
+from icc.runtime.format.operands import BufferOperand
+from icc.runtime.format.program import KVLayer
 
 POSITIONS = 1300  # long enough for more than one segment of 1024 keys
 LENGTHS = [45, 26, 131]
@@ -63,47 +66,24 @@ def build_model(dtype: str, block_size: int, shapes: tuple[Shape, ...] = SHAPES)
         stride = q_size + k_size + v_size
         qkv = b.buffer(f"qkv{i}", [stride])
         out = b.buffer(f"o{i}", [s.q_heads * s.value_dim])
-        tables = [NONE, NONE]
+        tables = {}
         if s.rotary_dim:
             angle = np.arange(POSITIONS)[:, None] * 0.3 ** np.arange(s.rotary_dim // 2)
             angle = np.repeat(angle, 2, 1) if s.rope_style == "interleaved" else np.tile(angle, 2)
             model.cos[i], model.sin[i] = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
-            tables = [b.plain(f"cos{i}", model.cos[i]), b.plain(f"sin{i}", model.sin[i])]
+            tables = {"cos": b.plain(f"cos{i}", model.cos[i]), "sin": b.plain(f"sin{i}", model.sin[i])}
         model.extra[i] = rng.uniform(0.1, 1.0, s.q_heads).astype(np.float32)
         extra = b.plain(f"extra{i}", model.extra[i])
-        cache = {
-            "kv_heads": s.kv_heads,
-            "key_dim": s.key_dim,
-            "value_dim": s.value_dim,
-            "dtype": dtype,
-            "block_size": block_size,
-            "rotary_dim": s.rotary_dim,
-            "rope_style": s.rope_style,
-            "table_rows": POSITIONS,
-        }
-
-        def part(offset: int, name: str = qkv.name) -> Operand:
-            return Operand("buffer", name, offset)
-
-        b.step(
-            "kv_write",
-            cache | {"k_stride": stride, "v_stride": stride},
-            [part(q_size), part(q_size + k_size), *tables],
-            [],
-            i,
-        )
-        params = cache | {
-            "q_heads": s.q_heads,
-            "q_stride": stride,
-            "o_stride": s.q_heads * s.value_dim,
-            "scale": s.key_dim**-0.5,
-            "window": s.window,
-            "chunk": s.chunk,
-            "softcap": s.softcap,
-            "has_sinks": s.sinks,
-            "has_alibi": s.alibi,
-        }
-        b.step("attention", params, [qkv, *tables, extra if s.sinks else NONE, extra if s.alibi else NONE], [out], i)
+        cache = KVSpec(s.kv_heads, s.key_dim, s.value_dim, dtype, block_size)
+        turn = Rotary(s.rotary_dim, POSITIONS, s.rope_style)  # type: ignore[arg-type]
+        k, v = (BufferOperand(qkv.name, "f32", stride, offset) for offset in (q_size, q_size + k_size))
+        b.step(KvWrite(layer=i, k=k, v=v, kv=cache, rotary=turn, **tables))
+        attend = Attention(
+            layer=i, q=qkv, o=out, kv=cache, rotary=turn, q_heads=s.q_heads, scale=s.key_dim**-0.5, window=s.window,
+            chunk=s.chunk, softcap=s.softcap, sinks=extra if s.sinks else None, alibi=extra if s.alibi else None,
+            **tables,
+        )  # fmt: skip
+        b.step(attend)
     return model
 
 

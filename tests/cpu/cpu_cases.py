@@ -6,12 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from cpu_harness import NONE, Builder, Case
+from cpu_harness import Builder, Case
 from icc.compiler.backends.cpu.layouts.affine import AffineTiles
 from icc.compiler.backends.cpu.layouts.dense import ROWS, TILES
 from icc.compiler.backends.cpu.layouts.split import SplitTiles
+from icc.compiler.program.layout import Stored
+from icc.compiler.program.steps.base import STEPS, QuantizedRows
+from icc.compiler.program.steps.embedding import Embedding, SelectRows
+from icc.compiler.program.steps.linear import ExpertLinear, ExpertLinearQ, Linear, LinearQ, QuantizeRows
 from icc.compiler.weights.formats.affine import GroupAffine
-from icc.runtime.format.program import Operand
+from icc.runtime.format.operands import BufferOperand, InputOperand
 
 Arrays = dict[str, np.ndarray]
 
@@ -20,7 +24,9 @@ def normal(*shape: int, scale: float = 1.0) -> Callable[[np.random.Generator, in
     return lambda rng, rows: (rng.standard_normal((rows, *shape)) * scale).astype(np.float32)
 
 
-def _column_slice(b: Builder, name: str, width: int, slice_: bool, rows: str = "tokens") -> tuple[Operand, int, int]:
+def _column_slice(
+    b: Builder, name: str, width: int, slice_: bool, rows: str = "tokens"
+) -> tuple[BufferOperand, int, int]:
     """A buffer of `width`, or a wider one of which columns 8.. are used: operand, row stride, first column."""
     if slice_:
         b.columns[name] = (8, width)
@@ -35,15 +41,14 @@ def add_linear(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str, e
     exact = TILES[fmt].unpack(packed, (n, k))["values"].astype(np.float64)
     bias = rng.standard_normal(n).astype(np.float32)
     x, x_stride, start = _column_slice(b, f"{name}.x", k, extra, rows)
-    y, y_stride, y_start = _column_slice(b, f"{name}.y", n, extra, rows)
+    y, _, y_start = _column_slice(b, f"{name}.y", n, extra, rows)
     feeds = {x.name: normal(x_stride)}
-    inputs = [x, b.weight(f"{name}.w", packed, f"tile_{fmt}", (n, k)), NONE, NONE]
-    params: dict[str, Any] = {"k": k, "n": n, "format": fmt, "x_stride": x_stride, "y_stride": y_stride, "rows": rows}
-    params |= {"has_bias": extra, "has_residual": extra, "residual_stride": n}
+    w = b.weight(f"{name}.w", packed, f"tile_{fmt}", (n, k))
+    added: dict[str, Any] = {}
     if extra:
-        inputs[2:] = [b.plain(f"{name}.b", bias), b.buffer(f"{name}.r", [n], rows=rows)]
+        added = {"bias": b.plain(f"{name}.b", bias), "residual": b.buffer(f"{name}.r", [n], rows=rows)}
         feeds[f"{name}.r"] = normal(n)
-    b.step("linear", params, inputs, [y])
+    b.step(Linear(rows=rows, x=x, w=w, y=y, k=k, n=n, stored=Stored(fmt, "product"), **added))  # type: ignore[arg-type]
 
     def expect(a: Arrays) -> Arrays:
         out = a[y.name].astype(np.float64)
@@ -58,6 +63,11 @@ def add_linear(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str, e
 def quantized_layout(fmt: str, group: int) -> AffineTiles:
     """q4, q8 or q8s."""
     return SplitTiles.of(GroupAffine(group, 8)) if fmt == "q8s" else AffineTiles.of(GroupAffine(group, int(fmt[1:])))
+
+
+def quantized_storage(fmt: str, group: int) -> Stored:
+    """The same as a step says it."""
+    return Stored(f"{fmt[:2]}g{group}", "screen" if fmt == "q8s" else "product")
 
 
 def quantized_weight(rng: np.random.Generator, n: int, k: int, fmt: str, group: int) -> tuple[np.ndarray, np.ndarray]:
@@ -80,15 +90,12 @@ def dequantize(q: np.ndarray, s: np.ndarray) -> np.ndarray:
     return (q.astype(np.float64).reshape(*q.shape[:-1], groups, -1) * s[..., None]).reshape(q.shape)
 
 
-def add_quantize(b: Builder, name: str, k: int, group: int, slice_: bool, scale: float = 1.0) -> list[Operand]:
+def add_quantize(b: Builder, name: str, k: int, group: int, slice_: bool, scale: float = 1.0) -> QuantizedRows:
     """quantize_rows of a new buffer; its outputs."""
     x, x_stride, start = _column_slice(b, f"{name}.x", k, slice_)
-    outs = [
-        b.buffer(f"{name}.q", [k], "i8"),
-        b.buffer(f"{name}.s", [k // group]),
-        b.buffer(f"{name}.sum", [k // group]),
-    ]
-    b.step("quantize_rows", {"k": k, "group": group, "x_stride": x_stride, "rows": "tokens"}, [x], outs)
+    codes = b.buffer(f"{name}.q", [k], "i8")
+    scales, sums = (b.buffer(f"{name}.{part}", [k // group]) for part in ("s", "sum"))
+    b.step(QuantizeRows(x=x, codes=codes, scales=scales, sums=sums, k=k, group=group))
 
     def expect(a: Arrays) -> Arrays:
         groups = a[x.name][:, start : start + k].reshape(len(a[x.name]), -1, group)
@@ -99,35 +106,26 @@ def add_quantize(b: Builder, name: str, k: int, group: int, slice_: bool, scale:
         return {f"{name}.q": q.reshape(-1, k), f"{name}.s": peak / 127, f"{name}.sum": q.sum(-1)}
 
     b.cases.append(Case(f"quantize_{name}", {x.name: normal(x_stride, scale=scale)}, expect))
-    return outs
+    return QuantizedRows(codes, scales, sums)
 
 
 def add_linear_q(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str, group: int, extra: bool) -> None:
     name = f"linear_{fmt}_g{group}_{k}x{n}{'_bias_residual_slice' if extra else ''}"
     packed, exact = quantized_weight(rng, n, k, fmt, group)
-    q, s, sums = add_quantize(b, name, k, group, extra)
+    x = add_quantize(b, name, k, group, extra)
     bias = rng.standard_normal(n).astype(np.float32)
-    y, y_stride, y_start = _column_slice(b, f"{name}.y", n, extra)
-    inputs = [q, s, sums, b.weight(f"{name}.w", packed, fmt, (n, k)), NONE, NONE]
-    feeds = {}
+    y, _, y_start = _column_slice(b, f"{name}.y", n, extra)
+    w = b.weight(f"{name}.w", packed, fmt, (n, k))
+    feeds, added = {}, dict[str, Any]()
     if extra:
-        inputs[4:] = [b.plain(f"{name}.b", bias), b.buffer(f"{name}.r", [n + 3])]
+        added = {"bias": b.plain(f"{name}.b", bias), "residual": b.buffer(f"{name}.r", [n + 3])}
         b.columns[f"{name}.r"] = (0, n)
         feeds[f"{name}.r"] = normal(n + 3)
-    params = {
-        "k": k,
-        "n": n,
-        **quantized_layout(fmt, group).product_params(),
-        "y_stride": y_stride,
-        "rows": "tokens",
-        "has_bias": extra,
-        "has_residual": extra,
-    }
-    b.step("linear_q", params | {"residual_stride": n + 3}, inputs, [y])
+    b.step(LinearQ(x=x, w=w, y=y, k=k, n=n, stored=quantized_storage(fmt, group), **added))
 
     def expect(a: Arrays) -> Arrays:
         out = a[y.name].astype(np.float64)
-        out[:, y_start : y_start + n] = dequantize(a[q.name], a[s.name].astype(np.float64)) @ exact.T
+        out[:, y_start : y_start + n] = dequantize(a[f"{name}.q"], a[f"{name}.s"].astype(np.float64)) @ exact.T
         if extra:
             out[:, y_start : y_start + n] += bias + a[f"{name}.r"][:, :n]
         return {y.name: out}
@@ -147,35 +145,27 @@ def add_experts(b: Builder, rng: np.random.Generator, bits: int, topk: int, per_
         parts = [quantized_weight(rng, n, k, f"q{bits}", group) for _ in range(e)]
         exact = np.stack([p[1] for p in parts])
         weight = b.weight(f"{name}.w", np.concatenate([p[0] for p in parts]), f"q{bits}", (e, n, k))
-        q, s, sums = add_quantize(b, name, width, group, False)
-        params = {
+        x = add_quantize(b, name, width, group, False)
+        bias_at = b.plain(f"{name}.b", bias)
+        facts = {
             "k": k,
             "n": n,
             "experts": e,
             "topk": topk,
             "x_per_slot": per_slot,
-            "bits": bits,
-            "group": group,
-            "has_bias": True,
+            "stored": Stored(f"q{bits}g{group}", "product"),
         }
-        b.step("expert_linear_q", params, [q, s, sums, weight, b.plain(f"{name}.b", bias), index], [y])
+        b.step(ExpertLinearQ(x=x, w=weight, bias=bias_at, index=index, y=y, **facts))  # type: ignore[arg-type]
     else:
         packed = TILES["bf16"].pack({"values": rng.standard_normal((e, n, k)).astype(np.float32)})
         exact = TILES["bf16"].unpack(packed, (e, n, k))["values"].astype(np.float64)
         x = b.buffer(f"{name}.x", [width])
         feeds[x.name] = normal(width)
-        params = {
-            "k": k,
-            "n": n,
-            "experts": e,
-            "topk": topk,
-            "x_per_slot": per_slot,
-            "format": "bf16",
-            "has_bias": True,
-            "x_stride": width,
-        }
         weight = b.weight(f"{name}.w", packed, "tile_bf16", (e, n, k))
-        b.step("expert_linear", params, [x, weight, b.plain(f"{name}.b", bias), index], [y])
+        bias_at = b.plain(f"{name}.b", bias)
+        stored = Stored("bf16", "product")
+        facts = {"k": k, "n": n, "experts": e, "topk": topk, "x_per_slot": per_slot, "stored": stored}
+        b.step(ExpertLinear(x=x, w=weight, bias=bias_at, index=index, y=y, **facts))  # type: ignore[arg-type]
 
     def expect(a: Arrays) -> Arrays:
         x = dequantize(a[f"{name}.q"], a[f"{name}.s"].astype(np.float64)) if bits else a[f"{name}.x"].astype(np.float64)
@@ -197,19 +187,15 @@ def add_norm(b: Builder, rng: np.random.Generator, kind: str, d: int, groups: in
     x, x_stride, start = _column_slice(b, f"{name}.x", total, not add)
     y = b.buffer(f"{name}.y", [total])
     feeds: dict[str, Any] = {x.name: lambda rng, rows: (rng.standard_normal((rows, x_stride)) + 0.5).astype(np.float32)}
-    inputs, outputs = [x], [y]
-    params: dict[str, Any] = {"d": d, "eps": eps, "x_stride": x_stride, "y_stride": total, "has_weight": weight}
+    fields: dict[str, Any] = {"x": x, "y": y, "d": d, "groups": groups, "eps": eps}
     if add:
-        inputs.append(b.buffer(f"{name}.r", [total]))
-        outputs.append(b.buffer(f"{name}.sum", [total]))
+        fields |= {"r": b.buffer(f"{name}.r", [total]), "sum": b.buffer(f"{name}.sum", [total])}
         feeds[f"{name}.r"] = normal(total)
-    if groups > 1:
-        params["groups"] = groups
-    inputs.append(b.plain(f"{name}.w", w) if weight else NONE)
-    if kind == "layer_norm":
-        inputs.append(b.plain(f"{name}.b", bias) if weight else NONE)
-        params["has_bias"] = weight
-    b.step(("add_" if add else "") + kind, params, inputs, outputs)
+    if weight:
+        fields["w"] = b.plain(f"{name}.w", w)
+        if kind == "layer_norm":
+            fields["bias"] = b.plain(f"{name}.b", bias)
+    b.step(STEPS[("add_" if add else "") + kind](**fields))
 
     def expect(a: Arrays) -> Arrays:
         v = a[x.name][:, start : start + total].astype(np.float64)
@@ -231,13 +217,15 @@ def add_embedding(b: Builder, rng: np.random.Generator, fmt: str, n: int, source
     name, table = f"embedding_{fmt}_{source}", rng.standard_normal((50, n)).astype(np.float32)
     if fmt.startswith("q"):
         packed, exact = quantized_weight(rng, 50, n, fmt, 16)
+        stored = quantized_storage(fmt, 16)
     else:
         layout = next(found for found in (*ROWS.values(), *TILES.values()) if found.name == fmt)
         packed = layout.pack({"values": table})
         exact = layout.unpack(packed, (50, n))["values"].astype(np.float64)
+        stored = Stored(layout.format.name, "product" if layout.tiled else "table")
     y = b.buffer(f"{name}.y", [n])
     weight = b.weight(f"{name}.w", packed, fmt, (50, n))
-    b.step("embedding", {"n": n, "table_rows": 50, "format": fmt, "group": 16}, [Operand("input", source), weight], [y])
+    b.step(Embedding(ids=InputOperand(source), table=weight, y=y, n=n, table_rows=50, stored=stored))
     b.cases.append(Case(name, {}, lambda a: {y.name: exact[np.clip(a[source], 0, 49)]}))
 
 
@@ -245,6 +233,6 @@ def add_select_rows(b: Builder, n: int, dtype: str) -> None:
     name = f"select_rows_{dtype}"
     x, y = b.buffer(f"{name}.x", [n + 3], dtype), b.buffer(f"{name}.y", [n], dtype, rows="logit_rows")
     b.columns[x.name] = (0, n)
-    b.step("select_rows", {"n": n, "x_stride": n + 3, "dtype": dtype}, [x], [y])
+    b.step(SelectRows(rows="logit_rows", x=x, y=y, n=n))
     feeds = {x.name: lambda rng, rows: rng.integers(-99, 99, (rows, n + 3))}
     b.cases.append(Case(name, feeds, lambda a: {y.name: a[x.name][a["logit_rows"], :n]}))

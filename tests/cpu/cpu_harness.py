@@ -10,16 +10,18 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 from cpu_fences import fence, unfence
 from icc.compiler.backends.cpu.layouts.dense import ROWS
+from icc.compiler.program.program import Program
+from icc.compiler.program.steps.base import Step
 from icc.runtime.executor.cpu.library import IccBatch
-from icc.runtime.format.program import Buffer, Kernel, KVLayer, KVLayout, Operand, Program, Step, Weight
+from icc.runtime.format.operands import BufferOperand, WeightOperand
+from icc.runtime.format.program import ITEM_SIZE, Buffer, KVLayer, KVLayout, Weight
 
 DTYPES = {"f32": np.float32, "i32": np.int32, "i8": np.int8}
-NONE = Operand("none")
 GAP = 64  # unused bytes after each row of a buffer
 
 
@@ -42,7 +44,7 @@ class Builder:
 
     block_size: int = 16
     kv_dtype: str = "f32"
-    kernels: dict[str, Kernel] = field(default_factory=dict)
+    kernels: dict[str, str] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     weights: dict[str, Weight] = field(default_factory=dict)
@@ -53,32 +55,37 @@ class Builder:
     end: int = 0
     vocab: int = 1
 
-    def buffer(self, name: str, shape: list[int], dtype: str = "f32", rows: str = "tokens", offset: int = 0) -> Operand:
+    def buffer(
+        self, name: str, shape: list[int], dtype: str = "f32", rows: str = "tokens", offset: int = 0
+    ) -> BufferOperand:
         """A new buffer, as an operand that starts `offset` elements into each row."""
         self.buffers.append(Buffer(name, dtype, shape, rows, self.end))
-        size = int(np.prod(shape)) * np.dtype(DTYPES[dtype]).itemsize
+        count = int(np.prod(shape))
+        size = count * np.dtype(DTYPES[dtype]).itemsize
         self.end += (size + 63) // 64 * 64 + GAP
-        return Operand("buffer", name, offset)
+        return BufferOperand(name, dtype, count, offset)
 
-    def weight(self, name: str, packed: np.ndarray, fmt: str, shape: tuple[int, ...]) -> Operand:
+    def weight(self, name: str, packed: np.ndarray, fmt: str, shape: tuple[int, ...]) -> WeightOperand:
         self.weights[name] = Weight(fmt, list(shape), packed.size)
         self.packed.append(packed)
-        return Operand("weight", name)
+        return WeightOperand(name, fmt if fmt in ITEM_SIZE else "u8")
 
-    def plain(self, name: str, array: np.ndarray, fmt: str = "f32") -> Operand:
+    def plain(self, name: str, array: np.ndarray, fmt: str = "f32") -> WeightOperand:
         """A weight stored row-major."""
         return self.weight(name, ROWS[fmt].pack({"values": array}), fmt, array.shape)
 
-    def step(
-        self, op: str, params: dict[str, Any], inputs: list[Operand], outputs: list[Operand], layer: int = -1
-    ) -> None:
-        name = f"{op}_{len(self.kernels)}"
-        self.kernels[name] = Kernel(op, params)
-        self.steps.append(Step(name, inputs, outputs, layer))
+    def step(self, step: Step) -> None:
+        """Append a step, with a kernel of its own."""
+        name = f"{step.op}_{len(self.kernels)}"
+        self.kernels[name] = step.op
+        self.steps.append(msgspec.structs.replace(step, kernel=name))
 
     def program(self) -> Program:
         layout = KVLayout(self.block_size, self.kv_dtype, self.layers)
-        return Program(self.kernels, self.steps, self.buffers, self.weights, layout, self.end, self.vocab)
+        return Program(
+            kernels=self.kernels, steps=tuple(self.steps), buffers=self.buffers, weights=self.weights, kv=layout,
+            arena_bytes_per_token=self.end, vocab_size=self.vocab,
+        )  # fmt: skip
 
 
 @dataclass

@@ -8,7 +8,7 @@ from cpu_harness import Builder, Case
 from icc.compiler.ops.body import Body
 from icc.compiler.ops.pointwise import OPCODES
 from icc.compiler.program.placed import contiguous
-from icc.runtime.format.access import Access
+from icc.compiler.program.steps.pointwise import Pointwise
 
 UNARY_RANGES = {"log": (0.01, 9.0), "log1p": (-0.9, 9.0), "sqrt": (0.0, 9.0), "rsqrt": (0.01, 9.0), "tan": (-1.2, 1.2)}
 BINARY = (
@@ -70,8 +70,7 @@ def add_chain(
             x = rng.uniform(low, high, (rows, *own))
             return x.astype(np.float32) if dtype == "f32" else np.floor(x).astype(np.int32)
 
-        row_stride = int(np.prod(own)) if kind == "row" else 0
-        walks.append(Access(dtype, row_stride, tuple(strides)))
+        walks.append(tuple(strides))
         if kind == "row":
             operands.append(b.buffer(f"{name}.in{i}", own, dtype))
             feeds[f"{name}.in{i}"] = draw
@@ -79,9 +78,8 @@ def add_chain(
             fixed[i] = draw(rng, 1)
             operands.append(b.plain(f"{name}.w{i}", fixed[i][0], dtype))
     y = b.buffer(f"{name}.y", shape, out)
-    output = Access(out, int(np.prod(shape)), contiguous(tuple(shape)))
-    params = {"shape": shape, "inputs": walks, "body": body, "output": output, "rows": "tokens"}
-    b.step("pointwise", params, operands, [y])
+    walks.append(contiguous(tuple(shape)))
+    b.step(Pointwise(args=tuple(operands), y=y, body=Body.parse(body), shape=tuple(shape), walks=tuple(walks)))
 
     def expect(a: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         arrays = []

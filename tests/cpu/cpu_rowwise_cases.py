@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from cpu_cases import normal
 from cpu_harness import Builder, Case
+from icc.compiler.program.steps.base import STEPS, operand_fields
 
 
 def add_rowwise(
@@ -23,7 +24,10 @@ def add_rowwise(
     name = f"{op}{label}"
     ins = [b.buffer(f"{name}.in{i}", shape, dtype) for i, (shape, dtype, _) in enumerate(operands)]
     outs = [b.buffer(f"{name}.out{i}", shape, dtype) for i, (shape, dtype) in enumerate(outputs)]
-    b.step(op, params, ins, outs)
+    cls = STEPS[op]
+    names = operand_fields(cls)
+    fields = dict(zip(names, (*ins, *(None for _ in range(len(names) - len(ins) - len(outs))), *outs), strict=True))
+    b.step(cls(**fields, **params))
     feeds = {o.name: feed for o, (_, _, feed) in zip(ins, operands, strict=True)}
     b.cases.append(
         Case(name, feeds, lambda a: dict(zip((o.name for o in outs), expect(*(a[o.name] for o in ins)), strict=True)))
@@ -82,7 +86,7 @@ def add_all_rowwise(b: Builder) -> None:
             add_rowwise(
                 b,
                 "reduce",
-                {"op": op, "outer": 2, "n": 7 if inner == 3 else 21, "inner": inner, "dtype": "f32"},
+                {"reduction": op, "outer": 2, "n": 7 if inner == 3 else 21, "inner": inner},
                 [(shape, "f32", x if inner == 3 else normal(2, 21))],
                 [(out, kind)],
                 lambda v, fn=fn, axis=axis: [fn(v.astype(np.float64), axis=axis)],
@@ -91,7 +95,7 @@ def add_all_rowwise(b: Builder) -> None:
     add_rowwise(
         b,
         "reduce",
-        {"op": "sum", "outer": 1, "n": 5, "inner": 1, "dtype": "i32"},
+        {"reduction": "sum", "outer": 1, "n": 5, "inner": 1},
         [([1, 5], "i32", ints)],
         [([1], "i32")],
         lambda v: [v.sum(-1)],
@@ -130,7 +134,7 @@ def add_all_rowwise(b: Builder) -> None:
     add_rowwise(
         b,
         "scatter",
-        params | {"reduce": "none", "src": "value", "value": "-inf"},
+        params | {"reduce": "none", "value": "-inf"},
         two,
         [([2, 7], "f32")],
         lambda v, i: _scatter(v, i, -np.inf, False),
@@ -140,7 +144,7 @@ def add_all_rowwise(b: Builder) -> None:
         add_rowwise(
             b,
             "scatter",
-            params | {"reduce": reduce, "src": "tensor", "value": 0.0},
+            params | {"reduce": reduce},
             [*two, ([2, 4], "f32", normal(2, 4))],
             [([2, 7], "f32")],
             lambda v, i, s, add=reduce == "add": _scatter(v, i, s, add),
@@ -149,7 +153,7 @@ def add_all_rowwise(b: Builder) -> None:
     add_rowwise(
         b,
         "cumsum",
-        {"outer": 2, "n": 9, "dtype": "f32"},
+        {"outer": 2, "n": 9},
         [([2, 9], "f32", normal(2, 9))],
         [([2, 9], "f32")],
         lambda v: [np.cumsum(v.astype(np.float64), -1)],
@@ -157,7 +161,7 @@ def add_all_rowwise(b: Builder) -> None:
     add_rowwise(
         b,
         "cumsum",
-        {"outer": 1, "n": 5, "dtype": "i32"},
+        {"outer": 1, "n": 5},
         [([1, 5], "i32", ints)],
         [([1, 5], "i32")],
         lambda v: [np.cumsum(v, -1)],

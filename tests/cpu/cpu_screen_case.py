@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 from cpu_cases import add_quantize, dequantize
-from cpu_harness import NONE, Builder, Case
+from cpu_harness import Builder, Case
 from icc.compiler.backends.cpu.layouts.split import SplitTiles
 from icc.compiler.backends.cpu.layouts.tiles import stored_scales
+from icc.compiler.program.layout import Stored
+from icc.compiler.program.steps.linear import LinearQ
 from icc.compiler.weights.formats.affine import GroupAffine
 
 K, N, GROUP = 128, 5003, 32
@@ -47,9 +49,8 @@ def add_screened(b: Builder, rng: np.random.Generator, name: str, leans: bool = 
     y = b.buffer(f"{name}.y", [N])
     bias = rng.standard_normal(N).astype(np.float32) / 100
     bias[SECOND] = bias[FIRST]
-    operands = [*rows, b.weight(f"{name}.w", packed, "q8s", (N, K)), b.plain(f"{name}.b", bias), NONE]
-    params = {"k": K, "n": N, "bits": 8, "group": GROUP, "split": True, "screened": True, "has_bias": True}
-    b.step("linear_q", params, operands, [y])
+    w, added = b.weight(f"{name}.w", packed, "q8s", (N, K)), b.plain(f"{name}.b", bias)
+    b.step(LinearQ(x=rows, w=w, bias=added, y=y, k=K, n=N, stored=Stored(f"q8g{GROUP}", "screen"), screened=True))
 
     def expect(a: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         x = dequantize(a[f"{name}.q"], a[f"{name}.s"].astype(np.float64))

@@ -6,6 +6,7 @@ import ctypes
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +16,13 @@ from icc.compiler.backends.cpu.build import build_libraries
 from icc.compiler.backends.cpu.emit import emit_source
 from icc.compiler.backends.cpu.isa import ALL, AVX2
 from icc.compiler.backends.errors import CodegenError, ToolchainError
-from icc.runtime.format.access import Access
+from icc.compiler.ops.body import Body
+from icc.compiler.program.steps.base import Step
 from icc.runtime.format.manifest import KERNEL_ABI
-from icc.runtime.format.program import Kernel
+from step_making import make_step
 
-CONSTANT = {"shape": [4], "inputs": [], "body": "t0 = copy 1", "output": Access("f32", 4, (1,))}
+CONSTANT: dict[str, Any] = {"shape": (4,), "walks": ((1,),)}
+COPY = Body.parse("t0 = copy 1")
 
 
 def small() -> Builder:
@@ -60,27 +63,28 @@ def test_source_is_self_contained() -> None:
     assert not re.findall(r'#include ".*"', emit_source(small().program(), ALL[0]))
 
 
+class Warp(Step, frozen=True, kw_only=True, tag="warp"):
+    """An op that no back end has heard of."""
+
+
 @pytest.mark.parametrize(
-    ("op", "params", "message"),
+    ("step", "message"),
     [
-        ("warp", {}, "no op 'warp'"),
-        ("linear", {"k": 4, "format": "f32"}, r"missing params \['n'\]"),
-        ("softmax", {"outer": 1, "n": 4, "speed": 9}, r"unknown params \['speed'\]"),
-        ("linear", {"k": 4, "n": 4, "format": "f8"}, "unknown weight format 'f8'"),
-        ("linear_q", {"k": 40, "n": 4, "bits": 4, "group": 16}, "multiple of 16 that divides k = 40"),
-        ("linear_q", {"k": 32, "n": 4, "bits": 3, "group": 16}, "bits must be 4 or 8"),
-        ("topk", {"outer": 1, "n": 4, "k": 5}, "k = 5 exceeds n = 4"),
-        ("pointwise", {**CONSTANT, "body": "t0 = warp 1"}, "no code for opcode 'warp'"),
-        ("pointwise", {**CONSTANT, "body": "t0 = neg x"}, "neither an operand nor"),
-        ("pointwise", {**CONSTANT, "body": "t0 = neg a0"}, "reads a0 of 0 inputs"),
-        ("pointwise", {**CONSTANT, "inputs": [Access("f32", 4, (1, 1))]}, r"does not fit shape \[4\]"),
-        ("pointwise", {**CONSTANT, "output": Access("f64", 4, (1,))}, "no code for operands of type 'f64'"),
-        ("pointwise", {"shape": [4], "body": "t0 = copy 1"}, "param 'inputs' is missing"),
+        (Warp(), "the CPU backend has no kernel of op 'warp'"),
+        (make_step("linear", k=4, n=4, stored="f8"), "unknown storage format 'f8'"),
+        (make_step("linear_q", k=32, n=4, stored="q4g16"), "need rows of int8"),
+        (make_step("linear_q", int8_rows=True, k=40, n=4, stored="q4g16"), "multiple of 16 that divides K = 40"),
+        (make_step("linear_q", int8_rows=True, k=32, n=4, stored="q3g16"), "unknown storage format 'q3g16'"),
+        (make_step("topk", outer=1, n=4, k=5), "k = 5 exceeds n = 4"),
+        (make_step("pointwise", ["f32"], **CONSTANT, body=Body.parse("t0 = warp 1")), "no code for opcode 'warp'"),
+        (make_step("pointwise", ["f32"], **CONSTANT, body=Body.parse("t0 = neg a0")), "reads a0 of 0 inputs"),
+        (make_step("pointwise", ["f32"], shape=(4,), walks=((1, 1),), body=COPY), r"does not fit shape \[4\]"),
+        (make_step("pointwise", ["f64"], **CONSTANT, body=COPY), "unknown dtype 'f64'"),
     ],
 )
-def test_refusals(op: str, params: dict, message: str) -> None:
+def test_refusals(step: Step, message: str) -> None:
     b = small()
-    b.kernels["bad"] = Kernel(op, params)
+    b.step(step)
     with pytest.raises(CodegenError, match=message) as error:
         emit_source(b.program(), AVX2)
     assert error.value.exit_code == 30

@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 from cpu_harness import Builder
 from icc.compiler.backends.cpu import build
-from icc.compiler.backends.cpu.emit import OPS, emit_source
+from icc.compiler.backends.cpu.emit import emit_source
 from icc.compiler.backends.cpu.isa import Isa, host_isas
-from icc.compiler.ops.body import Body
+from icc.compiler.backends.cpu.kernels.table import CPU_KERNELS
 from icc.compiler.ops.pointwise import OPCODES
-from icc.runtime.format.program import Program
+from icc.compiler.program.program import Program
+from icc.compiler.program.steps.pointwise import Pointwise
 from run_sanitized import programs, small_program
 from sizes import SOAK
 
@@ -65,9 +66,9 @@ def checked(*caches: str) -> dict[str, Builder]:
 
 
 def test_every_kernel_and_opcode_is_in_the_programs() -> None:
-    kernels = [kernel for builder in programs().values() for kernel in builder.kernels.values()]
-    assert {kernel.op for kernel in kernels} == {*OPS, "pointwise"}
-    bodies = [Body.parse(str(kernel.params["body"])) for kernel in kernels if kernel.op == "pointwise"]
+    steps = [step for builder in programs().values() for step in builder.steps]
+    assert {step.op for step in steps} == set(CPU_KERNELS.ops())
+    bodies = [step.body for step in steps if isinstance(step, Pointwise)]
     assert {instruction.opcode for body in bodies for instruction in body.instructions} == set(OPCODES)
 
 

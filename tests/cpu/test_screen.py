@@ -10,7 +10,7 @@ from cpu_harness import Builder, Runner, flat_batch
 from cpu_program import feeds_of
 from cpu_screen_case import FIRST, NAMES, SECOND, N, add_screened, head
 from icc.compiler.backends.cpu.isa import host_isas
-from icc.compiler.backends.cpu.kernels.params import SCREENED_ROWS
+from icc.compiler.backends.cpu.kernels.linear import SCREENED_ROWS
 
 ISAS = [isa.name for isa in host_isas()]
 

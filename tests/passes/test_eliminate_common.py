@@ -2,35 +2,8 @@
 
 from __future__ import annotations
 
-from expecttest import assert_expected_inline
 from graph_tracing import Value, apply, aten, icc, trace
 from icc.passes.canonicalize.eliminate_common import EliminateCommon
-
-
-def test_same_call_once() -> None:
-    def fn(x: Value) -> Value:
-        return aten.exp.default(x * 2.0) + aten.exp.default(x * 2.0)
-
-    assert_expected_inline(
-        apply(EliminateCommon(), trace(fn, x="f32[T, 8]")).text,
-        """\
-graph(%token_ids: i64[T]):
-  %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
-  %1: f32[T, 8] = aten.mul.Tensor(%0, 2.0)
-  %2: f32[T, 8] = aten.exp(%1)
-  %3: f32[T, 8] = aten.mul.Tensor(%0, 2.0)
-  %4: f32[T, 8] = aten.exp(%3)
-  %5: f32[T, 8] = aten.add.Tensor(%2, %4)
-  return %5
--- eliminate-common
-graph(%token_ids: i64[T]):
-  %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
-  %1: f32[T, 8] = aten.mul.Tensor(%0, 2.0)
-  %2: f32[T, 8] = aten.exp(%1)
-  %3: f32[T, 8] = aten.add.Tensor(%2, %2)
-  return %3
-""",
-    )
 
 
 def test_lists_and_weights_are_compared() -> None:

@@ -6,55 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from expecttest import assert_expected_inline
 from graph_tracing import Value, apply, aten, trace
 from icc.compiler.ops.aten import ARITHMETIC, POINTWISE
 from icc.passes.fuse.fuse_pointwise import MAX_INPUTS, FusePointwise
 
 convert = torch.ops.prims.convert_element_type.default
-
-
-def test_gated_activation() -> None:
-    done = apply(FusePointwise(), trace(lambda x, y: aten.silu.default(x) * y, x="f32[T, 8]", y="f32[T, 8]"))
-    assert_expected_inline(
-        done.text,
-        """\
-graph(%token_ids: i64[T]):
-  %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
-  %1: f32[T, 8] = icc.embedding(%token_ids, @y: f32[16, 8])
-  %2: f32[T, 8] = aten.silu(%0)
-  %3: f32[T, 8] = aten.mul.Tensor(%2, %1)
-  return %3
--- fuse-pointwise
-graph(%token_ids: i64[T]):
-  %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
-  %1: f32[T, 8] = icc.embedding(%token_ids, @y: f32[16, 8])
-  %2: f32[T, 8] = icc.pointwise([%0, %1], "t0 = silu a0; t1 = mul t0 a1")
-  return %2
-""",
-    )
-
-
-def test_a_value_with_another_reader_stays() -> None:
-    def fn(x: Value, w: Value) -> Value:
-        shared = aten.exp.default(x)
-        return (shared * w) + (shared.view(-1, 2, 4) * 3.0).view(-1, 8)
-
-    done = apply(FusePointwise(), trace(fn, x="f32[T, 8]", w="f32[8]"))
-    assert_expected_inline(
-        done.text[done.text.index("--") :],
-        """\
--- fuse-pointwise
-graph(%token_ids: i64[T]):
-  %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
-  %1: f32[T, 8] = icc.pointwise([%0], "t0 = exp a0")
-  %2: f32[T, 2, 4] = aten.view(%1, [-1, 2, 4])
-  %3: f32[T, 2, 4] = icc.pointwise([%2], "t0 = mul a0 3.0")
-  %4: f32[T, 8] = aten.view(%3, [-1, 8])
-  %5: f32[T, 8] = icc.pointwise([%1, @w: f32[8], %4], "t0 = mul a0 a1; t1 = add t0 a2")
-  return %5
-""",
-    )
 
 
 def test_broadcast_producers_stay() -> None:

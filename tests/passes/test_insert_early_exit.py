@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from expecttest import assert_expected_inline
 from graph_tracing import IDS, Value, apply, aten, difference, icc, trace
 from icc.compiler.errors import UsageError
 from icc.compiler.graph.graph import Graph
@@ -32,37 +31,6 @@ def model(layers: int) -> Graph:
         return icc.linear.default(icc.rms_norm.default(x, norm, 1e-5), head, None)
 
     return trace(fn, x="f32[T, 8]", w="f32[8]", norm="f32[8]", head="f32[16, 8]")
-
-
-def test_the_tail_is_copied_behind_the_first_layer() -> None:
-    done = apply(InsertEarlyExit(1), model(2))
-    assert_expected_inline(
-        done.text[done.text.index("--") :],
-        """\
--- insert-early-exit
-graph(%token_ids: i64[T]):
-  %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
-  %1: f32[T, 8] = icc.rms_norm(%0, @w: f32[8], 1e-05)
-  %2: f32[T, 2, 4] = aten.view(%1, [-1, 2, 4])
-  %3: f32[T, 2, 4] = icc.attention(%2, %2, %2, None, None, 0, 0.5, 0, 0, 0.0)
-  %4: f32[T, 8] = aten.view(%3, [-1, 8])
-  %5: f32[T, 8] = aten.add.Tensor(%0, %4)
-  %6: f32[T, 8] = aten.tanh(%5)
-  %7: f32[T, 8] = aten.add.Tensor(%5, %6)
-  %8: f32[T, 8] = icc.rms_norm(%7, @w: f32[8], 1e-05)
-  %9: f32[T, 2, 4] = aten.view(%8, [-1, 2, 4])
-  %10: f32[T, 2, 4] = icc.attention(%9, %9, %9, None, None, 1, 0.5, 0, 0, 0.0)
-  %11: f32[T, 8] = aten.view(%10, [-1, 8])
-  %12: f32[T, 8] = aten.add.Tensor(%7, %11)
-  %13: f32[T, 8] = aten.tanh(%12)
-  %14: f32[T, 8] = aten.add.Tensor(%12, %13)
-  %15: f32[T, 8] = icc.rms_norm(%14, @norm: f32[8], 1e-05)
-  %16: f32[T, 16] = icc.linear(%15, @head: f32[16, 8], None)
-  %17: f32[T, 8] = icc.rms_norm(%7, @norm: f32[8], 1e-05)
-  %18: f32[T, 16] = icc.linear(%17, @head: f32[16, 8], None)
-  return %16, exit=%18
-""",
-    )
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from expecttest import assert_expected_inline
 from graph_tracing import Value, apply, aten, icc, random, trace
 from icc.compiler.weights.formats.affine import GroupAffine
 from icc.compiler.weights.handles import Constant, RoundedWeight, RowConcat
@@ -13,31 +12,6 @@ linear = icc.linear.default
 
 def gate_up(x: Value, gate: Value, up: Value) -> Value:
     return aten.silu.default(linear(x, gate, None)) * linear(x, up, None)
-
-
-def test_gate_and_up() -> None:
-    done = apply(MergeLinears(), trace(gate_up, x="f32[T, 8]", gate="bf16[4, 8]", up="bf16[4, 8]"))
-    assert_expected_inline(
-        done.text,
-        """\
-graph(%token_ids: i64[T]):
-  %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
-  %1: f32[T, 4] = icc.linear(%0, @gate: bf16[4, 8], None)
-  %2: f32[T, 4] = aten.silu(%1)
-  %3: f32[T, 4] = icc.linear(%0, @up: bf16[4, 8], None)
-  %4: f32[T, 4] = aten.mul.Tensor(%2, %3)
-  return %4
--- merge-linears
-graph(%token_ids: i64[T]):
-  %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
-  %1: f32[T, 8] = icc.linear(%0, @gate+up: bf16[8, 8], None)
-  %2: f32[T, 4] = aten.slice.Tensor(%1, 1, 0, 4, 1)
-  %3: f32[T, 4] = aten.slice.Tensor(%1, 1, 4, 8, 1)
-  %4: f32[T, 4] = aten.silu(%2)
-  %5: f32[T, 4] = aten.mul.Tensor(%4, %3)
-  return %5
-""",
-    )
 
 
 def test_qkv_of_different_sizes_and_biases() -> None:

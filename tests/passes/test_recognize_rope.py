@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from expecttest import assert_expected_inline
 from graph_tracing import Applied, Value, apply, aten, cat, icc, trace
 from icc.passes.attention.recognize_rope import RecognizeRope
 
@@ -49,153 +48,11 @@ def run(rope: Rope, x: str = "f32[T, 3, 8]", table: str = "f32[24, 8]") -> Appli
     return apply(RecognizeRope(), trace(with_tables(rope), positions="", x=x, cos=table, sin=table))
 
 
-def test_half_text() -> None:
-    assert_expected_inline(
-        run(lambda x, cos, sin: x * cos + rotate_half(x) * sin).text,
-        """\
-graph(%token_ids: i64[T], %positions: i64[T] < 24):
-  %0: f32[T, 3, 8] = icc.embedding(%token_ids, @x: f32[16, 3, 8])
-  %1: f32[T, 8] = icc.embedding(%positions, @cos: f32[24, 8])
-  %2: f32[T, 8] = icc.embedding(%positions, @sin: f32[24, 8])
-  %3: f32[T, 1, 8] = aten.view(%1, [-1, 1, 8])
-  %4: f32[T, 1, 8] = aten.view(%2, [-1, 1, 8])
-  %5: f32[T, 3, 8] = aten.mul.Tensor(%0, %3)
-  %6: f32[T, 3, 4] = aten.slice.Tensor(%0, 2, 4, 8, 1)
-  %7: f32[T, 3, 4] = aten.neg(%6)
-  %8: f32[T, 3, 4] = aten.slice.Tensor(%0, 2, 0, 4, 1)
-  %9: f32[T, 3, 8] = aten.cat([%7, %8], 2)
-  %10: f32[T, 3, 8] = aten.mul.Tensor(%9, %4)
-  %11: f32[T, 3, 8] = aten.add.Tensor(%5, %10)
-  %12: f32[T, 24] = aten.view(%11, [-1, 24])
-  return %12
--- recognize-rope
-graph(%token_ids: i64[T], %positions: i64[T] < 24):
-  %0: f32[T, 3, 8] = icc.embedding(%token_ids, @x: f32[16, 3, 8])
-  %1: f32[T, 3, 8] = aten.view(%0, [-1, 3, 8])
-  %2: f32[T, 8] = icc.embedding(%positions, @cos.rope: f32[24, 8])
-  %3: f32[T, 8] = icc.embedding(%positions, @sin.rope: f32[24, 8])
-  %4: f32[T, 3, 8] = icc.rope(%1, %2, %3, "half")
-  %5: f32[T, 3, 8] = aten.view(%4, [-1, 3, 8])
-  %6: f32[T, 24] = aten.view(%5, [-1, 24])
-  return %6
-""",
-    )
-
-
-def test_split_half_text() -> None:
-    """gpt-oss: half-width tables, which are doubled."""
-    assert_expected_inline(
-        run(split_half, table="f32[24, 4]").text,
-        """\
-graph(%token_ids: i64[T], %positions: i64[T] < 24):
-  %0: f32[T, 3, 8] = icc.embedding(%token_ids, @x: f32[16, 3, 8])
-  %1: f32[T, 4] = icc.embedding(%positions, @cos: f32[24, 4])
-  %2: f32[T, 4] = icc.embedding(%positions, @sin: f32[24, 4])
-  %3: f32[T, 1, 4] = aten.view(%1, [-1, 1, 4])
-  %4: f32[T, 1, 4] = aten.view(%2, [-1, 1, 4])
-  %5: f32[T, 3, 4] = aten.slice.Tensor(%0, 2, 0, 4, 1)
-  %6: f32[T, 3, 4] = aten.slice.Tensor(%0, 2, 4, 8, 1)
-  %7: f32[T, 3, 4] = aten.mul.Tensor(%5, %3)
-  %8: f32[T, 3, 4] = aten.mul.Tensor(%6, %4)
-  %9: f32[T, 3, 4] = aten.sub.Tensor(%7, %8)
-  %10: f32[T, 3, 4] = aten.mul.Tensor(%6, %3)
-  %11: f32[T, 3, 4] = aten.mul.Tensor(%5, %4)
-  %12: f32[T, 3, 4] = aten.add.Tensor(%10, %11)
-  %13: f32[T, 3, 8] = aten.cat([%9, %12], 2)
-  %14: f32[T, 24] = aten.view(%13, [-1, 24])
-  return %14
--- recognize-rope
-graph(%token_ids: i64[T], %positions: i64[T] < 24):
-  %0: f32[T, 3, 8] = icc.embedding(%token_ids, @x: f32[16, 3, 8])
-  %1: f32[T, 3, 8] = aten.view(%0, [-1, 3, 8])
-  %2: f32[T, 8] = icc.embedding(%positions, @cos.rope: f32[24, 8])
-  %3: f32[T, 8] = icc.embedding(%positions, @sin.rope: f32[24, 8])
-  %4: f32[T, 3, 8] = icc.rope(%1, %2, %3, "half")
-  %5: f32[T, 3, 8] = aten.view(%4, [-1, 3, 8])
-  %6: f32[T, 24] = aten.view(%5, [-1, 24])
-  return %6
-""",
-    )
-
-
-def test_interleaved_text() -> None:
-    assert_expected_inline(
-        run(lambda x, cos, sin: x * cos + rotate_pairs(x) * sin).text,
-        """\
-graph(%token_ids: i64[T], %positions: i64[T] < 24):
-  %0: f32[T, 3, 8] = icc.embedding(%token_ids, @x: f32[16, 3, 8])
-  %1: f32[T, 8] = icc.embedding(%positions, @cos: f32[24, 8])
-  %2: f32[T, 8] = icc.embedding(%positions, @sin: f32[24, 8])
-  %3: f32[T, 1, 8] = aten.view(%1, [-1, 1, 8])
-  %4: f32[T, 1, 8] = aten.view(%2, [-1, 1, 8])
-  %5: f32[T, 3, 8] = aten.mul.Tensor(%0, %3)
-  %6: f32[T, 3, 4] = aten.slice.Tensor(%0, 2, 0, 8, 2)
-  %7: f32[T, 3, 4] = aten.slice.Tensor(%0, 2, 1, 8, 2)
-  %8: f32[T, 3, 4] = aten.neg(%7)
-  %9: f32[T, 3, 4, 1] = aten.view(%8, [-1, 3, 4, 1])
-  %10: f32[T, 3, 4, 1] = aten.view(%6, [-1, 3, 4, 1])
-  %11: f32[T, 3, 4, 2] = aten.cat([%9, %10], 3)
-  %12: f32[T, 3, 8] = aten.view(%11, [-1, 3, 8])
-  %13: f32[T, 3, 8] = aten.mul.Tensor(%12, %4)
-  %14: f32[T, 3, 8] = aten.add.Tensor(%5, %13)
-  %15: f32[T, 24] = aten.view(%14, [-1, 24])
-  return %15
--- recognize-rope
-graph(%token_ids: i64[T], %positions: i64[T] < 24):
-  %0: f32[T, 3, 8] = icc.embedding(%token_ids, @x: f32[16, 3, 8])
-  %1: f32[T, 3, 8] = aten.view(%0, [-1, 3, 8])
-  %2: f32[T, 8] = icc.embedding(%positions, @cos.rope: f32[24, 8])
-  %3: f32[T, 8] = icc.embedding(%positions, @sin.rope: f32[24, 8])
-  %4: f32[T, 3, 8] = icc.rope(%1, %2, %3, "interleaved")
-  %5: f32[T, 3, 8] = aten.view(%4, [-1, 3, 8])
-  %6: f32[T, 24] = aten.view(%5, [-1, 24])
-  return %6
-""",
-    )
-
-
 def partial(inner: Rope, width: int, dim: int = 12) -> Rope:
     def rope(x: Value, cos: Value, sin: Value) -> Value:
         return cat([inner(x.slice(2, 0, width), cos, sin), x.slice(2, width, dim)], 2)
 
     return rope
-
-
-def test_partial_text() -> None:
-    done = run(partial(lambda x, cos, sin: x * cos + rotate_half(x) * sin, 8), x="f32[T, 3, 12]")
-    assert_expected_inline(
-        done.text,
-        """\
-graph(%token_ids: i64[T], %positions: i64[T] < 24):
-  %0: f32[T, 3, 12] = icc.embedding(%token_ids, @x: f32[16, 3, 12])
-  %1: f32[T, 8] = icc.embedding(%positions, @cos: f32[24, 8])
-  %2: f32[T, 8] = icc.embedding(%positions, @sin: f32[24, 8])
-  %3: f32[T, 1, 8] = aten.view(%1, [-1, 1, 8])
-  %4: f32[T, 1, 8] = aten.view(%2, [-1, 1, 8])
-  %5: f32[T, 3, 8] = aten.slice.Tensor(%0, 2, 0, 8, 1)
-  %6: f32[T, 3, 8] = aten.mul.Tensor(%5, %3)
-  %7: f32[T, 3, 4] = aten.slice.Tensor(%5, 2, 4, 8, 1)
-  %8: f32[T, 3, 4] = aten.neg(%7)
-  %9: f32[T, 3, 4] = aten.slice.Tensor(%5, 2, 0, 4, 1)
-  %10: f32[T, 3, 8] = aten.cat([%8, %9], 2)
-  %11: f32[T, 3, 8] = aten.mul.Tensor(%10, %4)
-  %12: f32[T, 3, 8] = aten.add.Tensor(%6, %11)
-  %13: f32[T, 3, 4] = aten.slice.Tensor(%0, 2, 8, 12, 1)
-  %14: f32[T, 3, 12] = aten.cat([%12, %13], 2)
-  %15: f32[T, 36] = aten.view(%14, [-1, 36])
-  return %15
--- recognize-rope
-graph(%token_ids: i64[T], %positions: i64[T] < 24):
-  %0: f32[T, 3, 12] = icc.embedding(%token_ids, @x: f32[16, 3, 12])
-  %1: f32[T, 8] = icc.embedding(%positions, @cos.rope: f32[24, 8])
-  %2: f32[T, 8] = icc.embedding(%positions, @sin.rope: f32[24, 8])
-  %3: f32[T, 3, 12] = aten.view(%0, [-1, 3, 12])
-  %4: f32[T, 3, 12] = icc.rope(%3, %1, %2, "half")
-  %5: f32[T, 3, 12] = aten.view(%4, [-1, 3, 12])
-  %6: f32[T, 36] = aten.view(%5, [-1, 36])
-  return %6
-""",
-    )
 
 
 FORMS: dict[str, tuple[str, str, Rope]] = {

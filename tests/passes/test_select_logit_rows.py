@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from expecttest import assert_expected_inline
 from graph_tracing import IDS, Applied, Value, apply, aten, difference, icc, trace
 from icc.compiler.graph.interpret import interpret
 from icc.passes.attention.select_logit_rows import SelectLogitRows
@@ -24,31 +23,7 @@ def test_selected_before_norm_and_head() -> None:
         return icc.linear.default(icc.rms_norm.default(x + attend(x), w, 1e-5), head, None)
 
     done = apply(SelectLogitRows(), trace(fn, x="f32[T, 8]", w="f32[8]", head="f32[16, 8]"))
-    assert_expected_inline(
-        done.text,
-        """\
-graph(%token_ids: i64[T]):
-  %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
-  %1: f32[T, 2, 4] = aten.view(%0, [-1, 2, 4])
-  %2: f32[T, 2, 4] = icc.attention(%1, %1, %1, None, None, 0, 0.5, 0, 0, 0.0)
-  %3: f32[T, 8] = aten.view(%2, [-1, 8])
-  %4: f32[T, 8] = aten.add.Tensor(%0, %3)
-  %5: f32[T, 8] = icc.rms_norm(%4, @w: f32[8], 1e-05)
-  %6: f32[T, 16] = icc.linear(%5, @head: f32[16, 8], None)
-  return %6
--- select-logit-rows
-graph(%token_ids: i64[T], %logit_rows: i64[L]):
-  %0: f32[T, 8] = icc.embedding(%token_ids, @x: f32[16, 8])
-  %1: f32[T, 2, 4] = aten.view(%0, [-1, 2, 4])
-  %2: f32[T, 2, 4] = icc.attention(%1, %1, %1, None, None, 0, 0.5, 0, 0, 0.0)
-  %3: f32[T, 8] = aten.view(%2, [-1, 8])
-  %4: f32[T, 8] = aten.add.Tensor(%0, %3)
-  %5: f32[L, 8] = icc.select_rows(%4, %logit_rows)
-  %6: f32[L, 8] = icc.rms_norm(%5, @w: f32[8], 1e-05)
-  %7: f32[L, 16] = icc.linear(%6, @head: f32[16, 8], None)
-  return %7
-""",
-    )
+    assert done.ops[-3:] == ["icc::select_rows", "icc::rms_norm", "icc::linear"]
     check_rows(done)
 
 

@@ -8,9 +8,11 @@ import numpy as np
 from icc.compiler.backends.cpu.backend import CPU_PROFILE
 from icc.compiler.backends.cpu.build import build_libraries
 from icc.compiler.backends.cpu.isa import host_isas
+from icc.compiler.backends.cpu.kernels.table import CPU_KERNELS
 from icc.compiler.backends.values import pack
 from icc.compiler.graph.graph import Graph
 from icc.compiler.program.lower import Lowered, LowerOptions, lower
+from icc.compiler.program.verify import verify_lowered
 from icc.passes import pipelines
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
@@ -28,7 +30,9 @@ def optimize(graph: Graph) -> Graph:
 
 
 def lower_graph(graph: Graph) -> Lowered:
-    return lower(graph, OPTIONS)
+    lowered = lower(graph, OPTIONS)
+    verify_lowered(lowered.program, CPU_KERNELS.refusal)
+    return lowered
 
 
 def _bytes(memory: AnonymousMemory, data: np.ndarray) -> int:

@@ -28,7 +28,7 @@ from icc.runtime.format.manifest import (
     QuantFacts,
     SamplingDefaults,
 )
-from icc.runtime.format.program import Kernel, KVLayer, KVLayout, Operand, Program, Step, Weight
+from icc.runtime.format.program import KVLayer, KVLayout, Program, Step, Weight
 from icc.runtime.llm import LLM
 from icc.runtime.speculate.speculator import Speculator
 from icc.runtime.tokenizer import Tokenizer
@@ -80,8 +80,8 @@ def toy_manifest(**changes: Any) -> Manifest:
 
 def toy_program(samples: bool = True) -> Program:
     return Program(
-        kernels={"toy": Kernel("toy", {})},
-        steps=[Step("toy", [Operand("input", "token_ids")], [Operand("output")], 0)],
+        kernels={"toy": "toy"},
+        steps=(Step(kernel="toy"),),
         buffers=[],
         weights={"config": Weight("i32", [2], 64)},
         kv=KVLayout(block_size=4, dtype="f32", layers=[KVLayer(1, 1, 1)]),

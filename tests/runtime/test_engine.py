@@ -79,7 +79,7 @@ def set_field(root: Path, path: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "error", "message"),
     [
-        ("format_version", 2, EngineVersionError, "version 2 is not supported: this runtime reads version 1"),
+        ("format_version", 1, EngineVersionError, "version 1 is not supported: this runtime reads version 2"),
         ("format_version", "1", EngineVersionError, "version '1' is not supported"),
         ("format_version", None, EngineFormatError, "field `format_version` is missing"),
         ("model.vocab_size", None, EngineFormatError, "engine.json: .*missing required field `vocab_size`.*model"),

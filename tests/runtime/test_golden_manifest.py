@@ -1,16 +1,20 @@
-"""engine.json of format version 1, as files: what an older icc wrote must still be read, and is still written.
+"""engine.json of every format version, as files: the current one is still written, older ones are refused in words.
 
 After a change on purpose: ICC_UPDATE_GOLDEN=1 pytest tests/runtime/test_golden_manifest.py, and review the diff. A new
-format version gets a golden file of its own; the old one stays.
+format version gets a golden file of its own; the old one stays. Version 2: program.json holds typed steps.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import msgspec
+import pytest
+from icc.runtime.errors import EngineVersionError
 from icc.runtime.format.digest import encode_sealed
+from icc.runtime.format.load import read_manifest
 from icc.runtime.format.manifest import (
     FORMAT_VERSION,
     FileEntry,
@@ -51,7 +55,15 @@ def test_the_manifest_is_written_as_before() -> None:
     assert written.decode() == GOLDEN.read_text()
 
 
-def test_every_golden_manifest_is_read() -> None:
-    for file in GOLDEN.parent.glob("engine.v*.json"):
-        found = msgspec.json.decode(file.read_bytes(), type=Manifest)
-        assert f"v{found.format_version}" == file.name.split(".")[1]
+@pytest.mark.parametrize("file", sorted(GOLDEN.parent.glob("engine.v*.json")), ids=lambda file: file.stem)
+def test_a_manifest_is_read_if_it_is_of_this_version(file: Path, tmp_path: Path) -> None:
+    shutil.copy(file, tmp_path / "engine.json")
+    version = int(file.name.split(".")[1].removeprefix("v"))
+    assert msgspec.json.decode(file.read_bytes())["format_version"] == version
+    if version == FORMAT_VERSION:
+        assert msgspec.json.decode(file.read_bytes(), type=Manifest).format_version == version
+    else:
+        with pytest.raises(
+            EngineVersionError, match=f"version {version} is not supported: .* version {FORMAT_VERSION}"
+        ):
+            read_manifest(tmp_path)

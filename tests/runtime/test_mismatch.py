@@ -47,7 +47,7 @@ def other_tokenizer(root: Path) -> None:
 
 
 MATRIX: list[tuple[str, int, str, Callable[[Path], object]]] = [
-    ("format version", 21, r"version 7 is not supported: this runtime reads version 1",
+    ("format version", 21, r"version 7 is not supported: this runtime reads version 2",
      lambda root: edit(root, "engine.json", lambda facts: facts.update(format_version=7))),
     ("kernel interface", 26, f"the engine has kernel interface version 99, this runtime needs {KERNEL_ABI['cpu']}",
      lambda root: edit(root, "engine.json", lambda facts: facts.update(kernel_abi=99))),

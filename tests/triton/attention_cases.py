@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from icc.compiler.backends.triton.kernels.attention import Attention
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.ops.attention import rotate
 from icc.runtime.format.manifest import Limits
-from interpreting import TUNER, run_kernel
+from interpreting import TUNER, make_kernel, run_kernel
 from paged import DTYPES, Pool, tables
+from step_making import cache, rotary
 from torch import Tensor
 
 POSITIONS = 400
@@ -101,15 +102,16 @@ class Step:
         bits = [sum(1 << i for i, one in enumerate(line) if one) for line in self.ancestors(row).tolist()]
         return torch.tensor([b - (1 << 64) * (b >> 63) for b in bits])[:, None].view(torch.int32)
 
-    def kernel(self) -> Attention:
+    def kernel(self) -> Any:
+        """The kernel of the layer."""
         layer, rotated = self.layer, "f32" if self.cos is not None else ""
         types = (self.kind, rotated, rotated, "f32" if layer.sinks else "", "f32" if layer.alibi else "", self.kind)
-        return Attention(
-            kv_heads=layer.kv_heads, key_dim=layer.key_dim, value_dim=layer.value_dim, dtype=self.cache,
-            block_size=self.block_size, rotary_dim=layer.rotary_dim, rope_style=layer.rope_style, table_rows=POSITIONS,
-            q_heads=layer.q_heads, q_stride=self.q.shape[1], o_stride=layer.q_heads * layer.value_dim + self.gap,
+        return make_kernel(
+            "attention", kv=cache(layer.kv_heads, layer.key_dim, layer.value_dim, self.cache, self.block_size),
+            rotary=rotary(layer.rotary_dim, POSITIONS, layer.rope_style), q_heads=layer.q_heads,
             scale=layer.key_dim**-0.5, window=layer.window, chunk=layer.chunk, softcap=layer.softcap,
-            has_sinks=layer.sinks, has_alibi=layer.alibi, types=types, aligned=(False,) * 6,
+            strides={"q": self.q.shape[1], "o": layer.q_heads * layer.value_dim + self.gap}, types=types,
+            aligned=(False,) * 6,
         )  # fmt: skip
 
     def run(self, decode: bool, tuner: Tuner = TUNER, max_tokens: int = 0) -> Tensor:

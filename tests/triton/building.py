@@ -21,6 +21,7 @@ from icc.compiler.graph.graph import Graph
 from icc.compiler.measure.interpret import InterpretDevice
 from icc.compiler.options import CompileOptions
 from icc.compiler.program.lower import LowerOptions, lower
+from icc.compiler.program.verify import verify_lowered, verify_plan
 from icc.compiler.speculate.head_files import read_heads
 from icc.compiler.speculate.tree import tree_of
 from icc.compiler.targets import TARGETS
@@ -90,10 +91,12 @@ def build(
         run_passes(graph, phase, PassContext())
     backend = TritonBackend(TARGET, weight_dtype(graph))
     lowered = lower(graph, LowerOptions(backend.kv_dtype, backend.profile, block_size))
+    verify_lowered(lowered.program, backend.refusal)
     planned = plan_program(lowered.program, limits, Tuner(TARGET), (), deterministic)
     program = msgspec.structs.replace(
         lowered.program, plan=make_plan(planned, TARGET, {}), speculation=_with_trees(lowered.program, limits)
     )
+    verify_plan(program)
     packed = {name: backend.pack(source) for name, source in lowered.sources.items()}
     options = CompileOptions(
         model, model, target="h100", max_batch_size=limits.max_batch_size, max_step_tokens=limits.max_step_tokens

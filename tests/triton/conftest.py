@@ -1,6 +1,7 @@
-"""Makes tests/triton/interpreting.py importable."""
+"""Makes tests/triton/interpreting.py and tests/step_making.py importable."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+for _folder in (Path(__file__).parents[1], Path(__file__).parent):
+    sys.path.insert(0, str(_folder))

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from icc.compiler.backends.triton.interpreter import run_spec
-from icc.compiler.backends.triton.spec import LaunchSpec, Shape, TritonKernel
+from icc.compiler.backends.triton.plan import kernel_of
+from icc.compiler.backends.triton.spec import LaunchSpec, Shape, StepKernel
 from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.targets import TARGETS
 from icc.runtime.format.manifest import Limits
+from icc.runtime.format.plan import BatchArg, KVArg, LaunchArg, OperandArg, ScratchArg, SizeArg
+from step_making import make_step, operand_names
 
 LIMITS = Limits(max_seq_len=256, max_batch_size=16, max_step_tokens=128)
 TUNER = Tuner(TARGETS["h100"])
 
 
+def make_kernel(op: str, **facts: Any) -> StepKernel[Any]:
+    """The kernel of a step made by `make_step`."""
+    return kernel_of(make_step(op, **facts))
+
+
 def run_kernel(
-    kernel: TritonKernel,
+    kernel: StepKernel[Any],
     inputs: Sequence[torch.Tensor | None],
     outputs: Sequence[torch.Tensor],
     *,
@@ -29,19 +38,22 @@ def run_kernel(
 ) -> list[LaunchSpec]:
     """Run all launches of a kernel for one step; outputs are written in place. Scratch begins as NaN bytes (0xff).
 
+    inputs, outputs: in the order of `operand_names`; None where one is absent.
     batch: the int32 arrays of the batch by name. sizes: num_tokens and so on; by default num_tokens rows of outputs[0].
     """
     rows = outputs[0].shape[0] if outputs else inputs[0].shape[0]  # type: ignore[union-attr]
     known = {"num_tokens": rows, "num_seqs": rows, "num_logit_rows": rows, "max_blocks": 1, "num_blocks": 1}
     known["num_moves"] = 0
     known |= sizes or {}
-    values: dict[str, torch.Tensor | int] = dict(known)
-    values |= {f"input:{i}": t for i, t in enumerate(inputs) if t is not None}
-    values |= {f"output:{i}": t for i, t in enumerate(outputs)} | (batch or {})
+    values: dict[LaunchArg, torch.Tensor | int] = {SizeArg(name): size for name, size in known.items()}
+    values |= {BatchArg(name): array for name, array in (batch or {}).items()}
+    names = [name for group in operand_names(kernel.step) for name in group]
+    tensors = zip(names, (*inputs, *outputs), strict=True)
+    values |= {OperandArg(name): tensor for name, tensor in tensors if tensor is not None}
     if kv is not None:
-        values["kv"] = kv
+        values[KVArg()] = kv
     for name, nbytes in kernel.scratch(shape, limits, tuner).items():
-        values[f"scratch:{name}"] = torch.full((nbytes,), 255, dtype=torch.uint8)
+        values[ScratchArg(name)] = torch.full((nbytes,), 255, dtype=torch.uint8)
     specs = kernel.launches(shape, limits, tuner)
     for spec in specs:
         run_spec(spec, values, known)

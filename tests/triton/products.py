@@ -44,7 +44,7 @@ def weight(shape: tuple[int, ...], kind: str, bits: int = 0, group: int = 0) -> 
     """Random values; quantized if `bits`."""
     if not bits:
         dense = (torch.randn(shape) / shape[-1] ** 0.5).to(DTYPES[kind])
-        return Weight(dense, dense.double(), {"format": kind}, kind)
+        return Weight(dense, dense.double(), {"stored": kind}, kind)
     rng = np.random.default_rng(sum(shape) + bits)
     groups = (*shape[:-1], shape[-1] // group)
     codes = rng.integers(0, 2**bits, shape).astype(np.uint8)
@@ -54,7 +54,7 @@ def weight(shape: tuple[int, ...], kind: str, bits: int = 0, group: int = 0) -> 
     packed = torch.from_numpy(
         AffineGroups.of(GroupAffine(group, bits)).pack({"codes": codes, "scales": scales, "zeros": zeros})
     )
-    return Weight(packed, torch.from_numpy(wide), {"bits": bits, "group": group}, "u8")
+    return Weight(packed, torch.from_numpy(wide), {"stored": f"q{bits}g{group}"}, "u8")
 
 
 def rows(count: int, width: int, stride: int, kind: str, padding: int = 0) -> Tensor:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from attention_cases import LIMITS, Layer, Step
 from icc.compiler.backends.errors import CodegenError
 from icc.compiler.backends.triton.build.compile import compile_specs
+from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.backends.triton.tiling.attention import decode_tiling
 from icc.compiler.backends.triton.tiling.choice import Tuner
+from icc.compiler.program.steps.attention import KVSpec
 from icc.compiler.targets import TARGETS
 from interpreting import TUNER
 
@@ -130,11 +133,11 @@ def test_nan_stays_in_its_sequence(decode: bool) -> None:
 
 
 def test_refusals_name_the_fact() -> None:
-    kernel = Step(LAYERS["odd"], [(1, 1)], "bf16").kernel()
+    step = Step(LAYERS["odd"], [(1, 1)], "bf16").kernel().step
     with pytest.raises(CodegenError, match="scale -1"):
-        replace(kernel, scale=-1.0)
+        kernel_of(msgspec.structs.replace(step, scale=-1.0))
     with pytest.raises(CodegenError, match="int8 pages of 147 bytes"):
-        replace(kernel, dtype="i8", kv_heads=1, key_dim=3, value_dim=4, block_size=21)
+        kernel_of(msgspec.structs.replace(step, kv=KVSpec(1, 3, 4, "i8", 21)))
 
 
 def test_phases_share_objects_and_decode_does_not_spill() -> None:

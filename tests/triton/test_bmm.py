@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from icc.compiler.backends.triton.kernels.bmm import Bmm
 from icc.compiler.backends.triton.spec import Shape
-from interpreting import LIMITS, TUNER, run_kernel
+from interpreting import LIMITS, TUNER, make_kernel, run_kernel
 
 TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 KINDS = {"f32": ("f32",) * 3, "bf16": ("bf16",) * 3, "mixed": ("bf16", "f32", "f32"), "f16": ("f16", "f16", "f32")}
@@ -29,9 +28,10 @@ def test_bmm(kinds: str, transposed: bool, rows: int, batch: int, m: int, k: int
     flat = torch.cat([a.flatten(1), poison.to(a.dtype)], 1)
     right = b if shared else torch.cat([b.flatten(1), poison.to(b.dtype)], 1)
     c = torch.full((rows, batch * m * n + 3), 66, dtype=TORCH[types[2]])
-    kernel = Bmm(
-        batch=batch, m=m, k=k, n=n, b_transposed=transposed, a_row_stride=flat.shape[1],
-        b_row_stride=0 if shared else right.shape[1], c_row_stride=c.shape[1], types=types, aligned=(False,) * 3,
+    kernel = make_kernel(
+        "bmm", batch=batch, m=m, k=k, n=n, b_transposed=transposed,
+        strides={"a": flat.shape[1], "b": 0 if shared else right.shape[1], "c": c.shape[1]}, types=types,
+        aligned=(False,) * 3,
     )  # fmt: skip
     run_kernel(kernel, [flat, right], [c], shape=Shape(max(rows, 16), False))
     found = c[:, : batch * m * n].view(expected.shape).double()
@@ -44,8 +44,8 @@ def test_phases_share_kernels() -> None:
     """Few lines use no tiles; a matrix per row does not depend on the phase."""
 
     def sources(b_row_stride: int) -> list[str]:
-        kernel = Bmm(
-            batch=4, m=1, k=128, n=512, a_row_stride=512, b_row_stride=b_row_stride, c_row_stride=2048,
+        kernel = make_kernel(
+            "bmm", batch=4, m=1, k=128, n=512, strides={"a": 512, "b": b_row_stride, "c": 2048},
             types=("f32",) * 3, aligned=(True,) * 3,
         )  # fmt: skip
         return [kernel.launches(Shape(t, t < 512), LIMITS, TUNER)[0].source for t in (1, 8, 16, 512)]

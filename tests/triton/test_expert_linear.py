@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from icc.compiler.backends.triton.kernels.linear import LINEARS
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.ops.body import Body
-from icc.runtime.format.access import Columns
-from interpreting import run_kernel
+from icc.compiler.program.steps.linear import Columns, Epilogue
+from interpreting import make_kernel, run_kernel
 from products import DTYPES, Forced, check, rows, weight
 from torch import Tensor
 
@@ -37,8 +36,9 @@ def test_products_of_slots(tiling: dict[str, int], kind: str, bits: int, per_slo
     index = torch.randint(0, experts, (count, topk), dtype=torch.int32)
     index[0, 1], index[2, 2] = -1, experts
     y = torch.full((count + 1, topk * n), torch.nan, dtype=DTYPES[kind])
-    kernel = LINEARS["expert_linear_q" if bits else "expert_linear"](
-        k=k, n=n, experts=experts, topk=topk, x_per_slot=per_slot, has_bias=True, x_stride=stride,
+    kernel = make_kernel(
+        "expert_linear_q" if bits else "expert_linear", k=k, n=n, experts=experts, topk=topk, x_per_slot=per_slot,
+        strides={"x": stride},
         types=(kind, w.kind, "f32", "i32", kind), aligned=(True,) * 5, **w.params,
     )  # fmt: skip
     sizes = {"num_tokens": count}
@@ -56,10 +56,10 @@ def test_gated_experts(tiling: dict[str, int]) -> None:
     x, w = rows(count, k, k, "bf16"), weight((experts, n, k), "bf16", 4, 64)
     index = torch.randint(0, experts, (count, topk), dtype=torch.int32)
     y = torch.full((count, topk * 20), torch.nan)
-    kernel = LINEARS["expert_linear_q"](
-        k=k, n=n, experts=experts, topk=topk, epilogue=Body.parse("t0 = silu a0; t1 = mul t0 a1"),
-        epilogue_inputs=[Columns(0, 2), Columns(1, 2)], width=20, y_stride=topk * 20,
-        types=("bf16", "u8", "", "i32", "f32"), aligned=(True,) * 5, **w.params,
+    kernel = make_kernel(
+        "expert_linear_q", k=k, n=n, experts=experts, topk=topk,
+        epilogue=Epilogue(Body.parse("t0 = silu a0; t1 = mul t0 a1"), (Columns(0, 2), Columns(1, 2)), 20),
+        types=("bf16", "u8", "", "i32", "f32"), **w.params,
     )  # fmt: skip
     run_kernel(kernel, [x, w.packed, None, index], [y], shape=Shape(8, True), tuner=Forced(tiling))
     full = reference(x, w.values, None, index)
@@ -72,14 +72,14 @@ def test_float32_experts() -> None:
         x, w = rows(count, 48, 48, "f32"), weight((experts, 8, 48), "f32")
         index = torch.randint(0, experts, (count, 2), dtype=torch.int32)
         y = torch.full((count, 16), torch.nan)
-        kernel = LINEARS["expert_linear"](
+        kernel = make_kernel(
+            "expert_linear",
             k=48,
             n=8,
             experts=experts,
             topk=2,
-            format="f32",
+            stored="f32",
             types=("f32", "f32", "", "i32", "f32"),
-            aligned=(True,) * 5,
         )
         run_kernel(kernel, [x, w.packed, None, index], [y], shape=Shape(64, False))
         check(y, reference(x, w.values, None, index).reshape(count, -1), "f32")

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 from icc.compiler.backends.errors import CodegenError
-from icc.compiler.backends.triton.kernels.index import INDEXED
 from icc.compiler.backends.triton.layouts.affine import AffineGroups
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.ops import OPS
 from icc.compiler.weights.formats.affine import GroupAffine
-from interpreting import run_kernel
+from interpreting import make_kernel, run_kernel
 from torch import Tensor
 
 TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i32": torch.int32}
@@ -56,9 +55,9 @@ def test_topk(outer: int, n: int, k: int, largest: bool, kind: str) -> None:
     x = torch.randint(-3, 4, (3, outer, n)).to(TORCH[kind])
     values, indices = OPS["topk"].reference(x, k, largest)
     flat, y, at = padded(x), empty(values), empty(indices.int())
-    kernel = INDEXED["topk"](
-        outer=outer, n=n, k=k, largest=largest, dtype="i32" if kind == "i32" else "f32", x_stride=flat.shape[1],
-        values_stride=y.shape[1], indices_stride=at.shape[1], **facts(flat, y, at),
+    kernel = make_kernel(
+        "topk", outer=outer, n=n, k=k, largest=largest,
+        strides={"x": flat.shape[1], "values": y.shape[1], "indices": at.shape[1]}, **facts(flat, y, at),
     )  # fmt: skip
     run_kernel(kernel, [flat], [y, at], shape=SHAPE)
     check(y, values)
@@ -71,8 +70,8 @@ def test_topk_edges(largest: bool) -> None:
     x = torch.tensor([[1.0, torch.nan, torch.inf, -0.0, 0.0, -torch.inf, torch.nan], [-torch.inf] * 7, [torch.nan] * 7])
     values, indices = OPS["topk"].reference(x, 7, largest)
     y, at = empty(values), empty(indices.int())
-    strides = {"x_stride": 7, "values_stride": 10, "indices_stride": 10}
-    kernel = INDEXED["topk"](outer=1, n=7, k=7, largest=largest, **strides, **facts(x, y, at))
+    strides = {"x": 7, "values": 10, "indices": 10}
+    kernel = make_kernel("topk", outer=1, n=7, k=7, largest=largest, strides=strides, **facts(x, y, at))
     run_kernel(kernel, [x], [y, at], shape=SHAPE)
     check(y, values)
     check(at, indices.int())
@@ -80,7 +79,7 @@ def test_topk_edges(largest: bool) -> None:
 
 def test_topk_names_its_limit() -> None:
     with pytest.raises(CodegenError, match="16384"):
-        INDEXED["topk"](outer=1, n=128256, k=50, x_stride=128256, values_stride=50, indices_stride=50)
+        make_kernel("topk", outer=1, n=128256, k=50)
 
 
 @pytest.mark.parametrize("kind", ["f32", "bf16", "i32"])
@@ -92,9 +91,9 @@ def test_gather(kind: str, outer: int, n: int, m: int) -> None:
     wild = index.clone()
     wild[0, 0, 0], expected[0, 0, 0] = n + 5, x[0, 0, -1]
     flat, places, y = padded(x), padded(wild), empty(expected)
-    kernel = INDEXED["gather"](
-        outer=outer, n=n, m=m, dtype="i32" if kind == "i32" else "f32", x_stride=flat.shape[1],
-        index_stride=places.shape[1], y_stride=y.shape[1], **facts(flat, places, y),
+    kernel = make_kernel(
+        "gather", outer=outer, n=n, m=m,
+        strides={"x": flat.shape[1], "index": places.shape[1], "y": y.shape[1]}, **facts(flat, places, y),
     )  # fmt: skip
     run_kernel(kernel, [flat, places], [y], shape=SHAPE)
     check(y, expected)
@@ -112,10 +111,10 @@ def test_scatter(kind: str, outer: int, n: int, m: int, accumulate: bool, value:
     source = None if value is not None else (torch.randn(3, outer, m) * 9).to(TORCH[kind])
     expected = OPS["scatter"].reference(x, index, source, value or 0.0, accumulate)
     flat, places, src, y = padded(x), padded(index), None if source is None else padded(source), empty(x)
-    kernel = INDEXED["scatter"](
-        outer=outer, n=n, m=m, dtype=kind, reduce="add" if accumulate else "none",
-        src="tensor" if src is not None else "value", value=value or 0.0, x_stride=flat.shape[1],
-        index_stride=places.shape[1], src_stride=src.shape[1] if src is not None else 0, y_stride=y.shape[1],
+    kernel = make_kernel(
+        "scatter", outer=outer, n=n, m=m, reduce="add" if accumulate else "none", value=value or 0.0,
+        strides={"x": flat.shape[1], "index": places.shape[1], "src": src.shape[1] if src is not None else 0,
+                 "y": y.shape[1]},
         **facts(flat, places, src, y),
     )  # fmt: skip
     run_kernel(kernel, [flat, places, src], [y], shape=SHAPE)
@@ -124,9 +123,7 @@ def test_scatter(kind: str, outer: int, n: int, m: int, accumulate: bool, value:
 
 def test_scatter_of_infinity_skips_what_is_outside() -> None:
     x, index, y = torch.ones(1, 4), torch.tensor([[2, -1, 4]], dtype=torch.int32), torch.zeros(1, 4)
-    kernel = INDEXED["scatter"](
-        outer=1, n=4, m=3, src="value", value="-inf", x_stride=4, index_stride=3, y_stride=4, **facts(x, index, None, y)
-    )
+    kernel = make_kernel("scatter", outer=1, n=4, m=3, value="-inf", **facts(x, index, None, y))
     run_kernel(kernel, [x, index, None], [y], shape=SHAPE)
     assert y.tolist() == [[1.0, 1.0, -torch.inf, 1.0]]
 
@@ -138,7 +135,7 @@ def test_embedding(table: str, out: str, n: int) -> None:
     ids = torch.tensor([0, 8, 3, 3, 99, -1], dtype=torch.int32)
     expected = w[[0, 8, 3, 3, 8, 0]].to(TORCH[out])
     y = empty(expected)
-    kernel = INDEXED["embedding"](n=n, y_stride=n + 3, table_rows=9, format=table, **facts(ids, w, y))
+    kernel = make_kernel("embedding", n=n, strides={"y": n + 3}, table_rows=9, stored=table, **facts(ids, w, y))
     run_kernel(kernel, [ids, w], [y], shape=SHAPE)
     check(y, expected)
 
@@ -159,9 +156,9 @@ def test_embedding_reads_the_codes_of_a_product(bits: int, rows: int, n: int, gr
     ids = torch.tensor([0, rows - 1, 3, 3, 999, -1], dtype=torch.int32)
     expected = torch.from_numpy((codes - spread[0]) * spread[1])[ids.long().clamp(0, rows - 1)].to(TORCH[out])
     y = empty(expected)
-    kernel = INDEXED["embedding"](
-        n=n, y_stride=n + 3, table_rows=rows, format=f"gq{bits}", group=group, types=("i32", "u8", out),
-        aligned=(False,) * 3,
+    kernel = make_kernel(
+        "embedding", n=n, strides={"y": n + 3}, table_rows=rows, stored=f"q{bits}g{group}",
+        types=("i32", "u8", out), aligned=(False,) * 3,
     )  # fmt: skip
     run_kernel(kernel, [ids, torch.from_numpy(packed)], [y], shape=SHAPE)
     check(y, expected)
@@ -169,9 +166,8 @@ def test_embedding_reads_the_codes_of_a_product(bits: int, rows: int, n: int, gr
 
 def test_embedding_names_a_format_that_it_lacks() -> None:
     w = torch.zeros(9, 64)
-    kernel = INDEXED["embedding"](n=64, y_stride=64, table_rows=9, format="gq3", **facts(w, w, w))
-    with pytest.raises(CodegenError, match="'gq3'"):
-        run_kernel(kernel, [w, w], [w], shape=SHAPE)
+    with pytest.raises(CodegenError, match="'q3g16'"):
+        make_kernel("embedding", n=64, table_rows=9, stored="q3g16", **facts(w, w, w))
 
 
 @pytest.mark.parametrize("kind", ["f32", "bf16"])
@@ -179,7 +175,7 @@ def test_select_rows(kind: str) -> None:
     x, rows = torch.randn(5, 70).to(TORCH[kind]), torch.tensor([4, 1, 9], dtype=torch.int32)
     flat, expected = padded(x), x[[4, 1, 4]]
     y = empty(expected)
-    kernel = INDEXED["select_rows"](n=70, x_stride=73, y_stride=73, dtype=kind, **facts(flat, y))
+    kernel = make_kernel("select_rows", n=70, rows="logit_rows", strides={"x": 73, "y": 73}, **facts(flat, y))
     run_kernel(
         kernel, [flat], [y], shape=SHAPE, batch={"logit_rows": rows}, sizes={"num_tokens": 5, "num_logit_rows": 3}
     )

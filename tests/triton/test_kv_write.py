@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from icc.compiler.backends.triton.kernels.kv_cache import KvWrite, pieces
+from icc.compiler.backends.triton.kernels.kv_cache import pieces
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.ops.attention import rotate
 from icc.runtime.batch.packed import PackedBatch
 from icc.runtime.batch.scheduled import ScheduledBatch
 from icc.runtime.format.batch import BatchLimits
-from interpreting import run_kernel
+from interpreting import make_kernel, run_kernel
 from paged import DTYPES, Pool, tables
+from step_making import cache as kv_cache
+from step_making import rotary as rotation
 
 
 @pytest.mark.parametrize("cache", ["f32", "bf16", "f16", "i8"])
@@ -31,9 +33,9 @@ def test_kv_write(cache: str, heads: int, key_dim: int, value_dim: int, rotary: 
     slots[[4, 18]] = -1
     positions = torch.randint(0, 50, (tokens,), dtype=torch.int32)
     pool, expected = (Pool(heads, key_dim, value_dim, cache, block_size, 8) for _ in range(2))
-    kernel = KvWrite(
-        kv_heads=heads, key_dim=key_dim, value_dim=value_dim, dtype=cache, block_size=block_size, rotary_dim=rotary,
-        table_rows=50 if rotary else 0, rope_style=style, k_stride=k.shape[1], v_stride=v.shape[1],
+    kernel = make_kernel(
+        "kv_write", kv=kv_cache(heads, key_dim, value_dim, cache, block_size), rotary=rotation(rotary, 50, style),
+        strides={"k": k.shape[1], "v": v.shape[1]},
         types=(kind, kind, *(("f32", "f32") if rotary else ("", ""))), aligned=(False,) * 4,
     )  # fmt: skip
     batch = {"positions": positions, "slot_mapping": slots, "moves": torch.zeros(0, 2, dtype=torch.int32)}
@@ -72,9 +74,8 @@ def test_accepted_guesses_are_moved(cache: str, heads: int, key_dim: int, value_
         if cache == "i8":
             expected._scales(block)[:, :, at] = expected._scales(source // 8)[:, :, source % 8]
     kind = {"i8": "bf16"}.get(cache, cache)
-    kernel = KvWrite(
-        kv_heads=heads, key_dim=key_dim, value_dim=value_dim, dtype=cache, block_size=8, k_stride=heads * key_dim,
-        v_stride=heads * value_dim, types=(kind, kind, "", ""), aligned=(True,) * 4,
+    kernel = make_kernel(
+        "kv_write", kv=kv_cache(heads, key_dim, value_dim, cache, 8), types=(kind, kind, "", ""), aligned=(True,) * 4,
     )  # fmt: skip
     k, v = torch.zeros(1, heads * key_dim).to(DTYPES[kind]), torch.zeros(1, heads * value_dim).to(DTYPES[kind])
     batch = {name: torch.full((1,), -1, dtype=torch.int32) for name in ("positions", "slot_mapping")}
@@ -92,9 +93,8 @@ def test_rows_without_finite_numbers_are_marked_in_an_int8_cache() -> None:
     k, v = torch.ones(3, 8), torch.zeros(3, 8)
     k[0, 3], k[1, 5] = torch.nan, -torch.inf
     pool = Pool(1, 8, 8, "i8", 4, 1)
-    kernel = KvWrite(
-        kv_heads=1, key_dim=8, value_dim=8, dtype="i8", block_size=4, k_stride=8, v_stride=8,
-        types=("f32", "f32", "", ""), aligned=(True,) * 4,
+    kernel = make_kernel(
+        "kv_write", kv=kv_cache(1, 8, 8, "i8", 4), types=("f32", "f32", "", ""), aligned=(True,) * 4,
     )  # fmt: skip
     batch = {name: torch.arange(3, dtype=torch.int32) for name in ("positions", "slot_mapping", "moves")}
     run_kernel(kernel, [k, v, None, None], [], shape=Shape(64, False), batch=batch, kv=pool.bytes)

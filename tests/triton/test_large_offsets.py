@@ -7,11 +7,10 @@ import mmap
 import pytest
 import torch
 from attention_cases import Layer, Step
-from icc.compiler.backends.triton.kernels.index import INDEXED
-from icc.compiler.backends.triton.kernels.kv_cache import KvWrite
 from icc.compiler.backends.triton.spec import Shape
-from interpreting import run_kernel
+from interpreting import make_kernel, run_kernel
 from paged import Pool
+from step_making import cache as kv_cache
 from torch import Tensor
 
 LAYER = Layer(4, 2, 128, 128)
@@ -46,9 +45,8 @@ def test_attention_reads_far_pages(cache: str, decode: bool) -> None:
 @pytest.mark.parametrize("cache", ["f16", "i8"])
 def test_keys_are_written_to_far_pages_and_moved_there(cache: str) -> None:
     torch.manual_seed(0)
-    kernel = KvWrite(
-        kv_heads=2, key_dim=128, value_dim=128, dtype=cache, block_size=BLOCK_SIZE, k_stride=256, v_stride=256,
-        types=("f16", "f16", "", ""), aligned=(True,) * 4,
+    kernel = make_kernel(
+        "kv_write", kv=kv_cache(2, 128, 128, cache, BLOCK_SIZE), types=("f16", "f16", "", ""), aligned=(True,) * 4,
     )  # fmt: skip
     k, v = torch.randn(2, 256).half(), torch.randn(2, 256).half()
     found = []
@@ -73,8 +71,8 @@ def test_rows_of_large_tables_are_found() -> None:
     table = sparse(rows, 2 * n)
     table[-1] = torch.arange(2 * n) % 100
     ids, y = torch.tensor([rows - 1, 5], dtype=torch.int32), torch.full((2, n), 66, dtype=torch.float16)
-    kernel = INDEXED["embedding"](
-        n=n, y_stride=n, table_rows=rows, format="f16", types=("i32", "f16", "f16"), aligned=(True,) * 3
+    kernel = make_kernel(
+        "embedding", n=n, table_rows=rows, stored="f16", types=("i32", "f16", "f16"), aligned=(True,) * 3
     )
     run_kernel(kernel, [ids, table], [y], shape=Shape(8, False))
     assert torch.equal(y[0], table[-1].view(torch.float16)) and not y[1].any()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from icc.compiler.backends.errors import CodegenError
-from icc.compiler.backends.triton.kernels.linear import LINEARS, Linear
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.ops.body import Body
-from icc.runtime.format.access import Access, Columns
-from interpreting import LIMITS, TUNER, run_kernel
+from icc.compiler.program.steps.linear import Columns, Epilogue, Extra
+from interpreting import LIMITS, TUNER, make_kernel, run_kernel
 from products import DTYPES, Forced, Weight, check, rows, weight
 from torch import Tensor
 
@@ -38,8 +36,8 @@ def test_rows_of_any_stride(kind: str, bits: int, group: int, k: int, count: int
     n = 33
     x, w, bias = rows(count, k, k + 8, kind, 2), weight((n, k), kind, bits, group), torch.randn(n)
     y = torch.full((count + 1, n + 3), torch.nan, dtype=DTYPES[kind])
-    kernel = LINEARS["linear_q" if bits else "linear"](
-        k=k, n=n, x_stride=k + 8, y_stride=n + 3, has_bias=True, rows="tokens",
+    kernel = make_kernel(
+        "linear_q" if bits else "linear", k=k, n=n, strides={"x": k + 8, "y": n + 3},
         types=(kind, w.kind, "f32", kind), aligned=(True, True, False, False), **w.params,
     )  # fmt: skip
     run_kernel(kernel, [x, w.packed, bias], [y], shape=shape, sizes={"num_tokens": count})
@@ -50,26 +48,21 @@ def test_rows_of_any_stride(kind: str, bits: int, group: int, k: int, count: int
 def test_operands_of_different_types_are_multiplied_in_float32(x_kind: str, w_kind: str, y_kind: str) -> None:
     x, w = rows(5, 70, 70, x_kind), weight((17, 70), w_kind)
     y = torch.full((5, 17), torch.nan, dtype=DTYPES[y_kind])
-    kernel = Linear(k=70, n=17, types=(x_kind, w.kind, "", y_kind), aligned=(True,) * 4, rows="logit_rows", **w.params)
+    types = (x_kind, w.kind, "", y_kind)
+    kernel = make_kernel("linear", k=70, n=17, types=types, rows="logit_rows", **w.params)
     run_kernel(kernel, [x, w.packed, None], [y], shape=Shape(8, True))
     check(y, product(x, w, None, 70), y_kind)
 
 
-GATED: dict[str, Any] = {"epilogue": Body.parse("t0 = silu a0; t1 = mul t0 a1"), "width": 24}
-FORMS: dict[str, dict[str, Any]] = {
-    "halves": {**GATED, "epilogue_inputs": [Columns(0, 1), Columns(24, 1)]},
-    "interleaved": {**GATED, "epilogue_inputs": [Columns(0, 2), Columns(1, 2)]},
-    "residual": {
-        "epilogue": Body.parse("t0 = add a0 a1"),
-        "epilogue_inputs": [Columns(0, 1), Access("f32", 50, (1,))],
-        "width": 48,
-    },
-    "scaled": {
-        "epilogue": Body.parse("t0 = mul a0 a1; t1 = add t0 a2; t2 = mul t1 0.5; t3 = add t2 a1"),
-        "epilogue_inputs": [Columns(3, 1), Access("f32", 0, (1,)), Access("f32", 1, (0,))],
-        "width": 40,
-    },
+GATE = Body.parse("t0 = silu a0; t1 = mul t0 a1")
+SCALE = Body.parse("t0 = mul a0 a1; t1 = add t0 a2; t2 = mul t1 0.5; t3 = add t2 a1")
+FORMS = {
+    "halves": Epilogue(GATE, (Columns(0, 1), Columns(24, 1)), 24),
+    "interleaved": Epilogue(GATE, (Columns(0, 2), Columns(1, 2)), 24),
+    "residual": Epilogue(Body.parse("t0 = add a0 a1"), (Columns(0, 1), Extra(1)), 48),
+    "scaled": Epilogue(SCALE, (Columns(3, 1), Extra(1), Extra(0)), 40),
 }
+STRIDES = {"residual": {"extras.0": 50}, "scaled": {"extras.0": 0, "extras.1": 1}}
 
 
 def finished(form: str, y: Tensor, extras: list[Tensor]) -> Tensor:
@@ -90,23 +83,19 @@ def test_epilogues(form: str, bits: int, count: int, shape: Shape) -> None:
     n, k = 48, 128
     x, w, bias = rows(count, k, k, "bf16"), weight((n, k), "bf16", bits, 64 if bits else 0), torch.randn(n)
     extras = {"residual": [torch.randn(count, 50)], "scaled": [torch.randn(40), torch.randn(count)]}.get(form, [])
-    width = FORMS[form]["width"]
-    y = torch.full((count, width), torch.nan)
-    kernel = Linear(
-        k=k, n=n, has_bias=True, types=("bf16", w.kind, "f32", *["f32"] * len(extras), "f32"),
-        aligned=(True,) * (4 + len(extras)), **w.params, **FORMS[form],
+    y = torch.full((count, FORMS[form].width), torch.nan)
+    kernel = make_kernel(
+        "linear_q" if bits else "linear", k=k, n=n, types=("bf16", w.kind, "f32", *["f32"] * len(extras), "f32"),
+        epilogue=FORMS[form], strides=STRIDES.get(form, {}), **w.params,
     )  # fmt: skip
     run_kernel(kernel, [x, w.packed, bias, *extras], [y], shape=shape)
     check(y, finished(form, product(x, w, bias, k), extras), "f32")
 
 
 def test_an_epilogue_input_outside_the_product_is_refused() -> None:
-    kernel = Linear(
-        k=16, n=32, format="bf16", types=("bf16", "bf16", "", "f32"), aligned=(True,) * 4,
-        epilogue=Body.parse("t0 = relu a0"), epilogue_inputs=[Columns(20, 1)], width=16,
-    )  # fmt: skip
+    epilogue = Epilogue(Body.parse("t0 = relu a0"), (Columns(20, 1),), 16)
     with pytest.raises(CodegenError, match=r"Columns\(offset=20, stride=1\) of 16 columns lies outside n = 32"):
-        kernel.launches(Shape(1, True), LIMITS, TUNER)
+        make_kernel("linear", k=16, n=32, stored="bf16", types=("bf16", "bf16", "", "f32"), epilogue=epilogue)
 
 
 TILINGS = [
@@ -124,10 +113,9 @@ def test_every_cut_gives_the_same(tiling: dict[str, int], bits: int, target: str
     count, n, k = (5 if tiling["decode"] else tiling["m"] + 1), 30, 448
     x, w, extra = rows(count, k, k, "bf16"), weight((n, k), "bf16", bits, 64 if bits else 0), torch.randn(count, n)
     y = torch.full((count, n), torch.nan)
-    kernel = Linear(
-        k=k, n=n, epilogue=Body.parse("t0 = add a0 a1"), epilogue_inputs=[Columns(0, 1), Access("f32", n, (1,))],
-        width=n,
-        types=("bf16", w.kind, "", "f32", "f32"), aligned=(True,) * 5, **w.params,
+    kernel = make_kernel(
+        "linear_q" if bits else "linear", k=k, n=n, types=("bf16", w.kind, "", "f32", "f32"),
+        epilogue=Epilogue(Body.parse("t0 = add a0 a1"), (Columns(0, 1), Extra(1)), n), **w.params,
     )  # fmt: skip
     shape = Shape(count, bool(tiling["decode"]))
     specs = run_kernel(kernel, [x, w.packed, None, extra], [y], shape=shape, tuner=Forced(tiling, target))
@@ -139,13 +127,13 @@ def test_tiles_of_more_rows_than_a_band() -> None:
     torch.manual_seed(3)
     x, w = rows(150, 40, 40, "bf16"), weight((40, 40), "bf16")
     y = torch.full((150, 40), torch.nan)
-    kernel = Linear(k=40, n=40, format="bf16", types=("bf16", "bf16", "", "f32"), aligned=(True,) * 4)
+    kernel = make_kernel("linear", k=40, n=40, stored="bf16", types=("bf16", "bf16", "", "f32"))
     run_kernel(kernel, [x, w.packed, None], [y], shape=Shape(256, False), tuner=Forced(TILINGS[1]))
     check(y, product(x, w, None, 40), "f32")
 
 
 def test_phases_of_one_class_share_their_launches() -> None:
-    kernel = Linear(k=256, n=512, format="bf16", types=("bf16", "bf16", "", "bf16"), aligned=(True,) * 4)
+    kernel = make_kernel("linear", k=256, n=512, stored="bf16", types=("bf16", "bf16", "", "bf16"))
     few = [kernel.launches(Shape(m, True), LIMITS, TUNER) for m in (1, 2, 4, 8)]
     assert all(f == few[0] for f in few)
     assert kernel.launches(Shape(64, True), LIMITS, TUNER) == kernel.launches(Shape(64, False), LIMITS, TUNER)
@@ -155,7 +143,7 @@ def test_phases_of_one_class_share_their_launches() -> None:
 def test_the_assembly_unpacks_as_the_source_says(kind: str) -> None:
     """Nobody can run PTX here: evaluates the lines over all 16-bit elements, two per register."""
     w = weight((32, 128), kind, 4, 64)
-    kernel = Linear(k=128, n=32, types=(kind, "u8", "", kind), aligned=(True,) * 4, **w.params)
+    kernel = make_kernel("linear_q", k=128, n=32, types=(kind, "u8", "", kind), **w.params)
     source = kernel.launches(Shape(1, True), LIMITS, TUNER)[0].source
     elements = np.arange(65536, dtype=np.uint32)
     registers: dict[str, np.ndarray] = {"$4": elements | (elements[::-1] << np.uint32(16))}

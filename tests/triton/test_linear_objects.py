@@ -10,24 +10,19 @@ import re
 import subprocess
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from icc.compiler.backends.triton.build.compile import compile_specs, spec_key
-from icc.compiler.backends.triton.kernels.linear import Linear
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.ops.body import Body
+from icc.compiler.program.steps.linear import Columns, Epilogue
 from icc.compiler.targets import TARGETS
-from icc.runtime.format.access import Columns
-from interpreting import LIMITS
+from interpreting import LIMITS, make_kernel
 
-GATED: dict[str, Any] = {
-    "epilogue": Body.parse("t0 = silu a0; t1 = mul t0 a1"), "epilogue_inputs": [Columns(0, 1), Columns(4096, 1)],
-    "width": 4096,
-}  # fmt: skip
-CODES = Linear(k=4096, n=8192, bits=4, group=128, types=("bf16", "u8", "", "bf16"), aligned=(True,) * 4, **GATED)
-DENSE = Linear(k=4096, n=8192, format="bf16", types=("bf16", "bf16", "", "bf16"), aligned=(True,) * 4, **GATED)
+GATE = Epilogue(Body.parse("t0 = silu a0; t1 = mul t0 a1"), (Columns(0, 1), Columns(4096, 1)), 4096)
+CODES = make_kernel("linear_q", k=4096, n=8192, stored="q4g128", types=("bf16", "u8", "", "bf16"), epilogue=GATE)
+DENSE = make_kernel("linear", k=4096, n=8192, stored="bf16", types=("bf16", "bf16", "", "bf16"), epilogue=GATE)
 CASES = [
     # kernel, phase, the matrix instruction that is expected
     (CODES, Shape(1, True), "HMMA"),

@@ -15,11 +15,17 @@ from icc.compiler.backends.triton.backend import check_resources
 from icc.compiler.backends.triton.build.compile import Compiled
 from icc.compiler.backends.triton.plan import make_plan, occupancy, phase_shapes, plan_program
 from icc.compiler.backends.triton.tiling.choice import Tuner
+from icc.compiler.program.program import decode_program
+from icc.compiler.program.steps.base import Step
+from icc.runtime.errors import EngineFieldError
 from icc.runtime.executor.walk import Place, Walker
 from icc.runtime.format.batch import PLAN_ARRAYS
+from icc.runtime.format.load import decode_program as read_untyped
 from icc.runtime.format.manifest import Limits
-from icc.runtime.format.plan import Extent, LaunchPlan, Term, extent
-from icc.runtime.format.program import Kernel, Program
+from icc.runtime.format.operands import Operand, OutputOperand
+from icc.runtime.format.plan import SIZES, Extent, LaunchPlan, Term, extent
+from icc.runtime.format.program import LOGITS
+from icc.runtime.format.program import Step as UntypedStep
 
 LIMITS = Limits(max_seq_len=64, max_batch_size=6, max_step_tokens=24)
 
@@ -78,17 +84,35 @@ def test_every_step_is_bound(data: st.DataObject, engine: GpuEngine) -> None:
                 assert 0 <= value.offset < max(spaces[value.space], 1)
 
 
-def test_a_kernel_without_a_template_fails_the_build(engine: GpuEngine) -> None:
-    kernels = {**engine.program.kernels, "odd_0": Kernel("odd", {})}
-    with pytest.raises(CodegenError, match="no template for op 'odd'"):
-        plan_program(msgspec.structs.replace(engine.program, kernels=kernels), LIMITS, Tuner(TARGET))
-    kernels = {"softmax_0": Kernel("softmax", {"surprise": 1})}
-    with pytest.raises(CodegenError, match="softmax_0"):
-        plan_program(msgspec.structs.replace(engine.program, kernels=kernels), LIMITS, Tuner(TARGET))
+class Odd(Step, frozen=True, kw_only=True, tag="odd"):
+    """An op that no back end has heard of."""
+
+    y: Operand
+
+
+def test_a_step_without_a_kernel_fails_the_build(engine: GpuEngine) -> None:
+    odd = Odd(kernel="odd_0", y=OutputOperand(LOGITS, "f32", 5))
+    program = msgspec.structs.replace(engine.program, kernels={"odd_0": "odd"}, steps=(odd,))
+    with pytest.raises(CodegenError, match=r"kernel odd_0 \(odd\): the Triton backend has no kernel of op 'odd'"):
+        plan_program(program, LIMITS, Tuner(TARGET))
+
+
+def test_a_runtime_walks_ops_that_it_has_never_heard_of(engine: GpuEngine) -> None:
+    """What it needs of a step is its call; of program.json's steps it reads the kernels' names."""
+    raw = msgspec.json.decode(msgspec.json.encode(engine.program))
+    for step in raw["steps"]:
+        step["op"], step["surprise"] = "odd", {"x": 1}
+    program = read_untyped(msgspec.json.encode(raw), "program.json")
+    assert program.plan == engine.program.plan and type(program.steps[0]) is UntypedStep
+    phase, sizes = program.plan.phases[0], dict.fromkeys(SIZES, 1)
+    found = [(bound.launch, bound.args) for bound in Walker(program, program.plan).walk(phase, sizes)]
+    assert found == [(bound.launch, bound.args) for bound in Walker(engine.program, program.plan).walk(phase, sizes)]
+    with pytest.raises(EngineFieldError, match="odd"):
+        decode_program(msgspec.json.encode(raw), "program.json")
 
 
 def test_a_plan_survives_json(engine: GpuEngine) -> None:
-    assert msgspec.json.decode(msgspec.json.encode(engine.program), type=Program) == engine.program
+    assert decode_program(msgspec.json.encode(engine.program), "program.json") == engine.program
     assert isinstance(engine.program.plan, LaunchPlan)
 
 
@@ -118,6 +142,6 @@ def test_a_table_that_is_also_the_head_is_stored_once(tiny: Any, tmp_path: Path)
     tiny.save_tiny(config, tmp_path, "bfloat16")
     program = build(tmp_path, "rtn4", LIMITS).program
     tables = [name for name, weight in program.weights.items() if weight.shape[0] == config.vocab_size]
-    readers = {program.kernels[s.kernel].op for s in program.steps for o in s.inputs if o.name == tables[0]}
+    readers = {s.op for s in program.steps for o in s.operands.values() if o.name == tables[0]}
     assert len(tables) == 1 and program.weights[tables[0]].format == "gq8"
     assert readers == {"embedding", "linear_q"}

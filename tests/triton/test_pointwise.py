@@ -6,13 +6,11 @@ import pytest
 import torch
 from icc.compiler.backends.errors import CodegenError
 from icc.compiler.backends.triton.kernels.body import Value, translate
-from icc.compiler.backends.triton.kernels.pointwise import Pointwise, column_offset
+from icc.compiler.backends.triton.kernels.pointwise import column_offset
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.ops.body import Body, Number
 from icc.compiler.ops.pointwise import OPCODES
-from icc.compiler.program.strides import normalize
-from icc.runtime.format.access import Access
-from interpreting import run_kernel
+from interpreting import make_kernel, run_kernel
 from torch import Tensor
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about NaN and infinities
@@ -45,17 +43,13 @@ def run(inputs: list[Tensor], body: str, kinds: list[str], out: str = "f32", row
     """inputs [rows or 1, ...] broadcast to a common shape; 1 row means a constant. kinds: storage types."""
     shape = torch.broadcast_shapes(*(t.shape[1:] for t in inputs))
     stored = [t.to(TORCH[k]) for t, k in zip(inputs, kinds, strict=True)]
-    walks = [
-        Access("i32" if k == "i32" else "f32", t.stride(0) if t.shape[0] > 1 else 0, t[0].expand(shape).stride())
-        for t, k in zip(stored, kinds, strict=True)
-    ]
+    walks = [t[0].expand(shape).stride() for t in stored]
     width = max(1, int(torch.Size(shape).numel())) + 3
     y = torch.full((rows, width), 77, dtype=TORCH[out])
-    walks.append(Access("i32" if out == "i32" else "f32", width, torch.empty(shape).stride()))
-    dims, (*accesses, output) = normalize(shape, walks)
-    kernel = Pointwise(
-        shape=dims, inputs=accesses, body=Body.parse(body), output=output, types=(*kinds, out),
-        aligned=(False,) * (len(kinds) + 1),
+    strides = {f"args.{i}": t.stride(0) if t.shape[0] > 1 else 0 for i, t in enumerate(stored)} | {"y": width}
+    kernel = make_kernel(
+        "pointwise", types=(*kinds, out), aligned=(False,) * (len(kinds) + 1), strides=strides, shape=tuple(shape),
+        walks=(*walks, torch.empty(shape).stride()), body=Body.parse(body),
     )  # fmt: skip
     run_kernel(kernel, stored, [y], shape=Shape(16, False))
     assert (y[:, width - 3 :] == 77).all()

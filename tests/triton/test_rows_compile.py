@@ -7,22 +7,17 @@ from pathlib import Path
 
 import pytest
 from icc.compiler.backends.triton.build.compile import compile_specs, spec_key
-from icc.compiler.backends.triton.kernels.bmm import Bmm
-from icc.compiler.backends.triton.kernels.index import INDEXED
-from icc.compiler.backends.triton.kernels.pointwise import Pointwise
-from icc.compiler.backends.triton.kernels.rowwise import ROWWISE
 from icc.compiler.backends.triton.spec import Shape, TritonKernel
 from icc.compiler.ops.body import Argument, BodyWriter, Literal, Operand
 from icc.compiler.ops.pointwise import OPCODES
 from icc.compiler.targets import TARGETS
-from icc.runtime.format.access import Access
-from interpreting import LIMITS, TUNER
+from interpreting import LIMITS, TUNER, make_kernel
 
 PAIRS = {"add", "sub", "mul", "div", "floordiv", "remainder", "pow", "maximum", "minimum", "eq", "ne", "lt", "le", "gt"}
 PAIRS |= {"ge", "logical_and", "logical_or"}
 
 
-def chain(kind: str) -> Pointwise:
+def chain(kind: str) -> TritonKernel:
     """One kernel with every opcode over two operands of one type."""
     write = BodyWriter()
     x, y = Argument(0), Argument(1)
@@ -30,33 +25,25 @@ def chain(kind: str) -> Pointwise:
     for opcode in OPCODES:
         operands = [x, x, y] if opcode == "where" else [x, y] if opcode in PAIRS else [x]
         last = write("add", write(opcode, *operands), last)
-    return Pointwise(
-        shape=(100,), inputs=(Access(kind, 100, (1,)), Access(kind, 0, (0,))), body=write.finish(last),
-        output=Access("f32", 100, (1,)), types=(kind, kind, "f32"), aligned=(True,) * 3,
-    )  # fmt: skip
+    facts = {"shape": (100,), "walks": ((1,), (0,), (1,)), "strides": {"args.1": 0}}
+    return make_kernel("pointwise", types=(kind, kind, "f32"), body=write.finish(last), **facts)
 
 
 def kernels(kind: str) -> list[TritonKernel]:
     """Each kernel at a size that is no power of two, over activations of that type."""
-    two, three = {"types": (kind,) * 2, "aligned": (True,) * 2}, {"aligned": (True,) * 3}
-    line = {"outer": 2, "n": 5000, "x_stride": 10000}
+    two, line = (kind, kind), {"outer": 2, "n": 5000}
+    index, scatter = (kind, "i32", kind), (kind, "i32", "", kind)
     return [
-        *(ROWWISE["reduce"](op=op, inner=1, y_stride=2, **line, **two) for op in ("mean", "prod", "amin")),
-        ROWWISE["softmax"](y_stride=10000, **line, **two),
-        ROWWISE["cumsum"](y_stride=10000, **line, **two),
-        INDEXED["topk"](k=6, values_stride=12, indices_stride=12, types=(kind, kind, "i32"), **line, **three),
-        INDEXED["gather"](m=6, index_stride=12, y_stride=12, types=(kind, "i32", kind), **line, **three),
-        INDEXED["scatter"](
-            m=6, index_stride=12, y_stride=10000, reduce="none", src="value", value="-inf",
-            types=(kind, "i32", "", kind), aligned=(True,) * 4, **line,
-        ),
-        INDEXED["embedding"](n=100, y_stride=100, table_rows=9, format=kind, types=("i32", kind, "f32"), **three),
-        INDEXED["select_rows"](n=100, x_stride=100, y_stride=100, **two),
-        Bmm(
-            batch=2, m=1, k=100, n=60, b_transposed=True, a_row_stride=200, b_row_stride=0, c_row_stride=120,
-            types=(kind,) * 3, **three,
-        ),
-    ]  # fmt: skip
+        *(make_kernel("reduce", types=two, reduction=how, **line) for how in ("mean", "prod", "amin")),
+        make_kernel("softmax", types=two, **line),
+        make_kernel("cumsum", types=two, **line),
+        make_kernel("topk", k=6, types=(kind, kind, "i32"), **line),
+        make_kernel("gather", m=6, types=index, **line),
+        make_kernel("scatter", m=6, value="-inf", types=scatter, **line),
+        make_kernel("embedding", n=100, table_rows=9, stored=kind, types=("i32", kind, "f32")),
+        make_kernel("select_rows", n=100, rows="logit_rows", types=two),
+        make_kernel("bmm", batch=2, m=1, k=100, n=60, b_transposed=True, strides={"b": 0}, types=(kind,) * 3),
+    ]
 
 
 def test_compiles_without_spilling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from icc.compiler.backends.triton.kernels.rowwise import ROWWISE
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.ops.rowwise import REDUCTIONS
-from interpreting import run_kernel
+from interpreting import make_kernel, run_kernel
 from torch import Tensor
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about NaN and infinities
@@ -28,15 +29,13 @@ def draw(*shape: int, kind: str = "f32", extra: int = 5) -> tuple[Tensor, Tensor
     return flat, values
 
 
-def run(name: str, flat: Tensor, kind: str, out_shape: tuple[int, ...], out_kind: str = "", **params: object) -> Tensor:
+def run(name: str, flat: Tensor, kind: str, out_shape: tuple[int, ...], out_kind: str = "", **params: Any) -> Tensor:
     """The kernel's result over padded rows; the padding must not be written."""
     out_kind = out_kind or kind
     width = torch.Size(out_shape[1:]).numel()
     y = torch.full((out_shape[0], width + 3), 77, dtype=TORCH[out_kind])
-    kernel = ROWWISE[name](
-        types=(kind, out_kind), aligned=(False, False), dtype="i32" if kind == "i32" else "f32",
-        x_stride=flat.shape[1], y_stride=width + 3, **params,
-    )  # fmt: skip
+    strides = {"x": flat.shape[1], "y": width + 3}
+    kernel = make_kernel(name, types=(kind, out_kind), aligned=(False, False), strides=strides, **params)
     run_kernel(kernel, [flat], [y], shape=SHAPE)
     assert (y[:, width:] == 77).all()
     return y[:, :width].view(out_shape)
@@ -49,14 +48,14 @@ def test_reduce(op: str, rows: int, outer: int, n: int, inner: int) -> None:
         n = 40
     flat, x = draw(rows, outer, n, inner)
     sizes = {"outer": outer, "n": n, "inner": inner}
-    found = run("reduce", flat, "f32", (rows, outer, inner), "i32" if op == "argmax" else "f32", op=op, **sizes)
+    found = run("reduce", flat, "f32", (rows, outer, inner), "i32" if op == "argmax" else "f32", reduction=op, **sizes)
     torch.testing.assert_close(found.double(), REDUCTIONS[op](x.double(), 2).double(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("op", ["sum", "amax", "amin", "prod", "argmax"])
 def test_reduce_whole(op: str) -> None:
     flat, x = draw(3, 2, 5, kind="i32")
-    assert torch.equal(run("reduce", flat, "i32", (3, 2), op=op, outer=2, n=5), REDUCTIONS[op](x, 2).int())
+    assert torch.equal(run("reduce", flat, "i32", (3, 2), reduction=op, outer=2, n=5), REDUCTIONS[op](x, 2).int())
 
 
 @pytest.mark.parametrize("op", ["amax", "amin", "argmax"])
@@ -66,16 +65,16 @@ def test_reduce_edges(op: str) -> None:
         [[1.0, torch.nan, torch.inf, torch.nan], [-0.0, 0.0, -1.0, 0.0], [-torch.inf] * 4,
          [torch.inf, 2.0, torch.inf, -torch.inf], [-3.0, -2.0, -2.0, -5.0]]
     )  # fmt: skip
-    found = run("reduce", x, "f32", (5, 1), "i32" if op == "argmax" else "f32", op=op, outer=1, n=4)[:, 0]
+    found = run("reduce", x, "f32", (5, 1), "i32" if op == "argmax" else "f32", reduction=op, outer=1, n=4)[:, 0]
     torch.testing.assert_close(found.double(), REDUCTIONS[op](x, 1).double(), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("kind", ["bf16", "f16"])
 def test_reduce_storage(kind: str) -> None:
     flat, x = draw(3, 2, 65, kind=kind)
-    found = run("reduce", flat, kind, (3, 2), "f32", op="sum", outer=2, n=65)
+    found = run("reduce", flat, kind, (3, 2), "f32", reduction="sum", outer=2, n=65)
     torch.testing.assert_close(found.double(), x.double().sum(2), rtol=1e-5, atol=1e-5)
-    found = run("reduce", flat, kind, (3, 2), op="amax", outer=2, n=65)
+    found = run("reduce", flat, kind, (3, 2), reduction="amax", outer=2, n=65)
     assert torch.equal(found, x.amax(2))
 
 

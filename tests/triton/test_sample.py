@@ -13,6 +13,7 @@ from icc.compiler.backends.triton.kernels.sample import Sample
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.targets import TARGETS
 from icc.runtime.format.manifest import Limits
+from icc.runtime.format.plan import LaunchArg, OutputArg, SampledArg, SamplingArg, ScratchArg
 from icc.runtime.requests.sampler import _largest, _nucleus, token_logprob
 from interpreting import TUNER
 
@@ -34,24 +35,25 @@ class Row:
 def sample(logits: np.ndarray, rows: list[Row]) -> dict[str, np.ndarray]:
     """Run both kernels on float32 [L, vocab]; the rows lie 3 elements apart."""
     count, vocab = logits.shape
-    kernel = Sample(vocab=vocab, stride=vocab + 3, types=("f32",), aligned=(False,))
+    kernel = Sample(vocab=vocab, stride=vocab + 3)
     padded = torch.full((count, vocab + 3), torch.nan)
     padded[:, :vocab] = torch.from_numpy(logits)
     seeds = np.array([row.seed for row in rows], dtype=np.uint64).view(np.int32).reshape(-1, 2)
-    values: dict[str, torch.Tensor | int] = {"logits": padded, "sampling:seed": torch.from_numpy(seeds.copy())}
+    values: dict[LaunchArg, torch.Tensor | int] = {OutputArg("logits"): padded}
+    values[SamplingArg("seed")] = torch.from_numpy(seeds.copy())
     for name in ("temperature", "top_k", "top_p", "min_p", "counter"):
         kind = torch.int32 if name in ("top_k", "counter") else torch.float32
-        values[f"sampling:{name}"] = torch.tensor([getattr(row, name) for row in rows], dtype=kind)
+        values[SamplingArg(name)] = torch.tensor([getattr(row, name) for row in rows], dtype=kind)
     for name in ("token", "top_ids"):
-        values[f"sampled:{name}"] = torch.full((count, 20 if name == "top_ids" else 1), -5, dtype=torch.int32)
+        values[SampledArg(name)] = torch.full((count, 20 if name == "top_ids" else 1), -5, dtype=torch.int32)
     for name in ("logprob", "top_logprobs"):
-        values[f"sampled:{name}"] = torch.full((count, 20 if name == "top_logprobs" else 1), 5.0)
+        values[SampledArg(name)] = torch.full((count, 20 if name == "top_logprobs" else 1), 5.0)
     shape = Shape(count, True)
     for name, size in kernel.scratch(shape, LIMITS, TUNER).items():
-        values[f"scratch:{name}"] = torch.full((size,), 255, dtype=torch.uint8)
+        values[ScratchArg(name)] = torch.full((size,), 255, dtype=torch.uint8)
     for spec in kernel.launches(shape, LIMITS, TUNER):
         run_spec(spec, values, {"num_logit_rows": count})
-    return {n: values[f"sampled:{n}"].numpy() for n in ("token", "logprob", "top_ids", "top_logprobs")}  # type: ignore[union-attr]
+    return {n: values[SampledArg(n)].numpy() for n in ("token", "logprob", "top_ids", "top_logprobs")}  # type: ignore[union-attr]
 
 
 def philox(seed: np.ndarray | int, counter: np.ndarray | int, token: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from building import TARGET, build
 from fake_cuda import FakeDriver
@@ -42,7 +43,8 @@ def tuned_file(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     monkeypatch.setattr(tuning, "compile_specs", pretend)
     driver = FakeDriver(table, dry=True)
     monkeypatch.setattr(tuning, "CudaDevice", lambda engine: CudaDevice(engine, cuda=Cuda(bindings=driver)))
-    files = SimpleNamespace(read=lambda path: Path(path).stem.encode())
+    raw = msgspec.json.encode(built.program)
+    files = SimpleNamespace(read=lambda path: raw if path == "program.json" else Path(path).stem.encode())
     weights = SimpleNamespace(view=lambda name: built.packed[name])
     engine: Any = SimpleNamespace(manifest=built.manifest, program=built.program, weights=weights, files=files)
     file = tmp_path / "h100.json"

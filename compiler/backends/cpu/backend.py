@@ -9,19 +9,21 @@ from pathlib import Path
 import numpy as np
 
 from ....runtime.format.manifest import Limits
-from ....runtime.format.program import Program
 from ...errors import UsageError
 from ...program.builder import WeightSource
 from ...program.profile import Profile
+from ...program.program import Program
+from ...program.steps.base import Step
 from ...targets import Target
 from ..base import Built
 from ..values import pack
 from .build import build_libraries
 from .isa import ALL, host_isas
+from .kernels.table import CPU_KERNELS
 from .layouts.registry import LAYOUTS
 
 SCREENED_BYTES = 16 << 20  # of codes; a smaller head may stay in the caches
-CPU_PROFILE = Profile(LAYOUTS.find, int8_activations=True, screened_bytes=SCREENED_BYTES)
+CPU_PROFILE = Profile(LAYOUTS.find, screened_bytes=SCREENED_BYTES)
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,10 @@ class CpuBackend:
     def pack(self, source: WeightSource) -> np.ndarray:
         """Tiles of 16 rows, or plain rows."""
         return pack(source)
+
+    def refusal(self, step: Step) -> str:
+        """See `CPU_KERNELS`."""
+        return CPU_KERNELS.refusal(step)
 
     def build(
         self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ....runtime.format.manifest import Library
-from ....runtime.format.program import Program
+from ...program.program import Program
 from ..errors import ToolchainError
 from .emit import emit_source
 from .isa import ALL, Isa

@@ -10,15 +10,17 @@ import msgspec
 import numpy as np
 
 from ....runtime.format.manifest import GpuFacts, Limits
-from ....runtime.format.program import Program
 from ...program.builder import WeightSource
 from ...program.profile import Profile
+from ...program.program import Program
+from ...program.steps.base import Step
 from ...targets import Target
 from ..base import Built
 from ..errors import CodegenError
 from ..values import pack
 from .build.compile import Compiled, compile_specs
 from .build.cubin import check_launch
+from .kernels.table import TRITON_KERNELS
 from .layouts.registry import LAYOUTS
 from .plan import Planned, make_plan, plan_program
 from .tiling.choice import Tuner
@@ -36,7 +38,7 @@ class TritonBackend:
     @property
     def profile(self) -> Profile:
         """Weights row-major, products in the checkpoint's type, float32 elsewhere."""
-        return Profile(LAYOUTS.find, activation=self.weights, epilogues=True, typed=True)
+        return Profile(LAYOUTS.find, activation=self.weights, epilogues=True, by_alignment=True)
 
     @property
     def kv_dtype(self) -> str:
@@ -46,6 +48,10 @@ class TritonBackend:
     def pack(self, source: WeightSource) -> np.ndarray:
         """Rows as they are, or groups of codes with their scales."""
         return pack(source)
+
+    def refusal(self, step: Step) -> str:
+        """See `TRITON_KERNELS`."""
+        return TRITON_KERNELS.refusal(step)
 
     def build(
         self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]

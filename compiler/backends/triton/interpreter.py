@@ -18,6 +18,7 @@ from types import FunctionType, ModuleType, SimpleNamespace
 import numpy as np
 import torch
 
+from ....runtime.format.plan import LaunchArg
 from .spec import LaunchSpec
 
 TORCH_TYPES = {
@@ -31,7 +32,7 @@ TORCH_TYPES = {
 }
 
 
-def run_spec(spec: LaunchSpec, values: Mapping[str, torch.Tensor | int], sizes: Mapping[str, int]) -> None:
+def run_spec(spec: LaunchSpec, values: Mapping[LaunchArg, torch.Tensor | int], sizes: Mapping[str, int]) -> None:
     """Launch once. `values` maps what arguments refer to; a tensor is reinterpreted as the argument's element type."""
     args = [_argument(values[arg.value], arg.type) for arg in spec.args]
     grid = tuple(dim.value(sizes) for dim in spec.grid)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
 from ....runtime.format.manifest import Limits
-from ....runtime.format.plan import KernelObject, Launch, LaunchPlan, Phase
-from ....runtime.format.program import Kernel, Program
-from ...program.params import read
+from ....runtime.format.plan import Call, KernelObject, Launch, LaunchPlan, Phase, ScratchArg
+from ...program.program import Program
+from ...program.steps.base import Step
 from ...targets import Target
-from ..errors import CodegenError
 from .build.compile import Compiled, spec_key
 from .kernels.pending import Pending
 from .kernels.sample import Sample
-from .kernels.table import KERNELS
-from .spec import LaunchSpec, Shape, TritonKernel
+from .kernels.table import TRITON_KERNELS
+from .spec import Arg, LaunchSpec, Shape, StepKernel, TritonKernel
 from .tiling.choice import Tuner
 
 _MIXED = (16, 64, 256, 1024)
@@ -47,6 +47,7 @@ class PlannedPhase:
 class Planned:
     """A plan whose objects are still to be compiled."""
 
+    calls: tuple[Call, ...]
     phases: tuple[PlannedPhase, ...]
     scratch_bytes: int
 
@@ -69,15 +70,9 @@ def _powers(largest: int) -> list[int]:
     return sizes
 
 
-def kernel_of(name: str, kernel: Kernel) -> TritonKernel:
-    """The Triton kernel that implements a kernel of the program; CodegenError if there is none."""
-    found = KERNELS.get(kernel.op)
-    if found is None:
-        raise CodegenError(f"kernel {name}: the Triton backend has no template for op {kernel.op!r}")
-    try:
-        return found(**read(kernel))
-    except (TypeError, ValueError) as error:
-        raise CodegenError(f"kernel {name} ({kernel.op}): {error}") from None
+def kernel_of(step: Step) -> StepKernel[Any]:
+    """The Triton kernel that implements a step; CodegenError if there is none."""
+    return TRITON_KERNELS.find(step)(step)
 
 
 def plan_program(
@@ -87,7 +82,7 @@ def plan_program(
 
     deterministic: all phases launch the same objects, in which a row's sums have one order whatever the other rows are.
     """
-    kernels = {name: kernel_of(name, kernel) for name, kernel in program.kernels.items()}
+    kernels = {name: kernel_of(step) for name, step in program.kernel_steps.items()}
     sample = Sample(vocab=program.vocab_size, stride=program.vocab_size) if program.samples else None
     scratch_bytes, phases = 0, []
     for shape in shapes or phase_shapes(limits):
@@ -101,7 +96,8 @@ def plan_program(
 
         specs = {name: plan_kernel(kernel) for name, kernel in kernels.items()}
         phases.append(PlannedPhase(shape, specs, plan_kernel(Pending()), plan_kernel(sample) if sample else ()))
-    return Planned(tuple(phases), scratch_bytes)
+    calls = tuple(Call(step.kernel, step.operands, step.layer) for step in program.steps)
+    return Planned(calls, tuple(phases), scratch_bytes)
 
 
 def _lay_out(areas: Mapping[str, int]) -> tuple[dict[str, int], int]:
@@ -113,13 +109,13 @@ def _lay_out(areas: Mapping[str, int]) -> tuple[dict[str, int], int]:
 
 
 def _with_offsets(spec: LaunchSpec, offsets: Mapping[str, int]) -> LaunchSpec:
-    """Names of scratch areas replaced by their offsets."""
+    """Scratch areas with their offsets."""
 
-    def value(text: str) -> str:
-        area = text.removeprefix("scratch:")
-        return text if area == text else f"scratch:{offsets[area]}"
+    def placed(arg: Arg) -> Arg:
+        area = arg.value
+        return replace(arg, value=ScratchArg(area.name, offsets[area.name])) if isinstance(area, ScratchArg) else arg
 
-    return replace(spec, args=tuple(replace(arg, value=value(arg.value)) for arg in spec.args))
+    return replace(spec, args=tuple(map(placed, spec.args)))
 
 
 def make_plan(planned: Planned, target: Target, compiled: Mapping[str, Compiled]) -> LaunchPlan:
@@ -135,7 +131,7 @@ def make_plan(planned: Planned, target: Target, compiled: Mapping[str, Compiled]
         launches = {name: _launches(specs) for name, specs in phase.specs.items()}
         around = _launches(phase.before), _launches(phase.after)
         phases.append(Phase(phase.shape.max_tokens, phase.shape.decode, launches, *around))
-    return LaunchPlan(objects, tuple(phases), planned.scratch_bytes)
+    return LaunchPlan(objects, planned.calls, tuple(phases), planned.scratch_bytes)
 
 
 def _launches(specs: tuple[LaunchSpec, ...]) -> tuple[Launch, ...]:

@@ -1,17 +1,18 @@
 """What a Triton kernel is before it is compiled: rendered source, arguments and grid, per phase of the plan.
 
-A kernel class is a frozen dataclass that is made from `Kernel.params` of the program; `launches` renders its template
-with every compile-time fact baked in. Nothing here imports triton.
+A kernel is a frozen dataclass over a step of the program; `launches` renders its template with every compile-time fact
+baked in. Nothing here imports triton.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 from ....runtime.format.batch import PLAN_ARRAYS
 from ....runtime.format.manifest import Limits
-from ....runtime.format.plan import Extent
+from ....runtime.format.plan import BatchArg, Extent, LaunchArg, OperandArg, SizeArg
+from ...program.steps.base import QuantizedRows, Step, begins_aligned
 from .tiling.choice import Tuner
 
 # Triton's names of the element types of the program
@@ -28,7 +29,7 @@ class Arg:
 
     name: str
     type: str
-    value: str
+    value: LaunchArg
     aligned: bool = True
 
 
@@ -63,53 +64,59 @@ class Shape:
         return self.typical or self.max_tokens
 
 
-@dataclass(frozen=True, kw_only=True)
 class TritonKernel:
-    """Common to all kernels.
-
-    rows: what one row of the output is, "tokens" or "logit_rows". types: element type of each operand, inputs first and
-    then outputs, "" where an optional one is absent. aligned: whether each operand's rows begin at multiples of 16
-    bytes in every step that launches the kernel.
-    """
+    """Common to all kernels, those that come before and after the program's steps included."""
 
     template: ClassVar[str]
-    rows: str = "tokens"
-    types: tuple[str, ...] = ()
-    aligned: tuple[bool, ...] = ()
-
-    @property
-    def num_rows(self) -> str:
-        """The symbol of the number of rows."""
-        return f"num_{self.rows}"
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         """The launches of this kernel in steps of `shape`, in order."""
         raise NotImplementedError
 
     def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:
-        """Bytes of each scratch area by name; a launch's argument refers to one as "scratch:<name>"."""
+        """Bytes of each scratch area by name; a launch's argument refers to one by a ScratchArg of that name."""
         return {}
 
-    def pointers(self, *names: str) -> tuple[Arg, ...]:
-        """Arguments for all operands in order, inputs named first; a name of an absent operand is left out.
 
-        `names` are those of all operands; how many of them are inputs follows from `inputs`.
-        """
-        args: list[Arg] = []
-        for i, (name, kind, aligned) in enumerate(zip(names, self.types, self.aligned, strict=True)):
-            if kind:
-                value = f"input:{i}" if i < self.inputs else f"output:{i - self.inputs}"
-                args.append(Arg(name, "*" + ELEMENTS[kind], value, aligned))
-        return tuple(args)
+S = TypeVar("S", bound=Step)
 
-    inputs: ClassVar[int]
+
+@dataclass(frozen=True)
+class StepKernel(TritonKernel, Generic[S]):
+    """The kernel of a step. Its template takes the step as `s` and what is derived here as `p`."""
+
+    step: S
+
+    @classmethod
+    def refusal(cls, step: S) -> str:
+        """Why the kernel cannot be made for a step of its op; "" if it can."""
+        if any(isinstance(getattr(step, name), QuantizedRows) for name in step.__struct_fields__):
+            return "rows of int8 are not read on a GPU"
+        unknown = [o.dtype for o in step.operands.values() if o.dtype not in ELEMENTS]
+        return f"unknown dtype {unknown[0]!r}" if unknown else ""
+
+    @property
+    def num_rows(self) -> str:
+        """The symbol of the number of rows."""
+        return f"num_{self.step.rows}"
+
+    @property
+    def count(self) -> Arg:
+        """The number of rows as an argument."""
+        return Arg("num_rows", "i32", SizeArg(self.num_rows), aligned=False)
+
+    def pointers(self, **names: str) -> tuple[Arg, ...]:
+        """Arguments of operands in the order given, by their names in the source; absent ones are left out."""
+        operands = self.step.operands
+        found = [(name, operands[name], text) for name, text in names.items() if name in operands]
+        return tuple(Arg(text, "*" + ELEMENTS[o.dtype], OperandArg(name), begins_aligned(o)) for name, o, text in found)
 
 
 def batch_arg(name: str) -> Arg:
     """An array of the batch; it begins at an aligned address. KeyError if GPUs are given no such array."""
-    return Arg(name, "*" + ELEMENTS[PLAN_ARRAYS[name].dtype], name)
+    return Arg(name, "*" + ELEMENTS[PLAN_ARRAYS[name].dtype], BatchArg(name))
 
 
 def size_arg(name: str) -> Arg:
     """One of the batch's sizes, passed as an int32 that may be anything."""
-    return Arg(name, "i32", name, aligned=False)
+    return Arg(name, "i32", SizeArg(name), aligned=False)

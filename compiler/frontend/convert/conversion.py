@@ -17,10 +17,9 @@ from torch.export.graph_signature import InputKind
 from ...errors import UnsupportedModel
 from ...graph.graph import TOKENS, Graph, ModelInfo, TensorType
 from ...weights.handles import Constant, Weight
-from ..export.trace import module_path
 from .static_values import StaticValues
 from .table import Handlers
-from .values import Dims, T, Unrepresentable, Value, first_unrepresentable, op_name
+from .values import Dims, T, Unrepresentable, Value, first_unrepresentable, module_path, op_name
 
 
 class Follower(Protocol):

@@ -100,3 +100,10 @@ def first_unrepresentable(values: list[Any]) -> Unrepresentable | None:
             if found is not None:
                 return found
     return None
+
+
+def module_path(node: fx.Node) -> str:
+    """Where in the model a node comes from, such as model.layers.0.self_attn.q_proj."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [value[0] for value in stack.values() if isinstance(value, tuple)]
+    return paths[-1].removeprefix("model.") if paths and paths[-1] != "model" else ""

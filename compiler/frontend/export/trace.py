@@ -142,10 +142,3 @@ def _chain(error: BaseException | None) -> list[BaseException]:
         found.append(error)
         error = error.__cause__ or error.__context__
     return found
-
-
-def module_path(node: torch.fx.Node) -> str:
-    """Where in the model a node comes from, such as model.layers.0.self_attn.q_proj."""
-    stack = node.meta.get("nn_module_stack") or {}
-    paths = [value[0] for value in stack.values() if isinstance(value, tuple)]
-    return paths[-1].removeprefix("model.") if paths and paths[-1] != "model" else ""

@@ -1,15 +1,17 @@
-"""The storage formats by name. Another package adds its own with `register_format`."""
+"""The storage formats by name. Another package adds its own with `register_format`, or an entry point."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 
+from ... import extensions
 from ...errors import UsageError
 from .affine import GroupAffine
 from .base import StorageFormat
 from .dense import BF16, F16, F32, I32
 
+GROUP = "icc.formats"  # entry points of other packages: a FormatMaker by its format's name
 DEFAULT_GROUP = 128
 FormatMaker = Callable[[int], StorageFormat]
 _FORMATS: dict[str, FormatMaker] = {
@@ -36,4 +38,18 @@ def find_format(name: str, group: int = DEFAULT_GROUP) -> StorageFormat:
     found = re.fullmatch(r"(.+)g(\d+)", name)
     if found and found[1] in _FORMATS:
         return _FORMATS[found[1]](int(found[2]))
-    raise UsageError(f"unknown storage format {name!r}", f"known: {', '.join(sorted(_FORMATS))}")
+    if (made := _extension(name, group)) is not None:
+        return made
+    known = sorted({*_FORMATS, *extensions.names(GROUP)})
+    raise UsageError(f"unknown storage format {name!r}", f"known: {', '.join(known)}")
+
+
+def _extension(name: str, group: int) -> StorageFormat | None:
+    """A format that another package registers, for the rest of the process too."""
+    base = re.fullmatch(r"(.+)g\d+", name)
+    for candidate in (name, base[1] if base else name):
+        make = extensions.load(GROUP, candidate)
+        if make is not None:
+            register_format(candidate, make)
+            return find_format(name, group)
+    return None

@@ -55,7 +55,7 @@ class CpuDevice:
         self._batch = IccBatch(max_blocks=self.limits.blocks, logits=self.logits.ctypes.data, **addresses)
         self._parents, self._logit_rows = self._batch.parents, self._batch.logit_rows
         self._own, self._heads = program.section(section), program.section(HEADS)
-        self.screens = any(kernel.params.get("screened") for kernel in program.kernels.values())
+        self.screens = program.screens
         self._weights = engine.weights  # mapped as long as kernels may read them
         self._handle: int | None = self._library.create(
             threads or default_threads(),

@@ -11,8 +11,8 @@ import numpy as np
 from ...errors import UsageError
 from ...format.batch import GPU_INPUTS, SAMPLED
 from ...format.load import Engine
-from ...format.plan import KernelObject, Launch
-from ...format.program import DRAFTS, Step
+from ...format.plan import Call, KernelObject, Launch
+from ...format.program import DRAFTS
 from ..device import Work, batch_limits
 from ..walk import Argument, Walker
 from .compat import check_memory, open_device
@@ -178,9 +178,9 @@ class CudaDevice:
         """Give everything back to the driver."""
         self.cuda.close()
 
-    def ready(self, function: Any, found: KernelObject, launch: Launch, step: Step | None) -> ReadyLaunch:
+    def ready(self, function: Any, found: KernelObject, launch: Launch, call: Call) -> ReadyLaunch:
         """A launch of a loaded kernel for a step of the program, for the timing of single kernels."""
-        return ReadyLaunch(function, found, launch, self.walker.arguments(launch, step), self._address)
+        return ReadyLaunch(function, found, launch, self.walker.arguments(launch, call), self._address)
 
     def _address(self, argument: Argument) -> int:
         """Of a pointer in a step of no tokens."""

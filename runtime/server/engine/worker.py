@@ -175,7 +175,9 @@ class Worker:
             self._channel.send(Report(ended, self._stats()))
 
     def _end(self, prompt: Prompt, reason: str) -> None:
-        """End a prompt and whatever runs for it, wherever it is."""
+        """End a prompt and whatever runs for it, wherever it is. Nothing happens if it has ended."""
+        if prompt.stage is Stage.ENDED:
+            return
         for request in prompt.requests:
             self._loop.end(request, reason)
         self.prompts.end(prompt)

@@ -1,46 +1,50 @@
-"""Params of the KV write and of paged attention. See `params.py` and `codegen_templates/cpp/attention.h`."""
+"""The KV write and paged attention. See also `codegen_templates/cpp/attention.h`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
+from ....program.steps.attention import Attention, KvWrite
 from ..layouts.elements import C_TYPES, round_up
-from .params import KernelParams, contiguous
+from .base import KernelParams
 
 KEYS = 64  # keys of one chunk, as in attention.h
 ROWS = 4  # query rows of the wide micro-kernels
+PARTIAL_BYTES = 8 << 20  # partial outputs when a long context is split over threads
+C = TypeVar("C", KvWrite, Attention)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CacheParams(KernelParams):
-    """The KV geometry that both kernels share."""
+@dataclass(frozen=True)
+class CacheParams(KernelParams[C]):
+    """Common to both."""
 
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    dtype: str
-    block_size: int
-    rotary_dim: int = 0
-    rope_style: str = "half"
-    table_rows: int = 0
+    @classmethod
+    def refusal(cls, step: C) -> str:
+        kv, rotated = step.kv, step.rotary.dim
+        if kv.dtype not in ("f32", "bf16", "f16", "i8"):
+            return f"unknown cache type {kv.dtype!r}"
+        if kv.block_size % 16:
+            return f"blocks of {kv.block_size} tokens: must be a multiple of 16"
+        if rotated % 2 or rotated > kv.key_dim:
+            return f"rotary_dim {rotated} must be even and at most key_dim {kv.key_dim}"
+        return super().refusal(step)
 
     @property
     def ctype(self) -> str:
-        return C_TYPES[self.dtype]
+        """Of the cache."""
+        return C_TYPES[self.step.kv.dtype]
 
     @property
     def interleaved(self) -> str:
-        return "true" if self.rope_style == "interleaved" else "false"
+        return "true" if self.step.rotary.style == "interleaved" else "false"
 
 
-@dataclass(frozen=True, kw_only=True)
-class KvWriteParams(CacheParams):
-    """k, v, cos, sin -> nothing: rotates k and stores both at slot_mapping."""
+@dataclass(frozen=True)
+class KvWriteParams(CacheParams[KvWrite]):
+    """Rotates k and stores both at slot_mapping."""
 
     template: ClassVar[str] = "cpp/attention/kv_write.cpp.jinja"
-    k_stride: int = contiguous(lambda p: p.kv_heads * p.key_dim)
-    v_stride: int = contiguous(lambda p: p.kv_heads * p.value_dim)
 
 
 @dataclass(frozen=True)
@@ -64,26 +68,22 @@ class AttentionMicroParams:
         return f"cpp/attention/micro_{self.kind}.cpp.jinja"
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionParams(CacheParams):
-    """q, cos, sin, sinks, alibi -> o. `vectors` is the ISA level's column count for four rows."""
+@dataclass(frozen=True)
+class AttentionParams(CacheParams[Attention]):
+    """Work items are tiles of tokens of one sequence and KV head."""
 
     template: ClassVar[str] = "cpp/attention/attention.cpp.jinja"
-    q_heads: int
-    scale: float
-    vectors: int
-    q_stride: int = contiguous(lambda p: p.q_heads * p.key_dim)
-    o_stride: int = contiguous(lambda p: p.q_heads * p.value_dim)
-    window: int = 0
-    chunk: int = 0
-    softcap: float = 0.0
-    has_sinks: bool = False
-    has_alibi: bool = False
+
+    @classmethod
+    def refusal(cls, step: Attention) -> str:
+        if step.q_heads % step.kv.heads:
+            return f"{step.q_heads} query heads are no multiple of {step.kv.heads} KV heads"
+        return super().refusal(step)
 
     @property
     def group(self) -> int:
         """Query heads per KV head."""
-        return self.q_heads // self.kv_heads
+        return self.step.group
 
     @property
     def tile(self) -> int:
@@ -98,27 +98,28 @@ class AttentionParams(CacheParams):
 
     @property
     def scale_text(self) -> str:
-        return f"{float(self.scale)!r}f"
+        return f"{float(self.step.scale)!r}f"
 
     @property
     def softcap_text(self) -> str:
-        return f"{float(self.softcap)!r}f"
+        return f"{float(self.step.softcap)!r}f"
 
     def _vectors(self, rows: int) -> int:
         """Vectors per row that the registers hold beside those of the other rows."""
-        return self.vectors if rows == ROWS else min(4, self.vectors * ROWS // rows)
+        most = self.isa.attention_vectors
+        return most if rows == ROWS else min(4, most * ROWS // rows)
 
     def qk(self, rows: int) -> AttentionMicroParams:
         """The score kernel for `rows` rows."""
-        return AttentionMicroParams("qk", rows, self._vectors(rows), integer=self.dtype == "i8")
+        return AttentionMicroParams("qk", rows, self._vectors(rows), integer=self.step.kv.dtype == "i8")
 
     def pv(self, rows: int) -> tuple[tuple[int, AttentionMicroParams], ...]:
         """(first column, kernel) of the pieces that the value columns are cut into."""
-        total, pieces, done = round_up(self.value_dim, 16) // 16, [], 0
+        total, pieces, done = round_up(self.step.kv.value_dim, 16) // 16, [], 0
         while done < total:
             take = next(n for n in (4, 2, 1) if n <= min(total - done, self._vectors(rows)))
-            last = self.value_dim - 16 * (total - 1) if done + take == total else 16
-            pieces.append((16 * done, AttentionMicroParams("pv", rows, take, last, self.dtype == "i8")))
+            last = self.step.kv.value_dim - 16 * (total - 1) if done + take == total else 16
+            pieces.append((16 * done, AttentionMicroParams("pv", rows, take, last, self.step.kv.dtype == "i8")))
             done += take
         return tuple(pieces)
 
@@ -127,9 +128,14 @@ class AttentionParams(CacheParams):
         found = [m for rows in self.row_blocks for m in (self.qk(rows), *(piece for _, piece in self.pv(rows)))]
         return tuple(dict.fromkeys(found))
 
+    @property
+    def shared_bytes(self) -> int:
+        return PARTIAL_BYTES
+
+    @property
     def scratch_bytes(self) -> int:
         """Bytes of AttentionTile::Work and the row states (checked by the C++ side)."""
-        rows, width = self.tile * self.group, round_up(self.value_dim, 16)
-        per_row = self.key_dim + 1 + KEYS + KEYS // 2 + width + 19  # the half: 16-bit weights of an int8 cache
-        copied = KEYS * (self.key_dim + self.value_dim + 2)
+        rows, width = self.tile * self.group, round_up(self.step.kv.value_dim, 16)
+        per_row = self.step.kv.key_dim + 1 + KEYS + KEYS // 2 + width + 19  # the half: 16-bit weights of an int8 cache
+        copied = KEYS * (self.step.kv.key_dim + self.step.kv.value_dim + 2)
         return round_up(4 * (rows * (per_row + width + 2) + copied) + 256, 64)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ...render import render
 from ..isa import Isa
+from ..layouts.codes import Reader
 from ..layouts.elements import C_TYPES
 from .attention import AttentionParams
-from .params import SCREENED_ROWS, DenseParams, KernelParams, LinearQParams, QuantParams
+from .base import KernelParams
+from .linear import SCREENED_ROWS, DenseParams, LinearQParams, QuantParams
 
 
 @dataclass(frozen=True)
@@ -27,36 +29,21 @@ class DenseMicroParams:
 
 @dataclass(frozen=True)
 class QuantMicroParams:
-    """The same of quantized weights. Its float sums stay in registers where they are few. planes: those of split codes
-    that it reads, "both" or "high" alone."""
+    """The same of quantized weights, whose layout says how they are read. Its float sums stay in registers where they
+    are few."""
 
     name: str
-    bits: int
+    reader: Reader
     mr: int
     nt: int
     prefetch: int
     in_registers: bool
-    planes: str = ""
     template: ClassVar[str] = "cpp/linear/micro_quant.cpp.jinja"
 
     @property
     def line_k(self) -> int:
         """k positions in one 64-byte line of codes."""
-        return 8 if self.nibbles else 4
-
-    @property
-    def nibbles(self) -> bool:
-        """Whether a line holds nibbles."""
-        return self.bits == 4 or bool(self.planes)
-
-    @property
-    def code_bits(self) -> int:
-        """Of the codes that are multiplied."""
-        return 4 if self.planes == "high" else self.bits
-
-    @property
-    def planes_text(self) -> str:
-        return f", {self.planes} plane{'s' if self.planes == 'both' else ''}" if self.planes else ""
+        return self.reader.line_k
 
 
 @dataclass(frozen=True)
@@ -69,10 +56,10 @@ class MicroTableParams:
     template: ClassVar[str] = "cpp/linear/micro_table.cpp.jinja"
 
 
-def micro_sources(kernels: list[KernelParams], isa: Isa) -> list[str]:
+def micro_sources(kernels: list[KernelParams[Any]], isa: Isa) -> list[str]:
     """The micro-kernels that the kernels call, each once."""
     parts: list[str] = []
-    dense = sorted({k.format for k in kernels if isinstance(k, DenseParams)})
+    dense = sorted({k.layout.format.name for k in kernels if isinstance(k, DenseParams)})
     for fmt in dense:
         micros = tuple(
             DenseMicroParams(f"dense_{fmt}_{b.name}", C_TYPES[fmt], b.rows, b.tiles, b.prefetch)
@@ -80,17 +67,19 @@ def micro_sources(kernels: list[KernelParams], isa: Isa) -> list[str]:
         )
         table = MicroTableParams("DenseMicro", f"DENSE_{fmt.upper()}", micros)
         parts += [render(m.template, m) for m in micros] + [render(table.template, table)]
-    tables = {k.table: (k.bits, "both" if k.split else "") for k in kernels if isinstance(k, QuantParams)}
-    tables |= {k.screen_table: (8, "high") for k in kernels if isinstance(k, LinearQParams) and k.screened}
-    for name, (bits, planes) in sorted(tables.items()):
-        blocks = [b for b in isa.quant_blocks if planes != "high" or b.rows <= SCREENED_ROWS]
+    products = [k for k in kernels if isinstance(k, QuantParams)]
+    tables = {k.layout.table: (k.layout.reader, isa.quant_blocks) for k in products}
+    few = tuple(b for b in isa.quant_blocks if b.rows <= SCREENED_ROWS)
+    for k in products:
+        if isinstance(k, LinearQParams) and k.step.screened and k.layout.screener:
+            tables[k.screen_table] = k.layout.screener, few
+    for name, (reader, blocks) in sorted(tables.items()):
         quants = tuple(
             QuantMicroParams(
-                f"{name.lower()}_{b.name}", bits, b.rows, b.tiles, b.prefetch, b.rows * b.tiles <= isa.float_sums,
-                planes,
+                f"{name.lower()}_{b.name}", reader, b.rows, b.tiles, b.prefetch, b.rows * b.tiles <= isa.float_sums
             )
             for b in blocks
-        )  # fmt: skip
+        )
         table = MicroTableParams("QuantMicro", name, quants)
         parts += [render(m.template, m) for m in quants] + [render(table.template, table)]
     attention = dict.fromkeys(m for k in kernels if isinstance(k, AttentionParams) for m in k.micros())

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
-from msgspec.structs import replace
-
-from .....runtime.format.access import Access
 from ....ops.body import Body, Number
+from ....program.steps.pointwise import Pointwise
+from ....program.strides import Access
 from ...errors import CodegenError
 from ..layouts.elements import C_TYPES
-from .params import KernelParams
+from .base import KernelParams
 
 INTEGER_DTYPES = ("i32", "bool")
 PIECE = 1024  # elements of the last axis that one thread takes at a time
@@ -140,16 +140,45 @@ class Walk:
         return Walk(C_TYPES[access.dtype], access.row_stride, _line_offset(dims, access.strides), access.strides)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PointwiseParams(KernelParams):
-    """What the template takes: dims, operands and the loop body as C++ lines."""
+@dataclass(frozen=True)
+class PointwiseParams(KernelParams[Pointwise]):
+    """The loops over lines of the last dim, in pieces, and their body as C++ lines."""
 
     template: ClassVar[str] = "cpp/pointwise/pointwise.cpp.jinja"
-    dims: tuple[int, ...]
-    inputs: tuple[Walk, ...]
-    output: Walk
-    body: tuple[str, ...]
-    piece: int = PIECE
+    piece: ClassVar[int] = PIECE
+
+    @classmethod
+    def refusal(cls, step: Pointwise) -> str:
+        try:
+            step.normal_form()
+        except ValueError as error:
+            return str(error)
+        return super().refusal(step)
+
+    @cached_property
+    def _walk(self) -> tuple[tuple[int, ...], tuple[Access, ...]]:
+        """Shape and operands; one element is a line of its own."""
+        shape, accesses = self.step.normal_form()
+        if shape:
+            return shape, accesses
+        return (1,), tuple(replace(access, strides=(0,)) for access in accesses)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return self._walk[0]
+
+    @property
+    def inputs(self) -> tuple[Walk, ...]:
+        return tuple(Walk.of(access, self.dims) for access in self._walk[1][:-1])
+
+    @property
+    def output(self) -> Walk:
+        return Walk.of(self._walk[1][-1], self.dims)
+
+    @property
+    def body(self) -> tuple[str, ...]:
+        *inputs, output = self._walk[1]
+        return tuple(_lines(self.step.body, inputs, output))
 
     @property
     def lines(self) -> int:
@@ -163,26 +192,6 @@ def _line_offset(dims: Sequence[int], strides: Sequence[int]) -> str:
             terms.append(f"line / {below} % {dims[d]} * {strides[d]}")
         below *= dims[d]
     return f"({' + '.join(terms)})" if terms else "0"
-
-
-def pointwise_params(
-    fn: str, *, shape: Sequence[int], inputs: Sequence[Access], body: Body, output: Access, rows: str = "tokens"
-) -> PointwiseParams:
-    """Build the template's params; `shape` and operands are in normal form."""
-    for access in (*inputs, output):
-        if access.dtype not in C_TYPES:
-            raise CodegenError(f"pointwise kernel {fn}: no code for operands of type {access.dtype!r}")
-    if not shape:  # one element is a line of its own
-        shape, (*inputs, output) = (1,), [replace(access, strides=(0,)) for access in (*inputs, output)]
-    dims = tuple(shape)
-    return PointwiseParams(
-        fn=fn,
-        rows=rows,
-        dims=dims,
-        inputs=tuple(Walk.of(access, dims) for access in inputs),
-        output=Walk.of(output, dims),
-        body=tuple(_lines(body, inputs, output)),
-    )
 
 
 def _lines(body: Body, inputs: Sequence[Access], output: Access) -> Iterator[str]:

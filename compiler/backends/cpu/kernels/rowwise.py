@@ -1,98 +1,84 @@
-"""Params of the kernels over one axis of each row (router arithmetic, per-token products). See `params.py`."""
+"""Kernels over one axis of each row (router arithmetic, per-token products)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
-from ..layouts.elements import C_TYPES
-from .params import KernelParams, contiguous
+from ....program.steps.rowwise import Bmm, Cumsum, Gather, Lines, Reduce, Scatter, Softmax, Topk
+from .base import KernelParams, ctype
+
+L = TypeVar("L", bound=Lines)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowwiseParams(KernelParams):
-    """x [outer, n] per row -> y."""
+@dataclass(frozen=True)
+class LinesParams(KernelParams[L]):
+    """Common to those that take a row line by line."""
 
-    outer: int
-    n: int
-    dtype: str = "f32"
-    x_stride: int = contiguous(lambda p: p.outer * p.n)
-    y_stride: int = contiguous(lambda p: p.outer * p.n)
+    @property
+    def dtype(self) -> str:
+        """Of x."""
+        return self.step.x.dtype
 
     @property
     def ctype(self) -> str:
-        return C_TYPES[self.dtype]
+        return ctype(self.step.x)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReduceParams(RowwiseParams):
-    """x [outer, n, inner] -> y [outer, inner]; op sum, mean, amax, amin, prod or argmax (i32)."""
+@dataclass(frozen=True)
+class ReduceParams(LinesParams[Reduce]):
+    """One axis reduced away."""
 
     template: ClassVar[str] = "cpp/rowwise/reduce.cpp.jinja"
-    op: str
-    inner: int = 1
-    x_stride: int = contiguous(lambda p: p.outer * p.n * p.inner)
-    y_stride: int = contiguous(lambda p: p.outer * p.inner)
 
     @property
     def out_ctype(self) -> str:
-        return "int32_t" if self.op == "argmax" else self.ctype
+        return "int32_t" if self.step.reduction == "argmax" else self.ctype
 
 
-@dataclass(frozen=True, kw_only=True)
-class SoftmaxParams(RowwiseParams):
-    """x -> y."""
+@dataclass(frozen=True)
+class SoftmaxParams(LinesParams[Softmax]):
+    """y = softmax(x)."""
 
     template: ClassVar[str] = "cpp/rowwise/softmax.cpp.jinja"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CumsumParams(RowwiseParams):
-    """x -> y."""
+@dataclass(frozen=True)
+class CumsumParams(LinesParams[Cumsum]):
+    """Running sums."""
 
     template: ClassVar[str] = "cpp/rowwise/cumsum.cpp.jinja"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TopkParams(RowwiseParams):
-    """x -> values, indices [outer, k]."""
+@dataclass(frozen=True)
+class TopkParams(LinesParams[Topk]):
+    """The largest or smallest of each line."""
 
     template: ClassVar[str] = "cpp/rowwise/topk.cpp.jinja"
-    k: int
-    largest: bool = True
-    values_stride: int = contiguous(lambda p: p.outer * p.k)
-    indices_stride: int = contiguous(lambda p: p.outer * p.k)
+
+    @classmethod
+    def refusal(cls, step: Topk) -> str:
+        return f"k = {step.k} exceeds n = {step.n}" if step.k > step.n else super().refusal(step)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GatherParams(RowwiseParams):
-    """x, index [outer, m] -> y [outer, m]."""
+@dataclass(frozen=True)
+class GatherParams(LinesParams[Gather]):
+    """Indexed reads."""
 
     template: ClassVar[str] = "cpp/rowwise/gather.cpp.jinja"
-    m: int
-    index_stride: int = contiguous(lambda p: p.outer * p.m)
-    y_stride: int = contiguous(lambda p: p.outer * p.m)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScatterParams(RowwiseParams):
-    """x, index [outer, m], src -> y [outer, n]; src "tensor" or "value"; reduce "none" or "add".
-
-    `value` may be text ("-inf"), because JSON has no infinities."""
+@dataclass(frozen=True)
+class ScatterParams(LinesParams[Scatter]):
+    """Indexed writes."""
 
     template: ClassVar[str] = "cpp/rowwise/scatter.cpp.jinja"
-    m: int
-    reduce: str = "none"
-    src: str = "tensor"
-    value: float | str = 0.0
-    index_stride: int = contiguous(lambda p: p.outer * p.m)
-    src_stride: int = contiguous(lambda p: p.outer * p.m)
 
     @property
     def value_text(self) -> str:
         """The value as a C++ expression."""
-        value = float(self.value)
+        value = float(self.step.value)
         if math.isnan(value):
             return "NAN"
         if value in (float("inf"), float("-inf")):
@@ -100,16 +86,8 @@ class ScatterParams(RowwiseParams):
         return f"({value!r}f)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class BmmParams(KernelParams):
-    """a [batch, m, k], b [batch, k, n] (or [batch, n, k]) -> c [batch, m, n]; b_row_stride 0: b is a weight."""
+@dataclass(frozen=True)
+class BmmParams(KernelParams[Bmm]):
+    """Products of each row's own matrices, or with one weight."""
 
     template: ClassVar[str] = "cpp/rowwise/bmm.cpp.jinja"
-    batch: int
-    m: int
-    k: int
-    n: int
-    b_transposed: bool = False
-    a_row_stride: int = contiguous(lambda p: p.batch * p.m * p.k)
-    b_row_stride: int = contiguous(lambda p: p.batch * p.k * p.n)
-    c_row_stride: int = contiguous(lambda p: p.batch * p.m * p.n)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from ....program.layout import Arrays, MatrixLayout
+from ....program.layout import Arrays
 from ....weights.formats.affine import GroupAffine
+from .codes import CodeTiles, Reader
 from .elements import round_up
 from .tiles import (
     HEADER,
@@ -23,6 +23,9 @@ from .tiles import (
     tiled,
 )
 
+NIBBLES = Reader("a 4-bit product", "cpp/layouts/q4.cpp.jinja", ("low", "high"), "dot_u4")
+BYTES = Reader("an 8-bit product", "cpp/layouts/q8.cpp.jinja", ("raw",), "dot_u8")
+
 
 def quant_tile_bytes(k: int, bits: int, group: int) -> int:
     """Bytes of one q4 or q8 tile of 16 rows."""
@@ -30,7 +33,7 @@ def quant_tile_bytes(k: int, bits: int, group: int) -> int:
 
 
 @dataclass(frozen=True)
-class AffineTiles(MatrixLayout):
+class AffineTiles(CodeTiles):
     """A tile follows another; per group of k its header and its lines."""
 
     format: GroupAffine  # type: ignore[reportIncompatibleVariableOverride]  # frozen, so narrower is right
@@ -40,8 +43,16 @@ class AffineTiles(MatrixLayout):
         """q4 or q8."""
         return cls(f"q{form.bits}", form)
 
-    def matrix_nbytes(self, n: int, k: int) -> int:
-        return round_up(n, TILE) // TILE * quant_tile_bytes(k, self.format.bits, self.format.group)
+    @property
+    def label(self) -> str:
+        return f"{self.format.bits}-bit"
+
+    @property
+    def reader(self) -> Reader:
+        return NIBBLES if self.format.bits == 4 else BYTES
+
+    def tile_bytes(self, k: int) -> int:
+        return quant_tile_bytes(k, self.format.bits, self.format.group)
 
     def pack_matrix(self, parts: Arrays) -> np.ndarray:
         codes, halves, unit, zeros = self.tiles(parts)
@@ -51,8 +62,8 @@ class AffineTiles(MatrixLayout):
     def tiles(self, parts: Arrays) -> tuple[np.ndarray, ...]:
         """Codes [tiles, 16, groups, group], f16 scales, their units, and zero points, rows that are missing zero."""
         group, (_, k) = self.format.group, parts["codes"].shape
-        if group % 16 or k % group:
-            raise ValueError(f"group {group} must be a multiple of 16 that divides K = {k}")
+        if reason := self.misfit(*parts["codes"].shape):
+            raise ValueError(reason)
         halves, unit = split_scales(tiled(parts["scales"].astype(np.float32, copy=False)))
         codes = tiled(parts["codes"])
         return codes.reshape(*codes.shape[:2], k // group, group), halves, unit, tiled(parts["zeros"])
@@ -63,9 +74,3 @@ class AffineTiles(MatrixLayout):
         lines = tiles[:, :, HEADER:]
         codes = of_nibble_lines(lines) if self.format.bits == 4 else of_byte_lines(lines)
         return {"codes": codes.reshape(-1, k)[:n], "scales": scales, "zeros": zeros}
-
-    def product_params(self) -> dict[str, Any]:
-        return {"bits": self.format.bits, "group": self.format.group}
-
-    def table_params(self) -> dict[str, Any]:
-        return {"format": self.name, "group": self.format.group}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
@@ -53,6 +53,9 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 class Rows(Layout):
     """Row-major, any shape."""
 
+    tiled: ClassVar[bool] = False
+    macros: ClassVar[str] = "cpp/layouts/rows.cpp.jinja"
+
     def nbytes(self, shape: Sequence[int]) -> int:
         return round_up(prod(shape) * PLAIN[self.format.name], 64)
 
@@ -62,13 +65,13 @@ class Rows(Layout):
     def unpack(self, packed: np.ndarray, shape: Sequence[int]) -> dict[str, np.ndarray]:
         return {"values": _shown(packed.view(_NUMPY[self.format.name])[: prod(shape)].reshape(shape))}
 
-    def product_params(self) -> dict[str, Any]:
-        return {"format": self.format.name}
-
 
 @dataclass(frozen=True)
 class Tiles(Layout):
     """`tile[k][16]` per 16 output rows; experts [E, N, K] follow one another."""
+
+    tiled: ClassVar[bool] = True
+    macros: ClassVar[str] = "cpp/layouts/tiles.cpp.jinja"
 
     def nbytes(self, shape: Sequence[int]) -> int:
         *experts, n, k = shape
@@ -93,9 +96,6 @@ class Tiles(Layout):
         flat = packed.view(_NUMPY[self.format.name])[: prod(experts) * padded * k]
         tiles = flat.reshape(-1, padded // TILE, k, TILE).transpose(0, 1, 3, 2)
         return {"values": _shown(tiles.reshape(-1, padded, k)[:, :n].reshape(shape))}
-
-    def product_params(self) -> dict[str, Any]:
-        return {"format": self.format.name}
 
 
 def _shown(values: np.ndarray) -> np.ndarray:

@@ -7,13 +7,14 @@ more f32: at 52 the largest scale of the tile in this group, at 56 the tile's la
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from ....program.layout import Arrays
 from ....weights.formats.affine import GroupAffine
 from .affine import AffineTiles, quant_tile_bytes
+from .codes import Reader
 from .elements import round_up
 from .tiles import HEADER, TILE, headers, nibble_lines, of_headers, of_nibble_lines
 
@@ -28,6 +29,10 @@ def low_tile_bytes(k: int) -> int:
     return k * TILE // 2
 
 
+BOTH = Reader("an 8-bit product, both planes", "cpp/layouts/q8s.cpp.jinja", ("low", "high"), "dot_u8")
+HIGH = Reader("an 8-bit product, high plane", "cpp/layouts/q8s_high.cpp.jinja", ("low", "high"), "dot_u4")
+
+
 @dataclass(frozen=True)
 class SplitTiles(AffineTiles):
     """Codes of 8 bits."""
@@ -37,6 +42,20 @@ class SplitTiles(AffineTiles):
     @classmethod
     def of(cls, form: GroupAffine) -> SplitTiles:
         return cls("q8s", form)
+
+    @property
+    def reader(self) -> Reader:
+        return BOTH
+
+    @property
+    def screener(self) -> Reader | None:
+        return HIGH
+
+    def tile_bytes(self, k: int) -> int:
+        return high_tile_bytes(k, self.format.group)
+
+    def low_bytes(self, k: int) -> int:
+        return low_tile_bytes(k)
 
     def pack_matrix(self, parts: Arrays) -> np.ndarray:
         codes, halves, unit, zeros = self.tiles(parts)
@@ -50,14 +69,11 @@ class SplitTiles(AffineTiles):
 
     def unpack_matrix(self, packed: np.ndarray, n: int, k: int) -> dict[str, np.ndarray]:
         tiles, groups = round_up(n, TILE) // TILE, k // self.format.group
-        end = tiles * high_tile_bytes(k, self.format.group)
+        end = tiles * self.tile_bytes(k)
         high, low = packed[:end].reshape(tiles, groups, -1), packed[end:].reshape(tiles, groups, -1)
         scales, zeros = of_headers(high, n)
         codes = of_nibble_lines(high[:, :, HEADER:]) << 4 | of_nibble_lines(low)
         return {"codes": codes.reshape(-1, k)[:n], "scales": scales, "zeros": zeros}
-
-    def product_params(self) -> dict[str, Any]:
-        return {**super().product_params(), "split": True}
 
 
 def leans(codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray) -> np.ndarray:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import e, log2
-from typing import ClassVar
 
 from .....runtime.format.manifest import Limits
-from .....runtime.format.plan import Extent, Term
+from .....runtime.format.plan import Extent, ScratchArg, Term
 from .....runtime.format.program import ITEM_SIZE
+from ....program.steps.attention import Attention as AttentionStep
 from ...errors import CodegenError
 from ...render import render
 from ..spec import ONE, Arg, LaunchSpec, Shape, batch_arg, size_arg
@@ -18,61 +18,48 @@ from .kv_cache import KvKernel, Piece, pieces
 from .lines import power_of_two
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attention(KvKernel):
-    """Operands q, cos, sin, sinks, alibi -> o: what they and the params mean is told in compiler/ops/attention.py."""
+@dataclass(frozen=True)
+class Attention(KvKernel[AttentionStep]):
+    """What operands and facts mean is told in compiler/ops/attention.py."""
 
-    inputs: ClassVar[int] = 5
-    q_heads: int
-    q_stride: int
-    o_stride: int
-    scale: float
-    window: int = 0
-    chunk: int = 0
-    softcap: float = 0.0
-    has_sinks: bool = False
-    has_alibi: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.scale <= 0:
-            raise CodegenError(f"attention with scale {self.scale}: only positive ones are supported")
-
-    @property
-    def group(self) -> int:
-        """Query heads per KV head."""
-        return self.q_heads // self.kv_heads
+    @classmethod
+    def refusal(cls, step: AttentionStep) -> str:
+        if step.scale <= 0:
+            return f"scale {step.scale}: only positive ones are supported"
+        return super().refusal(step)
 
     @property
     def qk_type(self) -> str:
         """Triton's type of both operands of q k': that of the cache, or for codes, of q, or else the wider in range."""
-        kind = self.types[0] if self.scaled else self.dtype
+        kind = self.step.q.dtype if self.scaled else self.step.kv.dtype
         return "bfloat16" if self.scaled and kind == "f32" else _LONG[kind]
 
     @property
     def pv_type(self) -> str:
         """The same of weights times values. Weights times scales of codes may be too small for f16."""
-        return "bfloat16" if self.scaled else _LONG[self.dtype]
+        return "bfloat16" if self.scaled else _LONG[self.step.kv.dtype]
 
     @property
     def unit(self) -> float:
         """What makes a score of the kernel's loop a logarithm to base 2: it may have been scaled before."""
-        return 1.0 if self.softcap or self.has_alibi else self.scale * log2(e)
+        s = self.step
+        return 1.0 if s.softcap or s.alibi else s.scale * log2(e)
 
     @property
     def key_pieces(self) -> tuple[Piece, ...]:
-        return pieces(self.key_dim)
+        return pieces(self.step.kv.key_dim)
 
     def span(self, limits: Limits) -> int:
         """The most keys that a query sees."""
-        return min(n for n in (limits.max_seq_len, self.window, self.chunk) if n)
+        return min(n for n in (limits.max_seq_len, self.step.window, self.step.chunk) if n)
 
     @property
     def workload(self) -> Workload:
         """What decides about tilings."""
-        key, value = (sum(piece.width for piece in pieces(dim)) for dim in (self.key_dim, self.value_dim))
+        kv = self.step.kv
+        key, value = (sum(piece.width for piece in pieces(dim)) for dim in (kv.key_dim, kv.value_dim))
         multiplied = 4 if self.qk_type == "float32" else 2
-        return Workload(self.kv_heads, self.group, key, value, ITEM_SIZE[self.dtype], multiplied, self.block_size)
+        return Workload(kv.heads, self.step.group, key, value, ITEM_SIZE[kv.dtype], multiplied, kv.block_size)
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         if shape.decode:
@@ -83,12 +70,12 @@ class Attention(KvKernel):
         splits = self._splits(shape, limits, tuner) if shape.decode else 1
         if splits == 1:
             return {}
-        states = shape.max_tokens * self.q_heads * splits
-        if states * self.value_dim >= 2**31:
+        states = shape.max_tokens * self.step.q_heads * splits
+        if states * self.step.kv.value_dim >= 2**31:
             raise CodegenError(
                 f"attention of {shape.max_tokens} sequences in {splits} splits: too many partial outputs"
             )
-        return {"peaks": 4 * states, "totals": 4 * states, "partials": 4 * states * self.value_dim}
+        return {"peaks": 4 * states, "totals": 4 * states, "partials": 4 * states * self.step.kv.value_dim}
 
     def _splits(self, shape: Shape, limits: Limits, tuner: Tuner) -> int:
         tiling = decode_tiling(self.workload, tuner)
@@ -99,35 +86,35 @@ class Attention(KvKernel):
         names = ("seq_starts", "context_lens", "block_tables", "positions", "tree_masks")
         args = self._operands() + self.kv_args() + tuple(map(batch_arg, names))
         tiles = Extent(0, (Term("num_tokens", tiling.rows // tiling.heads), Term("num_seqs")))
-        grid = (tiles, Extent(self.kv_heads * source.head_parts), ONE)
+        grid = (tiles, Extent(self.step.kv.heads * source.head_parts), ONE)
         return LaunchSpec(
-            render("triton/attention_mixed.py.jinja", source), source.entry,
+            render("triton/attention_mixed.py.jinja", source, self.step), source.entry,
             (*args, size_arg("num_seqs"), size_arg("max_blocks")), grid, tiling.warps, tiling.stages,
         )  # fmt: skip
 
     def _decode(self, tiling: Tiling, splits: int) -> tuple[LaunchSpec, ...]:
         source = AttentionSource(self, "attention", tiling.rows, tiling.heads, tiling.tile, tiling.widest, splits > 1)
-        grid = (Extent(0, (Term("num_seqs"),)), Extent(self.kv_heads * source.head_parts), Extent(splits))
-        states = tuple(Arg(f"{name}_ptr", "*fp32", f"scratch:{name}") for name in ("peaks", "totals", "partials"))
-        ins = tuple(a for a in self._operands() if a.value != "output:0" and (splits == 1 or a.name != "sinks_ptr"))
-        outs = states if splits > 1 else tuple(a for a in self._operands() if a.value == "output:0")
+        grid = (Extent(0, (Term("num_seqs"),)), Extent(self.step.kv.heads * source.head_parts), Extent(splits))
+        states = tuple(Arg(f"{name}_ptr", "*fp32", ScratchArg(name)) for name in ("peaks", "totals", "partials"))
+        ins = tuple(a for a in self._operands() if a.name != "o_ptr" and (splits == 1 or a.name != "sinks_ptr"))
+        outs = states if splits > 1 else self.pointers(o="o_ptr")
         rest = (batch_arg("context_lens"), batch_arg("block_tables"), size_arg("max_blocks"))
         attend = LaunchSpec(
-            render("triton/attention_decode.py.jinja", source), source.entry, ins + outs + self.kv_args() + rest, grid,
-            tiling.warps, tiling.stages,
+            render("triton/attention_decode.py.jinja", source, self.step), source.entry,
+            ins + outs + self.kv_args() + rest, grid, tiling.warps, tiling.stages,
         )  # fmt: skip
         if splits == 1:
             return (attend,)
         merge = MergeSource(self, "attention_merge", splits, tiling.tile)
         ins = tuple(a for a in self._operands() if a.name in ("sinks_ptr", "o_ptr"))
-        grid = (grid[0], Extent(self.q_heads), ONE)
+        grid = (grid[0], Extent(self.step.q_heads), ONE)
         args = (*ins, *states, batch_arg("context_lens"))
         return attend, LaunchSpec(
-            render("triton/attention_merge.py.jinja", merge), merge.entry, args, grid, merge.warps
+            render("triton/attention_merge.py.jinja", merge, self.step), merge.entry, args, grid, merge.warps
         )
 
     def _operands(self) -> tuple[Arg, ...]:
-        return self.pointers("q_ptr", "cos_ptr", "sin_ptr", "sinks_ptr", "alibi_ptr", "o_ptr")
+        return self.pointers(q="q_ptr", cos="cos_ptr", sin="sin_ptr", sinks="sinks_ptr", alibi="alibi_ptr", o="o_ptr")
 
 
 _LONG = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -154,16 +141,16 @@ class AttentionSource:
     @property
     def head_parts(self) -> int:
         """Programs that share the query heads of a KV head."""
-        return -(-self.layer.group // self.heads)
+        return -(-self.layer.step.group // self.heads)
 
     @property
     def one_page(self) -> bool:
         """Whether a tile never reaches over the end of a page."""
-        return self.layer.block_size % self.tile == 0
+        return self.layer.step.kv.block_size % self.tile == 0
 
     @property
     def value_pieces(self) -> tuple[Piece, ...]:
-        return pieces(self.layer.value_dim, self.widest)
+        return pieces(self.layer.step.kv.value_dim, self.widest)
 
     @property
     def queries(self) -> str:

@@ -7,9 +7,10 @@ from typing import ClassVar
 
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, extent
+from ....program.steps import rowwise as steps
 from ....targets import Target
 from ...render import render
-from ..spec import Arg, LaunchSpec, Shape, TritonKernel
+from ..spec import LaunchSpec, Shape, StepKernel
 from ..tiling.choice import Config, Tuner
 from .lines import power_of_two
 
@@ -19,56 +20,48 @@ VECTOR_BLOCK = 4096  # elements of b that a program holds in vector products
 ITEM = {"f32": 4, "bf16": 2, "f16": 2}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bmm(TritonKernel):
-    """c [rows, batch, m, n] = a [rows, batch, m, k] b [rows, batch, k, n], or b [.., n, k] if `b_transposed`.
+@dataclass(frozen=True)
+class Bmm(StepKernel[steps.Bmm]):
+    """c [rows, batch, m, n] = a [rows, batch, m, k] b [rows, batch, k, n], or b [.., n, k] if transposed.
 
-    b_row_stride 0: one b for all rows; then the m lines of many rows make one tile.
+    Where all rows have one b, the m lines of many rows make one tile.
     """
 
     template: ClassVar[str] = "triton/bmm.py.jinja"
     entry: ClassVar[str] = "bmm"
-    inputs: ClassVar[int] = 2
-    batch: int
-    m: int
-    k: int
-    n: int
-    b_transposed: bool = False
-    a_row_stride: int
-    b_row_stride: int
-    c_row_stride: int
 
     @property
     def shared(self) -> bool:
         """Whether all rows multiply with the same b."""
-        return self.b_row_stride == 0
+        return self.step.b.stride == 0
 
     def lines(self, shape: Shape) -> int:
         """Lines of a that multiply with one matrix b, at most."""
-        return self.m * shape.max_tokens if self.shared else self.m
+        return self.step.m * shape.max_tokens if self.shared else self.step.m
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         lines = self.lines(shape)
         if lines < LEAST:
             tile = Tile(kernel=self, **VECTOR)
         else:
-            key = f"bmm {self.batch}x{self.m}x{self.k}x{self.n} {''.join(self.types)} {self.shared} {shape.max_tokens}"
+            s, types = self.step, "".join(o.dtype for o in self.step.operands.values())
+            key = f"bmm {s.batch}x{s.m}x{s.k}x{s.n} {types} {self.shared} {shape.max_tokens}"
             config = tuner.pick(key, self._tiles(lines), lambda c: self._cost(c, shape, tuner.target))
             tile = Tile(kernel=self, m=config["m"], n=config["n"], k=config["k"])
-        args = self.pointers("a_ptr", "b_ptr", "c_ptr")
-        args = (*args, Arg("num_rows", "i32", self.num_rows, aligned=False))
-        return (LaunchSpec(render(self.template, tile), self.entry, args, tile.grid, num_warps=4, num_stages=3),)
+        args = (*self.pointers(a="a_ptr", b="b_ptr", c="c_ptr"), self.count)
+        return (
+            LaunchSpec(render(self.template, tile, self.step), self.entry, args, tile.grid, num_warps=4, num_stages=3),
+        )
 
     @property
     def narrow(self) -> bool:
         """Whether both operands have the same 16-bit type, so that tensor cores take them."""
-        a, b = self.types[:2]
-        return a == b and a != "f32"
+        return self.step.a.dtype == self.step.b.dtype != "f32"
 
     def _tiles(self, lines: int) -> list[Config]:
         """Tiles that are not much larger than the matrices; without tensor cores they need more registers."""
         heights = [m for m in (16, 32, 64) if m <= max(power_of_two(lines), LEAST)]
-        widths = [w for w in (32, 64, 128) if w <= max(power_of_two(self.n), 32)]
+        widths = [w for w in (32, 64, 128) if w <= max(power_of_two(self.step.n), 32)]
         most = 64 * 128 if self.narrow else 32 * 64
         return [{"m": m, "n": w, "k": 32} for m in heights for w in widths if m * w <= most]
 
@@ -79,9 +72,9 @@ class Bmm(TritonKernel):
         waves = -(-tiles // target.multiprocessors) * target.multiprocessors / tiles
         # float32 products use no tensor cores: about a sixteenth of their rate
         peak = target.peak_f16 * 1e12 / (1 if self.narrow else 16)
-        flops = 2.0 * tiles * config["m"] * config["n"] * self.k
-        item = max(ITEM[kind] for kind in self.types[:2])
-        read = tiles * (config["m"] + config["n"]) * self.k * item
+        flops = 2.0 * tiles * config["m"] * config["n"] * self.step.k
+        item = max(ITEM[o.dtype] for o in (self.step.a, self.step.b))
+        read = tiles * (config["m"] + config["n"]) * self.step.k * item
         if (config["m"] + config["n"]) * config["k"] * item * 3 > target.shared_memory_kib * 1024:
             return float("inf")
         return waves * (flops / peak + read / (target.bandwidth * 1e9))
@@ -108,7 +101,7 @@ class Tile:
     @property
     def m_block(self) -> int:
         """Lines of one row in a tile."""
-        return min(power_of_two(self.kernel.m), self.m)
+        return min(power_of_two(self.kernel.step.m), self.m)
 
     @property
     def row_block(self) -> int:
@@ -123,38 +116,39 @@ class Tile:
     @property
     def m_tiles(self) -> int:
         """Tiles over the lines of one row."""
-        return -(-self.kernel.m // self.m_block)
+        return -(-self.kernel.step.m // self.m_block)
 
     @property
     def k_block(self) -> int:
         """Elements of k at a time."""
         if self.dots:
             return self.k
-        return min(power_of_two(self.kernel.k), 256 if self.kernel.b_transposed else 32)
+        return min(power_of_two(self.kernel.step.k), 256 if self.kernel.step.b_transposed else 32)
 
     @property
     def n_block(self) -> int:
         """Columns of a tile."""
         if self.dots:
             return self.n
-        return min(power_of_two(self.kernel.n), max(VECTOR_BLOCK // self.k_block, 16), 128)
+        return min(power_of_two(self.kernel.step.n), max(VECTOR_BLOCK // self.k_block, 16), 128)
 
     @property
     def partial_k(self) -> bool:
         """Whether the last step along k is narrower."""
-        return self.kernel.k % self.k_block != 0
+        return self.kernel.step.k % self.k_block != 0
 
     @property
     def grid(self) -> tuple[Extent, Extent, Extent]:
         """Blocks of rows, blocks of columns, and (matrix, block of lines)."""
-        columns = -(-self.kernel.n // self.n_block)
-        return extent(self.kernel.num_rows, self.row_block), Extent(columns), Extent(self.kernel.batch * self.m_tiles)
+        columns = -(-self.kernel.step.n // self.n_block)
+        return (
+            extent(self.kernel.num_rows, self.row_block),
+            Extent(columns),
+            Extent(self.kernel.step.batch * self.m_tiles),
+        )
 
     def count(self, rows: int) -> int:
         """Programs for that many rows."""
         sizes = {self.kernel.num_rows: rows}
         x, y, z = (dim.value(sizes) for dim in self.grid)
         return x * y * z
-
-
-BMM: dict[str, type[TritonKernel]] = {"bmm": Bmm}

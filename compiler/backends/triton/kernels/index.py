@@ -3,40 +3,41 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
 
 from .....runtime.format.manifest import Limits
-from .....runtime.format.plan import Extent, extent
+from .....runtime.format.plan import Extent, SizeArg, extent
+from ....program.layout import Layout
+from ....program.steps import rowwise as steps
+from ....program.steps.embedding import Embedding as EmbeddingStep
+from ....program.steps.embedding import SelectRows as SelectRowsStep
 from ....targets import Target
-from ...errors import CodegenError
 from ...render import render
-from ..layouts.affine import codes_nbytes
-from ..spec import ONE, Arg, LaunchSpec, Shape, TritonKernel, batch_arg
+from ..layouts.codes import CodeGroups
+from ..layouts.registry import LAYOUTS
+from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg
 from ..tiling.choice import Tuner
 from .lines import BLOCK, Lines, even_block, power_of_two, warps
 
-QUANT_BITS = {"gq4": 4, "gq8": 8}
 WARP = 32
 UNROLLED = 16  # indices of a line whose loads a scatter issues at once
+R = TypeVar("R", EmbeddingStep, SelectRowsStep)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Topk(Lines):
+@dataclass(frozen=True)
+class Topk(Lines[steps.Topk]):
     """x [rows, outer, n] -> values and indices [rows, outer, k] in order; ties go to the lower index."""
 
     template: ClassVar[str] = "triton/topk.py.jinja"
     entry: ClassVar[str] = "topk"
-    names: ClassVar[tuple[str, ...]] = ("x_ptr", "values_ptr", "indices_ptr")
     max_width: ClassVar[int] = 16384
-    k: int
-    largest: bool = True
-    values_stride: int
-    indices_stride: int
 
-    def __post_init__(self) -> None:
-        if self.n > self.max_width:
-            raise CodegenError(f"topk over {self.n} elements: the Triton backend holds at most {self.max_width}")
+    @classmethod
+    def refusal(cls, step: steps.Topk) -> str:
+        if step.n > cls.max_width:
+            return f"topk over {step.n} elements: the Triton backend holds at most {cls.max_width}"
+        return super().refusal(step)
 
     @property
     def block(self) -> int:
@@ -49,73 +50,59 @@ class Topk(Lines):
     @property
     def kept(self) -> int:
         """Width of the block that collects the result."""
-        return power_of_two(self.k)
+        return power_of_two(self.step.k)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gather(Lines):
+@dataclass(frozen=True)
+class Gather(Lines[steps.Gather]):
     """y [rows, outer, m] = x[..., index[..., j]] of x [rows, outer, n]; indices are clamped."""
 
     template: ClassVar[str] = "triton/gather.py.jinja"
     entry: ClassVar[str] = "gather"
-    inputs: ClassVar[int] = 2
-    names: ClassVar[tuple[str, ...]] = ("x_ptr", "index_ptr", "y_ptr")
-    m: int
-    index_stride: int
 
     @property
     def width(self) -> int:
-        return min(power_of_two(self.m), self.max_width)
+        return min(power_of_two(self.step.m), self.max_width)
 
     @property
     def chunks(self) -> int:
-        return -(-self.m // self.width)
+        return -(-self.step.m // self.width)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scatter(Lines):
+@dataclass(frozen=True)
+class Scatter(Lines[steps.Scatter]):
     """y = x [rows, outer, n] with elements at index [rows, outer, m] set or added to; indices outside are skipped.
 
-    reduce: "none" (the last of equal indices stays) or "add". src: "tensor" or "value". The order of additions is that
-    of the indices, so results do not vary.
+    Of equal indices that are set the last one stays. The order of additions is that of the indices, so results do not
+    vary.
     """
 
     template: ClassVar[str] = "triton/scatter.py.jinja"
     entry: ClassVar[str] = "scatter"
-    inputs: ClassVar[int] = 3
-    names: ClassVar[tuple[str, ...]] = ("x_ptr", "index_ptr", "src_ptr", "y_ptr")
-    m: int
-    reduce: str = "none"
-    src: str = "tensor"
-    value: float | str = 0.0
-    index_stride: int
-    src_stride: int = 0
 
     @property
     def chunks(self) -> int:
-        return -(-self.n // self.width)
+        return -(-self.step.n // self.width)
 
     @property
     def unrolled(self) -> bool:
         """Whether the loop over indices is unrolled."""
-        return self.m <= UNROLLED
+        return self.step.m <= UNROLLED
 
     @property
     def value_text(self) -> str:
         """The value as a Triton expression."""
-        value = float(self.value)
+        value = float(self.step.value)
         if self.whole:
             return str(int(value))
         return repr(value) if math.isfinite(value) else f'float("{value}")'
 
 
-@dataclass(frozen=True, kw_only=True)
-class TakeRows(TritonKernel):
+@dataclass(frozen=True)
+class TakeRows(StepKernel[R]):
     """y [R, n] = source[ids]; ids are clamped to the rows that there are."""
 
     template: ClassVar[str] = "triton/take_rows.py.jinja"
-    n: int
-    y_stride: int
 
     @property
     def entry(self) -> str:
@@ -124,7 +111,12 @@ class TakeRows(TritonKernel):
     @property
     def row_stride(self) -> int:
         """Elements between rows of the source."""
-        return self.n
+        return self.step.n
+
+    @property
+    def converts(self) -> bool:
+        """Whether y is of another type than the source."""
+        raise NotImplementedError
 
     @property
     def last(self) -> str:
@@ -144,7 +136,7 @@ class TakeRows(TritonKernel):
     @property
     def cols(self) -> int:
         """Columns per program."""
-        return even_block(self.n)
+        return even_block(self.step.n)
 
     @property
     def row_block(self) -> int:
@@ -152,40 +144,33 @@ class TakeRows(TritonKernel):
         return BLOCK // self.cols
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
-        rows = next(arg.value for arg in self.args if arg.name == "num_rows")
-        grid = (extent(rows, self.row_block), Extent(-(-self.n // self.cols)), ONE)
-        return (
-            LaunchSpec(render(self.template, self), self.entry, self.args, grid, num_warps=warps(BLOCK, tuner.target)),
-        )
+        grid = (extent(self.num_rows, self.row_block), Extent(-(-self.step.n // self.cols)), ONE)
+        source = render(self.template, self, self.step)
+        return (LaunchSpec(source, self.entry, self.args, grid, num_warps=warps(BLOCK, tuner.target)),)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Embedding(TakeRows):
-    """Operands: ids int32, table [table_rows, n] row-major or quantized, as the product has it that shares it -> y."""
+@dataclass(frozen=True)
+class Embedding(TakeRows[EmbeddingStep]):
+    """Of a table [table_rows, n], row-major or quantized, as the product has it that shares it."""
 
-    inputs: ClassVar[int] = 2
-    table_rows: int
-    format: str
-    group: int = 0
+    @classmethod
+    def refusal(cls, step: EmbeddingStep) -> str:
+        return LAYOUTS.refusal(step.stored, Layout) or super().refusal(step)
+
+    @property
+    def layout(self) -> Layout:
+        """How the table lies in memory."""
+        return LAYOUTS.of(self.step.stored)
 
     @property
     def template(self) -> str:  # type: ignore[override]
-        return "triton/take_codes.py.jinja" if self.bits else "triton/take_rows.py.jinja"
+        return "triton/take_codes.py.jinja" if self.layout.coded else "triton/take_rows.py.jinja"
 
     @property
-    def bits(self) -> int:
-        """Of a code; 0 where there are none."""
-        return QUANT_BITS.get(self.format, 0)
-
-    @property
-    def span(self) -> int:
-        """Elements of 16 bits that hold the codes of one row's group."""
-        return self.group * self.bits // 16
-
-    @property
-    def codes_nbytes(self) -> int:
-        """Where the scales begin."""
-        return codes_nbytes(self.table_rows, self.n, self.bits)
+    def macros(self) -> str:
+        """The template that says how codes are read."""
+        assert isinstance(self.layout, CodeGroups)
+        return self.layout.macros
 
     @property
     def entry(self) -> str:
@@ -193,23 +178,20 @@ class Embedding(TakeRows):
 
     @property
     def last(self) -> str:
-        return str(self.table_rows - 1)
+        return str(self.step.table_rows - 1)
 
     @property
     def args(self) -> tuple[Arg, ...]:
-        if not self.bits and self.format not in ("f32", "bf16", "f16"):
-            raise CodegenError(f"embedding: the Triton backend reads no table of format {self.format!r}")
-        num_rows = Arg("num_rows", "i32", self.num_rows, aligned=False)
-        return (*self.pointers("ids_ptr", "x_ptr", "y_ptr"), num_rows)
+        return (*self.pointers(ids="ids_ptr", table="x_ptr", y="y_ptr"), self.count)
+
+    @property
+    def converts(self) -> bool:
+        return self.step.y.dtype != self.step.table.dtype
 
 
-@dataclass(frozen=True, kw_only=True)
-class SelectRows(TakeRows):
-    """Operands: x, one row per token -> y, one row per wanted logit row."""
-
-    inputs: ClassVar[int] = 1
-    x_stride: int
-    dtype: str = "f32"
+@dataclass(frozen=True)
+class SelectRows(TakeRows[SelectRowsStep]):
+    """Of x, one row per token: one row per wanted logit row."""
 
     @property
     def entry(self) -> str:
@@ -217,7 +199,7 @@ class SelectRows(TakeRows):
 
     @property
     def row_stride(self) -> int:
-        return self.x_stride
+        return self.step.x.stride
 
     @property
     def last(self) -> str:
@@ -225,11 +207,10 @@ class SelectRows(TakeRows):
 
     @property
     def args(self) -> tuple[Arg, ...]:
-        sizes = [Arg(n, "i32", v, aligned=False) for n, v in (("num_rows", "num_logit_rows"), ("num_tokens",) * 2)]
-        ids = batch_arg("logit_rows")
-        return (Arg("ids_ptr", ids.type, ids.value, ids.aligned), *self.pointers("x_ptr", "y_ptr"), *sizes)
+        ids = replace(batch_arg("logit_rows"), name="ids_ptr")
+        tokens = Arg("num_tokens", "i32", SizeArg("num_tokens"), aligned=False)
+        return (ids, *self.pointers(x="x_ptr", y="y_ptr"), self.count, tokens)
 
-
-INDEXED: dict[str, type[TritonKernel]] = {
-    "topk": Topk, "gather": Gather, "scatter": Scatter, "embedding": Embedding, "select_rows": SelectRows,
-}  # fmt: skip
+    @property
+    def converts(self) -> bool:
+        return self.step.y.dtype != self.step.x.dtype

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from .....runtime.format.manifest import Limits
-from .....runtime.format.plan import Extent, extent
+from .....runtime.format.plan import Extent, KVArg, extent
 from .....runtime.format.program import ITEM_SIZE, KVLayer, KVLayout
-from ...errors import CodegenError
+from ....program.steps.attention import Attention as AttentionStep
+from ....program.steps.attention import KVSpec
+from ....program.steps.attention import KvWrite as KvWriteStep
 from ...render import render
-from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, TritonKernel, batch_arg, size_arg
+from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg, size_arg
 from ..tiling.choice import Tuner
 from .lines import power_of_two
 
 _ROWS = 16  # (token, head) pairs that one program writes
+C = TypeVar("C", KvWriteStep, AttentionStep)
 
 
 @dataclass(frozen=True)
@@ -39,57 +42,47 @@ def pieces(dim: int, widest: int = 256) -> tuple[Piece, ...]:
     return tuple(Piece(start, width) for start in range(0, dim, width))
 
 
-@dataclass(frozen=True, kw_only=True)
-class KvKernel(TritonKernel):
+@dataclass(frozen=True)
+class KvKernel(StepKernel[C]):
     """The geometry of one layer's pages, which begin `page_stride` elements after each other.
 
-    A page holds keys [kv_heads, block_size, key_dim], then values [kv_heads, block_size, value_dim], both of `dtype`;
-    for i8 there follow float32 scales [kv_heads, block_size] of the keys, then of the values. rotary_dim: how many dims
-    of queries or keys are rotated, by tables [table_rows, rotary_dim].
+    A page holds keys [heads, block_size, key_dim], then values [heads, block_size, value_dim], of the cache's type; for
+    i8 there follow float32 scales [heads, block_size] of the keys, then of the values.
     """
 
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    dtype: str
-    block_size: int
-    rotary_dim: int = 0
-    rope_style: str = "half"
-    table_rows: int = 0
-
-    def __post_init__(self) -> None:
-        if self.scaled and self._codes % 4:
-            raise CodegenError(f"int8 pages of {self._codes} bytes: their scales would not be aligned")
+    @classmethod
+    def refusal(cls, step: C) -> str:
+        codes = _elements(step.kv)
+        if step.kv.dtype == "i8" and codes % 4:
+            return f"int8 pages of {codes} bytes: their scales would not be aligned"
+        return super().refusal(step)
 
     @property
     def key_pad(self) -> int:
-        return power_of_two(self.key_dim)
+        return power_of_two(self.step.kv.key_dim)
 
     @property
     def value_pad(self) -> int:
-        return power_of_two(self.value_dim)
+        return power_of_two(self.step.kv.value_dim)
 
     @property
     def scaled(self) -> bool:
         """Whether the cache holds int8 codes with scales."""
-        return self.dtype == "i8"
-
-    @property
-    def _codes(self) -> int:
-        return self.kv_heads * self.block_size * (self.key_dim + self.value_dim)
+        return self.step.kv.dtype == "i8"
 
     @property
     def _page_bytes(self) -> int:
-        layer = KVLayer(self.kv_heads, self.key_dim, self.value_dim)
-        return KVLayout(self.block_size, self.dtype, [layer]).block_bytes(0)
+        kv = self.step.kv
+        return KVLayout(kv.block_size, kv.dtype, [KVLayer(kv.heads, kv.key_dim, kv.value_dim)]).block_bytes(0)
 
     @property
     def page_stride(self) -> int:
-        return self._page_bytes // ITEM_SIZE[self.dtype]
+        return self._page_bytes // ITEM_SIZE[self.step.kv.dtype]
 
     @property
     def values_offset(self) -> int:
-        return self.kv_heads * self.block_size * self.key_dim
+        kv = self.step.kv
+        return kv.heads * kv.block_size * kv.key_dim
 
     @property
     def scale_page_stride(self) -> int:
@@ -98,53 +91,55 @@ class KvKernel(TritonKernel):
 
     @property
     def key_scales_offset(self) -> int:
-        return self._codes // 4
+        return _elements(self.step.kv) // 4
 
     @property
     def value_scales_offset(self) -> int:
-        return self._codes // 4 + self.kv_heads * self.block_size
+        return self.key_scales_offset + self.step.kv.heads * self.step.kv.block_size
 
     @property
     def rope_vector(self) -> int:
         """How many neighbours of a dim have neighbouring partners in the rotation, so that one load takes them."""
-        return gcd(self.rotary_dim // 2, 8)
+        return gcd(self.step.rotary.dim // 2, 8)
 
     def kv_args(self) -> tuple[Arg, ...]:
         """The layer's pages, and their scales as float32 if there are any."""
-        scales = (Arg("scales_ptr", "*fp32", "kv"),) if self.scaled else ()
-        return (Arg("kv_ptr", "*" + ELEMENTS[self.dtype], "kv"), *scales)
+        scales = (Arg("scales_ptr", "*fp32", KVArg()),) if self.scaled else ()
+        return (Arg("kv_ptr", "*" + ELEMENTS[self.step.kv.dtype], KVArg()), *scales)
 
 
-@dataclass(frozen=True, kw_only=True)
-class KvWrite(KvKernel):
-    """Operands k, v, cos, sin -> none: moves accepted guesses, then rotates k and stores both at slot_mapping."""
+def _elements(kv: KVSpec) -> int:
+    """Keys and values of one page."""
+    return kv.heads * kv.block_size * (kv.key_dim + kv.value_dim)
+
+
+@dataclass(frozen=True)
+class KvWrite(KvKernel[KvWriteStep]):
+    """Moves accepted guesses, then rotates k and stores both at slot_mapping."""
 
     template: ClassVar[str] = "triton/kv_write.py.jinja"
     entry: ClassVar[str] = "kv_write"
-    inputs: ClassVar[int] = 4
-    k_stride: int
-    v_stride: int
 
     @property
     def heads_per_program(self) -> int:
-        return min(self.kv_heads, _ROWS)
+        return min(self.step.kv.heads, _ROWS)
 
     @property
     def tokens_per_program(self) -> int:
-        return max(1, _ROWS // self.kv_heads)
+        return max(1, _ROWS // self.step.kv.heads)
 
     @property
     def rows_per_program(self) -> int:
         return power_of_two(self.heads_per_program * self.tokens_per_program)
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
-        args = self.pointers("k_ptr", "v_ptr", "cos_ptr", "sin_ptr") + self.kv_args()
+        args = self.pointers(k="k_ptr", v="v_ptr", cos="cos_ptr", sin="sin_ptr") + self.kv_args()
         args += (batch_arg("positions"), batch_arg("slot_mapping"), size_arg("num_tokens"))
-        parts = -(-self.kv_heads // self.heads_per_program)
+        parts = -(-self.step.kv.heads // self.heads_per_program)
         grid = (extent("num_tokens", self.tokens_per_program), Extent(parts), Extent(1))
         moves = (*self.kv_args(), batch_arg("moves"), size_arg("num_moves"))
-        heads_if_any = extent("num_moves", 1 << 30, self.kv_heads)
+        heads_if_any = extent("num_moves", 1 << 30, self.step.kv.heads)
         return (
-            LaunchSpec(render("triton/kv_move.py.jinja", self), "kv_move", moves, (heads_if_any, ONE, ONE)),
-            LaunchSpec(render(self.template, self), self.entry, args, grid),
+            LaunchSpec(render("triton/kv_move.py.jinja", self, self.step), "kv_move", moves, (heads_if_any, ONE, ONE)),
+            LaunchSpec(render(self.template, self, self.step), self.entry, args, grid),
         )

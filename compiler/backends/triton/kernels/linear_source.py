@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .....runtime.format.access import Columns
-from ...errors import CodegenError
-from ..layouts.affine import codes_nbytes, matrix_nbytes
+from ....program.layout import Layout
+from ....program.steps.linear import Columns
 from ..spec import Arg
 from ..tiling.choice import Config
 from .body import Value, translate
 
 if TYPE_CHECKING:
-    from .linear import Linear
+    from .linear import RowProducts
 
 
 @dataclass(frozen=True)
@@ -96,22 +95,22 @@ class EpilogueOperands:
     arguments: tuple[Value, ...] = ()
 
 
-def epilogue_operands(op: Linear) -> EpilogueOperands:
-    """What the epilogue reads; without one, the product. CodegenError where that lies outside the product."""
-    if op.epilogue is None:
+def epilogue_operands(op: RowProducts[Any]) -> EpilogueOperands:
+    """What the epilogue reads; without one, the product."""
+    epilogue = op.step.epilogue
+    if epilogue is None:
         return EpilogueOperands((Part(0, 1, 0),))
     parts: dict[Columns, Part] = {}
     extras: list[Extra] = []
     arguments: list[Value] = []
-    for operand in op.epilogue_inputs:
+    for operand in epilogue.inputs:
         if isinstance(operand, Columns):
-            if operand.offset < 0 or operand.offset + operand.stride * (op.columns - 1) >= op.n:
-                raise CodegenError(f"product epilogue: {operand} of {op.columns} columns lies outside n = {op.n}")
             part = parts.setdefault(operand, Part(operand.offset, operand.stride, len(parts)))
             arguments.append(Value(part.acc, "f"))
         else:
-            kind = "i" if operand.dtype == "i32" else "f"
-            extras.append(Extra(f"e{len(extras)}", operand.row_stride, operand.strides[0], kind))
+            found = op.step.extras[len(extras)]
+            kind = "i" if found.dtype == "i32" else "f"
+            extras.append(Extra(f"e{len(extras)}", found.stride, operand.stride, kind))
             arguments.append(Value(extras[-1].name, kind))
     return EpilogueOperands(tuple(parts.values()), tuple(extras), tuple(arguments))
 
@@ -120,7 +119,7 @@ def epilogue_operands(op: Linear) -> EpilogueOperands:
 class Source:
     """A product and how it is cut; what the templates ask for."""
 
-    op: Linear
+    op: RowProducts[Any]
     tile: Tiling
     args: tuple[Arg, ...]
     cuda: bool
@@ -130,15 +129,24 @@ class Source:
         return self.op.mode
 
     @property
+    def layout(self) -> Layout:
+        return self.op.layout
+
+    @property
+    def macros(self) -> str:
+        """The template that says how W is read."""
+        return self.op.codes.macros if self.op.codes else "triton/layouts/rows.py.jinja"
+
+    @property
     def x_type(self) -> str:
-        return {"bf16": "tl.bfloat16", "f16": "tl.float16"}[self.op.types[0]]
+        return {"bf16": "tl.bfloat16", "f16": "tl.float16"}[self.op.x.dtype]
 
     # -- codes as 16-bit operands -------------------------------------------------------------------------------------
 
     @property
     def bias(self) -> int:
         """What is added to a field when it is read as an operand: bf16 has no subnormals that a product could keep."""
-        return 128 if self.op.types[0] == "bf16" else 0
+        return 128 if self.op.x.dtype == "bf16" else 0
 
     @property
     def magic(self) -> str:
@@ -155,36 +163,26 @@ class Source:
         return "" if self.bias else " * 16777216.0"
 
     @property
-    def total_bias(self) -> float:
-        """What every code has too much: codes of 8 bits are a low field plus 16 times a high one."""
-        return float(self.bias * (1 if self.op.bits == 4 else 17))
-
-    @property
     def unpack(self) -> str:
         return "nibbles" if self.cuda else "fields"
 
     @property
     def fields(self) -> int:
         """Pieces of x that meet one element of codes."""
-        return 16 // self.op.bits
+        return self.op.codes.fields if self.op.codes else 1
 
     # -- addresses and masks ------------------------------------------------------------------------------------------
-
-    @property
-    def codes_nbytes(self) -> int:
-        return codes_nbytes(self.op.n, self.op.k, self.op.bits)
 
     @property
     def expert_offset(self) -> str:
         if not self.op.experts:
             return ""
-        op = self.op
-        size = matrix_nbytes(op.n, op.k, op.bits, op.group) if op.bits else op.n * op.k
-        return f" + expert * {size}"
+        s, codes = self.op.step, self.op.codes
+        return f" + expert * {codes.matrix_nbytes(s.n, s.k) if codes else s.n * s.k}"
 
     def slot_x(self, slot: str) -> str:
         """Where a slot's row of x begins."""
-        row = f"({slot} // TOPK).to(tl.int64) * {self.op.x_stride}"
+        row = f"({slot} // TOPK).to(tl.int64) * {self.op.x.stride}"
         return f"{row} + {slot} % TOPK * K" if self.op.x_per_slot else row
 
     @property
@@ -192,8 +190,8 @@ class Source:
         """Where row (or slot) r of y begins."""
         op = self.op
         if not op.experts:
-            return f"r.to(tl.int64) * {op.y_stride}"
-        return f"((r // TOPK).to(tl.int64) * {op.y_stride} + r % TOPK * WIDTH)"
+            return f"r.to(tl.int64) * {op.step.y.stride}"
+        return f"((r // TOPK).to(tl.int64) * {op.step.y.stride} + r % TOPK * WIDTH)"
 
     @staticmethod
     def all_of(*conditions: str | bool) -> str:
@@ -203,23 +201,23 @@ class Source:
     @property
     def n_tail(self) -> bool:
         """Whether a program's columns may lie outside."""
-        return self.op.columns % self.tile.n != 0
+        return self.op.step.columns % self.tile.n != 0
 
     @property
     def k_tail(self) -> bool:
         """Whether a program's elements of a row may."""
-        return self.op.k % (self.tile.k * (self.tile.warps if self.tile.decode else 1)) != 0
+        return self.op.step.k % (self.tile.k * (self.tile.warps if self.tile.decode else 1)) != 0
 
     # -- sizes --------------------------------------------------------------------------------------------------------
 
     @property
     def slices(self) -> int:
         """Slices or steps of K."""
-        return -(-self.op.k // self.tile.k)
+        return -(-self.op.step.k // self.tile.k)
 
     @property
     def tiles_n(self) -> int:
-        return -(-self.op.columns // self.tile.n)
+        return -(-self.op.step.columns // self.tile.n)
 
     @property
     def tiles_m(self) -> str:
@@ -256,9 +254,10 @@ class Source:
 
     @cached_property
     def _epilogue(self) -> tuple[list[str], str]:
-        if self.op.epilogue is None:
+        epilogue = self.op.step.epilogue
+        if epilogue is None:
             return [], self.parts[0].acc
-        lines, result = translate(self.op.epilogue, self._operands.arguments)
+        lines, result = translate(epilogue.body, self._operands.arguments)
         return lines, result.tensor
 
     @property
@@ -287,7 +286,7 @@ class Source:
 class SortSource:
     """The slots of a product with experts, sorted into blocks."""
 
-    op: Linear
+    op: RowProducts[Any]
     block: int
 
     @property

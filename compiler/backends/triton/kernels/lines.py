@@ -7,14 +7,17 @@ lines, of one row or of several rows where these are few, so that its block has 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, extent
+from ....program.steps import rowwise as steps
 from ....targets import Target
 from ...render import render
-from ..spec import Arg, LaunchSpec, Shape, TritonKernel
+from ..spec import Arg, LaunchSpec, Shape, StepKernel
 from ..tiling.choice import Tuner
+
+L = TypeVar("L", bound=steps.Lines)
 
 BLOCK = 1024  # elements per program
 PER_THREAD = 8  # elements: one 16-byte access of 16-bit elements
@@ -38,28 +41,27 @@ def even_block(cols: int, largest: int = BLOCK) -> int:
     return whole if whole >= largest // 4 else min(power_of_two(cols), largest)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lines(TritonKernel):
-    """x [rows, outer, n] -> y. dtype: the element type of x, "i32" for integers. Strides are between rows."""
+@dataclass(frozen=True)
+class Lines(StepKernel[L]):
+    """x [rows, outer, n] -> y."""
 
-    inputs: ClassVar[int] = 1
-    names: ClassVar[tuple[str, ...]] = ("x_ptr", "y_ptr")
+    entry: ClassVar[str]
     max_width: ClassVar[int] = 1024
-    outer: int
-    n: int
-    dtype: str = "f32"
-    x_stride: int
-    y_stride: int = 0
+
+    @property
+    def pointer_names(self) -> dict[str, str]:
+        """What the source calls the operands."""
+        return {name: f"{name}_ptr" for name in self.step.operands}
 
     @property
     def lines(self) -> int:
         """Lines per row."""
-        return self.outer
+        return self.step.outer
 
     @property
     def width(self) -> int:
         """Elements of a line that a program holds at a time."""
-        return min(power_of_two(self.n), self.max_width)
+        return min(power_of_two(self.step.n), self.max_width)
 
     @property
     def chunks(self) -> int:
@@ -84,12 +86,12 @@ class Lines(TritonKernel):
     @property
     def looped(self) -> bool:
         """Whether a line is wider than what a program holds."""
-        return self.n > self.width
+        return self.step.n > self.width
 
     @property
     def whole(self) -> bool:
         """Whether x is integer."""
-        return self.dtype == "i32"
+        return self.step.x.dtype == "i32"
 
     @property
     def widen(self) -> str:
@@ -103,7 +105,7 @@ class Lines(TritonKernel):
     @property
     def args(self) -> tuple[Arg, ...]:
         """All pointers, and the number of rows."""
-        return (*self.pointers(*self.names), Arg("num_rows", "i32", self.num_rows, aligned=False))
+        return (*self.pointers(**self.pointer_names), self.count)
 
     @property
     def signature(self) -> str:
@@ -114,7 +116,7 @@ class Lines(TritonKernel):
         blocks = -(-self.lines // self.line_block)
         grid = (extent(self.num_rows, self.row_block), Extent(blocks), Extent(self.chunks))
         return (
-            LaunchSpec(render(self.template, self), self.entry, self.args, grid, num_warps=self.warps(tuner.target)),
+            LaunchSpec(
+                render(self.template, self, self.step), self.entry, self.args, grid, num_warps=self.warps(tuner.target)
+            ),
         )
-
-    entry: ClassVar[str]

@@ -7,65 +7,40 @@ from typing import ClassVar
 
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, extent
+from ....program.steps import norm as steps
 from ...render import render
-from ..spec import ONE, LaunchSpec, Shape, TritonKernel
+from ..spec import ONE, LaunchSpec, Shape, StepKernel
 from ..tiling.choice import Tuner
 
 
-@dataclass(frozen=True, kw_only=True)
-class Norm(TritonKernel):
-    """y = norm(x) or norm(x + r) over groups of `d` elements; operands x[, r], weight[, bias] -> y[, sum]."""
+@dataclass(frozen=True)
+class Norm(StepKernel[steps.Norm]):
+    """y = norm(x) or norm(x + r) over groups of `d` elements."""
 
     template: ClassVar[str] = "triton/norm.py.jinja"
     entry: ClassVar[str] = "norm"
-    adds: ClassVar[bool] = False
-    centered: ClassVar[bool] = False
-    d: int
-    groups: int
-    eps: float
-    x_stride: int
-    y_stride: int
-    has_weight: bool
-    has_bias: bool = False
-    r_stride: int = 0
-    sum_stride: int = 0
 
     @property
-    def inputs(self) -> int:  # type: ignore[override]
-        return 2 + self.adds + self.centered
+    def adds(self) -> bool:
+        """Whether x and r are summed first."""
+        return isinstance(self.step, steps.AddRmsNorm | steps.AddLayerNorm)
+
+    @property
+    def centered(self) -> bool:
+        """Whether the mean is subtracted."""
+        return isinstance(self.step, steps.LayerNorm | steps.AddLayerNorm)
+
+    @property
+    def has_bias(self) -> bool:
+        return "bias" in self.step.operands
 
     @property
     def block(self) -> int:
         """The width that one program holds: the next power of two."""
-        return 1 << max(self.d - 1, 1).bit_length()
+        return 1 << max(self.step.d - 1, 1).bit_length()
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
-        names = ["x_ptr", *(["r_ptr"] if self.adds else []), "w_ptr", *(["b_ptr"] if self.centered else []), "y_ptr"]
-        args = self.pointers(*names, *(["sum_ptr"] if self.adds else []))
-        grid = (extent(self.num_rows), Extent(self.groups), ONE)
+        args = self.pointers(x="x_ptr", r="r_ptr", w="w_ptr", bias="b_ptr", y="y_ptr", sum="sum_ptr")
+        grid = (extent(self.num_rows), Extent(self.step.groups), ONE)
         warps = min(max(self.block // 512, 1), 16)
-        return (LaunchSpec(render(self.template, self), self.entry, args, grid, num_warps=warps),)
-
-
-class AddRmsNorm(Norm):
-    """RMS norm of a sum."""
-
-    adds = True
-
-
-class LayerNorm(Norm):
-    """Layer norm."""
-
-    centered = True
-
-
-class AddLayerNorm(Norm):
-    """Layer norm of a sum."""
-
-    adds = True
-    centered = True
-
-
-NORMS: dict[str, type[TritonKernel]] = {
-    "rms_norm": Norm, "add_rms_norm": AddRmsNorm, "layer_norm": LayerNorm, "add_layer_norm": AddLayerNorm,
-}  # fmt: skip
+        return (LaunchSpec(render(self.template, self, self.step), self.entry, args, grid, num_warps=warps),)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .....runtime.format.manifest import Limits
-from .....runtime.format.plan import extent
+from .....runtime.format.plan import SampledArg, extent
 from ...render import render
 from ..spec import ONE, Arg, LaunchSpec, Shape, TritonKernel, batch_arg, size_arg
 from ..tiling.choice import Tuner
@@ -17,13 +17,12 @@ class Pending(TritonKernel):
     """token_ids[t] = sampled[-1 - token_ids[t]] where token_ids[t] < 0, in place."""
 
     template: ClassVar[str] = "triton/pending.py.jinja"
-    inputs: ClassVar[int] = 0
     block: int = 128
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         args = (
             Arg("token_ptr", "*i32", batch_arg("token_ids").value),
-            Arg("sampled_ptr", "*i32", "sampled:token"),
+            Arg("sampled_ptr", "*i32", SampledArg("token")),
             size_arg("num_tokens"),
         )
         grid = (extent("num_tokens", self.block), ONE, ONE)

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from .....runtime.format.access import Access
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, extent
-from ....ops.body import Body
-from ...errors import CodegenError
+from ....program.steps import pointwise as steps
+from ....program.strides import Access
 from ...render import render
-from ..spec import ELEMENTS, Arg, LaunchSpec, Shape, TritonKernel
+from ..spec import LaunchSpec, Shape, StepKernel
 from ..tiling.choice import Tuner
 from .body import Value, translate
 from .lines import BLOCK, even_block, warps
@@ -32,30 +31,48 @@ class Place:
     value: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pointwise(TritonKernel):
-    """y = body(inputs) over `shape` per row; shape and operands are in normal form."""
+@dataclass(frozen=True)
+class Pointwise(StepKernel[steps.Pointwise]):
+    """y = body(args) over the shape per row, in blocks of rows and columns."""
 
     template: ClassVar[str] = "triton/pointwise.py.jinja"
     entry: ClassVar[str] = "pointwise"
-    shape: Sequence[int]
-    inputs: Sequence[Access]  # type: ignore[assignment, misc]
-    body: Body
-    output: Access
 
-    def __post_init__(self) -> None:
-        for access in self.accesses:
-            if access.dtype not in KINDS:
-                raise CodegenError(f"pointwise kernel: no code for operands of type {access.dtype!r}")
+    @classmethod
+    def refusal(cls, step: steps.Pointwise) -> str:
+        unknown = [access.dtype for access in step.accesses if access.dtype not in KINDS]
+        if unknown:
+            return f"no code for operands of type {unknown[0]!r}"
+        try:
+            step.normal_form()
+        except ValueError as error:
+            return str(error)
+        return super().refusal(step)
+
+    @cached_property
+    def _walk(self) -> tuple[tuple[int, ...], tuple[Access, ...]]:
+        return self.step.normal_form()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._walk[0]
 
     @property
     def accesses(self) -> tuple[Access, ...]:
         """All operands, inputs first."""
-        return (*self.inputs, self.output)
+        return self._walk[1]
+
+    @property
+    def inputs(self) -> tuple[Access, ...]:
+        return self.accesses[:-1]
+
+    @property
+    def output(self) -> Access:
+        return self.accesses[-1]
 
     @property
     def dims(self) -> tuple[int, ...]:
-        return tuple(self.shape) or (1,)
+        return self.shape or (1,)
 
     @property
     def cols(self) -> int:
@@ -82,7 +99,7 @@ class Pointwise(TritonKernel):
 
     @cached_property
     def _translated(self) -> tuple[list[str], Value]:
-        return translate(self.body, [Value(f"a{i}", KINDS[a.dtype]) for i, a in enumerate(self.inputs)])
+        return translate(self.step.body, [Value(f"a{i}", KINDS[a.dtype]) for i, a in enumerate(self.inputs)])
 
     @property
     def lines(self) -> list[str]:
@@ -116,14 +133,10 @@ class Pointwise(TritonKernel):
         return Place(pointer, f"{pointer}{rows}{' + ' if offset else ''}{offset}", mask, value)
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
-        args = []
-        for i, (name, kind, aligned) in enumerate(zip(self.names, self.types, self.aligned, strict=True)):
-            j = i - len(self.inputs)
-            args.append(Arg(name, "*" + ELEMENTS[kind], f"input:{i}" if j < 0 else f"output:{j}", aligned))
+        args = self.pointers(**dict(zip(self.step.operands, self.names, strict=True)))
         grid = (extent(self.num_rows, self.block_rows), Extent(-(-self.cols // self.block_cols)), Extent(1))
-        source = render(self.template, self)
-        args.append(Arg("num_rows", "i32", self.num_rows, aligned=False))
-        return (LaunchSpec(source, self.entry, tuple(args), grid, num_warps=warps(BLOCK, tuner.target)),)
+        source = render(self.template, self, self.step)
+        return (LaunchSpec(source, self.entry, (*args, self.count), grid, num_warps=warps(BLOCK, tuner.target)),)
 
 
 def column_offset(dims: Sequence[int], strides: Sequence[int]) -> str:

@@ -5,37 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..spec import TritonKernel
+from ....program.steps import rowwise as steps
 from .lines import Lines
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reduce(Lines):
-    """x [rows, outer, n, inner] -> y [rows, outer, inner]; op sum, mean, amax, amin, prod or argmax (int32)."""
+@dataclass(frozen=True)
+class Reduce(Lines[steps.Reduce]):
+    """x [rows, outer, n, inner] -> y [rows, outer, inner]."""
 
     template: ClassVar[str] = "triton/reduce.py.jinja"
     entry: ClassVar[str] = "reduce"
-    op: str
-    inner: int = 1
 
     @property
     def lines(self) -> int:
-        return self.outer * self.inner
+        return self.step.outer * self.step.inner
 
     @property
     def sorts(self) -> bool:
         """Whether elements are compared through integer keys: NaN must win, which Triton's max does not grant."""
-        return self.op in ("amax", "amin", "argmax")
+        return self.step.reduction in ("amax", "amin", "argmax")
 
     @property
     def initial(self) -> str:
         """What elements outside count as, and where the accumulators begin."""
-        number = {"sum": "0", "mean": "0", "prod": "1", "amin": "0x7FFFFFFF"}.get(self.op, "LOWEST")
+        number = {"sum": "0", "mean": "0", "prod": "1", "amin": "0x7FFFFFFF"}.get(self.step.reduction, "LOWEST")
         return number if self.whole or self.sorts else f"{number}.0"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Softmax(Lines):
+@dataclass(frozen=True)
+class Softmax(Lines[steps.Softmax]):
     """y = softmax(x) over lines; y may be the memory of x."""
 
     template: ClassVar[str] = "triton/softmax.py.jinja"
@@ -43,13 +41,10 @@ class Softmax(Lines):
     max_width: ClassVar[int] = 8192
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cumsum(Lines):
+@dataclass(frozen=True)
+class Cumsum(Lines[steps.Cumsum]):
     """y = running sum of x along lines."""
 
     template: ClassVar[str] = "triton/cumsum.py.jinja"
     entry: ClassVar[str] = "cumsum"
     max_width: ClassVar[int] = 4096
-
-
-ROWWISE: dict[str, type[TritonKernel]] = {"reduce": Reduce, "softmax": Softmax, "cumsum": Cumsum}

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from .....runtime.format.batch import SAMPLED, SAMPLING, TOP_LOGPROBS
 from .....runtime.format.manifest import Limits
-from .....runtime.format.plan import Extent, extent
+from .....runtime.format.plan import Extent, OutputArg, SampledArg, SamplingArg, ScratchArg, extent
+from .....runtime.format.program import LOGITS
 from ...render import render
 from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, TritonKernel
 from ..tiling.choice import Tuner
@@ -27,20 +28,17 @@ _MOST_PARTS = 32
 class Sample(TritonKernel):
     """Draws a token per row of logits, float32 with rows `stride` elements apart (0: without gaps).
 
-    Values: "logits"; "sampling:<name>" for temperature (0: greedy), top_k (0: off), top_p (1: off), min_p (0: off),
-    seed [L, 2] (low and high 32 bits) and counter (which token of its request); "sampled:token" (-1: the logits are not
-    numbers), "sampled:logprob", "sampled:top_ids" (-1: no more) and "sampled:top_logprobs" [L, 20]. Logprobs are those
-    of the logits as they are. A token's noise follows from seed, counter and token alone, so that batch-mates do not
-    matter.
+    How rows are sampled: temperature (0: greedy), top_k (0: off), top_p (1: off), min_p (0: off), seed [L, 2] (low and
+    high 32 bits) and counter (which token of its request). What is sampled: token (-1: the logits are not numbers),
+    logprob, top_ids (-1: no more) and top_logprobs [L, 20]. Logprobs are those of the logits as they are. A token's
+    noise follows from seed, counter and token alone, so that batch-mates do not matter.
     """
 
-    inputs: ClassVar[int] = 1
     scan_entry: ClassVar[str] = "sample_scan"
     choose_entry: ClassVar[str] = "sample_choose"
     top: ClassVar[int] = TOP_LOGPROBS
     listed: ClassVar[int] = TOP_LOGPROBS
     slots: ClassVar[int] = _SLOTS
-    rows: str = "logit_rows"
     vocab: int
     stride: int = 0
 
@@ -83,10 +81,10 @@ class Sample(TritonKernel):
         return {f"sample_{name}": states * size for name, (_, size) in _SCRATCH.items()}
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
-        logits = Arg("logits_ptr", "*fp32", "logits")
-        arrays = {n: Arg(f"{n}_ptr", kind, f"sampling:{n}") for n, kind in _ARRAYS.items()}
-        states = tuple(Arg(f"{n}_ptr", kind, f"scratch:sample_{n}") for n, (kind, _) in _SCRATCH.items())
-        results = tuple(Arg(f"{n}_ptr", kind, f"sampled:{n}") for n, kind in _RESULTS.items())
+        logits = Arg("logits_ptr", "*fp32", OutputArg(LOGITS))
+        arrays = {n: Arg(f"{n}_ptr", kind, SamplingArg(n)) for n, kind in _ARRAYS.items()}
+        states = tuple(Arg(f"{n}_ptr", kind, ScratchArg(f"sample_{n}")) for n, (kind, _) in _SCRATCH.items())
+        results = tuple(Arg(f"{n}_ptr", kind, SampledArg(n)) for n, kind in _RESULTS.items())
         rows = extent("num_logit_rows")
         noise = tuple(arrays[name] for name in ("temperature", "seed", "counter"))
         scan = LaunchSpec(

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from ..spec import TritonKernel
-from .attention import Attention
-from .bmm import BMM
-from .index import INDEXED
-from .kv_cache import KvWrite
-from .linear import LINEARS
-from .norm import NORMS
-from .pointwise import Pointwise
-from .rowwise import ROWWISE
+from typing import Any
 
-KERNELS: dict[str, type[TritonKernel]] = {
-    **BMM, **INDEXED, **LINEARS, **NORMS, **ROWWISE,
-    "pointwise": Pointwise, "kv_write": KvWrite, "attention": Attention,
+from ....program.steps import attention, embedding, linear, norm, pointwise, rowwise
+from ....program.steps.base import Step
+from ...kernel_table import KernelTable
+from ..spec import StepKernel
+from .attention import Attention
+from .bmm import Bmm
+from .index import Embedding, Gather, Scatter, SelectRows, Topk
+from .kv_cache import KvWrite
+from .linear import ExpertLinear, Linear
+from .norm import Norm
+from .pointwise import Pointwise
+from .rowwise import Cumsum, Reduce, Softmax
+
+_KERNELS: dict[type[Step], type[StepKernel[Any]]] = {
+    linear.Linear: Linear, linear.LinearQ: Linear,
+    linear.ExpertLinear: ExpertLinear, linear.ExpertLinearQ: ExpertLinear,
+    embedding.Embedding: Embedding, embedding.SelectRows: SelectRows,
+    norm.RmsNorm: Norm, norm.AddRmsNorm: Norm, norm.LayerNorm: Norm, norm.AddLayerNorm: Norm,
+    rowwise.Reduce: Reduce, rowwise.Softmax: Softmax, rowwise.Cumsum: Cumsum, rowwise.Topk: Topk,
+    rowwise.Gather: Gather, rowwise.Scatter: Scatter, rowwise.Bmm: Bmm,
+    attention.KvWrite: KvWrite, attention.Attention: Attention, pointwise.Pointwise: Pointwise,
 }  # fmt: skip
+
+TRITON_KERNELS: KernelTable[type[StepKernel[Any]]] = KernelTable("Triton")
+for _step, _kernel in _KERNELS.items():
+    TRITON_KERNELS.register(_step, _kernel)

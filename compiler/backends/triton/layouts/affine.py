@@ -14,13 +14,13 @@ Experts `[E, N, K]` follow one another.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from ....program.layout import Arrays, MatrixLayout
+from ....program.layout import Arrays
 from ....weights.formats.affine import GroupAffine
 from ...cpu.layouts.elements import round_up
+from .codes import CodeGroups, Unpacking
 
 ALIGN = 64
 
@@ -47,8 +47,14 @@ def stored_scales(scales: np.ndarray) -> np.ndarray:
     return _words(scales, np.zeros(scales.shape, np.uint8)).view(np.float32)
 
 
+_COSTS = {  # instructions per value in kernels for few rows and for many, and registers there, by bits
+    4: (1.1, 1.6, 0, 0),
+    8: (2.2, 4.0, 35, 40),
+}
+
+
 @dataclass(frozen=True)
-class AffineGroups(MatrixLayout):
+class AffineGroups(CodeGroups):
     """Codes and words, group-major."""
 
     format: GroupAffine  # type: ignore[reportIncompatibleVariableOverride]  # frozen, so narrower is right
@@ -58,14 +64,31 @@ class AffineGroups(MatrixLayout):
         """gq4 or gq8."""
         return cls(f"gq{form.bits}", form)
 
+    @property
+    def macros(self) -> str:
+        return "triton/layouts/affine.py.jinja"
+
+    @property
+    def unpacking(self) -> Unpacking:
+        bits, group = self.format.bits, self.format.group
+        return Unpacking(f"gq{bits}g{group}", group, bits, 4, *_COSTS[bits], doubled=bits == 8)
+
+    @property
+    def fields(self) -> int:
+        return 16 // self.format.bits
+
+    def codes_nbytes(self, n: int, k: int) -> int:
+        """Bytes of the codes of one matrix: where its words begin."""
+        return codes_nbytes(n, k, self.format.bits)
+
     def matrix_nbytes(self, n: int, k: int) -> int:
         return matrix_nbytes(n, k, self.format.bits, self.format.group)
 
     def pack_matrix(self, parts: Arrays) -> np.ndarray:
         bits, group, codes = self.format.bits, self.format.group, parts["codes"]
         n, k = codes.shape
-        if group % 16 or k % group:
-            raise ValueError(f"group {group} must be a multiple of 16 that divides K = {k}")
+        if reason := self.misfit(n, k):
+            raise ValueError(reason)
         fields, groups = 16 // bits, k // group
         spans = codes.reshape(n, groups, fields, group // fields)
         elements = np.zeros((groups, n, group // fields), np.uint16)
@@ -88,9 +111,3 @@ class AffineGroups(MatrixLayout):
         words = packed[start : start + 4 * n * groups].view(np.uint32).reshape(groups, n).T
         scales = (words & np.uint32(0xFFFFFF00)).copy().view(np.float32)
         return {"codes": codes, "scales": scales, "zeros": (words & np.uint32(255)).astype(np.uint8)}
-
-    def product_params(self) -> dict[str, Any]:
-        return {"bits": self.format.bits, "group": self.format.group}
-
-    def table_params(self) -> dict[str, Any]:
-        return {"format": self.name, "group": self.format.group}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from ....targets import Target
+from ..layouts.codes import Unpacking
 from .choice import Config, Tuner
 
 LATENCY = 0.9e-6  # seconds from a request to memory to its data, under load
@@ -25,7 +26,7 @@ class Product:
     """The facts of a product that its tiling depends on.
 
     parts: products that one output tile needs. extras: other operands of its epilogue. rows: of x, at most. With
-    experts, each row is multiplied with topk of them.
+    experts, each row is multiplied with topk of them. codes: how those of W are taken apart; None where it is dense.
     """
 
     mode: str
@@ -36,15 +37,14 @@ class Product:
     parts: int
     extras: int
     rows: int
-    bits: int
-    group: int
+    codes: Unpacking | None
     experts: int
     topk: int
 
     @property
     def key(self) -> str:
         """A stable name of the choice."""
-        weight = f"gq{self.bits}g{self.group}" if self.bits else "dense"
+        weight = self.codes.name if self.codes else "dense"
         experts = f" experts {self.experts}x{self.topk}" if self.experts else ""
         size = f"{self.columns}x{self.parts}x{self.k} extras {self.extras} rows {self.rows}"
         return f"linear {weight} {self.mode} {self.x_type} {size}{experts}"
@@ -52,8 +52,18 @@ class Product:
     @property
     def matrix_bytes(self) -> float:
         """Bytes of W that a product reads, of one expert."""
-        item = self.bits / 8 + 4 / self.group if self.bits else 4 if self.mode == "wide" else 2
+        item = self.codes.value_bytes if self.codes else self.item
         return self.columns * self.parts * self.k * item
+
+    @property
+    def item(self) -> int:
+        """Bytes of an operand that is multiplied."""
+        return 4 if self.mode == "wide" else 2
+
+    @property
+    def doubled(self) -> bool:
+        """Whether a code takes two fields."""
+        return self.codes is not None and self.codes.doubled
 
 
 def pick(product: Product, tuner: Tuner) -> Config:
@@ -89,7 +99,7 @@ class Machine:
     def _decode(self, p: Product) -> list[Config]:
         least = 16 if self.hip else 8  # columns of the smallest matrix instruction
         m = least if p.experts else max(p.rows, least)
-        slices = (p.group,) if p.bits else (64, 128)
+        slices = (p.codes.group,) if p.codes else (64, 128)
         stages = (2,) if self.hip else (3, 4, 5, 6)
         return [
             {"decode": 1, "m": m, "n": n, "k": k, "warps": warps, "stages": depth, "splits": 1}
@@ -104,18 +114,18 @@ class Machine:
         m = [16, 32, 64, 128] if p.experts else [min(max(p.rows, 16), 128)]
         m += [64] if p.rows >= 128 else []
         m += [256] if p.rows >= 256 else []
-        steps = -(-p.k // (p.group or 64))
+        steps = -(-p.k // (p.codes.group if p.codes else 64))
         splits = [1, *(s for s in (2, 4, 8) if steps >= 4 * s and p.rows <= 128 and not p.experts)]
         shapes = [(64, 4), (64, 8), (128, 4), (128, 8)]
         if self.level < 90:  # a warp group's instructions take 64 columns, a warp's 16
             shapes = [(32, 4), *shapes]
-        elif p.bits and self.level >= 100:  # the newest take no left operand from registers: those of a warp
+        elif p.codes and self.level >= 100:  # the newest take no left operand from registers: those of a warp
             shapes = [(32, 4), (64, 2)]
         return [
             {"decode": 0, "m": rows, "n": n, "k": k, "warps": warps, "stages": depth, "splits": split}
             for rows in m
             for n, warps in shapes
-            for k in ((p.group,) if p.bits else (64,))
+            for k in ((p.codes.group,) if p.codes else (64,))
             for depth in ((2,) if self.hip else (3, 4, 5))
             for split in splits
         ]  # fmt: skip
@@ -126,17 +136,17 @@ class Machine:
             return True
         sums = c["m"] * c["n"] // (self.target.warp_size * c["warps"])
         old = self.level < 90
-        if not p.bits:
+        if not p.codes:
             crowded = old and (sums > 64 or (p.parts > 1 and sums > 32 and (c["warps"] < 8 or c["m"] > 128)))
             whole = sums * (p.parts + p.extras) <= 128 and not crowded
             halves = not old and not p.experts and sums * (2 * p.parts + p.extras) <= 384  # see Source.halves
             return whole or (sums * p.parts <= 128 and halves)
-        if self.hip and p.bits == 8 and c["n"] > 64:
+        if self.hip and p.doubled and c["n"] > 64:
             return False
-        limit = 64 if p.bits == 4 or (p.parts == 1 and not old) else 32
+        limit = 64 if not p.doubled or (p.parts == 1 and not old) else 32
         if c["n"] > 16 * c["warps"]:  # a warp unpacks more than 16 columns at once
             sums *= 2
-        most = 64 if c["n"] < 64 else 32 if p.bits == 8 and p.parts > 1 and old else 128
+        most = 64 if c["n"] < 64 else 32 if p.doubled and p.parts > 1 and old else 128
         crowded = old and p.parts > 1 and (c["n"] > 64 or (c["n"] == 64 and c["m"] == 64))
         return sums * p.parts <= limit and c["m"] <= most and not crowded
 
@@ -192,8 +202,8 @@ class Machine:
             return 0.4 * groups
         whole = not c["decode"] and c["n"] >= 64 and c["warps"] >= 4
         if self.level >= 90 and whole:  # instructions of a warp group; what they read of shared memory may bound them
-            shared = 1.0 if p.bits else min(1.0, 90 / (64 + 4096 / c["m"]))
-            return (0.75 if not p.bits else 0.6) * shared * max(groups, 0.6)
+            shared = 1.0 if p.codes else min(1.0, 90 / (64 + 4096 / c["m"]))
+            return (0.6 if p.codes else 0.75) * shared * max(groups, 0.6)
         return {80: 0.75, 86: 0.75, 89: 0.75, 90: 0.5}.get(self.level, 0.25) * groups
 
     def _instructions(self, p: Product, c: Config) -> float:
@@ -201,10 +211,10 @@ class Machine:
         per_slice = c["n"] * p.parts * c["k"] / 32  # weights per lane
         loads = 60 + c["m"] * c["k"] * 2 / 512 * 3
         if c["decode"]:
-            unpack = 1.1 if p.bits == 4 else 2.2 if p.bits == 8 else 0.08
+            unpack = p.codes.decode_instructions if p.codes else 0.08
             return c["warps"] * (per_slice * (unpack + 0.02 * c["m"]) + loads)
-        unpack = {4: 1.6, 8: 4.0}.get(p.bits, 0.05)
-        products = c["n"] * p.parts * c["m"] / 32 * (1.1 if p.bits else 0.1)
+        unpack = p.codes.tile_instructions if p.codes else 0.05
+        products = c["n"] * p.parts * c["m"] / 32 * (1.1 if p.codes else 0.1)
         return per_slice * unpack + products + c["warps"] * 60 + loads
 
     def _resident(self, p: Product, c: Config) -> int:
@@ -216,27 +226,26 @@ class Machine:
 
     def shared_bytes(self, p: Product, c: Config) -> int:
         """Estimated shared memory."""
-        item = 4 if p.mode == "wide" else 2
         slices = c["warps"] if c["decode"] else 1
-        w = p.parts * c["n"] * (c["k"] * p.bits // 8 + 8 if p.bits else c["k"] * item) * slices
-        x = c["m"] * c["k"] * item * slices
+        w = p.parts * c["n"] * (p.codes.shared_bytes(c["k"]) if p.codes else c["k"] * p.item) * slices
+        x = c["m"] * c["k"] * p.item * slices
         depth = max(c["stages"] - 1, 1)
         ahead = not c["decode"] and self.level >= 90 and p.mode != "wide"  # a step that runs keeps its operands
         sums = 4 * p.parts * c["m"] * c["n"] * slices if c["decode"] else (4 if self.hip else 2) * c["m"] * c["n"]
-        total = depth * (w + x) + (4096 if p.bits and c["n"] < 16 * c["warps"] else 0)
+        total = depth * (w + x) + (4096 if p.codes and c["n"] < 16 * c["warps"] else 0)
         if ahead:
-            total += x if p.bits else w + x
+            total += x if p.codes else w + x
         return max(total, sums)
 
     def registers(self, p: Product, c: Config) -> int:
         """Estimated registers per thread, after those of compiled kernels."""
         old = 40 if self.level < 90 else 0  # operands of a warp's instructions all pass through registers
         if c["decode"]:
-            if not p.bits:
+            if not p.codes:
                 return 32 + c["n"] * p.parts // 2 + c["m"]
-            return int((36 + 1.4 * c["n"] * p.parts) * (1 + (c["m"] - 8) / 32)) + (35 if p.bits == 8 else 0) + old
+            return int((36 + 1.4 * c["n"] * p.parts) * (1 + (c["m"] - 8) / 32)) + p.codes.decode_registers + old
         sums = c["m"] * c["n"] // (self.target.warp_size * c["warps"])
-        if not p.bits:
+        if not p.codes:
             return 40 + min(int(1.1 * sums * (p.parts + p.extras)), 160) + old // 2
-        unpacked = 60 + 2 * max(c["n"] // c["warps"] - 16, 0) + (40 if p.bits == 8 else 0) + c["m"] // 128 * old
+        unpacked = 60 + 2 * max(c["n"] // c["warps"] - 16, 0) + p.codes.tile_registers + c["m"] // 128 * old
         return min(unpacked + sums * (p.parts + 1) + (20 + old) * (p.parts - 1), 255)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...compiler.weights.handles import QuantizedWeight
+from ..compiler.weights.handles import QuantizedWeight
 
 
 @dataclass

@@ -1,0 +1,59 @@
+"""What all CPU kernels are: a step with the name of its C++ function, rendered for one ISA level."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+from .....runtime.format.operands import Operand
+from ....program.steps.base import Step
+from ...render import render
+from ..isa import Isa
+from ..layouts.elements import C_TYPES
+
+S = TypeVar("S", bound=Step)
+
+
+@dataclass(frozen=True)
+class KernelParams(Generic[S]):
+    """The kernel of a step; its template takes the step as `s` and what is derived here as `p`.
+
+    `c.input<T>(i)` in C++ is the step's input number i (see `Step.inputs`), `c.output<T>(i)` its output number i.
+    """
+
+    template: ClassVar[str]
+    step: S
+    fn: str
+    isa: Isa
+
+    @classmethod
+    def refusal(cls, step: S) -> str:
+        """Why the kernel cannot be made for a step of its op; "" if it can."""
+        return next((f"unknown dtype {o.dtype!r}" for o in step.operands.values() if o.dtype not in KNOWN), "")
+
+    @property
+    def row_count(self) -> str:
+        """C++ expression for the number of rows."""
+        return "c.logit_rows()" if self.step.rows == "logit_rows" else "c.tokens()"
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Of each thread."""
+        return 0
+
+    @property
+    def shared_bytes(self) -> int:
+        """That all threads share."""
+        return 0
+
+    def source(self) -> str:
+        """The C++ function `static void <fn>(const Ctx& c)`, with what it needs beside the shared headers."""
+        return render(self.template, self, self.step)
+
+
+KNOWN = {*C_TYPES, "u8"}
+
+
+def ctype(operand: Operand) -> str:
+    """The C++ element type of an operand."""
+    return C_TYPES[operand.dtype]

@@ -1,0 +1,133 @@
+"""Products with a weight, and the int8 rows that those with quantized weights read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+from ....program.steps.base import QuantizedRows
+from ....program.steps.linear import (
+    ExpertLinear,
+    ExpertLinearQ,
+    Linear,
+    LinearQ,
+    Product,
+    QuantizeRows,
+)
+from ..layouts.codes import CodeTiles
+from ..layouts.dense import Tiles
+from ..layouts.elements import PLAIN
+from ..layouts.registry import LAYOUTS
+from .base import KernelParams
+
+P = TypeVar("P", bound=Product)
+
+SCREENED_ROWS = 6  # with more rows a head takes its time for arithmetic, not for reading
+
+
+@dataclass(frozen=True)
+class DenseParams(KernelParams[P]):
+    """Common to products with a weight in tiles of values."""
+
+    @classmethod
+    def refusal(cls, step: P) -> str:
+        return LAYOUTS.refusal(step.stored, Tiles) or super().refusal(step)
+
+    @property
+    def layout(self) -> Tiles:
+        return LAYOUTS.of(self.step.stored)
+
+    @property
+    def item(self) -> int:
+        return PLAIN[self.layout.format.name]
+
+    @property
+    def table(self) -> str:
+        return f"DENSE_{self.layout.format.name.upper()}"
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self.isa.dense_blocks[-1].rows * self.step.k * 4 + 64
+
+
+@dataclass(frozen=True)
+class QuantParams(KernelParams[P]):
+    """Common to products of int8 rows with a weight in tiles of codes."""
+
+    @classmethod
+    def refusal(cls, step: P) -> str:
+        if not isinstance(step.x, QuantizedRows):
+            return "products with codes need rows of int8"
+        if reason := LAYOUTS.refusal(step.stored, CodeTiles):
+            return reason
+        return LAYOUTS.of(step.stored).misfit(step.n, step.k) or super().refusal(step)
+
+    @property
+    def layout(self) -> CodeTiles:
+        return LAYOUTS.of(self.step.stored)
+
+    @property
+    def groups(self) -> int:
+        return self.step.k // self.layout.group
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self.isa.quant_blocks[-1].rows * (self.step.k + 8 * self.groups) + 64
+
+
+@dataclass(frozen=True)
+class LinearParams(DenseParams[Linear]):
+    """y = x W^T."""
+
+    template: ClassVar[str] = "cpp/linear/linear.cpp.jinja"
+
+
+@dataclass(frozen=True)
+class LinearQParams(QuantParams[LinearQ]):
+    """y = x W^T; a greedy batch may want only the largest of them, see screen.h."""
+
+    template: ClassVar[str] = "cpp/linear/linear_q.cpp.jinja"
+
+    @property
+    def screen_table(self) -> str:
+        return f"{self.layout.table}_HIGH"
+
+    @property
+    def scratch_bytes(self) -> int:
+        return max(super().scratch_bytes, self._screen_bytes() if self.step.screened else 0)
+
+    def _screen_bytes(self) -> int:
+        """Of a thread that screens: a panel, a norm per row and group, and a margin per row and tile."""
+        rows, tiles = SCREENED_ROWS, self.step.n // 16 + 1
+        return rows * (self.step.k + 8 * self.groups) + 4 * rows * (self.groups + tiles) + 3 * 64
+
+
+@dataclass(frozen=True)
+class ExpertLinearParams(DenseParams[ExpertLinear]):
+    """Dense experts."""
+
+    template: ClassVar[str] = "cpp/linear/expert_linear.cpp.jinja"
+
+
+@dataclass(frozen=True)
+class ExpertLinearQParams(QuantParams[ExpertLinearQ]):
+    """Quantized experts."""
+
+    template: ClassVar[str] = "cpp/linear/expert_linear_q.cpp.jinja"
+
+
+@dataclass(frozen=True)
+class QuantizeRowsParams(KernelParams[QuantizeRows]):
+    """x -> codes, scales, sums."""
+
+    template: ClassVar[str] = "cpp/linear/quantize_rows.cpp.jinja"
+
+    @classmethod
+    def refusal(cls, step: QuantizeRows) -> str:
+        if step.group % 16 or step.k % step.group:
+            return f"group {step.group} must be a multiple of 16 that divides k = {step.k}"
+        return super().refusal(step)
+
+    @property
+    def groups(self) -> int:
+        return self.step.k // self.step.group

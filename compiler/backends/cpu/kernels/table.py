@@ -1,0 +1,33 @@
+"""Which CPU kernel implements each op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....program.steps.attention import Attention, KvWrite
+from ....program.steps.base import Step
+from ....program.steps.embedding import Embedding, SelectRows
+from ....program.steps.linear import ExpertLinear, ExpertLinearQ, Linear, LinearQ, QuantizeRows
+from ....program.steps.pointwise import Pointwise
+from ....program.steps.rowwise import Bmm, Cumsum, Gather, Reduce, Scatter, Softmax, Topk
+from ...kernel_table import KernelTable
+from .attention import AttentionParams, KvWriteParams
+from .base import KernelParams
+from .embedding import EmbeddingParams, SelectRowsParams
+from .linear import ExpertLinearParams, ExpertLinearQParams, LinearParams, LinearQParams, QuantizeRowsParams
+from .norm import NORMS
+from .pointwise import PointwiseParams
+from .rowwise import BmmParams, CumsumParams, GatherParams, ReduceParams, ScatterParams, SoftmaxParams, TopkParams
+
+_KERNELS: dict[type[Step], type[KernelParams[Any]]] = {
+    Linear: LinearParams, LinearQ: LinearQParams, QuantizeRows: QuantizeRowsParams,
+    ExpertLinear: ExpertLinearParams, ExpertLinearQ: ExpertLinearQParams,
+    Embedding: EmbeddingParams, SelectRows: SelectRowsParams,
+    Reduce: ReduceParams, Softmax: SoftmaxParams, Cumsum: CumsumParams, Topk: TopkParams, Gather: GatherParams,
+    Scatter: ScatterParams, Bmm: BmmParams,
+    KvWrite: KvWriteParams, Attention: AttentionParams, Pointwise: PointwiseParams, **NORMS,
+}  # fmt: skip
+
+CPU_KERNELS: KernelTable[type[KernelParams[Any]]] = KernelTable("CPU")
+for _step, _kernel in _KERNELS.items():
+    CPU_KERNELS.register(_step, _kernel)

@@ -1,0 +1,82 @@
+"""What the kernels of the CPU ask of a layout of codes: tiles of 16 rows that products with int8 rows read."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ....program.layout import MatrixLayout
+from .elements import round_up
+from .tiles import HEADER, TILE
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a micro-kernel reads the lines of a layout; what micro_quant.cpp.jinja takes of it.
+
+    title: the product as the kernel's comment names it. macros: the template with the macros that
+    cpp/layouts/header.cpp.jinja lists. pieces: what the codes of a line are taken apart into, four k of 16 rows each,
+    by the names of their variables. dot: the function of simd.h that multiplies a piece with activations. header: bytes
+    of a group before its lines.
+    """
+
+    title: str
+    macros: str
+    pieces: tuple[str, ...]
+    dot: str
+    header: int = HEADER
+
+    @property
+    def line_k(self) -> int:
+        """k positions in one 64-byte line of codes."""
+        return 4 * len(self.pieces)
+
+
+@dataclass(frozen=True)
+class CodeTiles(MatrixLayout):
+    """Tiles that follow one another, each with a header and lines of codes per group of k.
+
+    Its kernels are made of the macros of `reader`, and of those of `screener` where a head may first do with a part of
+    the codes.
+    """
+
+    coded: ClassVar[bool] = True
+    int8_rows: ClassVar[bool] = True
+    tiled: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """What the comments of kernels call the tiles, such as 4-bit."""
+
+    @property
+    @abstractmethod
+    def reader(self) -> Reader:
+        """How products read the codes."""
+
+    @property
+    def macros(self) -> str:
+        """The template with the macros that tables are read with, too."""
+        return self.reader.macros
+
+    @property
+    def screener(self) -> Reader | None:
+        """How products that screen read them."""
+        return None
+
+    @property
+    def table(self) -> str:
+        """The list of micro-kernels, by its C++ name."""
+        return f"QUANT_{self.name.upper()}"
+
+    @abstractmethod
+    def tile_bytes(self, k: int) -> int:
+        """Bytes of a tile: how far tiles are apart."""
+
+    def low_bytes(self, k: int) -> int:
+        """Bytes of a tile in a second plane behind all tiles; 0 where there is none."""
+        return 0
+
+    def matrix_nbytes(self, n: int, k: int) -> int:
+        return round_up(n, TILE) // TILE * (self.tile_bytes(k) + self.low_bytes(k))

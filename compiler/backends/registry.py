@@ -1,0 +1,20 @@
+"""Which back end compiles for a target."""
+
+from __future__ import annotations
+
+from ..targets import Target
+from .base import Backend
+
+
+def backend_for(target: Target, weights: str, deterministic: bool = False) -> Backend:
+    """The backend of a target, for a checkpoint whose weights are "f32", "bf16" or "f16".
+
+    deterministic: a request's logits have the same bits whatever else is in its steps; on a CPU they always do.
+    """
+    if target.backend == "cpu":
+        from .cpu.backend import CpuBackend
+
+        return CpuBackend(target, weights)
+    from .triton.backend import TritonBackend
+
+    return TritonBackend(target, weights, deterministic)

@@ -1,0 +1,80 @@
+"""What the kernels and cost models of the Triton backend ask of a layout of codes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ....program.layout import MatrixLayout
+
+
+@dataclass(frozen=True)
+class Unpacking:
+    """What codes cost a product, as the tilings' estimates see it.
+
+    name: of the layout, with what tilings depend on. group: values along K per scale; kernels step by groups.
+    bits: of a code. scale_bytes: of memory per row and group beside the codes.
+    decode_instructions, tile_instructions: per value and lane, in kernels for few rows and for many, as counted in
+    disassembled kernels. decode_registers, tile_registers: that unpacking needs beside the sums. doubled: whether a
+    code takes two fields, so that twice as many operands are alive.
+    """
+
+    name: str
+    group: int
+    bits: int
+    scale_bytes: int
+    decode_instructions: float
+    tile_instructions: float
+    decode_registers: int = 0
+    tile_registers: int = 0
+    doubled: bool = False
+
+    @property
+    def value_bytes(self) -> float:
+        """Of memory per value, scales and all."""
+        return self.bits / 8 + self.scale_bytes / self.group
+
+    def shared_bytes(self, k: int) -> int:
+        """Of shared memory for `k` values of a row."""
+        return k * self.bits // 8 + 8
+
+
+@dataclass(frozen=True)
+class CodeGroups(MatrixLayout):
+    """A matrix of codes that products take apart in registers, with the macros of its template.
+
+    macros: the template that products and tables import; triton/layouts/values.py.jinja tells what it must have.
+    """
+
+    coded: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def macros(self) -> str:
+        """The template with the layout's macros."""
+
+    @property
+    @abstractmethod
+    def unpacking(self) -> Unpacking:
+        """What it costs."""
+
+    @property
+    def fields(self) -> int:
+        """Codes in an element of 16 bits, for products that multiply codes on matrix units; 0 where none do."""
+        return 0
+
+    @property
+    def fits_matrix_units(self) -> bool:
+        """Whether the codes of a group are operands of matrix instructions."""
+        return self.span >= 16 and self.span & (self.span - 1) == 0
+
+    @property
+    def span(self) -> int:
+        """Elements of 16 bits that hold the codes of one row's group."""
+        return self.group // self.fields if self.fields else 0
+
+    def misfit(self, n: int, k: int) -> str:
+        if n * k * self.unpacking.bits // 16 >= 2**31:
+            return f"{n} x {k} codes of {self.unpacking.bits} bits need 64-bit addresses"
+        return super().misfit(n, k)

@@ -1,0 +1,51 @@
+"""`icc opt`: the graph after some passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+SOURCE = click.Path(exists=True, path_type=Path)
+
+
+@click.command("opt")
+@click.argument("source", metavar="MODEL|GRAPH.txt", type=SOURCE)
+@click.option("-p", "--passes", metavar="PASS[,PASS...]", help="Passes as in quantize-rtn{group=32}, or phases.")
+@click.option("--verify", is_flag=True, help="Also: a second run of each pass must change nothing.")
+@click.option("--run", is_flag=True, help="Compare the logits before and after, within what the passes allow.")
+@click.option("--explain", metavar="PASS", help="Print where and why a pass or rule refused, instead of the graph.")
+@click.option("--modules", is_flag=True, help="Show the module that each node comes from.")
+@click.option("--max-seq-len", type=int, help="Of a checkpoint's position tables (default: the model's, at most 4096).")
+def opt_command(
+    source: Path,
+    passes: str | None,
+    verify: bool,
+    run: bool,
+    explain: str | None,
+    modules: bool,
+    max_seq_len: int | None,
+) -> None:
+    """Print the graph of a checkpoint or of a text file after PASSES.
+
+    A text file that names its passes, as the golden tests of passes do, needs no -p, and is printed whole: the graph
+    before, the passes, and the graph after.
+    """
+    from ...passes.registry import check_names, parse_passes
+
+    check_names(passes or "")  # before torch is imported
+    from .. import opt
+
+    graph, own = opt.read_graph(source, max_seq_len)
+    whole = passes is None and bool(own)
+    chosen = parse_passes(own if passes is None else passes)
+    found = opt.optimize(graph, chosen, check=verify, compare=run)
+    if explain:
+        click.echo(opt.explain(found.reports, explain))
+    elif whole:
+        click.echo(str(opt.GraphFile.parse(source.read_text()).after_passes(found)), nl=False)
+    else:
+        click.echo(opt.print_graph(found.graph, modules), nl=False)
+    if found.difference is not None:
+        bound = "no bound: a pass changes numbers on purpose" if found.bound is None else f"allowed {found.bound:.1e}"
+        click.echo(f"logits differ by {found.difference:.1e} ({bound})", err=True)

@@ -1,0 +1,54 @@
+"""The program as the compiler has it: with typed steps. program.json is a tagged union of them."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import msgspec
+
+from ...runtime.errors import EngineFieldError
+from ...runtime.format import program as format
+from ...runtime.format.load import Engine
+from ...runtime.format.load import decode_program as decode_untyped
+from .steps import attention, embedding, linear, norm, pointwise, rowwise
+from .steps.base import STEPS, Step
+
+FAMILIES = (attention, embedding, linear, norm, pointwise, rowwise)  # importing them makes their steps known
+
+
+class Program(format.Program, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A lowered model. `kernels` holds the op of every kernel in the order of their first steps."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def kernel_steps(self) -> dict[str, Step]:
+        """A step of each kernel: all of them are alike but for where their operands lie."""
+        found: dict[str, Step] = {}
+        for step in self.steps:
+            found.setdefault(step.kernel, step)
+        return found
+
+
+class _RawSteps(msgspec.Struct):
+    steps: list[msgspec.Raw]
+
+
+def decode_program(raw: bytes, name: str) -> Program:
+    """program.json with its steps; EngineFormatError, or EngineFieldError for a step of an unknown op."""
+    untyped = decode_untyped(raw, name)
+    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(reduce(or_, STEPS.values()))
+    try:
+        steps = tuple(map(decoder.decode, msgspec.json.decode(raw, type=_RawSteps).steps))
+    except msgspec.ValidationError as error:
+        raise EngineFieldError(f"{name}: {error}", "tune it with the icc, and the packages, that wrote it") from error
+    fields: dict[str, Any] = {field: getattr(untyped, field) for field in untyped.__struct_fields__}
+    return Program(**{**fields, "steps": steps})
+
+
+def program_of(engine: Engine) -> Program:
+    """An engine's program with its steps, which the runtime does not read."""
+    file = engine.manifest.program_file
+    return decode_program(engine.files.read(file), file)

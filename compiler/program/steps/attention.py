@@ -1,0 +1,80 @@
+"""The KV write and paged attention."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import msgspec
+
+from ....runtime.format.operands import Operand
+from .base import Step, step_type
+
+
+class KVSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The geometry of one layer's cache: blocks of `block_size` tokens, of element type `dtype`."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    dtype: str
+    block_size: int
+
+
+class Rotary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How keys or queries are rotated: their first `dim` elements (0: not at all), by tables of `rows` positions."""
+
+    dim: int = 0
+    rows: int = 0
+    style: Literal["half", "interleaved"] = "half"
+
+    @property
+    def size(self) -> int:
+        """Elements of a table."""
+        return self.dim * self.rows
+
+
+@step_type
+class KvWrite(Step, frozen=True, kw_only=True, tag="kv_write"):
+    """Moves accepted guesses, then stores rotated k [heads, key_dim] and v [heads, value_dim] at slot_mapping."""
+
+    OUTPUTS: ClassVar = ()
+    k: Operand
+    v: Operand
+    cos: Operand | None = None
+    sin: Operand | None = None
+    kv: KVSpec
+    rotary: Rotary = Rotary()
+
+    def widths(self) -> dict[str, int]:
+        keys, values = self.kv.heads * self.kv.key_dim, self.kv.heads * self.kv.value_dim
+        return {"k": keys, "v": values, **dict.fromkeys(("cos", "sin"), self.rotary.size)}
+
+
+@step_type
+class Attention(Step, frozen=True, kw_only=True, tag="attention"):
+    """o [q_heads, value_dim] of rotated q [q_heads, key_dim] over the cache: see compiler/ops/attention.py."""
+
+    OUTPUTS: ClassVar = ("o",)
+    q: Operand
+    cos: Operand | None = None
+    sin: Operand | None = None
+    sinks: Operand | None = None
+    alibi: Operand | None = None
+    o: Operand
+    kv: KVSpec
+    rotary: Rotary = Rotary()
+    q_heads: int
+    scale: float
+    window: int = 0
+    chunk: int = 0
+    softcap: float = 0.0
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.q_heads // self.kv.heads
+
+    def widths(self) -> dict[str, int]:
+        rows = {"q": self.q_heads * self.kv.key_dim, "o": self.q_heads * self.kv.value_dim}
+        heads = dict.fromkeys(("sinks", "alibi"), self.q_heads)
+        return {**rows, **heads, **dict.fromkeys(("cos", "sin"), self.rotary.size)}

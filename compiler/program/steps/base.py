@@ -1,0 +1,140 @@
+"""What all steps have: a kernel's name, the kind of their rows, and operands in the order of their declaration.
+
+A step says everything that a kernel is made from, but for how it is tiled: operands carry their element type and the
+distance of their rows, so that no step repeats these. Steps that differ only in where operands lie share a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from functools import cache
+from typing import Any, ClassVar, Literal, TypeVar, get_args
+
+import msgspec
+
+from ....runtime.format import program as format
+from ....runtime.format.operands import BufferOperand, InputOperand, Operand, OutputOperand, WeightOperand
+from ....runtime.format.program import ITEM_SIZE
+
+Rows = Literal["tokens", "logit_rows"]
+FLOATS = ("f32", "bf16", "f16")
+VALUES = (*FLOATS, "i32")
+_OPERANDS = (BufferOperand, WeightOperand, InputOperand, OutputOperand)
+
+
+class OperandGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="space"):
+    """Operands that are one argument of an op together."""
+
+
+class QuantizedRows(OperandGroup, frozen=True, tag="quantized"):
+    """Rows as int8 codes [K], with float32 scales and sums of codes [K / group]."""
+
+    codes: Operand
+    scales: Operand
+    sums: Operand
+
+
+class Step(format.Step, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="op"):
+    """One lowered op. Fields that hold an operand (or several, or none where it is optional) are its operands.
+
+    rows: what one row of its results is. layer: the KV layer that it reads or writes, -1 for none.
+    """
+
+    OUTPUTS: ClassVar[tuple[str, ...]] = ("y",)  # the fields that are written; all other operands are read
+    DTYPES: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # element types of operands that are not any float
+    rows: Rows = "tokens"
+    layer: int = -1
+
+    @property
+    def op(self) -> str:
+        """The op's name, as in program.json."""
+        return op_name(type(self))
+
+    @property
+    def inputs(self) -> dict[str, Operand | None]:
+        """What is read, in order; None where it is absent. Parts of a group or a tuple have names such as "args.0"."""
+        return dict(self._slots(written=False))
+
+    @property
+    def outputs(self) -> dict[str, Operand | None]:
+        """What is written, in order."""
+        return dict(self._slots(written=True))
+
+    @property
+    def operands(self) -> dict[str, Operand]:
+        """All that there are, inputs first."""
+        return {name: o for name, o in (self.inputs | self.outputs).items() if o is not None}
+
+    def rows_of(self, name: str) -> tuple[Rows, ...]:
+        """What one row of an operand may be, where that is no weight."""
+        return (self.rows,)
+
+    def widths(self) -> dict[str, int]:
+        """How many elements of its row each operand covers (of a weight: of all of it). Operands that only some kernel
+        knows the extent of, such as packed weights, are left out."""
+        return {}
+
+    def dtypes_of(self, name: str) -> tuple[str, ...]:
+        """The element types that an operand may have."""
+        return self.DTYPES.get(name.split(".")[0], FLOATS)
+
+    def _slots(self, written: bool) -> Iterator[tuple[str, Operand | None]]:
+        for name in operand_fields(type(self)):
+            if (name in self.OUTPUTS) == written:
+                yield from _flatten(name, getattr(self, name))
+
+
+def _flatten(name: str, value: Any) -> Iterator[tuple[str, Operand | None]]:
+    if isinstance(value, tuple):
+        for number, part in enumerate(value):
+            yield f"{name}.{number}", part
+    elif isinstance(value, OperandGroup):
+        for part in value.__struct_fields__:
+            yield f"{name}.{part}", getattr(value, part)
+    else:
+        yield name, value
+
+
+@cache
+def operand_fields(step: type[Step]) -> tuple[str, ...]:
+    """The fields that hold operands, in the order of their declaration."""
+    return tuple(field.name for field in msgspec.structs.fields(step) if _holds_operand(field.type))
+
+
+def _holds_operand(kind: Any) -> bool:
+    if isinstance(kind, type):
+        return issubclass(kind, (*_OPERANDS, OperandGroup))
+    return any(map(_holds_operand, get_args(kind)))
+
+
+def op_name(step: type[Step]) -> str:
+    """The name of the op that a class of steps is for."""
+    return str(step.__struct_config__.tag)
+
+
+def begins_aligned(operand: Operand | None) -> bool:
+    """Whether an operand's rows begin at multiples of 16 bytes, if those of its buffer do."""
+    return operand is None or operand.offset * ITEM_SIZE[operand.dtype] % 16 == 0
+
+
+def kernel_key(step: Step, by_alignment: bool) -> Hashable:
+    """Equal for steps that one kernel serves: all but where the operands lie. by_alignment: kernels are compiled for
+    whether an operand's rows begin at multiples of 16 bytes."""
+    places = {"kernel", "layer", *operand_fields(type(step))}
+    facts = tuple(getattr(step, name) for name in step.__struct_fields__ if name not in places)
+    operands = tuple(
+        (name, o and (o.dtype, o.stride), by_alignment and begins_aligned(o))
+        for name, o in (step.inputs | step.outputs).items()
+    )
+    return step.op, facts, operands
+
+
+STEPS: dict[str, type[Step]] = {}
+S = TypeVar("S", bound=type[Step])
+
+
+def step_type(cls: S) -> S:
+    """Decorator: makes a step known, so that a program that holds it can be read. ValueError if its op is taken."""
+    if STEPS.setdefault(op_name(cls), cls) is not cls:
+        raise ValueError(f"there is a step of op {op_name(cls)!r} already")
+    return cls

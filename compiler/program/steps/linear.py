@@ -1,0 +1,127 @@
+"""Products with a weight, and the rows of int8 that some of them read."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from ....runtime.format.operands import Operand
+from ...ops.body import Body
+from ..layout import Stored
+from .base import FLOATS, VALUES, QuantizedRows, Step, step_type
+
+
+class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="columns"):
+    """What an epilogue reads of its product: for column c of the result, column `offset + stride * c`."""
+
+    offset: int
+    stride: int
+
+
+class Extra(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="extra"):
+    """The next of the product's extras, `stride` elements further per column: 1, or 0 for one value per row."""
+
+    stride: int
+
+
+class Epilogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What becomes of a product: y [width] = body(inputs), column by column."""
+
+    body: Body
+    inputs: tuple[Columns | Extra, ...]
+    width: int
+
+
+class Product(Step, frozen=True, kw_only=True):
+    """y = finish(x W^T + bias). stored: how W [.., n, k] lies in memory. extras: other operands of the epilogue."""
+
+    DTYPES: ClassVar = {"x": (*FLOATS, "i8"), "w": (*FLOATS, "u8"), "index": ("i32",), "extras": VALUES}
+    x: Operand | QuantizedRows
+    w: Operand
+    bias: Operand | None = None
+    extras: tuple[Operand, ...] = ()
+    y: Operand
+    k: int
+    n: int
+    stored: Stored
+    epilogue: Epilogue | None = None
+
+    @property
+    def columns(self) -> int:
+        """Of y, per matrix."""
+        return self.n if self.epilogue is None else self.epilogue.width
+
+    def _widths(self, x: int, y: int, matrices: int) -> dict[str, int]:
+        """Of rows of `x` elements and results of `y`."""
+        found = {"x": x, "bias": matrices * self.n, "y": y}
+        if isinstance(self.x, QuantizedRows):
+            groups = x // self.stored.storage.block[1]
+            found |= {"x.codes": x, "x.scales": groups, "x.sums": groups}
+        others = [part for part in (self.epilogue.inputs if self.epilogue else ()) if isinstance(part, Extra)]
+        return found | {f"extras.{i}": (y - 1) * part.stride + 1 for i, part in enumerate(others)}
+
+
+class RowProduct(Product, frozen=True, kw_only=True):
+    """Every row with the same matrix; residual is added to it. screened: the product gives the logits, of which greedy
+    batches want only the largest, and its weight is laid out for that."""
+
+    residual: Operand | None = None
+    screened: bool = False
+
+    def widths(self) -> dict[str, int]:
+        return {**self._widths(self.k, self.columns, 1), "residual": self.n}
+
+
+@step_type
+class Linear(RowProduct, frozen=True, kw_only=True, tag="linear"):
+    """A dense product."""
+
+
+@step_type
+class LinearQ(RowProduct, frozen=True, kw_only=True, tag="linear_q"):
+    """A product with codes, of float rows or of int8 rows."""
+
+
+class ExpertProduct(Product, frozen=True, kw_only=True):
+    """Each row with the matrices of the `topk` of `experts` that index [topk] names: y is [topk, n].
+
+    x is [k], or [topk, k] if x_per_slot; an index outside [0, experts) gives zeros.
+    """
+
+    index: Operand
+    experts: int
+    topk: int
+    x_per_slot: bool = False
+
+    def widths(self) -> dict[str, int]:
+        x = self.k * (self.topk if self.x_per_slot else 1)
+        return {**self._widths(x, self.topk * self.columns, self.experts), "index": self.topk}
+
+
+@step_type
+class ExpertLinear(ExpertProduct, frozen=True, kw_only=True, tag="expert_linear"):
+    """Dense products with experts."""
+
+
+@step_type
+class ExpertLinearQ(ExpertProduct, frozen=True, kw_only=True, tag="expert_linear_q"):
+    """Products with experts of codes."""
+
+
+@step_type
+class QuantizeRows(Step, frozen=True, kw_only=True, tag="quantize_rows"):
+    """x [k] as int8 codes, with a scale and the sum of the codes per group."""
+
+    OUTPUTS: ClassVar = ("codes", "scales", "sums")
+    DTYPES: ClassVar = {"codes": ("i8",)}
+    x: Operand
+    codes: Operand
+    scales: Operand
+    sums: Operand
+    k: int
+    group: int
+
+    def widths(self) -> dict[str, int]:
+        groups = self.k // self.group
+        return {"x": self.k, "codes": self.k, "scales": groups, "sums": groups}

@@ -1,0 +1,63 @@
+"""Norms over groups of `d` elements of a row, with or without the residual addition before them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ....runtime.format.operands import Operand
+from .base import Step, step_type
+
+
+class Norm(Step, frozen=True, kw_only=True):
+    """Common to the norms: a row is `groups` vectors of `d`."""
+
+    d: int
+    groups: int = 1
+    eps: float
+
+    def widths(self) -> dict[str, int]:
+        return {**dict.fromkeys(("x", "r", "y", "sum"), self.d * self.groups), "w": self.d, "bias": self.d}
+
+
+@step_type
+class RmsNorm(Norm, frozen=True, kw_only=True, tag="rms_norm"):
+    """y = rms_norm(x) w."""
+
+    x: Operand
+    w: Operand | None = None
+    y: Operand
+
+
+@step_type
+class AddRmsNorm(Norm, frozen=True, kw_only=True, tag="add_rms_norm"):
+    """sum = x + r; y = rms_norm(sum) w."""
+
+    OUTPUTS: ClassVar = ("y", "sum")
+    x: Operand
+    r: Operand
+    w: Operand | None = None
+    y: Operand
+    sum: Operand
+
+
+@step_type
+class LayerNorm(Norm, frozen=True, kw_only=True, tag="layer_norm"):
+    """y = layer_norm(x) w + bias."""
+
+    x: Operand
+    w: Operand | None = None
+    bias: Operand | None = None
+    y: Operand
+
+
+@step_type
+class AddLayerNorm(Norm, frozen=True, kw_only=True, tag="add_layer_norm"):
+    """sum = x + r; y = layer_norm(sum) w + bias."""
+
+    OUTPUTS: ClassVar = ("y", "sum")
+    x: Operand
+    r: Operand
+    w: Operand | None = None
+    bias: Operand | None = None
+    y: Operand
+    sum: Operand

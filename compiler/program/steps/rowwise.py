@@ -1,0 +1,114 @@
+"""Ops along one axis of each row, and products of each row's own matrices."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from ....runtime.format.operands import Operand
+from .base import VALUES, Step, step_type
+
+_INDEX = ("i32",)
+
+
+class Lines(Step, frozen=True, kw_only=True):
+    """x [outer, n] of each row, line by line."""
+
+    DTYPES: ClassVar = {"x": VALUES, "y": VALUES}
+    x: Operand
+    outer: int
+    n: int
+
+    def widths(self) -> dict[str, int]:
+        return dict.fromkeys(("x", "y"), self.outer * self.n)
+
+
+@step_type
+class Reduce(Lines, frozen=True, kw_only=True, tag="reduce"):
+    """x [outer, n, inner] -> y [outer, inner]; argmax gives i32."""
+
+    y: Operand
+    inner: int = 1
+    reduction: Literal["sum", "mean", "amax", "amin", "prod", "argmax"]
+
+    def widths(self) -> dict[str, int]:
+        return {"x": self.outer * self.n * self.inner, "y": self.outer * self.inner}
+
+
+@step_type
+class Softmax(Lines, frozen=True, kw_only=True, tag="softmax"):
+    """y = softmax(x) over lines."""
+
+    y: Operand
+
+
+@step_type
+class Cumsum(Lines, frozen=True, kw_only=True, tag="cumsum"):
+    """y = running sum of x along lines."""
+
+    y: Operand
+
+
+@step_type
+class Topk(Lines, frozen=True, kw_only=True, tag="topk"):
+    """The k largest (or smallest) of each line in order, and where they are; ties go to the lower index."""
+
+    OUTPUTS: ClassVar = ("values", "indices")
+    DTYPES: ClassVar = {"x": VALUES, "values": VALUES, "indices": _INDEX}
+    values: Operand
+    indices: Operand
+    k: int
+    largest: bool = True
+
+    def widths(self) -> dict[str, int]:
+        return {"x": self.outer * self.n, **dict.fromkeys(("values", "indices"), self.outer * self.k)}
+
+
+@step_type
+class Gather(Lines, frozen=True, kw_only=True, tag="gather"):
+    """y [outer, m] = x[..., index[..., j]]; indices are clamped."""
+
+    DTYPES: ClassVar = {"x": VALUES, "index": _INDEX, "y": VALUES}
+    index: Operand
+    y: Operand
+    m: int
+
+    def widths(self) -> dict[str, int]:
+        return {"x": self.outer * self.n, **dict.fromkeys(("index", "y"), self.outer * self.m)}
+
+
+@step_type
+class Scatter(Lines, frozen=True, kw_only=True, tag="scatter"):
+    """y = x with elements at index [outer, m] set to, or increased by, those of src [outer, m], or `value` without one.
+
+    value: text for what JSON has no number for ("inf", "-inf", "nan").
+    """
+
+    DTYPES: ClassVar = {"x": VALUES, "index": _INDEX, "src": VALUES, "y": VALUES}
+    index: Operand
+    src: Operand | None = None
+    y: Operand
+    m: int
+    reduce: Literal["none", "add"] = "none"
+    value: float | str = 0.0
+
+    def widths(self) -> dict[str, int]:
+        return {**super().widths(), **dict.fromkeys(("index", "src"), self.outer * self.m)}
+
+
+@step_type
+class Bmm(Step, frozen=True, kw_only=True, tag="bmm"):
+    """c [batch, m, n] = a [batch, m, k] b [batch, k, n], or b [batch, n, k] if transposed; b may be a weight."""
+
+    OUTPUTS: ClassVar = ("c",)
+    a: Operand
+    b: Operand
+    c: Operand
+    batch: int
+    m: int
+    k: int
+    n: int
+    b_transposed: bool = False
+
+    def widths(self) -> dict[str, int]:
+        m, k, n = self.m, self.k, self.n
+        return {"a": self.batch * m * k, "b": self.batch * k * n, "c": self.batch * m * n}

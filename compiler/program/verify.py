@@ -1,0 +1,176 @@
+"""The rules of a lowered program, checked when it was made and again when its launches were planned.
+
+A program that keeps them reads and writes only memory that is there and that holds what its kernels expect: what a back
+end is given need not be checked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from math import prod
+
+from ...runtime.format.operands import BufferOperand, InputOperand, Operand, OutputOperand, WeightOperand
+from ...runtime.format.plan import KVArg, LaunchPlan, OperandArg
+from ...runtime.format.program import DRAFTS, ITEM_SIZE, LOGITS, Buffer, Weight
+from ..errors import VerifyError
+from .memory import ALIGN
+from .program import Program
+from .steps.attention import Attention, KvWrite
+from .steps.base import Step
+
+Refusal = Callable[[Step], str]
+_INPUTS = {"token_ids": "tokens", "positions": "tokens", "logit_rows": "logit_rows"}
+_OUTPUTS = {LOGITS: "f32", DRAFTS: "i32"}
+
+
+def verify_lowered(program: Program, refusal: Refusal) -> None:
+    """Raise VerifyError naming the first step, buffer or section that breaks a rule.
+
+    refusal: why the back end has no kernel for a step, "" where it has one.
+    """
+    buffers = {buffer.name: buffer for buffer in program.buffers}
+    for number, step in enumerate(program.steps):
+        problem = next(_step_problems(program, buffers, step), "")
+        _require(not problem, f"step {number} ({step.kernel or step.op})", problem)
+    for kernel, step in program.kernel_steps.items():
+        reason = refusal(step)
+        _require(not reason, f"kernel {kernel} ({step.op})", reason)
+    _verify_memory(program, _lifetimes(program))
+    for section in program.sections:
+        inside = 0 <= section.shared <= section.begin < section.end <= len(program.steps)
+        _require(inside, f"section {section.name}", f"steps {section.begin} to {section.end} are not in the program")
+
+
+def verify_plan(program: Program) -> None:
+    """Raise VerifyError where the launch plan does not serve every step, or passes what its call does not have."""
+    plan = program.plan
+    if plan is None:
+        return
+    _require(
+        len(plan.calls) == len(program.steps), "the plan", f"{len(plan.calls)} calls of {len(program.steps)} steps"
+    )
+    for number, (step, call) in enumerate(zip(program.steps, plan.calls, strict=True)):
+        where = f"step {number} ({step.kernel})"
+        same = (call.kernel, call.operands, call.layer) == (step.kernel, step.operands, step.layer)
+        _require(same, where, "its call has other operands, another kernel or another layer")
+        problem = next(_launch_problems(plan, number), "")
+        _require(not problem, where, problem)
+
+
+def _launch_problems(plan: LaunchPlan, number: int) -> Iterator[str]:
+    call = plan.calls[number]
+    for phase in plan.phases:
+        kind = f"{'decode' if phase.decode else 'mixed'} steps of {phase.max_tokens} tokens"
+        if call.kernel not in phase.launches:
+            yield f"nothing is launched in {kind}"
+        for launch in phase.launches.get(call.kernel, ()):
+            if launch.object not in plan.objects:
+                yield f"object {launch.object} is not in the plan"
+            for arg in launch.args:
+                if isinstance(arg, OperandArg) and arg.name not in call.operands:
+                    yield f"a launch in {kind} wants operand {arg.name!r}"
+                if isinstance(arg, KVArg) and call.layer < 0:
+                    yield f"a launch in {kind} wants a KV layer"
+
+
+def _require(holds: bool, where: str, problem: str) -> None:
+    if not holds:
+        raise VerifyError("lowered", "lower", where, problem)
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+def _step_problems(program: Program, buffers: dict[str, Buffer], step: Step) -> Iterator[str]:
+    if program.kernels.get(step.kernel) != step.op:
+        yield f"kernel {step.kernel!r} of op {step.op!r} is not in the program"
+    widths = step.widths()
+    for name, operand in step.operands.items():
+        if operand.dtype not in step.dtypes_of(name):
+            yield f"operand {name} is of type {operand.dtype}, not {' or '.join(step.dtypes_of(name))}"
+        problem = _operand_problem(program, buffers, step, name, operand)
+        if problem:
+            yield f"operand {name}: {problem}"
+        if name in widths and not isinstance(operand, WeightOperand):
+            row = operand.stride or widths[name]
+            if operand.offset < 0 or operand.offset + widths[name] > row:
+                yield f"operand {name} covers {operand.offset} to {operand.offset + widths[name]} of a row of {row}"
+    if not -1 <= step.layer < len(program.kv.layers):
+        yield f"there is no KV layer {step.layer}"
+    elif isinstance(step, KvWrite | Attention):
+        layer, layout, kv = program.kv.layers[step.layer], program.kv, step.kv
+        shape = (layer.kv_heads, layer.key_dim, layer.value_dim, layout.dtype, layout.block_size)
+        if step.layer < 0 or shape != (kv.heads, kv.key_dim, kv.value_dim, kv.dtype, kv.block_size):
+            yield f"its cache is not that of KV layer {step.layer}"
+
+
+def _operand_problem(program: Program, buffers: dict[str, Buffer], step: Step, name: str, operand: Operand) -> str:
+    """What is wrong with where an operand lies; "" if nothing."""
+    rows = step.rows_of(name)
+    match operand:
+        case BufferOperand():
+            return _buffer_problem(buffers.get(operand.name), operand, rows)
+        case WeightOperand():
+            return _weight_problem(program.weights.get(operand.name), operand, step.widths().get(name, 0))
+        case InputOperand():
+            found = _INPUTS.get(operand.name) in rows
+            return "" if found else f"a batch has no {operand.name} for {' or '.join(rows)}"
+    return _output_problem(program, operand, rows)
+
+
+def _buffer_problem(buffer: Buffer | None, operand: BufferOperand, rows: tuple[str, ...]) -> str:
+    if buffer is None:
+        return f"there is no buffer {operand.name}"
+    if operand.dtype != buffer.dtype or buffer.rows not in rows:
+        wanted = " or ".join(rows)
+        return f"buffer {buffer.name} has {buffer.rows} of {buffer.dtype}, not {wanted} of {operand.dtype}"
+    size = prod(buffer.shape)
+    return "" if operand.stride == size else f"rows of buffer {buffer.name} are {size} elements apart"
+
+
+def _weight_problem(weight: Weight | None, operand: WeightOperand, width: int) -> str:
+    if weight is None:
+        return f"there is no weight {operand.name}"
+    plain, size = weight.format in ITEM_SIZE, prod(weight.shape)
+    if operand.dtype != (weight.format if plain else "u8"):
+        return f"weight {operand.name} is stored as {weight.format}, not as {operand.dtype}"
+    return f"weight {operand.name} has {size} elements" if plain and operand.offset + width > size else ""
+
+
+def _output_problem(program: Program, operand: OutputOperand, rows: tuple[str, ...]) -> str:
+    if operand.dtype != _OUTPUTS.get(operand.name) or "logit_rows" not in rows:
+        return f"there is no output {operand.name!r} of {' or '.join(rows)} of {operand.dtype}"
+    wide = operand.name == LOGITS and operand.stride != program.vocab_size
+    return f"rows of the output are {program.vocab_size} elements apart" if wide else ""
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def _lifetimes(program: Program) -> dict[str, tuple[int, int]]:
+    """The first and the last step that touches each buffer. VerifyError for one that is read before it is written."""
+    found: dict[str, tuple[int, int]] = {}
+    for number, step in enumerate(program.steps):
+        read = {o.name for o in step.inputs.values() if isinstance(o, BufferOperand)}
+        unwritten = sorted(read - found.keys())
+        _require(not unwritten, f"step {number} ({step.kernel})", f"reads buffer {unwritten[:1]} before it is written")
+        for operand in step.operands.values():
+            if isinstance(operand, BufferOperand):
+                found[operand.name] = found.get(operand.name, (number, number))[0], number
+    return found
+
+
+def _verify_memory(program: Program, lives: dict[str, tuple[int, int]]) -> None:
+    """No two buffers that live at the same time share bytes, and all lie in the arena."""
+    spans: dict[str, tuple[int, int]] = {}
+    for buffer in program.buffers:
+        end = buffer.offset + prod(buffer.shape) * ITEM_SIZE[buffer.dtype]
+        placed = buffer.offset >= 0 and buffer.offset % ALIGN == 0 and end <= program.arena_bytes_per_token
+        _require(placed, f"buffer {buffer.name}", f"bytes {buffer.offset} to {end} do not lie in the arena")
+        spans[buffer.name] = buffer.offset, end
+    for one, two in combinations((name for name in spans if name in lives), 2):
+        (a, b), (c, d) = lives[one], lives[two]
+        (low, high), (start, end) = spans[one], spans[two]
+        apart = b < c or d < a or high <= start or end <= low
+        _require(apart, f"buffer {two}", f"lives while {one} does, and shares its bytes")

@@ -1,0 +1,134 @@
+"""Passes by name, and pass lists as text: `canonicalize,quantize-rtn{group=32},fuse`.
+
+A pass's options are its dataclass fields. Another package's passes are found through its entry points (icc.passes).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from ..compiler import extensions
+from ..compiler.errors import ExtensionError, UsageError
+
+if TYPE_CHECKING:
+    from .base import Pass
+
+GROUP = "icc.passes"
+PASSES: dict[str, str] = {
+    "dead-code": "canonicalize.dead_code:DeadCode",
+    "eliminate-common": "canonicalize.eliminate_common:EliminateCommon",
+    "fold-constants": "canonicalize.fold_constants:FoldConstants",
+    "fuse-add-norm": "fuse.add_norm:FuseAddNorm",
+    "fuse-pointwise": "fuse.fuse_pointwise:FusePointwise",
+    "insert-early-exit": "speculate.insert_early_exit:InsertEarlyExit",
+    "insert-medusa-heads": "speculate.insert_medusa_heads:InsertMedusaHeads",
+    "merge-linears": "fuse.merge_linears:MergeLinears",
+    "paged-attention": "attention.paged_attention:PagedAttention",
+    "position-tables": "canonicalize.position_tables:PositionTables",
+    "quantize-awq": "quantize.awq:QuantizeAwq",
+    "quantize-gptq": "quantize.gptq:QuantizeGptq",
+    "quantize-rtn": "quantize.rtn:QuantizeRtn",
+    "recognize-norms": "canonicalize.recognize_norms:RecognizeNorms",
+    "recognize-rope": "attention.recognize_rope:RecognizeRope",
+    "select-logit-rows": "attention.select_logit_rows:SelectLogitRows",
+    "simplify": "canonicalize.simplify:Simplify",
+}
+PHASES = ("canonicalize", "attention", "fuse")  # functions of pipelines.py that need no arguments
+_ITEM = re.compile(r"\s*([\w-]+)\s*(?:\{([^}]*)\})?\s*(?:,|$)")
+_READ: dict[Any, Callable[[str], Any]] = {
+    bool: lambda text: {"true": True, "false": False}[text.lower()],
+    int: int,
+    float: float,
+    str: str,
+    str | None: lambda text: None if text == "none" else text,
+    tuple[str, ...]: lambda text: tuple(text.split("+")),
+}
+
+
+def pass_names() -> list[str]:
+    """Every pass that `parse_passes` knows, other packages' included."""
+    return sorted({*PASSES, *extensions.names(GROUP)})
+
+
+def find_pass(name: str) -> type[Pass]:
+    """The pass class of that name; UsageError if there is none."""
+    if name in PASSES:
+        module, _, attribute = PASSES[name].partition(":")
+        return getattr(import_module(f".{module}", __package__), attribute)
+    check_names(name)
+    from .base import Pass
+
+    found = extensions.load(GROUP, name)
+    if not (isinstance(found, type) and issubclass(found, Pass)):
+        raise ExtensionError(f"{GROUP} {name!r} is not a Pass but {found!r}")
+    return found
+
+
+def check_names(text: str) -> None:
+    """UsageError where `text` is no list of passes, or names one that there is not; imports no pass."""
+    for name, _ in _items(text):
+        if name not in PHASES and name not in PASSES and name not in extensions.names(GROUP):
+            raise UsageError(f"there is no pass {name!r}", f"passes: {', '.join([*PHASES, *pass_names()])}")
+
+
+def parse_passes(text: str) -> list[Pass]:
+    """The passes of `NAME[{OPTION=VALUE,...}],...`; a phase stands for its passes. UsageError names what is wrong.
+
+    Items of a tuple are joined by "+". Options that are neither text nor numbers keep their defaults.
+    """
+    check_names(text)
+    passes: list[Pass] = []
+    for name, options in _items(text):
+        if name not in PHASES:
+            passes.append(_make(find_pass(name), options))
+        elif options:
+            raise UsageError(f"{name} is a phase of the pipeline and has no options")
+        else:
+            passes += getattr(import_module(".pipelines", __package__), name)()
+    return passes
+
+
+def _items(text: str) -> Iterator[tuple[str, str]]:
+    """(name, options) of each item of a list of passes."""
+    at = 0
+    while at < len(text.rstrip()):
+        found = _ITEM.match(text, at)
+        if found is None:
+            raise UsageError(f"{text[at:]!r} is not a list of passes", "write NAME{option=value,...},NAME")
+        yield found[1], found[2] or ""
+        at = found.end()
+
+
+def _make(cls: type[Pass], options: str) -> Pass:
+    hints = get_type_hints(cls)
+    kinds = {field.name: hints[field.name] for field in fields(cls)}
+    given: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in options.split(","))):
+        name, _, value = item.partition("=")
+        if name not in kinds:
+            raise UsageError(f"pass {cls.name!r} has no option {name!r}", f"options: {', '.join(kinds) or 'none'}")
+        read = _READ.get(kinds[name], str if _is_choice(kinds[name]) else None)
+        if read is None:
+            raise UsageError(f"option {name!r} of pass {cls.name!r} cannot be written as text")
+        try:
+            given[name] = read(value)
+        except (ValueError, KeyError):
+            raise UsageError(f"option {name} of pass {cls.name!r}: {value!r} is not {_title(kinds[name])}") from None
+        choices = getattr(kinds[name], "__args__", ()) if _is_choice(kinds[name]) else ()
+        if choices and value not in choices:
+            raise UsageError(f"option {name} of pass {cls.name!r}: {value!r} is none of {', '.join(choices)}")
+    return cls(**given)
+
+
+def _is_choice(kind: Any) -> bool:
+    """Whether the type is a Literal of strings."""
+    args = getattr(kind, "__args__", ())
+    return bool(args) and all(isinstance(arg, str) for arg in args)
+
+
+def _title(kind: Any) -> str:
+    return {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "text")

@@ -1,0 +1,82 @@
+"""docs/extending.md is true: its package is installed in a folder, and its commands print what the page says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
+
+
+def python(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def icc(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return python(folder, f"from icc.compiler.cli import main; main({list(arguments)!r}, prog_name='icc')")
+
+
+def install(folder: Path, groups: dict[str, dict[str, str]]) -> None:
+    """What pip leaves of a package: its modules, and a .dist-info with its entry points."""
+    info = folder / "acme-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 0.1\n")
+    lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in groups.items()]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+
+
+@pytest.fixture(scope="module")
+def acme(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the page's package."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "acme").mkdir()
+    (folder / "acme" / "__init__.py").touch()
+    for kind, text in BLOCKS:
+        name, _, body = text.removeprefix("# ").partition("\n")
+        if kind in ("python", "text"):
+            (folder / name).write_text(body)
+        elif kind == "toml":
+            install(folder, tomllib.loads(body)["project"]["entry-points"])
+    return folder
+
+
+def test_the_commands_print_what_the_page_says(acme: Path) -> None:
+    [console] = [text for kind, text in BLOCKS if kind == "console"]
+    commands = [part.partition("\n") for part in console.split("$ icc ")[1:]]
+    assert len(commands) == 2
+    for command, _, expected in commands:
+        done = icc(acme, *shlex.split(command))
+        assert done.stdout == expected, done.stderr
+
+
+def test_the_target_is_found(acme: Path) -> None:
+    done = python(acme, "from icc.compiler.targets import find_target; print(find_target('rtx6000ada').bandwidth)")
+    assert done.stdout == "960.0\n", done.stderr
+    assert "rtx6000ada" in icc(acme, "compile", "model", "--target", "rtx6000").stderr
+
+
+def test_nothing_is_loaded_before_it_is_asked_for(acme: Path) -> None:
+    code = "import sys, icc.compiler.cli, icc.compiler.ops, icc.passes.registry as r; print(r.pass_names())"
+    done = python(acme, f"{code}; assert 'acme' not in sys.modules")
+    assert not done.returncode and "'acme-softsign'" in done.stdout, done.stderr
+    assert "acme-softsign" in icc(acme, "opt", "graph.txt", "-p", "softsign").stderr
+
+
+def test_what_cannot_be_loaded_names_its_package(acme: Path, tmp_path: Path) -> None:
+    odd = {"odd": "json:dumps"}
+    install(tmp_path, {"icc.passes": {"gone": "nowhere:Pass", **odd}, "icc.targets": odd})
+    (tmp_path / "graph.txt").write_text((acme / "graph.txt").read_text())
+    done = icc(tmp_path, "opt", "graph.txt", "-p", "gone")
+    assert done.returncode == 34
+    assert done.stderr == "error: acme: icc.passes 'gone' (nowhere:Pass) cannot be loaded: No module named 'nowhere'\n"
+    assert "icc.passes 'odd' is not a Pass" in icc(tmp_path, "opt", "graph.txt", "-p", "odd").stderr
+    assert "icc.targets 'odd' is not a Target" in icc(tmp_path, "compile", "model", "--target", "odd").stderr
