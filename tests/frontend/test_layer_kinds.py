@@ -121,7 +121,9 @@ NAMES = """
     gpt_neo-masks_in_buffers bloom-alibi
 """.split()
 # large traces of what one of those has too: layers of several kinds
-LARGE = "gemma2-alternating gemma3n-shared_kv gpt_oss-alternating qwen2-window qwen3_moe-sparse_step deepseek_v3-first_dense opt".split()
+LARGE = """
+    gemma2-alternating gemma3n-shared_kv gpt_oss-alternating qwen2-window qwen3_moe-sparse_step deepseek_v3-first_dense opt
+""".split()
 
 
 def test_names_are_complete(tiny: ModuleType) -> None:
