@@ -122,7 +122,8 @@ NAMES = """
 """.split()
 # large traces of what one of those has too: layers of several kinds
 LARGE = """
-    gemma2-alternating gemma3n-shared_kv gpt_oss-alternating qwen2-window qwen3_moe-sparse_step deepseek_v3-first_dense opt
+    gemma2-alternating gemma3n-shared_kv gpt_oss-alternating qwen2-window qwen3_moe-sparse_step deepseek_v3-first_dense
+    opt
 """.split()
 
 
