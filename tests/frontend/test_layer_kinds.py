@@ -117,11 +117,14 @@ def configs(tiny: ModuleType) -> dict[str, tuple[Any, int]]:
 
 
 NAMES = """
-    llama llama-one_layer gemma2-alternating gemma3-uneven qwen3_moe-mlp_only smollm3-some_rotary gpt2-own_scales
+    llama llama-one_layer gemma3-uneven qwen3_moe-mlp_only smollm3-some_rotary gpt2-own_scales
     gpt_neo-masks_in_buffers bloom-alibi
 """.split()
 # large traces of what one of those has too: layers of several kinds
-LARGE = "gemma3n-shared_kv gpt_oss-alternating qwen2-window qwen3_moe-sparse_step deepseek_v3-first_dense opt".split()
+LARGE = """
+    gemma2-alternating gemma3n-shared_kv gpt_oss-alternating qwen2-window qwen3_moe-sparse_step deepseek_v3-first_dense
+    opt
+""".split()
 
 
 def test_names_are_complete(tiny: ModuleType) -> None:
