@@ -22,6 +22,7 @@ from icc.compiler.backends.cpu.isa import Isa, host_isas
 from icc.compiler.backends.cpu.kernels.table import CPU_KERNELS
 from icc.compiler.ops.pointwise import OPCODES
 from icc.compiler.program.program import Program
+from icc.compiler.program.steps.base import STEPS
 from icc.compiler.program.steps.pointwise import Pointwise
 from run_sanitized import programs, small_program
 from sizes import SOAK
@@ -67,7 +68,8 @@ def checked(*caches: str) -> dict[str, Builder]:
 
 def test_every_kernel_and_opcode_is_in_the_programs() -> None:
     steps = [step for builder in programs().values() for step in builder.steps]
-    assert {step.op for step in steps} == set(CPU_KERNELS.ops())
+    ours = {op for op in CPU_KERNELS.ops() if STEPS[op].__module__.startswith("icc.")}  # other tests add ops of theirs
+    assert {step.op for step in steps} == ours
     bodies = [step.body for step in steps if isinstance(step, Pointwise)]
     assert {instruction.opcode for body in bodies for instruction in body.instructions} == set(OPCODES)
 

@@ -21,7 +21,7 @@ SAMPLES = samples_of(*OPS.values())
 
 
 def test_every_op_has_samples_and_a_cost() -> None:
-    own = [op for op in OPS.values() if not op.name.startswith("acme.")]  # other tests declare those
+    own = [op for op in OPS.values() if not op.name.startswith(("acme.", "outside."))]  # other tests declare those
     lowered = [op for op in own if op.instructions is None]
     assert {name for name, _ in SAMPLES.values()} == {op.name for op in lowered}
     assert all(op.cost is not None or op.traits.moves_only for op in lowered)
