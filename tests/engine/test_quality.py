@@ -8,7 +8,7 @@ import icc
 import pytest
 import torch
 from icc.runtime.commands.evaluate import Evaluation, evaluate_text
-from sizes import SOAK
+from sizes import SOAK, size_of
 
 pytestmark = pytest.mark.slow
 
@@ -16,10 +16,10 @@ SAMPLE = Path(__file__).parents[2] / "samples" / "pystd"
 CALIBRATED = ("awq4", "gptq4") if SOAK else ("awq4",)  # with GPTQ, tests/triton has a family in `make test`
 
 
-def heldout(characters: int = 6000) -> str:
+def heldout() -> str:
     """The first part of several held-out modules, licence headers left out."""
     files = sorted((SAMPLE / "heldout").glob("*.txt"))
-    return "\n".join(f.read_text(encoding="utf-8")[1000 : 1000 + characters] for f in files[:6])
+    return "\n".join(f.read_text(encoding="utf-8")[1000 : 1000 + size_of("quality_characters")] for f in files[:6])
 
 
 @pytest.fixture(scope="module")
