@@ -63,7 +63,7 @@ def test_tokens_are_those_without_speculation(compiled: Callable[..., Any], fami
     params = [SamplingParams(max_tokens=24 + i, temperature=[0.0, 1.5][i % 2], seed=i) for i in range(len(PROMPTS))]
     with load(engine, threads=1) as llm:
         plain = llm.generate(PROMPTS, params)
-        kv_bytes = llm.engine.program.kv.groups[0].block_bytes() * 5
+        kv_bytes = sum(group.block_bytes() for group in llm.engine.program.kv.groups) * 5
     truth = {tuple(prompt): one.token_ids for prompt, one in zip(PROMPTS, plain, strict=True)}
     for right, memory in ((0.8, None), (0.5, kv_bytes)):
         with load(engine, threads=2, kv_bytes=memory) as llm:
