@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from icc.compiler.backends.cpu.isa import host_isas
 from icc.compiler.backends.triton import backend as triton_backend
-from icc.compiler.backends.triton.build.compile import Compiled, spec_key
+from icc.compiler.backends.triton.objects.compile import Compiled, spec_key
 
 CXX = Path(__file__).with_name("identity_cxx")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "icc" / "identity"

@@ -23,7 +23,7 @@ from ...runtime.format.load import Engine
 from ...runtime.format.manifest import Limits
 from ...runtime.format.plan import LaunchPlan
 from ...runtime.kv.group import GroupConfig
-from ..backends.triton.build.compile import Compiled, compile_specs
+from ..backends.triton.objects.compile import Compiled, compile_specs
 from ..backends.triton.plan import Planned, PlannedPhase, make_plan, phase_shapes, plan_program
 from ..backends.triton.spec import LaunchSpec, Shape
 from ..backends.triton.tiling.choice import Config, Tuner

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from icc.compiler.backends.errors import CodegenError
-from icc.compiler.backends.triton.build.cubin import check_launch, read_cubin
+from icc.compiler.backends.triton.objects.cubin import check_launch, read_cubin
 from icc.compiler.backends.triton.spec import ONE, Arg, LaunchSpec
 from icc.runtime.format.load import decode_program
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from icc.compiler.backends.triton.build.compile import compile_specs
 from icc.compiler.backends.triton.kernels.rowwise import ROWWISE
+from icc.compiler.backends.triton.objects.compile import compile_specs
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.cli import main

@@ -10,7 +10,7 @@ import pytest
 import torch
 from attention_cases import LIMITS, Layer, Step
 from icc.compiler.backends.errors import CodegenError
-from icc.compiler.backends.triton.build.compile import compile_specs
+from icc.compiler.backends.triton.objects.compile import compile_specs
 from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.backends.triton.tiling.attention import decode_tiling

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from icc.compiler.backends.triton.build.compile import compile_specs, spec_key
+from icc.compiler.backends.triton.objects.compile import compile_specs, spec_key
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.ops.body import Body

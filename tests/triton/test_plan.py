@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from icc.compiler.backends.errors import CodegenError
 from icc.compiler.backends.triton.backend import check_resources
-from icc.compiler.backends.triton.build.compile import Compiled
+from icc.compiler.backends.triton.objects.compile import Compiled
 from icc.compiler.backends.triton.plan import make_plan, occupancy, phase_shapes, plan_program
 from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.program.program import decode_program

@@ -6,7 +6,7 @@ from math import inf
 from pathlib import Path
 
 import pytest
-from icc.compiler.backends.triton.build.compile import compile_specs, spec_key
+from icc.compiler.backends.triton.objects.compile import compile_specs, spec_key
 from icc.compiler.backends.triton.spec import Shape, TritonKernel
 from icc.compiler.ops.body import Argument, BodyWriter, Literal, Operand
 from icc.compiler.ops.pointwise import OPCODES

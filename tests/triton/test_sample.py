@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from icc.compiler.backends.triton.build.compile import compile_specs
 from icc.compiler.backends.triton.interpreter import run_spec
 from icc.compiler.backends.triton.kernels.sample import Sample
+from icc.compiler.backends.triton.objects.compile import compile_specs
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.targets import TARGETS
 from icc.runtime.format.manifest import Limits

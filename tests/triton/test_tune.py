@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from building import TARGET, build
 from fake_cuda import FakeDriver
-from icc.compiler.backends.triton.build.compile import Compiled, spec_key
+from icc.compiler.backends.triton.objects.compile import Compiled, spec_key
 from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.backends.triton.tiling.tuned import load_tuned, read_tuning
 from icc.compiler.errors import UsageError

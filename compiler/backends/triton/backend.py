@@ -18,10 +18,10 @@ from ...targets import Target
 from ..base import Built
 from ..errors import CodegenError
 from ..values import pack
-from .build.compile import Compiled, compile_specs
-from .build.cubin import check_launch
 from .kernels.table import TRITON_KERNELS
 from .layouts.registry import LAYOUTS
+from .objects.compile import Compiled, compile_specs
+from .objects.cubin import check_launch
 from .plan import Planned, make_plan, plan_program
 from .tiling.choice import Tuner
 from .tiling.tuned import load_tuned

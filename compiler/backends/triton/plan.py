@@ -13,10 +13,10 @@ from ....runtime.format.plan import Call, KernelObject, Launch, LaunchPlan, Phas
 from ...program.program import Program
 from ...program.steps.base import Step
 from ...targets import Target
-from .build.compile import Compiled, spec_key
 from .kernels.pending import Pending
 from .kernels.sample import Sample
 from .kernels.table import TRITON_KERNELS
+from .objects.compile import Compiled, spec_key
 from .spec import Arg, LaunchSpec, Shape, StepKernel, TritonKernel
 from .tiling.choice import Tuner
 
