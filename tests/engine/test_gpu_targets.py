@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from icc.compiler.backends.triton.kernels.rowwise import ROWWISE
+from icc.compiler.backends.triton.kernels.table import TRITON_KERNELS
 from icc.compiler.backends.triton.objects.compile import compile_specs
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.cli import main
+from icc.compiler.program.steps.rowwise import Softmax
 from icc.compiler.targets import TARGETS
 from icc.runtime.commands.cli import main as runtime_main
 from icc.runtime.format.load import decode_program, open_engine
 from icc.runtime.format.manifest import Limits
+from icc.runtime.format.operands import BufferOperand
 from sizes import soak
 
 pytestmark = pytest.mark.slow
@@ -62,7 +64,8 @@ def test_every_target_compiles(target: str, quant: str, compiled: Callable[..., 
 def test_every_target_has_its_assembler(target: str) -> None:
     """One small kernel for each, as all of an engine takes its time."""
     found = TARGETS[target]
-    kernel = ROWWISE["softmax"](outer=2, n=100, x_stride=100, y_stride=100, types=("bf16",) * 2, aligned=(True,) * 2)
+    x, y = (BufferOperand(name, "bf16", 256) for name in "xy")
+    kernel = TRITON_KERNELS.find(step := Softmax(kernel="softmax_0", x=x, y=y, outer=2, n=128))(step)
     specs = kernel.launches(Shape(1, True), Limits(32, 2, 16), Tuner(found))
     [compiled] = compile_specs(specs, found).values()
     assert architecture(compiled.binary) == found.arch and compiled.spill_bytes == 0
