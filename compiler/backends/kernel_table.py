@@ -41,7 +41,7 @@ class KernelTable(Generic[K]):
         found = self._classes.get(step.op)
         if found is None:
             return f"the {self.backend} backend has no kernel of op {step.op!r}"
-        return found.refusal(step)
+        return step.problem() or found.refusal(step)
 
     def find(self, step: Step) -> K:
         """The kernel class of a step; CodegenError naming its kernel, its op and the reason if there is none."""

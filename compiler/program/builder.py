@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from math import prod
 
@@ -50,6 +50,20 @@ class Record:
 
     step: Step
     origin: str
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Where the parts of a program end, as numbers of records: those of a step, those and the draft heads' section, and
+    those that an early exit shares with a step."""
+
+    own: int
+    heads: int
+    shared: int
+
+    def without(self, removed: Collection[int]) -> Marks:
+        """The same parts once the records at these places are gone."""
+        return Marks(*(mark - sum(at < mark for at in removed) for mark in (self.own, self.heads, self.shared)))
 
 
 @dataclass

@@ -8,13 +8,12 @@ A body reads columns of the product and other operands (see `Epilogue`). The pro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from math import prod
 
 import msgspec
 
 from ...runtime.format.operands import Operand
-from .builder import ProgramBuilder, Record
+from .builder import Marks, ProgramBuilder, Record
 from .steps.linear import Columns, Epilogue, ExpertProduct, Extra, Product
 from .steps.pointwise import Pointwise
 from .strides import Access, view_strides
@@ -23,10 +22,10 @@ _MAX_PARTS = 2  # products of one output tile that a kernel keeps in registers
 _MAX_EXTRAS = 3
 
 
-def fuse_epilogues(builder: ProgramBuilder, marks: Sequence[int]) -> list[int]:
+def fuse_epilogues(builder: ProgramBuilder, marks: Marks) -> Marks:
     """Rewrite the builder's records; a product whose result nobody else reads vanishes into the step that reads it.
 
-    Returns, for each of `marks`, how many of so many first records are left.
+    Returns the marks in what is left of the records.
     """
     records = builder.records
     uses = Counter(_place(o) for r in records for o in r.step.operands.values())
@@ -48,7 +47,7 @@ def fuse_epilogues(builder: ProgramBuilder, marks: Sequence[int]) -> list[int]:
                 removed.add(source)
                 break
     builder.records = [r for i, r in enumerate(records) if i not in removed]
-    return [mark - sum(at < mark for at in removed) for mark in marks]
+    return marks.without(removed)
 
 
 def _place(operand: Operand) -> tuple[type[Operand], str]:

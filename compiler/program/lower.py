@@ -14,7 +14,7 @@ from ...runtime.format.speculation import Speculation
 from ..errors import UnsupportedModel
 from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
 from ..graph.printer import target_name
-from .builder import WeightSource, program_buffer, program_weight
+from .builder import Marks, WeightSource, program_buffer, program_weight
 from .context import Lowerer, LowerOptions
 from .epilogue import fuse_epilogues
 from .kv_groups import group_layers
@@ -42,16 +42,15 @@ def lower(graph: Graph, options: LowerOptions) -> Lowered:
     drafts, early = graph.draft_nodes(), graph.exit_nodes()
     _lower_nodes(low, [node for node in graph.nodes if node not in drafts | early])
     _finish_output(low, graph.output)
-    marks = [len(low.builder.records)]
+    own = len(low.builder.records)
     _lower_nodes(low, [node for node in graph.nodes if node in drafts])
     _finish_drafts(low)
-    marks.append(len(low.builder.records))
+    heads = len(low.builder.records)
     _lower_nodes(low, [node for node in graph.nodes if node in early])
     if graph.exit is not None:
         _finish_output(low, graph.exit)
     shared = {n for node in early for n in node.all_input_nodes if n not in early and n in low.ends}
-    marks.append(max((low.ends[node] for node in shared), default=0))
-    return _program(low, marks)
+    return _program(low, Marks(own, heads, max((low.ends[node] for node in shared), default=0)))
 
 
 def _lower_nodes(low: Lowerer, nodes: Sequence[fx.Node]) -> None:
@@ -95,9 +94,7 @@ def _finish_drafts(low: Lowerer) -> None:
         low.copy(value, out, drafts)
 
 
-def _program(low: Lowerer, marks: list[int]) -> Lowered:
-    """`marks`: the number of records of a step, of those and of the draft heads' section, and of those that an early
-    exit shares with a step."""
+def _program(low: Lowerer, marks: Marks) -> Lowered:
     builder, profile = low.builder, low.options.profile
     if profile.epilogues:
         marks = fuse_epilogues(builder, marks)
@@ -121,9 +118,8 @@ def _program(low: Lowerer, marks: list[int]) -> Lowered:
     return Lowered(program, sources, [record.origin for record in builder.records])
 
 
-def _sections(marks: list[int], count: int) -> list[Section]:
-    own, heads, shared = marks
-    found = [Section(HEADS, own, heads), Section(EXIT, heads, count, shared)]
+def _sections(marks: Marks, count: int) -> list[Section]:
+    found = [Section(HEADS, marks.own, marks.heads), Section(EXIT, marks.heads, count, marks.shared)]
     return [section for section in found if section.begin < section.end]
 
 

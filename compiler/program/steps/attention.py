@@ -32,6 +32,12 @@ class Rotary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Elements of a table."""
         return self.dim * self.rows
 
+    def problem(self, kv: KVSpec) -> str:
+        """Why it cannot rotate keys of that width; "" if it can."""
+        if self.dim % 2 or self.dim > kv.key_dim:
+            return f"rotary_dim {self.dim} must be even and at most key_dim {kv.key_dim}"
+        return ""
+
 
 @step_type
 class KvWrite(Step, frozen=True, kw_only=True, tag="kv_write"):
@@ -48,6 +54,9 @@ class KvWrite(Step, frozen=True, kw_only=True, tag="kv_write"):
     def widths(self) -> dict[str, int]:
         keys, values = self.kv.heads * self.kv.key_dim, self.kv.heads * self.kv.value_dim
         return {"k": keys, "v": values, **dict.fromkeys(("cos", "sin"), self.rotary.size)}
+
+    def problem(self) -> str:
+        return self.rotary.problem(self.kv)
 
 
 @step_type
@@ -78,3 +87,8 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
         rows = {"q": self.q_heads * self.kv.key_dim, "o": self.q_heads * self.kv.value_dim}
         heads = dict.fromkeys(("sinks", "alibi"), self.q_heads)
         return {**rows, **heads, **dict.fromkeys(("cos", "sin"), self.rotary.size)}
+
+    def problem(self) -> str:
+        if self.q_heads % self.kv.heads:
+            return f"{self.q_heads} query heads are no multiple of {self.kv.heads} KV heads"
+        return self.rotary.problem(self.kv)

@@ -74,6 +74,10 @@ class Step(format.Step, frozen=True, kw_only=True, forbid_unknown_fields=True, o
         knows the extent of, such as packed weights, are left out."""
         return {}
 
+    def problem(self) -> str:
+        """Why no back end could make a kernel for it: facts that contradict each other; "" if there is none."""
+        return ""
+
     def dtypes_of(self, name: str) -> tuple[str, ...]:
         """The element types that an operand may have."""
         return self.DTYPES.get(name.split(".")[0], FLOATS)

@@ -37,6 +37,13 @@ class Pointwise(Step, frozen=True, kw_only=True, tag="pointwise"):
         pairs = zip((*self.args, self.y), self.walks, strict=True)
         return tuple(Access(operand.dtype, operand.stride, strides) for operand, strides in pairs)
 
+    def problem(self) -> str:
+        try:
+            self.normal_form()
+        except ValueError as error:
+            return str(error)
+        return ""
+
     def normal_form(self) -> tuple[tuple[int, ...], tuple[Access, ...]]:
         """Shape and accesses as back ends walk them; ValueError for operands that do not fit the shape or the body."""
         if self.body.num_arguments > len(self.args):

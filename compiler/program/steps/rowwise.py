@@ -62,6 +62,9 @@ class Topk(Lines, frozen=True, kw_only=True, tag="topk"):
     def widths(self) -> dict[str, int]:
         return {"x": self.outer * self.n, **dict.fromkeys(("values", "indices"), self.outer * self.k)}
 
+    def problem(self) -> str:
+        return f"k = {self.k} exceeds n = {self.n}" if self.k > self.n else ""
+
 
 @step_type
 class Gather(Lines, frozen=True, kw_only=True, tag="gather"):

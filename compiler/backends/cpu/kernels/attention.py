@@ -21,13 +21,11 @@ class CacheParams(KernelParams[C]):
 
     @classmethod
     def refusal(cls, step: C) -> str:
-        kv, rotated = step.kv, step.rotary.dim
+        kv = step.kv
         if kv.dtype not in ("f32", "bf16", "f16", "i8"):
             return f"unknown cache type {kv.dtype!r}"
         if kv.block_size % 16:
             return f"blocks of {kv.block_size} tokens: must be a multiple of 16"
-        if rotated % 2 or rotated > kv.key_dim:
-            return f"rotary_dim {rotated} must be even and at most key_dim {kv.key_dim}"
         return super().refusal(step)
 
     @property
@@ -73,12 +71,6 @@ class AttentionParams(CacheParams[Attention]):
     """Work items are tiles of tokens of one sequence and KV head."""
 
     template: ClassVar[str] = "cpp/attention/attention.cpp.jinja"
-
-    @classmethod
-    def refusal(cls, step: Attention) -> str:
-        if step.q_heads % step.kv.heads:
-            return f"{step.q_heads} query heads are no multiple of {step.kv.heads} KV heads"
-        return super().refusal(step)
 
     @property
     def group(self) -> int:

@@ -147,14 +147,6 @@ class PointwiseParams(KernelParams[Pointwise]):
     template: ClassVar[str] = "cpp/pointwise/pointwise.cpp.jinja"
     piece: ClassVar[int] = PIECE
 
-    @classmethod
-    def refusal(cls, step: Pointwise) -> str:
-        try:
-            step.normal_form()
-        except ValueError as error:
-            return str(error)
-        return super().refusal(step)
-
     @cached_property
     def _walk(self) -> tuple[tuple[int, ...], tuple[Access, ...]]:
         """Shape and operands; one element is a line of its own."""

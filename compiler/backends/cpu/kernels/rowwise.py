@@ -57,10 +57,6 @@ class TopkParams(LinesParams[Topk]):
 
     template: ClassVar[str] = "cpp/rowwise/topk.cpp.jinja"
 
-    @classmethod
-    def refusal(cls, step: Topk) -> str:
-        return f"k = {step.k} exceeds n = {step.n}" if step.k > step.n else super().refusal(step)
-
 
 @dataclass(frozen=True)
 class GatherParams(LinesParams[Gather]):
