@@ -17,7 +17,7 @@ class KernelClass(Protocol):
         ...
 
 
-K = TypeVar("K", bound=type[Any])
+K = TypeVar("K", bound=type[KernelClass])
 
 
 class KernelTable(Generic[K]):

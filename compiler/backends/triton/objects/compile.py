@@ -211,8 +211,3 @@ def _store(folder: Path, compiled: Compiled) -> None:
             part.rename(folder / name)
     except OSError:
         return
-
-
-def compile_spec(spec: LaunchSpec, target: Target) -> Compiled:
-    """One spec, see `compile_specs`."""
-    return compile_specs([spec], target)[spec_key(spec)]
