@@ -9,8 +9,8 @@ from ..errors import MissingExtraError
 from .load import load_options
 
 _EXTRA_MODULES = (
-    "fastapi", "httptools", "llguidance", "minijinja", "prometheus_client", "python_multipart", "starlette", "uvicorn",
-    "uvloop",
+    "fastapi", "httptools", "jsonschema_rs", "llguidance", "minijinja", "prometheus_client", "python_multipart",
+    "starlette", "uvicorn", "uvloop",
 )  # fmt: skip
 
 
