@@ -14,6 +14,7 @@ import msgspec
 
 from ...errors import RequestError
 from ...grammars.compiling import lowered
+from ...grammars.sources import of_schema
 from ..engine.parent import die_with_parent
 from .templates import ChatTemplate, TemplateRefused
 
@@ -69,6 +70,7 @@ def main() -> None:
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    lowered(of_schema(True))  # what that imports is there before somebody waits
     decoder = msgspec.json.Decoder(Setup | Render | CheckGrammar)
     template: ChatTemplate | None = None
     while size := sys.stdin.buffer.read(4):
