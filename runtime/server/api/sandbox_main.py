@@ -13,9 +13,9 @@ from typing import Any
 import llguidance
 import msgspec
 
-from ..engine.grammars import parser_limits
+from ...grammars.compiler import parser_limits
+from ...templates.template import ChatTemplate, TemplateRefused
 from ..engine.parent import die_with_parent
-from .templates import ChatTemplate, TemplateRefused
 
 MEMORY_BYTES = 1 << 30  # of address space
 
@@ -31,6 +31,7 @@ class Render(msgspec.Struct, tag="render"):
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     variables: dict[str, Any] = {}
 
 
@@ -54,7 +55,13 @@ def answer(template: ChatTemplate | None, request: Render | CheckGrammar) -> Ans
         return Answer(error="the model has no chat template")
     try:
         return Answer(
-            template.render(request.messages, request.tools, request.add_generation_prompt, **request.variables)
+            template.render(
+                request.messages,
+                request.tools,
+                request.add_generation_prompt,
+                request.continue_final_message,
+                **request.variables,
+            )
         )
     except TemplateRefused as error:
         return Answer(error=error.message)
