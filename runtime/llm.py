@@ -183,9 +183,8 @@ class LLM:
         [generation] = self.add(token_ids, params)
         try:
             while True:
-                if generation.outputs:
-                    increment = Increment.of(generation.outputs)
-                    generation.outputs.clear()
+                while generation.outputs:
+                    increment = Increment.of(generation.outputs.popleft())
                     yield increment
                     if increment.finish_reason is not None:
                         return

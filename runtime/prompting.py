@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from operator import index
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from .errors import MissingExtraError, RequestError
 from .format.load import Engine
@@ -102,7 +102,7 @@ class Prompting:
     ) -> str:
         """The text of a conversation in the engine's chat template; see ChatOptions."""
         if self.template is None:
-            raise RequestError("the engine has no chat template", "complete a text with generate", field="messages")
+            raise RequestError("the engine has no chat template", "complete a text as it is (--raw)", field="messages")
         given = prepared(messages)
         try:
             return self.template.render(
@@ -125,7 +125,7 @@ class Prompting:
             return encoded, self.chat_params(params, len(encoded))
         if options:
             raise RequestError(f"{', '.join(options)}: for messages only", "give a list of messages", field="messages")
-        return self.encode(prompt), params or SamplingParams()
+        return self.encode(cast(Prompt, prompt)), params or SamplingParams()
 
     def prepare_chats(
         self,

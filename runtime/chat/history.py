@@ -79,7 +79,7 @@ class History:
             raise UsageError(f"{file} cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{file} is not JSON: {error}") from error
-        messages = prepared(found.get("messages") if isinstance(found, Mapping) else found)
+        messages = prepared(found.get("messages", ()) if isinstance(found, Mapping) else found)
         history = cls()
         if messages[0]["role"] == "system":
             history.system = messages.pop(0)["content"]

@@ -41,7 +41,9 @@ class Session:
     def __init__(self, llm: LLM, system: str = "", settings: dict[str, Any] | None = None) -> None:
         """RequestError if the engine has no chat template, or one that cannot be used; or if a setting is invalid."""
         if llm.prompting.template is None:
-            raise RequestError("the engine has no chat template", "complete a text with `run --raw`", field="messages")
+            raise RequestError(
+                "the engine has no chat template", "icc run --raw completes a text as it is", field="messages"
+            )
         self._llm = llm
         self._limit = llm.manifest.limits.max_seq_len
         self.last: Answer | None = None

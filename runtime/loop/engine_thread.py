@@ -138,10 +138,11 @@ class EngineThread(Generic[Model]):
 
     def _report(self, question: Question) -> None:
         generations = question.generations
-        if question.streamed and generations[0].outputs:
-            question.tell(Increment.of(generations[0].outputs))
         for generation in generations:
-            generation.outputs.clear()
+            while generation.outputs:
+                output = generation.outputs.popleft()
+                if question.streamed:
+                    question.tell(Increment.of(output))
         if any(generation.finish_reason is None for generation in generations):
             return
         for generation in generations:

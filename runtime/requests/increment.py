@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from .request import Output
 from .sampler import TokenLogprob
 
@@ -11,9 +9,9 @@ from .sampler import TokenLogprob
 class Increment(str):
     """The text that became safe to show since the last increment, which it is itself, and where it comes from.
 
-    token_ids: the new tokens; a piece may have tokens and no text (half a character, the end token), and text and no
-    tokens (what was held back). finish_reason: None but in the last one, see Completion. logprobs: of the tokens, if
-    wanted.
+    token_ids: the new token, or none; a piece may have a token and no text (half a character, the end token), and text
+    and no token (what was held back). finish_reason: None but in the last one, see Completion. logprobs: of the token,
+    if wanted.
     """
 
     __slots__ = ("finish_reason", "logprobs", "token_ids")
@@ -30,11 +28,10 @@ class Increment(str):
         return f"Increment({str(self)!r}, token_ids={self.token_ids}, finish_reason={self.finish_reason!r})"
 
     @classmethod
-    def of(cls, outputs: Sequence[Output]) -> Increment:
-        """What one or more successive outputs of a request give."""
-        made = cls("".join(output.text for output in outputs))
-        made.token_ids = tuple(output.token_id for output in outputs if output.token_id is not None)
-        made.finish_reason = outputs[-1].finish_reason
-        logprobs = tuple(output.logprob for output in outputs if output.logprob is not None)
-        made.logprobs = logprobs or None
+    def of(cls, output: Output) -> Increment:
+        """What an output of a request gives."""
+        made = cls(output.text)
+        made.token_ids = () if output.token_id is None else (output.token_id,)
+        made.finish_reason = output.finish_reason
+        made.logprobs = None if output.logprob is None else (output.logprob,)
         return made

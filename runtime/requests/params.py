@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RequestError
 from ..settings import setting
+from ..values import json_schema
 
 if TYPE_CHECKING:
     from ..format.manifest import SamplingDefaults
@@ -70,9 +71,11 @@ class SamplingParams:
     min_tokens: int = setting(0, "Least tokens to generate.")
     logprobs: int | None = None
     n: int = 1
-    json_schema: Mapping[str, Any] | str | None = None
-    regex: str | None = None
-    grammar: str | None = None
+    json_schema: Mapping[str, Any] | str | None = setting(
+        None, "The text is a JSON value that this schema allows.", metavar="JSON|@FILE", read=json_schema
+    )
+    regex: str | None = setting(None, "The text matches this regular expression.", metavar="REGEX")
+    grammar: str | None = setting(None, "The text follows this grammar in Lark's EBNF.", metavar="TEXT")
 
     def __post_init__(self) -> None:
         for name in BOUNDS:
