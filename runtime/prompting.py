@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from operator import index
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
-from .errors import MissingExtraError, RequestError
+from .errors import MissingExtraError, RequestError, install
 from .format.load import Engine
 from .format.manifest import Manifest
+from .grammars.constraints import Grammars
+from .grammars.sources import of_lark, of_regex, of_schema
 from .requests.params import SamplingParams
 from .requests.sampler import Constrain
 from .templates.messages import Messages, is_messages, prepared
@@ -18,7 +21,6 @@ from .templates.source import TemplateSource, read_template
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from .grammars.compiler import GrammarCompiler
     from .templates.template import ChatTemplate
 
 Prompt = str | Sequence[int]
@@ -39,8 +41,7 @@ class Prompting:
     """What an engine has to make prompts and parameters with: tokenizer, chat template, grammars. RequestError for what
     a caller has wrong.
 
-    template: where the chat template stands; of an engine, in its files. Everything but `grammars` may be used by
-    several threads.
+    template: where the chat template stands; of an engine, in its files. May be used by several threads.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Prompting:
         template: TemplateSource | None = None,
     ) -> None:
         self._manifest, self._tokenizer, self._engine = manifest, tokenizer, engine
+        self._compiling = Lock()
         if template is not None:
             self.source = template
 
@@ -65,19 +67,12 @@ class Prompting:
         return self.source.open()
 
     @cached_property
-    def grammars(self) -> GrammarCompiler | None:
+    def grammars(self) -> Grammars | None:
         """Compiles grammars; None for an engine without tokenizer or end token, which cannot follow any."""
-        raw = None if self._engine is None else self._engine.tokenizer_json()
-        if raw is None and self._tokenizer is not None:
-            raw = self._tokenizer.to_json()
         end_ids = self._manifest.model.eos_token_ids
-        if raw is None or not end_ids:
+        if self._tokenizer is None or not end_ids:
             return None
-        try:
-            from .grammars.compiler import GrammarCompiler
-        except ModuleNotFoundError as error:
-            raise _without_llguidance(error) from error
-        return GrammarCompiler(raw, self._manifest.model.vocab_size, end_ids)
+        return Grammars(self._tokenizer.to_json(), self._manifest.model.vocab_size, end_ids)
 
     # -- prompts -----------------------------------------------------------------------------------------------------
 
@@ -163,17 +158,26 @@ class Prompting:
             raise RequestError(
                 "this engine cannot follow a grammar: it has no tokenizer or no end token", field="response_format"
             )
-        from .grammars.source import of_params
-
+        try:
+            with self._compiling:
+                constrain = self.grammars.compile(_source(params))
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(
+                f"schemas, regular expressions and grammars need {error.name}, which is not installed",
+                install("structured"),
+            ) from error
         # the grammar says itself where a text may end
-        return replace(params, ignore_eos=False, min_tokens=0), self.grammars.compile(of_params(params))
+        return replace(params, ignore_eos=False, min_tokens=0), constrain
 
 
-def _without_llguidance(error: ModuleNotFoundError) -> MissingExtraError:
-    return MissingExtraError(
-        f"schemas, regular expressions and grammars need {error.name}, which is not installed",
-        f"pip install {error.name}",
-    )
+def _source(params: SamplingParams) -> str:
+    """What the text must be."""
+    try:
+        if params.json_schema is not None:
+            return of_schema(dict(cast("Mapping[str, Any]", params.json_schema)))
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"json_schema is not JSON: {error}", field="json_schema") from error
+    return of_regex(params.regex) if params.regex is not None else of_lark(params.grammar or "")
 
 
 def params_for(count: int, params: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:

@@ -1,4 +1,4 @@
-"""Grammars compiled beside the steps of the engine process."""
+"""Grammars compiled beside the steps."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import queue
 import threading
 
 from ...errors import IccError, RequestError
-from ...grammars.compiler import GrammarCompiler
+from ...grammars import constraints
 from ...llm import LLM
 from ...requests.sampler import Constrain
 from .messages import Submit
 from .worker import Grammars
 
 
-class LlguidanceGrammars(Grammars):
-    """Compiles in one thread of its own; llguidance works without the GIL."""
+class CompiledGrammars(Grammars):
+    """Compiles in one thread of its own."""
 
-    def __init__(self, compiler: GrammarCompiler) -> None:
-        self._compiler = compiler
+    def __init__(self, grammars: constraints.Grammars) -> None:
+        self._grammars = grammars
         self._asked: queue.SimpleQueue[Submit] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Submit, Constrain | IccError]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -25,8 +25,7 @@ class LlguidanceGrammars(Grammars):
     @classmethod
     def of(cls, llm: LLM) -> Grammars:
         """The grammars of an engine; of one without tokenizer or end token, none."""
-        compiler = llm.prompting.grammars
-        return Grammars() if compiler is None else cls(compiler)
+        return Grammars() if llm.prompting.grammars is None else cls(llm.prompting.grammars)
 
     def request(self, submit: Submit) -> None:
         if self._thread is None:
@@ -44,7 +43,7 @@ class LlguidanceGrammars(Grammars):
         while True:
             submit = self._asked.get()
             try:
-                self._done.put((submit, self._compiler.compile(submit.grammar)))
+                self._done.put((submit, self._grammars.compile(submit.grammar)))
             except IccError as error:
                 self._done.put((submit, error))
             except Exception as error:
