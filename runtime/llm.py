@@ -29,6 +29,7 @@ from .templates.messages import Messages, is_messages
 from .templates.source import TemplateSource
 from .tokenizer import Tokenizer
 
+Progress = Callable[[int, int], object]  # so many of so many
 Fields = ParamSpec("Fields")
 Loaded = TypeVar("Loaded")
 
@@ -104,16 +105,20 @@ class LLM:
         self._closed = False
 
     def generate(
-        self, prompts: Sequence[Prompt] | str, params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Prompt] | str,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: Progress | None = None,
     ) -> list[Completion]:
         """Complete every prompt (text, or token ids). All run together, as many at a time as the engine allows.
 
         `params` is one for all or one per prompt; default: 128 tokens with the engine's sampling defaults, greedy where
         it has none. The completions come in the order of the prompts, the n completions of one prompt one after the
-        other. RequestError (nothing has run then) if a prompt or a parameter is invalid.
+        other. `progress` is told how many of all completions have ended, after every step in which one did.
+        RequestError (nothing has run then) if a prompt or a parameter is invalid.
         """
         encoded = [self.encode(prompt) for prompt in ([prompts] if isinstance(prompts, str) else prompts)]
-        return self._complete(encoded, params_for(len(encoded), params))
+        return self._complete(encoded, params_for(len(encoded), params), progress)
 
     @overload
     def chat(
@@ -167,13 +172,24 @@ class LLM:
         params, constrain = self.prompting.constrained(params)
         return self.loop.add(token_ids, params, constrain=constrain)
 
-    def _complete(self, encoded: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Completion]:
+    def _complete(
+        self,
+        encoded: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        progress: Progress | None = None,
+    ) -> list[Completion]:
         generations: list[Generation] = []
         try:
             for token_ids, one in zip(encoded, params, strict=True):
                 generations += self.add(token_ids, one)
-            while any(generation.finish_reason is None for generation in generations):
+            left = len(generations) + 1
+            while running := sum(generation.finish_reason is None for generation in generations):
+                if progress is not None and running < left:
+                    progress(len(generations) - running, len(generations))
+                left = running
                 self.loop.step()
+            if progress is not None:
+                progress(len(generations), len(generations))
         finally:  # after an error or an interrupt nothing may run on
             for generation in generations:
                 self.loop.end(generation)

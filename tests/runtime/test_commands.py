@@ -15,6 +15,7 @@ from icc.runtime.cli.commands import main
 from icc.runtime.commands.bench import BenchOptions, run_bench
 from icc.runtime.commands.evaluate import evaluate_text, windows
 from icc.runtime.errors import CapacityError, UsageError
+from icc.runtime.format.manifest import EmbeddingFacts
 from icc.runtime.llm import load
 
 Make = Callable[..., Path]
@@ -49,6 +50,29 @@ def test_an_engine_runs_itself_without_icc_and_stays_as_it_was(make_engine: Make
     assert "first token" in done.stderr and "tok/s" in done.stderr
     assert sorted(root.rglob("*")) == before
     assert python(str(root), "inspect", PYTHONPATH="").stdout.startswith("engine: ")
+
+
+def test_an_engines_own_help_lists_what_it_can_do(make_engine: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    generating, embedding = make_engine(), make_engine("e.engine", embedding=EmbeddingFacts("last", True, 258))
+
+    def help_of(engine: Path, *command: str) -> str:
+        assert main([*command, "--help"], engine=str(engine)) == 0
+        return capsys.readouterr().out
+
+    def commands_of(engine: Path) -> list[str]:
+        return [line.split()[0] for line in help_of(engine).partition("Commands:\n")[2].splitlines()]
+
+    assert commands_of(generating) == ["run", "bench", "eval", "inspect"]
+    assert commands_of(embedding) == ["bench", "inspect"]
+    bare = make_engine("bare.engine", tokenizer_dir=None)
+    assert commands_of(bare) == ["run", "bench", "inspect"] and "--prompt" not in help_of(bare, "run")
+    assert "--output-tokens" in help_of(generating, "bench") and " ENGINE\n" not in help_of(generating, "bench")
+    shown = help_of(embedding, "bench")
+    assert "--threads" in shown and not any(f"--{name}" in shown for name in ("output-tokens", "spec", "swap-gib"))
+    assert main(["run", "-p", "a"], engine=str(embedding)) == 24
+    assert "compiled for embeddings" in capsys.readouterr().err
+    assert main(["serve"], engine=str(generating)) == 3
+    assert "icc[serve]" in capsys.readouterr().err
 
 
 def test_run_prints_json_and_takes_ids(make_engine: Make, capsys: pytest.CaptureFixture[str]) -> None:

@@ -167,6 +167,14 @@ def test_two_streams_take_turns(make_llm: MakeLLM) -> None:
     assert pairs == [("b", "n"), ("c", "o"), ("d", "p"), ("e", "q")]
 
 
+def test_progress_counts_what_has_ended(make_llm: MakeLLM) -> None:
+    told: list[tuple[int, int]] = []
+    make_llm().generate(
+        ["a", "b"], [SamplingParams(max_tokens=4, n=2), SamplingParams(max_tokens=9)], lambda *s: told.append(s)
+    )
+    assert told == [(0, 3), (2, 3), (3, 3)]
+
+
 def test_closing_a_stream_frees_its_blocks(make_llm: MakeLLM) -> None:
     llm = make_llm()
     stream = llm.stream("ab", SamplingParams(max_tokens=30))
