@@ -17,7 +17,7 @@ from icc.runtime.format.files import EngineFiles
 from icc.runtime.format.load import decode_program, open_engine, read_manifest
 from icc.runtime.format.weights import MappedWeights
 from icc.runtime.server.api.model import open_model
-from icc.runtime.server.api.templates import ChatTemplate
+from icc.runtime.templates.template import ChatTemplate
 from icc.runtime.tokenizer import Tokenizer
 from sizes import size_of
 
