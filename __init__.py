@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .compiler.api import compile_model as compile
+    from .compiler.progress import CompileProgress
     from .runtime.errors import IccError
     from .runtime.llm import LLM, load
     from .runtime.requests.params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "IccError", "SamplingParams", "__version__", "compile", "load"]
+__all__ = ["LLM", "CompileProgress", "IccError", "SamplingParams", "__version__", "compile", "load"]
 
 # public name -> (module, name there), imported when first asked for
 _LAZY = {
     "compile": (".compiler.api", "compile_model"),
+    "CompileProgress": (".compiler.progress", "CompileProgress"),
     "load": (".runtime.llm", "load"),
     "LLM": (".runtime.llm", "LLM"),
     "SamplingParams": (".runtime.requests.params", "SamplingParams"),
