@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from ..passes import pipelines
 from ..passes.base import Pass, PassContext
-from ..passes.manager import PassReport, run_passes
 from ..runtime.format.manifest import EmbeddingFacts, QuantFacts
 from . import measure
 from .backends.registry import backend_for
@@ -18,6 +17,7 @@ from .frontend.load import load_graph
 from .frontend.source.pooling import read_pooling
 from .graph.graph import Graph
 from .options import KV_DTYPES, CompileOptions
+from .phases import Phases
 from .program.lower import LowerOptions, lower
 from .program.verify import verify_lowered, verify_plan
 from .progress import Reporter
@@ -39,20 +39,20 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
     backend = backend_for(target, weight_dtype(graph), options.deterministic)
     limits = make_limits(graph, options)
     with reporter.stage("optimize"):
-        context = PassContext(progress=reporter.progress)
-        passes = _run(graph, options, context, "canonicalize", pipelines.canonicalize())
+        phases = Phases(graph, PassContext(progress=reporter.progress), options.dump_passes)
+        phases.run("canonicalize", pipelines.canonicalize())
     if options.quant != "none":
         with reporter.stage("quantize"):
-            passes += _run(graph, options, context, "quantize", _quantize(options, graph, reporter))
+            phases.run("quantize", _quantize(options, graph, reporter))
     acceptance: list[list[float]] = []
     if added := pipelines.speculate(heads, choice.layers if choice else 0, options.quant, options.quant_head):
         with reporter.stage("speculate"):
-            passes += _run(graph, options, context, "speculate", added)
+            phases.run("speculate", added)
             sequences = _calibration(options, graph, reporter) if heads else ()
             acceptance = acceptance_of(graph, sequences, reporter.progress)
     with reporter.stage("lower"):
-        passes += _run(graph, options, context, "attention", pipelines.attention())
-        passes += _run(graph, options, context, "fuse", pipelines.fuse())
+        phases.run("attention", pipelines.attention())
+        phases.run("fuse", pipelines.fuse())
         kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
         lowered = lower(graph, LowerOptions(kv_dtype, backend.profile, max_seq_len=limits.max_seq_len))
         verify_lowered(lowered.program, backend.refusal)
@@ -72,7 +72,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
                 cost = measure.step_cost(stage, target, built, limits)
             found = speculation(choice, acceptance, options, cost)
             program = with_speculation(built.program, found)
-            report = make_report(graph, program, passes, context, options, target, backend.profile, tuned)
+            report = make_report(graph, program, phases, options, target, backend.profile, tuned)
             writer.write_program(stage, program)
             (stage / "report.json").write_bytes(report.to_json())
             tokenizer = writer.copy_tokenizer(stage, options.model)
@@ -82,18 +82,6 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
             manifest = make_manifest(graph, lowered, facts, options, target, built, tokenizer, embedding)
             writer.write_manifest(stage, manifest)
     return replace(report, engine_bytes=sum(p.stat().st_size for p in options.output.rglob("*") if p.is_file()))
-
-
-def _run(
-    graph: Graph,
-    options: CompileOptions,
-    context: PassContext,
-    phase: str,
-    passes: list[Pass],
-) -> list[PassReport]:
-    """One phase of the pipeline."""
-    dump = options.dump_passes / phase if options.dump_passes else None
-    return run_passes(graph, passes, context, dump)
 
 
 def _quantize(options: CompileOptions, graph: Graph, reporter: Reporter) -> list[Pass]:

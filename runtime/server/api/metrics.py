@@ -45,6 +45,13 @@ _TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _NS = (1, 2, 5, 10, 20)
 
+# what the page shows means of
+_TIMES = {
+    "ttft": "time_to_first_token_seconds",
+    "gap": "inter_token_latency_seconds",
+    "step": "iteration_seconds",
+}
+
 
 class Metrics:
     """All metrics of one server. Engine gauges and counters are read when they are asked for.
@@ -148,14 +155,28 @@ class Metrics:
         """What the page shows."""
         totals = _sum(self._totals, self._last)
         figures = {key: self._value(key) for _, key in self._live}
-        return figures | {
-            "prompt_tokens": totals.prompt_tokens,
-            "cached_tokens": totals.cached_tokens,
-            "output_tokens": totals.output_tokens,
-            "preemptions": totals.preemptions,
-            "swaps": totals.swaps,
-            "steps": totals.steps,
+        return (
+            figures
+            | self._times()
+            | {
+                "prompt_tokens": totals.prompt_tokens,
+                "cached_tokens": totals.cached_tokens,
+                "output_tokens": totals.output_tokens,
+                "preemptions": totals.preemptions,
+                "swaps": totals.swaps,
+                "steps": totals.steps,
+            }
+        )
+
+    def _times(self) -> dict[str, float]:
+        """Sums and counts of what took how long, in seconds, from the histograms."""
+        names = {
+            f"{_PREFIX}{metric}_{end}": f"{name}_{'s' if end == 'sum' else end}"
+            for name, metric in _TIMES.items()
+            for end in ("sum", "count")
         }
+        found = self._registry.restricted_registry(names).collect()
+        return {names[sample.name]: sample.value for metric in found for sample in metric.samples}
 
     def _value(self, key: str) -> float:
         engine = self._engine

@@ -70,7 +70,7 @@ def build_app(parts: Parts) -> FastAPI:
         _add_generation(app, parts)
         _refuse(app, parts, True, "/v1/embeddings")
     _add_tokens(app, parts)
-    add_page(app, parts.metrics)
+    add_page(app, parts.model, parts.engine, parts.metrics)
     if parts.batches is not None:
         add_batches(app, parts.batches)
     app.openapi()  # now, rather than while somebody waits

@@ -13,6 +13,7 @@ from ..api.keys import ApiKeys
 from ..api.metrics import Metrics
 from ..engine.admission import Admission, Overloaded
 from .bodies import json_response
+from .page_routes import OPEN_FILES, page_file
 
 log = logging.getLogger("icc.serve")
 OPEN = frozenset({"/live", "/ready"})  # for those who watch over the server; they say nothing else
@@ -57,15 +58,16 @@ class Gate:
             if begun:
                 return
             found = as_http(error)
-            headers = found.headers()
+            response = json_response(found.body(), found.status, found.headers())
             if found.status == 401:
-                basic = scope["path"] == "/"  # a browser then asks for the key, as the password
-                headers["www-authenticate"] = 'Basic realm="icc"' if basic else "Bearer"
-            await json_response(found.body(), found.status, headers)(scope, receive, counted)
+                if scope["path"] == "/" and "text/html" in Headers(scope=scope).get("accept", ""):
+                    response = page_file("/", 401)  # which asks for the key
+                response.headers["www-authenticate"] = "Bearer"
+            await response(scope, receive, counted)
 
     def _admit(self, scope: Scope) -> None:
         path = scope["path"]
-        if path not in OPEN:
+        if path not in OPEN and path not in OPEN_FILES:
             authorizations = Headers(scope=scope).getlist("authorization")
             client = self._keys.client(authorizations[0].encode("latin-1") if len(authorizations) == 1 else None)
             if client is None:
