@@ -23,8 +23,8 @@ _SPECIAL = re.compile(r"^(bos|eos|unk|sep|pad|cls|mask)_token$")
 
 @dataclass(frozen=True)
 class ServedModel:
-    """`name` is what requests call it. The chat template is "" where there is none; `special_tokens` are its variables
-    bos_token, eos_token and so on."""
+    """`name` is what requests call it, `names` holds it and its aliases. The chat template is "" where there is none;
+    `special_tokens` are its variables bos_token, eos_token and so on."""
 
     name: str
     created: int
@@ -32,6 +32,11 @@ class ServedModel:
     tokenizer: Tokenizer | None
     chat_template: str
     special_tokens: dict[str, str]
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
 
     @property
     def max_len(self) -> int:
@@ -60,7 +65,8 @@ class ServedModel:
 
 
 def open_model(path: Path, name: str | None = None, verify: bool = True) -> ServedModel:
-    """The model of an engine directory. EngineFormatError if a file is damaged or changed."""
+    """The model of an engine directory, under one name, or several with commas. EngineFormatError if a file is damaged
+    or changed."""
     manifest = read_manifest(path)
     check_listing(path, manifest)
     files = EngineFiles(path, manifest.files, verify)
@@ -73,8 +79,11 @@ def open_model(path: Path, name: str | None = None, verify: bool = True) -> Serv
     config = _json(read("tokenizer_config.json"), "tokenizer_config.json")
     special = _json(read("special_tokens_map.json"), "special_tokens_map.json")
     template = read("chat_template.jinja")
+    names = [part.strip() for part in (name or "").split(",") if part.strip()]
+    first, *aliases = dict.fromkeys(names or [path.resolve().name.removesuffix(".engine")])
     return ServedModel(
-        name=name or path.resolve().name.removesuffix(".engine"),
+        name=first,
+        aliases=tuple(aliases),
         created=int((path / "engine.json").stat().st_mtime),
         manifest=manifest,
         tokenizer=None if raw is None else Tokenizer(raw),
