@@ -16,7 +16,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from importlib.util import MAGIC_NUMBER, cache_from_source, source_hash
+from importlib.metadata import distribution
+from importlib.util import MAGIC_NUMBER, cache_from_source, find_spec, source_hash
 from pathlib import Path
 
 import msgspec
@@ -168,15 +169,28 @@ def copy_tokenizer(stage: Path, model: Path) -> str | None:
 
 
 def copy_runtime(stage: Path) -> None:
-    """A copy of icc.runtime and the __main__ that runs it."""
+    """A copy of icc.runtime, of click, which it needs beyond what is installed with engines, and the __main__."""
 
     def skip(folder: str, names: list[str]) -> list[str]:
         return [n for n in names if n in ("__pycache__", "server") or not (n.endswith(".py") or "." not in n)]
 
     shutil.copytree(RUNTIME_DIR, stage / "runtime", ignore=skip, copy_function=shutil.copyfile)
-    for source in (stage / "runtime").rglob("*.py"):
+    _copy_click(stage / "click")
+    for source in (*(stage / "runtime").rglob("*.py"), *(stage / "click").glob("*.py")):
         _write_bytecode(source, source.relative_to(stage).as_posix())
     shutil.copyfile(RUNTIME_DIR / "embedded_main.py", stage / "__main__.py")
+
+
+def _copy_click(target: Path) -> None:
+    """click, which reads command lines: pure Python, as it is installed here, with its license."""
+    found = find_spec("click")
+    assert found is not None and found.origin is not None
+    target.mkdir()
+    for source in Path(found.origin).parent.glob("*.py"):
+        shutil.copyfile(source, target / source.name)
+    installed = distribution("click")
+    texts = (installed.read_text(name) for name in ("licenses/LICENSE.txt", "LICENSE.txt", "LICENSE.rst", "METADATA"))
+    (target / "LICENSE.txt").write_text(next(text for text in texts if text))
 
 
 def _write_bytecode(source: Path, name: str) -> None:

@@ -10,8 +10,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-FORMATS = ("text", "json")
-LEVELS = ("debug", "info", "warning", "error")
+FORMATS = {"text": "for people: time, level, message, field=value", "json": "one object per line"}
+LEVELS = {
+    "debug": "also requests for the state and the metrics",
+    "info": "also every other request, and when the engine is ready",
+    "warning": "what may need somebody",
+    "error": "what failed",
+}
 # what could end a line, or colour a terminal, is shown as an escape
 _CONTROLS = {code: f"\\x{code:02x}" for code in [*range(32), 127, *range(128, 160), 0x2028, 0x2029]}
 

@@ -117,3 +117,30 @@ def test_what_cannot_be_served_is_said_at_once(tmp_path: Path, certificate: tupl
     assert [root_path(given) for given in ("", "/", "llm", "/a/b/")] == ["", "", "/llm", "/a/b"]
     with pytest.raises(UsageError):
         root_path("/a b")
+
+
+def test_a_request_is_a_span_with_its_phases() -> None:
+    from types import SimpleNamespace
+
+    from icc.runtime.requests.params import SamplingParams
+    from icc.runtime.server.api.tracing import Tracer
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter = InMemorySpanExporter()
+    tracer = Tracer("toy", exporter)
+    job = SimpleNamespace(prompt_tokens=3, submits=[SimpleNamespace(params=SamplingParams(max_tokens=4))])
+    run = SimpleNamespace(
+        job=job, started=10.0, queued_s=1.0, first=13.0, last=15.0, output_tokens=4, reasons=["length"], reason=None
+    )
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    current_request.set(RequestContext("id-1", f"00-{trace}-{parent}-01"))
+    tracer.request_ended(run)  # type: ignore[arg-type]
+    current_request.set(None)
+    tracer.close()
+    *phases, request = exporter.get_finished_spans()
+    assert request.name == "llm_request" and f"{request.context.trace_id:032x}" == trace
+    assert f"{request.parent.span_id:016x}" == parent and request.attributes["gen_ai.usage.output_tokens"] == 4
+    assert request.attributes["icc.request_id"] == "id-1"
+    seconds = {span.name: round((span.end_time - span.start_time) / 1e9, 3) for span in phases}
+    assert seconds == {"queue": 1.0, "prefill": 2.0, "decode": 2.0}
+    assert all(span.parent.span_id == request.context.span_id for span in phases)

@@ -114,7 +114,6 @@ def test_blocks_become_messages() -> None:
         {
             "role": "assistant",
             "content": [
-                {"type": "thinking", "thinking": "t", "signature": "s"},
                 {"type": "text", "text": "c"},
                 {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}},
             ],

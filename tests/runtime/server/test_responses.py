@@ -130,14 +130,12 @@ def test_truncation_drops_turns_from_the_beginning(client: openai.OpenAI) -> Non
 
 def test_what_is_not_served_is_refused_by_name(served: Served) -> None:
     base = {"model": "toy", "input": "x"}
+    image = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
     for fields, param in [
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input[0].content[0].type",
-        ),
+        ({"input": [image]}, "input[0].content[0].type"),
         ({"input": []}, "input"),
     ]:
         reply = served.ask("POST", "/v1/responses", base | fields)

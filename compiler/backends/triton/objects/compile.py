@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .....runtime.errors import install
 from ....targets import Target
 from ...errors import CodegenError
 from ..spec import LaunchSpec
@@ -179,7 +180,7 @@ def _triton_version() -> str:
     try:
         return version("triton")
     except PackageNotFoundError:
-        raise CodegenError("Triton is not installed", "pip install 'icc[compile]'") from None
+        raise CodegenError("Triton is not installed", install("compile")) from None
 
 
 def _cache_folder(key: str, target: Target, toolchain: str) -> Path:
