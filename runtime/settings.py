@@ -16,8 +16,8 @@ class Setting:
     help: one sentence. names: of the option, where they are not the field's ("--kv-mib", "-o --output"). metavar: what
     stands for its value. unset: what None means, as help says it. unit: what one of the option's numbers is in the
     field (1 << 20 for MiB). values: what it may be, each with its meaning; open: other values are possible.
-    read: makes the field's value of the text; ValueError says what is wrong with it. needs: what an engine must be able
-    to for the option to be there: "generate", "cpu" or "gpu" (see cli/own_engine.py).
+    read: makes the field's value of the text; ValueError says what is wrong with it. needs: what an engine must have
+    for the option to be there: "generate", "cpu" or "gpu" (see cli/own_engine.py).
     """
 
     help: str

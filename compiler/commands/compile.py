@@ -10,6 +10,7 @@ import click
 
 from ...runtime.cli.fields import PATH, field_options, taken
 from ...runtime.cli.group import command
+from ..interrupt import ends_at_once
 from ..options import CompileOptions, default_output
 
 
@@ -26,12 +27,13 @@ def compile_command(model: Path, output: Path | None, explain: str | None, as_js
     fields = taken(CompileOptions, parameters)
     chosen = CompileOptions(model=model, output=output or default_output(model), **fields)
     check(chosen)  # what torch is not needed for, before it is imported
-    from ..console import ConsoleReporter, show_explanation, show_summary
-    from ..driver import compile_engine
+    with ends_at_once():
+        from ..console import ConsoleReporter, show_explanation, show_summary
+        from ..driver import compile_engine
 
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
-    with ConsoleReporter() as reporter:
-        report = compile_engine(chosen, reporter)
+        warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
+        with ConsoleReporter() as reporter:
+            report = compile_engine(chosen, reporter)
     if as_json:
         click.echo(report.to_json().decode(), nl=False)
     else:

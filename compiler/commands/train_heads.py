@@ -9,6 +9,7 @@ import click
 
 from ...runtime.cli.fields import PATH, field_options
 from ...runtime.cli.group import command
+from ..interrupt import ends_at_once
 from ..speculate.train_options import TrainHeadsOptions
 
 
@@ -23,9 +24,10 @@ def train_heads_command(output: Path, **options: Any) -> None:
     The same command goes on where it was cut off.
     """
     chosen = TrainHeadsOptions(output=output, **options)
-    from ..console import ConsoleReporter, show_accuracy
-    from ..speculate.train import train_heads
+    with ends_at_once():
+        from ..console import ConsoleReporter, show_accuracy
+        from ..speculate.train import train_heads
 
-    with ConsoleReporter() as reporter:
-        accuracy = train_heads(chosen, reporter)
+        with ConsoleReporter() as reporter:
+            accuracy = train_heads(chosen, reporter)
     show_accuracy(output, accuracy)

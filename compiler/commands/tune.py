@@ -8,6 +8,7 @@ import click
 
 from ...runtime.cli.fields import PATH
 from ...runtime.cli.group import command
+from ..interrupt import ends_at_once
 
 
 @command("tune")
@@ -18,9 +19,10 @@ def tune_command(engine: Path, output: Path | None) -> None:
 
     Later compiles read the file that ICC_TUNING names.
     """
-    from ..console import ConsoleReporter
-    from ..measure import tune_engine
+    with ends_at_once():
+        from ..console import ConsoleReporter
+        from ..measure import tune_engine
 
-    with ConsoleReporter() as reporter, reporter.stage("tune"):
-        file, found = tune_engine(engine, output, reporter.progress)
+        with ConsoleReporter() as reporter, reporter.stage("tune"):
+            file, found = tune_engine(engine, output, reporter.progress)
     click.echo(f"{file}: {len(found.tilings)} tilings measured on {found.device}; use it with ICC_TUNING={file}")

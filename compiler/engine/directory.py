@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import distribution
 from importlib.util import MAGIC_NUMBER, cache_from_source, find_spec, source_hash
+from math import prod
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ from ...runtime.format.digest import encode_sealed
 from ...runtime.format.manifest import PIECE, FileEntry, Manifest
 from ...runtime.format.program import Program
 from ..errors import WriteError
+from ..interrupt import removed_if_interrupted
 from ..program.builder import WeightSource
 
 Progress = Callable[[str, int, int], None]
@@ -50,10 +52,11 @@ def engine_directory(path: Path) -> Iterator[Path]:
         _remove_abandoned(path)
         stage = Path(tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}.", suffix=".partial", dir=path.parent))
         try:
-            yield stage
-            stage.chmod(0o755)
-            _sync_tree(stage)
-            _replace(stage, path)
+            with removed_if_interrupted(stage):
+                yield stage
+                stage.chmod(0o755)
+                _sync_tree(stage)
+                _replace(stage, path)
         finally:
             shutil.rmtree(stage, ignore_errors=True)
 
@@ -143,11 +146,13 @@ def write_weights(
     text += b" " * (-(8 + len(text)) % 64)
     with (stage / "weights.safetensors").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for index, (name, source) in enumerate(sources.items()):
-            progress(name, index, len(sources))
+        done, total = 0, sum(prod(source.handle.shape) for source in sources.values())
+        for name, source in sources.items():
+            progress(name, done, total)
             packed = pack(source)
             assert packed.nbytes == program.weights[name].nbytes, f"{name}: {packed.nbytes} bytes packed"
             file.write(packed.data)
+            done += prod(source.handle.shape)
         file.flush()
         os.fsync(file.fileno())
 

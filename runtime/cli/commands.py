@@ -14,7 +14,7 @@ COMMANDS = {
     "batch": Lazy(f"{__package__}.batch", "batch_command", needs="server"),
     "bench": Lazy(f"{__package__}.bench", "bench_command"),
     "bench serve": Lazy(f"{__package__}.bench_serve", "bench_serve_command", needs="server"),
-    "eval": Lazy(f"{__package__}.evaluate", "eval_command", needs="generate"),
+    "eval": Lazy(f"{__package__}.evaluate", "eval_command", needs="generate tokenizer"),
     "inspect": Lazy(f"{__package__}.inspect", "inspect_command"),
 }
 
@@ -26,5 +26,5 @@ def main(arguments: Sequence[str] | None = None, engine: str | None = None) -> i
     """
     if engine is None:
         return Cli(COMMANDS, "Run engines of icc.").run(arguments, "icc")
-    name = f"python {os.path.relpath(engine)}"
+    name = f"python {min(engine, os.path.relpath(engine), key=len)}"
     return Cli(COMMANDS, "Run the engine in this directory.").run(arguments, name, OwnEngine.read(engine))

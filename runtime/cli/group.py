@@ -50,14 +50,14 @@ class Cli(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         own = own_engine(ctx)
-        return [name for name, lazy in self._lazy.items() if own is None or lazy.needs not in own.lacks]
+        return [name for name, lazy in self._lazy.items() if own is None or own.can(lazy.needs)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         lazy = self._lazy.get(cmd_name)
         if lazy is None:
             return None
         own = own_engine(ctx)
-        if own is not None and lazy.needs in own.lacks:
+        if own is not None and not own.can(lazy.needs):
             raise own.refusal(cmd_name, lazy.needs)
         return lazy.load()
 
@@ -106,18 +106,21 @@ class Command(click.Command):
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self.params.append(_debug())
+        if not any(param.name == "debug" for param in self.params):  # of a command that is made of another
+            self.params.append(_debug())
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         own, found = own_engine(ctx), super().get_params(ctx)
         if own is None:
             return found
-        return [p for p in found if p.name != "engine" and getattr(p, "needs", "") not in own.lacks]
+        return [p for p in found if p.name != "engine" and own.can(getattr(p, "needs", ""))]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
         own = own_engine(ctx)
-        for param in self.params if own is not None else ():
+        if own is None:
+            return rest
+        for param in self.params:
             if param.expose_value and param.name not in ctx.params:  # those that get_params left out
                 ctx.params[str(param.name)] = own.path if param.name == "engine" else param.get_default(ctx)
         return rest

@@ -22,15 +22,19 @@ class OwnEngine:
     def read(cls, path: str) -> OwnEngine:
         """From engine.json as it stands. One that cannot be read lacks nothing that it could have: the command that is
         run says what is wrong with it."""
-        lacks = {"server"} if not (Path(path) / "runtime" / "server").exists() else set()
+        lacks = {"server"}
         try:
             found = json.loads((Path(path) / "engine.json").read_bytes())
             lacks.add("gpu" if found["backend"] == "cpu" else "cpu")
-            lacks |= {"generate"} if found["embedding"] is not None else set()
-            lacks |= {"tokenizer"} if found["tokenizer_dir"] is None else set()
+            lacks |= {"generate"} if "embedding" in found else set()
+            lacks |= {"tokenizer"} if found.get("tokenizer_dir") is None else set()
         except (OSError, ValueError, KeyError, TypeError):
             pass
         return cls(path, frozenset(lacks))
+
+    def can(self, needs: str) -> bool:
+        """Whether it has all of these, which are separated by spaces."""
+        return self.lacks.isdisjoint(needs.split())
 
     def refusal(self, command: str, needs: str) -> IccError:
         """Why it has no such command."""
@@ -38,9 +42,8 @@ class OwnEngine:
             return MissingExtraError(
                 f"an engine's own runtime has no {command}", f"{install('serve')}; icc {command} {self.path}"
             )
-        if needs == "generate":
-            return RequestError(f"the engine was compiled for embeddings: it has no {command}")
-        return RequestError(f"the engine has no {needs}: it has no {command}")
+        reason = "was compiled for embeddings" if "generate" in self.lacks else "has no tokenizer"
+        return RequestError(f"the engine {reason}: it has no {command}")
 
 
 def own_engine(context: click.Context) -> OwnEngine | None:

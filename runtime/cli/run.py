@@ -15,7 +15,7 @@ from ..options import LoadOptions
 from ..requests.params import SamplingParams
 from ..values import integers
 from .fields import Read, field_options, taken
-from .group import command
+from .group import Option, command
 from .load import loads
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @command("run")
-@click.option("-p", "--prompt", metavar="TEXT", help="Text to complete.")
+@click.option("-p", "--prompt", metavar="TEXT", cls=Option, needs="tokenizer", help="Text to complete.")
 @click.option("--ids", type=Read(integers), metavar="N,N", help="Token ids to complete, instead of a text.")
 @field_options(SamplingParams)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
