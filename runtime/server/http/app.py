@@ -153,6 +153,5 @@ async def _plain_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405:  # the router names the methods of one of the routes of this path only
         routes = [route for route in request.app.routes if isinstance(route, Route)]
         matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
-        methods = {method for route in matching for method in route.methods or ()}
-        headers["Allow"] = ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
+        headers["Allow"] = ", ".join(sorted({method for route in matching for method in route.methods or ()}))
     return error_response(request.scope, found, headers)

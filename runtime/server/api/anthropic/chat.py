@@ -17,6 +17,7 @@ from .request import (
     NoChoice,
     SystemTurn,
     TextBlock,
+    TextOnly,
     ThinkingBlock,
     ThinkingDisabled,
     ThinkingEnabled,
@@ -100,7 +101,7 @@ def _of_assistant(turn: AssistantTurn) -> dict[str, Any]:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def _text(content: str | Sequence[TextBlock]) -> str:
+def _text(content: str | Sequence[TextBlock | TextOnly]) -> str:
     return content if isinstance(content, str) else "".join(block.text for block in content)
 
 

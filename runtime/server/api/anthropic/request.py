@@ -17,6 +17,13 @@ class TextBlock(Struct, tag_field="type", tag="text", frozen=True):
     text: Text
 
 
+class TextOnly(Struct, frozen=True):
+    """A block where no other kind may be."""
+
+    type: Literal["text"]
+    text: Text
+
+
 class ThinkingBlock(Struct, tag_field="type", tag="thinking", frozen=True):
     """What the model thought; the signature is not looked at."""
 
@@ -35,7 +42,7 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use", frozen=True):
 
 class ToolResultBlock(Struct, tag_field="type", tag="tool_result", frozen=True):
     tool_use_id: Id
-    content: Text | Annotated[list[TextBlock], Meta(max_length=limits.MESSAGES)] | None = None
+    content: Text | Annotated[list[TextOnly], Meta(max_length=limits.MESSAGES)] | None = None
     is_error: bool | None = None
 
 
@@ -52,7 +59,7 @@ class AssistantTurn(Struct, tag_field="role", tag="assistant", frozen=True):
 
 
 class SystemTurn(Struct, tag_field="role", tag="system", frozen=True):
-    content: Text | Annotated[list[TextBlock], Meta(max_length=limits.MESSAGES)]
+    content: Text | Annotated[list[TextOnly], Meta(max_length=limits.MESSAGES)]
 
 
 class ToolDefinition(Struct, frozen=True):
@@ -95,9 +102,10 @@ class ThinkingDisabled(Struct, tag_field="type", tag="disabled", frozen=True):
     """The model's template is asked not to let it think."""
 
 
-class OutputFormat(Struct, tag_field="type", tag="json_schema", frozen=True):
+class OutputFormat(Struct, frozen=True):
     """A JSON value that a schema allows."""
 
+    type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
@@ -111,7 +119,7 @@ class CountTokensRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_onl
 
     model: str
     messages: Annotated[list[UserTurn | AssistantTurn | SystemTurn], Meta(min_length=1, max_length=limits.MESSAGES)]
-    system: Text | Annotated[list[TextBlock], Meta(max_length=limits.MESSAGES)] | None = None
+    system: Text | Annotated[list[TextOnly], Meta(max_length=limits.MESSAGES)] | None = None
     tools: Annotated[list[ToolDefinition], Meta(max_length=limits.TOOLS)] | None = None
     tool_choice: AutoChoice | AnyChoice | ToolChoice | NoChoice | None = None
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None

@@ -28,7 +28,8 @@ class PlainText(Struct, tag_field="type", tag="text", frozen=True):
     text: Text
 
 
-class SummaryText(Struct, tag_field="type", tag="summary_text", frozen=True):
+class SummaryText(Struct, frozen=True):
+    type: Literal["summary_text"]
     text: Text
 
 
@@ -72,9 +73,10 @@ class ReasoningItem(Struct, tag_field="type", tag="reasoning", frozen=True):
 Item = InputMessage | FunctionCallItem | FunctionCallOutput | ReasoningItem
 
 
-class FunctionTool(Struct, tag_field="type", tag="function", frozen=True):
+class FunctionTool(Struct, frozen=True):
     """`parameters` is a JSON schema of the arguments."""
 
+    type: Literal["function"]
     name: Name
     description: Text | None = None
     parameters: dict[str, Any] | None = None
@@ -85,10 +87,15 @@ class FunctionChoice(Struct, tag_field="type", tag="function", frozen=True):
     name: Name
 
 
+class AllowedTool(Struct, frozen=True):
+    type: Literal["function"]
+    name: Name
+
+
 class AllowedTools(Struct, tag_field="type", tag="allowed_tools", frozen=True):
     """The model may, or must, call one of these only."""
 
-    tools: Annotated[list[FunctionChoice], Meta(min_length=1, max_length=limits.TOOLS)]
+    tools: Annotated[list[AllowedTool], Meta(min_length=1, max_length=limits.TOOLS)]
     mode: Literal["none", "auto", "required"] = "auto"
 
 
