@@ -56,7 +56,7 @@ def _opened(target: Path) -> BinaryIO:
 
 
 def _answered(stream: BinaryIO, target: Path) -> dict[str, int]:
-    """The status by the ids in the output file; a last line that was cut off is removed, and the stream stands at the end."""
+    """The statuses in the output file by id; a last line that was cut off is removed; the stream stands at the end."""
     content = stream.read()
     whole = content[: content.rfind(b"\n") + 1]
     try:
