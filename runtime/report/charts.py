@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
-from .html import Markup, el, size
+from .html import Child, Markup, el, size
 
 PALETTE = 10  # classes c0, c1, ... of the style sheet
 _LEFT, _RIGHT, _TOP, _BOTTOM = 82, 14, 12, 34
@@ -85,10 +85,11 @@ class Frame:
             titles.append(el("text", y, class_="axis", transform=place, text_anchor="middle"))
         return titles
 
-    def svg(self, *children: object, label: str) -> Markup:
-        """The chart itself."""
+    def svg(self, *children: Child, label: str) -> Markup:
+        """The chart itself, in a box that scrolls where it is narrow."""
         box = f"0 0 {self.width:g} {self.height:g}"
-        return el("svg", *children, class_="chart", viewBox=box, role="img", aria_label=label)  # type: ignore[arg-type]
+        drawing = el("svg", *children, class_="chart", viewBox=box, role="img", aria_label=label)
+        return el("div", drawing, class_="scroll")
 
 
 def legend(named: Mapping[str, str]) -> Markup:

@@ -102,7 +102,7 @@ def extra_sections(facts: EngineFacts) -> list[tuple[str, str, list[Markup]]]:
         ]  # fmt: skip
         found.append(("objects", "Kernel objects", [table(head, rows)]))
     if speculation := facts.report.get("speculation"):
-        found.append(("speculation", "Speculation", [_facts_of(speculation)]))
+        found.append(("speculation", "Speculation", [el("div", _facts_of(speculation))]))
     if tuned := facts.report.get("tuned"):
         found.append(("tuned", "Tuned", [el("ul", [el("li", line) for line in tuned])]))
     return found

@@ -77,7 +77,7 @@ def _columns(facts: EngineFacts, stages: Sequence[Mapping[str, Any]]) -> Markup:
         kinds = sorted(stage["kinds"], key=lambda kind: -len(kind["layers"]))
         if kinds:
             layer = max(layer, min(kinds[0]["layers"]))
-            name = _TITLES.get(stage["name"], stage["name"])
+            name = str(_TITLES.get(stage["name"], stage["name"]))
             drawings.append((name, layers_text(kinds[0]["layers"]), list(_parsed(kinds[0]["graph"]))))
     steps, alike = _typical(facts, layer)
     drawings.append(("program", layers_text(alike), list(_of_steps(facts, steps))))
