@@ -48,7 +48,7 @@ def _lowered(wanted: dict[str, Any]) -> Lowered:
             close=any(values.wider for _, values in parts),
         )
     if error := llguidance.LLMatcher.validate_grammar(found.grammar, limits=parser_limits()):
-        raise RequestError(f"the grammar was refused: {error[:300]}", field="response_format")
+        raise RequestError(f"the grammar was refused: {' '.join(error.split())[:300]}", field="response_format")
     return found
 
 
