@@ -10,6 +10,7 @@ import msgspec
 from ..errors import RequestError
 from .documents import Document
 from .languages import is_empty
+from .limits import parser_limits
 from .rules import Rules
 from .sources import WHOLE, Schema
 from .values import Values
@@ -65,19 +66,3 @@ def _rules(schema: Schema, number: int) -> tuple[str, Values]:
     if text is None:
         raise RequestError("no value satisfies the schema", field="response_format")
     return f"{start}\n{text}", values
-
-
-def parser_limits() -> Any:
-    """Bounds on what one grammar may take: a mask takes at most a few ms, a compilation at most about 20 ms."""
-    import llguidance
-
-    return llguidance.LLParserLimits(
-        max_items_in_row=1000,
-        initial_lexer_fuel=500_000,
-        step_lexer_fuel=50_000,
-        step_max_items=20_000,
-        max_lexer_states=10_000,
-        max_grammar_size=50_000,
-        precompute_large_lexemes=False,
-        verbose_errors=False,
-    )

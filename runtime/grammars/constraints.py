@@ -16,8 +16,9 @@ import msgspec
 import numpy as np
 
 from ..errors import RequestError
-from .compiling import Lowered, lowered, parser_limits
+from .compiling import Lowered, lowered
 from .following import Checks, Follower, is_structural
+from .limits import parser_limits
 
 if TYPE_CHECKING:
     import llguidance

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .limits import parser_limits
+
 if TYPE_CHECKING:
     import llguidance
 
@@ -45,8 +47,6 @@ def finite(expression: str, most: int) -> list[str] | None:
 def _matcher(expression: str) -> llguidance.LLMatcher | None:
     """At the start of a terminal; None if it is beyond the limits, which shows again where it is used."""
     import llguidance
-
-    from .compiling import parser_limits
 
     grammar = llguidance.LLMatcher.grammar_from_lark(f"start: T\nT: {expression}")
     matcher = llguidance.LLMatcher(_bytes(), grammar, log_level=0, limits=parser_limits())
