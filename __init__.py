@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .compiler.api import compile_model as compile
+    from .compiler.progress import CompileProgress
     from .runtime.async_llm import AsyncLLM, load_async
     from .runtime.errors import IccError
     from .runtime.llm import LLM, load
@@ -17,6 +18,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "CompileProgress",
     "Completion",
     "IccError",
     "Increment",
@@ -30,6 +32,7 @@ __all__ = [
 # public name -> (module, name there), imported when first asked for
 _LAZY = {
     "compile": (".compiler.api", "compile_model"),
+    "CompileProgress": (".compiler.progress", "CompileProgress"),
     "load": (".runtime.llm", "load"),
     "LLM": (".runtime.llm", "LLM"),
     "load_async": (".runtime.async_llm", "load_async"),
