@@ -78,12 +78,15 @@ def main(debug: bool) -> None:
 @click.option("--force", is_flag=True, help="Replace an engine that exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the summary.")
 def compile_command(model: Path, output: Path | None, explain: str | None, as_json: bool, **options: Any) -> None:
-    """Compile the checkpoint directory MODEL to an engine directory."""
+    """Compile the checkpoint MODEL, a directory or a model of the Hugging Face hub, to an engine directory."""
+    from ..passes.registry import check_explainable
     from .options import CompileOptions, default_output
     from .request import check
 
-    chosen = CompileOptions(model=model, output=output or default_output(model), **options)
-    check(chosen)  # what torch is not needed for, before it is imported
+    if explain:
+        check_explainable(explain)
+    # what torch is not needed for, before it is imported
+    chosen = check(CompileOptions(model=model, output=output or default_output(model), **options)).options
     from .console import ConsoleReporter, show_explanation, show_summary
     from .driver import compile_engine
 

@@ -40,7 +40,8 @@ def compile_model(
     reporter: Reporter | None = None,
     **options: Any,
 ) -> Path:
-    """Compile a Hugging Face checkpoint directory to an engine directory and return its path.
+    """Compile a Hugging Face checkpoint, a directory or the name of a model on the hub, to an engine directory and
+    return its path.
 
     `options` are the fields of CompileOptions: target, quant, max_seq_len, force, ... Raises IccError with one clear
     line; nothing is left behind then.
@@ -57,7 +58,10 @@ def compile_model(
 
 def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport:
     """Run every stage; `reporter` hears of them. Returns what report.json and the summary are made of."""
-    target, choice = check(options)
+    request = check(options)
+    options, target, choice = request.options, request.target, request.choice
+    for warning in request.warnings:
+        reporter.warn(warning)
     heads = choice.read_heads() if choice else ()
     pooling = read_pooling(options.model, options.pooling) if options.task == "embed" else None
     with reporter.stage("trace"):

@@ -6,6 +6,8 @@ import contextlib
 import time
 from collections.abc import Iterator
 
+from .errors import OutOfMemory
+
 
 class Reporter:
     """Hears of stages, of progress within them, and of warnings; times the stages."""
@@ -15,10 +17,15 @@ class Reporter:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """A named part of the compile."""
+        """A named part of the compile; OutOfMemory where memory ran out in it."""
         start = time.perf_counter()
         self.enter(name)
-        yield
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:
+            if not _is_memory(error):
+                raise
+            raise OutOfMemory(name, " ".join(str(error).split())[:200]) from error
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
         self.leave(name, self.seconds[name])
 
@@ -37,3 +44,9 @@ class Reporter:
 
 class SilentReporter(Reporter):
     """For calls from Python: times the stages, prints nothing."""
+
+
+def _is_memory(error: Exception) -> bool:
+    """Whether an error says that memory ran out; torch's allocators say it in a RuntimeError."""
+    text = str(error)
+    return isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text

@@ -21,9 +21,10 @@ from .export.trace import Traced, export
 from .layers.kinds import LayerKinds
 from .layers.replay import Replay
 from .mask_spec import MaskUsed
-from .source.facts import model_info, sequence_length
+from .source.facts import model_info
+from .source.lengths import sequence_length
 from .source.model import build_meta_model
-from .source.source import open_source
+from .source.source import Source, open_source
 
 HANDLERS = joined(aten_handlers.HANDLERS, index_handlers.HANDLERS, reduce_handlers.HANDLERS)
 
@@ -36,7 +37,13 @@ def load_graph(
     The graph is the same with `every_layer`, which traces each layer instead of one of each kind. With `embeds` it ends
     with the hidden states behind the last norm, and the checkpoint needs no LM head.
     """
-    source = open_source(model_dir)
+    return graph_of(open_source(model_dir), max_seq_len, every_layer, embeds=embeds)
+
+
+def graph_of(
+    source: Source, max_seq_len: int | None = None, every_layer: bool = False, *, embeds: bool = False
+) -> Graph:
+    """The same for a source that is open."""
 
     def attempt(written_out: bool) -> Graph:
         model = build_meta_model(source.config, written_out, embeds)
@@ -62,7 +69,7 @@ def trace_model(
     every_layer: bool = False,
 ) -> Graph:
     """Trace a model on meta and bring it into the IR; see `load_graph`."""
-    length = sequence_length(config, max_seq_len)
+    length = sequence_length(config.get_text_config(), max_seq_len)
     info = model_info(model, config, weights)
     settle_rope(model, weights, length)
     graph = None
