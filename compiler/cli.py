@@ -12,7 +12,9 @@ import click
 
 from .. import __version__
 from ..runtime.errors import IccError
+from .commands.cache import cache_command
 from .commands.opt import opt_command
+from .commands.plan import plan_command
 from .options import KV_DTYPES, POOLINGS, TASKS
 from .quantization import HEAD_FORMATS, QUANTIZATIONS
 
@@ -102,6 +104,8 @@ def compile_command(model: Path, output: Path | None, explain: str | None, as_js
 
 
 main.add_command(opt_command)
+main.add_command(plan_command)
+main.add_command(cache_command)
 
 
 @main.command("tune")

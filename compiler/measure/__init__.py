@@ -50,3 +50,17 @@ def perplexity(checkpoint: Path, engine: Path, text: Path) -> Evaluation:
     from .baseline import evaluate_checkpoint
 
     return evaluate_checkpoint(checkpoint, engine, text)
+
+
+def available_bytes() -> int:
+    """Memory of this machine that can be taken without swapping."""
+    from ...runtime.executor.cpu import memory
+
+    return memory.available_bytes()
+
+
+def memory_bandwidth() -> float:
+    """GB/s that the cores of this machine read from memory, by the clock; takes a fifth of a second."""
+    from ...runtime.executor.cpu.bandwidth import read_bandwidth
+
+    return read_bandwidth()

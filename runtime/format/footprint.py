@@ -85,6 +85,24 @@ def length_within(kv: KVLayout, limits: Limits, nbytes: int) -> int:
     return _most(fits, limits.max_seq_len)
 
 
+def kv_bytes_read(kv: KVLayout, length: int) -> float:
+    """Bytes of the cache that the next token of a sequence of `length` tokens reads."""
+    total = 0.0
+    for group in kv.groups:
+        kept = sum(len(part) for part in group.policy.kept(length))
+        total += kept * group.block_bytes() / group.block_size
+    return total
+
+
+def size_text(count: float) -> str:
+    """A number of bytes for people: 3.5 MiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"
+
+
 def _most(fits: Callable[[int], bool], limit: int) -> int:
     """The largest count up to `limit` that fits, where all below one that fits do; 0 if none does."""
     low, high = 0, limit

@@ -43,12 +43,14 @@ def fetch_config(path: Path) -> Path:
         raise no_checkpoint(str(path), _names(HfApi(), name, revision)) from None
 
 
-def fetch(path: Path) -> Path:
-    """The directory with a hub model's files, those that a compile reads; downloaded unless they are in the cache."""
+def fetch(path: Path, cached: bool = False) -> Path:
+    """The directory with a hub model's files, those that a compile reads; downloaded unless they are in the cache.
+
+    cached: HubError instead of a download."""
     from huggingface_hub import snapshot_download
 
     name, revision = _parts(path)
-    offline = _offline()
+    offline = "nothing is downloaded" if cached else _offline()
     return Path(
         _told(
             lambda: snapshot_download(

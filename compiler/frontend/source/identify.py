@@ -56,6 +56,14 @@ def find_checkpoint(path: Path) -> Found:
     return Found(path, _config(path / CONFIG))
 
 
+def knows(path: Path) -> bool:
+    """Whether a directory is a checkpoint, or a kind of model that `find_checkpoint` refuses by its name."""
+    if not path.is_dir():
+        return False
+    names = sorted(p.name for p in path.iterdir())
+    return CONFIG in names or _other_kind(str(path), names, path) is not None
+
+
 def no_checkpoint(where: str, names: Iterable[str], path: Path | None = None) -> IccError:
     """The error for a directory, here or on the hub, that has no config.json but files of these names.
 

@@ -1,0 +1,119 @@
+"""The engine of a model that is run or served without having been compiled: from the cache, or compiled into it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+
+from ... import __version__
+from ...runtime.errors import MissingExtraError
+from ..errors import HubError, UsageError
+from ..frontend.source import hub
+from ..frontend.source.identify import knows
+from ..options import CompileOptions
+from ..progress import Reporter
+from ..request import check, check_found, find_model
+from ..targets import find_target
+from .identity import engine_key, sources_digest, stated
+from .store import Cell, Facts, open_cell
+
+Reporting = AbstractContextManager[Reporter]
+NEEDED = ("torch", "transformers", "safetensors", "jinja2")  # of the extra `compile`
+_HINT = "pip install 'icc[compile]', or compile the engine elsewhere: an engine that exists runs without it"
+
+
+@dataclass(frozen=True)
+class CachedEngine:
+    """An engine in the cache, which stays there at least until this is closed. compiled: whether it was just made."""
+
+    path: Path
+    compiled: bool
+    cell: Cell
+
+    def __enter__(self) -> CachedEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cell.close()
+
+
+def is_model(path: Path) -> bool:
+    """Whether MODEL|ENGINE is a model, or something that the compiler can say more about than the runtime."""
+    if (path / "engine.json").is_file():
+        return False
+    return hub.is_hub_name(path) or path.is_file() or knows(path)
+
+
+def engine_of(options: CompileOptions, reporter: Callable[[], Reporting]) -> CachedEngine:
+    """The engine of `options.model`, a checkpoint directory or a hub name, compiled now if it is not in the cache.
+
+    `options.output` is not used. Of two processes that want the same engine one compiles, the other waits. reporter:
+    makes what hears of a compile, if there is one. Raises what a compile raises, and MissingExtraError where there is
+    no compiler.
+    """
+    asked = options.model
+    find_target(options.target)
+    found = find_model(asked)
+    check_found(found, options)
+    lacking = next((name for name in NEEDED if find_spec(name) is None), "")
+    options = replace(options, model=_local(asked, found.path, lacking))
+    while True:
+        cell = open_cell(engine_key(options))
+        try:
+            compiled = cell.engine() is None
+            if compiled:
+                _compile(cell, options, str(asked), reporter, lacking)
+            cell.acquire(shared=True)  # whoever removes engines may have been faster
+            if cell.is_here and (engine := cell.engine()) is not None:
+                cell.touch()
+                return CachedEngine(engine, compiled, cell)
+        except BaseException:
+            cell.close()
+            raise
+        cell.close()
+
+
+def _local(asked: Path, path: Path, lacking: str) -> Path:
+    """The directory with a model's files; without a compiler nothing is downloaded for one."""
+    if not hub.is_hub_name(asked):
+        return path
+    try:
+        return hub.fetch(asked, cached=bool(lacking))
+    except HubError as error:
+        raise (_missing(str(asked), lacking) if lacking else error) from None
+
+
+def _compile(cell: Cell, options: CompileOptions, asked: str, reporter: Callable[[], Reporting], lacking: str) -> None:
+    if lacking:
+        raise _missing(asked, lacking)
+    engine = cell.path / f"{_name(asked)}.engine"
+    options = check(replace(options, output=engine, force=True)).options
+    from ..driver import compile_engine
+
+    with reporter() as telling:
+        compile_engine(options, telling)
+    default = stated(CompileOptions(options.model, options.output))
+    given = {name: value for name, value in stated(options).items() if value != default[name]}
+    cell.write(Facts(asked, str(options.model), engine.name, sources_digest(), __version__, given, time.time()))
+
+
+def _missing(asked: str, lacking: str) -> MissingExtraError:
+    return MissingExtraError(
+        f"{asked} is not compiled yet, and compiling needs {lacking}, which is not installed", _HINT
+    )
+
+
+def _name(asked: str) -> str:
+    """What an engine's directory is called: the server gives it as the model's name."""
+    path = Path(asked)
+    name = path.name.partition("@")[0] if hub.is_hub_name(path) else path.resolve().name
+    if not name:
+        raise UsageError(f"{asked!r} names no model")
+    return name

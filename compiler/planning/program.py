@@ -1,0 +1,75 @@
+"""The program that a compile would give, without a weight being read: the passes and the lowering, on shapes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...passes import pipelines
+from ...passes.base import Pass, PassContext
+from ...passes.manager import run_passes
+from ...passes.quantize.awq import QuantizeAwq
+from ...passes.quantize.rtn import QuantizeRtn
+from ...runtime.format.footprint import Footprint, footprint
+from ...runtime.format.manifest import Limits
+from ..backends.base import Backend
+from ..backends.registry import backend_for
+from ..driver import weight_dtype
+from ..engine.manifest import make_limits
+from ..frontend.load import graph_of
+from ..frontend.source.source import Source
+from ..graph.graph import Graph
+from ..options import KV_DTYPES, CompileOptions
+from ..program.lower import LowerOptions, lower
+from ..program.program import Program
+from ..quantization import HEAD_FORMATS, QUANTIZATIONS
+from ..targets import Target
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A compile up to its kernels: the optimized graph, its program, and what an engine of it takes."""
+
+    graph: Graph
+    program: Program
+    backend: Backend
+    limits: Limits
+    memory: Footprint
+    kept: tuple[str, ...]
+
+
+class _ScaledAwq(QuantizeAwq):
+    """AWQ as far as bytes show it: every group that can be scaled is, since some scale is better nearly always."""
+
+    def _search(self, graph: Graph, groups: list[Any], total: int, ctx: PassContext) -> dict[fx.Node, Any]:
+        for group in groups:
+            if group.fold.count:
+                group.scales = torch.ones(group.fold.count)
+        return {}
+
+
+def plan_program(source: Source, options: CompileOptions, target: Target) -> Planned:
+    """Trace `source` and lower it for `target` as `compile_engine` does. Raises what it would raise up to there."""
+    graph = graph_of(source, options.max_seq_len, embeds=options.task == "embed")
+    backend = backend_for(target, weight_dtype(graph), options.deterministic)
+    limits, context = make_limits(graph, options), PassContext()
+    for phase in (pipelines.canonicalize(), _quantize(options), pipelines.attention(), pipelines.fuse()):
+        run_passes(graph, phase, context)
+    kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
+    program = lower(graph, LowerOptions(kv_dtype, backend.profile, max_seq_len=limits.max_seq_len)).program
+    memory = footprint(program, limits, target.backend, backend.scratch_bytes(program, limits))
+    kept = tuple(sorted({f"{r.node}: {r.reason}" for r in context.refusals if r.rule == "quantize"}))
+    return Planned(graph, program, backend, limits, memory, kept)
+
+
+def _quantize(options: CompileOptions) -> Sequence[Pass]:
+    """The quantization pass of the options, without its calibration: the format of each weight is the same."""
+    chosen = QUANTIZATIONS[options.quant]
+    if chosen is None:
+        return ()
+    method = _ScaledAwq if chosen.method == "awq" else QuantizeRtn
+    return (method(format=chosen.format, head=HEAD_FORMATS[options.quant_head], keep=options.keep),)
