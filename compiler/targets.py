@@ -45,7 +45,7 @@ class Target:
         return 1024 if self.backend == "cuda" else 0
 
 
-# CPU figures are those of two cores with AVX-512 VNNI; the roofline of a CPU engine is relative to them.
+CPU_CORES = 2  # whose figures those of CPU targets are, with AVX-512 VNNI: a CPU engine's roofline is relative to them
 _TABLE = (
     Target("cpu", "cpu", "x86-64", 22.0, 0.3, 1.2),
     Target("native", "cpu", "x86-64", 22.0, 0.3, 1.2, is_here=True),

@@ -48,7 +48,12 @@ def list_command(as_json: bool) -> None:
         options = "" if facts is None else " ".join(f"{name}={value}" for name, value in facts.options.items())
         model = "(a compile that did not end)" if facts is None else facts.model
         table.add_row(
-            entry.key[:12], model, options, size_text(entry.nbytes), _age(entry.age), _stale(entry) and "of another icc"
+            entry.key[:12],
+            model,
+            options,
+            size_text(entry.nbytes),
+            _age(entry.age),
+            "of another icc" if _stale(entry) else "",
         )
     if found:
         Console(highlight=False).print(table)

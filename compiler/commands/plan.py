@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ PATH = click.Path(path_type=Path)
 @click.option(
     "--memory", type=float, metavar="GIB", help="Memory to fit into (default: the target's, or what is free)."
 )
-@click.option("--bandwidth", type=float, metavar="GB/S", help="Of memory (default: the target's; native: measured).")
+@click.option(
+    "--bandwidth", type=float, metavar="GB/S", help="Of memory (default: the target's; of CPUs, measured here)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def plan_command(
     model: Path,
@@ -57,6 +60,7 @@ def plan_command(
         **options,
     )
     check_found(find_model(model), asked)  # before torch is imported
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
     from ..planning.plan import make_plan
     from ..planning.show import as_text
 

@@ -54,13 +54,20 @@ def perplexity(checkpoint: Path, engine: Path, text: Path) -> Evaluation:
 
 def available_bytes() -> int:
     """Memory of this machine that can be taken without swapping."""
-    from ...runtime.executor.cpu import memory
+    from . import host
 
-    return memory.available_bytes()
+    return host.available_bytes()
+
+
+def num_threads() -> int:
+    """How many threads kernels get on this machine."""
+    from . import host
+
+    return host.default_threads()
 
 
 def memory_bandwidth() -> float:
     """GB/s that the cores of this machine read from memory, by the clock; takes a fifth of a second."""
-    from ...runtime.executor.cpu.bandwidth import read_bandwidth
+    from . import host
 
-    return read_bandwidth()
+    return host.read_bandwidth()

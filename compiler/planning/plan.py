@@ -9,10 +9,10 @@ from typing import Any
 from ...runtime.format.footprint import KV_SHARES, length_within, sequences_within
 from ...runtime.format.kv import KVLayout
 from ..frontend.source.unread import planned_source
-from ..measure import available_bytes, memory_bandwidth
+from ..measure import available_bytes, memory_bandwidth, num_threads
 from ..options import CompileOptions
 from ..request import check_found, find_model
-from ..targets import Target, find_target
+from ..targets import CPU_CORES, Target, find_target
 from .effort import Effort, effort
 from .program import Planned, plan_program
 from .speed import Rate, rates
@@ -105,9 +105,8 @@ def make_plan(
     source = planned_source(found.path)
     plans: list[TargetPlan] = []
     for name in targets:
-        target = find_target(name)
-        if bandwidth is not None or target.is_here:
-            target = replace(target, bandwidth=bandwidth or memory_bandwidth())
+        target = _as_here(find_target(name))
+        target = target if bandwidth is None else replace(target, bandwidth=bandwidth)
         planned = plan_program(source, options, target)
         plans.append(_on(planned, target, options, memory or _memory(target)))
     return Plan(options, plans)
@@ -122,6 +121,16 @@ def _on(planned: Planned, target: Target, options: CompileOptions, memory: int) 
     longest = length_within(kv, planned.limits, room) if free > 0 else 0
     found = rates(planned, target, planned.limits.max_batch_size, planned.limits.max_seq_len)
     return TargetPlan(target, planned, memory, sequences, longest, found, effort(planned, options, target))
+
+
+def _as_here(target: Target) -> Target:
+    """A CPU target with the figures of this machine: those of its table are of two cores that are somewhere."""
+    if target.backend != "cpu":
+        return target
+    cores = num_threads() / CPU_CORES
+    return replace(
+        target, bandwidth=memory_bandwidth(), peak_f16=target.peak_f16 * cores, peak_i8=target.peak_i8 * cores
+    )
 
 
 def _memory(target: Target) -> int:
