@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ... import __version__
-from ...runtime.errors import MissingExtraError
+from ...runtime.errors import MissingExtraError, install
 from ..errors import HubError, UsageError
 from ..frontend.source import hub
 from ..frontend.source.identify import knows
@@ -24,7 +24,7 @@ from .store import Cell, Facts, open_cell
 
 Reporting = AbstractContextManager[Reporter]
 NEEDED = ("torch", "transformers", "safetensors", "jinja2")  # of the extra `compile`
-_HINT = "pip install 'icc[compile]', or compile the engine elsewhere: an engine that exists runs without it"
+_HINT = f"{install('compile')}, or compile the engine elsewhere: an engine that exists runs without it"
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,17 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from ...runtime.cli.group import command
 from ...runtime.format.footprint import size_text
 from ..cache import store
 from ..cache.identity import sources_digest
 from ..cache.store import Entry
+from ..errors import UsageError
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
-@click.group("cache")
-def cache_command() -> None:
-    """The engines that run, chat and serve compiled on their own."""
-
-
-@cache_command.command("list")
+@command("cache list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def list_command(as_json: bool) -> None:
     """What is in the cache: models, options, sizes, and when each was last used."""
@@ -60,7 +57,7 @@ def list_command(as_json: bool) -> None:
     click.echo(f"{len(found)} engines, {size_text(sum(entry.nbytes for entry in found))} in {store.cache_root()}")
 
 
-@cache_command.command("prune")
+@command("cache prune")
 @click.option("--older-than", metavar="AGE", help="Those that were not used for so long: 12h, 30d, 8w.")
 @click.option("--all", "everything", is_flag=True, help="All of them.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed.")
@@ -87,7 +84,7 @@ def _stale(entry: Entry) -> bool:
 def _seconds(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if found is None:
-        raise click.BadParameter(f"{text!r} is not an age like 12h, 30d or 8w", param_hint="--older-than")
+        raise UsageError(f"--older-than {text!r} is not an age like 12h, 30d or 8w")
     return float(found[1]) * _UNITS[found[2]]
 
 
