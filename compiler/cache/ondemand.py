@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ from ...runtime.errors import MissingExtraError, install
 from ..errors import HubError, UsageError
 from ..frontend.source import hub
 from ..frontend.source.identify import knows
+from ..frontend.source.shards import weight_files
 from ..options import CompileOptions
 from ..progress import Reporter
 from ..request import check, check_found, find_model
@@ -22,7 +22,6 @@ from ..targets import find_target
 from .identity import engine_key, sources_digest, stated
 from .store import Cell, Facts, open_cell
 
-Reporting = AbstractContextManager[Reporter]
 NEEDED = ("torch", "transformers", "safetensors", "jinja2")  # of the extra `compile`
 _HINT = f"{install('compile')}, or compile the engine elsewhere: an engine that exists runs without it"
 
@@ -51,7 +50,7 @@ def is_model(path: Path) -> bool:
     return hub.is_hub_name(path) or path.is_file() or knows(path)
 
 
-def engine_of(options: CompileOptions, reporter: Callable[[], Reporting]) -> CachedEngine:
+def engine_of(options: CompileOptions, reporter: Callable[[], Reporter]) -> CachedEngine:
     """The engine of `options.model`, a checkpoint directory or a hub name, compiled now if it is not in the cache.
 
     `options.output` is not used. Of two processes that want the same engine one compiles, the other waits. reporter:
@@ -64,20 +63,20 @@ def engine_of(options: CompileOptions, reporter: Callable[[], Reporting]) -> Cac
     check_found(found, options)
     lacking = next((name for name in NEEDED if find_spec(name) is None), "")
     options = replace(options, model=_local(asked, found.path, lacking))
-    while True:
-        cell = open_cell(engine_key(options))
-        try:
-            compiled = cell.engine() is None
-            if compiled:
-                _compile(cell, options, str(asked), reporter, lacking)
-            cell.acquire(shared=True)  # whoever removes engines may have been faster
-            if cell.is_here and (engine := cell.engine()) is not None:
-                cell.touch()
-                return CachedEngine(engine, compiled, cell)
-        except BaseException:
-            cell.close()
-            raise
+    weight_files(options.model)
+    cell = open_cell(engine_key(options))
+    try:
+        engine, compiled = cell.engine(), False
+        if engine is None:
+            with cell.compiling():  # another may have done it by now
+                engine = cell.engine()
+                if engine is None:
+                    engine, compiled = _compile(cell, options, str(asked), reporter, lacking), True
+    except BaseException:
         cell.close()
+        raise
+    cell.touch()
+    return CachedEngine(engine, compiled, cell)
 
 
 def _local(asked: Path, path: Path, lacking: str) -> Path:
@@ -90,7 +89,7 @@ def _local(asked: Path, path: Path, lacking: str) -> Path:
         raise (_missing(str(asked), lacking) if lacking else error) from None
 
 
-def _compile(cell: Cell, options: CompileOptions, asked: str, reporter: Callable[[], Reporting], lacking: str) -> None:
+def _compile(cell: Cell, options: CompileOptions, asked: str, reporter: Callable[[], Reporter], lacking: str) -> Path:
     if lacking:
         raise _missing(asked, lacking)
     engine = cell.path / f"{_name(asked)}.engine"
@@ -102,6 +101,7 @@ def _compile(cell: Cell, options: CompileOptions, asked: str, reporter: Callable
     default = stated(CompileOptions(options.model, options.output))
     given = {name: value for name, value in stated(options).items() if value != default[name]}
     cell.write(Facts(asked, str(options.model), engine.name, sources_digest(), __version__, given, time.time()))
+    return engine
 
 
 def _missing(asked: str, lacking: str) -> MissingExtraError:

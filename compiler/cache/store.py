@@ -21,7 +21,7 @@ from typing import IO
 
 from ..errors import WriteError
 
-_ENTRY, _LOCK = "entry.json", "lock"
+_ENTRY, _LOCK, _COMPILING = "entry.json", "lock", "compiling"
 
 
 def cache_root() -> Path:
@@ -67,7 +67,7 @@ class Entry:
 
 
 class Cell:
-    """The place of one engine, locked: alone while it is compiled or removed, shared while it is used."""
+    """The place of one engine, and a lock on it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,14 +79,24 @@ class Cell:
                 f"cannot write into the cache {path.parent}: {error.strerror}", "set XDG_CACHE_HOME to another place"
             ) from error
 
-    def acquire(self, shared: bool = False, wait: bool = True) -> bool:
-        """Lock it; whether that could be done, where not to wait for it."""
-        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    def share(self) -> None:
+        """Lock it against removal; waits for whoever removes it now."""
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def take(self) -> bool:
+        """Lock it against all others, if nobody has a lock; whether that was so."""
         try:
-            fcntl.flock(self._lock, kind if wait else kind | fcntl.LOCK_NB)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """A block that one process at a time is in; the others wait."""
+        with (self.path / _COMPILING).open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     @property
     def is_here(self) -> bool:
@@ -118,10 +128,10 @@ class Cell:
 
 
 def open_cell(key: str) -> Cell:
-    """The place of a key, locked alone; waits for whoever compiles there."""
+    """The place of a key, which stays there until it is closed."""
     while True:
         cell = Cell(cache_root() / key)
-        cell.acquire()
+        cell.share()
         if cell.is_here:
             return cell
         cell.close()
@@ -138,7 +148,7 @@ def remove(found: Sequence[Entry], dry: bool = False) -> Iterator[tuple[Entry, b
     """Remove entries one after the other; each with whether it was, or is in use and stays. dry: nothing is removed."""
     for entry in found:
         with contextlib.closing(Cell(entry.path)) as cell:
-            free = cell.acquire(wait=False)
+            free = cell.take()
             if free and not dry:
                 (entry.path / _ENTRY).unlink(missing_ok=True)  # from here on it is not complete, whatever happens
                 shutil.rmtree(entry.path, ignore_errors=True)

@@ -20,6 +20,7 @@ from ..cache.ondemand import engine_of, is_model
 from ..errors import UsageError
 from ..interrupt import ends_at_once
 from ..options import CompileOptions
+from ..progress import Reporter
 
 _HELP = "A MODEL, which is a checkpoint directory or a name on the Hugging Face hub, is compiled first, once."
 _OFFERED = ("target", "quant", "quant_head", "kv_cache", "max_seq_len", "max_batch_size")
@@ -70,13 +71,17 @@ def _engine(path: str, given: dict[str, Any], stack: ExitStack) -> str:
         return path
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
     with ends_at_once():
-        from ..console import ConsoleReporter
-
         options = CompileOptions(model=Path(path), output=Path(), **given)
-        found = stack.enter_context(engine_of(options, ConsoleReporter))
+        found = stack.enter_context(engine_of(options, _reporter))
     if found.compiled:
         click.echo(f"compiled {path}; it is kept in {found.path.parent} (icc cache list)", err=True)
     return str(found.path)
+
+
+def _reporter() -> Reporter:
+    from ..console import ConsoleReporter  # torch comes with it, which an engine in the cache does without
+
+    return ConsoleReporter()
 
 
 def _check_unused(path: str, given: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 _NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
-_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "vocab.txt", "*.model")
 _LEFT_OUT = ("consolidated*", "original/*", "onnx/*", "openvino/*", "coreml/*", "*.onnx_data")
 _PATIENCE = 3.0  # seconds for a connection, before the cache is all there is
 _OTHERWISE = "give a checkpoint directory, or fill the cache where there is a network: hf download ORG/NAME"
