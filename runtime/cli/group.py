@@ -22,8 +22,8 @@ INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 _EXTRAS = {
     "compile": ("torch", "transformers", "safetensors", "jinja2", "triton"),
     "serve": (
-        "fastapi", "httptools", "llguidance", "minijinja", "prometheus_client", "python_multipart", "starlette",
-        "uvicorn", "uvloop",
+        "fastapi", "httptools", "jsonschema_rs", "llguidance", "minijinja", "prometheus_client", "python_multipart",
+        "starlette", "uvicorn", "uvloop",
     ),
 }  # fmt: skip
 

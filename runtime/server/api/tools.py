@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import RequestError
-from . import structured
+from ...grammars.sources import Schema, embedded, of_lark
 from .model import ServedModel
 from .requests import NamedTool, Tool
 from .responses import CalledFunction, CalledTool
@@ -91,20 +91,17 @@ def tool_grammar(form: ToolFormat, tools: Sequence[Tool]) -> str:
             "type": "object",
             "properties": {
                 form.name_key: {"const": tool.function.name},
-                form.arguments_key: structured.checked(tool.function.parameters or _ANY_ARGUMENTS),
+                form.arguments_key: embedded(tool.function.parameters or _ANY_ARGUMENTS, number),
             },
             "required": [form.name_key, form.arguments_key],
             "additionalProperties": False,
         }
-        for tool in tools
+        for number, tool in enumerate(tools)
     ]
-    schema: dict[str, Any] = {"anyOf": calls} if len(calls) > 1 else calls[0]
+    schema: Schema = {"anyOf": calls} if len(calls) > 1 else calls[0]
     if form.is_list:
         schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
-    schema = {**schema, "x-guidance": {"whitespace_flexible": False}}
-    return structured.of_lark(
-        f"start: {form.grammar_open} call {form.grammar_close}\ncall: %json {json.dumps(schema)}\n"
-    )
+    return of_lark(f"start: {form.grammar_open} call {form.grammar_close}\n", {"call": schema})
 
 
 class ToolReader:
