@@ -14,7 +14,7 @@ from ..options import CompileOptions
 from ..request import check_found, find_model
 from ..targets import CPU_CORES, Target, find_target
 from .effort import Effort, effort
-from .program import Planned, plan_program
+from .program import Planned, plan_graph, plan_program
 from .speed import Rate, rates
 
 
@@ -102,12 +102,12 @@ def make_plan(
     found = find_model(options.model)
     check_found(found, options)
     options = replace(options, model=found.path)
-    source = planned_source(found.path)
+    graph, kept = plan_graph(planned_source(found.path), options)
     plans: list[TargetPlan] = []
     for name in targets:
         target = _as_here(find_target(name))
         target = target if bandwidth is None else replace(target, bandwidth=bandwidth)
-        planned = plan_program(source, options, target)
+        planned = plan_program(graph, kept, options, target)
         plans.append(_on(planned, target, options, memory or _memory(target)))
     return Plan(options, plans)
 

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import fx
-
 from ...passes import pipelines
 from ...passes.base import Pass, PassContext
 from ...passes.manager import run_passes
@@ -42,27 +39,22 @@ class Planned:
     kept: tuple[str, ...]
 
 
-class _ScaledAwq(QuantizeAwq):
-    """AWQ as far as bytes show it: every group that can be scaled is, since some scale is better nearly always."""
-
-    def _search(self, graph: Graph, groups: list[Any], total: int, ctx: PassContext) -> dict[fx.Node, Any]:
-        for group in groups:
-            if group.fold.count:
-                group.scales = torch.ones(group.fold.count)
-        return {}
-
-
-def plan_program(source: Source, options: CompileOptions, target: Target) -> Planned:
-    """Trace `source` and lower it for `target` as `compile_engine` does. Raises what it would raise up to there."""
+def plan_graph(source: Source, options: CompileOptions) -> tuple[Graph, tuple[str, ...]]:
+    """The optimized graph of `source`, and which linears are left as stored. Raises what `compile_engine` raises."""
     graph = graph_of(source, options.max_seq_len, embeds=options.task == "embed")
-    backend = backend_for(target, weight_dtype(graph), options.deterministic)
-    limits, context = make_limits(graph, options), PassContext()
+    context = PassContext()
     for phase in (pipelines.canonicalize(), _quantize(options), pipelines.attention(), pipelines.fuse()):
         run_passes(graph, phase, context)
+    return graph, tuple(sorted({f"{r.node}: {r.reason}" for r in context.refusals if r.rule == "quantize"}))
+
+
+def plan_program(graph: Graph, kept: tuple[str, ...], options: CompileOptions, target: Target) -> Planned:
+    """Lower an optimized graph for `target`, as `compile_engine` does; the graph stays as it is."""
+    backend = backend_for(target, weight_dtype(graph), options.deterministic)
+    limits = make_limits(graph, options)
     kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
     program = lower(graph, LowerOptions(kv_dtype, backend.profile, max_seq_len=limits.max_seq_len)).program
     memory = footprint(program, limits, target.backend, backend.scratch_bytes(program, limits))
-    kept = tuple(sorted({f"{r.node}: {r.reason}" for r in context.refusals if r.rule == "quantize"}))
     return Planned(graph, program, backend, limits, memory, kept)
 
 
@@ -71,5 +63,7 @@ def _quantize(options: CompileOptions) -> Sequence[Pass]:
     chosen = QUANTIZATIONS[options.quant]
     if chosen is None:
         return ()
-    method = _ScaledAwq if chosen.method == "awq" else QuantizeRtn
-    return (method(format=chosen.format, head=HEAD_FORMATS[options.quant_head], keep=options.keep),)
+    shared: dict[str, Any] = {"format": chosen.format, "head": HEAD_FORMATS[options.quant_head], "keep": options.keep}
+    if chosen.method == "awq":  # it scales what lies between linears too, nearly always: some scale is better than none
+        return (QuantizeAwq(**shared, searches=False),)
+    return (QuantizeRtn(**shared),)
