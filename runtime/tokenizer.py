@@ -39,6 +39,10 @@ class Tokenizer:
         """Text of the token ids; bytes that are not UTF-8 come out as U+FFFD."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
+    def to_json(self) -> str:
+        """The text of its tokenizer.json."""
+        return self._tokenizer.to_str()
+
     @property
     def vocab_size(self) -> int:
         return self._tokenizer.get_vocab_size()

@@ -63,7 +63,7 @@ def num_threads() -> int:
     """How many threads kernels get on this machine."""
     from . import host
 
-    return host.default_threads()
+    return host.usable_cores()
 
 
 def memory_bandwidth() -> float:

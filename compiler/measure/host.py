@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...runtime.executor.cpu.bandwidth import read_bandwidth
-from ...runtime.executor.cpu.memory import available_bytes, default_threads
+from ...runtime.executor.cpu.cores import usable_cores
+from ...runtime.executor.cpu.memory import available_bytes
 
-__all__ = ["available_bytes", "default_threads", "read_bandwidth"]
+__all__ = ["available_bytes", "read_bandwidth", "usable_cores"]

@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from ..errors import CapacityError, DeviceError, IccError
 from ..executor.cpu.bandwidth import read_bandwidth
+from ..executor.cpu.cores import usable_cores
 from ..executor.cpu.library import KernelLibrary
-from ..executor.cpu.memory import available_bytes, choose_blocks, default_threads
+from ..executor.cpu.memory import available_bytes, choose_blocks
 from ..executor.cuda.compat import check_device, check_memory
 from ..executor.cuda.driver import Cuda
 from ..format.files import EngineFiles
@@ -120,7 +121,7 @@ def _isa(manifest: Manifest, files: EngineFiles) -> str:
     best = select_library(manifest, flags, os.environ.get("ICC_ISA"))
     KernelLibrary(files.read(best.path), best.path)  # loads, with all that it links to
     others = [library.isa for library in manifest.libraries if not flags.issuperset(library.cpu_flags)]
-    return f"{best.isa}, {default_threads()} threads" + (f"; not here: {', '.join(others)}" if others else "")
+    return f"{best.isa}, {usable_cores()} threads" + (f"; not here: {', '.join(others)}" if others else "")
 
 
 def _host_memory(manifest: Manifest, program: Program, memory: Footprint) -> str:

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from .memory import available_bytes, default_threads
+from .cores import usable_cores
+from .memory import available_bytes
 
 _SIZE = 64 << 20  # bytes per thread: more than its share of any cache
 _ROUNDS = 3
@@ -15,7 +16,7 @@ _ROUNDS = 3
 
 def read_bandwidth(threads: int | None = None) -> float:
     """GB/s of all threads together (default: as many as kernels get), the best of a few rounds; about 0.2 s."""
-    threads = threads or default_threads()
+    threads = threads or usable_cores()
     size = min(_SIZE, available_bytes() // (8 * threads))
     areas = [np.ones(max(size, 1 << 20) // 8, dtype=np.int64) for _ in range(threads)]
     best = 0.0

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
 
 from ...errors import RequestError
 from ...requests.params import SamplingParams
+from ...templates.messages import prepared_message
 from ..engine.admission import Price
 from ..engine.messages import Submit
 from . import limits, structured
@@ -90,7 +89,7 @@ class Jobs:
         tools = None if request.tool_choice == "none" or not request.tools else request.tools
         rendered = await self._sandbox.render(
             Render(
-                [_message(message) for message in request.messages],
+                [prepared_message(msgspec.to_builtins(message)) for message in request.messages],
                 None if tools is None else [msgspec.to_builtins(tool) for tool in tools],
                 variables={} if request.chat_template_kwargs is None else dict(request.chat_template_kwargs),
             )
@@ -201,26 +200,3 @@ def _sampling(request: Common, max_tokens: int, logprobs: int | None, vocab_size
         logprobs=logprobs,
         n=request.n,
     )
-
-
-def _message(message: msgspec.Struct) -> dict[str, Any]:
-    """A message as templates expect it: texts joined, arguments of tool calls as objects, absent fields absent."""
-    built: dict[str, Any] = {name: value for name, value in msgspec.to_builtins(message).items() if value is not None}
-    if isinstance(built.get("content"), list):
-        built["content"] = "".join(part["text"] for part in built["content"])
-    elif built["role"] == "assistant":
-        built.setdefault("content", "")
-    for call in built.get("tool_calls") or ():
-        call["function"]["arguments"] = _arguments(call["function"]["arguments"])
-    return built
-
-
-def _arguments(text: str) -> Any:
-    """Arguments that are JSON as a value, or else the text itself."""
-    try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return text
-    if limits.depth(value) > limits.JSON_DEPTH:
-        raise RequestError(f"arguments are nested deeper than {limits.JSON_DEPTH}", field="messages")
-    return value if not isinstance(value, float) or math.isfinite(value) else text
