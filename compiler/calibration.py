@@ -32,7 +32,7 @@ def load_calibration(
     A text with fewer tokens than asked for gives fewer windows; one that does not fill a single window is refused.
     """
     if path is not None:
-        check_text(path, tokenizer_file)
+        check_text(path, tokenizer_file is not None)
     if tokenizer_file is None:
         source = random.Random(seed)
         ids = [[source.randrange(vocab_size) for _ in range(sequence_length)] for _ in range(num_sequences)]
@@ -50,9 +50,11 @@ def load_calibration(
     return Calibration([tokens[start : start + sequence_length] for start in starts])
 
 
-def check_text(path: Path, tokenizer_file: Path | None) -> None:
-    """UsageError for a calibration text that cannot be used, as far as shows before it is tokenized."""
-    if tokenizer_file is None:
+def check_text(path: Path, has_tokenizer: bool) -> None:
+    """UsageError for a calibration text that cannot be used, as far as shows before it is tokenized.
+
+    has_tokenizer: whether the model has one."""
+    if not has_tokenizer:
         raise UsageError(
             f"calibration text {path} cannot be used: the model has no tokenizer.json",
             "leave --calib out to calibrate on random token ids",

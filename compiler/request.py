@@ -28,8 +28,8 @@ _TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")  # 
 
 @dataclass(frozen=True)
 class Request:
-    """A compile that nothing speaks against so far: its options, with the model as a directory here, its target and
-    drafter, and what the user should know."""
+    """A compile that nothing speaks against so far: its options, with the model as a directory or file here, its
+    target and drafter, and what the user should know."""
 
     options: CompileOptions
     target: Target
@@ -47,14 +47,15 @@ def check(options: CompileOptions) -> Request:
     found = find_model(options.model)
     check_found(found, options)
     model = hub.fetch(options.model) if hub.is_hub_name(options.model) else found.path
-    weight_files(model)
     options = replace(options, model=model)
-    if options.task == "embed":
-        read_pooling(model, options.pooling)
-    tokenizer = model / TOKENIZER
+    has_tokenizer = found.is_gguf or (model / TOKENIZER).is_file()
+    if not found.is_gguf:
+        weight_files(model)
+        if options.task == "embed":
+            read_pooling(model, options.pooling)
     if options.calib is not None:
-        check_text(options.calib, tokenizer if tokenizer.is_file() else None)
-    return Request(options, target, choice, _warnings(model))
+        check_text(options.calib, has_tokenizer)
+    return Request(options, target, choice, () if has_tokenizer else _warnings(model))
 
 
 def find_model(model: Path) -> Found:
@@ -63,9 +64,11 @@ def find_model(model: Path) -> Found:
 
 
 def check_found(found: Found, options: CompileOptions) -> None:
-    """What config.json says against a compile with these options."""
-    check_config(found.path, found.config)
+    """What config.json says against a compile with these options, or the header of a GGUF file."""
     check_length(found.config, options.max_seq_len)
+    if found.is_gguf:
+        return
+    check_config(found.path, found.config)
     if options.task == "generate":
         check_head(found.path, found.config)
 
@@ -93,8 +96,6 @@ def _check_places(options: CompileOptions, target: Target, choice: SpecChoice | 
 
 def _warnings(model: Path) -> tuple[str, ...]:
     """What a compile can do without, but whoever runs the engine may miss."""
-    if (model / TOKENIZER).is_file():
-        return ()
     others = [name for name in _TOKENIZERS if (model / name).is_file()]
     made = "; AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) makes one of its " + others[0] if others else ""
     return (f"{model} has no {TOKENIZER}: the engine takes and gives token ids only{made}",)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ... import __version__
 from ...runtime.format.isa import cpu_flags
+from ..frontend.source.gguf.split import open_container
 from ..options import CompileOptions
 from ..targets import find_target
 
@@ -42,19 +43,26 @@ def stated(options: CompileOptions) -> dict[str, Any]:
 
 
 def checkpoint_files(model: Path) -> dict[str, str]:
-    """Every file of a checkpoint directory by name: the digest of a small one, where a large one lies, its size and
-    when it was written. A file in the cache of huggingface_hub lies where its own digest says."""
+    """Every file of a checkpoint directory, or of a GGUF model, by name: the digest of a small one; where a large one
+    lies, its size and when it was written. A file in the cache of huggingface_hub lies where its own digest says."""
     found: dict[str, str] = {}
-    for path in sorted(p for pattern in ("*", "*/*") for p in model.glob(pattern) if p.is_file()):
+    folder = model.parent if model.is_file() else model
+    for path in _files(model):
         place = path.resolve()
         status = place.stat()
         if place.parent.name == "blobs":
-            found[path.relative_to(model).as_posix()] = place.name
+            found[path.relative_to(folder).as_posix()] = place.name
         elif status.st_size <= _SMALL:
-            found[path.relative_to(model).as_posix()] = _content(place)
+            found[path.relative_to(folder).as_posix()] = _content(place)
         else:
-            found[path.relative_to(model).as_posix()] = f"{place} {status.st_size} {status.st_mtime_ns}"
+            found[path.relative_to(folder).as_posix()] = f"{place} {status.st_size} {status.st_mtime_ns}"
     return found
+
+
+def _files(model: Path) -> list[Path]:
+    if model.is_file():
+        return sorted({entry.path for entry in open_container(model).tensors.values()})
+    return sorted(p for pattern in ("*", "*/*") for p in model.glob(pattern) if p.is_file())
 
 
 @functools.cache

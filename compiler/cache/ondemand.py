@@ -63,7 +63,8 @@ def engine_of(options: CompileOptions, reporter: Callable[[], Reporter]) -> Cach
     check_found(found, options)
     lacking = next((name for name in NEEDED if find_spec(name) is None), "")
     options = replace(options, model=_local(asked, found.path, lacking))
-    weight_files(options.model)
+    if not found.is_gguf:
+        weight_files(options.model)
     cell = open_cell(engine_key(options))
     try:
         engine, compiled = cell.engine(), False
@@ -113,7 +114,7 @@ def _missing(asked: str, lacking: str) -> MissingExtraError:
 def _name(asked: str) -> str:
     """What an engine's directory is called: the server gives it as the model's name."""
     path = Path(asked)
-    name = path.name.partition("@")[0] if hub.is_hub_name(path) else path.resolve().name
+    name = path.name.partition("@")[0] if hub.is_hub_name(path) else path.resolve().name.removesuffix(".gguf")
     if not name:
         raise UsageError(f"{asked!r} names no model")
     return name

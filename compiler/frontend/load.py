@@ -30,20 +30,14 @@ HANDLERS = joined(aten_handlers.HANDLERS, index_handlers.HANDLERS, reduce_handle
 
 
 def load_graph(
-    model_dir: Path, max_seq_len: int | None = None, every_layer: bool = False, *, embeds: bool = False
+    model: Path | Source, max_seq_len: int | None = None, every_layer: bool = False, *, embeds: bool = False
 ) -> Graph:
-    """Read, build and trace a checkpoint; nothing but headers and small constants is in memory afterwards.
+    """Read, build and trace a model; nothing but headers and small constants is in memory afterwards.
 
     The graph is the same with `every_layer`, which traces each layer instead of one of each kind. With `embeds` it ends
     with the hidden states behind the last norm, and the checkpoint needs no LM head.
     """
-    return graph_of(open_source(model_dir), max_seq_len, every_layer, embeds=embeds)
-
-
-def graph_of(
-    source: Source, max_seq_len: int | None = None, every_layer: bool = False, *, embeds: bool = False
-) -> Graph:
-    """The same for a source that is open."""
+    source = open_source(model) if isinstance(model, Path) else model
 
     def attempt(written_out: bool) -> Graph:
         model = build_meta_model(source.config, written_out, embeds)

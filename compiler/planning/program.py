@@ -17,7 +17,7 @@ from ..backends.base import Backend
 from ..backends.registry import backend_for
 from ..driver import weight_dtype
 from ..engine.manifest import make_limits
-from ..frontend.load import graph_of
+from ..frontend.load import load_graph
 from ..frontend.source.source import Source
 from ..graph.graph import Graph
 from ..options import KV_DTYPES, CompileOptions
@@ -41,7 +41,7 @@ class Planned:
 
 def plan_graph(source: Source, options: CompileOptions) -> tuple[Graph, tuple[str, ...]]:
     """The optimized graph of `source`, and which linears are left as stored. Raises what `compile_engine` raises."""
-    graph = graph_of(source, options.max_seq_len, embeds=options.task == "embed")
+    graph = load_graph(source, options.max_seq_len, embeds=options.task == "embed")
     context = PassContext()
     for phase in (pipelines.canonicalize(), _quantize(options), pipelines.attention(), pipelines.fuse()):
         run_passes(graph, phase, context)

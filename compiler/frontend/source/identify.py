@@ -24,20 +24,21 @@ _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz", ".zst")
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint directory, and config.json as it stands there."""
+    """A checkpoint directory, and config.json as it stands there; or a GGUF file, and what of it its header says."""
 
     path: Path
     config: dict[str, Any]
+    is_gguf: bool = False
 
 
 def find_checkpoint(path: Path) -> Found:
-    """The checkpoint at `path`: its directory, or its config.json.
+    """The checkpoint at `path`: its directory, its config.json, or a GGUF file, or a directory with just one of them.
 
     CheckpointError where there is none; UnsupportedModel for a kind of model file that icc does not read.
     """
     path = path.parent if path.name == CONFIG and path.is_file() else path
     if path.is_file():
-        raise _file(path)  # a kind of file that is read (GGUF) returns before this line
+        return _gguf(path)
     if not path.exists():
         raise CheckpointError(
             f"{path} does not exist: there is no directory with a config.json",
@@ -47,6 +48,8 @@ def find_checkpoint(path: Path) -> Found:
         names = sorted(p.relative_to(path).as_posix() for pattern in ("*", "*/*") for p in path.glob(pattern))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    if CONFIG not in names and (models := _gguf_models(names)):
+        return _gguf(path / _only(path, models))
     adapter = "adapter_config.json" in names and not any(map(_WEIGHTS.fullmatch, names))
     if CONFIG not in names or adapter or not any(name.endswith((".safetensors", *_PICKLES)) for name in names):
         if (other := _other_kind(str(path), names, path)) is not None:
@@ -101,26 +104,47 @@ def _other_kind(where: str, names: list[str], path: Path | None) -> IccError | N
     if "adapter_config.json" in plain:
         return _adapter(where, path)
     if gguf := [name for name in names if name.endswith(".gguf")]:
-        return UnsupportedModel(f"{where} holds GGUF files ({gguf[0]}), which are not a checkpoint", _GGUF)
+        return UnsupportedModel(f"{where} holds GGUF files ({gguf[0]}) and no checkpoint", _GGUF)
     if onnx := [name for name in names if name.endswith(".onnx")]:
         return UnsupportedModel(f"{where} holds an ONNX model ({onnx[0]}), which icc does not read", _ONNX)
     return None
 
 
-_GGUF = "give the Hugging Face checkpoint that the GGUF file was made from"
+_GGUF = "give one of them; of a model on the hub: hf download ORG/NAME FILE"
 _ONNX = "give the Hugging Face checkpoint that the ONNX model was exported from"
+
+
+def _gguf(path: Path) -> Found:
+    """A GGUF file, whose header must be whole; the refusal of any other file."""
+    from .gguf.container import is_gguf
+    from .gguf.split import open_container
+
+    try:
+        if not is_gguf(path):
+            raise _file(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    container = open_container(path)
+    positions = container.metadata.get(f"{container.metadata.get('general.architecture')}.context_length")
+    return Found(path, {"max_position_embeddings": positions}, is_gguf=True)
+
+
+def _gguf_models(names: list[str]) -> list[str]:
+    """The GGUF files of a directory that are models: of one in several parts the first, and no projector of images."""
+    later = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
+    models = [name for name in names if name.endswith(".gguf") and "/" not in name]
+    return [name for name in models if not later.search(name) and not name.startswith("mmproj")]
+
+
+def _only(path: Path, models: list[str]) -> str:
+    if len(models) > 1:
+        raise CheckpointError(f"{path} holds {len(models)} GGUF models: {', '.join(models[:4])}", "give one of them")
+    return models[0]
 
 
 def _file(path: Path) -> IccError:
     """Why a file is not a checkpoint."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(8)
-    except OSError as error:
-        return CheckpointError(f"{path} cannot be read: {error.strerror}")
     suffix = path.suffix.lower()
-    if head[:4] == b"GGUF" or suffix == ".gguf":
-        return UnsupportedModel(f"{path} is a GGUF file, which icc does not read", _GGUF)
     if suffix == ".onnx":
         return UnsupportedModel(f"{path} is an ONNX model, which icc does not read", _ONNX)
     if suffix == ".safetensors" or path.name.endswith(".index.json"):

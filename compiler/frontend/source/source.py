@@ -10,6 +10,8 @@ from torch import nn
 from ...weights.handles import Weight
 from .checkpoint import CheckpointTensor, open_checkpoint
 from .conversion import model_weights
+from .gguf.container import is_gguf
+from .gguf.source import GgufFile
 from .identify import find_checkpoint
 from .model import computed_buffers, load_config
 from .refuse import check_config
@@ -21,6 +23,11 @@ class Source(Protocol):
     @property
     def config(self) -> Any:
         """transformers' configuration of the model."""
+        ...
+
+    @property
+    def files(self) -> Path:
+        """The directory of the other files of a checkpoint, as transformers names them: config.json, tokenizer.json."""
         ...
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
@@ -37,6 +44,7 @@ class CheckpointDirectory:
     def __init__(self, path: Path) -> None:
         found = find_checkpoint(path)
         check_config(found.path, found.config)
+        self.files = found.path
         self.config = load_config(found.path)
         self._tensors: dict[str, CheckpointTensor] = open_checkpoint(found.path)
 
@@ -47,4 +55,5 @@ class CheckpointDirectory:
 
 def open_source(path: Path) -> Source:
     """The source at a path; CheckpointError or UnsupportedModel where there is none that icc reads."""
-    return CheckpointDirectory(path)
+    path = find_checkpoint(path).path
+    return GgufFile(path) if is_gguf(path) else CheckpointDirectory(path)

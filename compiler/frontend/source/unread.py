@@ -35,6 +35,7 @@ class ConfigOnly:
     def __init__(self, path: Path) -> None:
         found = find_checkpoint(path)
         check_config(found.path, found.config)
+        self.files = found.path
         self.config = load_config(found.path)
         self._dtype = _stated_dtype(self.config)
 
