@@ -64,10 +64,11 @@ def test_an_engines_own_help_lists_what_it_can_do(make_engine: Make, capsys: pyt
     def commands_of(engine: Path) -> list[str]:
         return [line.split()[0] for line in help_of(engine).partition("Commands:\n")[2].splitlines()]
 
-    assert commands_of(generating) == ["run", "chat", "bench", "eval", "inspect", "report", "doctor"]
+    assert commands_of(generating) == ["run", "bench", "eval", "inspect", "report", "doctor"]
     assert commands_of(embedding) == ["bench", "inspect", "report", "doctor"]
     bare = make_engine("bare.engine", tokenizer_dir=None)
-    assert commands_of(bare) == ["run", "bench", "inspect", "report", "doctor"] and "--prompt" not in help_of(bare, "run")
+    assert commands_of(bare) == ["run", "bench", "inspect", "report", "doctor"]
+    assert "--prompt" not in help_of(bare, "run")
     assert "--output-tokens" in help_of(generating, "bench") and " ENGINE\n" not in help_of(generating, "bench")
     shown = help_of(embedding, "bench")
     assert "--threads" in shown and not any(f"--{name}" in shown for name in ("output-tokens", "spec", "swap-gib"))
