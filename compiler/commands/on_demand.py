@@ -58,7 +58,7 @@ def with_models(name: str, runtime: click.Command) -> Command:
     options = field_options(OnDemandOptions, left_out)(lambda: None).__click_params__  # type: ignore[attr-defined]
     own = [param for param in runtime.params if param.name not in ("engine", "debug")]
     argument = click.Argument(["engine"], metavar="ENGINE|MODEL")
-    text = f"{cleandoc(runtime.help or str())}\n\n{_HELP}"
+    text = f"{cleandoc(runtime.help or '')}\n\n{_HELP}"
     return Command(name, params=[argument, *own, *reversed(options)], callback=call, help=text)
 
 
