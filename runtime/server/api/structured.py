@@ -9,7 +9,7 @@ import llguidance
 
 from ...errors import RequestError
 from . import limits
-from .requests import GrammarFormat, JsonObjectFormat, JsonSchemaFormat, RegexFormat, ResponseFormat
+from .formats import GrammarFormat, JsonObjectFormat, JsonSchemaFormat, RegexFormat, ResponseFormat
 
 _WHITE_SPACE = {"whitespace_flexible": False}  # one way to write a value: shorter, and it cannot end in endless blanks
 
@@ -17,9 +17,9 @@ _WHITE_SPACE = {"whitespace_flexible": False}  # one way to write a value: short
 def of_format(wanted: ResponseFormat | None) -> str:
     """The grammar, "" for any text. RequestError if a schema is nested too deep or too large."""
     if isinstance(wanted, JsonObjectFormat):
-        return of_schema({"type": "object"})
+        return of_schema({"type": "object"} if wanted.schema is None else wanted.schema)
     if isinstance(wanted, JsonSchemaFormat):
-        return of_schema(wanted.json_schema.schema)
+        return of_schema(wanted.json_schema.schema or {})
     if isinstance(wanted, RegexFormat):
         return llguidance.LLMatcher.grammar_from_regex(wanted.regex)
     if isinstance(wanted, GrammarFormat):
@@ -27,13 +27,18 @@ def of_format(wanted: ResponseFormat | None) -> str:
     return ""
 
 
-def of_schema(schema: dict[str, Any]) -> str:
+def of_schema(schema: dict[str, Any] | bool) -> str:
+    schema = ({} if schema else {"not": {}}) if isinstance(schema, bool) else schema
     return _grammar({"json_schema": checked({**schema, "x-guidance": _WHITE_SPACE})})
 
 
-def of_lark(lark: str) -> str:
-    """A grammar in Lark's EBNF, with llguidance's additions such as `%json {...}`."""
-    return _grammar({"lark_grammar": lark})
+def of_lark(lark: str, schemas: dict[str, Any] | None = None) -> str:
+    """A grammar in Lark's EBNF, with further rules that are JSON values which schemas allow."""
+    rules = [
+        f"{name}: %json {json.dumps({**checked(schema), 'x-guidance': _WHITE_SPACE})}\n"
+        for name, schema in (schemas or {}).items()
+    ]
+    return _grammar({"lark_grammar": "".join([lark, *rules])})
 
 
 def checked(schema: dict[str, Any]) -> dict[str, Any]:

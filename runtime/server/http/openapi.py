@@ -9,10 +9,12 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from ..api.fields import INPUT_SCHEMA, PROMPT_SCHEMA
 from ..api.model import ServedModel
-from ..api.requests import INPUT_SCHEMA, PROMPT_SCHEMA
+from ..api.requests import OTHERS
 from ..api.responses import ErrorBody
 
+REQUESTS = ("CompletionRequest", "ChatRequest", "EmbeddingRequest", "TokenizeRequest", "DetokenizeRequest")
 _REFS = "#/components/schemas/{name}"
 _ERRORS = {
     400: "A field of the request is wrong.",
@@ -64,9 +66,10 @@ def document(app: FastAPI, model: ServedModel) -> dict[str, Any]:
     if app.openapi_schema is None:
         found = get_openapi(title="icc", version=app.version, routes=app.routes)
         schemas = msgspec.json.schema_components(_types.values(), ref_template=_REFS)[1]
-        for name in ("CompletionRequest", "ChatRequest", "EmbeddingRequest"):
+        for name in REQUESTS[:3]:
             if name in schemas:
                 schemas[name]["properties"]["model"]["enum"] = [model.name]
+        _pass_what_says_nothing(schemas)
         for name, field, prompt in (
             ("CompletionRequest", "prompt", PROMPT_SCHEMA),
             ("EmbeddingRequest", "input", INPUT_SCHEMA),
@@ -91,6 +94,21 @@ def document(app: FastAPI, model: ServedModel) -> dict[str, Any]:
                 described["responses"].pop("422", None)  # FastAPI's own; errors of this API are 400
         app.openapi_schema = found
     return app.openapi_schema
+
+
+def _pass_what_says_nothing(schemas: dict[str, Any]) -> None:
+    """At the top level of a request null is as good as nothing, and so are defaults of fields that others have."""
+    for name in REQUESTS:
+        if name not in schemas:
+            continue
+        schema = schemas[name]
+        for field, described in schema["properties"].items():
+            if field not in schema["required"] and {"type": "null"} not in described.get("anyOf", ()):
+                default = {"default": described.pop("default")} if "default" in described else {}
+                schema["properties"][field] = {"anyOf": [described, {"type": "null"}], **default}
+        for field, value in OTHERS.items():
+            schema["properties"].setdefault(field, {"enum": [value, None]})
+        schema["additionalProperties"] = {"type": "null"}
 
 
 def _at_most(schema: dict[str, Any], largest: int) -> None:
