@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .compiler.driver import compile_model as compile
+    from .compiler.api import compile_model as compile
     from .runtime.errors import IccError
     from .runtime.llm import LLM, load
     from .runtime.requests.params import SamplingParams
@@ -15,7 +15,7 @@ __all__ = ["LLM", "IccError", "SamplingParams", "__version__", "compile", "load"
 
 # public name -> (module, name there), imported when first asked for
 _LAZY = {
-    "compile": (".compiler.driver", "compile_model"),
+    "compile": (".compiler.api", "compile_model"),
     "load": (".runtime.llm", "load"),
     "LLM": (".runtime.llm", "LLM"),
     "SamplingParams": (".runtime.requests.params", "SamplingParams"),

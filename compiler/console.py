@@ -7,9 +7,9 @@ from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ..runtime.progress.stream import open_display
 from .errors import UsageError
 from .options import CompileOptions
 from .progress import Reporter
@@ -17,44 +17,33 @@ from .report import CompileReport
 
 
 class ConsoleReporter(Reporter):
-    """Progress bars on stderr; finished stages stay as lines."""
+    """Progress on stderr; finished stages stay as lines."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.console = Console(stderr=True, highlight=False)
-        self._progress = Progress(
-            TextColumn("{task.fields[stage]:<9}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}", table_column=None),
-            console=self.console,
-            transient=True,
-        )
-        self._task = self._progress.add_task("", stage="", total=None)
+        self._display = open_display()
 
     def __enter__(self) -> ConsoleReporter:
-        self._progress.start()
+        self._display.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        self._display.close()
 
     def enter(self, name: str) -> None:
-        self._progress.reset(self._task, total=None, stage=name, description="")
+        self._display.enter(name)
 
     def leave(self, name: str, seconds: float) -> None:
-        self.console.print(f"{name:<9} {seconds:6.1f} s")
+        self._display.leave(name)
+        self._display.say(f"{name:<9} {seconds:6.1f} s")
 
     def progress(self, text: str, done: int, total: int) -> None:
-        self._progress.update(self._task, completed=done, total=total, description=text[-60:])
+        self._display.update(text, done, total)
 
     def warn(self, text: str) -> None:
-        self.console.print(f"warning: {text}")
+        self._display.say(f"warning: {text}")
 
 
 def show_summary(options: CompileOptions, report: CompileReport, reporter: Reporter) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from ..passes import pipelines
 from ..passes.base import Pass, PassContext
@@ -17,42 +14,19 @@ from .backends.registry import backend_for
 from .calibration import load_calibration
 from .engine import directory as writer
 from .engine.manifest import make_limits, make_manifest
-from .errors import UsageError
 from .frontend.load import load_graph
 from .frontend.source.pooling import read_pooling
 from .graph.graph import Graph
-from .options import KV_DTYPES, CompileOptions, default_output
+from .options import KV_DTYPES, CompileOptions
 from .program.lower import LowerOptions, lower
 from .program.verify import verify_lowered, verify_plan
-from .progress import Reporter, SilentReporter
+from .progress import Reporter
 from .quantization import QUANTIZATIONS
 from .report import CompileReport, make_report
 from .request import check
 from .speculate.cost import modelled_cost
 from .speculate.plan import acceptance_of, speculation, with_speculation
 from .weights.formats.dense import short_dtype
-
-
-def compile_model(
-    model: str | os.PathLike[str],
-    output: str | os.PathLike[str] | None = None,
-    *,
-    reporter: Reporter | None = None,
-    **options: Any,
-) -> Path:
-    """Compile a Hugging Face checkpoint directory to an engine directory and return its path.
-
-    `options` are the fields of CompileOptions: target, quant, max_seq_len, force, ... Raises IccError with one clear
-    line; nothing is left behind then.
-    """
-    unknown = set(options) - set(CompileOptions.__dataclass_fields__)
-    if unknown:
-        raise UsageError(f"unknown compile option {sorted(unknown)[0]!r}")
-    paths = {k: Path(v) for k, v in options.items() if k in ("calib", "dump_passes") and v is not None}
-    source = Path(model)
-    target = Path(output) if output is not None else default_output(source)
-    compile_engine(CompileOptions(model=source, output=target, **{**options, **paths}), reporter or SilentReporter())
-    return target
 
 
 def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import get_args
 
 from ..runtime.format.manifest import Pooling
+from ..runtime.settings import setting
+from . import quantization, targets
 from .errors import UsageError
 from .quantization import HEAD_FORMATS, QUANTIZATIONS
 from .targets import find_target
@@ -31,26 +33,46 @@ class CompileOptions:
 
     model: Path
     output: Path
-    target: str = "cpu"
-    task: str = "generate"
-    pooling: Pooling | None = None
-    quant: str = "none"
-    quant_head: str = "int8"
-    keep: tuple[str, ...] = ()
-    calib: Path | None = None
-    calib_sequences: int = 32
-    calib_length: int = 512
-    kv_cache: str = "auto"
-    max_seq_len: int | None = None
-    max_batch_size: int = 16
-    max_step_tokens: int = 512
-    spec: str = "none"
-    spec_guesses: int | None = None
-    deterministic: bool = False
-    tune: bool = False
-    seed: int = 0
-    dump_passes: Path | None = None
-    force: bool = False
+    target: str = setting("cpu", "What to compile for.", values=targets.explained, open=True, metavar="TARGET")
+    task: str = setting("generate", "Text, or embeddings.", values=lambda: dict.fromkeys(TASKS, ""))
+    pooling: Pooling | None = setting(
+        None,
+        "How --task embed makes one vector of many.",
+        values=lambda: dict.fromkeys(POOLINGS, ""),
+        unset="the checkpoint's, or last",
+    )
+    quant: str = setting("none", "Weights of the linear layers.", values=quantization.explained)
+    quant_head: str = setting(
+        "int8", "The LM head, where the linear layers are quantized.", values=quantization.heads_explained
+    )
+    keep: tuple[str, ...] = setting((), "Leave matching linears unquantized (repeatable).", metavar="PATTERN")
+    calib: Path | None = setting(None, "UTF-8 text to calibrate on.", metavar="FILE", unset="a bundled one")
+    calib_sequences: int = setting(32, "Sequences to calibrate on.")
+    calib_length: int = setting(512, "Tokens per calibration sequence.")
+    kv_cache: str = setting("auto", "Numbers of the KV cache.", values=lambda: dict.fromkeys(KV_DTYPES, ""))
+    max_seq_len: int | None = setting(
+        None, "Longest sequence, prompt included.", unset="the model's, at most 4096", metavar="TOKENS"
+    )
+    max_batch_size: int = setting(16, "Most sequences of a step.")
+    max_step_tokens: int = setting(512, "Most tokens of a step, of prompts and decodes.")
+    spec: str = setting(
+        "none",
+        "Drafter of speculative decoding.",
+        values=lambda: {
+            "none": "no speculation",
+            "medusa:DIR": "the heads in this directory, see icc train-heads",
+            "layer-skip:LAYERS": "the model's first layers",
+            "ngram": "what followed the same tokens before",
+        },
+        open=True,
+        metavar="DRAFTER",
+    )
+    spec_guesses: int | None = setting(None, "Guesses of draft heads per step, paying or not.", unset="what pays")
+    deterministic: bool = setting(False, "GPUs: same bits whatever else is in a batch (CPUs: always so).")
+    tune: bool = setting(False, "Choose CPU kernels by time, here (--target native; takes a minute or two).")
+    seed: int = setting(0, "Of everything that is drawn.")
+    dump_passes: Path | None = setting(None, "Write the graph after each pass here.", metavar="DIR", unset="no")
+    force: bool = setting(False, "Replace an engine that exists.")
 
     def __post_init__(self) -> None:
         _choice("--task", self.task, TASKS)

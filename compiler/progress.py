@@ -1,17 +1,32 @@
-"""How a compile tells what it is doing: an interface, and the one that says nothing."""
+"""How a compile tells what it is doing: an interface, and the one of calls from Python."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+from ..runtime.progress.estimate import Estimate
+
+log = logging.getLogger("icc.compile")
 
 
 class Reporter:
-    """Hears of stages, of progress within them, and of warnings; times the stages."""
+    """Hears of stages, of progress within them, and of warnings; times the stages. A context manager."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The compile has ended, well or not."""
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -29,11 +44,50 @@ class Reporter:
         """A stage has ended well."""
 
     def progress(self, text: str, done: int, total: int) -> None:
-        """`done` of `total` steps of the current stage are done; the next is `text`."""
+        """`done` of `total` of the current stage is done, counted by what it costs; now it is `text`."""
 
     def warn(self, text: str) -> None:
         """Something that the user should know."""
 
 
-class SilentReporter(Reporter):
-    """For calls from Python: times the stages, prints nothing."""
+@dataclass(frozen=True)
+class CompileProgress:
+    """Where a compile is: its stage, what it works on there, how much of the stage is done (0 to 1, None: not known),
+    the seconds that the stage has taken, and those that it may still take (None: not known)."""
+
+    stage: str
+    text: str
+    share: float | None
+    elapsed_s: float
+    left_s: float | None
+
+
+class LoggingReporter(Reporter):
+    """For calls from Python: stages and warnings go to the logger "icc.compile", progress to `heard` if it is given."""
+
+    def __init__(self, heard: Callable[[CompileProgress], object] | None = None) -> None:
+        super().__init__()
+        self._heard = heard
+        self._stage, self._estimate = "", Estimate(time.monotonic())
+
+    def enter(self, name: str) -> None:
+        log.debug("%s begins", name)
+        self._stage, self._estimate = name, Estimate(time.monotonic())
+        self._tell("")
+
+    def leave(self, name: str, seconds: float) -> None:
+        log.info("%s took %.1f s", name, seconds)
+
+    def progress(self, text: str, done: int, total: int) -> None:
+        self._estimate.update(done, total, time.monotonic())
+        self._tell(text)
+
+    def warn(self, text: str) -> None:
+        log.warning("%s", text)
+
+    def _tell(self, text: str) -> None:
+        if self._heard is not None:
+            now = time.monotonic()
+            left = self._estimate.left(now)
+            elapsed = now - self._estimate.start
+            self._heard(CompileProgress(self._stage, text, self._estimate.share, elapsed, left))

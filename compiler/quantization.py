@@ -10,18 +10,32 @@ class Quantization:
     """How the weights of a compile are quantized.
 
     method: the pass that chooses the codes, "rtn" for quantize-rtn. format: what it stores, by the name that
-    `find_format` knows. calibrated: whether it reads text.
+    `find_format` knows. summary: what help says of it. calibrated: whether it reads text.
     """
 
     method: str
     format: str
+    summary: str
     calibrated: bool = False
 
 
 QUANTIZATIONS: dict[str, Quantization | None] = {
     "none": None,
-    "rtn4": Quantization("rtn", "q4"),
-    "awq4": Quantization("awq", "q4", calibrated=True),
-    "gptq4": Quantization("gptq", "q4", calibrated=True),
+    "rtn4": Quantization("rtn", "q4", "4 bits, rounded to the nearest value"),
+    "awq4": Quantization("awq", "q4", "4 bits, scaled by how large activations are (AWQ)", calibrated=True),
+    "gptq4": Quantization("gptq", "q4", "4 bits, each error made up for by later weights (GPTQ)", calibrated=True),
 }
 HEAD_FORMATS: dict[str, str | None] = {"none": None, "int8": "q8", "4bit": "q4"}  # None: left as stored
+_HEADS = {"none": "as in the checkpoint", "int8": "8 bits", "4bit": "4 bits, rounded to the nearest value"}
+
+
+def explained() -> dict[str, str]:
+    """The values of --quant and what they mean."""
+    texts = {name: "as in the checkpoint" if found is None else found.summary for name, found in QUANTIZATIONS.items()}
+    read = {name for name, found in QUANTIZATIONS.items() if found is not None and found.calibrated}
+    return {name: f"{text}; reads calibration text" if name in read else text for name, text in texts.items()}
+
+
+def heads_explained() -> dict[str, str]:
+    """The values of --quant-head and what they mean."""
+    return {name: _HEADS[name] for name in HEAD_FORMATS}

@@ -29,6 +29,17 @@ class Target:
     is_here: bool = False
 
     @property
+    def summary(self) -> str:
+        """What help says of it."""
+        if self.backend == "cpu":
+            levels = (
+                "this machine's instructions only" if self.is_here else "AVX2, AVX-512 and AVX-512-VNNI in one engine"
+            )
+            return f"{self.arch} CPUs: {levels}"
+        maker = "AMD" if self.backend == "hip" else "NVIDIA"
+        return f"{maker} GPU, {self.arch}, {self.bandwidth:g} GB/s, {self.peak_f16:g} TFLOP/s in half precision"
+
+    @property
     def warp_size(self) -> int:
         """Threads per warp (wavefront)."""
         return 64 if self.backend == "hip" else 32
@@ -72,3 +83,9 @@ def find_target(name: str) -> Target:
     if not isinstance(found, Target):
         raise ExtensionError(f"{GROUP} {name!r} is not a Target but {found!r}")
     return found
+
+
+def explained() -> dict[str, str]:
+    """The targets and what they are, with those of other packages."""
+    others = {name: "of another package" for name in extensions.names(GROUP)}
+    return {**{name: target.summary for name, target in TARGETS.items()}, **others}

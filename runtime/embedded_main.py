@@ -19,6 +19,6 @@ def keep_clean() -> None:
 if __name__ == "__main__":
     keep_clean()
     sys.path.insert(0, ENGINE)  # first: its own `runtime`, whatever else is installed
-    from runtime.commands.cli import main  # type: ignore[import-not-found]
+    from runtime.cli.commands import main  # type: ignore[import-not-found]
 
     sys.exit(main(sys.argv[1:], engine=ENGINE))

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def install(extra: str) -> str:
+    """The hint where something is missing that an extra of the package installs."""
+    return f"pip install 'icc[{extra}]'"
+
+
 class IccError(Exception):
     """Base of every error that icc raises on purpose.
 

@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, asdict, dataclass
 from typing import TYPE_CHECKING
 
 from .errors import UsageError
+from .settings import setting
 from .speculate.modes import LOSSLESS
 
 if TYPE_CHECKING:
@@ -30,13 +31,54 @@ class LoadOptions:
 
     path: str | os.PathLike[str]
     _: KW_ONLY
-    threads: int | None = None
-    isa: str | None = None
-    verify: bool = True
-    kv_bytes: int | None = None
-    swap_bytes: int | None = None
-    spec: str | None = None
-    spec_accept: str = LOSSLESS
+    threads: int | None = setting(None, "Kernel threads.", unset="physical cores", needs="cpu")
+    isa: str | None = setting(
+        None, "Kernel library to use instead of the best one; also ICC_ISA.", unset="the best for this CPU", needs="cpu"
+    )
+    verify: bool = setting(True, "Compare every file with its hash first.")
+    kv_bytes: int | None = setting(
+        None,
+        "Memory for the KV cache in MiB.",
+        names="--kv-mib",
+        metavar="MIB",
+        unit=1 << 20,
+        unset="a full batch, at most 40 % of RAM",
+    )
+    swap_bytes: int | None = setting(
+        None,
+        "Host memory in GiB for the KV of preempted requests; 0: it is computed again.",
+        names="--swap-gib",
+        metavar="GIB",
+        unit=1 << 30,
+        unset="if the cache can run out, 4, at most 25 % of RAM",
+        needs="gpu",
+    )
+    spec: str | None = setting(
+        None,
+        "Drafter of speculative decoding.",
+        values=lambda: {
+            "none": "no speculation",
+            "medusa": "draft heads, of an engine compiled with them",
+            "layer-skip": "the first layers, of an engine compiled so",
+            "ngram": "what followed the same tokens before",
+            "draft:ENGINE": "a smaller engine",
+        },
+        open=True,
+        unset="as compiled",
+        needs="generate",
+    )
+    spec_accept: str = setting(
+        LOSSLESS,
+        "Which guesses are kept.",
+        metavar="HOW",
+        values=lambda: {
+            LOSSLESS: "those that the model would have sampled",
+            "typical[:EPSILON,DELTA]": "lossy: sampled requests keep guesses more probable than min(EPSILON, "
+            "DELTA / exp(entropy)), by default 0.09,0.3",
+        },
+        open=True,
+        needs="generate",
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", os.fspath(self.path))

@@ -1,4 +1,4 @@
-// Drives the rendered micro-kernels over a whole product y = x W^T (+ bias) (+ residual).
+// Drives the rendered micro-kernels over a whole product y = x W^T (+ bias).
 //
 // W lies in tiles of 16 output rows. A thread owns a range of tiles. It copies the activation rows of an M-chunk that
 // fits its scratch into panels of `mr` interleaved rows (so that a micro-kernel has one activation pointer), then runs
@@ -7,11 +7,9 @@
 #pragma once
 #include "team.h"
 
-// Where row i of y comes from and goes to. `bias` is per output column, `residual` is added last; either may be null.
+// Where row i of y comes from and goes to. `bias` is per output column, or null.
 struct Sink {
     const float* bias;
-    const float* residual;
-    int64_t residual_stride;
     float* y;
     int64_t y_stride;
 };
@@ -52,7 +50,6 @@ ICC_INLINE void store_block(const Sink& sink, const float* out, int rows, int nt
             VF v = vload(out + (r * nt + t) * 16);
             float* dst = sink.y + place * sink.y_stride + col;
             if (sink.bias) v = v + vload_n(sink.bias + col, width);
-            if (sink.residual) v = v + vload_n(sink.residual + place * sink.residual_stride + col, width);
             vstore_n(dst, v, width);
         }
     }

@@ -6,17 +6,21 @@ from pathlib import Path
 
 import click
 
+from ...runtime.cli.group import command
+
 SOURCE = click.Path(exists=True, path_type=Path)
 
 
-@click.command("opt")
+@command("opt")
 @click.argument("source", metavar="MODEL|GRAPH.txt", type=SOURCE)
 @click.option("-p", "--passes", metavar="PASS[,PASS...]", help="Passes as in quantize-rtn{group=32}, or phases.")
 @click.option("--verify", is_flag=True, help="Also: a second run of each pass must change nothing.")
 @click.option("--run", is_flag=True, help="Compare the logits before and after, within what the passes allow.")
 @click.option("--explain", metavar="PASS", help="Print where and why a pass or rule refused, instead of the graph.")
 @click.option("--modules", is_flag=True, help="Show the module that each node comes from.")
-@click.option("--max-seq-len", type=int, help="Of a checkpoint's position tables (default: the model's, at most 4096).")
+@click.option(
+    "--max-seq-len", type=int, show_default="the model's, at most 4096", help="Of a checkpoint's position tables."
+)
 def opt_command(
     source: Path,
     passes: str | None,

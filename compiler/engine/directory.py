@@ -16,7 +16,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from importlib.util import MAGIC_NUMBER, cache_from_source, source_hash
+from importlib.metadata import distribution
+from importlib.util import MAGIC_NUMBER, cache_from_source, find_spec, source_hash
+from math import prod
 from pathlib import Path
 
 import msgspec
@@ -26,6 +28,7 @@ from ...runtime.format.digest import encode_sealed
 from ...runtime.format.manifest import PIECE, FileEntry, Manifest
 from ...runtime.format.program import Program
 from ..errors import WriteError
+from ..interrupt import removed_if_interrupted
 from ..program.builder import WeightSource
 
 Progress = Callable[[str, int, int], None]
@@ -49,10 +52,11 @@ def engine_directory(path: Path) -> Iterator[Path]:
         _remove_abandoned(path)
         stage = Path(tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}.", suffix=".partial", dir=path.parent))
         try:
-            yield stage
-            stage.chmod(0o755)
-            _sync_tree(stage)
-            _replace(stage, path)
+            with removed_if_interrupted(stage):
+                yield stage
+                stage.chmod(0o755)
+                _sync_tree(stage)
+                _replace(stage, path)
         finally:
             shutil.rmtree(stage, ignore_errors=True)
 
@@ -142,11 +146,13 @@ def write_weights(
     text += b" " * (-(8 + len(text)) % 64)
     with (stage / "weights.safetensors").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for index, (name, source) in enumerate(sources.items()):
-            progress(name, index, len(sources))
+        done, total = 0, sum(prod(source.handle.shape) for source in sources.values())
+        for name, source in sources.items():
+            progress(name, done, total)
             packed = pack(source)
             assert packed.nbytes == program.weights[name].nbytes, f"{name}: {packed.nbytes} bytes packed"
             file.write(packed.data)
+            done += prod(source.handle.shape)
         file.flush()
         os.fsync(file.fileno())
 
@@ -168,15 +174,28 @@ def copy_tokenizer(stage: Path, model: Path) -> str | None:
 
 
 def copy_runtime(stage: Path) -> None:
-    """A copy of icc.runtime and the __main__ that runs it."""
+    """A copy of icc.runtime, of click, which it needs beyond what is installed with engines, and the __main__."""
 
     def skip(folder: str, names: list[str]) -> list[str]:
         return [n for n in names if n in ("__pycache__", "server") or not (n.endswith(".py") or "." not in n)]
 
     shutil.copytree(RUNTIME_DIR, stage / "runtime", ignore=skip, copy_function=shutil.copyfile)
-    for source in (stage / "runtime").rglob("*.py"):
+    _copy_click(stage / "click")
+    for source in (*(stage / "runtime").rglob("*.py"), *(stage / "click").glob("*.py")):
         _write_bytecode(source, source.relative_to(stage).as_posix())
     shutil.copyfile(RUNTIME_DIR / "embedded_main.py", stage / "__main__.py")
+
+
+def _copy_click(target: Path) -> None:
+    """click, which reads command lines: pure Python, as it is installed here, with its license."""
+    found = find_spec("click")
+    assert found is not None and found.origin is not None
+    target.mkdir()
+    for source in Path(found.origin).parent.glob("*.py"):
+        shutil.copyfile(source, target / source.name)
+    installed = distribution("click")
+    texts = (installed.read_text(name) for name in ("licenses/LICENSE.txt", "LICENSE.txt", "LICENSE.rst", "METADATA"))
+    (target / "LICENSE.txt").write_text(next(text for text in texts if text))
 
 
 def _write_bytecode(source: Path, name: str) -> None:

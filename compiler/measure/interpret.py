@@ -97,7 +97,7 @@ class InterpretDevice:
             self._sides[turn][array.name][:rows] = self._there[array.name][:rows]
         if logits:
             found = self._spaces["logits"].view(torch.float32).numpy()
-            self.logits[:rows] = found[: rows * self.program.vocab_size].reshape(rows, -1)
+            self.logits[:rows] = found[: rows * self.program.vocab_size].reshape(rows, self.program.vocab_size)
 
     def wait(self, turn: int) -> None:
         """`run` has waited."""

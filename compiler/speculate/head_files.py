@@ -23,10 +23,10 @@ from safetensors.torch import save_file
 from ..errors import CheckpointError, TensorError
 from ..frontend.source.checkpoint import open_checkpoint
 from ..weights.handles import Weight
+from .train_options import MAX_HEADS, MAX_LAYERS
 
 PREFIX = "medusa_head."
 FILE = "medusa_lm_head.safetensors"
-MAX_HEADS, MAX_LAYERS = 16, 8
 
 
 @dataclass(frozen=True)

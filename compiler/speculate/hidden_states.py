@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ..calibration import read_text, tokenize
 from ..errors import UsageError
+from .train_options import CHUNK
 
-CHUNK = 64  # windows per chunk, which is also the batch of the model
 Progress = Callable[[str, int, int], None]
 
 

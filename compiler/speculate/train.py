@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -19,52 +18,15 @@ from torch.nn.functional import cross_entropy, linear, silu
 
 from ..errors import UsageError
 from ..progress import Reporter
-from .head_files import MAX_HEADS, MAX_LAYERS, write_heads
-from .hidden_states import CHUNK, HiddenStates, WindowOptions, cut_windows
+from .head_files import write_heads
+from .hidden_states import HiddenStates, WindowOptions, cut_windows
+from .train_options import TrainHeadsOptions
 
 DECAY = 0.8
 WARMUP = 0.03
 TOP = 5  # accuracies are reported up to this rank
 STATE = "training.pt"
 SAVE_STEPS = 200
-
-
-@dataclass(frozen=True)
-class TrainHeadsOptions:
-    """What to train, on what, and for how long.
-
-    own_lm_head: every head learns an LM head of its own, as in the published checkpoints; otherwise all share the
-    model's behind a projection of their own, and the file is small. generate: the model writes all but the first
-    quarter of each window itself, at `temperature`. rate: the peak learning rate. One window in twenty is held out.
-    """
-
-    model: Path
-    text: Path
-    output: Path
-    heads: int = 4
-    layers: int = 1
-    own_lm_head: bool = False
-    generate: bool = False
-    temperature: float = 0.0
-    sequences: int = 4096
-    length: int = 256
-    epochs: int = 1
-    batch: int = 8
-    rate: float = 2e-3
-    seed: int = 0
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        for name, least, most in (
-            ("heads", 1, MAX_HEADS),
-            ("layers", 1, MAX_LAYERS),
-            ("sequences", 2, 1 << 24),
-            ("epochs", 1, 1 << 20),
-            ("batch", 1, CHUNK),
-            ("length", self.heads + 8, 1 << 20),
-        ):
-            if not least <= getattr(self, name) <= most:
-                raise UsageError(f"--{name} must be from {least} to {most}, not {getattr(self, name)}")
 
 
 class Heads(nn.Module):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, ClassVar
 
 from torch import Tensor, fx
@@ -48,7 +49,7 @@ class QuantizeAwq(QuantizePass):
         jobs = self.jobs(graph, ctx)
         searched = [job for job in jobs if job.own]
         groups = _groups(graph, searched, ctx)
-        found = self._search(graph, groups, len(searched), ctx)
+        found = self._search(graph, groups, ctx)
         counts: Counter[str] = Counter()
         for group in groups:
             if group.scales is not None:
@@ -65,11 +66,12 @@ class QuantizeAwq(QuantizePass):
         return PassResult(bool(jobs), counts)
 
     def _search(
-        self, graph: Graph, groups: list[_Group], total: int, ctx: PassContext
+        self, graph: Graph, groups: list[_Group], ctx: PassContext
     ) -> dict[fx.Node, tuple[Tensor | None, dict[str, Any]]]:
         """Run the calibration text through the float model; search each group as soon as its inputs are there."""
         where = {job.node: (group, job) for group in groups for job in group.jobs}
         found: dict[fx.Node, tuple[Tensor | None, dict[str, Any]]] = {}
+        done, total = 0, sum(prod(job.shape) for _, job in where.values())
 
         def visit(node: fx.Node, inputs: Inputs) -> None:
             group, _ = where[node]
@@ -80,9 +82,11 @@ class QuantizeAwq(QuantizePass):
                 twin = next((n for n in group.inputs if n.args[0] is source and n.target is LINEAR), None)
                 group.inputs[node] = group.inputs[twin] if twin else summarize(expert_rows(node, inputs))
             if len(group.inputs) == len(group.jobs):
+                nonlocal done
+                ctx.progress(group.jobs[0].name, done, total)
                 found.update(self._solve(graph, group))
                 group.inputs.clear()
-                ctx.progress("awq", len(found), total)
+                done += sum(prod(job.shape) for job in group.jobs)
 
         if where:
             stream(graph, self.sequences, where.keys(), visit)

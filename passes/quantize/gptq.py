@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, ClassVar
 
 import torch
@@ -43,11 +44,14 @@ class QuantizeGptq(QuantizePass):
         jobs = self.jobs(graph, ctx)
         solved = {job.node: job for job in jobs if job.own}
         hessians: dict[fx.Node, Hessian] = {}
+        done, total = 0, sum(map(_work, solved.values()))
 
         def visit(node: fx.Node, inputs: Inputs) -> None:
             job = solved[node]
-            ctx.progress("gptq", list(solved).index(node), len(solved))
+            nonlocal done
+            ctx.progress(job.name, done, total)
             self._quantize(graph, ctx, job, expert_rows(node, inputs), hessians)
+            done += _work(job)
 
         if solved:
             stream(graph, self.sequences, solved.keys(), visit)
@@ -90,6 +94,11 @@ class QuantizeGptq(QuantizePass):
             known.clear()
             known[source] = Hessian.of(rows, self.damping, self.act_order)
         return known[source]
+
+
+def _work(job: Job) -> int:
+    """What choosing the codes of a weight [..., N, K] costs, in proportion: each column changes all later ones."""
+    return prod(job.shape) * job.shape[-1]
 
 
 def _stack(parts: list[Parts], shape: torch.Size) -> Parts:

@@ -13,7 +13,7 @@ from torch import fx
 
 from ...compiler.errors import UsageError
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import Graph, TensorType, infer_type
+from ...compiler.graph.graph import Graph, TensorType, infer_type, type_of
 from ...compiler.ops import OPS, traits_of
 from ...compiler.weights.formats.base import Misfit, StorageFormat
 from ...compiler.weights.formats.registry import find_format
@@ -43,6 +43,11 @@ class Job:
     def node(self) -> fx.Node:
         """The first node that uses the weight."""
         return self.nodes[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[..., N, K] of the weight."""
+        return tuple(type_of(self.node.args[1]).shape)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

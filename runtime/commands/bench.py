@@ -12,19 +12,9 @@ import numpy as np
 from ..errors import CapacityError, UsageError
 from ..llm import LLM
 from ..requests.params import SamplingParams
+from .options import BenchOptions
 
 _WARMUP_TOKENS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class BenchOptions:
-    """What to measure: every batch size with prompts and outputs of these lengths, `rounds` times."""
-
-    prompt_tokens: int = 512
-    output_tokens: int = 128
-    batch_sizes: Sequence[int] = (1,)
-    rounds: int = 3
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..errors import RequestError
+from ..settings import setting
 
 if TYPE_CHECKING:
     from ..format.manifest import SamplingDefaults
@@ -51,20 +52,20 @@ class SamplingParams:
     generated. allowed_token_ids: nothing else is sampled; None for any token.
     """
 
-    max_tokens: int = 128
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    max_tokens: int = setting(128, "Most tokens to generate.")
+    temperature: float | None = setting(None, "0 is greedy.", unset="the engine's")
+    top_p: float | None = setting(None, "Likeliest tokens with this probability in all.", unset="the engine's")
+    top_k: int | None = setting(None, "So many of the likeliest tokens; 0 is all.", unset="the engine's")
+    min_p: float | None = setting(None, "Tokens at least so probable, against the likeliest.", unset="the engine's")
+    repetition_penalty: float | None = setting(None, "On tokens of prompt and output; 1 is none.", unset="the engine's")
+    presence_penalty: float = setting(0.0, "On tokens that the output has.")
+    frequency_penalty: float = setting(0.0, "On tokens, as often as the output has them.")
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
+    seed: int | None = setting(None, "The same seed gives the same tokens.", unset="drawn")
+    stop: tuple[str, ...] = setting((), "End before this text (repeatable).", metavar="TEXT")
     stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    min_tokens: int = 0
+    ignore_eos: bool = setting(False, "Go on after the model's end token.")
+    min_tokens: int = setting(0, "Least tokens to generate.")
     logprobs: int | None = None
     n: int = 1
     include_stop: bool = False

@@ -35,7 +35,7 @@ def _column_slice(
 
 
 def add_linear(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str, extra: bool, rows: str) -> None:
-    name = f"linear_{fmt}_{k}x{n}_{rows}{'_bias_residual_slice' if extra else ''}"
+    name = f"linear_{fmt}_{k}x{n}_{rows}{'_bias_slice' if extra else ''}"
     w = rng.standard_normal((n, k)).astype(np.float32) / np.sqrt(k)
     packed = TILES[fmt].pack({"values": w})
     exact = TILES[fmt].unpack(packed, (n, k))["values"].astype(np.float64)
@@ -46,15 +46,14 @@ def add_linear(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str, e
     w = b.weight(f"{name}.w", packed, f"tile_{fmt}", (n, k))
     added: dict[str, Any] = {}
     if extra:
-        added = {"bias": b.plain(f"{name}.b", bias), "residual": b.buffer(f"{name}.r", [n], rows=rows)}
-        feeds[f"{name}.r"] = normal(n)
+        added = {"bias": b.plain(f"{name}.b", bias)}
     b.step(Linear(rows=rows, x=x, w=w, y=y, k=k, n=n, stored=Stored(fmt, "product"), **added))  # type: ignore[arg-type]
 
     def expect(a: Arrays) -> Arrays:
         out = a[y.name].astype(np.float64)
         out[:, y_start : y_start + n] = a[x.name][:, start : start + k].astype(np.float64) @ exact.T
         if extra:
-            out[:, y_start : y_start + n] += bias + a[f"{name}.r"]
+            out[:, y_start : y_start + n] += bias
         return {y.name: out}
 
     b.cases.append(Case(name, feeds, expect, max(2e-6, 1e-9 * k)))
@@ -110,27 +109,23 @@ def add_quantize(b: Builder, name: str, k: int, group: int, slice_: bool, scale:
 
 
 def add_linear_q(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str, group: int, extra: bool) -> None:
-    name = f"linear_{fmt}_g{group}_{k}x{n}{'_bias_residual_slice' if extra else ''}"
+    name = f"linear_{fmt}_g{group}_{k}x{n}{'_bias_slice' if extra else ''}"
     packed, exact = quantized_weight(rng, n, k, fmt, group)
     x = add_quantize(b, name, k, group, extra)
     bias = rng.standard_normal(n).astype(np.float32)
     y, _, y_start = _column_slice(b, f"{name}.y", n, extra)
     w = b.weight(f"{name}.w", packed, fmt, (n, k))
-    feeds, added = {}, dict[str, Any]()
-    if extra:
-        added = {"bias": b.plain(f"{name}.b", bias), "residual": b.buffer(f"{name}.r", [n + 3])}
-        b.columns[f"{name}.r"] = (0, n)
-        feeds[f"{name}.r"] = normal(n + 3)
+    added: dict[str, Any] = {"bias": b.plain(f"{name}.b", bias)} if extra else {}
     b.step(LinearQ(x=x, w=w, y=y, k=k, n=n, stored=quantized_storage(fmt, group), **added))
 
     def expect(a: Arrays) -> Arrays:
         out = a[y.name].astype(np.float64)
         out[:, y_start : y_start + n] = dequantize(a[f"{name}.q"], a[f"{name}.s"].astype(np.float64)) @ exact.T
         if extra:
-            out[:, y_start : y_start + n] += bias + a[f"{name}.r"][:, :n]
+            out[:, y_start : y_start + n] += bias
         return {y.name: out}
 
-    b.cases.append(Case(name, feeds, expect, 1e-5))
+    b.cases.append(Case(name, {}, expect, 1e-5))
 
 
 def add_experts(b: Builder, rng: np.random.Generator, bits: int, topk: int, per_slot: bool) -> None:

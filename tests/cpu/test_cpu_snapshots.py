@@ -33,22 +33,22 @@ EXPERTS = {"k": 32, "n": 20, "experts": 3, "topk": 2}
 
 KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
     "linear__bf16": ("linear", {"k": 32, "n": 20, "stored": "bf16"}),
-    "linear__f32_bias_residual_logit_rows": (
+    "linear__f32_bias_logit_rows": (
         "linear",
         {
             "k": 32,
             "n": 20,
             "stored": "f32",
-            "present": ("bias", "residual"),
+            "present": ("bias",),
             "strides": {"x": 40},
             "rows": "logit_rows",
         },
     ),
     "quantize_rows__g16": ("quantize_rows", {"k": 32, "group": 16}),
     "linear_q__q4": ("linear_q", {"k": 32, "n": 20, **QUANT}),
-    "linear_q__q8_bias_residual": (
+    "linear_q__q8_bias": (
         "linear_q",
-        {"k": 32, "n": 20, "stored": "q8g32", "present": ("bias", "residual"), "strides": {"y": 24}},
+        {"k": 32, "n": 20, "stored": "q8g32", "present": ("bias",), "strides": {"y": 24}},
     ),
     "linear_q__q8s": ("linear_q", {"k": 32, "n": 20, "stored": "q8g16:screen"}),
     "linear_q__q8s_screened": (

@@ -191,7 +191,7 @@ def test_each_task_refuses_the_other(embedder: Callable[..., Compiled], compiled
 
 
 def test_commands_on_an_engine_that_embeds(embedder: Callable[..., Compiled], capsys: Any) -> None:
-    from icc.runtime.commands.cli import main
+    from icc.runtime.cli.commands import main
 
     engine = str(embedder("llama", headless=True).engine)
     assert main(["inspect", engine]) == 0

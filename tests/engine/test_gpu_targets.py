@@ -17,7 +17,7 @@ from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.cli import main
 from icc.compiler.program.steps.rowwise import Softmax
 from icc.compiler.targets import TARGETS
-from icc.runtime.commands.cli import main as runtime_main
+from icc.runtime.cli.commands import main as runtime_main
 from icc.runtime.format.load import decode_program, open_engine
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.operands import BufferOperand

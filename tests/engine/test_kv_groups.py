@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from icc.runtime.format.load import open_engine
 from icc.runtime.kv.policy import POLICIES
 from icc.runtime.kv.sequence import NO_BLOCK
 from icc.runtime.llm import LLM
+from kv_policies import Sinks
 
 LENGTH, WINDOW, STEP, BATCH = 480, 40, 48, 4
+SINKS = 5
 NEW = 260
 LIMITS = {"max_seq_len": LENGTH, "max_step_tokens": STEP, "max_batch_size": BATCH}
 GREEDY = icc.SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
@@ -155,24 +157,8 @@ def test_a_window_as_long_as_the_text_is_none(made: Any, tiny: Any, tmp_path: Pa
     assert (group.keeps, len(group.layers)) == ("all", 2)
 
 
-@dataclass(frozen=True)
-class SinksAndWindow:
-    """A policy of this module: the first block is never given back."""
-
-    size: int
-
-    def kept(self, position: int) -> Sequence[range]:
-        first = max(position - self.size + 1, 0)
-        if first <= 5:
-            return (range(position),) if position else ()
-        return range(5), range(first, position)
-
-    def most_blocks(self, length: int, block_size: int) -> int:
-        return min(-(-length // block_size), (self.size + block_size - 2) // block_size + 2)
-
-
 def test_a_group_of_another_kind(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(POLICIES, "sinks", SinksAndWindow)
+    monkeypatch.setitem(POLICIES, "sinks", lambda size: Sinks(SINKS, size))
     engine, _ = made("gemma2")
     with icc.load(engine) as llm:
         expected = [generation.token_ids for generation in generate(llm)]
@@ -184,7 +170,7 @@ def test_a_group_of_another_kind(made: Any, monkeypatch: pytest.MonkeyPatch) -> 
     kv = msgspec.structs.replace(opened.program.kv, groups=tuple(groups))
     opened = replace(opened, program=msgspec.structs.replace(opened.program, kv=kv))
     with LLM(opened.manifest, Player(CpuDevice(opened, 2))) as llm:
-        window = next(n for n, group in enumerate(llm.executor.groups) if group.policy == SinksAndWindow(WINDOW))
+        window = next(n for n, group in enumerate(llm.executor.groups) if group.policy == Sinks(SINKS, WINDOW))
         tables: list[tuple[int, ...]] = []
         step = llm.executor.step_greedy
 

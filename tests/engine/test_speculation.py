@@ -126,13 +126,14 @@ def test_an_engine_with_heads_gives_what_one_without_gives(
                 assert llm.loop.speculator.counts.accepted > 0
 
 
-def test_the_first_layers_and_a_second_engine_guess(compiled: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("family", ["llama", "gemma2"])  # one KV group, and two of which the exit's layers have one
+def test_the_first_layers_and_a_second_engine_guess(compiled: Callable[..., Any], family: str) -> None:
     """Self-speculation behind one of two layers, and an engine that is the model itself, which guesses all right."""
-    engine = compiled("llama", spec="layer-skip:1").engine
+    engine = compiled(family, spec="layer-skip:1").engine
     params = SamplingParams(max_tokens=30, ignore_eos=True)
-    with load(compiled("llama").engine, threads=1) as llm:
+    with load(compiled(family).engine, threads=1) as llm:
         plain = llm.generate(PROMPTS, params)
-    for spec in (None, f"draft:{compiled('llama').engine}"):
+    for spec in (None, f"draft:{compiled(family).engine}"):
         with load(engine, threads=1, spec=spec) as llm:
             assert llm.loop.speculator.drafter.name == ("layer-skip" if spec is None else "draft")
             llm.loop.speculator.adaptive = False
@@ -141,7 +142,8 @@ def test_the_first_layers_and_a_second_engine_guess(compiled: Callable[..., Any]
             assert counts.accepted == counts.guesses > 20 if spec else counts.guesses > 20
 
 
-def test_an_early_exit_gives_the_logits_of_the_first_layers(compiled: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_an_early_exit_gives_the_logits_of_the_first_layers(compiled: Callable[..., Any], family: str) -> None:
     from icc.compiler.frontend.load import load_graph
     from icc.compiler.graph.interpret import interpret_exit
     from icc.passes import pipelines
@@ -151,15 +153,16 @@ def test_an_early_exit_gives_the_logits_of_the_first_layers(compiled: Callable[.
     from icc.runtime.executor.cpu.device import CpuDevice
     from icc.runtime.executor.player import Player
 
-    found = compiled("llama", spec="layer-skip:1")
+    found = compiled(family, spec="layer-skip:1")
     graph = load_graph(found.checkpoint)
     run_passes(graph, [*pipelines.canonicalize(), *pipelines.speculate((), 1, "none", "int8")], PassContext())
     ids = [1, 5, 9, 33, 70, 2, 8]
     expected = interpret_exit(graph, ids).numpy()
     with load(found.engine, threads=1, spec="none") as llm:
         executor = Player(CpuDevice(llm.engine, 2, section="exit"))
-        executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids[:4]), 0, ((0,),), 4),)))
-        got = executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids[4:]), 4, ((0,),), 3),)))
+        tables = ((0,),) * len(executor.groups)
+        executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids[:4]), 0, tables, 4),)))
+        got = executor.step(ScheduledBatch((ScheduledSequence(1, tuple(ids[4:]), 4, tables, 3),)))
         assert np.abs(got - expected[4:]).max() < 1e-4 * np.abs(expected).max()
         executor.close()
 

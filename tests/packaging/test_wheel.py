@@ -29,7 +29,7 @@ def expected(engine: Path) -> list[int]:
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(source: Path, wheel: Path) -> None:
-    files = [source / "__init__.py"]
+    files = [source / name for name in ("__init__.py", "__main__.py", "py.typed")]
     for part in ("compiler", "passes", "runtime"):
         files += (source / part).rglob("*.py")
     files += (file for file in (source / "codegen_templates").rglob("*") if file.is_file())

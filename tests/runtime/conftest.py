@@ -169,9 +169,9 @@ def write_engine(toy_library: Callable[[int], Path]) -> Callable[..., Path]:
         for name, text in (tokenizer_files or {}).items():
             (root / "tokenizer" / name).write_text(text)
         if embed:
-            ignore = shutil.ignore_patterns("__pycache__", "server")
-            shutil.copytree(ROOT / "runtime", root / "runtime", ignore=ignore)
-            shutil.copy(ROOT / "runtime" / "embedded_main.py", root / "__main__.py")
+            from icc.compiler.engine.directory import copy_runtime  # imports torch
+
+            copy_runtime(root)
         seal(root, toy_manifest(**changes))
         return root
 

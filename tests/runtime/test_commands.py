@@ -1,4 +1,4 @@
-"""The commands, in an engine of its own and through `icc.runtime.commands.cli`, and what importing costs."""
+"""The commands, in an engine of its own and through `icc.runtime.cli.commands`, and what importing costs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from icc.runtime.cli.commands import main
 from icc.runtime.commands.bench import BenchOptions, run_bench
-from icc.runtime.commands.cli import main
 from icc.runtime.commands.evaluate import evaluate_text, windows
 from icc.runtime.errors import CapacityError, UsageError
+from icc.runtime.format.manifest import EmbeddingFacts
 from icc.runtime.llm import load
 
 Make = Callable[..., Path]
-HEAVY = ("torch", "transformers", "triton", "jinja2", "click", "rich", "fastapi")
+HEAVY = ("torch", "transformers", "triton", "jinja2", "rich", "fastapi")
 EMBEDDED_BAN = f"""
 import sys
+from importlib.machinery import PathFinder
 class Ban:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {(*HEAVY, "icc")!r}:
             raise ImportError("banned: " + name)
+        return PathFinder.find_spec(name, sys.argv[:1]) if name == "click" else None  # the engine's own, or none
 sys.meta_path.insert(0, Ban())
 import runpy
 sys.argv = sys.argv[1:]
@@ -47,6 +50,29 @@ def test_an_engine_runs_itself_without_icc_and_stays_as_it_was(make_engine: Make
     assert "first token" in done.stderr and "tok/s" in done.stderr
     assert sorted(root.rglob("*")) == before
     assert python(str(root), "inspect", PYTHONPATH="").stdout.startswith("engine: ")
+
+
+def test_an_engines_own_help_lists_what_it_can_do(make_engine: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    generating, embedding = make_engine(), make_engine("e.engine", embedding=EmbeddingFacts("last", True, 258))
+
+    def help_of(engine: Path, *command: str) -> str:
+        assert main([*command, "--help"], engine=str(engine)) == 0
+        return capsys.readouterr().out
+
+    def commands_of(engine: Path) -> list[str]:
+        return [line.split()[0] for line in help_of(engine).partition("Commands:\n")[2].splitlines()]
+
+    assert commands_of(generating) == ["run", "bench", "eval", "inspect"]
+    assert commands_of(embedding) == ["bench", "inspect"]
+    bare = make_engine("bare.engine", tokenizer_dir=None)
+    assert commands_of(bare) == ["run", "bench", "inspect"] and "--prompt" not in help_of(bare, "run")
+    assert "--output-tokens" in help_of(generating, "bench") and " ENGINE\n" not in help_of(generating, "bench")
+    shown = help_of(embedding, "bench")
+    assert "--threads" in shown and not any(f"--{name}" in shown for name in ("output-tokens", "spec", "swap-gib"))
+    assert main(["run", "-p", "a"], engine=str(embedding)) == 24
+    assert "compiled for embeddings" in capsys.readouterr().err
+    assert main(["serve"], engine=str(generating)) == 3
+    assert "icc[serve]" in capsys.readouterr().err
 
 
 def test_run_prints_json_and_takes_ids(make_engine: Make, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +180,7 @@ def loaded_after(code: str) -> set[str]:
 def test_importing_icc_loads_nothing_heavy() -> None:
     assert not loaded_after("import icc; icc.__version__; dir(icc)") & {*HEAVY, "numpy", "tokenizers", "msgspec"}
     assert not loaded_after("import icc; icc.load; icc.SamplingParams; icc.IccError") & set(HEAVY)
-    assert not loaded_after("from icc.runtime.commands import bench, cli, evaluate") & set(HEAVY)
+    assert not loaded_after("from icc.runtime.cli import bench, commands, evaluate, run, serve") & set(HEAVY)
 
 
 def test_the_scheduler_needs_the_standard_library_alone() -> None:

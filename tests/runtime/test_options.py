@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 
 import icc
 import pytest
-from icc.runtime.commands.load import add_load, load_options
+from icc.runtime.cli.group import command
+from icc.runtime.cli.load import loads
 from icc.runtime.errors import UsageError
 from icc.runtime.options import LoadOptions
 
@@ -37,12 +37,12 @@ def test_they_reach_the_engine_process_as_they_are() -> None:
 
 
 def test_a_command_without_options_has_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("engine")
-    add_load(parser)
-    assert load_options(parser.parse_args(["x"])) == LoadOptions("x")
+    found: list[LoadOptions] = []
+    reader = command("read")(loads(lambda load: found.append(load)))
     given = ["x", "--threads=2", "--isa=avx2", "--no-verify", f"--kv-mib={1 << 20}", "--swap-gib=0", "--spec=ngram"]
-    assert load_options(parser.parse_args([*given, "--spec-accept=typical:0.1,0.2"])) == LoadOptions("x", **OPTIONS)
+    for arguments in (["x"], [*given, "--spec-accept=typical:0.1,0.2"]):
+        reader(arguments, standalone_mode=False)
+    assert found == [LoadOptions("x"), LoadOptions("x", **OPTIONS)]
     assert capsys.readouterr().err.count("lossy") == 1
 
 

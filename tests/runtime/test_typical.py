@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from icc.runtime.batch.scheduled import Draft
-from icc.runtime.commands.cli import main
+from icc.runtime.cli.commands import main
 from icc.runtime.errors import UsageError
 from icc.runtime.format.manifest import Manifest
 from icc.runtime.llm import LLM

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from icc.compiler.errors import CheckpointError, TensorError, UsageError
-from icc.compiler.progress import Reporter, SilentReporter
+from icc.compiler.progress import LoggingReporter, Reporter
 from icc.compiler.speculate import train
 from icc.compiler.speculate.head_files import FILE, read_heads, write_heads
 from icc.compiler.speculate.train import TrainHeadsOptions, train_heads
@@ -52,7 +52,7 @@ def test_heads_learn_the_text_and_a_cut_makes_no_difference(
 ) -> None:
     monkeypatch.setattr(train, "SAVE_STEPS", 7)
     whole = replace(options, output=tmp_path / "whole")
-    accuracy = train_heads(whole, SilentReporter())
+    accuracy = train_heads(whole, LoggingReporter())
     assert all(head[0] > 0.9 for head in accuracy), accuracy
     assert all(head == sorted(head) and len(head) == 5 for head in accuracy)
     assert sorted(p.name for p in whole.output.iterdir()) == ["config.json", FILE]
@@ -61,12 +61,12 @@ def test_heads_learn_the_text_and_a_cut_makes_no_difference(
     with pytest.raises(KeyboardInterrupt):
         train_heads(cut, CutOff(17))
     assert (cut.output / "training.pt").is_file()
-    assert train_heads(cut, SilentReporter()) == accuracy
+    assert train_heads(cut, LoggingReporter()) == accuracy
     first, second = load_file(whole.output / FILE), load_file(cut.output / FILE)
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
     other = replace(options, output=tmp_path / "other", seed=1, epochs=1)
-    train_heads(other, SilentReporter())
+    train_heads(other, LoggingReporter())
     assert not torch.equal(
         load_file(other.output / FILE)["medusa_head.0.0.linear.weight"], first["medusa_head.0.0.linear.weight"]
     )
@@ -76,7 +76,7 @@ def test_the_published_layout_with_heads_of_their_own_on_own_text(options: Train
     chosen = replace(
         options, output=tmp_path, own_lm_head=True, generate=True, layers=2, sequences=70, epochs=1, temperature=0.5
     )
-    train_heads(chosen, SilentReporter())
+    train_heads(chosen, LoggingReporter())
     shapes = {name: tuple(value.shape) for name, value in load_file(tmp_path / FILE).items()}
     assert shapes == {
         f"medusa_head.{head}.{name}": shape
@@ -94,11 +94,11 @@ def test_the_published_layout_with_heads_of_their_own_on_own_text(options: Train
 
 def test_mistakes_are_refused_in_words(options: TrainHeadsOptions, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is too short"):
-        train_heads(replace(options, length=5000, output=tmp_path), SilentReporter())
+        train_heads(replace(options, length=5000, output=tmp_path), LoggingReporter())
     with pytest.raises(UsageError, match="--heads must be from 1 to 16, not 0"):
         replace(options, heads=0)
     with pytest.raises(UsageError, match="no such file"):
-        train_heads(replace(options, text=tmp_path / "none", output=tmp_path), SilentReporter())
+        train_heads(replace(options, text=tmp_path / "none", output=tmp_path), LoggingReporter())
 
 
 def heads_on_disk(folder: Path, config: Any, **tensors: torch.Tensor) -> Path:

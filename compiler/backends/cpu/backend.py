@@ -58,4 +58,4 @@ class CpuBackend:
         isas = host_isas()[:1] if self.target.is_here else ALL
         if not isas:
             raise UsageError("this machine has none of the instruction sets that icc knows", "use --target cpu")
-        return Built(program, tuple(build_libraries(program, kernels_dir, isas)))
+        return Built(program, tuple(build_libraries(program, kernels_dir, isas, progress=progress)))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from ....runtime.format.manifest import Library
+from ...interrupt import end_processes, running
 from ...program.program import Program
 from ..errors import ToolchainError
 from .emit import emit_source
@@ -42,11 +43,12 @@ def _build(program: Program, kernels_dir: Path, isa: Isa, sanitize: str | None, 
     (kernels_dir / source).write_text(emit_source(program, isa))
     cmd = compile_command(isa, source, output, sanitize, optimize)
     try:
-        done = subprocess.run(cmd, cwd=kernels_dir, capture_output=True, text=True, check=False)
+        with running(cmd, cwd=kernels_dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+            said = process.communicate()[1]
     except FileNotFoundError:
         raise ToolchainError(cmd, f"error: {cmd[0]} is not installed") from None
-    if done.returncode:
-        raise ToolchainError(cmd, done.stderr)
+    if process.returncode:
+        raise ToolchainError(cmd, said)
     return Library(isa.name, f"{kernels_dir.name}/{output}", list(isa.cpu_flags))
 
 
@@ -57,6 +59,7 @@ def build_libraries(
     jobs: int = 2,
     sanitize: str | None = None,
     optimize: str = "-O3",
+    progress: Callable[[str, int, int], None] = lambda text, done, total: None,
 ) -> list[Library]:
     """Write `<isa>.cpp` and `<isa>.so` for each level into `kernels_dir`; libraries in the order of `isas`.
 
@@ -64,5 +67,13 @@ def build_libraries(
     """
     kernels_dir.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(max_workers=jobs) as pool:
-        tasks = [pool.submit(_build, program, kernels_dir, isa, sanitize, optimize) for isa in isas]
+        tasks = {pool.submit(_build, program, kernels_dir, isa, sanitize, optimize): isa for isa in isas}
+        progress(", ".join(isa.name for isa in isas), 0, len(isas))
+        try:
+            for done, task in enumerate(as_completed(tasks), 1):
+                progress(tasks[task].name, done, len(isas))
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            end_processes()
+            raise
         return [task.result() for task in tasks]

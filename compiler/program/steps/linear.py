@@ -63,14 +63,13 @@ class Product(Step, frozen=True, kw_only=True):
 
 
 class RowProduct(Product, frozen=True, kw_only=True):
-    """Every row with the same matrix; residual is added to it. screened: the product gives the logits, of which greedy
-    batches want only the largest, and its weight is laid out for that."""
+    """Every row with the same matrix. screened: the product gives the logits, of which greedy batches want only the
+    largest, and its weight is laid out for that."""
 
-    residual: Operand | None = None
     screened: bool = False
 
     def widths(self) -> dict[str, int]:
-        return {**self._widths(self.k, self.columns, 1), "residual": self.n}
+        return self._widths(self.k, self.columns, 1)
 
 
 @step_type

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import DeviceError
+from ...errors import DeviceError, install
 
 _HINT = "run `nvidia-smi` to see whether the driver works"
 
@@ -39,7 +39,7 @@ def load_bindings() -> Any:
     try:
         bindings = importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
-        raise DeviceError(f"cuda-bindings cannot be imported: {error}", "pip install 'icc[cuda]'") from None
+        raise DeviceError(f"cuda-bindings cannot be imported: {error}", install("cuda")) from None
     try:
         status = bindings.cuInit(0)[0]
     except RuntimeError as error:  # cuda-bindings looks for libcuda.so when it is first called

@@ -244,8 +244,8 @@ class Jobs:
         if grammar:
             if not self.model.manifest.model.eos_token_ids or self.model.tokenizer is None:
                 raise RequestError("this model has no end token, which a grammar needs", field=field)
-            await self._sandbox.check_grammar(grammar)
-        return grammar
+            return await self._sandbox.lower(grammar, field)
+        return ""
 
     async def _job(
         self,

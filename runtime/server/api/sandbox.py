@@ -10,7 +10,7 @@ import msgspec
 from ...errors import RequestError
 from .sandbox_main import Answer, CheckGrammar, Render, Setup
 
-SECONDS = 0.5  # for one request; a normal one takes about a millisecond
+SECONDS = 2.0  # for one request; a normal one takes a few milliseconds
 _START_S = 20.0
 
 
@@ -28,9 +28,9 @@ class Sandbox:
         """The prompt for a conversation. RequestError if the template refuses it."""
         return await self._ask(request, "messages")
 
-    async def check_grammar(self, grammar: str) -> None:
-        """RequestError if it is no grammar, or one beyond the limits."""
-        await self._ask(CheckGrammar(grammar), "response_format")
+    async def lower(self, grammar: str, field: str = "response_format") -> str:
+        """A text of `grammars.sources`, lowered. RequestError if it is no grammar, or one beyond the limits."""
+        return await self._ask(CheckGrammar(grammar), field)
 
     async def start(self) -> None:
         """Start the process; `template_error` says why the template cannot be used, if so."""

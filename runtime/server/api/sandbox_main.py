@@ -10,10 +10,11 @@ import resource
 import sys
 from typing import Any
 
-import llguidance
 import msgspec
 
-from ..engine.grammars import parser_limits
+from ...errors import RequestError
+from ...grammars.compiling import lowered
+from ...grammars.sources import of_schema
 from ..engine.parent import die_with_parent
 from .templates import ChatTemplate, TemplateRefused
 
@@ -35,7 +36,7 @@ class Render(msgspec.Struct, tag="render"):
 
 
 class CheckGrammar(msgspec.Struct, tag="grammar"):
-    """A grammar in llguidance's own format."""
+    """A text of `grammars.sources`; the answer is what it is lowered to."""
 
     grammar: str
 
@@ -49,7 +50,10 @@ class Answer(msgspec.Struct):
 
 def answer(template: ChatTemplate | None, request: Render | CheckGrammar) -> Answer:
     if isinstance(request, CheckGrammar):
-        return Answer(error=llguidance.LLMatcher.validate_grammar(request.grammar, limits=parser_limits()))
+        try:
+            return Answer(lowered(request.grammar))
+        except RequestError as error:
+            return Answer(error=error.message)
     if template is None:
         return Answer(error="the model has no chat template")
     try:
@@ -66,6 +70,7 @@ def main() -> None:
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    lowered(of_schema(True))  # what that imports is there before somebody waits
     decoder = msgspec.json.Decoder(Setup | Render | CheckGrammar)
     template: ChatTemplate | None = None
     while size := sys.stdin.buffer.read(4):

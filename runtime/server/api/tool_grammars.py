@@ -6,8 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from ...errors import RequestError
+from ...grammars.sources import of_lark
 from ..reading.formats import ID, AnswerFormat, CallFormat
-from . import structured
 from .conversation import Tool
 from .model import ServedModel
 
@@ -16,9 +17,13 @@ _TEXT = "/(.|\\n)*/"
 
 
 def tool_grammar(model: ServedModel, form: AnswerFormat, tools: Sequence[Tool], most: int | None) -> str:
-    """A grammar for calls of the tools, at least one and at most so many."""
+    """The source of a grammar for calls of the tools, at least one and at most so many. RequestError if a schema is
+    nested too deep or too large."""
     assert form.calls is not None
-    return _Writer(model, form, form.calls).write(tools, 1 if not form.calls.parallel else most)
+    try:
+        return _Writer(model, form, form.calls).write(tools, 1 if not form.calls.parallel else most)
+    except RequestError as error:
+        raise RequestError(error.message, error.hint, field="tools") from error
 
 
 class _Writer:
@@ -37,7 +42,7 @@ class _Writer:
         self._rules.append(f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}")
         for number, tool in enumerate(tools):
             self._rules.append(f"call_{number}: {self._call(number, tool)}")
-        return structured.of_lark("\n".join(self._rules) + "\n", self._schemas)
+        return of_lark("\n".join(self._rules) + "\n", self._schemas)
 
     def _call(self, number: int, tool: Tool) -> str:
         calls, name = self._calls, tool.function.name

@@ -13,7 +13,7 @@ HEARTBEAT_S = 0.5  # an idle engine says that often that it lives
 
 class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
     """A prompt to complete, or to embed by an engine that embeds. `id` names it in every message about it; `grammar` is
-    llguidance's, "" for none.
+    of `grammars.sources`, lowered; "" for none.
 
     prompt_logprobs: how many of the likeliest tokens to report per position of the prompt, None for no report.
     deadline: seconds after which what has not ended ends with the reason "deadline".

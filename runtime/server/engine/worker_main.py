@@ -12,7 +12,7 @@ from ...errors import IccError
 from ...llm import open_llm
 from ...options import LoadOptions
 from .channel import Channel
-from .grammars import LlguidanceGrammars
+from .grammars import CompiledGrammars
 from .messages import Fatal
 from .parent import die_with_parent
 from .worker import Worker
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
         channel.send(Fatal(error.message, error.hint, error.exit_code))
         return error.exit_code
     with llm:
-        grammars = LlguidanceGrammars.of(llm)
+        grammars = CompiledGrammars.of(llm)
         gc.collect()
         gc.freeze()  # what is here now stays; a step need not wait until it has been looked at again
         Worker(llm, channel, grammars).run(time.perf_counter() - start)

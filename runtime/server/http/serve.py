@@ -11,53 +11,23 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import uvicorn
 import uvloop
 
 from ...errors import UsageError
-from ...options import LoadOptions
 from ..api import limits
 from ..api.core import Core
 from ..api.keys import ApiKeys
 from ..batches.batches import Batches
 from ..batches.store import Store
+from ..options import ServeOptions
 from .app import Parts, build_app
 from .gate import Gate
 from .http_protocol import HttpProtocol
 
 log = logging.getLogger("icc.serve")
 _POLL_S = 0.05
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """Where to listen, for whom, and how much to take on.
-
-    max_queue: completions that are accepted beyond a full batch; max_queue_tokens: tokens of all that are accepted.
-    max_seconds: the latest deadline of a request, from when it is sent to the engine. max_wait_s: a request that would
-    wait longer for its first step is refused.
-    watchdog_s: an engine that says nothing for so long is ended and started again. drain_s: how long running requests
-    may go on after SIGTERM. batch_store: the SQLite file of the Batch API, without which there is none. command: the
-    engine process, for tests.
-    """
-
-    load: LoadOptions
-    host: str = "127.0.0.1"
-    port: int = 8000
-    name: str | None = None
-    api_key_file: Path | None = None
-    max_queue: int = 1024
-    max_queue_tokens: int = 4 << 20
-    watchdog_s: float = 10.0
-    drain_s: float = 30.0
-    batch_store: Path | None = None
-    max_seconds: float | None = None
-    max_wait_s: float | None = None
-    command: Sequence[str] | None = None
 
 
 class Server:

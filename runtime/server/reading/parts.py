@@ -40,6 +40,7 @@ class CallArguments:
 
 
 Part = Said | Thought | CallBegun | CallArguments
+_MARK_BEGUN = re.compile(r"[<\[][^<>\[\]\s]{0,40}$")
 
 
 def long_id() -> str:
@@ -69,6 +70,7 @@ class Parts:
         self._hidden = re.compile("|".join(map(re.escape, sorted(hidden, key=len, reverse=True)))) if hidden else None
         self._parts: list[Part] = []
         self._blanks = {Said: "", Thought: ""}
+        self._held = {Said: "", Thought: ""}  # what may begin a hidden text
         self._fresh = {Said: False, Thought: True}  # whether blanks that come now are at an edge
         self._ending = self._spoken = False
 
@@ -117,13 +119,18 @@ class Parts:
 
     def end(self) -> None:
         """The answer has ended: blanks that were held back are shown, unless they are at an edge."""
+        if held := self._held[Said]:
+            self._hidden = None
+            self._add(Said, held)
         blanks, self._blanks[Said] = self._blanks[Said], ""
         if blanks and not self._fresh[Said]:
             self._parts.append(Said(blanks))
 
     def _add(self, kind: type[Said | Thought], text: str) -> None:
         if self._hidden is not None:
-            text = self._hidden.sub("", text)
+            text = self._hidden.sub("", self._held[kind] + text)
+            held = _MARK_BEGUN.search(text)
+            text, self._held[kind] = (text[: held.start()], held[0]) if held else (text, "")
         if self._fresh[kind]:
             text = text.lstrip()
         if not text:

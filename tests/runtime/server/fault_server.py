@@ -101,7 +101,7 @@ def break_http_stages() -> None:
 
     fail_on(decoding, "decode", "parse")
     fail_on(sandbox.Sandbox, "render", "template")
-    fail_on(sandbox.Sandbox, "check_grammar", "grammar")
+    fail_on(sandbox.Sandbox, "lower", "grammar")
     fail_on(icc.runtime.tokenizer.Tokenizer, "encode", "tokenise")
     fail_on(answers.CompletionAnswer, "whole", "write")
     encode, write = icc.runtime.tokenizer.Tokenizer.encode, streams._event

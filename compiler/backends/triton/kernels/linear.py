@@ -38,8 +38,6 @@ class RowProducts(StepKernel[P]):
         layout = LAYOUTS.of(step.stored)
         if isinstance(layout, CodeGroups) and (reason := layout.misfit(step.n, step.k)):
             return f"product: {reason}"
-        if isinstance(step, steps.RowProduct) and step.residual is not None:
-            return "residuals are part of the epilogue"
         for part in step.epilogue.inputs if step.epilogue else ():
             if isinstance(part, steps.Columns) and not 0 <= part.offset <= step.n - 1 - part.stride * (
                 step.columns - 1

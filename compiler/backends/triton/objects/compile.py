@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -16,6 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .....runtime.errors import install
+from ....interrupt import end_processes, running
 from ....targets import Target
 from ...errors import CodegenError
 from ..spec import LaunchSpec
@@ -74,6 +77,7 @@ def compile_specs(
     missing = [key for key in wanted if key not in found]
     with _Workers(min(len(missing), os.cpu_count() or 1)) as workers:
         done = len(found)
+        progress("", done, len(wanted))
         for key, compiled in workers.map(compile_one, missing):
             done += 1
             progress(key, done, len(wanted))
@@ -110,10 +114,11 @@ class _Worker:
         env = os.environ | {"TRITON_CACHE_DIR": self._cache.name, "TRITON_DISABLE_LINE_INFO": "1"}
         env.pop("TRITON_INTERPRET", None)
         self._stderr = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(_WORKER)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, env=env, text=True,
-        )  # fmt: skip
+        pipe = subprocess.PIPE
+        self._running = running(
+            [sys.executable, "-P", str(_WORKER)], stdin=pipe, stdout=pipe, stderr=self._stderr, env=env, text=True
+        )
+        self._process = self._running.__enter__()
 
     def ask(self, job: dict[str, Any]) -> dict[str, Any]:
         """Send a job and wait for its answer."""
@@ -134,8 +139,10 @@ class _Worker:
 
     def close(self) -> None:
         """End the process."""
-        self._process.kill()
-        self._process.communicate()
+        self._running.__exit__(None, None, None)
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):  # what was not read any more
+                stream.close()  # type: ignore[union-attr]
         self._stderr.close()
         self._cache.cleanup()
 
@@ -164,6 +171,9 @@ class _Workers:
         pool = ThreadPoolExecutor(len(self._all))
         try:
             yield from pool.map(run, keys)
+        except KeyboardInterrupt:
+            end_processes()
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -179,7 +189,7 @@ def _triton_version() -> str:
     try:
         return version("triton")
     except PackageNotFoundError:
-        raise CodegenError("Triton is not installed", "pip install 'icc[compile]'") from None
+        raise CodegenError("Triton is not installed", install("compile")) from None
 
 
 def _cache_folder(key: str, target: Target, toolchain: str) -> Path:

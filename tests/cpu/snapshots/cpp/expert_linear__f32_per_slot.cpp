@@ -13,7 +13,7 @@ static void k0_expert_linear(const Ctx& c) {
                 for (int i = 0; i < count; ++i) memset(y + pairs[i] * N + from, 0, 4 * (size_t)(to - from));
             return;
         }
-        const Sink sink = {nullptr, nullptr, 0, y, N};
+        const Sink sink = {nullptr, y, N};
         gemm_dense(DENSE_F32, c.input<const char>(1) + e * (TILES * K * 16 * 4), K * 16 * 4, K, N, tiles, count,
                    [&](int i) { return x + pairs[i] / TOPK * 64 + pairs[i] % TOPK * K; },
                    [&](int i) { return (int64_t)pairs[i]; }, sink, c.scratch, ICC_PANEL_BYTES);

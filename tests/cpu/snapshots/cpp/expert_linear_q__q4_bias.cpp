@@ -14,7 +14,7 @@ static void k0_expert_linear_q(const Ctx& c) {
                 for (int i = 0; i < count; ++i) memset(y + pairs[i] * N + from, 0, 4 * (size_t)(to - from));
             return;
         }
-        const Sink sink = {c.input<const float>(4) + e * N, nullptr, 0, y, N};
+        const Sink sink = {c.input<const float>(4) + e * N, y, N};
         const QuantTiles w(c.input<const char>(3) + e * (TILES * 384), 384, 0, N);
         gemm_quant(QUANT_Q4, w, {q, s, sums, K, 16}, N, tiles, count,
                    [&](int i) { return (int64_t)pairs[i] / TOPK; },

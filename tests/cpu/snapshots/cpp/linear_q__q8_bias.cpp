@@ -1,13 +1,11 @@
-// y[R, 20] = x W^T + bias + residual: W in 8-bit tiles, groups of 32; x as int8 with a scale and a sum per group.
-// in: q i8 [R, 32], scales f32 [R, 1], sums f32 [R, 1], W, bias, residual; out: y.
+// y[R, 20] = x W^T + bias: W in 8-bit tiles, groups of 32; x as int8 with a scale and a sum per group.
+// in: q i8 [R, 32], scales f32 [R, 1], sums f32 [R, 1], W, bias; out: y.
 // Each thread owns a range of tiles. Params: LinearQParams.
 static void k0_linear_q(const Ctx& c) {
     constexpr int64_t K = 32, N = 20;
     const int8_t* q = c.input<const int8_t>(0);
     const float *s = c.input<const float>(1), *sums = c.input<const float>(2);
-    const Sink sink = {c.input<const float>(4),
-                       c.input<const float>(5), 20,
-                       c.output<float>(0), 24};
+    const Sink sink = {c.input<const float>(4), c.output<float>(0), 24};
     const QuantTiles w(c.input<const char>(3), 576, 0, N);
     const QuantRows x = {q, s, sums, K, 32};
     const Range own = share(c, w.count);

@@ -1,0 +1,92 @@
+"""icc.compile: a compile from Python, with what it tells on its way."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+
+from .errors import UsageError
+from .options import CompileOptions, default_output
+from .progress import CompileProgress, LoggingReporter, Reporter
+
+if TYPE_CHECKING:
+    from ..runtime.format.manifest import Pooling
+
+PathLike = str | os.PathLike[str]
+_PATHS = ("calib", "dump_passes")
+
+
+class CompileFields(TypedDict, total=False):
+    """The fields of CompileOptions, which says what each is for, as keywords of icc.compile; a test compares them."""
+
+    target: str
+    task: str
+    pooling: Pooling | None
+    quant: str
+    quant_head: str
+    keep: tuple[str, ...]
+    calib: PathLike | None
+    calib_sequences: int
+    calib_length: int
+    kv_cache: str
+    max_seq_len: int | None
+    max_batch_size: int
+    max_step_tokens: int
+    spec: str
+    spec_guesses: int | None
+    deterministic: bool
+    tune: bool
+    seed: int
+    dump_passes: PathLike | None
+    force: bool
+
+
+def compile_model(
+    model: PathLike,
+    output: PathLike | None = None,
+    *,
+    progress: Literal["bar"] | Callable[[CompileProgress], object] | None = None,
+    **options: Unpack[CompileFields],
+) -> Path:
+    """Compile a Hugging Face checkpoint directory to an engine directory (default: MODEL.engine); returns its path.
+
+    `options` are the fields of CompileOptions: target, quant, max_seq_len, force, ... progress: "bar" shows it on
+    standard error, as the command line does; a function is called whenever something was done. Stages and warnings go
+    to the logger "icc.compile" in any case. Raises IccError with one clear line; nothing is left behind then.
+    """
+    unknown = set(options) - set(CompileOptions.__dataclass_fields__)
+    if unknown:
+        raise UsageError(f"unknown compile option {sorted(unknown)[0]!r}")
+    paths = {name: Path(os.fspath(value)) for name in _PATHS if (value := options.get(name)) is not None}
+    source = Path(model)
+    target = Path(output) if output is not None else default_output(source)
+    chosen = CompileOptions(model=source, output=target, **{**options, **paths})  # type: ignore[arg-type]
+    from .driver import compile_engine
+
+    with _reporter(progress) as reporter:
+        compile_engine(chosen, reporter)
+    return target
+
+
+def _reporter(progress: Literal["bar"] | Callable[[CompileProgress], object] | None) -> Reporter:
+    if progress == "bar":
+        from .console import ConsoleReporter
+
+        return ConsoleReporter()
+    if progress is not None and not callable(progress):
+        raise UsageError(f"progress = {progress!r}: must be 'bar' or a function")
+    return LoggingReporter(progress)
+
+
+def _signature() -> inspect.Signature:
+    """What help() shows: the options with their defaults."""
+    own = [p for p in inspect.signature(compile_model).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    fields = [p for p in inspect.signature(CompileOptions).parameters.values() if p.name not in ("model", "output")]
+    keywords = [p.replace(kind=p.KEYWORD_ONLY) for p in fields]
+    return inspect.Signature([*own, *keywords], return_annotation=Path)
+
+
+compile_model.__signature__ = _signature()  # type: ignore[attr-defined]

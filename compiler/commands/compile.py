@@ -1,0 +1,42 @@
+"""`icc compile`."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...runtime.cli.fields import PATH, field_options, taken
+from ...runtime.cli.group import command
+from ..interrupt import ends_at_once
+from ..options import CompileOptions, default_output
+
+
+@command("compile")
+@click.argument("model", type=PATH)
+@click.option("-o", "--output", type=PATH, show_default="MODEL.engine", help="Engine directory to write.")
+@field_options(CompileOptions)
+@click.option("--explain", metavar="PASS", help="Print where and why a pass or rule refused.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the summary.")
+def compile_command(model: Path, output: Path | None, explain: str | None, as_json: bool, **parameters: Any) -> None:
+    """Compile the checkpoint directory MODEL to an engine directory."""
+    from ..request import check
+
+    fields = taken(CompileOptions, parameters)
+    chosen = CompileOptions(model=model, output=output or default_output(model), **fields)
+    check(chosen)  # what torch is not needed for, before it is imported
+    with ends_at_once():
+        from ..console import ConsoleReporter, show_explanation, show_summary
+        from ..driver import compile_engine
+
+        warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
+        with ConsoleReporter() as reporter:
+            report = compile_engine(chosen, reporter)
+    if as_json:
+        click.echo(report.to_json().decode(), nl=False)
+    else:
+        show_summary(chosen, report, reporter)
+    if explain:
+        show_explanation(report, explain)

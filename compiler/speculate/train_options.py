@@ -1,0 +1,50 @@
+"""What `icc train-heads` is asked for; read before torch is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...runtime.settings import setting
+from ..errors import UsageError
+
+MAX_HEADS, MAX_LAYERS = 16, 8
+CHUNK = 64  # windows per chunk of hidden states, which is also the batch of the model
+
+
+@dataclass(frozen=True)
+class TrainHeadsOptions:
+    """What to train, on what, and for how long.
+
+    own_lm_head: every head learns an LM head of its own, as in the published checkpoints; otherwise all share the
+    model's behind a projection of their own, and the file is small. generate: the model writes all but the first
+    quarter of each window itself, at `temperature`. rate: the peak learning rate. One window in twenty is held out.
+    """
+
+    model: Path
+    text: Path
+    output: Path
+    heads: int = setting(4, "Tokens guessed beyond the next one.")
+    layers: int = setting(1, "Residual blocks of each head.")
+    own_lm_head: bool = setting(False, "An LM head per head; otherwise all share the model's.")
+    generate: bool = setting(False, "Train on what the model writes itself after the text's beginnings.")
+    temperature: float = setting(0.0, "Of that writing; 0 is greedy.")
+    sequences: int = setting(4096, "Windows of the text, at most.")
+    length: int = setting(256, "Tokens of a window.")
+    epochs: int = setting(1, "Times that the text is read.")
+    batch: int = setting(8, "Windows per step.")
+    rate: float = setting(2e-3, "Peak learning rate.")
+    seed: int = setting(0, "Of everything that is drawn.")
+    device: str = setting("cpu", "Where torch runs: cpu or cuda.")
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("heads", 1, MAX_HEADS),
+            ("layers", 1, MAX_LAYERS),
+            ("sequences", 2, 1 << 24),
+            ("epochs", 1, 1 << 20),
+            ("batch", 1, CHUNK),
+            ("length", self.heads + 8, 1 << 20),
+        ):
+            if not least <= getattr(self, name) <= most:
+                raise UsageError(f"--{name} must be from {least} to {most}, not {getattr(self, name)}")

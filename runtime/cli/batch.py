@@ -1,0 +1,27 @@
+"""`icc batch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..options import LoadOptions
+from .fields import PATH
+from .group import command
+from .load import loads
+
+
+@command("batch")
+@loads
+@click.argument("source", metavar="IN.jsonl", type=PATH)
+@click.argument("target", metavar="OUT.jsonl", type=PATH)
+def batch_command(load: LoadOptions, source: Path, target: Path) -> int:
+    """Answer a file of requests with an engine, without a server.
+
+    The requests are those of OpenAI's Batch API. What OUT.jsonl has an answer to is not asked again, so that a batch
+    that was stopped goes on.
+    """
+    from ..server.batches.offline import run_offline
+
+    return run_offline(load, source, target)

@@ -1,0 +1,58 @@
+"""`icc bench`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..commands.options import BenchOptions
+from ..options import LoadOptions
+from .fields import PATH, field_options, taken
+from .group import Option, command
+from .load import loads
+
+
+@command("bench")
+@field_options(BenchOptions)
+@click.option(
+    "--prompts",
+    type=PATH,
+    cls=Option,
+    needs="generate",
+    metavar="FILE",
+    help="A JSON list of texts: compare the drafters of --spec A,B on them.",
+)
+@click.option(
+    "--always", is_flag=True, cls=Option, needs="generate", help="With --prompts: draft whatever a step costs."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@loads
+def bench_command(load: LoadOptions, prompts: Path | None, always: bool, as_json: bool, **parameters: Any) -> None:
+    """Measure an engine's latency and throughput."""
+    options = BenchOptions(**taken(BenchOptions, parameters))
+    if prompts is not None:
+        return _compare_drafters(load, options, prompts, always, as_json)
+    from ..commands import bench
+    from ..llm import open_llm
+
+    with open_llm(load) as llm:
+        results = bench.run_bench(llm, options)
+    click.echo(json.dumps(bench.as_json(results)) if as_json else bench.as_table(results))
+
+
+def _compare_drafters(load: LoadOptions, options: BenchOptions, prompts: Path, always: bool, as_json: bool) -> None:
+    from ..commands import bench_spec
+    from ..llm import open_llm
+
+    drafters = (load.spec or "ngram").split(",")
+    with open_llm(replace(load, spec="none")) as llm:
+        texts = bench_spec.read_prompts(llm, prompts)
+        asked = bench_spec.SpecBenchOptions(
+            drafters, texts, options.output_tokens, options.batch_sizes, rounds=options.rounds, always=always
+        )
+        results = bench_spec.run_spec_bench(llm, asked)
+    click.echo(json.dumps(bench_spec.as_json(results)) if as_json else bench_spec.as_table(results))

@@ -1,0 +1,30 @@
+"""The commands of the runtime, and the command line of an engine: `python ENGINE COMMAND ...`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from .group import Cli, Lazy
+from .own_engine import OwnEngine
+
+COMMANDS = {
+    "run": Lazy(f"{__package__}.run", "run_command", needs="generate"),
+    "serve": Lazy(f"{__package__}.serve", "serve_command", needs="server"),
+    "batch": Lazy(f"{__package__}.batch", "batch_command", needs="server"),
+    "bench": Lazy(f"{__package__}.bench", "bench_command"),
+    "bench serve": Lazy(f"{__package__}.bench_serve", "bench_serve_command", needs="server"),
+    "eval": Lazy(f"{__package__}.evaluate", "eval_command", needs="generate tokenizer"),
+    "inspect": Lazy(f"{__package__}.inspect", "inspect_command"),
+}
+
+
+def main(arguments: Sequence[str] | None = None, engine: str | None = None) -> int:
+    """Run one of them and return its exit code.
+
+    engine: the engine directory if it is implied; otherwise it is the command's first argument.
+    """
+    if engine is None:
+        return Cli(COMMANDS, "Run engines of icc.").run(arguments, "icc")
+    name = f"python {min(engine, os.path.relpath(engine), key=len)}"
+    return Cli(COMMANDS, "Run the engine in this directory.").run(arguments, name, OwnEngine.read(engine))

@@ -1,0 +1,177 @@
+"""Cli and Command: click's group and command with what all of icc's have in common.
+
+Commands are imported when they are asked for. An IccError becomes one line, a hint and its own exit code; so does a
+wrong option. --debug shows the traceback instead.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import click
+
+from ..errors import IccError, MissingExtraError, install
+from .own_engine import OwnEngine, own_engine
+
+INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
+_EXTRAS = {
+    "compile": ("torch", "transformers", "safetensors", "jinja2", "triton"),
+    "serve": (
+        "fastapi", "httptools", "jsonschema_rs", "llguidance", "minijinja", "prometheus_client", "python_multipart",
+        "starlette", "uvicorn", "uvloop",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Lazy:
+    """A command that is imported when it is asked for. needs: what an engine must have to list it, see OwnEngine."""
+
+    module: str
+    attribute: str
+    needs: str = ""
+
+    def load(self) -> click.Command:
+        return getattr(import_module(self.module), self.attribute)
+
+
+class Cli(click.Group):
+    """Commands by name, in the order in which help lists them. A name of two words, "bench serve", comes before one."""
+
+    def __init__(self, commands: Mapping[str, Lazy], help: str, **more: Any) -> None:
+        super().__init__(help=help, context_settings={"show_default": True, "max_content_width": 120}, **more)
+        self.params.append(_debug())
+        self._lazy = dict(commands)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        own = own_engine(ctx)
+        return [name for name, lazy in self._lazy.items() if own is None or own.can(lazy.needs)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        lazy = self._lazy.get(cmd_name)
+        if lazy is None:
+            return None
+        own = own_engine(ctx)
+        if own is not None and not own.can(lazy.needs):
+            raise own.refusal(cmd_name, lazy.needs)
+        return lazy.load()
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        two = " ".join(args[:2])
+        if two in self._lazy and len(args) > 1:
+            return two, self.get_command(ctx, two), args[2:]
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # whoever read our output has what it wanted
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except (IccError, ModuleNotFoundError) as error:
+            said = error if isinstance(error, IccError) else _missing(error)
+            if said is None or ctx.meta.get("debug"):
+                raise
+            ctx.exit(_say(said.message, said.hint, said.exit_code))
+
+    def run(self, arguments: Sequence[str] | None, name: str | None, own: OwnEngine | None = None) -> int:
+        """Run the command that the arguments name and return its exit code."""
+        try:
+            code = super().main(arguments, name, standalone_mode=False, obj=own)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            return error.exit_code
+        except click.ClickException as error:
+            path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else name
+            return _say(error.format_message(), f"{path} --help", error.exit_code)
+        except click.Abort:
+            return INTERRUPTED
+        return code if isinstance(code, int) else 0
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **more: Any) -> Any:
+        """Like click's: ends the process with the exit code."""
+        sys.exit(self.run(args, prog_name))
+
+
+class Command(click.Command):
+    """A command with --debug, without the parameters that an own engine implies or has no use for, whose help explains
+    the values of options."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        if not any(param.name == "debug" for param in self.params):  # of a command that is made of another
+            self.params.append(_debug())
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        own, found = own_engine(ctx), super().get_params(ctx)
+        if own is None:
+            return found
+        return [p for p in found if p.name != "engine" and own.can(getattr(p, "needs", ""))]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        own = own_engine(ctx)
+        if own is None:
+            return rest
+        for param in self.params:
+            if param.expose_value and param.name not in ctx.params:  # those that get_params left out
+                ctx.params[str(param.name)] = own.path if param.name == "engine" else param.get_default(ctx)
+        return rest
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        for param in self.get_params(ctx):
+            found = param.explained() if isinstance(param, Option) and param.explained else {}
+            if any(found.values()):
+                with formatter.section(param.opts[0]):
+                    formatter.write_dl(list(found.items()))
+
+
+class Option(click.Option):
+    """An option that only engines have which can do what it `needs`; explained: its values and what they mean."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        needs: str = "",
+        explained: Callable[[], Mapping[str, str]] | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(names, **more)
+        self.needs, self.explained = needs, explained
+
+
+def command(name: str, **more: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """`click.command` that makes a Command."""
+    return click.command(name, cls=Command, **more)
+
+
+def _debug() -> click.Option:
+    def keep(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value:
+            ctx.meta["debug"] = True  # the same for all contexts of a command line
+
+    return click.Option(["--debug"], is_flag=True, expose_value=False, callback=keep, help="Show an error's traceback.")
+
+
+def _missing(error: ModuleNotFoundError) -> IccError | None:
+    """What a module that is not installed means; None where it is none that an extra installs."""
+    name = (error.name or "").split(".")[0]
+    for extra, modules in _EXTRAS.items():
+        if name in modules:
+            return MissingExtraError(f"this needs {name}, which is not installed", install(extra))
+    return None
+
+
+def _say(message: str, hint: str, code: int) -> int:
+    click.echo(f"error: {message}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+    return code

@@ -1,0 +1,61 @@
+"""What an answer is to follow, as text: nothing is compiled or checked here beyond sizes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import RequestError
+
+Schema = dict[str, Any] | bool
+
+MAX_DEPTH = 100  # of a schema
+MAX_BYTES = 64 << 10  # of a schema, as JSON
+
+
+def of_schema(schema: Schema) -> str:
+    """JSON that the schema allows, written without blanks. RequestError if it is nested too deep or too large."""
+    return of_lark("start: value", {"value": schema})
+
+
+def of_regex(pattern: str) -> str:
+    """A text that a regular expression, in the syntax of Rust's `regex` crate, matches as a whole."""
+    return json.dumps({"regex": pattern})
+
+
+def of_lark(lark: str, schemas: Mapping[str, Schema] | None = None) -> str:
+    """A text that a grammar in Lark's EBNF, as llguidance has it, derives from its rule `start`.
+
+    `schemas` are further rules: JSON that each schema allows. A `$ref` is resolved within its own schema. RequestError
+    if one is nested too deep or too large.
+    """
+    given = {name: checked(schema) for name, schema in (schemas or {}).items()}
+    return json.dumps({"lark": lark, "schemas": given})
+
+
+def embedded(schema: Schema, number: int) -> Schema:
+    """A schema as a part of another one: its `$ref`s stay its own. `number` tells the parts of one schema apart."""
+    if isinstance(schema, bool) or "$id" in schema:
+        return schema
+    return {**schema, "$id": f"urn:icc:part:{number}"}
+
+
+def checked(schema: Schema) -> Schema:
+    """The schema. RequestError if it is nested deeper or is larger than the limits."""
+    if _depth(schema) > MAX_DEPTH:
+        raise RequestError(f"the schema is nested deeper than {MAX_DEPTH}", field="response_format")
+    if len(json.dumps(schema)) > MAX_BYTES:
+        raise RequestError(f"the schema is larger than {MAX_BYTES} bytes", field="response_format")
+    return schema
+
+
+def _depth(value: object) -> int:
+    deepest, level = 0, [value]
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        deepest += 1
+        if deepest > sys.getrecursionlimit():
+            break
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+    return deepest

@@ -1,0 +1,71 @@
+"""Estimate: how long work will still take, from how fast it went so far, without jumps."""
+
+from __future__ import annotations
+
+_SPEED = 1.15  # an estimate grows and shrinks by at most this factor per second, besides the second that has passed
+_SURE_S = 1.0  # none is made before
+_LEAST_S = 1.0  # of what is limited; below, a factor means nothing
+
+
+class Estimate:
+    """The seconds left of work whose parts are counted by what they cost (bytes, numbers, tokens), not by how many.
+
+    What is left takes as long, for its amount, as what is done took on average. What is shown moves towards that by
+    15 % per second at most, so that a part which is slower than others, or a phase with another rate, shows gradually.
+    The clock is the caller's; seconds.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.start = now
+        self._done = self._total = 0.0
+        self._began = (now, 0.0)  # of the current phase: the time, and what was done then
+        self._shown: float | None = None
+        self._shown_at = now
+
+    @property
+    def share(self) -> float | None:
+        """What is done of the current phase, 0 to 1; None where it is not known how much there is."""
+        return min(self._done / self._total, 1.0) if self._total > 0 else None
+
+    def update(self, done: float, total: float, now: float) -> None:
+        """So much of `total` is done. Another total than before, or less done, is another phase, which begins now: what
+        is done of it then, such as objects that were cached, took no time."""
+        if total != self._total or done < self._done:
+            self._began = (now, done)
+        self._done, self._total = done, total
+
+    def left(self, now: float) -> float | None:
+        """Seconds; None where nothing can be said yet."""
+        since, before = self._began
+        gone, work = now - since, self._done - before
+        if work <= 0 or gone < _SURE_S:
+            target = None
+        else:
+            target = gone * max(self._total - self._done, 0.0) / work
+        self._shown = self._towards(target, now - self._shown_at)
+        self._shown_at = now
+        return self._shown
+
+    def _towards(self, target: float | None, passed: float) -> float | None:
+        if self._shown is None:
+            return target
+        expected = max(self._shown - passed, 0.0)
+        if target is None:  # a new phase: what was shown runs on until more is known
+            return expected
+        factor, base = _SPEED**passed, max(expected, _LEAST_S)
+        return min(max(target, base / factor - _LEAST_S), base * factor)
+
+
+def clock(seconds: float) -> str:
+    """0:07, 12:40 or 1:02:03."""
+    whole = int(seconds + 0.5)
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+def rounded(seconds: float) -> float:
+    """An estimate as it deserves to be read: to 1 s below 20, to 5 s below 2 minutes, then to about 5 %."""
+    for below, step in ((20, 1), (120, 5), (600, 15), (3600, 60)):
+        if seconds < below:
+            return round(seconds / step) * step
+    return round(seconds / 300) * 300

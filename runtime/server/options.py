@@ -1,0 +1,39 @@
+"""ServeOptions: what `icc serve` is asked for. Imports nothing of the server: a command line is read at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..options import LoadOptions
+from ..settings import setting
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Where to listen, for whom, and how much to take on; every setting is an option of `icc serve`.
+
+    max_queue: completions that are accepted beyond a full batch; max_queue_tokens: tokens of all that are accepted.
+    max_seconds: the latest deadline of a request, from when it is sent to the engine. max_wait_s: a request that would
+    wait longer for its first step is refused.
+    watchdog_s: an engine that says nothing for so long is ended and started again. drain_s: how long running requests
+    may go on after SIGTERM. batch_store: the SQLite file of the Batch API, without which there is none. command: the
+    engine process, for tests.
+    """
+
+    load: LoadOptions
+    host: str = setting("127.0.0.1", "Address to listen on; others than this machine's need keys.")
+    port: int = setting(8000, "0 takes a free one.")
+    name: str | None = setting(None, "What requests call the model.", unset="the engine directory's name")
+    api_key_file: Path | None = setting(None, "Accepted API keys, one per line.", metavar="FILE")
+    max_queue: int = setting(1024, "Completions accepted beyond a full batch.")
+    max_queue_tokens: int = setting(4 << 20, "Tokens of all that is accepted.")
+    max_wait_s: float | None = setting(
+        None, "Refuse who would wait longer.", names="--max-wait", metavar="S", unset="never"
+    )
+    max_seconds: float | None = setting(None, "A request ends after so long.", metavar="S", unset="never")
+    watchdog_s: float = setting(10.0, "An engine silent for so long hangs.", names="--watchdog", metavar="S")
+    drain_s: float = setting(30.0, "Time to finish requests after SIGTERM.", names="--drain", metavar="S")
+    batch_store: Path | None = setting(None, "SQLite file; with it there is a Batch API.", metavar="FILE")
+    command: Sequence[str] | None = None

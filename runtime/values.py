@@ -1,0 +1,50 @@
+"""How values of options are written that are more than a word or a number. ValueError says what is wrong with one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def integers(text: str) -> tuple[int, ...]:
+    """Integers like 1,2,3."""
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ValueError(f"{text!r} is not a list of integers like 1,2,3") from None
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Positive numbers like 1,2,4."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = (0.0,)
+    if not min(found) > 0:
+        raise ValueError(f"{text!r} is no list of positive numbers like 1,2,4")
+    return found
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Positive integers like 1,8,16."""
+    return tuple(int(number) for number in numbers(text))
+
+
+def lengths(text: str) -> tuple[int, int]:
+    """A length like 256, or a range like 64:512."""
+    low, _, high = text.partition(":")
+    try:
+        found = int(low), int(high or low)
+    except ValueError:
+        found = (0, 0)
+    if not 1 <= found[0] <= found[1]:
+        raise ValueError(f"{text!r} is no length like 256, or range like 64:512")
+    return found
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("must be a JSON object")
+    return found
