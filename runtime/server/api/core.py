@@ -11,13 +11,15 @@ from ...options import LoadOptions
 from ..engine.admission import Admission, Budget
 from ..engine.engine_client import EngineClient, worker_command
 from ..log import LogOptions
+from ..reading.formats import AnswerFormat
+from ..reading.probe import find_format
 from .generate import Generator
 from .jobs import Jobs
 from .keys import ApiKeys
 from .metrics import Metrics
 from .model import open_model
 from .sandbox import Sandbox
-from .tools import find_tool_format
+from .sandbox_main import Render
 from .tracing import Tracer
 
 log = logging.getLogger("icc.serve")
@@ -73,8 +75,20 @@ class Core:
         await self._sandbox.start()
         if self._sandbox.template_error:
             log.warning("no chat: %s", self._sandbox.template_error)
-        self.jobs.tool_format = await find_tool_format(self.model, self._sandbox)
+        self.jobs.form = await self._answer_format()
         await self.engine.start()
+
+    async def _answer_format(self) -> AnswerFormat:
+        """How the model's answers are read, by its template."""
+        model = self.model
+        if not model.chat_template or self._sandbox.template_error:
+            return AnswerFormat()
+
+        async def render(messages: list[dict], tools: list[dict] | None, prompt: bool) -> str:
+            return await self._sandbox.render(Render(messages, tools, prompt))
+
+        special_tokens = {} if model.tokenizer is None else model.tokenizer.special_tokens
+        return await find_format(model.chat_template, render, special_tokens)
 
     async def stop(self) -> None:
         await self._sandbox.stop()

@@ -56,9 +56,17 @@ class ServedModel:
             negation = "" if self.embeds else "not "
             raise HttpError(404, f"this engine was {negation}compiled for embeddings", code="unsupported")
 
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of a token, those of its text if it is a special one."""
+        return b"" if self.tokenizer is None else self.tokenizer.token_bytes(token)
+
     def token_text(self, token: int) -> str:
-        """A token by itself, special tokens included; U+FFFD where it is part of a character."""
-        return "" if self.tokenizer is None else self.tokenizer.decode([token], skip_special_tokens=False)
+        """A token by itself, special tokens included; one that is part of a character as OpenAI writes it."""
+        raw = self.token_bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def text(self, tokens: Sequence[int]) -> str:
         return "" if self.tokenizer is None else self.tokenizer.decode(tokens)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from icc.runtime.server.api.anthropic.chat import chat_request
 from icc.runtime.server.api.anthropic.request import MessagesRequest
-from icc.runtime.server.api.requests import decode
+from icc.runtime.server.api.decoding import decode
 
 from .conftest import Served, StartServer
 from .test_structured import TOOLS
@@ -114,6 +114,7 @@ def test_blocks_become_messages() -> None:
         {
             "role": "assistant",
             "content": [
+                {"type": "thinking", "thinking": "t", "signature": "s"},
                 {"type": "text", "text": "c"},
                 {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}},
             ],
@@ -129,6 +130,7 @@ def test_blocks_become_messages() -> None:
     messages = chat_of(system="s", messages=turns)["messages"]
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "user"]
     assert [message["content"] for message in messages] == ["s", "ab", "c", "Error: r", "d"]
+    assert messages[2]["reasoning_content"] == "t"
     assert messages[2]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a":1}'}
 
 

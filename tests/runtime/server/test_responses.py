@@ -6,12 +6,12 @@ import json
 
 import openai
 import pytest
+from icc.runtime.server.api.decoding import decode
 from icc.runtime.server.api.errors import HttpError
 from icc.runtime.server.api.openresponses.chat import chat_request, items_of
 from icc.runtime.server.api.openresponses.request import ResponsesRequest
 from icc.runtime.server.api.openresponses.resource import Response
 from icc.runtime.server.api.openresponses.store import ResponseStore
-from icc.runtime.server.api.requests import decode
 
 from .conftest import Served
 from .test_structured import TOOLS
