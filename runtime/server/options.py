@@ -18,8 +18,8 @@ class ServeOptions:
     max_seconds: the latest deadline of a request, from when it is sent to the engine. max_wait_s: a request that would
     wait longer for its first step is refused.
     watchdog_s: an engine that says nothing for so long is ended and started again. drain_s: how long running requests
-    may go on after SIGTERM. batch_store: the SQLite file of the Batch API, without which there is none. command: the
-    engine process, for tests.
+    may go on after SIGTERM. chat_template: rendered within the same limits as the model's own. batch_store: the SQLite
+    file of the Batch API, without which there is none. command: the engine process, for tests.
     """
 
     load: LoadOptions
@@ -35,5 +35,6 @@ class ServeOptions:
     max_seconds: float | None = setting(None, "A request ends after so long.", metavar="S", unset="never")
     watchdog_s: float = setting(10.0, "An engine silent for so long hangs.", names="--watchdog", metavar="S")
     drain_s: float = setting(30.0, "Time to finish requests after SIGTERM.", names="--drain", metavar="S")
+    chat_template: Path | None = setting(None, "A Jinja chat template, instead of the model's.", metavar="FILE")
     batch_store: Path | None = setting(None, "SQLite file; with it there is a Batch API.", metavar="FILE")
     command: Sequence[str] | None = None

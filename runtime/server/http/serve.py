@@ -49,6 +49,7 @@ class Server:
             max_seconds=options.max_seconds,
             max_wait_s=options.max_wait_s,
             command=options.command,
+            chat_template=options.chat_template,
         )
         self._batches = None if store is None else Batches(store, core.jobs, core.generator, core.max_batch_size)
         parts = Parts(core.model, core.engine, core.jobs, core.generator, core.metrics, self._batches)
