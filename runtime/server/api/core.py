@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from ...errors import UsageError
 from ...options import LoadOptions
 from ..engine.admission import Admission, Budget
 from ..engine.engine_client import EngineClient, worker_command
@@ -17,7 +19,7 @@ from .generate import Generator
 from .jobs import Jobs
 from .keys import ApiKeys
 from .metrics import Metrics
-from .model import open_model
+from .model import open_model, read_template_file
 from .sandbox import Sandbox
 from .sandbox_main import Render
 from .tracing import Tracer
@@ -31,7 +33,8 @@ class Core:
     max_queue: completions accepted beyond a full batch; max_queue_tokens: tokens of all that is accepted. max_seconds:
     the latest deadline of a request. max_wait_s: the longest wait that is accepted, see Budget. command: the engine
     process, if it is another than icc's own. log_options: how the engine process logs. vllm_metrics: metrics have the
-    names of vLLM too. otlp_endpoint: where spans go, see Tracer.
+    names of vLLM too. otlp_endpoint: where spans go, see Tracer. chat_template: a file to use
+    instead of the model's template.
     """
 
     def __init__(
@@ -49,8 +52,12 @@ class Core:
         log_options: LogOptions | None = None,
         vllm_metrics: bool = False,
         otlp_endpoint: str | None = None,
+        chat_template: Path | None = None,
     ) -> None:
         self.model = open_model(Path(load.path), name, load.verify)
+        if chat_template is not None:
+            self.model = replace(self.model, chat_template=read_template_file(chat_template))
+        self._own_template = chat_template
         self.max_batch_size = self.model.manifest.limits.max_batch_size
         self.metrics = Metrics(self.model.name, generates=not self.model.embeds, vllm=vllm_metrics)
         self.engine = EngineClient(
@@ -73,6 +80,8 @@ class Core:
     async def start(self) -> None:
         """Start both processes. IccError if the engine cannot be loaded."""
         await self._sandbox.start()
+        if self._sandbox.template_error and self._own_template is not None:
+            raise UsageError(f"--chat-template {self._own_template}: {self._sandbox.template_error}")
         if self._sandbox.template_error:
             log.warning("no chat: %s", self._sandbox.template_error)
         self.jobs.form = await self._answer_format()

@@ -10,12 +10,13 @@ from typing import Any
 
 import msgspec
 
-from ...errors import EngineFormatError
+from ...errors import EngineFormatError, UsageError
 from ...format.files import EngineFiles
 from ...format.load import read_manifest
 from ...format.manifest import Manifest
 from ...format.verify import check_listing
 from ...tokenizer import Tokenizer
+from . import limits
 from .errors import HttpError
 
 _SPECIAL = re.compile(r"^(bos|eos|unk|sep|pad|cls|mask)_token$")
@@ -131,3 +132,15 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
         if _SPECIAL.match(name) and isinstance(content, str):
             tokens[name] = content
     return tokens
+
+
+def read_template_file(file: Path) -> str:
+    """A chat template that somebody gives. UsageError if it cannot be read as text, or is no template's size."""
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(limits.TEMPLATE_BYTES + 1)
+        if len(raw) > limits.TEMPLATE_BYTES:
+            raise UsageError(f"--chat-template {file}: is larger than {limits.TEMPLATE_BYTES} bytes")
+        return raw.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--chat-template {file}: cannot be read as UTF-8 text: {error}") from error

@@ -62,6 +62,7 @@ class Server:
             log_options=LogOptions(options.log_format, options.log_level),
             vllm_metrics=options.vllm_metrics,
             otlp_endpoint=options.otlp_endpoint,
+            chat_template=options.chat_template,
         )
         self._batches = None if store is None else Batches(store, core.jobs, core.generator, core.max_batch_size)
         conversations = Conversations(core.model, core.jobs)
