@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from icc.compiler.interrupt import Processes
 
 pytestmark = pytest.mark.slow
 INTERRUPTED = 130
@@ -75,7 +77,9 @@ import hashlib, pathlib, sys
 from icc.compiler import interrupt
 half = pathlib.Path(sys.argv[1])
 half.mkdir()
-with interrupt.ends_at_once(), interrupt.removed_if_interrupted(half), interrupt.running(["sleep", "600"]) as process:
+with interrupt.ends_at_once(), interrupt.removed_if_interrupted(half), interrupt.Processes() as all, all.running(
+    ["sleep", "600"]
+) as process:
     (half / "pid").write_text(str(process.pid))
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # native code that takes half an hour
 """
@@ -89,23 +93,18 @@ def test_while_native_code_runs(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [] and ended(pid)
 
 
-def test_from_python_it_is_a_keyboard_interrupt(
-    compiled: Callable[..., Any], slow_compiler: Path, tmp_path: Path
-) -> None:
-    """Which the caller may catch: nothing is left, and the process goes on."""
-    out = tmp_path / "out"
-    out.mkdir()
-    code = (
-        "import icc, sys, time\n"
-        "try:\n"
-        "    icc.compile(sys.argv[1], sys.argv[2])\n"
-        "except KeyboardInterrupt:\n"
-        "    print('caught')"
-    )
-    command = [sys.executable, "-c", code, str(compiled("llama").checkpoint), str(out / "e.engine")]
-    environment = {**os.environ, "CXX": str(slow_compiler)}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    pids = [int(pid) for pid in wait_for(tmp_path / "pids", process).split()]
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30)[0] == "caught\n"
-    assert list(out.iterdir()) == [] and ended(*pids)
+def test_who_waits_for_a_compiler_goes_on_and_none_is_started_any_more(tmp_path: Path) -> None:
+    """What a KeyboardInterrupt does in a process that goes on, as one of icc.compile in a notebook."""
+    with Processes() as compilers, ThreadPoolExecutor(2) as pool:
+
+        def wait(script: str) -> int:
+            with compilers.running(["sh", "-c", script]) as process:
+                return process.wait()
+
+        waiting = pool.submit(wait, f"sleep 600 & echo $! > {tmp_path}/pid; wait")
+        while not (file := tmp_path / "pid").exists() or not file.read_text():
+            time.sleep(0.01)
+        compilers.end()
+        assert waiting.result(30) == -signal.SIGKILL and ended(int(file.read_text()))
+        with pytest.raises(KeyboardInterrupt):
+            pool.submit(wait, "true").result()
