@@ -14,7 +14,6 @@ NUMBERS: dict[str, tuple[float, float]] = {
     "logit_bias": (-MAX_BIAS, MAX_BIAS),
     "best_of": BOUNDS["n"],
     "prompt_logprobs": BOUNDS["logprobs"],
-    "max_tokens": (1, BOUNDS["max_tokens"][1]),  # 0 is for completions that only echo
     "seed": (-(2**63), BOUNDS["seed"][1]),
     "top_k": (-1, BOUNDS["top_k"][1]),
     "truncate_prompt_tokens": (-1, 2**31 - 1),

@@ -93,11 +93,10 @@ class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 
 class CompletionRequest(Common, frozen=True, kw_only=True):
-    """POST /v1/completions. best_of: so many completions are made, and the `n` likeliest per token are given. suffix:
+    """POST /v1/completions. max_tokens: with 0 nothing is generated, as for a prompt that is scored. best_of: so many completions are made, and the `n` likeliest per token are given. suffix:
     what comes after the completion, for models that fill in."""
 
     prompt: str | list[str | int | list[int]]
-    max_tokens: Annotated[int, limits.bound("max_tokens", low=0)] | None = None
     best_of: Annotated[int, limits.bound("best_of")] | None = None
     suffix: Text | None = None
     echo: bool | None = None
@@ -116,6 +115,7 @@ class ChatRequest(Common, frozen=True, kw_only=True):
     function_call are the older names of tools and tool_choice; the answer is then in the older form too."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=limits.MESSAGES)]
+    max_tokens: Annotated[int, limits.bound("max_tokens", low=1)] | None = None
     max_completion_tokens: Annotated[int, limits.bound("max_completion_tokens")] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, limits.bound("top_logprobs")] | None = None
