@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ...errors import RequestError
+from ...grammars.sources import lark_of_gbnf
 from .formats import (
     GrammarFormat,
     JsonObjectFormat,
@@ -68,9 +69,7 @@ def _as_lark(name: str, grammar: str) -> str:
     """A grammar as Lark; llama.cpp's notation is rewritten."""
     if "::=" not in grammar:
         return grammar
-    from llguidance.gbnf_to_lark import any_to_lark
-
     try:
-        return any_to_lark(grammar)
+        return lark_of_gbnf(grammar)
     except Exception as error:
         raise RequestError(f"{name}: is no grammar: {error}", field=name) from error
