@@ -68,6 +68,13 @@ _RENAMED = {"iteration_tokens": "iteration_tokens_total"}
 
 disable_created_metrics()  # a line for each series, which says when this process began
 
+# what the page shows means of
+_TIMES = {
+    "ttft": "time_to_first_token_seconds",
+    "gap": "inter_token_latency_seconds",
+    "step": "iteration_seconds",
+}
+
 
 class Metrics:
     """All metrics of one server. Engine gauges and counters are read when they are asked for.
@@ -155,7 +162,17 @@ class Metrics:
     def figures(self) -> dict[str, float]:
         """What the page shows."""
         values = self._values()
-        return {key: values[key] for key in _FIGURES}
+        return {key: values[key] for key in _FIGURES} | self._times()
+
+    def _times(self) -> dict[str, float]:
+        """Sums and counts of what took how long, in seconds, from the histograms."""
+        names = {
+            f"icc:{metric}_{end}": f"{name}_{'s' if end == 'sum' else end}"
+            for name, metric in _TIMES.items()
+            for end in ("sum", "count")
+        }
+        found = self._registry.restricted_registry(names).collect()
+        return {names[sample.name]: sample.value for metric in found for sample in metric.samples}
 
     def _live(self) -> Iterator[Metric]:
         values = self._values()

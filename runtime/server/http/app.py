@@ -46,7 +46,7 @@ def build_app(parts: Parts) -> FastAPI:
         add_messages(app, parts)
         _refuse(app, parts, True, "/v1/embeddings")
     add_tokens(app, parts)
-    add_page(app, parts.metrics)
+    add_page(app, parts.model, parts.engine, parts.metrics)
     if parts.batches is not None:
         add_batches(app, parts.batches)
     add_docs(app, app.openapi())  # the document is made now, rather than while somebody waits

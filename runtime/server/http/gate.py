@@ -13,6 +13,7 @@ from ..api.keys import ApiKeys
 from ..api.metrics import Metrics
 from ..engine.admission import Admission, Overloaded
 from .bodies import error_response
+from .page_routes import OPEN_FILES, page_file
 
 log = logging.getLogger("icc.serve")
 OPEN = frozenset({"/live", "/ready"})  # for those who watch over the server; they say nothing else
@@ -58,15 +59,16 @@ class Gate:
             if begun:
                 return
             found = as_http(error)
-            headers = {}
-            if found.status == 401:
-                basic = scope["path"] == "/"  # a browser then asks for the key, as the password
-                headers["www-authenticate"] = 'Basic realm="icc"' if basic else "Bearer"
-            await error_response(scope, found, headers)(scope, receive, counted)
+            if found.status == 401 and scope["path"] == "/" and "text/html" in Headers(scope=scope).get("accept", ""):
+                response = page_file("/", 401)  # which asks for the key
+                response.headers["www-authenticate"] = "Bearer"
+            else:
+                response = error_response(scope, found, {"www-authenticate": "Bearer"} if found.status == 401 else {})
+            await response(scope, receive, counted)
 
     def _admit(self, scope: Scope) -> None:
         path = scope["path"]
-        if path not in OPEN:
+        if path not in OPEN and path not in OPEN_FILES:
             client = self._keys.client(_authorization(Headers(scope=scope)))
             if client is None:
                 raise HttpError(401, "give an API key: Authorization: Bearer KEY", code="invalid_api_key")
