@@ -6,18 +6,39 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .compiler.api import compile_model as compile
+    from .compiler.progress import CompileProgress
+    from .runtime.async_llm import AsyncLLM, load_async
     from .runtime.errors import IccError
     from .runtime.llm import LLM, load
+    from .runtime.requests.generation import Completion
+    from .runtime.requests.increment import Increment
     from .runtime.requests.params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "IccError", "SamplingParams", "__version__", "compile", "load"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompileProgress",
+    "Completion",
+    "IccError",
+    "Increment",
+    "SamplingParams",
+    "__version__",
+    "compile",
+    "load",
+    "load_async",
+]
 
 # public name -> (module, name there), imported when first asked for
 _LAZY = {
     "compile": (".compiler.api", "compile_model"),
+    "CompileProgress": (".compiler.progress", "CompileProgress"),
     "load": (".runtime.llm", "load"),
     "LLM": (".runtime.llm", "LLM"),
+    "load_async": (".runtime.async_llm", "load_async"),
+    "AsyncLLM": (".runtime.async_llm", "AsyncLLM"),
+    "Completion": (".runtime.requests.generation", "Completion"),
+    "Increment": (".runtime.requests.increment", "Increment"),
     "SamplingParams": (".runtime.requests.params", "SamplingParams"),
     "IccError": (".runtime.errors", "IccError"),
 }

@@ -6,14 +6,12 @@ import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
+from ..runtime.format.manifest import Pooling
 from .errors import UsageError
 from .options import CompileOptions, default_output
 from .progress import CompileProgress, LoggingReporter, Reporter
-
-if TYPE_CHECKING:
-    from ..runtime.format.manifest import Pooling
 
 PathLike = str | os.PathLike[str]
 _PATHS = ("calib", "dump_passes")

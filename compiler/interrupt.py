@@ -20,7 +20,7 @@ from typing import Any
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 GRACE_S = 0.5  # for the main thread to unwind by itself
-_processes: set[subprocess.Popen[Any]] = set()
+_open: set[Processes] = set()
 _half_written: set[Path] = set()
 
 
@@ -57,23 +57,45 @@ def removed_if_interrupted(path: Path) -> Iterator[None]:
         _half_written.discard(path)
 
 
-@contextlib.contextmanager
-def running(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
-    """A process of a compiler with all that it starts, which `end_processes` ends; it does not outlive the block."""
-    process = subprocess.Popen(command, process_group=0, **options)
-    _processes.add(process)
-    try:
-        yield process
-    finally:
-        _kill(process)
-        process.wait()
-        _processes.discard(process)
+class Processes:
+    """Processes of compilers, each in a group with all that it starts. A context manager: none outlives the block, and
+    none outlives the command where Ctrl-C ends it."""
 
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[Any]] = set()
+        self._ended = False
+        self._lock = threading.Lock()
 
-def end_processes() -> None:
-    """End what runs in `running`: whoever waits for it goes on at once."""
-    for process in list(_processes):
-        _kill(process)
+    def __enter__(self) -> Processes:
+        _open.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        _open.discard(self)
+
+    @contextlib.contextmanager
+    def running(self, command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
+        """A process, which does not outlive this block either. KeyboardInterrupt after `end`."""
+        with self._lock:
+            if self._ended:
+                raise KeyboardInterrupt
+            process = subprocess.Popen(command, process_group=0, **options)
+            self._running.add(process)
+        try:
+            yield process
+        finally:
+            with self._lock:
+                _kill(process)
+                process.wait()
+                self._running.discard(process)
+
+    def end(self) -> None:
+        """End all that run, so that whoever waits for one goes on at once; none is started any more."""
+        with self._lock:
+            self._ended = True
+            for process in self._running:
+                _kill(process)
 
 
 def _kill(process: subprocess.Popen[Any]) -> None:
@@ -97,7 +119,8 @@ def _watch(ear: socket.socket) -> None:
 
 
 def _end() -> None:
-    end_processes()
+    for processes in list(_open):
+        processes.end()
     for path in list(_half_written):
         shutil.rmtree(path, ignore_errors=True)
     with contextlib.suppress(OSError, ValueError):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
 from inspect import signature
-from operator import index
 from types import TracebackType
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar, Unpack, cast, overload
 
 import numpy as np
 
@@ -19,34 +18,40 @@ from .format.load import Engine, open_engine
 from .format.manifest import Manifest
 from .loop.engine_loop import EngineLoop
 from .options import LoadOptions
+from .prompting import ChatOptions, Prompt, Prompting, params_for
 from .requests.embedding import Embedding
-from .requests.generation import Completion
+from .requests.generation import Completion, Generation
+from .requests.increment import Increment
 from .requests.params import SamplingParams
-from .requests.request import Output
 from .speculate.choose import choose_speculator
 from .speculate.speculator import Speculator
+from .templates.messages import Messages, is_messages
+from .templates.source import TemplateSource
 from .tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
+Progress = Callable[[int, int], object]  # so many of so many
 Fields = ParamSpec("Fields")
-Opener = Callable[[LoadOptions], "LLM"]
+Loaded = TypeVar("Loaded")
 
 
-def _with_the_fields_of(options: Callable[Fields, LoadOptions]) -> Callable[[Opener], Callable[Fields, LLM]]:
+def load_with_fields(
+    options: Callable[Fields, LoadOptions],
+) -> Callable[[Callable[[LoadOptions], Loaded]], Callable[Fields, Loaded]]:
     """A function of LoadOptions as one of their fields: its signature is theirs."""
 
-    def decorate(opener: Opener) -> Callable[Fields, LLM]:
+    def decorate(opener: Callable[[LoadOptions], Loaded]) -> Callable[Fields, Loaded]:
         @wraps(opener)
-        def load(*args: Fields.args, **kwargs: Fields.kwargs) -> LLM:
+        def load(*args: Fields.args, **kwargs: Fields.kwargs) -> Loaded:
             return opener(options(*args, **kwargs))
 
-        load.__signature__ = signature(options).replace(return_annotation="LLM")  # type: ignore[attr-defined]
+        result = opener.__annotations__["return"]
+        load.__signature__ = signature(options).replace(return_annotation=result)  # type: ignore[attr-defined]
         return load
 
     return decorate
 
 
-@_with_the_fields_of(LoadOptions)
+@load_with_fields(LoadOptions)
 def load(options: LoadOptions) -> LLM:
     """Load an engine directory, ready to generate. The keywords are the fields of LoadOptions, which says what each is
     for. Errors are IccErrors."""
@@ -77,9 +82,9 @@ def _hasher(image: bytes, name: str) -> HashPieces:
 
 
 class LLM:
-    """A loaded model. A context manager; not thread-safe.
+    """A loaded model. A context manager; not thread-safe (AsyncLLM is for many requests at once).
 
-    Made by `load`; tests may pass any executor with a manifest that describes it.
+    Made by `load`; tests may pass any executor with a manifest that describes it, and where its chat template stands.
     """
 
     def __init__(
@@ -89,54 +94,115 @@ class LLM:
         tokenizer: Tokenizer | None = None,
         engine: Engine | None = None,
         speculator: Speculator | None = None,
+        template: TemplateSource | None = None,
     ) -> None:
         self.manifest = manifest
         self.tokenizer = tokenizer
         self.engine = engine
         self.executor = executor
+        self.prompting = Prompting(manifest, tokenizer, engine, template)
         self.loop = EngineLoop(manifest, executor, tokenizer, speculator)
         self._closed = False
 
     def generate(
-        self, prompts: Sequence[Prompt] | str, params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Prompt] | str,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: Progress | None = None,
     ) -> list[Completion]:
         """Complete every prompt (text, or token ids). All run together, as many at a time as the engine allows.
 
-        `params` is one for all or one per prompt; default: 128 tokens with the engine's sampling defaults. The
-        completions come in the order of the prompts, the n completions of one prompt one after the other. RequestError
-        (nothing has run then) if a prompt or a parameter is invalid.
+        `params` is one for all or one per prompt; default: 128 tokens with the engine's sampling defaults, greedy where
+        it has none. The completions come in the order of the prompts, the n completions of one prompt one after the
+        other. `progress` is told how many of all completions have ended, after every step in which one did.
+        RequestError (nothing has run then) if a prompt or a parameter is invalid.
         """
         encoded = [self.encode(prompt) for prompt in ([prompts] if isinstance(prompts, str) else prompts)]
-        each = _params_for(len(encoded), params)
-        generations = []
+        return self._complete(encoded, params_for(len(encoded), params), progress)
+
+    @overload
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, **options: Unpack[ChatOptions]
+    ) -> Completion: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> list[Completion]: ...
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Completion | list[Completion]:
+        """Answer a conversation: dicts with `role` and `content`, put into the model's own chat template.
+
+        One conversation gives one Completion, several give a list as `generate` does. Without `params` an answer may
+        fill the context. Sampling that they leave out is the model's, and at temperature 1.0 where it says nothing, as
+        in OpenAI's API. options: see ChatOptions. RequestError if the engine has no template, or that refuses the
+        messages.
+        """
+        if not is_messages(messages):
+            prepared = self.prompting.prepare_chats(cast(Sequence[Messages], messages), params, options)
+            return self._complete(*prepared)
+        if isinstance(params, SamplingParams) and params.n != 1:
+            raise RequestError("n must be 1 for one conversation", "give a list of conversations", field="n")
+        [completion] = self._complete(*self.prompting.prepare_chats([messages], params, options))
+        return completion
+
+    def stream(
+        self, prompt: Prompt | Messages, params: SamplingParams | None = None, **options: Unpack[ChatOptions]
+    ) -> Iterator[Increment]:
+        """One completion in pieces as it comes: of a prompt, or of messages (see `generate` and `chat`).
+
+        An Increment is a text that knows its token ids; the last one says why the completion ended. Closing the
+        iterator ends the request.
+        """
+        encoded, params = self.prompting.prepare(prompt, params, options)
+        if params.n != 1:
+            raise RequestError("n must be 1 when streaming", "use generate", field="n")
+        return self._increments(encoded, params)
+
+    def add(self, token_ids: Sequence[int], params: SamplingParams) -> list[Generation]:
+        """Queue a prompt with the engine loop, under the grammar that `params` ask for."""
+        params, constrain = self.prompting.constrained(params)
+        return self.loop.add(token_ids, params, constrain=constrain)
+
+    def _complete(
+        self,
+        encoded: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        progress: Progress | None = None,
+    ) -> list[Completion]:
+        generations: list[Generation] = []
         try:
-            for token_ids, one in zip(encoded, each, strict=True):
-                generations += self.loop.add(token_ids, one)
-            while any(generation.finish_reason is None for generation in generations):
+            for token_ids, one in zip(encoded, params, strict=True):
+                generations += self.add(token_ids, one)
+            left = len(generations) + 1
+            while running := sum(generation.finish_reason is None for generation in generations):
+                if progress is not None and running < left:
+                    progress(len(generations) - running, len(generations))
+                left = running
                 self.loop.step()
+            if progress is not None:
+                progress(len(generations), len(generations))
         finally:  # after an error or an interrupt nothing may run on
             for generation in generations:
                 self.loop.end(generation)
         return [generation.completion() for generation in generations]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
-        """The text of one completion in pieces, as it comes. Closing the iterator ends the request."""
-        for output in self.outputs(prompt, params):
-            if output.text:
-                yield output.text
-
-    def outputs(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Output]:
-        """Like `stream`, with token ids, logprobs and the finish reason."""
-        params = params or SamplingParams()
-        if params.n != 1:
-            raise RequestError("n must be 1 when streaming", "use generate", field="n")
-        [generation] = self.loop.add(self.encode(prompt), params)
+    def _increments(self, token_ids: Sequence[int], params: SamplingParams) -> Iterator[Increment]:
+        [generation] = self.add(token_ids, params)
         try:
             while True:
                 while generation.outputs:
-                    output = generation.outputs.popleft()
-                    yield output
-                    if output.finish_reason is not None:
+                    increment = Increment.of(generation.outputs.popleft())
+                    yield increment
+                    if increment.finish_reason is not None:
                         return
                 self.loop.step()
         finally:
@@ -178,15 +244,11 @@ class LLM:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: text through the tokenizer with its special tokens, token ids as they are."""
-        if not isinstance(prompt, str):
-            try:
-                return [index(token) for token in prompt]
-            except TypeError as error:
-                hint = "a prompt is a text or a list of integers; generate takes a list of prompts"
-                raise RequestError(f"the prompt is not token ids: {error}", hint, field="prompt") from error
-        if self.tokenizer is None:
-            raise RequestError("the engine has no tokenizer", "give token ids instead of text", field="prompt")
-        return self.tokenizer.encode(prompt)
+        return self.prompting.encode(prompt)
+
+    def render(self, messages: Messages, **options: Unpack[ChatOptions]) -> str:
+        """The text of a conversation in the engine's chat template, as `chat` gives it to the model."""
+        return self.prompting.render(messages, **options)
 
     def speculator(self, spec: str, adaptive: bool = True) -> Speculator | None:
         """A speculator for this engine, see `load`; `loop.speculator` may be set to it between requests.
@@ -217,12 +279,3 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _params_for(count: int, params: SamplingParams | Sequence[SamplingParams] | None) -> list[SamplingParams]:
-    """One SamplingParams per prompt."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise RequestError(f"{count} prompts but {len(params)} params", field="params")
-    return list(params)

@@ -54,6 +54,10 @@ class Tokenizer:
         """The id of a token, as it is written in the vocabulary; None if there is none."""
         return self._tokenizer.token_to_id(token)
 
+    def to_json(self) -> str:
+        """The text of its tokenizer.json."""
+        return self._tokenizer.to_str()
+
     @property
     def vocab_size(self) -> int:
         return self._tokenizer.get_vocab_size()

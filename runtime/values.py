@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 
@@ -48,3 +49,16 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("must be a JSON object")
     return found
+
+
+def json_schema(text: str) -> dict[str, Any]:
+    """A JSON schema, or @FILE that holds one."""
+    if text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{text[1:]} cannot be read: {error}") from error
+    try:
+        return json_object(text)
+    except RecursionError as error:
+        raise ValueError("is nested too deep") from error

@@ -13,6 +13,7 @@ import pytest
 
 SOAK = bool(os.environ.get("ICC_SOAK"))
 _SIZES = {  # name: in `make test`, in `make soak`
+    "draws": (1600, 4000),  # samples of a distribution
     "fuzz_examples": (150, 200_000),
     "quality_characters": (1500, 6000),  # of each held-out module
     "r7_pairs": (2000, 20_000),

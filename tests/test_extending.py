@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -16,13 +17,33 @@ PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
 
 
-def python(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+def python(folder: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
-    return subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def icc(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return python(folder, f"from icc.compiler.cli import main; main({list(arguments)!r}, prog_name='icc')")
+RUN = """
+import contextlib, io, json, sys
+from icc.compiler.cli import main
+done = []
+for arguments in json.loads(sys.argv[1]):
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(arguments, prog_name="icc")
+        except SystemExit as end:
+            code = end.code
+    done.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(done))
+"""
+
+
+def icc(folder: Path, *commands: str) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each command, one after the other in a process of their own."""
+    done = python(folder, RUN, json.dumps([shlex.split(command) for command in commands]))
+    assert not done.returncode, done.stderr
+    return [tuple(one) for one in json.loads(done.stdout)]
 
 
 def install(folder: Path, groups: dict[str, dict[str, str]]) -> None:
@@ -53,30 +74,34 @@ def test_the_commands_print_what_the_page_says(acme: Path) -> None:
     [console] = [text for kind, text in BLOCKS if kind == "console"]
     commands = [part.partition("\n") for part in console.split("$ icc ")[1:]]
     assert len(commands) == 2
-    for command, _, expected in commands:
-        done = icc(acme, *shlex.split(command))
-        assert done.stdout == expected, done.stderr
+    done = icc(acme, *(command for command, _, _ in commands))
+    for (_, output, errors), (_, _, expected) in zip(done, commands, strict=True):
+        assert output == expected, errors
 
 
 def test_the_target_is_found(acme: Path) -> None:
     done = python(acme, "from icc.compiler.targets import find_target; print(find_target('rtx6000ada').bandwidth)")
     assert done.stdout == "960.0\n", done.stderr
-    assert "rtx6000ada" in icc(acme, "compile", "model", "--target", "rtx6000").stderr
+    [(_, _, errors)] = icc(acme, "compile model --target rtx6000")
+    assert "rtx6000ada" in errors
 
 
 def test_nothing_is_loaded_before_it_is_asked_for(acme: Path) -> None:
     code = "import sys, icc.compiler.cli, icc.compiler.ops, icc.passes.registry as r; print(r.pass_names())"
     done = python(acme, f"{code}; assert 'acme' not in sys.modules")
     assert not done.returncode and "'acme-softsign'" in done.stdout, done.stderr
-    assert "acme-softsign" in icc(acme, "opt", "graph.txt", "-p", "softsign").stderr
+    [(_, _, errors)] = icc(acme, "opt graph.txt -p softsign")
+    assert "acme-softsign" in errors
 
 
 def test_what_cannot_be_loaded_names_its_package(acme: Path, tmp_path: Path) -> None:
     odd = {"odd": "json:dumps"}
     install(tmp_path, {"icc.passes": {"gone": "nowhere:Pass", **odd}, "icc.targets": odd})
     (tmp_path / "graph.txt").write_text((acme / "graph.txt").read_text())
-    done = icc(tmp_path, "opt", "graph.txt", "-p", "gone")
-    assert done.returncode == 34
-    assert done.stderr == "error: acme: icc.passes 'gone' (nowhere:Pass) cannot be loaded: No module named 'nowhere'\n"
-    assert "icc.passes 'odd' is not a Pass" in icc(tmp_path, "opt", "graph.txt", "-p", "odd").stderr
-    assert "icc.targets 'odd' is not a Target" in icc(tmp_path, "compile", "model", "--target", "odd").stderr
+    gone, odd_pass, odd_target = icc(
+        tmp_path, "opt graph.txt -p gone", "opt graph.txt -p odd", "compile model --target odd"
+    )
+    words = "error: acme: icc.passes 'gone' (nowhere:Pass) cannot be loaded: No module named 'nowhere'\n"
+    assert gone == (34, "", words)
+    assert "icc.passes 'odd' is not a Pass" in odd_pass[2]
+    assert "icc.targets 'odd' is not a Target" in odd_target[2]

@@ -11,6 +11,7 @@ import click
 
 from ..commands.options import BenchOptions
 from ..options import LoadOptions
+from ..progress.stream import open_display
 from .fields import PATH, field_options, taken
 from .group import Option, command
 from .load import loads
@@ -39,8 +40,8 @@ def bench_command(load: LoadOptions, prompts: Path | None, always: bool, as_json
     from ..commands import bench
     from ..llm import open_llm
 
-    with open_llm(load) as llm:
-        results = bench.run_bench(llm, options)
+    with open_llm(load) as llm, open_display() as display, display.stage("bench") as progress:
+        results = bench.run_bench(llm, options, progress)
     click.echo(json.dumps(bench.as_json(results)) if as_json else bench.as_table(results))
 
 
@@ -54,5 +55,6 @@ def _compare_drafters(load: LoadOptions, options: BenchOptions, prompts: Path, a
         asked = bench_spec.SpecBenchOptions(
             drafters, texts, options.output_tokens, options.batch_sizes, rounds=options.rounds, always=always
         )
-        results = bench_spec.run_spec_bench(llm, asked)
+        with open_display() as display, display.stage("bench") as progress:
+            results = bench_spec.run_spec_bench(llm, asked, progress)
     click.echo(json.dumps(bench_spec.as_json(results)) if as_json else bench_spec.as_table(results))

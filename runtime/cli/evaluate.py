@@ -9,6 +9,7 @@ import click
 
 from ..errors import UsageError
 from ..options import LoadOptions
+from ..progress.stream import open_display
 from .fields import PATH
 from .group import command
 from .load import loads
@@ -30,8 +31,10 @@ def eval_command(load: LoadOptions, text: Path, window: int | None, stride: int 
     from ..commands.evaluate import evaluate_text
     from ..llm import open_llm
 
-    with open_llm(load) as llm:
-        result = evaluate_text(llm, content, window=window, stride=stride)
+    with open_llm(load) as llm, open_display() as display, display.stage("eval") as update:
+        result = evaluate_text(
+            llm, content, window=window, stride=stride, progress=lambda done, total: update("", done, total)
+        )
     if as_json:
         click.echo(json.dumps(result.as_json()))
         return

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
+from ..executor.cpu.cores import usable_cores
 from ..options import LoadOptions
 from .fields import field_options, taken
 
@@ -18,10 +19,16 @@ def loads(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(engine: str, **parameters: Any) -> Any:
         load = LoadOptions(engine, **taken(LoadOptions, parameters))
-        if load.acceptance is not None:
-            click.echo(
-                "warning: --spec-accept typical is lossy: outputs no longer have the model's distribution", err=True
-            )
+        for warning in _warnings(load):
+            click.echo(f"warning: {warning}", err=True)
         return function(load=load, **parameters)
 
     return click.argument("engine", metavar="ENGINE")(field_options(LoadOptions)(call))
+
+
+def _warnings(load: LoadOptions) -> Iterator[str]:
+    """What the options mean that their user may not want."""
+    if load.acceptance is not None:
+        yield "--spec-accept typical is lossy: outputs no longer have the model's distribution"
+    if load.threads is not None and load.threads > (cores := usable_cores()):
+        yield f"--threads {load.threads} is slower than {cores}, the number of cores that this process may use"

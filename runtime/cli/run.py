@@ -23,27 +23,60 @@ if TYPE_CHECKING:
 
 
 @command("run")
-@click.option("-p", "--prompt", metavar="TEXT", cls=Option, needs="tokenizer", help="Text to complete.")
+@click.option(
+    "-p",
+    "--prompt",
+    metavar="TEXT",
+    cls=Option,
+    needs="tokenizer",
+    help="Text to answer or complete; - reads it from standard input, as does a pipe without this option.",
+)
 @click.option("--ids", type=Read(integers), metavar="N,N", help="Token ids to complete, instead of a text.")
-@field_options(SamplingParams)
+@click.option(
+    "--chat/--raw",
+    default=None,
+    cls=Option,
+    needs="tokenizer",
+    show_default="--chat where there is a template",
+    help="Answer the text through the model's chat template, or complete it as it is.",
+)
+@click.option("--system", metavar="TEXT", cls=Option, needs="tokenizer", help="System message before the text.")
+@click.option(
+    "--max-tokens",
+    type=int,
+    show_default="128; of an answer, as many as the context has room for",
+    help="Most tokens to generate.",
+)
+@field_options(SamplingParams, leave_out=["max_tokens"])
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @loads
 def run_command(
-    load: LoadOptions, prompt: str | None, ids: Sequence[int] | None, as_json: bool, **parameters: Any
+    load: LoadOptions,
+    prompt: str | None,
+    ids: Sequence[int] | None,
+    chat: bool | None,
+    system: str | None,
+    max_tokens: int | None,
+    as_json: bool,
+    **parameters: Any,
 ) -> None:
-    """Complete a prompt with an engine, streamed."""
+    """Answer or complete a text with an engine, streamed.
+
+    Where neither the options nor the model's generation_config.json say how to sample, it is greedy.
+    """  # fmt: skip
     start = time.perf_counter()
-    if (prompt is None) == (ids is None):
-        raise click.UsageError("give either --prompt or --ids")
-    params = SamplingParams(**taken(SamplingParams, parameters))
+    from ..commands.prompt import Asked, prepare
     from ..commands.run import as_json as shown
     from ..commands.run import run_prompt
+
+    asked = Asked(_given(prompt, ids), chat, system, max_tokens)
+    limit = {} if max_tokens is None else {"max_tokens": max_tokens}
+    params = SamplingParams(**limit, **taken(SamplingParams, parameters))
     from ..llm import open_llm
 
     with open_llm(load) as llm:
         load_s = time.perf_counter() - start
-        asked = ids if prompt is None else prompt
-        result = run_prompt(llm, asked or "", params, (lambda text: None) if as_json else _show)
+        result = run_prompt(llm, *prepare(llm, asked, params), (lambda text: None) if as_json else _show)
         speculator = llm.loop.speculator
     click.echo(json.dumps(shown(result, load_s), ensure_ascii=False) if as_json else "")
     completion = result.completion
@@ -58,6 +91,22 @@ def run_command(
         click.echo(f"{speculator.drafter.name}: {_accepted(speculator)}", err=True)
     if completion.finish_reason == "error":
         raise IccError("the model gave logits that are not numbers", "the engine or its checkpoint may be damaged")
+
+
+def _given(prompt: str | None, ids: Sequence[int] | None) -> str | Sequence[int]:
+    """The prompt of the command line, or else of standard input."""
+    from ..commands.prompt import read_standard_input, standard_input_is_given
+
+    if prompt is not None and ids is not None:
+        raise click.UsageError("give either --prompt or --ids")
+    if ids is not None:
+        return ids
+    if prompt is not None and prompt != "-":
+        return prompt
+    text = read_standard_input() if prompt == "-" or standard_input_is_given() else ""
+    if prompt is None and not text:
+        raise click.UsageError("give either --prompt or --ids, or a text on standard input")
+    return text
 
 
 def _accepted(speculator: Speculator) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -35,10 +35,13 @@ class BenchResult:
     ms_per_token: float
 
 
-def run_bench(llm: LLM, options: BenchOptions) -> list[BenchResult]:
+def run_bench(
+    llm: LLM, options: BenchOptions, progress: Callable[[str, float, float], None] = lambda text, done, total: None
+) -> list[BenchResult]:
     """Measure each batch size. UsageError or CapacityError if the engine cannot hold it all at once.
 
-    An engine that embeds is measured with outputs of no tokens.
+    An engine that embeds is measured with outputs of no tokens. progress: called with what is measured next, and how
+    much of about how much work is done.
     """
     if llm.manifest.embedding is not None:
         options = replace(options, output_tokens=0)
@@ -46,11 +49,16 @@ def run_bench(llm: LLM, options: BenchOptions) -> list[BenchResult]:
         _check(llm, options, batch_size)
     random = np.random.Generator(np.random.PCG64(options.seed))
     results: list[BenchResult] = []
+    warmup = min(_WARMUP_TOKENS, options.output_tokens)
+    outputs = (warmup, *[options.output_tokens] * options.rounds)
+    done, total = 0.0, sum(_work(b, options.prompt_tokens, n) for b in options.batch_sizes for n in outputs)
     for batch_size in options.batch_sizes:
-        _round(llm, random, batch_size, options.prompt_tokens, min(_WARMUP_TOKENS, options.output_tokens))
-        times = [
-            _round(llm, random, batch_size, options.prompt_tokens, options.output_tokens) for _ in range(options.rounds)
-        ]
+        times = []
+        for output_tokens in outputs:
+            progress(f"batch size {batch_size}", done, total)
+            times.append(_round(llm, random, batch_size, options.prompt_tokens, output_tokens))
+            done += _work(batch_size, options.prompt_tokens, output_tokens)
+        times = times[1:]
         prefill = statistics.median(prefill for prefill, _, _ in times)
         rates = [tokens / seconds if seconds > 0 else 0.0 for _, seconds, tokens in times]
         rate = statistics.median(rates)
@@ -66,6 +74,12 @@ def run_bench(llm: LLM, options: BenchOptions) -> list[BenchResult]:
             )
         )
     return results
+
+
+def _work(batch_size: int, prompt_tokens: int, output_tokens: int) -> float:
+    """What a round costs, about: a step reads all weights, whatever its batch, and a token of a prompt takes a tenth of
+    that."""
+    return 0.1 * batch_size * prompt_tokens + output_tokens * (1 + 0.1 * batch_size)
 
 
 def _check(llm: LLM, options: BenchOptions, batch_size: int) -> None:

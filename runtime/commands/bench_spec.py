@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from ..errors import UsageError
@@ -59,8 +60,13 @@ def read_prompts(llm: LLM, path: Path) -> list[list[int]]:
     return [llm.encode(text) for text in texts]
 
 
-def run_spec_bench(llm: LLM, options: SpecBenchOptions) -> list[SpecBenchResult]:
-    """Measure; UsageError if the engine cannot hold a prompt and its output, or lacks what a drafter needs."""
+def run_spec_bench(
+    llm: LLM, options: SpecBenchOptions, progress: Callable[[str, float, float], None] = lambda text, done, total: None
+) -> list[SpecBenchResult]:
+    """Measure; UsageError if the engine cannot hold a prompt and its output, or lacks what a drafter needs.
+
+    progress: as for run_bench.
+    """
     longest = max(len(prompt) for prompt in options.prompts) + options.output_tokens
     if longest > llm.manifest.limits.max_seq_len:
         raise UsageError(
@@ -70,28 +76,40 @@ def run_spec_bench(llm: LLM, options: SpecBenchOptions) -> list[SpecBenchResult]
     speculators = {name: llm.speculator(name, adaptive=not options.always) for name in names}
     results: list[SpecBenchResult] = []
     before = llm.loop.speculator
+    runs = 1 + options.rounds * (1 + len(speculators))
+    done, total = 0.0, sum(runs / max(batch_size, 1) for batch_size in options.batch_sizes)
+
+    def rate(speculator: Speculator | None, batch_size: int) -> float:
+        nonlocal done
+        progress(f"batch size {batch_size}", done, total)
+        done += 1 / batch_size
+        return _rate(llm, options, batch_size, speculator)
+
     try:
         for batch_size in options.batch_sizes:
             if batch_size > llm.executor.max_batch_size:
                 raise UsageError(f"batch size {batch_size} exceeds the engine's {llm.executor.max_batch_size}")
-            results += _measure(llm, options, batch_size, speculators)
+            results += _measure(options.rounds, batch_size, speculators, partial(rate, batch_size=batch_size))
     finally:
         llm.loop.speculator = before
     return results
 
 
 def _measure(
-    llm: LLM, options: SpecBenchOptions, batch_size: int, speculators: dict[str, Speculator | None]
+    rounds: int,
+    batch_size: int,
+    speculators: dict[str, Speculator | None],
+    rate: Callable[[Speculator | None], float],
 ) -> list[SpecBenchResult]:
-    _rate(llm, options, batch_size, None)  # warm, and the prompts are in the prefix cache
+    rate(None)  # warm, and the prompts are in the prefix cache
     rates: dict[str, list[float]] = {name: [] for name in speculators}
     gains: dict[str, list[float]] = {name: [] for name in speculators}
     plain: list[float] = []
     first = {name: _counts(found) for name, found in speculators.items()}
-    for _ in range(options.rounds):
-        plain.append(_rate(llm, options, batch_size, None))
+    for _ in range(rounds):
+        plain.append(rate(None))
         for name, found in speculators.items():
-            rates[name].append(_rate(llm, options, batch_size, found))
+            rates[name].append(rate(found))
             gains[name].append(rates[name][-1] / plain[-1])
     results = [SpecBenchResult(NONE, batch_size, 1.0, 0.0, statistics.median(plain), 1.0)]
     for name, found in speculators.items():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..llm import LLM, Prompt
+from ..llm import LLM
 from ..requests.generation import Completion
 from ..requests.params import SamplingParams
 from ..requests.request import Output
@@ -21,9 +21,9 @@ class RunResult:
     decode_tokens_per_s: float
 
 
-def run_prompt(llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[[str], object]) -> RunResult:
+def run_prompt(llm: LLM, token_ids: Sequence[int], params: SamplingParams, show: Callable[[str], object]) -> RunResult:
     """Generate one completion; `show` gets each piece of text (token ids where there is no tokenizer) as it comes."""
-    [generation] = llm.loop.add(llm.encode(prompt), params)
+    [generation] = llm.add(token_ids, params)
     try:
         while generation.finish_reason is None:
             llm.loop.step()

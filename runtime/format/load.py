@@ -46,6 +46,11 @@ class Engine:
         file = _tokenizer_file(self.manifest)
         return None if file is None else self.files.read(file)
 
+    def tokenizer_file(self, name: str) -> bytes | None:
+        """The content of another file of the tokenizer, if there is one of this name."""
+        file = f"{self.manifest.tokenizer_dir}/{name}"
+        return self.files.read(file) if file in self.manifest.files else None
+
     def close(self) -> None:
         self.weights.close()
 

@@ -59,13 +59,19 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """generation_config.json of the checkpoint, as far as it concerns sampling. None means greedy / off."""
+    """generation_config.json of the checkpoint, as far as it concerns sampling. None: greedy (of `generate` and of
+    `icc run`; see `of_conversations`), or off."""
 
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+
+    def of_conversations(self) -> SamplingDefaults:
+        """What the server and conversations use where a request says nothing: the model's own, and temperature 1.0
+        where it has none, as OpenAI's API has it."""
+        return self if self.temperature is not None else msgspec.structs.replace(self, temperature=1.0)
 
 
 class Library(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,7 +21,7 @@ def lowered(source: str) -> str:
         rules = [wanted["lark"], *(f"{name}: %json {_compact(schema)}" for name, schema in wanted["schemas"].items())]
         grammar = json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}]})
     if error := llguidance.LLMatcher.validate_grammar(grammar, limits=parser_limits()):
-        raise RequestError(f"the grammar was refused: {error[:300]}", field="response_format")
+        raise RequestError(f"the grammar was refused: {' '.join(error.split())[:300]}", field="response_format")
     return grammar
 
 

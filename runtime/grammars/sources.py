@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from ..errors import RequestError
+from ..nesting import JSON_DEPTH, depth
 
 Schema = dict[str, Any] | bool
 
-MAX_DEPTH = 100  # of a schema
 MAX_BYTES = 64 << 10  # of a schema, as JSON
 
 
@@ -44,18 +43,8 @@ def embedded(schema: Schema, number: int) -> Schema:
 
 def checked(schema: Schema) -> Schema:
     """The schema. RequestError if it is nested deeper or is larger than the limits."""
-    if _depth(schema) > MAX_DEPTH:
-        raise RequestError(f"the schema is nested deeper than {MAX_DEPTH}", field="response_format")
+    if depth(schema) > JSON_DEPTH:
+        raise RequestError(f"the schema is nested deeper than {JSON_DEPTH}", field="response_format")
     if len(json.dumps(schema)) > MAX_BYTES:
         raise RequestError(f"the schema is larger than {MAX_BYTES} bytes", field="response_format")
     return schema
-
-
-def _depth(value: object) -> int:
-    deepest, level = 0, [value]
-    while level := [item for item in level if isinstance(item, dict | list)]:
-        deepest += 1
-        if deepest > sys.getrecursionlimit():
-            break
-        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
-    return deepest

@@ -16,7 +16,7 @@ from ..requests.generation import Generation
 from ..requests.intake import Intake
 from ..requests.params import SamplingParams
 from ..requests.request import Output, Request, Standing
-from ..requests.sampler import Constraint
+from ..requests.sampler import Constrain
 from ..requests.scores import Scores
 from ..requests.table import RequestTable
 from ..scheduler.config import SchedulerConfig
@@ -81,7 +81,7 @@ class EngineLoop:
         prompt: Sequence[int],
         params: SamplingParams,
         standing: Standing = DEFAULT_STANDING,
-        constrain: Callable[[], Constraint] | None = None,
+        constrain: Constrain | None = None,
     ) -> list[Generation]:
         """Queue a prompt; one Generation for each of its `params.n` completions, which share the prompt's KV.
 

@@ -27,6 +27,7 @@ class Bars(Display):
             TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"), markup=False),
             console=self._console,
             transient=True,
+            refresh_per_second=2,  # often enough for figures in seconds, and little beside what is measured
         )
         self._task: TaskID | None = None
 

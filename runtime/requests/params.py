@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import RequestError
 from ..settings import setting
+from ..values import json_schema
 
 if TYPE_CHECKING:
     from ..format.manifest import SamplingDefaults
@@ -50,6 +52,11 @@ class SamplingParams:
     per position besides the sampled one. n: independent completions of the prompt. include_stop: the text has the stop
     string that ended it. skip_special_tokens: the text leaves them out. bad_words: token sequences that are not
     generated. allowed_token_ids: nothing else is sampled; None for any token.
+
+    What the text must be, at most one of: json_schema, a JSON value that this schema allows (a dict, or its text);
+    regex, a text that this regular expression (in the syntax of Rust's `regex` crate) matches as a whole; grammar, a
+    text that this grammar in Lark's EBNF derives from its rule `start`. The text is whole if the finish reason is
+    "stop"; ignore_eos and min_tokens do not count then, as the grammar says where a text may end.
     """
 
     max_tokens: int = setting(128, "Most tokens to generate.")
@@ -72,6 +79,11 @@ class SamplingParams:
     skip_special_tokens: bool = True
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    json_schema: Mapping[str, Any] | str | None = setting(
+        None, "The text is a JSON value that this schema allows.", metavar="JSON|@FILE", read=json_schema
+    )
+    regex: str | None = setting(None, "The text matches this regular expression.", metavar="REGEX")
+    grammar: str | None = setting(None, "The text follows this grammar in Lark's EBNF.", metavar="TEXT")
 
     def __post_init__(self) -> None:
         for name in BOUNDS:
@@ -92,10 +104,18 @@ class SamplingParams:
         for bias in self.logit_bias.values():
             if not isinstance(bias, int | float) or not abs(bias) <= MAX_BIAS:
                 raise _invalid("logit_bias", bias, f"must be a number from {-MAX_BIAS:g} to {MAX_BIAS:g}")
+        if isinstance(self.json_schema, str):
+            object.__setattr__(self, "json_schema", _read_schema(self.json_schema))
+        _check_form(self.json_schema, self.regex, self.grammar)
 
     @property
     def greedy(self) -> bool:
         return not self.temperature
+
+    @property
+    def asks_for_a_form(self) -> bool:
+        """Whether the text must follow a schema, a regular expression or a grammar."""
+        return self.json_schema is not None or self.regex is not None or self.grammar is not None
 
     def resolve(self, defaults: SamplingDefaults) -> SamplingParams:
         """The same parameters with every None that has a default filled in."""
@@ -131,6 +151,26 @@ def _check_number(name: str, value: object) -> None:
         raise _invalid(name, value, f"must be {word}")
     if not low <= value <= high:  # false for NaN too
         raise _invalid(name, value, f"must be from {low:g} to {high:g}")
+
+
+def _read_schema(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _invalid("json_schema", text, f"must be JSON: {error}") from error
+
+
+def _check_form(json_schema: object, regex: object, grammar: object) -> None:
+    """What the text must be."""
+    given = {"json_schema": json_schema, "regex": regex, "grammar": grammar}
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(given) > 1:
+        raise RequestError(f"{' and '.join(given)}: at most one of them can be given", field=next(iter(given)))
+    for name, value in given.items():
+        if name == "json_schema" and not isinstance(value, Mapping):
+            raise _invalid(name, value, "must be a JSON schema: an object")
+        if name != "json_schema" and (not isinstance(value, str) or not value):
+            raise _invalid(name, value, "must be a text that is not empty")
 
 
 def _check_stops(stops: tuple[str, ...]) -> None:

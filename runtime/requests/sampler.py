@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Protocol
@@ -55,6 +55,10 @@ class Constraint(Protocol):
     def accept(self, token_id: int) -> None:
         """Go on after an allowed token."""
         ...
+
+
+# gives each completion its own place in a grammar
+Constrain = Callable[[], Constraint]
 
 
 class Sampler:

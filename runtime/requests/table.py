@@ -14,7 +14,7 @@ from .generation import Generation
 from .intake import Intake
 from .params import SamplingParams
 from .request import Output, Request, Standing, State
-from .sampler import Constraint
+from .sampler import Constrain
 from .scores import Scores
 from .trial import Trial
 
@@ -46,7 +46,7 @@ class RequestTable:
         prompt: Sequence[int],
         params: SamplingParams,
         standing: Standing,
-        constrain: Callable[[], Constraint] | None,
+        constrain: Constrain | None,
     ) -> list[Generation]:
         """Take up the completions of a prompt; see `EngineLoop.add`."""
         self._intake.check_generates()

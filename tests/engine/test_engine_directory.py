@@ -29,12 +29,21 @@ def icc_command(*args: object) -> list[str]:
     return [sys.executable, "-m", "icc.compiler.cli", *map(str, args)]
 
 
-def test_same_inputs_give_the_same_bytes(compiled: Callable[..., Any], tmp_path: Path, compiler_runs: None) -> None:
+def test_same_inputs_give_the_same_bytes_and_progress_is_told(
+    compiled: Callable[..., Any], tmp_path: Path, compiler_runs: None, caplog: pytest.LogCaptureFixture
+) -> None:
     first = compiled("llama", quant="rtn4")
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(first.checkpoint, elsewhere)
-    second = icc.compile(elsewhere, tmp_path / "again.engine", target="native", quant="rtn4")
+    told: list[icc.CompileProgress] = []
+    with caplog.at_level("INFO", "icc.compile"):
+        second = icc.compile(elsewhere, tmp_path / "again.engine", target="native", quant="rtn4", progress=told.append)
     assert files(first.engine) == files(second)
+    stages = ["trace", "optimize", "quantize", "lower", "kernels", "weights", "engine"]
+    assert list(dict.fromkeys(now.stage for now in told)) == stages
+    assert [text.split()[0] for text in caplog.messages if " took " in text] == stages
+    weights = [now.share for now in told if now.stage == "weights" and now.share is not None]
+    assert len(weights) > 5 and weights == sorted(weights) and weights[0] == 0 and weights[-1] < 1
 
 
 def test_every_isa_level_runs_and_agrees(compiled: Callable[..., Any]) -> None:

@@ -59,7 +59,10 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_a_line_and_a_hint(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_a_line_and_a_hint(
+    mistake: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)  # nothing comes from there
     arguments, message, hint = MISTAKES[mistake]
     assert main.run(arguments, "icc") == 2
     shown = capsys.readouterr()

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from icc.runtime.cli.commands import main
 from icc.runtime.commands.bench import BenchOptions, run_bench
 from icc.runtime.commands.evaluate import evaluate_text, windows
 from icc.runtime.errors import CapacityError, UsageError
+from icc.runtime.executor.cpu.cores import usable_cores
 from icc.runtime.format.manifest import EmbeddingFacts
 from icc.runtime.llm import load
 
@@ -113,6 +115,13 @@ def test_errors_are_a_line_and_a_code(
     assert len(shown.err.splitlines()) <= 2 and shown.out == ""
 
 
+def test_more_threads_than_cores_are_warned_of(make_engine: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    command, cores = ["run", str(make_engine()), "--ids", "1,2", "--max-tokens", "1"], usable_cores()
+    for threads, warnings in ((cores, 0), (cores + 1, 1)):
+        assert main([*command, "--threads", str(threads)]) == 0
+        assert capsys.readouterr().err.count(f"warning: --threads {threads} is slower than {cores}") == warnings
+
+
 def test_bench_measures_each_batch_size(make_engine: Make, capsys: pytest.CaptureFixture[str]) -> None:
     root = str(make_engine())
     assert main(["bench", root, "--prompt-tokens", "20", "--output-tokens", "8", "--batch-size", "1,3", "--json"]) == 0
@@ -122,6 +131,10 @@ def test_bench_measures_each_batch_size(make_engine: Make, capsys: pytest.Captur
     assert main(["bench", root, "--prompt-tokens", "4", "--output-tokens", "1", "--rounds", "1"]) == 0
     assert "decode tok/s" in capsys.readouterr().out
     with load(root, kv_bytes=64 * 16) as llm:
+        told: list[tuple[str, float, float]] = []
+        run_bench(llm, BenchOptions(8, 4, (1, 2), rounds=2), lambda *now: told.append(now))
+        assert [text for text, _, _ in told] == ["batch size 1"] * 3 + ["batch size 2"] * 3
+        assert told[0][1] == 0 and all(before[1] < after[1] < after[2] for before, after in pairwise(told))
         with pytest.raises(CapacityError):
             run_bench(llm, BenchOptions(40, 20, (2,)))
         with pytest.raises(UsageError):

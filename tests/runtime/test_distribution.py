@@ -18,8 +18,9 @@ from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.speculator import Speculator
 from icc.runtime.speculate.verify import Walk, follow
 from oracle_drafters import Fixed
+from sizes import size_of
 
-SMALL, DRAWS = 5, 4000
+SMALL, DRAWS = 5, size_of("draws")
 TREE = Draft((3, 0, 4, 1, 2), (-1, -1, 1, 1, 0))  # some siblings, one of them with children
 CRITICAL = 190.0  # chi-square with 124 degrees of freedom exceeds it about once in ten thousand
 

@@ -154,10 +154,10 @@ def test_logits_are_those_of_every_position(make_llm: MakeLLM) -> None:
 
 def test_logits_while_a_request_is_under_way(make_llm: MakeLLM) -> None:
     llm = make_llm(rule=context_hash)
-    stream = llm.outputs([5, 6], SamplingParams(max_tokens=30))
-    first = next(stream).token_id
+    stream = llm.stream([5, 6], SamplingParams(max_tokens=30))
+    first = next(stream).token_ids
     assert llm.logits([1, 2, 3]).argmax(1).tolist() == [context_hash([1, 2, 3][: i + 1], VOCAB) for i in range(3)]
-    assert (first, *(output.token_id for output in stream)) == expected([5, 6], 30)
+    assert sum((increment.token_ids for increment in stream), first) == expected([5, 6], 30)
 
 
 def test_two_streams_take_turns(make_llm: MakeLLM) -> None:
@@ -165,6 +165,14 @@ def test_two_streams_take_turns(make_llm: MakeLLM) -> None:
     params = SamplingParams(max_tokens=4)
     pairs = list(zip(llm.stream("a", params), llm.stream("m", params), strict=True))
     assert pairs == [("b", "n"), ("c", "o"), ("d", "p"), ("e", "q")]
+
+
+def test_progress_counts_what_has_ended(make_llm: MakeLLM) -> None:
+    told: list[tuple[int, int]] = []
+    make_llm().generate(
+        ["a", "b"], [SamplingParams(max_tokens=4, n=2), SamplingParams(max_tokens=9)], lambda *s: told.append(s)
+    )
+    assert told == [(0, 3), (2, 3), (3, 3)]
 
 
 def test_closing_a_stream_frees_its_blocks(make_llm: MakeLLM) -> None:

@@ -56,7 +56,7 @@ def test_all_phases_launch_the_same_objects(tiny: Any, tmp_path: Path) -> None:
 def test_within_a_phase_neighbours_change_nothing(tiny: Any, tmp_path: Path) -> None:
     """Also without the option: a row's sums do not depend on the other rows of its step."""
     engine = make(tiny, tmp_path, "llama", "rtn4", False)
-    few = replace(PARAMS, max_tokens=3)
+    few = replace(PARAMS, max_tokens=2)
     with engine.llm() as llm:
         beside_one = answers(llm, [[8, 3, 4], ASKED], few)[-1]
     with engine.llm() as llm:

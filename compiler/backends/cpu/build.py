@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from ....runtime.format.manifest import Library
-from ...interrupt import end_processes, running
+from ...interrupt import Processes
 from ...program.program import Program
 from ..errors import ToolchainError
 from .emit import emit_source
@@ -38,12 +38,16 @@ def compile_command(isa: Isa, source: str, output: str, sanitize: str | None, op
     return [*cmd, "-ffile-prefix-map=./=", *LINK_FLAGS, source, "-o", output]
 
 
-def _build(program: Program, kernels_dir: Path, isa: Isa, sanitize: str | None, optimize: str) -> Library:
+def _build(
+    compilers: Processes, program: Program, kernels_dir: Path, isa: Isa, sanitize: str | None, optimize: str
+) -> Library:
     source, output = f"{isa.name}.cpp", f"{isa.name}.so"
     (kernels_dir / source).write_text(emit_source(program, isa))
     cmd = compile_command(isa, source, output, sanitize, optimize)
     try:
-        with running(cmd, cwd=kernels_dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        with compilers.running(
+            cmd, cwd=kernels_dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as process:
             said = process.communicate()[1]
     except FileNotFoundError:
         raise ToolchainError(cmd, f"error: {cmd[0]} is not installed") from None
@@ -66,14 +70,13 @@ def build_libraries(
     `sanitize` is the argument of -fsanitize (for tests). Paths in the result are relative to kernels_dir's parent.
     """
     kernels_dir.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(max_workers=jobs) as pool:
-        tasks = {pool.submit(_build, program, kernels_dir, isa, sanitize, optimize): isa for isa in isas}
+    with Processes() as compilers, ThreadPoolExecutor(max_workers=jobs) as pool:
+        tasks = {pool.submit(_build, compilers, program, kernels_dir, isa, sanitize, optimize): isa for isa in isas}
         progress(", ".join(isa.name for isa in isas), 0, len(isas))
         try:
             for done, task in enumerate(as_completed(tasks), 1):
                 progress(tasks[task].name, done, len(isas))
         except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            end_processes()
+            compilers.end()
             raise
         return [task.result() for task in tasks]

@@ -15,8 +15,9 @@ from ...format.kv import KVGroup, KVMemory
 from ...format.load import Engine
 from ...format.program import HEADS
 from ..device import Work, batch_limits
+from .cores import usable_cores
 from .library import IccBatch, KernelLibrary
-from .memory import AnonymousMemory, choose_blocks, default_threads
+from .memory import AnonymousMemory, choose_blocks
 
 _LOGITS_BYTES = 64 << 20
 _MAX_THREADS = 1024
@@ -59,7 +60,7 @@ class CpuDevice:
         self.screens = program.screens
         self._weights = engine.weights  # mapped as long as kernels may read them
         self._handle: int | None = self._library.create(
-            threads or default_threads(),
+            threads or usable_cores(),
             self._weights.addresses(program),
             self._arena.address,
             self._kv.address,

@@ -10,6 +10,7 @@ from pathlib import Path
 from ...errors import CapacityError
 from ...format.kv import KVLayout, KVMemory
 from ...format.manifest import Limits
+from .cores import read_text
 
 KV_SHARE = 0.4  # of the available memory, at most, unless told otherwise
 
@@ -68,27 +69,6 @@ def available_bytes() -> int:
     return available
 
 
-def default_threads() -> int:
-    """CPUs that this process may use, within the quota of the control group.
-
-    Of hyperthreads that share a core one is enough: kernels are bound by the core's arithmetic or by memory.
-    """
-    allowed = os.sched_getaffinity(0)
-    cores = {
-        _read_text(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in allowed
-    }
-    quota, _, period = (_read_text("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
-    granted = int(quota) // int(period) if quota.isdigit() and period.isdigit() else len(cores)
-    return max(min(len(cores), granted), 1)
-
-
-def _read_text(file: str) -> str | None:
-    try:
-        return Path(file).read_text().strip()
-    except OSError:
-        return None
-
-
 def _read_number(file: str) -> int | None:
-    text = _read_text(file)
+    text = read_text(file)
     return int(text) if text is not None and text.isdigit() else None

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from ...errors import RequestError
+from ...nesting import JSON_DEPTH, depth
 from ..reading.formats import AnswerFormat
-from . import limits
 from .conversation import Message
 
 
@@ -61,8 +61,8 @@ def _arguments(given: str | dict[str, Any] | None, form: AnswerFormat) -> Any:
     if given is None or (isinstance(given, str) and not given.strip()):
         given = "{}"
     value = _read(given) if isinstance(given, str) else given
-    if limits.depth(value) > limits.JSON_DEPTH:
-        raise RequestError(f"arguments are nested deeper than {limits.JSON_DEPTH}", field="messages")
+    if depth(value) > JSON_DEPTH:
+        raise RequestError(f"arguments are nested deeper than {JSON_DEPTH}", field="messages")
     if form.arguments_as_text:
         return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     return value

@@ -6,7 +6,6 @@ import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
 
@@ -171,16 +170,15 @@ class Jobs:
         variables = {name: value for name, value in variables.items() if value is not None}
         if request.reasoning_effort == "none":
             variables["enable_thinking"] = False
-        messages = template_messages(request.messages, self.form)
-        rendered = await self._sandbox.render(
+        return await self._sandbox.render(
             Render(
-                messages,
+                template_messages(request.messages, self.form),
                 [msgspec.to_builtins(tool) for tool in offer.tools] or None,
                 not goes_on and request.add_generation_prompt is not False,
+                goes_on,
                 {**variables, **(request.chat_template_kwargs or {})},
             )
         )
-        return _cut(rendered, messages[-1]) if goes_on else rendered
 
     def _reader(self, request: ChatRequest, offer: Offer, prompt: str) -> Callable[[], AnswerReader] | None:
         """Makes readers for the answers, if they may hold more than words."""
@@ -271,6 +269,7 @@ class Jobs:
         words = await self._forbidden(request.bad_words or ())
         shows = request.skip_special_tokens and not (read is not None and self.form.special)
         params = replace(params, n=n, bad_words=words, skip_special_tokens=shows)
+        params = params.resolve(self.model.manifest.sampling.of_conversations())
         if grammar:  # which decides itself when the answer ends
             params = replace(params, ignore_eos=False, min_tokens=0)
         for name in ("stop_token_ids", "allowed_token_ids"):
@@ -334,13 +333,3 @@ class _NamedIds:
 
 def _short_id(name: str, index: int) -> str:
     return secrets.token_hex(5)[:9]
-
-
-def _cut(rendered: str, last: dict[str, Any]) -> str:
-    """A rendered conversation up to the end of its last message's text."""
-    content = last.get("content")
-    text = content.strip() if isinstance(content, str) else ""
-    at = rendered.rfind(text) if text else -1
-    if at < 0:
-        raise RequestError("continue_final_message: the last message has no text to go on with", field="messages")
-    return rendered[: at + len(text)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import msgspec
 
 from ...requests.params import BOUNDS, INTEGERS, MAX_BIAS, MAX_BIASES, MAX_STOP_BYTES, MAX_STOP_IDS, MAX_STOPS
@@ -43,7 +41,6 @@ ALLOWED_IDS = 4096
 TEMPLATE_BYTES = 1 << 20
 NAME_CHARS = 64
 SPEAKER_CHARS = 256  # names in a conversation, which may come from elsewhere
-JSON_DEPTH = 100
 
 # one HTTP request
 BODY_BYTES = 2 << 20
@@ -64,14 +61,3 @@ def bound(name: str, low: float | None = None) -> msgspec.Meta:
     if name not in WHOLE:
         return msgspec.Meta(ge=low, le=high)
     return msgspec.Meta(ge=int(low), le=min(int(high), 2**63 - 1))
-
-
-def depth(value: object) -> int:
-    """How deep lists and objects are nested in a decoded JSON value; 0 for a scalar."""
-    deepest, level = 0, [value]
-    while level := [item for item in level if isinstance(item, dict | list)]:
-        deepest += 1
-        if deepest > sys.getrecursionlimit():
-            break
-        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
-    return deepest

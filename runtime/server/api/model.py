@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from ...errors import EngineFormatError, UsageError
+from ...errors import UsageError
 from ...format.files import EngineFiles
 from ...format.load import read_manifest
 from ...format.manifest import Manifest
 from ...format.verify import check_listing
+from ...templates.source import read_template
 from ...tokenizer import Tokenizer
 from . import limits
 from .errors import HttpError
-
-_SPECIAL = re.compile(r"^(bos|eos|unk|sep|pad|cls|mask)_token$")
 
 
 @dataclass(frozen=True)
@@ -79,50 +74,15 @@ def open_model(path: Path, name: str | None = None, verify: bool = True) -> Serv
         return files.read(file) if file in manifest.files else None
 
     raw = read("tokenizer.json")
-    config = _json(read("tokenizer_config.json"), "tokenizer_config.json")
-    special = _json(read("special_tokens_map.json"), "special_tokens_map.json")
-    template = read("chat_template.jinja")
+    template = read_template(read)
     return ServedModel(
         name=name or path.resolve().name.removesuffix(".engine"),
         created=int((path / "engine.json").stat().st_mtime),
         manifest=manifest,
         tokenizer=None if raw is None else Tokenizer(raw),
-        chat_template=_text(template) if template is not None else _template_of(config),
-        special_tokens=_special_tokens({**special, **config}),
+        chat_template=template.text,
+        special_tokens=template.special_tokens,
     )
-
-
-def _json(raw: bytes | None, name: str) -> dict[str, Any]:
-    try:
-        return {} if raw is None else msgspec.json.decode(raw, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EngineFormatError(f"{name}: {error}", "compile the model again") from error
-
-
-def _text(raw: bytes) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise EngineFormatError(f"chat_template.jinja: {error}", "compile the model again") from error
-
-
-def _template_of(config: dict[str, Any]) -> str:
-    """The template in tokenizer_config.json: a text, or a list of named ones, of which "default" is meant."""
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
-        found = named.get("default")
-    return found if isinstance(found, str) else ""
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Each is a text, or an object with the text in `content`."""
-    tokens = {}
-    for name, value in config.items():
-        content = value.get("content") if isinstance(value, dict) else value
-        if _SPECIAL.match(name) and isinstance(content, str):
-            tokens[name] = content
-    return tokens
 
 
 def read_template_file(file: Path) -> str:

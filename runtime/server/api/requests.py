@@ -93,8 +93,9 @@ class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 
 class CompletionRequest(Common, frozen=True, kw_only=True):
-    """POST /v1/completions. max_tokens: with 0 nothing is generated, as for a prompt that is scored. best_of: so many completions are made, and the `n` likeliest per token are given. suffix:
-    what comes after the completion, for models that fill in."""
+    """POST /v1/completions. max_tokens: with 0 nothing is generated, as for a prompt that is scored. best_of: so many
+    completions are made, and the `n` likeliest per token are given. suffix: what comes after the completion, for models
+    that fill in."""
 
     prompt: str | list[str | int | list[int]]
     best_of: Annotated[int, limits.bound("best_of")] | None = None

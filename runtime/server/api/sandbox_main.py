@@ -15,8 +15,8 @@ import msgspec
 from ...errors import RequestError
 from ...grammars.compiling import lowered
 from ...grammars.sources import of_schema
+from ...templates.template import ChatTemplate, TemplateRefused
 from ..engine.parent import die_with_parent
-from .templates import ChatTemplate, TemplateRefused
 
 MEMORY_BYTES = 1 << 30  # of address space
 
@@ -32,6 +32,7 @@ class Render(msgspec.Struct, tag="render"):
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     variables: dict[str, Any] = {}
 
 
@@ -58,7 +59,13 @@ def answer(template: ChatTemplate | None, request: Render | CheckGrammar) -> Ans
         return Answer(error="the model has no chat template")
     try:
         return Answer(
-            template.render(request.messages, request.tools, request.add_generation_prompt, **request.variables)
+            template.render(
+                request.messages,
+                request.tools,
+                request.add_generation_prompt,
+                request.continue_final_message,
+                **request.variables,
+            )
         )
     except TemplateRefused as error:
         return Answer(error=error.message)

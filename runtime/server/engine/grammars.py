@@ -8,8 +8,9 @@ import threading
 from ...errors import IccError, RequestError
 from ...grammars import constraints
 from ...llm import LLM
+from ...requests.sampler import Constrain
 from .messages import Submit
-from .worker import Constrain, Grammars
+from .worker import Grammars
 
 
 class CompiledGrammars(Grammars):
@@ -24,11 +25,7 @@ class CompiledGrammars(Grammars):
     @classmethod
     def of(cls, llm: LLM) -> Grammars:
         """The grammars of an engine; of one without tokenizer or end token, none."""
-        raw = None if llm.engine is None else llm.engine.tokenizer_json()
-        model = llm.manifest.model
-        if raw is None or not model.eos_token_ids:
-            return Grammars()
-        return cls(constraints.Grammars(raw.decode(), model.vocab_size, model.eos_token_ids))
+        return Grammars() if llm.prompting.grammars is None else cls(llm.prompting.grammars)
 
     def request(self, submit: Submit) -> None:
         if self._thread is None:

@@ -13,7 +13,7 @@ from ...errors import CapacityError, IccError, RequestError
 from ...llm import LLM
 from ...requests.prompt_logprobs import PromptScores
 from ...requests.request import Output, Standing
-from ...requests.sampler import Constraint
+from ...requests.sampler import Constrain
 from ...requests.scores import NotFinite
 from .channel import Channel, ChannelClosed
 from .messages import HEARTBEAT_S, Delta, Embedded, Failed, PromptLogprobs, Ready, Report, Stats, Submit
@@ -22,9 +22,6 @@ from .prompts import Completion, Prompt, Prompts, Stage
 _INTAKE = 16  # prompts taken up per step while others run, so that a burst of them does not delay a step
 _FAILED = "the request failed inside the engine"
 _CHECK_S = 5.0  # an idle engine checks its KV bookkeeping at most this often
-
-# compiles a grammar for as many completions as wanted; calls back from another thread, or gives an error in words
-Constrain = Callable[[], Constraint]
 
 
 class Grammars:

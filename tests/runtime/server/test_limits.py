@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from icc.runtime.errors import IccError
+from icc.runtime.nesting import JSON_DEPTH, depth
 from icc.runtime.server.api import limits
 from icc.runtime.server.engine.admission import Admission, Budget, Overloaded, Price, TooExpensive
 
@@ -95,9 +96,9 @@ def test_nesting_is_bounded(served: Served) -> None:
             schema = {"not": schema}
         return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
-    body = {"model": "toy", "prompt": "a", "response_format": nested(limits.JSON_DEPTH)}
+    body = {"model": "toy", "prompt": "a", "response_format": nested(JSON_DEPTH)}
     assert "nested deeper" in served.ask("POST", "/v1/completions", body).json["error"]["message"]
-    assert limits.depth({"a": [[1], {}]}) == 3 and limits.depth(1) == 0
+    assert depth({"a": [[1], {}]}) == 3 and depth(1) == 0
 
 
 def test_a_price_counts_everything_that_a_request_may_take() -> None:

@@ -10,7 +10,7 @@ import pytest
 from icc.runtime.errors import RequestError
 from icc.runtime.server.api.sandbox import Sandbox
 from icc.runtime.server.api.sandbox_main import Render
-from icc.runtime.server.api.templates import ChatTemplate, TemplateRefused
+from icc.runtime.templates.template import ChatTemplate, TemplateRefused
 
 from .chat_templates import TEMPLATES
 
@@ -71,6 +71,20 @@ def test_prompts_are_those_of_transformers(name: str) -> None:
             found = "TemplateError"
         assert found == expected or (found == "TemplateError" and expected.endswith("Error")), (conversation, tools)
     assert rendered >= 8
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("begun", ["The capital is", "Blank at the end: "])
+def test_a_continued_message_is_that_of_transformers(name: str, begun: str) -> None:
+    template, special = TEMPLATES[name]
+    conversation = [*CONVERSATIONS["one"], {"role": "assistant", "content": begun}]
+    expected = transformers_renders(template, conversation, special, continue_final_message=True)
+    try:
+        found = ChatTemplate(template, special).render(conversation, continue_final_message=True)
+    except TemplateRefused:
+        found = "TemplateError"
+    assert found == expected or (found == "TemplateError" and expected.endswith("Error"))
+    assert found.rstrip().endswith(begun.rstrip())
 
 
 def test_a_template_that_cannot_be_used_says_why() -> None:

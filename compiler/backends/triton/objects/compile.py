@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .....runtime.errors import install
-from ....interrupt import end_processes, running
+from ....interrupt import Processes
 from ....targets import Target
 from ...errors import CodegenError
 from ..spec import LaunchSpec
@@ -108,14 +108,14 @@ def _compile(worker: _Worker, key: str, spec: LaunchSpec, target: Target) -> Com
 class _Worker:
     """One compiling process."""
 
-    def __init__(self) -> None:
+    def __init__(self, processes: Processes) -> None:
         self._cache = tempfile.TemporaryDirectory(prefix="icc-triton-cache-")
         # line information would bake this machine's paths into the objects
         env = os.environ | {"TRITON_CACHE_DIR": self._cache.name, "TRITON_DISABLE_LINE_INFO": "1"}
         env.pop("TRITON_INTERPRET", None)
         self._stderr = tempfile.TemporaryFile()
         pipe = subprocess.PIPE
-        self._running = running(
+        self._running = processes.running(
             [sys.executable, "-P", str(_WORKER)], stdin=pipe, stdout=pipe, stderr=self._stderr, env=env, text=True
         )
         self._process = self._running.__enter__()
@@ -151,7 +151,8 @@ class _Workers:
     """A pool of compiling processes, each driven by one thread."""
 
     def __init__(self, count: int) -> None:
-        self._all = [_Worker() for _ in range(count)]
+        self._processes = Processes()
+        self._all = [_Worker(self._processes) for _ in range(count)]
         self._free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         for worker in self._all:
             self._free.put(worker)
@@ -172,15 +173,17 @@ class _Workers:
         try:
             yield from pool.map(run, keys)
         except KeyboardInterrupt:
-            end_processes()
+            self._processes.end()
             raise
         finally:
             pool.shutdown(cancel_futures=True)
 
     def __enter__(self) -> _Workers:
+        self._processes.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._processes.__exit__()
         for worker in self._all:
             worker.close()
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import minijinja
 
-from ...errors import RequestError
+from ..errors import RequestError
 
 FUEL = 1_000_000  # steps of minijinja's machine for one rendering
 MAX_OUTPUT = 8 << 20  # characters
 # transformers marks what an assistant said; training needs that, a prompt does not
 _GENERATION = ("generation", "endgeneration")
+_CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # stands where a message is to be continued, as in transformers
 
 
 class TemplateRefused(RequestError):
@@ -30,7 +31,7 @@ class ChatTemplate:
     special_tokens: variables such as bos_token. Raises TemplateRefused if the text is no template of this language.
     """
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._special_tokens = special_tokens
         self._environment = minijinja.Environment(
             fuel=FUEL,
@@ -48,12 +49,43 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None = None,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """The prompt for a conversation. Raises TemplateRefused."""
+        """The prompt for a conversation: it ends where the next message begins (`add_generation_prompt`), or in the
+        middle of the last one, which the model is to go on with (`continue_final_message`). Raises TemplateRefused."""
+        if continue_final_message:
+            return self._render_continued(messages, tools, variables)
+        return self._render(messages, tools, add_generation_prompt, variables)
+
+    def _render_continued(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: dict[str, Any],
+    ) -> str:
+        """Like transformers: a mark is put behind the last message, and what follows it in the text is cut off."""
+        content = messages[-1].get("content") if messages else None
+        if not isinstance(content, str):
+            raise TemplateRefused("the last message has no text that could be continued")
+        marked = [*messages[:-1], {**messages[-1], "content": content + _CONTINUED}]
+        text = self._render(marked, tools, False, variables)
+        at = text.rfind(_CONTINUED.strip())
+        if at < 0 or content.strip() not in text:
+            raise TemplateRefused("the chat template leaves out the last message, so that it cannot be continued")
+        kept = text[:at]
+        return kept if text.startswith(_CONTINUED, at) else kept.rstrip()
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: dict[str, Any],
+    ) -> str:
         try:
             text = self._environment.render_template(
                 "chat",

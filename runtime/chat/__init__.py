@@ -1,0 +1,1 @@
+"""Conversations at a terminal, or through a pipe: `icc chat`."""

@@ -1,0 +1,35 @@
+"""Ctrl-C that stops an answer, and nothing else."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+
+class Interrupt:
+    """Within its block, Ctrl-C is only noted, so that a step ends as it should and the engine keeps what it has
+    computed. The second one is a KeyboardInterrupt, should a step never end."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._before: object = None
+
+    def asked(self) -> bool:
+        return self._asked
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True

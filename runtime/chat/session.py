@@ -1,0 +1,144 @@
+"""Session: a conversation with a model; what does not fit its context any more is forgotten, and said to be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..errors import RequestError, UsageError
+from ..llm import LLM
+from ..requests.params import SamplingParams
+from .history import History
+
+# what /set takes; the rest of SamplingParams is for programs
+SETTINGS = tuple(
+    field.name
+    for field in fields(SamplingParams)
+    if field.name not in ("n", "logprobs", "logit_bias", "stop_token_ids")
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model said. reason: as in Completion, "abort" if it was stopped. cached: of the prompt's tokens, those
+    that were found in the prefix cache. forgotten: turns that were dropped to make room."""
+
+    text: str
+    reason: str
+    prompt_tokens: int
+    cached: int
+    tokens: int
+    seconds: float
+    forgotten: int
+    fills_context: bool
+
+
+class Session:
+    """One conversation. `settings` are the SamplingParams that were given; what they leave out is the model's."""
+
+    def __init__(self, llm: LLM, system: str = "", settings: dict[str, Any] | None = None) -> None:
+        """RequestError if the engine has no chat template, or one that cannot be used; or if a setting is invalid."""
+        if llm.prompting.template is None:
+            raise RequestError(
+                "the engine has no chat template", "icc run --raw completes a text as it is", field="messages"
+            )
+        self._llm = llm
+        self._limit = llm.manifest.limits.max_seq_len
+        self.last: Answer | None = None
+        self.history = History(system)
+        self.settings: dict[str, Any] = {}
+        for name, value in (settings or {}).items():
+            self.set(name, value)
+
+    def set(self, name: str, value: Any) -> None:
+        """Change how answers are sampled; None: as the model says. UsageError or RequestError."""
+        if name not in SETTINGS:
+            raise UsageError(f"{name} is no setting", f"settings: {', '.join(SETTINGS)}")
+        changed = {**self.settings, name: value}
+        changed = {name: value for name, value in changed.items() if value is not None}
+        SamplingParams(**changed)
+        self.settings = changed
+
+    @property
+    def context(self) -> int:
+        """How many tokens the conversation may take."""
+        return self._limit
+
+    def defaults(self) -> dict[str, Any]:
+        """What holds where nothing is set, as far as the model says it."""
+        params = self._llm.prompting.chat_params(SamplingParams(), 0)
+        return {name: getattr(params, name) for name in SETTINGS if name != "max_tokens"}
+
+    def ask(self, text: str, show: Callable[[str], object], stopped: Callable[[], bool]) -> Answer:
+        """Say something and get the answer; see `answer`. What cannot be answered was not said."""
+        self.history.ask(text)
+        return self.answer(show, stopped)
+
+    def answer(self, show: Callable[[str], object], stopped: Callable[[], bool]) -> Answer:
+        """Answer what was said last: `show` gets the text as it comes, `stopped` is asked after every step.
+
+        RequestError if it does not fit the context, even alone, or if the template refuses it; it is taken back then.
+        """
+        start = time.perf_counter()
+        try:
+            prompt, forgotten = self._fit()
+            params = SamplingParams(**self.settings) if "max_tokens" in self.settings else self._open_ended(len(prompt))
+            [generation] = self._llm.add(prompt, self._llm.prompting.chat_params(params, len(prompt)))
+        except BaseException:
+            self.history.take_back()
+            raise
+        try:
+            while generation.finish_reason is None:
+                self._llm.loop.step()
+                for output in generation.outputs:
+                    show(output.text)
+                generation.outputs.clear()
+                if stopped():
+                    self._llm.loop.end(generation)
+        finally:
+            self._llm.loop.end(generation)
+            for output in generation.outputs:  # what was held back
+                show(output.text)
+            if "".join(generation.pieces):
+                self.history.answer("".join(generation.pieces))
+            else:
+                self.history.take_back()
+        completion = generation.completion()
+        self.last = Answer(
+            completion.text,
+            completion.finish_reason,
+            len(prompt),
+            generation.num_cached_tokens or 0,
+            len(completion.token_ids),
+            time.perf_counter() - start,
+            forgotten,
+            len(prompt) + len(completion.token_ids) >= self._limit,
+        )
+        return self.last
+
+    def _open_ended(self, prompt_tokens: int) -> SamplingParams:
+        return SamplingParams(**self.settings, max_tokens=max(self._limit - prompt_tokens, 1))
+
+    def _fit(self) -> tuple[list[int], int]:
+        """The prompt, and how many turns were forgotten so that an answer has room.
+
+        Once one has to go, so many go that half of the context is free: the turns after it find the rest in the prefix
+        cache, which every change at the beginning makes useless.
+        """
+        prompt, forgotten = self._encoded(), 0
+        room = min(self.settings.get("max_tokens", self._limit), max(self._limit // 4, 1))
+        if len(prompt) + room > self._limit:
+            while len(prompt) > self._limit // 2 and self.history.forget_oldest():
+                prompt, forgotten = self._encoded(), forgotten + 1
+        if len(prompt) >= self._limit:
+            raise RequestError(
+                f"this takes {len(prompt)} tokens, the context has {self._limit}",
+                "say less, or shorten the system message",
+                field="messages",
+            )
+        return prompt, forgotten
+
+    def _encoded(self) -> list[int]:
+        return self._llm.prompting.encode_chat(self.history.messages)

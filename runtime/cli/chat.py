@@ -1,0 +1,37 @@
+"""`icc chat`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..options import LoadOptions
+from ..requests.params import SamplingParams
+from .fields import field_options, taken
+from .group import command
+from .load import loads
+
+
+@command("chat")
+@click.option("--system", metavar="TEXT", default="", help="System message of the conversation.")
+@click.option(
+    "--max-tokens", type=int, show_default="as many as the context has room for", help="Most tokens of an answer."
+)
+@field_options(SamplingParams, leave_out=["max_tokens", "min_tokens", "ignore_eos"])
+@click.option("--markdown/--plain", default=True, help="Show answers as Markdown, at a terminal.")
+@loads
+def chat_command(load: LoadOptions, system: str, max_tokens: int | None, markdown: bool, **parameters: Any) -> int:
+    """Talk to an engine: answers are streamed, Ctrl-C stops one, /help lists the commands.
+
+    Through a pipe every line is a message, and standard output gets the answers alone. Where neither the options nor
+    the model's generation_config.json say how to sample, the temperature is 1, as in OpenAI's API.
+    """
+    settings = {"max_tokens": max_tokens, **taken(SamplingParams, parameters)}
+    given = {name: value for name, value in settings.items() if value not in (None, ())}
+    SamplingParams(**given)  # what is wrong with them shows before the engine is loaded
+    from ..chat.chat import chat
+    from ..llm import open_llm
+
+    with open_llm(load) as llm:
+        return chat(llm, system, given, markdown)

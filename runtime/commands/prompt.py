@@ -1,0 +1,76 @@
+"""What `run` is asked: a text of the command line or of standard input, through the chat template or as it is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import IccError, MissingExtraError, UsageError
+from ..llm import LLM
+from ..requests.params import SamplingParams
+from ..templates.messages import Messages
+
+RAW_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class Asked:
+    """prompt: a text, or token ids. chat: whether a text goes through the chat template; None: if there is one.
+    system: the system message of a conversation. max_tokens: None, so many as usual."""
+
+    prompt: str | Sequence[int]
+    chat: bool | None = None
+    system: str | None = None
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prompt, str) and self.chat:
+            raise UsageError("--chat: token ids are taken as they are", "give a text with --prompt")
+        if self.system is not None and (self.chat is False or not isinstance(self.prompt, str)):
+            raise UsageError("--system: only a conversation has a system message", "leave out --raw and --ids")
+
+
+def read_standard_input() -> str:
+    """All of standard input, without the end of its last line. UsageError if it is no text."""
+    try:
+        text = sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input is not UTF-8 text: {error}") from error
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def standard_input_is_given() -> bool:
+    """Whether somebody has redirected it, rather than sitting before it."""
+    return sys.stdin is not None and not sys.stdin.closed and not sys.stdin.isatty()
+
+
+def prepare(llm: LLM, asked: Asked, params: SamplingParams) -> tuple[list[int], SamplingParams]:
+    """The token ids and the parameters; an answer may fill the context, where nothing else is said.
+
+    IccError if the template must be used and cannot be; a warning if it is only not used for that.
+    """
+    if not isinstance(asked.prompt, str) or not _through_template(llm, asked):
+        return llm.encode(asked.prompt), replace(params, max_tokens=asked.max_tokens or RAW_TOKENS)
+    messages: Messages = [{"role": "user", "content": asked.prompt}]
+    if asked.system is not None:
+        messages = [{"role": "system", "content": asked.system}, *messages]
+    encoded = llm.prompting.encode_chat(messages)
+    room = max(llm.manifest.limits.max_seq_len - len(encoded), 1)
+    return encoded, replace(params, max_tokens=asked.max_tokens or room)
+
+
+def _through_template(llm: LLM, asked: Asked) -> bool:
+    if asked.chat is not None:
+        return asked.chat
+    try:
+        found = llm.prompting.template is not None
+    except IccError as error:
+        if asked.system is not None:
+            raise
+        hint = f" ({error.hint})" if isinstance(error, MissingExtraError) else ""
+        print(f"warning: {error.message}{hint}: the prompt is completed as it is", file=sys.stderr)
+        return False
+    if asked.system is not None and not found:
+        raise UsageError("--system: the engine has no chat template", "put it into the prompt")
+    return found

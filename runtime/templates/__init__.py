@@ -1,0 +1,1 @@
+"""Chat templates: found in an engine, and rendered. The one home of minijinja."""

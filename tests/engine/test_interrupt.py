@@ -1,0 +1,110 @@
+"""Ctrl-C ends a compile at once: exit code 130, nothing half written, no compiler left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from icc.compiler.interrupt import Processes
+
+pytestmark = pytest.mark.slow
+INTERRUPTED = 130
+
+
+def wait_for(file: Path, process: subprocess.Popen[str]) -> str:
+    """The content of a file that the process writes."""
+    while not file.exists() or not file.read_text():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    return file.read_text()
+
+
+def ended(*pids: int) -> bool:
+    """Whether processes end; one that nobody has waited for yet has."""
+    end = time.monotonic() + 10
+    while any(map(_runs, pids)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not any(map(_runs, pids))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def interrupted(process: subprocess.Popen[str]) -> str:
+    """Ctrl-C, to the command alone: the standard error of a process that ended with its code."""
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == INTERRUPTED and "Traceback" not in said and "interrupted" in said, said
+    return said
+
+
+@pytest.fixture
+def slow_compiler(tmp_path: Path) -> Path:
+    """A C++ compiler that starts another process and never ends; it writes the numbers of both."""
+    script = tmp_path / "slow-g++"
+    script.write_text(f'#!/bin/sh\nsleep 600 &\necho "$$ $!" > {tmp_path}/pids\nwait\n')
+    script.chmod(0o755)
+    return script
+
+
+def test_while_compilers_run(compiled: Callable[..., Any], slow_compiler: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    command = [sys.executable, "-m", "icc", "compile", str(compiled("llama").checkpoint), "-o", str(out / "e.engine")]
+    environment = {**os.environ, "CXX": str(slow_compiler)}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    pids = [int(pid) for pid in wait_for(tmp_path / "pids", process).split()]
+    assert list(out.iterdir())  # the half-written engine
+    interrupted(process)
+    assert list(out.iterdir()) == []
+    assert ended(*pids)
+
+
+NATIVE = """
+import hashlib, pathlib, sys
+from icc.compiler import interrupt
+half = pathlib.Path(sys.argv[1])
+half.mkdir()
+with interrupt.ends_at_once(), interrupt.removed_if_interrupted(half), interrupt.Processes() as all, all.running(
+    ["sleep", "600"]
+) as process:
+    (half / "pid").write_text(str(process.pid))
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # native code that takes half an hour
+"""
+
+
+def test_while_native_code_runs(tmp_path: Path) -> None:
+    half = tmp_path / "half"
+    process = subprocess.Popen([sys.executable, "-c", NATIVE, str(half)], stderr=subprocess.PIPE, text=True)
+    pid = int(wait_for(half / "pid", process))
+    interrupted(process)
+    assert list(tmp_path.iterdir()) == [] and ended(pid)
+
+
+def test_who_waits_for_a_compiler_goes_on_and_none_is_started_any_more(tmp_path: Path) -> None:
+    """What a KeyboardInterrupt does in a process that goes on, as one of icc.compile in a notebook."""
+    with Processes() as compilers, ThreadPoolExecutor(2) as pool:
+
+        def wait(script: str) -> int:
+            with compilers.running(["sh", "-c", script]) as process:
+                return process.wait()
+
+        waiting = pool.submit(wait, f"sleep 600 & echo $! > {tmp_path}/pid; wait")
+        while not (file := tmp_path / "pid").exists() or not file.read_text():
+            time.sleep(0.01)
+        compilers.end()
+        assert waiting.result(30) == -signal.SIGKILL and ended(int(file.read_text()))
+        with pytest.raises(KeyboardInterrupt):
+            pool.submit(wait, "true").result()
