@@ -174,7 +174,7 @@ class Jobs:
             Render(
                 template_messages(request.messages, self.form),
                 [msgspec.to_builtins(tool) for tool in offer.tools] or None,
-                request.add_generation_prompt is not False,
+                not goes_on and request.add_generation_prompt is not False,
                 goes_on,
                 {**variables, **(request.chat_template_kwargs or {})},
             )
@@ -269,6 +269,7 @@ class Jobs:
         words = await self._forbidden(request.bad_words or ())
         shows = request.skip_special_tokens and not (read is not None and self.form.special)
         params = replace(params, n=n, bad_words=words, skip_special_tokens=shows)
+        params = params.resolve(self.model.manifest.sampling.of_conversations())
         if grammar:  # which decides itself when the answer ends
             params = replace(params, ignore_eos=False, min_tokens=0)
         for name in ("stop_token_ids", "allowed_token_ids"):

@@ -16,6 +16,7 @@ from icc.runtime.server.reading.formats import AnswerFormat, CallFormat, Thinkin
 from icc.runtime.server.reading.parts import CallArguments, CallBegun, Said, Thought
 from icc.runtime.server.reading.probe import _shared, find_format
 from icc.runtime.server.reading.reader import AnswerReader
+from icc.runtime.templates.template import ChatTemplate
 
 from .call_templates import CALL_TEMPLATES
 from .chat_templates import TEMPLATES
@@ -32,7 +33,7 @@ SPECIAL = {"<|channel|>": 1, "<|message|>": 2, "<|start|>": 3, "<|end|>": 4, "<|
 
 def form_of(name: str) -> AnswerFormat:
     template, special = (CALL_TEMPLATES | TEMPLATES)[name]
-    chat = chat_template(template, special)
+    chat = ChatTemplate(template, special)
 
     async def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, prompt: bool) -> str:
         found = answer(chat, Render(messages, tools, prompt))
@@ -41,12 +42,6 @@ def form_of(name: str) -> AnswerFormat:
         return found.text
 
     return asyncio.run(find_format(template, render, SPECIAL))
-
-
-def chat_template(template: str, special: dict[str, str]) -> Any:
-    from icc.runtime.server.api import sandbox_main
-
-    return sandbox_main.ChatTemplate(template, special)
 
 
 def read(form: AnswerFormat, text: str, size: int, **options: Any) -> tuple[str, str, list[tuple[str, str]], int]:
@@ -99,7 +94,7 @@ def test_what_a_template_writes_is_read_back(name: str) -> None:
             {"type": "function", "function": {"name": tool, "description": "d", "parameters": SCHEMAS["f"]}}
             for tool in names
         ]
-        chat = chat_template(template, special)
+        chat = ChatTemplate(template, special)
         prompt = chat.render(conversation, tools)
         whole = chat.render([*conversation, {"role": "assistant", "content": "", "tool_calls": calls}], tools, False)
         text = whole[_shared(prompt, whole) :]
