@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import anthropic
 import msgspec
@@ -60,8 +61,10 @@ def test_events_come_in_their_order(client: anthropic.Anthropic) -> None:
         assert "".join(stream.text_stream) == SAID + "\x0e"
 
 
-@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": FUNCTION["name"]}])
-def test_a_tool_is_used_and_its_result_given(client: anthropic.Anthropic, choice: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "choice", [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": FUNCTION["name"]}]
+)
+def test_a_tool_is_used_and_its_result_given(client: anthropic.Anthropic, choice: dict[str, Any]) -> None:
     fields = {"model": "toy", "max_tokens": 200, "tools": [TOOL], "extra_body": {"temperature": 30, "seed": 2}}
     with client.messages.stream(messages=[USER], tool_choice=choice, **fields) as stream:
         message = stream.get_final_message()
