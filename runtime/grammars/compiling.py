@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from ..errors import RequestError
+from .gbnf import as_lark
 
 
 def lowered(source: str) -> str:
@@ -18,7 +19,10 @@ def lowered(source: str) -> str:
     if "regex" in wanted:
         grammar = llguidance.LLMatcher.grammar_from_regex(wanted["regex"])
     else:
-        rules = [wanted["lark"], *(f"{name}: %json {_compact(schema)}" for name, schema in wanted["schemas"].items())]
+        rules = [
+            as_lark(wanted["lark"]),
+            *(f"{name}: %json {_compact(schema)}" for name, schema in wanted["schemas"].items()),
+        ]
         grammar = json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}]})
     if error := llguidance.LLMatcher.validate_grammar(grammar, limits=parser_limits()):
         raise RequestError(f"the grammar was refused: {' '.join(error.split())[:300]}", field="response_format")
