@@ -35,13 +35,6 @@ def of_lark(lark: str, schemas: Mapping[str, Schema] | None = None) -> str:
     return json.dumps({"lark": lark, "schemas": given})
 
 
-def lark_of_gbnf(grammar: str) -> str:
-    """A grammar in llama.cpp's notation as Lark. Raises what llguidance raises."""
-    from llguidance.gbnf_to_lark import any_to_lark
-
-    return any_to_lark(grammar)
-
-
 def embedded(schema: Schema, number: int) -> Schema:
     """A schema as a part of another one: its `$ref`s stay its own. `number` tells the parts of one schema apart."""
     if isinstance(schema, bool) or "$id" in schema:

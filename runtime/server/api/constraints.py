@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from ...errors import RequestError
-from ...grammars.sources import lark_of_gbnf
 from .formats import (
     GrammarFormat,
     JsonObjectFormat,
@@ -52,7 +51,7 @@ def _format(name: str, field: str, value: Any) -> ResponseFormat:
     if field == "choice":
         return GrammarFormat(f"start: {' | '.join(json.dumps(one, ensure_ascii=False) for one in value)}\n")
     if field == "grammar":
-        return GrammarFormat(_as_lark(name, value))
+        return GrammarFormat(value)
     return JsonSchemaFormat(JsonSchema("guided", _schema(name, value)))
 
 
@@ -63,13 +62,3 @@ def _schema(name: str, value: str | dict[str, Any]) -> dict[str, Any]:
         return msgspec.json.decode(value, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
         raise RequestError(f"{name}: is no JSON schema: {error}", field=name) from error
-
-
-def _as_lark(name: str, grammar: str) -> str:
-    """A grammar as Lark; llama.cpp's notation is rewritten."""
-    if "::=" not in grammar:
-        return grammar
-    try:
-        return lark_of_gbnf(grammar)
-    except Exception as error:
-        raise RequestError(f"{name}: is no grammar: {error}", field=name) from error

@@ -78,6 +78,7 @@ HOSTILE = [
     {"type": "grammar", "grammar": "start: " + "(" * 8000},
     {"type": "grammar", "grammar": "start: nothing"},
     {"type": "grammar", "grammar": ""},
+    {"type": "grammar", "grammar": "root ::= (" * 999},
     schema(nested(101)),
     schema({"type": "no such type"}),
     schema({"$ref": "#/nowhere"}),
