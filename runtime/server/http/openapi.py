@@ -73,6 +73,8 @@ def document(app: FastAPI, model: ServedModel) -> dict[str, Any]:
         for name in _ANSWERED:
             if name in schemas:
                 schemas[name]["properties"]["model"]["enum"] = list(model.names)
+        if "CompletionRequest" in schemas and not model.fills:
+            schemas["CompletionRequest"]["properties"]["suffix"] = {"enum": ["", None]}
         _pass_what_says_nothing(schemas)
         for name, field, prompt in (
             ("CompletionRequest", "prompt", PROMPT_SCHEMA),
@@ -112,7 +114,8 @@ def _pass_what_says_nothing(schemas: dict[str, Any]) -> None:
             continue
         schema = schemas[name]
         for field, described in schema["properties"].items():
-            if field not in schema.get("required", ()) and {"type": "null"} not in described.get("anyOf", ()):
+            nullable = {"type": "null"} in described.get("anyOf", ()) or None in described.get("enum", ())
+            if field not in schema.get("required", ()) and not nullable:
                 default = {"default": described.pop("default")} if "default" in described else {}
                 schema["properties"][field] = {"anyOf": [described, {"type": "null"}], **default}
         for field, value in OTHERS.items():
