@@ -111,7 +111,8 @@ class Grammars:
             matcher = llguidance.LLMatcher(vocabulary.tokenizer, found.grammar, log_level=0, limits=parser_limits())
             if matcher.is_error():
                 raise RequestError(f"the grammar was refused: {matcher.get_error()[:300]}", field="response_format")
-            checks = Checks(found.schemas, found.whole, found.distinct, found.close) if found.schemas else None
+            facts = (found.whole, found.distinct, found.close, found.deepest)
+            checks = Checks(found.schemas, *facts) if found.schemas else None
             self._compiled[source] = matcher, checks
             if len(self._compiled) > _CACHED:
                 self._compiled.popitem(last=False)

@@ -30,10 +30,11 @@ class Checks:
     whole: the answer is the value; else values are the objects and arrays in it, and what stands between them is free.
     distinct: whether some array must not repeat an item.
     close: whether the rules of some schema allow more than it does, so that each close is checked.
+    deepest: how deep objects and arrays may nest, so that a check takes no time to speak of.
     """
 
-    def __init__(self, schemas: Sequence[Any], whole: bool, distinct: bool, close: bool) -> None:
-        self.whole, self.distinct, self.close = whole, distinct, close
+    def __init__(self, schemas: Sequence[Any], whole: bool, distinct: bool, close: bool, deepest: int) -> None:
+        self.whole, self.distinct, self.close, self.deepest = whole, distinct, close, deepest
         self._validators = [validator(schema) for schema in schemas]
 
     def valid(self, value: Any) -> bool:
@@ -175,6 +176,8 @@ class Follower:
             self._start = len(self._text) - 1
             self._mode = "key" if self._mode == "name" else "string"
         elif byte in b"{[":
+            if len(self._stack) >= self._checks.deepest:
+                return False
             self._stack.append(_Open(byte == b"["))
             self._mode = "value" if byte == b"[" else "name"
         elif self._mode == "value":
