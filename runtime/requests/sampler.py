@@ -121,8 +121,9 @@ class Sampler:
         adjusted = self._adjust(logits)
         if adjusted is not logits:
             best = int(adjusted.argmax())
-        token = best if self._random is None else draw(adjusted, self.params, self._random.random())
-        return token if self._constraint is None or np.isfinite(adjusted[token]) else None
+        if self._constraint is not None and not isfinite(adjusted[best]):
+            return None
+        return best if self._random is None else draw(adjusted, self.params, self._random.random())
 
     @property
     def is_argmax(self) -> bool:
