@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterable
 from decimal import Decimal
 from fractions import Fraction
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from jsonschema_rs.canonical import IntegerView, NumberView, StringView
 
 _MOST_CASES = 512  # that one schema is taken apart into
+_MOST_SECONDS = 1.5  # of a processor, for one document
 _EXACT = 2**53  # integers up to here are exact wherever they are read
 _MOST_REMAINDERS = 10_000  # that a number is divided with; each is a state
 
@@ -36,6 +38,7 @@ class Values:
         self._types: dict[str, str] = {}
         self._queue: list[tuple[str, CanonicalSchema]] = []
         self._validators: dict[CanonicalSchema, Callable[[Any], bool]] = {}
+        self._started = time.thread_time()
         self.distinct = False  # whether equal items must be kept out of an array beside the rules
         self.wider = False  # whether the rules allow more than the schema does
 
@@ -44,6 +47,7 @@ class Values:
         name = self.value(self.document.root)
         while self._queue:
             rule, node = self._queue.pop()
+            self._check_time()
             self.rules.extend(rule, self._alternatives(node))
         return name
 
@@ -69,10 +73,15 @@ class Values:
             check = self._validators[node] = validator(node.to_json_schema()).is_valid
         return check(value)
 
+    def _check_time(self) -> None:
+        if time.thread_time() - self._started > _MOST_SECONDS:
+            raise RequestError("the schema is too large: it takes too long to take apart", field="response_format")
+
     # -- cases -------------------------------------------------------------------------------------------------------
 
     def cases(self, node: CanonicalSchema, within: frozenset[str] = frozenset()) -> list[CanonicalSchema]:
         """Schemas of one type each, one of which a value must follow. `within`: the references that led here."""
+        self._check_time()
         view: Any = node.view()
         kind = type(view).__name__
         found: list[CanonicalSchema]
@@ -123,9 +132,17 @@ class Values:
                 left = case
                 for other in others:
                     if satisfiable(case.intersect(other)):
-                        left = left.subtract(other)
+                        left = self._without(left, other)
                 found += self._flat(left) if satisfiable(left) else []
         return found
+
+    def _without(self, first: CanonicalSchema, second: CanonicalSchema) -> CanonicalSchema:
+        """What the first takes and the second does not; all of the first where no form says that."""
+        try:
+            return first.subtract(second)
+        except ValueError:
+            self.wider = True
+            return first
 
     # -- alternatives ------------------------------------------------------------------------------------------------
 
