@@ -156,6 +156,29 @@ def test_tokens_show_what_else_was_likely(browser: Browser) -> None:
     assert browser.value("document.querySelectorAll('#tip tr').length") >= 5 and "%" in browser.text("#tip")
 
 
+def test_what_a_model_writes_stays_text(browser: Browser) -> None:
+    """Whatever it is: HTML in it is not let through, only safe links are followed; a stream that breaks off says so."""
+    text = (
+        "**bold** <img src=x onerror='window.hit = 1'> <script>window.hit = 1</script>\n\n```html\n<b>x</b>\n```\n"
+        "[bad](javascript:window.hit=1) [good](https://example.org/)\n\n| a |\n|---|\n| <i>c</i> |"
+    )
+    deltas = [{"reasoning_content": "I *think*"}, {"content": text[:30]}, {"content": text[30:]}]
+    events = "".join(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n" for delta in deltas)
+    for body, ends in ((events + "data: [DONE]\n\n", "''"), (events, "'broke off'")):
+        canned = f"path.endsWith('chat/completions') ? Promise.resolve(new Response({json.dumps(body)}))"
+        browser.value(f"window.real ??= window.fetch; window.fetch = (path, init) => {canned} : real(path, init); 1")
+        browser.fill("#ask", "anything")
+        browser.click("#send")
+        answer = "[...document.querySelectorAll('.turn.assistant')].at(-1)"
+        browser.wait_until(f"{IDLE} && {answer}.innerText.includes({ends})")
+        found = browser.value(f"[...{answer}.querySelectorAll('a')].map(link => link.href)")
+        assert found == ["https://example.org/"]
+        assert browser.value(f"{answer}.querySelector('.code pre').innerText") == "<b>x</b>"
+        assert browser.value(f"{answer}.querySelector('details').innerText.startsWith('Reasoning')")
+        assert browser.value(f"{answer}.querySelectorAll('strong, td').length") == 2
+    assert not browser.value("document.querySelector('#log img, #log script, #log b, #log i') || window.hit")
+
+
 def test_a_wrong_field_is_told_of_and_the_servers_refusals_are_shown(browser: Browser) -> None:
     browser.fill("#field-top_p", "7")
     assert (
