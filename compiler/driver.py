@@ -15,6 +15,7 @@ from .engine import directory as writer
 from .engine.manifest import make_limits, make_manifest
 from .frontend.load import load_graph
 from .frontend.source.pooling import read_pooling
+from .frontend.source.source import open_source
 from .graph.graph import Graph
 from .options import KV_DTYPES, CompileOptions
 from .phases import Phases
@@ -27,21 +28,26 @@ from .request import check
 from .speculate.cost import modelled_cost
 from .speculate.plan import acceptance_of, speculation, with_speculation
 from .weights.formats.dense import short_dtype
+from .weights.handles import QuantizedWeight
 
 
 def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport:
     """Run every stage; `reporter` hears of them. Returns what report.json and the summary are made of."""
     target, choice = check(options)
     heads = choice.read_heads() if choice else ()
+    source = open_source(options.model)
+    options = replace(options, model=source.files)
     pooling = read_pooling(options.model, options.pooling) if options.task == "embed" else None
     with reporter.stage("trace"):
-        graph = load_graph(options.model, options.max_seq_len, embeds=pooling is not None)
+        graph = load_graph(source, options.max_seq_len, embeds=pooling is not None)
     backend = backend_for(target, weight_dtype(graph), options.deterministic)
     limits = make_limits(graph, options)
     with reporter.stage("optimize"):
         phases = Phases(graph, PassContext(progress=reporter.progress), options.dump_passes)
         phases.run("canonicalize", pipelines.canonicalize())
     if options.quant != "none":
+        if any(isinstance(weight, QuantizedWeight) for weight in graph.weights.values()):
+            reporter.warn(f"the model comes quantized: --quant {options.quant} starts from its quantized values")
         with reporter.stage("quantize"):
             phases.run("quantize", _quantize(options, graph, reporter))
     acceptance: list[list[float]] = []

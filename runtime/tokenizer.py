@@ -90,16 +90,18 @@ class StopFinder:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
+        self.found: str | None = None  # the stop string that was
 
     def push(self, piece: str) -> tuple[str, bool]:
         """Text that is safe to show, and whether a stop string was found (then the text ends just before it)."""
         if not self._stops:
             return piece, False
         text = self._held + piece
-        found = [index for stop in self._stops if (index := text.find(stop)) >= 0]
+        found = [(index, stop) for stop in self._stops if (index := text.find(stop)) >= 0]
         if found:
             self._held = ""
-            return text[: min(found)], True
+            index, self.found = min(found)
+            return text[:index], True
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False

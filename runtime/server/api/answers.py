@@ -11,6 +11,7 @@ from msgspec import UNSET
 from ...requests.sampler import TokenLogprob
 from ..engine.engine_client import EngineFailed, Stream
 from ..engine.messages import Delta, merge
+from .errors import HttpError
 from .jobs import Job
 from .model import ServedModel
 from .requests import ChatRequest, CompletionRequest
@@ -26,6 +27,7 @@ from .responses import (
     CompletionChoice,
     CompletionLogprobs,
     ContentLogprob,
+    ErrorBody,
     PromptDetails,
     TopLogprob,
     Usage,
@@ -80,8 +82,13 @@ class CompletionAnswer:
             if delta.text or delta.reason or delta.logprobs or delta.token_ids
         ]
 
-    def usage_chunk(self) -> Completion:
-        return Completion(self._id, self._created, self._request.model, [], usage=self.tally.usage())
+    def end(self) -> list[Completion]:
+        if not _wants_usage(self._request):
+            return []
+        return [Completion(self._id, self._created, self._request.model, [], usage=self.tally.usage())]
+
+    def failed(self, error: HttpError) -> list[ErrorBody]:
+        return [error.body()]
 
     def _choice(self, delta: Delta) -> CompletionChoice:
         position = delta.id - self._stream.first_id
@@ -155,8 +162,13 @@ class ChatAnswer:
                 chunks.append(self._chunk(ChunkChoice(delta.index, said, self._logprobs(delta), reason)))
         return chunks
 
-    def usage_chunk(self) -> ChatChunk:
-        return ChatChunk(self._id, self._created, self._request.model, [], usage=self.tally.usage())
+    def end(self) -> list[ChatChunk]:
+        if not _wants_usage(self._request):
+            return []
+        return [ChatChunk(self._id, self._created, self._request.model, [], usage=self.tally.usage())]
+
+    def failed(self, error: HttpError) -> list[ErrorBody]:
+        return [error.body()]
 
     def _chunk(self, choice: ChunkChoice) -> ChatChunk:
         options = self._request.stream_options
@@ -195,9 +207,6 @@ class ChatAnswer:
         return TopLogprob(text, value, _bytes(text))
 
 
-Answer = CompletionAnswer | ChatAnswer
-
-
 def _by_choice(deltas: Sequence[Delta]) -> list[Delta]:
     """One delta per completion. EngineFailed if one of them ended because the model failed."""
     grouped: dict[tuple[int, int], list[Delta]] = {}
@@ -215,4 +224,8 @@ def _bytes(text: str) -> list[int] | None:
 
 def _no_usage(request: CompletionRequest | ChatRequest):
     """Streams with a last chunk for the usage have null in the others; other streams do not mention it."""
-    return None if request.stream_options and request.stream_options.include_usage else UNSET
+    return None if _wants_usage(request) else UNSET
+
+
+def _wants_usage(request: CompletionRequest | ChatRequest) -> bool:
+    return request.stream_options is not None and request.stream_options.include_usage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from ...options import LoadOptions
 from ..engine.admission import Admission, Budget
 from ..engine.engine_client import EngineClient, worker_command
+from ..log import LogOptions
 from .generate import Generator
 from .jobs import Jobs
 from .keys import ApiKeys
@@ -16,6 +18,7 @@ from .metrics import Metrics
 from .model import open_model
 from .sandbox import Sandbox
 from .tools import find_tool_format
+from .tracing import Tracer
 
 log = logging.getLogger("icc.serve")
 
@@ -25,7 +28,8 @@ class Core:
 
     max_queue: completions accepted beyond a full batch; max_queue_tokens: tokens of all that is accepted. max_seconds:
     the latest deadline of a request. max_wait_s: the longest wait that is accepted, see Budget. command: the engine
-    process, if it is another than icc's own.
+    process, if it is another than icc's own. log_options: how the engine process logs. vllm_metrics: metrics have the
+    names of vLLM too. otlp_endpoint: where spans go, see Tracer.
     """
 
     def __init__(
@@ -40,17 +44,24 @@ class Core:
         max_seconds: float | None = None,
         max_wait_s: float | None = None,
         command: Sequence[str] | None = None,
+        log_options: LogOptions | None = None,
+        vllm_metrics: bool = False,
+        otlp_endpoint: str | None = None,
     ) -> None:
         self.model = open_model(Path(load.path), name, load.verify)
         self.max_batch_size = self.model.manifest.limits.max_batch_size
-        self.metrics = Metrics(self.model.name, generates=not self.model.embeds)
-        self.engine = EngineClient(command or worker_command(load), watchdog_s, self.metrics.step)
+        self.metrics = Metrics(self.model.name, generates=not self.model.embeds, vllm=vllm_metrics)
+        self.engine = EngineClient(
+            command or worker_command(load, log_options or LogOptions()), watchdog_s, self.metrics.step
+        )
         self.metrics.attach(self.engine)
         self._sandbox = Sandbox(self.model.chat_template, self.model.special_tokens)
         self.jobs = Jobs(self.model, self._sandbox, keys, max_seconds)
         budget = Budget(self.max_batch_size + max_queue, max_queue_tokens, wait_s=max_wait_s)
         admission = Admission(budget, self._slots)
-        self.generator = Generator(self.engine, admission, self.metrics)
+        self._tracer = None if otlp_endpoint is None else Tracer.open(self.model.name, otlp_endpoint)
+        observers = [self.metrics.request_ended, *([] if self._tracer is None else [self._tracer.request_ended])]
+        self.generator = Generator(self.engine, admission, observers)
 
     def _slots(self) -> int:
         """How many sequences run at once: a full batch, or fewer if the KV cache holds no more."""
@@ -68,3 +79,5 @@ class Core:
     async def stop(self) -> None:
         await self._sandbox.stop()
         await self.engine.stop()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)

@@ -17,7 +17,7 @@ from . import limits, structured
 from .errors import HttpError
 from .keys import ApiKeys
 from .model import ServedModel
-from .requests import ChatRequest, Common, CompletionRequest, EmbeddingRequest, prompts
+from .requests import ChatRequest, Common, CompletionRequest, EmbeddingRequest, Tool, prompts
 from .sandbox import Sandbox
 from .sandbox_main import Render
 from .tools import ToolFormat, called_tools, tool_grammar
@@ -86,15 +86,8 @@ class Jobs:
         return Job(submits, Price.of_embeddings([len(prompt) for prompt in tokens], facts.dimension), deadline)
 
     async def chat(self, request: ChatRequest, client: str) -> Job:
-        tools = None if request.tool_choice == "none" or not request.tools else request.tools
-        rendered = await self._sandbox.render(
-            Render(
-                [prepared_message(msgspec.to_builtins(message)) for message in request.messages],
-                None if tools is None else [msgspec.to_builtins(tool) for tool in tools],
-                variables={} if request.chat_template_kwargs is None else dict(request.chat_template_kwargs),
-            )
-        )
-        tokens = [await self.encode(rendered, add_special_tokens=False)]
+        tools = _shown_tools(request)
+        tokens = [await self.chat_tokens(request)]
         grammar = structured.of_format(request.response_format)
         if tools is not None and self.tool_format is None:
             raise RequestError("this model's chat template has no tool format that icc can read", field="tools")
@@ -109,6 +102,18 @@ class Jobs:
         return self._job(
             request, client, tokens, max_tokens, top, grammar, tool_format=self.tool_format if tools else None
         )
+
+    async def chat_tokens(self, request: ChatRequest) -> list[int]:
+        """The prompt that a conversation is, as the model's template has it."""
+        tools = _shown_tools(request)
+        rendered = await self._sandbox.render(
+            Render(
+                [prepared_message(msgspec.to_builtins(message)) for message in request.messages],
+                None if tools is None else [msgspec.to_builtins(tool) for tool in tools],
+                variables={} if request.chat_template_kwargs is None else dict(request.chat_template_kwargs),
+            )
+        )
+        return await self.encode(rendered, add_special_tokens=False)
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. RequestError if the engine has no tokenizer."""
@@ -176,6 +181,11 @@ class Jobs:
             tool_format,
             list(prompt_texts),
         )
+
+
+def _shown_tools(request: ChatRequest) -> list[Tool] | None:
+    """The tools that the model may call; None for none."""
+    return None if request.tool_choice == "none" or not request.tools else request.tools
 
 
 def _sampling(request: Common, max_tokens: int, logprobs: int | None, vocab_size: int) -> SamplingParams:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from . import limits
 
@@ -225,11 +225,15 @@ class EmbeddingRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, frozen=True):
-    """POST /tokenize."""
+    """POST /tokenize: of a text, or of a conversation, which gets its special tokens from the model's template."""
 
-    prompt: Text
+    prompt: Text | UnsetType = UNSET
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=limits.MESSAGES)] | UnsetType = UNSET
     model: str | None = None
     add_special_tokens: bool = True
+    tools: Annotated[list[Tool], Meta(min_length=1, max_length=limits.TOOLS)] | None = None
+    chat_template_kwargs: dict[Name, str | Int64 | float | bool | None] | None = None
+    return_token_strs: bool = False
 
 
 class DetokenizeRequest(Struct, forbid_unknown_fields=True, frozen=True):
@@ -244,12 +248,16 @@ T = TypeVar("T")
 
 def decode(raw: bytes, kind: type[T]) -> T:
     """A body; 1.0 is an integer too, as JSON Schema has it. Raises what msgspec raises."""
+    prepare = getattr(kind, "prepare", None)  # of what JSON Schema can say and msgspec cannot
     try:
+        if prepare is not None:
+            return msgspec.convert(prepare(msgspec.json.decode(raw)), kind)
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
         if "got `float`" not in str(error):
             raise
-        return msgspec.convert(_whole(msgspec.json.decode(raw)), kind)
+        value = _whole(msgspec.json.decode(raw))
+        return msgspec.convert(value if prepare is None else prepare(value), kind)
 
 
 # msgspec looks at annotations when a type is first used: now, rather than while somebody waits

@@ -25,6 +25,7 @@ _ERRORS = {
     503: "The engine is not ready, or the server is shutting down.",
     504: "The request's deadline has passed.",
 }
+_MESSAGES = ("MessagesRequest", "CountTokensRequest")
 _types: dict[str, type] = {ErrorBody.__name__: ErrorBody}
 
 
@@ -34,9 +35,10 @@ def operation(
     errors: tuple[int, ...] = (),
     events: bool = False,
     form: dict[str, Any] | None = None,
+    error_body: type = ErrorBody,
 ) -> dict[str, Any]:
     """The arguments of a route that document it: its body, its answer (None: plain text), its errors, whether it
-    can stream events, and its form where that is its body."""
+    can stream events, its form where that is its body, and the form of its errors."""
     content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     if answer is not None:
         content = {"application/json": {"schema": _ref(answer)}}
@@ -49,7 +51,7 @@ def operation(
     for status in (401, *errors):
         responses[status] = {
             "description": _ERRORS[status],
-            "content": {"application/json": {"schema": _ref(ErrorBody)}},
+            "content": {"application/json": {"schema": _ref(error_body)}},
         }
     extra = {}
     if body is not None:
@@ -64,9 +66,9 @@ def document(app: FastAPI, model: ServedModel) -> dict[str, Any]:
     if app.openapi_schema is None:
         found = get_openapi(title="icc", version=app.version, routes=app.routes)
         schemas = msgspec.json.schema_components(_types.values(), ref_template=_REFS)[1]
-        for name in ("CompletionRequest", "ChatRequest", "EmbeddingRequest"):
+        for name in ("CompletionRequest", "ChatRequest", "EmbeddingRequest", "ResponsesRequest", *_MESSAGES):
             if name in schemas:
-                schemas[name]["properties"]["model"]["enum"] = [model.name]
+                schemas[name]["properties"]["model"]["enum"] = list(model.names)
         for name, field, prompt in (
             ("CompletionRequest", "prompt", PROMPT_SCHEMA),
             ("EmbeddingRequest", "input", INPUT_SCHEMA),
@@ -77,7 +79,10 @@ def document(app: FastAPI, model: ServedModel) -> dict[str, Any]:
         if model.manifest.embedding is not None:
             _at_most(schemas["EmbeddingRequest"]["properties"]["dimensions"], model.manifest.embedding.dimension)
         for name in ("TokenizeRequest", "DetokenizeRequest"):
-            schemas[name]["properties"]["model"] = {"enum": [model.name, None]}
+            schemas[name]["properties"]["model"] = {"enum": [*model.names, None]}
+        schemas["TokenizeRequest"]["oneOf"] = [{"required": ["prompt"]}, {"required": ["messages"]}]
+        if "InputMessage" in schemas:  # see ResponsesRequest.prepare
+            schemas["InputMessage"]["required"].remove("type")
         _bound_tokens(schemas, model.vocab_size - 1)
         found["components"] = {
             "schemas": schemas,
