@@ -13,7 +13,8 @@ from ..errors import IccError, MissingExtraError, RequestError, install
 
 @dataclass(frozen=True)
 class OwnEngine:
-    """path: the engine directory. lacks: what it cannot do, of "generate", "cpu", "gpu", "tokenizer", "template" and "server"."""
+    """path: the engine directory. lacks: what it cannot do, of "generate", "cpu", "gpu", "tokenizer", "template" and
+    "server"."""
 
     path: str
     lacks: frozenset[str]

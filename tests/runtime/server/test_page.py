@@ -84,7 +84,16 @@ def test_a_key_is_asked_for_and_an_answer_can_be_stopped(guarded: Served, chromi
     chromium.wait_until("document.querySelector('.turn.assistant .said')?.innerText.length > 10")
     chromium.value("document.getElementById('ask').focus()")
     chromium.press("Escape")
-    chromium.wait_until(f"{IDLE} && document.querySelector('.turn.assistant .stats').innerText.includes('stopped')")
+    stopped = f"{IDLE} && document.querySelector('.turn.assistant .stats').innerText.includes('stopped')"
+    chromium.wait_until(stopped)
+    guarded.wait_until(guarded.idle)
+    said = "document.querySelector('.turn.assistant .said').textContent"
+    before = chromium.value(said)
+    chromium.click("[title='Go on with this answer']")
+    chromium.wait_until(f"{said}.length > {len(before)}")
+    chromium.press("Escape")
+    chromium.wait_until(stopped)
+    assert chromium.value("document.querySelectorAll('.turn').length") == 2
     guarded.wait_until(guarded.idle)
 
 
