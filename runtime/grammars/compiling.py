@@ -9,6 +9,7 @@ import msgspec
 
 from ..errors import RequestError
 from .documents import Document
+from .gbnf import as_lark
 from .languages import is_empty
 from .limits import parser_limits
 from .rules import Rules
@@ -40,7 +41,7 @@ def _lowered(wanted: dict[str, Any]) -> Lowered:
     else:
         schemas = wanted["schemas"]
         parts = [_rules(schema, number) for number, schema in enumerate(schemas.values())]
-        lark = [wanted["lark"], *(f"{name}: {part[0]}" for name, part in zip(schemas, parts, strict=True))]
+        lark = [as_lark(wanted["lark"]), *(f"{name}: {part[0]}" for name, part in zip(schemas, parts, strict=True))]
         found = Lowered(
             json.dumps({"grammars": [{"lark_grammar": "\n".join(lark)}]}),
             list(schemas.values()),

@@ -195,7 +195,10 @@ class Follower:
         """A value is complete: whether it may be."""
         if not self._stack:
             self._mode = "done" if self._checks.whole else "outside"
-            return self._checks.valid(self._loads(self._text))
+            try:
+                return self._checks.valid(self._loads(self._text))
+            except ValueError:  # brackets in what stands between values
+                return self._lose()
         inner = self._stack[-1]
         self._mode = "after"
         inner.count += 1

@@ -176,7 +176,7 @@ def test_numbers_out_of_bounds_are_refused_by_name(name: str) -> None:
     [
         ("stop", ("",)),
         ("stop", ("x" * 257,)),
-        ("stop", ("x",) * 17),
+        ("stop", ("x",) * 65),
         ("stop", (1,)),
         ("stop_token_ids", (-1,)),
         ("stop_token_ids", ("a",)),
@@ -184,6 +184,9 @@ def test_numbers_out_of_bounds_are_refused_by_name(name: str) -> None:
         ("logit_bias", {1: float("nan")}),
         ("logit_bias", {"a": 1.0}),
         ("ignore_eos", 1),
+        ("include_stop", 1),
+        ("bad_words", ((),)),
+        ("allowed_token_ids", ()),
         ("min_tokens", 200),
     ],
 )
