@@ -17,6 +17,7 @@ COMMANDS = {
     "bench serve": Lazy(f"{__package__}.bench_serve", "bench_serve_command", needs="server"),
     "eval": Lazy(f"{__package__}.evaluate", "eval_command", needs="generate tokenizer"),
     "inspect": Lazy(f"{__package__}.inspect", "inspect_command"),
+    "report": Lazy(f"{__package__}.report", "report_command"),
 }
 
 

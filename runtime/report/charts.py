@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
-from .html import Markup, el
+from .html import Child, Markup, el, size
 
 PALETTE = 10  # classes c0, c1, ... of the style sheet
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 12, 34
+_LEFT, _RIGHT, _TOP, _BOTTOM = 82, 14, 12, 34
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
@@ -24,6 +24,12 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     step = next((f * power for f in (1, 2, 2.5, 5, 10) if f * power * most >= span * 0.999), 10 * power)
     first, last = floor(low / step + 1e-9), ceil(high / step - 1e-9)
     return [round(n * step, 12) for n in range(first, max(last, first + 1) + 1)]
+
+
+def byte_ticks(high: float) -> list[float]:
+    """The same for bytes from 0 on, round in KiB, MiB or GiB."""
+    unit = next((1024.0**n for n in (3, 2, 1) if high >= 1024**n), 1.0)
+    return [mark * unit for mark in ticks(0, high / unit)]
 
 
 @dataclass(frozen=True)
@@ -79,10 +85,11 @@ class Frame:
             titles.append(el("text", y, class_="axis", transform=place, text_anchor="middle"))
         return titles
 
-    def svg(self, *children: object, label: str) -> Markup:
-        """The chart itself."""
+    def svg(self, *children: Child, label: str) -> Markup:
+        """The chart itself, in a box that scrolls where it is narrow."""
         box = f"0 0 {self.width:g} {self.height:g}"
-        return el("svg", *children, class_="chart", viewBox=box, role="img", aria_label=label)  # type: ignore[arg-type]
+        drawing = el("svg", *children, class_="chart", viewBox=box, role="img", aria_label=label)
+        return el("div", drawing, class_="scroll")
 
 
 def legend(named: Mapping[str, str]) -> Markup:
@@ -95,7 +102,7 @@ def stacks(
 ) -> Markup:
     """A bar per label, of parts on top of each other."""
     highest = max((sum(parts.values()) for _, parts in bars), default=0.0) or 1.0
-    marks = ticks(0, highest)
+    marks = byte_ticks(highest) if show is size else ticks(0, highest)
     frame = Frame.linear(960, 250, (0, len(bars)), (0, marks[-1]))
     every = ceil(len(bars) / 24)
     shapes = []

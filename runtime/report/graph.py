@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from .html import Markup, el
 
-_ROW, _NODE, _GAP, _CHAR = 37, 24, 12, 6.4
-_LEAST_WIDTH = 190.0
+_ROW, _NODE, _GAP, _CHAR = 34, 22, 8, 6.1
+_LEAST_WIDTH = 130.0
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Node:
     @property
     def width(self) -> float:
         """In pixels."""
-        return 18 + _CHAR * len(self.label)
+        return 14 + _CHAR * len(self.label)
 
 
 def draw(nodes: Sequence[Node], label: str) -> Markup:
@@ -36,7 +36,7 @@ def draw(nodes: Sequence[Node], label: str) -> Markup:
     places = _places(nodes, rows)
     left = min((x - nodes[n].width / 2 for n, (x, _) in places.items()), default=0.0)
     right = max((x + nodes[n].width / 2 for n, (x, _) in places.items()), default=0.0)
-    pad = max(_LEAST_WIDTH - (right - left), 0.0) / 2 + 30
+    pad = max(_LEAST_WIDTH - (right - left), 0.0) / 2 + 22
     edges = [_edge(places[i], places[n], depth[n] - depth[i]) for n, node in enumerate(nodes) for i in node.inputs]
     boxes = [_box(node, *places[n]) for n, node in enumerate(nodes)]
     width, height = right - left + 2 * pad, (max(rows, default=0) + 1) * _ROW + 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from html import escape
 
@@ -30,6 +31,7 @@ def el(tag: str, *children: Child, **attributes: object) -> Markup:
     return Markup(f"<{tag}{''.join(parts)}>{inner}</{tag}>")
 
 
+_NUMBER = re.compile(r"[+-]?[\d.]+(?:e[+-]?\d+)?(?: \S{1,4})?$")
 NONE = "\u2013"  # in a cell without a value
 _VOID = {"rect", "line", "path", "circle", "col", "br", "meta", "input", "use"}
 
@@ -48,10 +50,10 @@ def join(children: Iterable[Child]) -> Markup:
 
 
 def table(head: Iterable[Child], rows: Iterable[Iterable[Child]], class_: str = "") -> Markup:
-    """A table; columns whose cells are all numbers or begin with a digit stand to the right by their class."""
+    """A table; columns whose cells are all numbers, with a unit or without, stand to the right by their class."""
     body = [list(row) for row in rows]
     heads = list(head)
-    right = [all(_is_number(row[n]) for row in body) for n in range(len(heads))]
+    right = [all(_is_number(row[n]) for row in body) and heads[n] != "" for n in range(len(heads))]
     side = ["n" if flag and body else None for flag in right]
     top = el("tr", [el("th", cell, class_=side[n]) for n, cell in enumerate(heads)])
     lines = [el("tr", [el("td", cell, class_=side[n]) for n, cell in enumerate(row)]) for row in body]
@@ -59,7 +61,7 @@ def table(head: Iterable[Child], rows: Iterable[Iterable[Child]], class_: str = 
 
 
 def _is_number(cell: Child) -> bool:
-    return isinstance(cell, int | float) or (isinstance(cell, str) and cell[:1].isdigit()) or cell in (NONE, None)
+    return cell in (NONE, None, "") or isinstance(cell, int | float) or bool(_NUMBER.match(str(cell)))
 
 
 def _shown(value: object) -> str:

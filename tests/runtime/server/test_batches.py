@@ -156,6 +156,21 @@ def test_offline_goes_on_where_it_was_stopped(chat_engine: Path, tmp_path: Path)
     assert answers["r1"]["body"]["choices"][0]["text"].startswith("cdefgh")
 
 
+def test_offline_says_how_many_failed(chat_engine: Path, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    chat = {"url": "/v1/chat/completions"}
+    lines = [line(0), line(1, max_tokens=-1), line(2, **chat), line(3, model="other")]
+    source.write_bytes(jsonl(lines))
+    for words in ("4 answered now", "4 answered before"):
+        done = subprocess.run(offline(chat_engine, source, target), capture_output=True, text=True)
+        assert done.returncode == 42 and words in done.stderr, done.stderr
+        assert done.stderr.splitlines()[-2:] == [
+            "error: 2 of 4 requests failed", f"hint: their lines in {target} say why"
+        ]  # fmt: skip
+    statuses = {name: answer["status_code"] for name, answer in by_id(target.read_bytes()).items()}
+    assert statuses == {"r0": 200, "r1": 400, "r2": 200, "r3": 404}
+
+
 def test_offline_mistakes_get_a_line(chat_engine: Path, tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_bytes(jsonl([line(0)]) + b"nonsense\n")

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from browser import CHROMIUM, NO_CHROMIUM, Browser, browsing
 from icc.runtime.format.manifest import EmbeddingFacts
 
-from .browser import CHROMIUM, NO_CHROMIUM, Browser, browsing
 from .conftest import Served, StartServer, running, serve_command
 
 pytestmark = pytest.mark.usefixtures("idle_after")
