@@ -20,12 +20,11 @@ from .own_engine import OwnEngine, own_engine
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 _EXTRAS = {
-    "compile": ("torch", "transformers", "safetensors", "jinja2", "triton"),
-    "serve": (
-        "fastapi", "httptools", "jsonschema_rs", "llguidance", "minijinja", "prometheus_client", "python_multipart",
-        "starlette", "uvicorn", "uvloop",
-    ),
-}  # fmt: skip
+    "compile": ("torch", "transformers", "safetensors", "jinja2", "triton", "gguf"),
+    "structured": ("llguidance", "jsonschema_rs"),
+    "serve": ("fastapi", "httptools", "prometheus_client", "python_multipart", "starlette", "uvicorn", "uvloop"),
+}
+_BASE = ("numpy", "tokenizers", "msgspec", "minijinja", "rich")  # where an engine runs by itself, without icc
 
 
 @dataclass(frozen=True)
@@ -163,12 +162,16 @@ def _debug() -> click.Option:
 
 
 def _missing(error: ModuleNotFoundError) -> IccError | None:
-    """What a module that is not installed means; None where it is none that an extra installs."""
+    """What a module that is not installed means; None where icc does not ask for it."""
     name = (error.name or "").split(".")[0]
     for extra, modules in _EXTRAS.items():
         if name in modules:
             return MissingExtraError(f"this needs {name}, which is not installed", install(extra))
-    return None
+    return (
+        MissingExtraError(f"this needs {name}, which is not installed", f"pip install {name}")
+        if name in _BASE
+        else None
+    )
 
 
 def _say(message: str, hint: str, code: int) -> int:
