@@ -117,14 +117,13 @@ class Command(click.Command):
         return [p for p in found if p.name != "engine" and own.can(getattr(p, "needs", ""))]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, args)
         own = own_engine(ctx)
-        if own is None:
-            return rest
-        for param in self.params:
-            if param.expose_value and param.name not in ctx.params:  # those that get_params left out
-                ctx.params[str(param.name)] = own.path if param.name == "engine" else param.get_default(ctx)
-        return rest
+        if own is not None:  # what get_params leaves out; before click, which makes None of its mark for "no default"
+            there = {param.name for param in self.get_params(ctx)}
+            for param in self.params:
+                if param.expose_value and param.name not in there:
+                    ctx.params[str(param.name)] = own.path if param.name == "engine" else param.get_default(ctx)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(ctx, formatter)

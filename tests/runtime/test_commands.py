@@ -76,7 +76,7 @@ def test_an_engines_own_help_lists_what_it_can_do(make_engine: Make, capsys: pyt
     assert main(["run", "-p", "a"], engine=str(embedding)) == 24
     assert "compiled for embeddings" in capsys.readouterr().err
     assert main(["serve"], engine=str(generating)) == 3
-    assert "icc[serve]" in capsys.readouterr().err
+    assert "icc-llm[serve]" in capsys.readouterr().err
 
 
 def test_run_prints_json_and_takes_ids(make_engine: Make, capsys: pytest.CaptureFixture[str]) -> None:
