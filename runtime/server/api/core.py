@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...options import LoadOptions
 from ..engine.admission import Admission, Budget
@@ -14,11 +15,13 @@ from ..log import LogOptions
 from .generate import Generator
 from .jobs import Jobs
 from .keys import ApiKeys
-from .metrics import Metrics
 from .model import open_model
 from .sandbox import Sandbox
 from .tools import find_tool_format
 from .tracing import Tracer
+
+if TYPE_CHECKING:
+    from .metrics import Metrics
 
 log = logging.getLogger("icc.serve")
 
@@ -28,8 +31,8 @@ class Core:
 
     max_queue: completions accepted beyond a full batch; max_queue_tokens: tokens of all that is accepted. max_seconds:
     the latest deadline of a request. max_wait_s: the longest wait that is accepted, see Budget. command: the engine
-    process, if it is another than icc's own. log_options: how the engine process logs. vllm_metrics: metrics have the
-    names of vLLM too. otlp_endpoint: where spans go, see Tracer.
+    process, if it is another than icc's own. log_options: how the engine process logs. otlp_endpoint: where spans go,
+    see Tracer.
     """
 
     def __init__(
@@ -45,23 +48,25 @@ class Core:
         max_wait_s: float | None = None,
         command: Sequence[str] | None = None,
         log_options: LogOptions | None = None,
-        vllm_metrics: bool = False,
         otlp_endpoint: str | None = None,
     ) -> None:
         self.model = open_model(Path(load.path), name, load.verify)
         self.max_batch_size = self.model.manifest.limits.max_batch_size
-        self.metrics = Metrics(self.model.name, generates=not self.model.embeds, vllm=vllm_metrics)
-        self.engine = EngineClient(
-            command or worker_command(load, log_options or LogOptions()), watchdog_s, self.metrics.step
-        )
-        self.metrics.attach(self.engine)
+        self.engine = EngineClient(command or worker_command(load, log_options or LogOptions()), watchdog_s)
         self._sandbox = Sandbox(self.model.chat_template, self.model.special_tokens)
         self.jobs = Jobs(self.model, self._sandbox, keys, max_seconds)
         budget = Budget(self.max_batch_size + max_queue, max_queue_tokens, wait_s=max_wait_s)
         admission = Admission(budget, self._slots)
         self._tracer = None if otlp_endpoint is None else Tracer.open(self.model.name, otlp_endpoint)
-        observers = [self.metrics.request_ended, *([] if self._tracer is None else [self._tracer.request_ended])]
-        self.generator = Generator(self.engine, admission, observers)
+        self.generator = Generator(self.engine, admission)
+        if self._tracer is not None:
+            self.generator.observers.append(self._tracer.request_ended)
+
+    def observe(self, metrics: Metrics) -> None:
+        """Have the engine's steps and all requests counted. Without metrics, a core needs no Prometheus library."""
+        metrics.attach(self.engine)
+        self.engine.observe = metrics.step
+        self.generator.observers.append(metrics.request_ended)
 
     def _slots(self) -> int:
         """How many sequences run at once: a full batch, or fewer if the KV cache holds no more."""

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import msgspec
-from starlette.requests import ClientDisconnect
 
 from ..engine.admission import Admission
 from ..engine.engine_client import EngineClient, Stream
 from ..engine.messages import Delta
 from ..log import note
-from .errors import HttpError
+from .errors import ClientGone, HttpError
 from .jobs import Job
 from .run import Run
 
@@ -42,13 +41,12 @@ class Answer(Protocol):
 class Generator:
     """Runs jobs: admission before anything else, then the engine; whatever happens, what was taken is given back.
 
-    observers are told of every request that has ended, however it did.
+    `observers` are told of every request that has ended, however it did.
     """
 
-    def __init__(
-        self, engine: EngineClient, admission: Admission, observers: Sequence[Callable[[Run], None]] = ()
-    ) -> None:
-        self.engine, self.admission, self._observers = engine, admission, [*observers, _note]
+    def __init__(self, engine: EngineClient, admission: Admission) -> None:
+        self.engine, self.admission = engine, admission
+        self.observers: list[Callable[[Run], None]] = [_note]
 
     @contextlib.contextmanager
     def started(self, job: Job) -> Iterator[Run]:
@@ -58,7 +56,7 @@ class Generator:
             run = Run(job, stream)
             try:
                 yield run
-            except (asyncio.CancelledError, ClientDisconnect):
+            except (asyncio.CancelledError, ClientGone):
                 run.reason = "abort"
                 raise
             except BaseException:
@@ -66,7 +64,7 @@ class Generator:
                 raise
             finally:
                 self.engine.close(stream)
-                for observe in self._observers:
+                for observe in self.observers:
                     observe(run)
                 if run.reason is None and run.first is not None and "deadline" not in run.reasons:
                     self.admission.served(run.last - run.started - run.queued_s)

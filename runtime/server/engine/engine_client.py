@@ -88,7 +88,7 @@ class EngineClient:
     ) -> None:
         self._command = command
         self._watchdog_s = watchdog_s
-        self._observe = observe or (lambda report: None)
+        self.observe = observe or (lambda report: None)
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -240,7 +240,7 @@ class EngineClient:
             stream = self._streams.get(delta.id)
             if stream is not None:
                 stream.push(delta)
-        self._observe(report)
+        self.observe(report)
 
 
 class _Pipe(asyncio.Protocol):

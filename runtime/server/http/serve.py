@@ -24,6 +24,7 @@ from ...errors import UsageError
 from ..api import limits
 from ..api.core import Core
 from ..api.keys import ApiKeys
+from ..api.metrics import Metrics
 from ..api.openresponses.conversations import Conversations
 from ..batches.batches import Batches
 from ..batches.store import Store
@@ -60,13 +61,14 @@ class Server:
             max_wait_s=options.max_wait_s,
             command=options.command,
             log_options=LogOptions(options.log_format, options.log_level),
-            vllm_metrics=options.vllm_metrics,
             otlp_endpoint=options.otlp_endpoint,
         )
+        metrics = Metrics(core.model.name, generates=not core.model.embeds, vllm=options.vllm_metrics)
+        core.observe(metrics)
         self._batches = None if store is None else Batches(store, core.jobs, core.generator, core.max_batch_size)
         conversations = Conversations(core.model, core.jobs)
-        parts = Parts(core.model, core.engine, core.jobs, core.generator, core.metrics, conversations, self._batches)
-        self._gate = Gate(build_app(parts), keys, core.metrics, core.generator.admission)
+        parts = Parts(core.model, core.engine, core.jobs, core.generator, metrics, conversations, self._batches)
+        self._gate = Gate(build_app(parts), keys, metrics, core.generator.admission)
         self._app = Access(_with_cors(self._gate, options.cors_origins), root_path(options.root_path))
         self._signals = 0
         self._wake = asyncio.Event()

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..api import limits
-from ..api.errors import HttpError, as_http
+from ..api.errors import ClientGone, HttpError, as_http
 from ..api.generate import Answer, Generator
 from ..api.jobs import Job
 from ..engine.engine_client import Stream
@@ -62,7 +62,7 @@ class EventStream(Response):
         sender = _Sender(send, scope.get("icc.abort"))
         try:
             await while_connected(receive, self._events(sender))
-        except ClientDisconnect:
+        except (ClientDisconnect, ClientGone):
             pass
         except Exception as error:
             found = as_http(error)
@@ -101,7 +101,7 @@ class _Sender:
         except TimeoutError:
             if self._abort is not None:
                 self._abort()
-            raise ClientDisconnect from None
+            raise ClientGone from None
 
 
 async def while_connected(receive: Receive, work: Awaitable[None]) -> None:
