@@ -93,7 +93,7 @@ def _local(asked: Path, path: Path, lacking: str) -> Path:
 def _compile(cell: Cell, options: CompileOptions, asked: str, reporter: Callable[[], Reporter], lacking: str) -> Path:
     if lacking:
         raise _missing(asked, lacking)
-    engine = cell.path / f"{_name(asked)}.engine"
+    engine = cell.path / f"{_name(asked, options.model)}.engine"
     options = check(replace(options, output=engine, force=True)).options
     from ..driver import compile_engine
 
@@ -111,10 +111,10 @@ def _missing(asked: str, lacking: str) -> MissingExtraError:
     )
 
 
-def _name(asked: str) -> str:
+def _name(asked: str, model: Path) -> str:
     """What an engine's directory is called: the server gives it as the model's name."""
     path = Path(asked)
-    name = path.name.partition("@")[0] if hub.is_hub_name(path) else path.resolve().name.removesuffix(".gguf")
+    name = path.name.partition("@")[0] if hub.is_hub_name(path) else model.resolve().name.removesuffix(".gguf")
     if not name:
         raise UsageError(f"{asked!r} names no model")
     return name
