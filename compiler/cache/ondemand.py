@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
@@ -17,12 +16,11 @@ from ..frontend.source.identify import knows
 from ..frontend.source.shards import weight_files
 from ..options import CompileOptions
 from ..progress import Reporter
-from ..request import check, check_found, find_model
+from ..request import check, check_found, find_model, lacking_module
 from ..targets import find_target
 from .identity import engine_key, sources_digest, stated
 from .store import Cell, Facts, open_cell
 
-NEEDED = ("torch", "transformers", "safetensors", "jinja2")  # of the extra `compile`
 _HINT = f"{install('compile')}, or compile the engine elsewhere: an engine that exists runs without it"
 
 
@@ -61,7 +59,7 @@ def engine_of(options: CompileOptions, reporter: Callable[[], Reporter]) -> Cach
     find_target(options.target)
     found = find_model(asked)
     check_found(found, options)
-    lacking = next((name for name in NEEDED if find_spec(name) is None), "")
+    lacking = lacking_module()
     options = replace(options, model=_local(asked, found.path, lacking))
     if not found.is_gguf:
         weight_files(options.model)
