@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import nn
 
-from ...errors import UnsupportedModel
 from ...weights.handles import Weight
-from .checkpoint import CheckpointTensor, open_checkpoint
+from .checkpoint import open_checkpoint
 from .conversion import model_weights
 from .gguf.source import GgufFile, is_gguf
 from .model import computed_buffers, load_config
+from .packed import packing_of, unpacked
 
 
 class Source(Protocol):
@@ -42,11 +43,11 @@ class CheckpointDirectory:
     def __init__(self, path: Path) -> None:
         self.files = path
         self.config = load_config(path)
-        if getattr(self.config, "quantization_config", None) is not None:
-            raise UnsupportedModel(
-                f"{path} is already quantized ({_quant_method(self.config)})", "give the unquantized checkpoint"
-            )
-        self._tensors: dict[str, CheckpointTensor] = open_checkpoint(path)
+        packing = packing_of(self.config, path)
+        self._tensors: Mapping[str, Weight] = open_checkpoint(path)
+        if packing is not None:
+            del self.config.quantization_config
+            self._tensors = unpacked(self._tensors, packing)
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
         """See Source; names and layouts are converted as transformers does when it loads the checkpoint."""
@@ -56,9 +57,3 @@ class CheckpointDirectory:
 def open_source(path: Path) -> Source:
     """The source at a path; CheckpointError or UnsupportedModel where there is none that icc reads."""
     return GgufFile(path) if is_gguf(path) else CheckpointDirectory(path)
-
-
-def _quant_method(config: Any) -> str:
-    found = config.quantization_config
-    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
-    return str(method or "unknown method")
