@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -54,6 +54,8 @@ def show_summary(options: CompileOptions, report: CompileReport, reporter: Repor
     table.add_row("time", f"{sum(reporter.seconds.values()):.1f} s: {times}")
     weights = f"{_mib(report.weight_bytes)}, {report.bits_per_weight:.2f} bits per weight ({options.quant})"
     table.add_row("weights", f"{report.num_parameters / 1e6:.1f} M parameters, {weights}")
+    if report.given:
+        table.add_row("as given", given_formats(report.given))
     table.add_row(
         "memory", f"{report.arena_bytes_per_token} B arena and {report.kv_bytes_per_token:.0f} B KV per token"
     )
@@ -68,6 +70,22 @@ def show_summary(options: CompileOptions, report: CompileReport, reporter: Repor
     if options.quant != "none":
         table.add_row("kept", "\n".join(report.kept) or "nothing: every linear is quantized")
     console.print(table)
+
+
+def given_formats(given: Mapping[str, int]) -> str:
+    """Which formats a checkpoint's weights are kept in, and what is stored in more bits than it has there."""
+    from .weights.formats.ggml import file_bits
+    from .weights.formats.registry import find_format
+
+    found: list[str] = []
+    for name, count in given.items():
+        form = find_format(name)
+        own, kept = file_bits(name), form.bits_per_weight((1, 256))
+        more = (
+            f" (re-encoded without loss: {kept:.2f} bits per weight instead of {own:.2f})" if kept > 1.05 * own else ""
+        )
+        found.append(f"{name} {count}{more}")
+    return ", ".join(found)
 
 
 def show_explanation(report: CompileReport, name: str) -> None:
