@@ -60,7 +60,7 @@ def checkpoint_files(model: Path) -> dict[str, str]:
 
 def _files(model: Path) -> list[Path]:
     if model.is_file():
-        from ..frontend.source.gguf.split import open_container  # imports numpy, which `icc --help` does not need
+        from ..frontend.source.gguf.split import open_container  # needs numpy, which a command that is parsed does not
 
         return sorted({entry.path for entry in open_container(model).tensors.values()})
     return sorted(p for pattern in ("*", "*/*") for p in model.glob(pattern) if p.is_file())
