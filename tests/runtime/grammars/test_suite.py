@@ -11,7 +11,7 @@ from icc.runtime.errors import RequestError
 from .walks import Walker
 
 FLOOR = 345  # of 368 schemas; eleven more have no valid value, and no answer
-TAKEN = 0.99  # of valid instances; the others have properties in another order, 1.0 for 1, or a format that is none
+TAKEN = 0.95  # of valid instances; the others have properties in another order, 1.0 for 1, or a format that is none
 
 
 def test_the_suite_is_compiled_and_never_answered_wrongly(
