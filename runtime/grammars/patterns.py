@@ -36,30 +36,34 @@ def _found(choice: Choice, loose: bool) -> str:
 
 def _from_start(parts: list[Node], loose: bool) -> str:
     if parts and isinstance(parts[0], Edge) and not parts[0].end:
-        return _to_end(parts[1:], loose)
+        return _to_end(parts[1:], loose, at_start=True)
     if parts and (opened := _opened(parts[0])) is not None:
         return _any_of([_from_start([*branch, *parts[1:]], loose) for branch in opened])
     return f"{ANY} {_to_end(parts, loose)}"
 
 
-def _to_end(parts: list[Node], loose: bool) -> str:
-    """The strings that begin with a match of the parts."""
+def _to_end(parts: list[Node], loose: bool, at_start: bool = False) -> str:
+    """The strings that begin with a match of the parts. `at_start`: they are whole strings."""
     plain = ""
     for at, part in enumerate(parts):
-        rest = parts[at + 1 :]
+        rest, here = parts[at + 1 :], at_start and not plain
         if isinstance(part, Edge):
+            if not part.end and here:
+                continue
             if not part.end:
                 raise RequestError("a pattern has ^ after its beginning", field="response_format")
             if any(not isinstance(other, Edge) for other in rest):
                 raise RequestError("a pattern has $ before its end", field="response_format")
             return _slashed(plain + ("(?:\\\\n)?" if loose else ""))
         if isinstance(part, Look):
-            ahead = _any_of([_to_end(list(branch.parts), loose != part.negated) for branch in part.branches.branches])
+            branches = [list(branch.parts) for branch in part.branches.branches]
+            ahead = _any_of([_to_end(branch, loose != part.negated, here) for branch in branches])
             if part.negated:
                 ahead = f"~{ahead}"
-            return f"({_slashed(plain)} ({ahead} & {_to_end(rest, loose)} & {ANY}))"
+            return f"({_slashed(plain)} ({ahead} & {_to_end(rest, loose, here)} & {ANY}))"
         if (opened := _opened(part)) is not None:
-            return f"({_slashed(plain)} {_any_of([_to_end([*branch, *rest], loose) for branch in opened])})"
+            ways = _any_of([_to_end([*branch, *rest], loose, here) for branch in opened])
+            return f"({_slashed(plain)} {ways})"
         plain += _regex(part)
     return _slashed(f"{plain}{CHARACTER}*")
 
