@@ -159,6 +159,8 @@ class Grammars:
                 raise RequestError(f"the grammar was refused: {matcher.get_error()[:300]}", field="response_format")
             facts = (found.whole, found.distinct, found.close, found.deepest)
             checks = Checks(found.schemas, *facts) if found.schemas else None
+            if checks is not None:  # which takes a while with a large vocabulary: now, rather than between two tokens
+                _ = vocabulary.structural
             self._compiled[source] = matcher, checks
             if len(self._compiled) > _CACHED:
                 self._compiled.popitem(last=False)

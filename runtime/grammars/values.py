@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RequestError
 from . import patterns
 from .arrays import array_rules
+from .characters import encoded
 from .documents import Document, satisfiable, validator
 from .numbers import integers, numbers
 from .objects import object_rules
@@ -222,7 +223,7 @@ class Values:
             elif kind == "TypedGroupView" and view.type_name == "string":
                 found.append(self.strings(view.body))
             values = [view.value] if kind == "ConstView" else view.values if kind == "EnumView" else []
-            found += [literal(patterns.encoded(value)) for value in values if isinstance(value, str)]
+            found += [literal(encoded(value)) for value in values if isinstance(value, str)]
         return " | ".join(f"({expression})" for expression in found if expression) or None
 
     def _characters(self, view: StringView) -> str:
@@ -231,7 +232,7 @@ class Values:
             parts.insert(0, patterns.between(view.min_length, view.max_length))
         parts += [f"~({patterns.compiled(pattern, loose=True)})" for pattern in view.excluded_patterns]
         if view.excluded:
-            parts.append(f"~({' | '.join(literal(patterns.encoded(text)) for text in view.excluded)})")
+            parts.append(f"~({' | '.join(literal(encoded(text)) for text in view.excluded)})")
         if len(parts) > 1 and not view.min_length and view.max_length is None:
             parts.append(patterns.ANY)  # a complement alone has what is no string
         return " & ".join(parts)
@@ -280,13 +281,13 @@ class Values:
 
 def _key(name: str) -> str:
     """The terminal of a property's name."""
-    return literal(f'"{patterns.encoded(name)}":')
+    return literal(f'"{encoded(name)}":')
 
 
 def scalar(value: Any) -> str:
     """A value as it is written."""
     if isinstance(value, str):
-        return f'"{patterns.encoded(value)}"'
+        return f'"{encoded(value)}"'
     return str(value) if isinstance(value, Decimal) else json.dumps(value)
 
 
