@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 
 from ..runtime.progress.stream import open_display
-from .errors import UsageError
 from .options import CompileOptions
 from .progress import Reporter
 from .report import CompileReport
@@ -91,16 +90,17 @@ def given_formats(given: Mapping[str, int]) -> str:
 
 def show_explanation(report: CompileReport, name: str) -> None:
     """Where and why `name`, a pass or a rule, did not fire."""
-    known = {p["name"] for p in report.passes} | {r["rule"] for p in report.passes for r in p["refusals"]}
-    if name not in known:
-        raise UsageError(f"--explain: no pass or rule is called {name!r}", f"known: {', '.join(sorted(known))}")
-    console = Console(highlight=False)
+    console, said = Console(highlight=False), False
     for entry in report.passes:
         for refusal in entry["refusals"]:
             if name in (entry["name"], refusal["rule"]):
+                said = True
                 console.print(f"{refusal['rule']} at {refusal['node']}: {refusal['reason']}")
         if entry["name"] == name:
+            said = True
             console.print(f"{name}: {entry['counts'] or 'nothing to do'}")
+    if not said:
+        console.print(f"{name}: refused nothing, or no part of this compile")
 
 
 def show_accuracy(output: Path, accuracy: Sequence[Sequence[float]]) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,57 +18,11 @@ from ...errors import TensorError, UnsupportedModel
 from ...weights.formats.base import Parts
 from ...weights.formats.blocks import STEP, BlockFormat, ScaleType, grouped
 from ...weights.handles import QuantizedWeight, Weight
+from .packing import Packing
 
 _SCALES: dict[torch.dtype, ScaleType] = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where the fields of a word are that hold columns 0 to 7
 Tensors = dict[str, Weight]
-
-
-@dataclass(frozen=True)
-class Packing:
-    """kind: whose layout the tensors have. bits: of a code. one_less: zeros are stored one smaller (GPTQ v1)."""
-
-    kind: Literal["gptq", "awq", "compressed", "int8"]
-    bits: int
-    one_less: bool = False
-
-
-def packing_of(config: Any, path: Path) -> Packing | None:
-    """How a checkpoint is packed, None if it is not; UnsupportedModel names what icc does not read."""
-    found = getattr(config, "quantization_config", None)
-    if found is None:
-        return None
-    facts: dict[str, Any] = found if isinstance(found, dict) else found.to_dict()
-    method = str(facts.get("quant_method") or "unknown method")
-    made = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed}.get(method)
-    packing = made(facts) if made else None
-    if packing is None:
-        what = facts.get("format") or facts.get("checkpoint_format") or facts.get("version") or ""
-        raise UnsupportedModel(
-            f"{path} is already quantized ({' '.join([method, str(what)]).strip()})",
-            "icc reads GPTQ, AWQ gemm and pack-quantized weights of 4 and 8 bits, or give the unquantized checkpoint",
-        )
-    return packing
-
-
-def _gptq(facts: Mapping[str, Any]) -> Packing | None:
-    kind, bits = facts.get("checkpoint_format") or "gptq", facts.get("bits")
-    return Packing("gptq", bits, kind == "gptq") if kind in ("gptq", "gptq_v2") and bits in (4, 8) else None
-
-
-def _awq(facts: Mapping[str, Any]) -> Packing | None:
-    version = str(facts.get("version") or facts.get("format") or "gemm").lower()
-    return Packing("awq", 4) if version == "gemm" and facts.get("bits", facts.get("w_bit", 4)) == 4 else None
-
-
-def _compressed(facts: Mapping[str, Any]) -> Packing | None:
-    groups = [g for g in (facts.get("config_groups") or {}).values() if isinstance(g, dict)]
-    schemes = [g.get("weights") or {} for g in groups]
-    bits = {s.get("num_bits") for s in schemes}
-    if len(bits) != 1 or any(s.get("type") != "int" for s in schemes) or not bits <= {4, 8}:
-        return None
-    kind = {"pack-quantized": "compressed", "int-quantized": "int8"}.get(str(facts.get("format")))
-    return Packing(kind, bits.pop()) if kind else None  # type: ignore[arg-type]
 
 
 def unpacked(tensors: Mapping[str, Weight], packing: Packing) -> dict[str, Weight]:

@@ -11,9 +11,13 @@ from torch import nn
 from ...weights.handles import Weight
 from .checkpoint import open_checkpoint
 from .conversion import model_weights
-from .gguf.source import GgufFile, is_gguf
+from .gguf.container import is_gguf
+from .gguf.source import GgufFile
+from .identify import find_checkpoint
 from .model import computed_buffers, load_config
-from .packed import packing_of, unpacked
+from .packed import unpacked
+from .packing import packing_of
+from .refuse import check_config
 
 
 class Source(Protocol):
@@ -41,10 +45,12 @@ class CheckpointDirectory:
     """A Hugging Face directory: config.json and safetensors, in one file or in shards."""
 
     def __init__(self, path: Path) -> None:
-        self.files = path
-        self.config = load_config(path)
-        packing = packing_of(self.config, path)
-        self._tensors: Mapping[str, Weight] = open_checkpoint(path)
+        found = find_checkpoint(path)
+        check_config(found.path, found.config)
+        self.files = found.path
+        self.config = load_config(found.path)
+        self._tensors: Mapping[str, Weight] = open_checkpoint(found.path)
+        packing = packing_of(found.config.get("quantization_config") or {})
         if packing is not None:
             del self.config.quantization_config
             self._tensors = unpacked(self._tensors, packing)
@@ -56,4 +62,5 @@ class CheckpointDirectory:
 
 def open_source(path: Path) -> Source:
     """The source at a path; CheckpointError or UnsupportedModel where there is none that icc reads."""
+    path = find_checkpoint(path).path
     return GgufFile(path) if is_gguf(path) else CheckpointDirectory(path)
