@@ -49,6 +49,7 @@ def book(first: Place, second: Place) -> str:
     return "booked"
 
 
+book.__annotations__ = {"first": Place, "second": Place, "return": str}  # llama-index reads no texts
 USER = {"role": "user", "content": "Plan a trip."}
 
 
@@ -251,7 +252,7 @@ def langchain_schema(server: Server) -> None:
 def langchain_tools(server: Server) -> None:
     from langchain_core.messages import HumanMessage, ToolMessage
 
-    model = _langchain(server).bind_tools([Trip], tool_choice="any", parallel_tool_calls=False)
+    model = _langchain(server).bind_tools([Trip], tool_choice="any", strict=True, parallel_tool_calls=False)
     messages: list[Any] = [HumanMessage("Plan a trip.")]
     for _ in range(2):
         answer = model.invoke(messages)
