@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from ..passes import pipelines
 from ..passes.base import Pass, PassContext
-from ..passes.manager import PassReport, run_passes
 from ..runtime.format.manifest import EmbeddingFacts, QuantFacts
 from . import measure
 from .backends.registry import backend_for
@@ -16,8 +15,10 @@ from .engine import directory as writer
 from .engine.manifest import make_limits, make_manifest
 from .frontend.load import load_graph
 from .frontend.source.pooling import read_pooling
+from .frontend.source.source import open_source
 from .graph.graph import Graph
 from .options import KV_DTYPES, CompileOptions
+from .phases import Phases
 from .program.lower import LowerOptions, lower
 from .program.verify import verify_lowered, verify_plan
 from .progress import Reporter
@@ -27,32 +28,37 @@ from .request import check
 from .speculate.cost import modelled_cost
 from .speculate.plan import acceptance_of, speculation, with_speculation
 from .weights.formats.dense import short_dtype
+from .weights.handles import QuantizedWeight
 
 
 def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport:
     """Run every stage; `reporter` hears of them. Returns what report.json and the summary are made of."""
     target, choice = check(options)
     heads = choice.read_heads() if choice else ()
+    source = open_source(options.model)
+    options = replace(options, model=source.files)
     pooling = read_pooling(options.model, options.pooling) if options.task == "embed" else None
     with reporter.stage("trace"):
-        graph = load_graph(options.model, options.max_seq_len, embeds=pooling is not None)
+        graph = load_graph(source, options.max_seq_len, embeds=pooling is not None)
     backend = backend_for(target, weight_dtype(graph), options.deterministic)
     limits = make_limits(graph, options)
     with reporter.stage("optimize"):
-        context = PassContext(progress=reporter.progress)
-        passes = _run(graph, options, context, "canonicalize", pipelines.canonicalize())
+        phases = Phases(graph, PassContext(progress=reporter.progress), options.dump_passes)
+        phases.run("canonicalize", pipelines.canonicalize())
     if options.quant != "none":
+        if any(isinstance(weight, QuantizedWeight) for weight in graph.weights.values()):
+            reporter.warn(f"the model comes quantized: --quant {options.quant} starts from its quantized values")
         with reporter.stage("quantize"):
-            passes += _run(graph, options, context, "quantize", _quantize(options, graph, reporter))
+            phases.run("quantize", _quantize(options, graph, reporter))
     acceptance: list[list[float]] = []
     if added := pipelines.speculate(heads, choice.layers if choice else 0, options.quant, options.quant_head):
         with reporter.stage("speculate"):
-            passes += _run(graph, options, context, "speculate", added)
+            phases.run("speculate", added)
             sequences = _calibration(options, graph, reporter) if heads else ()
             acceptance = acceptance_of(graph, sequences, reporter.progress)
     with reporter.stage("lower"):
-        passes += _run(graph, options, context, "attention", pipelines.attention())
-        passes += _run(graph, options, context, "fuse", pipelines.fuse())
+        phases.run("attention", pipelines.attention())
+        phases.run("fuse", pipelines.fuse())
         kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
         lowered = lower(graph, LowerOptions(kv_dtype, backend.profile, max_seq_len=limits.max_seq_len))
         verify_lowered(lowered.program, backend.refusal)
@@ -72,7 +78,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
                 cost = measure.step_cost(stage, target, built, limits)
             found = speculation(choice, acceptance, options, cost)
             program = with_speculation(built.program, found)
-            report = make_report(graph, program, passes, context, options, target, backend.profile, tuned)
+            report = make_report(graph, program, phases, options, target, backend.profile, tuned)
             writer.write_program(stage, program)
             (stage / "report.json").write_bytes(report.to_json())
             tokenizer = writer.copy_tokenizer(stage, options.model)
@@ -82,18 +88,6 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
             manifest = make_manifest(graph, lowered, facts, options, target, built, tokenizer, embedding)
             writer.write_manifest(stage, manifest)
     return replace(report, engine_bytes=sum(p.stat().st_size for p in options.output.rglob("*") if p.is_file()))
-
-
-def _run(
-    graph: Graph,
-    options: CompileOptions,
-    context: PassContext,
-    phase: str,
-    passes: list[Pass],
-) -> list[PassReport]:
-    """One phase of the pipeline."""
-    dump = options.dump_passes / phase if options.dump_passes else None
-    return run_passes(graph, passes, context, dump)
 
 
 def _quantize(options: CompileOptions, graph: Graph, reporter: Reporter) -> list[Pass]:

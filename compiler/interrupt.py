@@ -1,4 +1,4 @@
-"""Ctrl-C ends a compile at once: the compilers that it started, what it has half written, and then the process.
+"""Ctrl-C or SIGTERM ends a compile at once: the compilers it started, what it has half written, and then the process.
 
 Python raises KeyboardInterrupt between two of its own instructions. A thread that waits for a compiler, or a product of
 large matrices, may keep it waiting much longer than a user does.
@@ -16,9 +16,9 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
+SIGNALLED = 128  # the exit code is this and the signal's number, as shells have it: 130 after Ctrl-C
 GRACE_S = 0.5  # for the main thread to unwind by itself
 _open: set[Processes] = set()
 _half_written: set[Path] = set()
@@ -26,10 +26,10 @@ _half_written: set[Path] = set()
 
 @contextlib.contextmanager
 def ends_at_once() -> Iterator[None]:
-    """In this block Ctrl-C ends the process within a second, with exit code 130; for commands, not for libraries.
+    """In this block Ctrl-C or SIGTERM ends the process within a second; for commands, not for libraries.
 
-    As always it raises KeyboardInterrupt in the main thread. Where that does not leave the block soon, because native
-    code runs, a second thread ends the process, if the native code has released the interpreter's lock.
+    As always Ctrl-C raises KeyboardInterrupt in the main thread. Where that does not leave the block soon, because
+    native code runs, a second thread ends the process, if the native code has released the interpreter's lock.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -38,11 +38,13 @@ def ends_at_once() -> Iterator[None]:
     mouth.setblocking(False)
     before = signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=_watch, args=(ear,), daemon=True).start()
+    terminates = signal.signal(signal.SIGTERM, lambda number, frame: _end(number))
     try:
         yield
     except KeyboardInterrupt:
-        _end()  # rather than let the libraries take themselves down, which has taken them a second
+        _end(signal.SIGINT)  # rather than let the libraries take themselves down, which has taken them a second
     finally:
+        signal.signal(signal.SIGTERM, terminates)
         signal.set_wakeup_fd(before)
         mouth.close()
 
@@ -108,17 +110,17 @@ def _watch(ear: socket.socket) -> None:
     """Hears of signals even while the main thread is in native code."""
     with ear:
         while heard := ear.recv(1):
-            if heard[0] != signal.SIGINT:
+            if heard[0] not in (signal.SIGINT, signal.SIGTERM):
                 continue
             ear.settimeout(GRACE_S)
             with contextlib.suppress(TimeoutError):
                 while ear.recv(16):  # more Ctrl-C, until the block is left
                     pass
                 return
-            _end()
+            _end(heard[0])
 
 
-def _end() -> None:
+def _end(number: int) -> NoReturn:
     for processes in list(_open):
         processes.end()
     for path in list(_half_written):
@@ -127,4 +129,4 @@ def _end() -> None:
         sys.stderr.write("\ninterrupted\n")
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(INTERRUPTED)
+    os._exit(SIGNALLED + number)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import Any
@@ -16,13 +16,13 @@ import msgspec
 import torch
 from torch import fx
 
-from ..passes.base import PassContext
 from ..passes.manager import PassReport
 from ..runtime.format.program import Program
 from .graph.graph import Graph, TensorType
 from .ops import Traits, op_of
 from .ops.base import Cost
 from .options import CompileOptions
+from .phases import Phases, Stage, layer_of
 from .program.profile import Profile
 from .targets import Target
 
@@ -39,9 +39,18 @@ class RooflineRow:
 
 
 @dataclass(frozen=True)
+class LayerRows:
+    """The roofline of each of some layers that are alike; `layers` is empty for what belongs to none."""
+
+    layers: list[int]
+    rows: list[RooflineRow]
+
+
+@dataclass(frozen=True)
 class CompileReport:
-    """Facts about one compile. Bytes are of packed weights; bits_per_weight is over all parameters. tuned: blocks
-    of the CPU products that --tune chose instead of the default."""
+    """Facts about one compile. Bytes are of packed weights; bits_per_weight is over all parameters. machine: what the
+    roofline counts with, GB/s, TFLOP/s and TOP/s. roofline and roofline_layers: by the kind of step. tuned: blocks of
+    the CPU products that --tune chose instead of the default."""
 
     target: str
     quant: str
@@ -56,7 +65,10 @@ class CompileReport:
     kept: list[str]
     passes: list[dict[str, Any]]
     quantization: list[dict[str, Any]]
+    machine: dict[str, float]
     roofline: dict[str, list[RooflineRow]]
+    roofline_layers: dict[str, list[LayerRows]]
+    stages: list[Stage]
     objects: list[dict[str, Any]]
     speculation: dict[str, Any] | None
     tuned: list[str]
@@ -72,8 +84,7 @@ class CompileReport:
 def make_report(
     graph: Graph,
     program: Program,
-    passes: Sequence[PassReport],
-    context: PassContext,
+    phases: Phases,
     options: CompileOptions,
     target: Target,
     profile: Profile,
@@ -82,8 +93,9 @@ def make_report(
     """Collect the facts; weights must have been packed, so that their errors are known."""
     weight_bytes = sum(w.nbytes for w in program.weights.values())
     fused: Counter[str] = Counter()
-    for report in passes:
+    for report in phases.reports:
         fused.update(report.counts)
+    steps = {"decode": 1, "prefill_512": 512}  # tokens
     return CompileReport(
         target=target.name,
         quant=options.quant,
@@ -95,13 +107,13 @@ def make_report(
         steps=len(program.steps),
         kernels=len(program.kernels),
         fused=dict(sorted(fused.items())),
-        kept=sorted({f"{r.node}: {r.reason}" for r in context.refusals if r.rule == "quantize"}),
-        passes=[_pass_facts(r) for r in passes],
-        quantization=[r.as_json() for r in context.quant_records],
-        roofline={
-            "decode": _roofline(graph, target, profile, 1),
-            "prefill_512": _roofline(graph, target, profile, 512),
-        },
+        kept=sorted({f"{r.node}: {r.reason}" for p in phases.reports for r in p.refusals if r.rule == "quantize"}),
+        passes=[_pass_facts(r) for r in phases.reports],
+        quantization=[r.as_json() for r in phases.records],
+        machine={"bandwidth": target.bandwidth, "peak_f16": target.peak_f16, "peak_i8": target.peak_i8},
+        roofline={name: _roofline(graph, graph.nodes, target, profile, n) for name, n in steps.items()},
+        roofline_layers={name: _by_layer(graph, target, profile, n) for name, n in steps.items()},
+        stages=phases.stages,
         objects=program.plan.resources() if program.plan else [],
         speculation=None if program.speculation is None else msgspec.to_builtins(program.speculation),
         tuned=tuned,
@@ -110,14 +122,39 @@ def make_report(
 
 def _pass_facts(report: PassReport) -> dict[str, Any]:
     refusals = [asdict(r) for r in report.refusals if r.reason]
-    return {"name": report.name, "modified": report.modified, "counts": dict(report.counts), "refusals": refusals}
+    return {
+        "phase": report.phase,
+        "name": report.name,
+        "modified": report.modified,
+        "calls": report.calls,
+        "counts": dict(report.counts),
+        "refusals": refusals,
+    }
 
 
-def _roofline(graph: Graph, target: Target, profile: Profile, tokens: int) -> list[RooflineRow]:
+def _by_layer(graph: Graph, target: Target, profile: Profile, tokens: int) -> list[LayerRows]:
+    """The roofline of each layer, and of what belongs to none; layers that are alike together."""
+    nodes: dict[int | None, list[fx.Node]] = defaultdict(list)
+    for node in graph.nodes:
+        nodes[layer_of(node)].append(node)
+    found: list[LayerRows] = []
+    for layer, own in sorted(nodes.items(), key=lambda item: -1 if item[0] is None else item[0]):
+        rows = _roofline(graph, own, target, profile, tokens)
+        alike = next((other for other in found if other.layers and layer is not None and other.rows == rows), None)
+        if alike is not None and layer is not None:
+            alike.layers.append(layer)
+        elif rows:
+            found.append(LayerRows([] if layer is None else [layer], rows))
+    return found
+
+
+def _roofline(
+    graph: Graph, nodes: Iterable[fx.Node], target: Target, profile: Profile, tokens: int
+) -> list[RooflineRow]:
     """Per op: flops, bytes (weights in their storage type) and the least time that the target needs, for one step."""
     rows: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
     drafts = graph.draft_nodes()
-    for node in graph.nodes:
+    for node in nodes:
         cost = None if node in drafts else node_cost(graph, node, {"tokens": tokens, "logit_rows": 1}, profile)
         if cost is None:
             continue

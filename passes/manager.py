@@ -17,13 +17,16 @@ from .base import Pass, PassContext, Refusal
 
 @dataclass(frozen=True)
 class PassReport:
-    """What one pass did: seconds, rewrites by rule, refusals."""
+    """What one pass did: seconds, rewrites by rule, refusals; how many calls the graph has afterwards, and the phase of
+    the pipeline that it ran in."""
 
     name: str
     seconds: float
     modified: bool
     counts: dict[str, int] = field(default_factory=dict)
     refusals: tuple[Refusal, ...] = ()
+    calls: int = 0
+    phase: str = ""
 
 
 def check_order(passes: Sequence[Pass], given: Iterable[str] = ()) -> frozenset[str]:
@@ -59,9 +62,8 @@ def run_passes(
         graph.facts = holding(graph, (graph.facts - item.breaks) | item.ensures)
         verify(graph, Stage.OPTIMIZED if Fact.OPTIMIZED in graph.facts else Stage.EXPORTED, item.name)
         seconds = time.perf_counter() - start
-        reports.append(
-            PassReport(item.name, seconds, result.modified, dict(result.counts), tuple(ctx.refusals[first:]))
-        )
+        refusals, calls = tuple(ctx.refusals[first:]), sum(node.op == "call_function" for node in graph.nodes)
+        reports.append(PassReport(item.name, seconds, result.modified, dict(result.counts), refusals, calls))
         if dump_dir is not None:
             dump_dir.mkdir(parents=True, exist_ok=True)
             (dump_dir / f"{number:02d}-{item.name}.txt").write_text(print_graph(graph, modules=True))

@@ -116,3 +116,13 @@ class DriverError(DeviceError):
     """The GPU's driver is older than the engine needs."""
 
     exit_code = 27
+
+
+class BatchFailed(IccError):
+    """A batch has been worked off, and some of its requests got an error instead of an answer."""
+
+    exit_code = 42
+
+    def __init__(self, failed: int, requests: int, output: str) -> None:
+        super().__init__(f"{failed} of {requests} requests failed", f"their lines in {output} say why")
+        self.failed, self.requests = failed, requests

@@ -108,6 +108,7 @@ class StopFinder:
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         self._stops, self._include = tuple(stops), include
         self._held = ""
+        self.found: str | None = None  # the stop string that was
 
     def push(self, piece: str) -> tuple[str, bool]:
         """Text that is safe to show, and whether a stop string was found (then the text ends with it)."""
@@ -117,8 +118,8 @@ class StopFinder:
         found = [(index, stop) for stop in self._stops if (index := text.find(stop)) >= 0]
         if found:
             self._held = ""
-            index, stop = min(found)
-            return text[: index + (len(stop) if self._include else 0)], True
+            index, self.found = min(found)
+            return text[: index + (len(self.found) if self._include else 0)], True
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False

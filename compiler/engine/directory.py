@@ -177,7 +177,8 @@ def copy_runtime(stage: Path) -> None:
     """A copy of icc.runtime, of click, which it needs beyond what is installed with engines, and the __main__."""
 
     def skip(folder: str, names: list[str]) -> list[str]:
-        return [n for n in names if n in ("__pycache__", "server") or not (n.endswith(".py") or "." not in n)]
+        kinds = (".py", ".css", ".js")  # the last two are of the report
+        return [n for n in names if n in ("__pycache__", "server") or not (n.endswith(kinds) or "." not in n)]
 
     shutil.copytree(RUNTIME_DIR, stage / "runtime", ignore=skip, copy_function=shutil.copyfile)
     _copy_click(stage / "click")

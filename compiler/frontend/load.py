@@ -23,20 +23,20 @@ from .layers.replay import Replay
 from .mask_spec import MaskUsed
 from .source.facts import model_info, sequence_length
 from .source.model import build_meta_model
-from .source.source import open_source
+from .source.source import Source, open_source
 
 HANDLERS = joined(aten_handlers.HANDLERS, index_handlers.HANDLERS, reduce_handlers.HANDLERS)
 
 
 def load_graph(
-    model_dir: Path, max_seq_len: int | None = None, every_layer: bool = False, *, embeds: bool = False
+    model: Path | Source, max_seq_len: int | None = None, every_layer: bool = False, *, embeds: bool = False
 ) -> Graph:
-    """Read, build and trace a checkpoint; nothing but headers and small constants is in memory afterwards.
+    """Read, build and trace a model; nothing but headers and small constants is in memory afterwards.
 
     The graph is the same with `every_layer`, which traces each layer instead of one of each kind. With `embeds` it ends
     with the hidden states behind the last norm, and the checkpoint needs no LM head.
     """
-    source = open_source(model_dir)
+    source = open_source(model) if isinstance(model, Path) else model
 
     def attempt(written_out: bool) -> Graph:
         model = build_meta_model(source.config, written_out, embeds)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -81,10 +82,12 @@ class QuantizedWeight(Weight):
     """A weight whose values are those that a storage format has for them.
 
     `snr_db` is the signal-to-noise ratio of the stored values; None until `parts` has run, unless known before.
+    given: the checkpoint has it so; where a quantization is asked for, it starts from these values.
     """
 
     format: StorageFormat
     snr_db: float | None = None
+    given: ClassVar[bool] = False
 
     @property
     def storage(self) -> StorageFormat:
@@ -138,6 +141,51 @@ class PackedWeight(QuantizedWeight):
 
     def parts(self) -> Parts:
         return self.format.release(self.held, self.shape)
+
+
+@dataclass
+class GivenRows(QuantizedWeight):
+    """Rows of weights that the checkpoint has in one format, of matrices or of experts: those of `pieces` one after the
+    other, then in another order where `order` says so."""
+
+    pieces: tuple[QuantizedWeight, ...]
+    order: Tensor | None = None
+    format: StorageFormat = field(init=False)
+    shape: tuple[int, ...] = field(init=False)
+    dtype: torch.dtype = field(init=False, default=torch.float32)
+    given: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        first = self.pieces[0]
+        self.format = first.format
+        assert all(self.format.merges_with(p.format) for p in self.pieces), "stored differently"
+        *lead, _, k = first.shape
+        rows = sum(p.shape[-2] for p in self.pieces) if self.order is None else len(self.order)
+        self.shape = (*lead, rows, k)
+
+    def parts(self) -> Parts:
+        found = [piece.parts() for piece in self.pieces]
+        joined = {
+            name: torch.cat([p[name] for p in found], -2) if len(found) > 1 else v for name, v in found[0].items()
+        }
+        if self.order is None:
+            return joined
+        return {name: value.index_select(-2, self.order) for name, value in joined.items()}
+
+
+@dataclass
+class Transposed(Weight):
+    """A matrix [K, N] whose transpose `source` [N, K] is stored, in blocks along K. Who transposes it gets that."""
+
+    source: QuantizedWeight
+    shape: tuple[int, ...] = field(init=False)
+    dtype: torch.dtype = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shape, self.dtype = self.source.shape[::-1], self.source.dtype
+
+    def load(self) -> Tensor:
+        return self.source.load().T
 
 
 @dataclass

@@ -6,6 +6,7 @@ The values are not computed here: the new weight is a lazy handle over the old o
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from ...compiler.graph.facts import Fact, folds
 from ...compiler.graph.graph import Graph
 from ...compiler.graph.interpret import eager
 from ...compiler.ops import traits_of
-from ...compiler.weights.handles import Weight, derive
+from ...compiler.weights.handles import Transposed, Weight, derive
 from ..base import Pass, PassContext, PassResult
 
 
@@ -53,15 +54,28 @@ def _fold(graph: Graph, node: fx.Node) -> Weight:
         env = dict(zip(sources, (_compute_dtype(v) for v in values), strict=True))
         return target(*fx.map_arg(args, lambda n: env[n]))
 
+    def moved(*values: Tensor) -> Any:
+        env = dict(zip(sources, values, strict=True))
+        return target(*fx.map_arg(args, lambda n: env[n]))
+
+    first = graph.weight(sources[0])
+    if isinstance(first, Transposed) and len(sources) == 1 and _transposes(moved, first):
+        return first.source
+
     if not traits_of(node.target).moves_only:
         return derive(compute, *(graph.weight(n) for n in sources))
 
     def move(*values: Tensor) -> Tensor:  # storage dtype stays, so that a transposed bf16 weight is still bf16
-        env = dict(zip(sources, values, strict=True))
-        result: Any = target(*fx.map_arg(args, lambda n: env[n]))
-        return result.contiguous()
+        return moved(*values).contiguous()
 
     return derive(move, *(graph.weight(n) for n in sources))
+
+
+def _transposes(move: Callable[..., Tensor], weight: Weight) -> bool:
+    """Whether an operation on a matrix swaps its axes and does nothing else."""
+    matrix = torch.empty(weight.shape, device="meta")
+    moved = move(matrix)
+    return moved.shape == matrix.T.shape and moved.stride() == matrix.T.stride()
 
 
 def _compute_dtype(value: Tensor) -> Tensor:

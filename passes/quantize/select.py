@@ -122,7 +122,8 @@ def _job(
     used.update(kept)
     if weight_node.op != "get_attr":
         return Refusal("quantize", nodes[0].name, "its weight is computed in the graph, not stored")
-    if isinstance(graph.weight(weight_node), QuantizedWeight):
+    stored = graph.weight(weight_node)
+    if isinstance(stored, QuantizedWeight) and not stored.given:
         return None
     wanted = options.head if is_head else options.format
     if kept:

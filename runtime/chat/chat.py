@@ -77,7 +77,7 @@ def _answer(session: Session, terminal: Terminal, text: str | None) -> None:
     if answer.reason == "abort":
         terminal.note("(stopped)")
     elif answer.reason == "length":
-        terminal.note(f"(cut: {'the context is full' if answer.fills_context else 'max_tokens is reached'})")
+        terminal.note(f"(cut: {'the context is full' if answer.fills_context else 'max_tokens is reached, see /set'})")
     elif not answer.text:
         terminal.note("(no answer)")
 

@@ -16,12 +16,12 @@ from .load import loads
 @loads
 @click.argument("source", metavar="IN.jsonl", type=PATH)
 @click.argument("target", metavar="OUT.jsonl", type=PATH)
-def batch_command(load: LoadOptions, source: Path, target: Path) -> int:
+def batch_command(load: LoadOptions, source: Path, target: Path) -> None:
     """Answer a file of requests with an engine, without a server.
 
     The requests are those of OpenAI's Batch API. What OUT.jsonl has an answer to is not asked again, so that a batch
-    that was stopped goes on.
+    that was stopped goes on. The exit code is 42 if a request failed.
     """
     from ..server.batches.offline import run_offline
 
-    return run_offline(load, source, target)
+    run_offline(load, source, target)

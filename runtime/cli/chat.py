@@ -15,13 +15,11 @@ from .load import loads
 
 @command("chat")
 @click.option("--system", metavar="TEXT", default="", help="System message of the conversation.")
-@click.option(
-    "--max-tokens", type=int, show_default="as many as the context has room for", help="Most tokens of an answer."
-)
+@click.option("--max-tokens", type=int, default=512, help="Most tokens of an answer.")
 @field_options(SamplingParams, leave_out=["max_tokens", "min_tokens", "ignore_eos"])
 @click.option("--markdown/--plain", default=True, help="Show answers as Markdown, at a terminal.")
 @loads
-def chat_command(load: LoadOptions, system: str, max_tokens: int | None, markdown: bool, **parameters: Any) -> int:
+def chat_command(load: LoadOptions, system: str, max_tokens: int, markdown: bool, **parameters: Any) -> int:
     """Talk to an engine: answers are streamed, Ctrl-C stops one, /help lists the commands.
 
     Through a pipe every line is a message, and standard output gets the answers alone. Where neither the options nor

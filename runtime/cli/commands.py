@@ -10,13 +10,14 @@ from .own_engine import OwnEngine
 
 COMMANDS = {
     "run": Lazy(f"{__package__}.run", "run_command", needs="generate"),
-    "chat": Lazy(f"{__package__}.chat", "chat_command", needs="generate tokenizer"),
+    "chat": Lazy(f"{__package__}.chat", "chat_command", needs="generate tokenizer template"),
     "serve": Lazy(f"{__package__}.serve", "serve_command", needs="server"),
     "batch": Lazy(f"{__package__}.batch", "batch_command", needs="server"),
     "bench": Lazy(f"{__package__}.bench", "bench_command"),
     "bench serve": Lazy(f"{__package__}.bench_serve", "bench_serve_command", needs="server"),
     "eval": Lazy(f"{__package__}.evaluate", "eval_command", needs="generate tokenizer"),
     "inspect": Lazy(f"{__package__}.inspect", "inspect_command"),
+    "report": Lazy(f"{__package__}.report", "report_command"),
 }
 
 

@@ -75,6 +75,8 @@ class Cli(click.Group):
         except BrokenPipeError:  # whoever read our output has what it wanted
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
+        except EOFError as error:  # click takes it for Ctrl-D at a prompt
+            raise RuntimeError(f"unexpected end: {error}") from error
         except (IccError, ModuleNotFoundError) as error:
             said = error if isinstance(error, IccError) else _missing(error)
             if said is None or ctx.meta.get("debug"):

@@ -13,7 +13,8 @@ from ..errors import IccError, MissingExtraError, RequestError, install
 
 @dataclass(frozen=True)
 class OwnEngine:
-    """path: the engine directory. lacks: what it cannot do, of "generate", "cpu", "gpu", "tokenizer" and "server"."""
+    """path: the engine directory. lacks: what it cannot do, of "generate", "cpu", "gpu", "tokenizer", "template" and
+    "server"."""
 
     path: str
     lacks: frozenset[str]
@@ -27,8 +28,10 @@ class OwnEngine:
             found = json.loads((Path(path) / "engine.json").read_bytes())
             lacks.add("gpu" if found["backend"] == "cpu" else "cpu")
             lacks |= {"generate"} if "embedding" in found else set()
-            lacks |= {"tokenizer"} if found.get("tokenizer_dir") is None else set()
-        except (OSError, ValueError, KeyError, TypeError):
+            folder = found.get("tokenizer_dir")
+            lacks |= {"tokenizer"} if folder is None else set()
+            lacks |= set() if folder is not None and _has_template(Path(path) / folder) else {"template"}
+        except (OSError, ValueError, KeyError, TypeError, IccError):
             pass
         return cls(path, frozenset(lacks))
 
@@ -42,8 +45,23 @@ class OwnEngine:
             return MissingExtraError(
                 f"an engine's own runtime has no {command}", f"{install('serve')}; icc {command} {self.path}"
             )
-        reason = "was compiled for embeddings" if "generate" in self.lacks else "has no tokenizer"
-        return RequestError(f"the engine {reason}: it has no {command}")
+        reasons = {
+            "generate": "was compiled for embeddings",
+            "tokenizer": "has no tokenizer",
+            "template": "has no chat template",
+        }
+        lacking = next(name for name in reasons if name in needs.split() and name in self.lacks)
+        return RequestError(f"the engine {reasons[lacking]}: it has no {command}")
+
+
+def _has_template(folder: Path) -> bool:
+    from ..templates.source import read_template
+
+    def read(name: str) -> bytes | None:
+        file = folder / name
+        return file.read_bytes() if file.exists() else None
+
+    return bool(read_template(read).text)
 
 
 def own_engine(context: click.Context) -> OwnEngine | None:

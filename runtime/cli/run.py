@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @click.option(
     "--max-tokens",
     type=int,
-    show_default="128; of an answer, as many as the context has room for",
+    show_default="128; of an answer 512",
     help="Most tokens to generate.",
 )
 @field_options(SamplingParams, leave_out=["max_tokens"])

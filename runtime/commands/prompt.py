@@ -11,7 +11,7 @@ from ..llm import LLM
 from ..requests.params import SamplingParams
 from ..templates.messages import Messages
 
-RAW_TOKENS = 128
+RAW_TOKENS, ANSWER_TOKENS = 128, 512  # where nothing else is said
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def standard_input_is_given() -> bool:
 
 
 def prepare(llm: LLM, asked: Asked, params: SamplingParams) -> tuple[list[int], SamplingParams]:
-    """The token ids and the parameters; an answer may fill the context, where nothing else is said.
+    """The token ids and the parameters.
 
     IccError if the template must be used and cannot be; a warning if it is only not used for that.
     """
@@ -56,8 +56,7 @@ def prepare(llm: LLM, asked: Asked, params: SamplingParams) -> tuple[list[int], 
     if asked.system is not None:
         messages = [{"role": "system", "content": asked.system}, *messages]
     encoded = llm.prompting.encode_chat(messages)
-    room = max(llm.manifest.limits.max_seq_len - len(encoded), 1)
-    return encoded, replace(params, max_tokens=asked.max_tokens or room)
+    return encoded, replace(params, max_tokens=asked.max_tokens or ANSWER_TOKENS)
 
 
 def _through_template(llm: LLM, asked: Asked) -> bool:

@@ -5,47 +5,65 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
+
 from ..errors import RequestError
+from .documents import Document
 from .gbnf import as_lark
+from .languages import is_empty
+from .limits import parser_limits
+from .rules import Rules
+from .sources import WHOLE, Schema
+from .values import Values
+
+
+class Lowered(msgspec.Struct, frozen=True):
+    """`grammar` is in llguidance's own format. The rest is of `following.Checks`; without schemas there are none."""
+
+    grammar: str
+    schemas: list[Schema] = []
+    whole: bool = False
+    distinct: bool = False
+    close: bool = False
 
 
 def lowered(source: str) -> str:
-    """The grammar, in llguidance's own format. RequestError if it is none, or one beyond the limits."""
+    """A source as a `Lowered` in JSON. RequestError if it is no grammar, or one beyond the limits."""
+    wanted = msgspec.json.decode(source)
+    return source if "grammar" in wanted else msgspec.json.encode(_lowered(wanted)).decode()
+
+
+def _lowered(wanted: dict[str, Any]) -> Lowered:
     import llguidance
 
-    wanted = json.loads(source)
-    if "grammars" in wanted:  # it is one already
-        return source
     if "regex" in wanted:
-        grammar = llguidance.LLMatcher.grammar_from_regex(wanted["regex"])
+        found = Lowered(llguidance.LLMatcher.grammar_from_regex(wanted["regex"]))
     else:
-        rules = [
-            as_lark(wanted["lark"]),
-            *(f"{name}: %json {_compact(schema)}" for name, schema in wanted["schemas"].items()),
-        ]
-        grammar = json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}]})
-    if error := llguidance.LLMatcher.validate_grammar(grammar, limits=parser_limits()):
+        schemas = wanted["schemas"]
+        parts = [_rules(schema, number) for number, schema in enumerate(schemas.values())]
+        lark = [as_lark(wanted["lark"]), *(f"{name}: {part[0]}" for name, part in zip(schemas, parts, strict=True))]
+        found = Lowered(
+            json.dumps({"grammars": [{"lark_grammar": "\n".join(lark)}]}),
+            list(schemas.values()),
+            whole=wanted["lark"] == WHOLE,
+            distinct=any(values.distinct for _, values in parts),
+            close=any(values.wider for _, values in parts),
+        )
+    if error := llguidance.LLMatcher.validate_grammar(found.grammar, limits=parser_limits()):
         raise RequestError(f"the grammar was refused: {' '.join(error.split())[:300]}", field="response_format")
-    return grammar
+    return found
 
 
-def parser_limits() -> Any:
-    """Bounds on what one grammar may take: a mask takes at most a few ms, a compilation at most about 20 ms."""
-    import llguidance
-
-    return llguidance.LLParserLimits(
-        max_items_in_row=1000,
-        initial_lexer_fuel=500_000,
-        step_lexer_fuel=50_000,
-        step_max_items=20_000,
-        max_lexer_states=10_000,
-        max_grammar_size=50_000,
-        precompute_large_lexemes=False,
-        verbose_errors=False,
-    )
-
-
-def _compact(schema: Any) -> str:
-    """Without blanks there is one way to write a value: it is shorter, and it cannot end in endless blanks."""
-    plain = {"x-guidance": {"whitespace_flexible": False}}
-    return json.dumps({**schema, **plain} if isinstance(schema, dict) else schema)
+def _rules(schema: Schema, number: int) -> tuple[str, Values]:
+    """A rule's body, with the rules that it needs after it."""
+    rules = Rules(number)
+    try:
+        values = Values(Document(schema), rules)
+        start = values.start()
+    except (ValueError, RecursionError) as error:  # jsonschema-rs has no canonical form for it
+        raise RequestError(f"the schema is not supported: {error}"[:300], field="response_format") from error
+    empty = frozenset(name for text, name in rules.terminals.items() if ("&" in text or "~" in text) and is_empty(text))
+    text = rules.written(start, empty)
+    if text is None:
+        raise RequestError("no value satisfies the schema", field="response_format")
+    return f"{start}\n{text}", values

@@ -11,12 +11,13 @@ from ..nesting import JSON_DEPTH, depth
 
 Schema = dict[str, Any] | bool
 
+WHOLE = "start: value"  # the grammar of an answer that is one value
 MAX_BYTES = 64 << 10  # of a schema, as JSON
 
 
 def of_schema(schema: Schema) -> str:
     """JSON that the schema allows, written without blanks. RequestError if it is nested too deep or too large."""
-    return of_lark("start: value", {"value": schema})
+    return of_lark(WHOLE, {"value": schema})
 
 
 def of_regex(pattern: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,27 +84,46 @@ async def tokens_per_word(endpoint: Endpoint) -> float:
     return max((counts[1] - counts[0]) / 100, 0.1) if any(counts) else 1.0
 
 
-async def run_level(endpoint: Endpoint, level: Level, prompts: Prompts, requests: int, seed: int = 0) -> list[Trace]:
-    """All requests of one load, and what became of them."""
+async def run_level(
+    endpoint: Endpoint,
+    level: Level,
+    prompts: Prompts,
+    requests: int,
+    seed: int = 0,
+    progress: Callable[[str, int, int], None] = lambda text, done, total: None,
+) -> list[Trace]:
+    """All requests of one load, and what became of them. progress: told of every answer."""
     drawn = [prompts.draw() for _ in range(requests)]
+    done = 0
+
+    async def ask(prompt: str, output: int, due: float) -> Trace:
+        nonlocal done
+        trace = await endpoint.ask(prompt, output, due)
+        done += 1
+        progress("", done, requests)
+        return trace
+
+    progress("", 0, requests)
     if not level.rate:
-        return await _closed(endpoint, level.concurrency, drawn)
+        return await _closed(ask, level.concurrency, drawn)
     gaps = np.random.default_rng(seed).exponential(level.burst / level.rate, -(-requests // level.burst))
     begin = time.monotonic()
     due = np.repeat(np.cumsum(gaps) - gaps[0], level.burst)[:requests] + begin
     tasks = []
     for (prompt, output), when in zip(drawn, due.tolist(), strict=True):
         await asyncio.sleep(max(when - time.monotonic(), 0))
-        tasks.append(asyncio.create_task(endpoint.ask(prompt, output, when)))
+        tasks.append(asyncio.create_task(ask(prompt, output, when)))
     return list(await asyncio.gather(*tasks))
 
 
-async def _closed(endpoint: Endpoint, concurrency: int, drawn: list[tuple[str, int]]) -> list[Trace]:
+async def _closed(
+    ask: Callable[[str, int, float], Awaitable[Trace]], concurrency: int, drawn: list[tuple[str, int]]
+) -> list[Trace]:
     waiting, traces = iter(drawn), []
 
     async def work() -> None:
         for prompt, output in waiting:  # shared by all workers
-            traces.append(await endpoint.ask(prompt, output, time.monotonic()))
+            traces.append(await ask(prompt, output, time.monotonic()))
 
     await asyncio.gather(*[work() for _ in range(concurrency)])
     return traces

@@ -7,6 +7,8 @@ import json
 import sys
 
 from ..errors import IccError, UsageError
+from ..progress.display import Display
+from ..progress.stream import open_display
 from .endpoint import Endpoint
 from .load import Level, Mix, Prompts, run_level, tokens_per_word
 from .options import LoadTestOptions
@@ -31,14 +33,17 @@ def measure(options: LoadTestOptions, as_json: bool = False) -> int:
     if not levels:
         raise UsageError("there is no load", "give --rate or --concurrency")
     try:
-        summaries = asyncio.run(_measure(endpoint, levels, options, as_json))
+        with open_display() as display:
+            summaries = asyncio.run(_measure(endpoint, levels, options, as_json, display))
     except OSError as error:
         raise IccError(f"{options.url}: {error}") from error
     _report(options, endpoint, summaries, as_json)
     return 0 if all(summary.ok for summary in summaries) else 1
 
 
-async def _measure(endpoint: Endpoint, levels: list[Level], options: LoadTestOptions, as_json: bool) -> list[Summary]:
+async def _measure(
+    endpoint: Endpoint, levels: list[Level], options: LoadTestOptions, as_json: bool, display: Display
+) -> list[Summary]:
     if not endpoint.model:
         endpoint.model = await endpoint.find_model()
     ratio = await tokens_per_word(endpoint)
@@ -49,7 +54,8 @@ async def _measure(endpoint: Endpoint, levels: list[Level], options: LoadTestOpt
     summaries = []
     for number, level in enumerate(levels):
         prompts = Prompts(mix, options.seed + number, ratio)
-        traces = await run_level(endpoint, level, prompts, options.requests, options.seed)
+        with display.stage(level.name) as progress:
+            traces = await run_level(endpoint, level, prompts, options.requests, options.seed, progress)
         summaries.append(summarize(level.name, traces, slo, options.price_per_hour))
         if not as_json:
             print(as_table(summaries[-1:]), flush=True)

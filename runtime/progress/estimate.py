@@ -4,21 +4,24 @@ from __future__ import annotations
 
 _SPEED = 1.15  # an estimate grows and shrinks by at most this factor per second, besides the second that has passed
 _SURE_S = 1.0  # none is made before
+_OVERDUE = 0.25  # of the time since anything was heard is left, at least
 _LEAST_S = 1.0  # of what is limited; below, a factor means nothing
 
 
 class Estimate:
     """The seconds left of work whose parts are counted by what they cost (bytes, numbers, tokens), not by how many.
 
-    What is left takes as long, for its amount, as what is done took on average. What is shown moves towards that by
-    15 % per second at most, so that a part which is slower than others, or a phase with another rate, shows gradually.
-    The clock is the caller's; seconds.
+    What is left takes as long, for its amount, as what is done took on average; and a part of which nothing has been
+    heard for a while may take a quarter as long again, at least. What is shown moves towards that by 15 % per second at
+    most, so that a part which is slower than others, or a phase with another rate, shows gradually. The clock is the
+    caller's; seconds.
     """
 
     def __init__(self, now: float) -> None:
         self.start = now
         self._done = self._total = 0.0
         self._began = (now, 0.0)  # of the current phase: the time, and what was done then
+        self._heard_at = now
         self._shown: float | None = None
         self._shown_at = now
 
@@ -32,16 +35,17 @@ class Estimate:
         is done of it then, such as objects that were cached, took no time."""
         if total != self._total or done < self._done:
             self._began = (now, done)
-        self._done, self._total = done, total
+        self._done, self._total, self._heard_at = done, total, now
 
     def left(self, now: float) -> float | None:
         """Seconds; None where nothing can be said yet."""
         since, before = self._began
-        gone, work = now - since, self._done - before
-        if work <= 0 or gone < _SURE_S:
+        work, silent = self._done - before, now - self._heard_at
+        if work <= 0 or now - since < _SURE_S:
             target = None
         else:
-            target = gone * max(self._total - self._done, 0.0) / work
+            expected = (self._heard_at - since) * max(self._total - self._done, 0.0) / work
+            target = max(expected - silent, _OVERDUE * silent)
         self._shown = self._towards(target, now - self._shown_at)
         self._shown_at = now
         return self._shown

@@ -94,7 +94,8 @@ class Generation(Request):
         if reason is not None:
             last = outputs.pop() if outputs else Output(self.request_id, None)
             text = last.text if reason == "stop" else last.text + self._last_words()
-            outputs.append(replace(last, text=text, finish_reason=reason))
+            stop = self.stop_finder.found if self.stop_finder is not None and reason == "stop" else None
+            outputs.append(replace(last, text=text, finish_reason=reason, stop=stop))
             self.end(reason)
         self.outputs += outputs
         return outputs

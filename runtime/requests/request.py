@@ -55,13 +55,15 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """At most one token that a step gave to one request, and the text that became safe to show."""
+    """At most one token that a step gave to one request, and the text that became safe to show. `stop` is the stop
+    string that ended it, if one did."""
 
     request_id: int
     token_id: int | None
     text: str = ""
     logprob: TokenLogprob | None = None
     finish_reason: str | None = None
+    stop: str | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

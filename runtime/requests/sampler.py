@@ -52,8 +52,8 @@ class Constraint(Protocol):
         """Which tokens may come next, bool `[vocab]`."""
         ...
 
-    def accept(self, token_id: int) -> None:
-        """Go on after an allowed token."""
+    def accept(self, token_id: int) -> bool:
+        """Go on after an allowed token; False if it must not come after all. Then `allowed` is exact."""
         ...
 
 
@@ -107,15 +107,14 @@ class Sampler:
         best = int(logits.argmax())
         if not isfinite(logits[best]):  # argmax finds the first NaN, if there is one
             return None
-        adjusted = self._adjust(logits)
-        if adjusted is not logits:
-            best = int(adjusted.argmax())
-            if not isfinite(adjusted[best]):  # nothing is allowed that could be sampled
+        token = self._choose(logits, best)
+        if self._constraint is not None and token is not None and not self._constraint.accept(token):
+            token = self._choose(logits, best)
+            if token is not None and not self._constraint.accept(token):
                 return None
-        token = best if self._random is None else draw(adjusted, self.params, self._random.random())
+        if token is None:
+            return None
         self._num_sampled += 1
-        if self._constraint is not None:
-            self._constraint.accept(token)
         if self.params.bad_words:
             self._recent = [*self._recent, token][-max(map(len, self.params.bad_words)) :]
         if self._seen is not None:
@@ -123,6 +122,16 @@ class Sampler:
         if self._counts is not None:
             self._counts[token] += 1
         return self._sample(logits, token)
+
+    def _choose(self, logits: np.ndarray, best: int) -> int | None:
+        """A token; None if nothing is allowed that could be sampled."""
+        adjusted = self._adjust(logits)
+        if adjusted is not logits:
+            best = int(adjusted.argmax())
+            if not isfinite(adjusted[best]):
+                return None
+        token = best if self._random is None else draw(adjusted, self.params, self._random.random())
+        return token if isfinite(adjusted[token]) else None
 
     @property
     def is_argmax(self) -> bool:

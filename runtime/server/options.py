@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..options import LoadOptions
 from ..settings import setting
+from .log import FORMATS, LEVELS
 
 
 @dataclass(frozen=True)
@@ -18,14 +19,23 @@ class ServeOptions:
     max_seconds: the latest deadline of a request, from when it is sent to the engine. max_wait_s: a request that would
     wait longer for its first step is refused.
     watchdog_s: an engine that says nothing for so long is ended and started again. drain_s: how long running requests
-    may go on after SIGTERM. chat_template: rendered within the same limits as the model's own. batch_store: the SQLite
-    file of the Batch API, without which there is none. command: the engine process, for tests.
+    may go on after SIGTERM. batch_store: the SQLite file of the Batch API, without which there is none. name: what
+    requests call the model, one name or several with commas. cors_origins: whose pages may ask ("*": all). root_path:
+    where a proxy has put the server. ssl_certfile and ssl_keyfile: PEM files, for HTTPS. vllm_metrics: metrics have
+    vLLM's names too. otlp_endpoint: where OpenTelemetry spans go. chat_template: rendered within the same limits as the
+    model's own. command: the engine process, for tests.
     """
 
     load: LoadOptions
     host: str = setting("127.0.0.1", "Address to listen on; others than this machine's need keys.")
     port: int = setting(8000, "0 takes a free one.")
-    name: str | None = setting(None, "What requests call the model.", unset="the engine directory's name")
+    name: str | None = setting(
+        None,
+        "What requests call the model; several names with commas.",
+        names="--served-model-name --name",
+        metavar="NAME[,NAME]",
+        unset="the engine directory's name",
+    )
     api_key_file: Path | None = setting(None, "Accepted API keys, one per line.", metavar="FILE")
     max_queue: int = setting(1024, "Completions accepted beyond a full batch.")
     max_queue_tokens: int = setting(4 << 20, "Tokens of all that is accepted.")
@@ -37,4 +47,16 @@ class ServeOptions:
     drain_s: float = setting(30.0, "Time to finish requests after SIGTERM.", names="--drain", metavar="S")
     chat_template: Path | None = setting(None, "A Jinja chat template, instead of the model's.", metavar="FILE")
     batch_store: Path | None = setting(None, "SQLite file; with it there is a Batch API.", metavar="FILE")
+    cors_origins: tuple[str, ...] = setting(
+        (), "Let the pages of this origin ask; repeatable, * is every origin.", names="--cors-origin", metavar="ORIGIN"
+    )
+    root_path: str = setting("", "Where a proxy has put this server.", metavar="/PATH")
+    ssl_certfile: Path | None = setting(None, "Serve HTTPS with this PEM certificate.", metavar="FILE")
+    ssl_keyfile: Path | None = setting(None, "Its PEM key, if that is not in the same file.", metavar="FILE")
+    log_format: str = setting("text", "How the log is written.", values=lambda: FORMATS)
+    log_level: str = setting("info", "The least that is logged.", values=lambda: LEVELS)
+    vllm_metrics: bool = setting(False, "Give metrics under vLLM's names too.")
+    otlp_endpoint: str | None = setting(
+        None, "Send OpenTelemetry spans to this collector.", metavar="URL", unset="none are made"
+    )
     command: Sequence[str] | None = None

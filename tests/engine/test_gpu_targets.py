@@ -21,6 +21,8 @@ from icc.runtime.cli.commands import main as runtime_main
 from icc.runtime.format.load import decode_program, open_engine
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.operands import BufferOperand
+from icc.runtime.report.facts import read_facts
+from icc.runtime.report.page import report_page
 from sizes import soak
 
 pytestmark = pytest.mark.slow
@@ -58,6 +60,7 @@ def test_every_target_compiles(target: str, quant: str, compiled: Callable[..., 
     assert all(plan.objects[name].spill_bytes == 0 for name in decoding)
     resources = json.loads((engine / "report.json").read_text())["objects"]
     assert {row["object"] for row in resources} == set(plan.objects)
+    assert "Kernel objects" in report_page(read_facts(engine))
 
 
 @pytest.mark.parametrize("target", GPUS)

@@ -16,7 +16,6 @@ import pytest
 from icc.compiler.interrupt import Processes
 
 pytestmark = pytest.mark.slow
-INTERRUPTED = 130
 
 
 def wait_for(file: Path, process: subprocess.Popen[str]) -> str:
@@ -42,11 +41,11 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def interrupted(process: subprocess.Popen[str]) -> str:
+def interrupted(process: subprocess.Popen[str], number: int = signal.SIGINT) -> str:
     """Ctrl-C, to the command alone: the standard error of a process that ended with its code."""
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, said = process.communicate(timeout=30)
-    assert process.returncode == INTERRUPTED and "Traceback" not in said and "interrupted" in said, said
+    assert process.returncode == 128 + number and "Traceback" not in said and "interrupted" in said, said
     return said
 
 
@@ -85,11 +84,12 @@ with interrupt.ends_at_once(), interrupt.removed_if_interrupted(half), interrupt
 """
 
 
-def test_while_native_code_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_while_native_code_runs(number: int, tmp_path: Path) -> None:
     half = tmp_path / "half"
     process = subprocess.Popen([sys.executable, "-c", NATIVE, str(half)], stderr=subprocess.PIPE, text=True)
     pid = int(wait_for(half / "pid", process))
-    interrupted(process)
+    interrupted(process, number)
     assert list(tmp_path.iterdir()) == [] and ended(pid)
 
 

@@ -42,7 +42,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(source: Path, wheel: Path)
 
 def test_the_base_package_asks_for_no_compile_side(wheel: Path) -> None:
     base = requirements(wheel)
-    assert {*RUNTIME_NEEDS, "minijinja", "llguidance", "click", "rich"} <= set(base)
+    assert {*RUNTIME_NEEDS, "minijinja", "click", "rich"} <= set(base)
     assert not set(base) & set(COMPILE_SIDE)
     assert {"torch", "transformers"} <= set(requirements(wheel, "compile"))
 
@@ -82,19 +82,27 @@ def test_icc_compile_says_what_is_missing(base_install: Path, source: Path, tmp_
 
 
 def test_icc_serve_says_what_is_missing(base_install: Path, engine: Path, tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text("")
-    for command in (("serve", engine), ("batch", engine, "in.jsonl", "out.jsonl")):
-        done = run(base_install / "icc", *command, cwd=tmp_path, check=False)
-        assert done.returncode == 3 and "Traceback" not in done.stderr and "icc[serve]" in done.stderr
+    done = run(base_install / "icc", "serve", engine, cwd=tmp_path, check=False)
+    assert done.returncode == 3 and "Traceback" not in done.stderr and "icc[serve]" in done.stderr
     done = run(
         base_install / "icc", "bench", "serve", "--url", "http://127.0.0.1:9", "--rate", "1", cwd=tmp_path, check=False
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr  # the load tool needs no extra
 
 
+def test_icc_batch_needs_no_extra(base_install: Path, engine: Path, expected: list[int], tmp_path: Path) -> None:
+    body = {"model": "pystd", "prompt": PROMPT, "max_tokens": len(expected), "temperature": 0}
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    (tmp_path / "in.jsonl").write_text(json.dumps(request) + "\n")
+    run(base_install / "icc", "batch", engine, "in.jsonl", "out.jsonl", cwd=tmp_path)
+    [answer] = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())
+    assert answer["response"]["status_code"] == 200
+    assert answer["response"]["body"]["usage"]["completion_tokens"] == len(expected)
+
+
 def test_the_extra_serve_asks_for_no_compile_side(wheel: Path) -> None:
     found = set(requirements(wheel, "serve"))
-    assert {"fastapi", "uvicorn", "prometheus-client"} <= found
+    assert {"fastapi", "uvicorn", "llguidance", "prometheus-client"} <= found
     assert not found & {*COMPILE_SIDE, "openai", "schemathesis"}
 
 

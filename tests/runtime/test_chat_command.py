@@ -249,7 +249,7 @@ def test_chat_through_a_pipe(talking: str, monkeypatch: pytest.MonkeyPatch, caps
     shown = capsys.readouterr()
     assert shown.out == "^_`\n" * 4
     assert "system: S" in shown.err and "user: two\nlines" in shown.err and "user: /x" in shown.err
-    assert "(cut: max_tokens is reached)" in shown.err and "from the cache" in shown.err
+    assert "(cut: max_tokens is reached" in shown.err and "from the cache" in shown.err
     given(monkeypatch, "/nonsense\nhi\n/quit\nhi\n")
     assert main(["chat", talking, *options]) == 2
     shown = capsys.readouterr()

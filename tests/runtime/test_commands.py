@@ -64,7 +64,7 @@ def test_an_engines_own_help_lists_what_it_can_do(make_engine: Make, capsys: pyt
     def commands_of(engine: Path) -> list[str]:
         return [line.split()[0] for line in help_of(engine).partition("Commands:\n")[2].splitlines()]
 
-    assert commands_of(generating) == ["run", "bench", "eval", "inspect"]
+    assert commands_of(generating) == ["run", "chat", "bench", "eval", "inspect"]
     assert commands_of(embedding) == ["bench", "inspect"]
     bare = make_engine("bare.engine", tokenizer_dir=None)
     assert commands_of(bare) == ["run", "bench", "inspect"] and "--prompt" not in help_of(bare, "run")

@@ -34,7 +34,7 @@ _MAX_HEADER = 100_000_000
 
 
 @functools.lru_cache(maxsize=64)
-def _mapped(path: Path) -> Tensor:
+def mapped(path: Path) -> Tensor:
     """The whole file as bytes, mapped copy-on-write so that torch accepts it; nothing is read until it is used."""
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -54,7 +54,7 @@ class CheckpointTensor(Weight):
     checked: bool = field(default=False, compare=False)
 
     def load(self) -> Tensor:
-        raw = _mapped(self.path)[self.start : self.end]
+        raw = mapped(self.path)[self.start : self.end]
         if self.start % self.dtype.itemsize:
             raw = raw.clone()
         value = raw.view(self.dtype).view(self.shape)

@@ -61,7 +61,15 @@ def model_weights(model: nn.Module, tensors: Mapping[str, Weight], computed: Map
     `computed` holds the buffers that no checkpoint stores. Raises TensorError for a missing or misshapen tensor.
     """
     expected: dict[str, Tensor] = dict(model.state_dict())
-    found = _rename_and_convert(model, tensors, expected)
+    return completed(model, _rename_and_convert(model, tensors, expected), computed)
+
+
+def completed(model: nn.Module, found: dict[str, Weight], computed: Mapping[str, Tensor]) -> dict[str, Weight]:
+    """`found`, handles by the names of the model's parameters, with computed buffers and tied parameters.
+
+    Raises TensorError for a missing or misshapen tensor.
+    """
+    expected: dict[str, Tensor] = dict(model.state_dict())
     for name, value in computed.items():
         found.setdefault(name, Constant(value))
     _follow_ties(model, found, expected)
@@ -72,7 +80,7 @@ def model_weights(model: nn.Module, tensors: Mapping[str, Weight], computed: Map
             raise TensorError(
                 name,
                 f"has shape {list(found[name].shape)}, the config says {list(parameter.shape)}",
-                "the checkpoint does not match its config.json",
+                "the checkpoint does not match its configuration",
             )
     return found
 
@@ -81,7 +89,7 @@ def _why_missing(model: nn.Module, name: str) -> str:
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if head is not None and head in (module for path, module in model.named_modules() if name.startswith(f"{path}.")):
         return "a checkpoint without LM head gives embeddings: --task embed"
-    return "the checkpoint does not match its config.json"
+    return "the checkpoint does not match its configuration"
 
 
 def _rename_and_convert(

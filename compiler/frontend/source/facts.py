@@ -10,7 +10,7 @@ from torch import nn
 
 from ...errors import SequenceLengthError
 from ...graph.graph import ModelInfo
-from ...weights.handles import Weight
+from ...weights.handles import QuantizedWeight, Weight
 
 DEFAULT_MAX_SEQ_LEN = 4096
 _POSITION_LIMITS = (
@@ -24,10 +24,12 @@ _POSITION_LIMITS = (
 
 
 def model_info(model: nn.Module, config: Any, weights: Mapping[str, Weight]) -> ModelInfo:
-    """The facts of a model on meta; its dtype is what most of the checkpoint's matrices have."""
+    """The facts of a model on meta; its dtype is what most of the checkpoint's matrices have, bfloat16 for those that
+    come quantized."""
     text = config.get_text_config()
     parameters = {id(p): p.numel() for p in model.parameters()}
-    floats = [w.dtype for w in weights.values() if w.dtype.is_floating_point and len(w.shape) > 1]
+    matrices = [w for w in weights.values() if w.dtype.is_floating_point and len(w.shape) > 1]
+    floats = [torch.bfloat16 if isinstance(w, QuantizedWeight) else w.dtype for w in matrices]
     return ModelInfo(
         architecture=type(model).__name__,
         vocab_size=int(text.vocab_size),

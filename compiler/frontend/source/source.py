@@ -11,6 +11,7 @@ from ...errors import UnsupportedModel
 from ...weights.handles import Weight
 from .checkpoint import CheckpointTensor, open_checkpoint
 from .conversion import model_weights
+from .gguf.source import GgufFile, is_gguf
 from .model import computed_buffers, load_config
 
 
@@ -20,6 +21,11 @@ class Source(Protocol):
     @property
     def config(self) -> Any:
         """transformers' configuration of the model."""
+        ...
+
+    @property
+    def files(self) -> Path:
+        """The directory of the other files of a checkpoint, as transformers names them: config.json, tokenizer.json."""
         ...
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
@@ -34,6 +40,7 @@ class CheckpointDirectory:
     """A Hugging Face directory: config.json and safetensors, in one file or in shards."""
 
     def __init__(self, path: Path) -> None:
+        self.files = path
         self.config = load_config(path)
         if getattr(self.config, "quantization_config", None) is not None:
             raise UnsupportedModel(
@@ -48,7 +55,7 @@ class CheckpointDirectory:
 
 def open_source(path: Path) -> Source:
     """The source at a path; CheckpointError or UnsupportedModel where there is none that icc reads."""
-    return CheckpointDirectory(path)
+    return GgufFile(path) if is_gguf(path) else CheckpointDirectory(path)
 
 
 def _quant_method(config: Any) -> str:

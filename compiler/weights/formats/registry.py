@@ -10,6 +10,7 @@ from ...errors import UsageError
 from .affine import GroupAffine
 from .base import StorageFormat
 from .dense import BF16, F16, F32, I32
+from .ggml import GGML_FORMATS
 
 GROUP = "icc.formats"  # entry points of other packages: a FormatMaker by its format's name
 DEFAULT_GROUP = 128
@@ -21,6 +22,7 @@ _FORMATS: dict[str, FormatMaker] = {
     "i32": lambda group: I32,
     "q4": lambda group: GroupAffine(group, 4),
     "q8": lambda group: GroupAffine(group, 8),
+    **{name: (lambda group, form=form: form) for name, form in GGML_FORMATS.items()},
 }
 
 

@@ -13,6 +13,7 @@ from ...requests.sampler import TokenLogprob
 from ..engine.engine_client import EngineFailed, Stream
 from ..engine.messages import Delta, merge
 from ..reading.parts import CallArguments, CallBegun, Part, Said, Thought
+from .errors import HttpError
 from .jobs import Job
 from .logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from .model import ServedModel
@@ -30,6 +31,7 @@ from .responses import (
     Completion,
     CompletionChoice,
     CompletionDetails,
+    ErrorBody,
     PromptDetails,
     Usage,
 )
@@ -86,8 +88,13 @@ class CompletionAnswer:
             if delta.text or delta.reason or delta.logprobs or delta.token_ids
         ]
 
-    def usage_chunk(self) -> Completion:
-        return Completion(self._id, self._created, self._request.model, [], usage=self.tally.usage())
+    def end(self) -> list[Completion]:
+        if not _wants_usage(self._request):
+            return []
+        return [Completion(self._id, self._created, self._request.model, [], usage=self.tally.usage())]
+
+    def failed(self, error: HttpError) -> list[ErrorBody]:
+        return [error.body()]
 
     def _choice(self, delta: Delta) -> CompletionChoice:
         position = delta.id - self._stream.first_id
@@ -160,8 +167,13 @@ class ChatAnswer:
                 chunks.append(self._chunk(ChunkChoice(delta.index, said, self._logprobs(delta), reason)))
         return chunks
 
-    def usage_chunk(self) -> ChatChunk:
-        return ChatChunk(self._id, self._created, self._request.model, [], usage=self.tally.usage())
+    def end(self) -> list[ChatChunk]:
+        if not _wants_usage(self._request):
+            return []
+        return [ChatChunk(self._id, self._created, self._request.model, [], usage=self.tally.usage())]
+
+    def failed(self, error: HttpError) -> list[ErrorBody]:
+        return [error.body()]
 
     def _chunk(self, choice: ChunkChoice) -> ChatChunk:
         options = self._request.stream_options
@@ -215,9 +227,6 @@ class ChatAnswer:
         return chat_logprobs(self._model, delta.logprobs)
 
 
-Answer = CompletionAnswer | ChatAnswer
-
-
 def _text(parts: Sequence[Part], kind: type[Said | Thought]) -> str:
     return "".join([part.text for part in parts if isinstance(part, kind)])  # type: ignore[union-attr]
 
@@ -259,4 +268,8 @@ def _by_choice(deltas: Sequence[Delta]) -> list[Delta]:
 
 def _no_usage(request: CompletionRequest | ChatRequest):
     """Streams with a last chunk for the usage have null in the others; other streams do not mention it."""
-    return None if request.stream_options and request.stream_options.include_usage else UNSET
+    return None if _wants_usage(request) else UNSET
+
+
+def _wants_usage(request: CompletionRequest | ChatRequest) -> bool:
+    return bool(request.stream_options is not None and request.stream_options.include_usage)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ...options import LoadOptions
 from ..engine.admission import Admission, Budget
 from ..engine.engine_client import EngineClient, worker_command
+from ..log import LogOptions
 from ..reading.formats import AnswerFormat
 from ..reading.probe import find_format
 from .generate import Generator
 from .jobs import Jobs
 from .keys import ApiKeys
-from .metrics import Metrics
 from .model import open_model, read_template_file
 from .sandbox import Sandbox
 from .sandbox_main import Render
+from .tracing import Tracer
+
+if TYPE_CHECKING:
+    from .metrics import Metrics
 
 log = logging.getLogger("icc.serve")
 
@@ -29,7 +35,8 @@ class Core:
 
     max_queue: completions accepted beyond a full batch; max_queue_tokens: tokens of all that is accepted. max_seconds:
     the latest deadline of a request. max_wait_s: the longest wait that is accepted, see Budget. command: the engine
-    process, if it is another than icc's own. chat_template: a file to use instead of the model's template.
+    process, if it is another than icc's own. log_options: how the engine process logs. otlp_endpoint: where spans go,
+    see Tracer. chat_template: a file to use instead of the model's template.
     """
 
     def __init__(
@@ -44,6 +51,8 @@ class Core:
         max_seconds: float | None = None,
         max_wait_s: float | None = None,
         command: Sequence[str] | None = None,
+        log_options: LogOptions | None = None,
+        otlp_endpoint: str | None = None,
         chat_template: Path | None = None,
     ) -> None:
         self.model = open_model(Path(load.path), name, load.verify)
@@ -51,14 +60,21 @@ class Core:
             self.model = replace(self.model, chat_template=read_template_file(chat_template))
         self._own_template = chat_template
         self.max_batch_size = self.model.manifest.limits.max_batch_size
-        self.metrics = Metrics(self.model.name, generates=not self.model.embeds)
-        self.engine = EngineClient(command or worker_command(load), watchdog_s, self.metrics.step)
-        self.metrics.attach(self.engine)
+        self.engine = EngineClient(command or worker_command(load, log_options or LogOptions()), watchdog_s)
         self._sandbox = Sandbox(self.model.chat_template, self.model.special_tokens)
         self.jobs = Jobs(self.model, self._sandbox, keys, max_seconds)
         budget = Budget(self.max_batch_size + max_queue, max_queue_tokens, wait_s=max_wait_s)
         admission = Admission(budget, self._slots)
-        self.generator = Generator(self.engine, admission, self.metrics)
+        self._tracer = None if otlp_endpoint is None else Tracer.open(self.model.name, otlp_endpoint)
+        self.generator = Generator(self.engine, admission)
+        if self._tracer is not None:
+            self.generator.observers.append(self._tracer.request_ended)
+
+    def observe(self, metrics: Metrics) -> None:
+        """Have the engine's steps and all requests counted. Without metrics, a core needs no Prometheus library."""
+        metrics.attach(self.engine)
+        self.engine.observe = metrics.step
+        self.generator.observers.append(metrics.request_ended)
 
     def _slots(self) -> int:
         """How many sequences run at once: a full batch, or fewer if the KV cache holds no more."""
@@ -90,3 +106,5 @@ class Core:
     async def stop(self) -> None:
         await self._sandbox.stop()
         await self.engine.stop()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,8 +17,21 @@ T = TypeVar("T")
 
 def decoded(raw: bytes, kind: type[T]) -> T:
     """A body as what its schema says, or HttpError 400: which field and why."""
-    try:
+    with _said():
         return decode(raw, kind)
+
+
+def converted(fields: Any, kind: type[T]) -> T:
+    """The request that another API's request is, or HttpError 400."""
+    with _said():
+        return msgspec.convert(fields, kind)
+
+
+@contextlib.contextmanager
+def _said() -> Iterator[None]:
+    """What is wrong with a body, as HttpError 400."""
+    try:
+        yield
     except RecursionError as error:
         raise HttpError(400, "the body is nested too deep", code="invalid_json") from error
     except UnicodeDecodeError as error:
@@ -40,6 +55,8 @@ def decode(raw: bytes, kind: type[T]) -> T:
         value = msgspec.json.decode(raw)
         if not isinstance(value, dict):
             raise
+        if (prepare := getattr(kind, "prepare", None)) is not None:  # of what JSON Schema can say and msgspec cannot
+            value = prepare(value)
         said = _without_nothing(value, kind)
         try:
             return msgspec.convert(said, kind)

@@ -20,6 +20,10 @@ _TYPES = {
 }
 
 
+class ClientGone(Exception):
+    """There is nobody any more to read the answer."""
+
+
 class HttpError(IccError):
     """An answer other than 200. `code` is a fixed word, `param` the field of the request."""
 

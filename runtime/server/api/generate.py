@@ -4,25 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import msgspec
-from starlette.requests import ClientDisconnect
 
 from ..engine.admission import Admission
 from ..engine.engine_client import EngineClient, Stream
 from ..engine.messages import Delta
-from .answers import Answer
+from ..log import note
+from .errors import ClientGone, HttpError
 from .jobs import Job
-from .metrics import Metrics
 from .run import Run
 
 
-class Generator:
-    """Runs jobs: admission before anything else, then the engine; whatever happens, what was taken is given back."""
+class Answer(Protocol):
+    """From the deltas of a job to what its client gets: in one piece, or as the events of a stream."""
 
-    def __init__(self, engine: EngineClient, admission: Admission, metrics: Metrics) -> None:
-        self.engine, self.admission, self.metrics = engine, admission, metrics
+    def whole(self, deltas: Sequence[Delta]) -> msgspec.Struct: ...
+
+    def begin(self) -> Sequence[msgspec.Struct]:
+        """What comes before any delta."""
+        ...
+
+    def chunks(self, deltas: Sequence[Delta]) -> Sequence[msgspec.Struct]: ...
+
+    def end(self) -> Sequence[msgspec.Struct]:
+        """What comes after the last delta."""
+        ...
+
+    def failed(self, error: HttpError) -> Sequence[msgspec.Struct]:
+        """What a stream that has begun ends with instead."""
+        ...
+
+
+class Generator:
+    """Runs jobs: admission before anything else, then the engine; whatever happens, what was taken is given back.
+
+    `observers` are told of every request that has ended, however it did.
+    """
+
+    def __init__(self, engine: EngineClient, admission: Admission) -> None:
+        self.engine, self.admission = engine, admission
+        self.observers: list[Callable[[Run], None]] = [_note]
 
     @contextlib.contextmanager
     def started(self, job: Job) -> Iterator[Run]:
@@ -32,7 +56,7 @@ class Generator:
             run = Run(job, stream)
             try:
                 yield run
-            except (asyncio.CancelledError, ClientDisconnect):
+            except (asyncio.CancelledError, ClientGone):
                 run.reason = "abort"
                 raise
             except BaseException:
@@ -40,9 +64,17 @@ class Generator:
                 raise
             finally:
                 self.engine.close(stream)
-                self.metrics.request_ended(run)
+                for observe in self.observers:
+                    observe(run)
                 if run.reason is None and run.first is not None and "deadline" not in run.reasons:
                     self.admission.served(run.last - run.started - run.queued_s)
+
+
+def _note(run: Run) -> None:
+    """What the line in the log says of a request for tokens."""
+    note(prompt_tokens=run.job.prompt_tokens, output_tokens=run.output_tokens)
+    if run.first is not None:
+        note(queued_ms=round(run.queued_s * 1e3, 1), first_ms=round((run.first - run.started) * 1e3, 1))
 
 
 async def whole_answer(generator: Generator, job: Job, make: Callable[[Stream], Answer]) -> msgspec.Struct:

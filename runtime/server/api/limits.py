@@ -51,6 +51,7 @@ HEADER_S = 10.0
 BODY_S = 30.0
 WRITE_S = 30.0
 UNSENT_BYTES = 256 << 10  # of one stream, towards a client that does not read
+STORED_BYTES = 64 << 20  # of responses that later requests may go on from
 IDLE_S = 75.0  # a kept-alive connection without a request
 
 

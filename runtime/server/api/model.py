@@ -20,8 +20,8 @@ from .fill import fill_marks
 
 @dataclass(frozen=True)
 class ServedModel:
-    """`name` is what requests call it. The chat template is "" where there is none; `special_tokens` are its variables
-    bos_token, eos_token and so on."""
+    """`name` is what requests call it, `names` holds it and its aliases. The chat template is "" where there is none;
+    `special_tokens` are its variables bos_token, eos_token and so on."""
 
     name: str
     created: int
@@ -29,6 +29,11 @@ class ServedModel:
     tokenizer: Tokenizer | None
     chat_template: str
     special_tokens: dict[str, str]
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
 
     @property
     def max_len(self) -> int:
@@ -70,7 +75,8 @@ class ServedModel:
 
 
 def open_model(path: Path, name: str | None = None, verify: bool = True) -> ServedModel:
-    """The model of an engine directory. EngineFormatError if a file is damaged or changed."""
+    """The model of an engine directory, under one name, or several with commas. EngineFormatError if a file is damaged
+    or changed."""
     manifest = read_manifest(path)
     check_listing(path, manifest)
     files = EngineFiles(path, manifest.files, verify)
@@ -81,8 +87,11 @@ def open_model(path: Path, name: str | None = None, verify: bool = True) -> Serv
 
     raw = read("tokenizer.json")
     template = read_template(read)
+    names = [part.strip() for part in (name or "").split(",") if part.strip()]
+    first, *aliases = dict.fromkeys(names or [path.resolve().name.removesuffix(".engine")])
     return ServedModel(
-        name=name or path.resolve().name.removesuffix(".engine"),
+        name=first,
+        aliases=tuple(aliases),
         created=int((path / "engine.json").stat().st_mtime),
         manifest=manifest,
         tokenizer=None if raw is None else Tokenizer(raw),

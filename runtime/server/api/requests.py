@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from . import limits
 from .conversation import Content, Function, FunctionName, Message, Tool, ToolChoice
@@ -150,11 +150,17 @@ class EmbeddingRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, frozen=True):
-    """POST /tokenize."""
+    """POST /tokenize: of a text, or of a conversation, which gets its special tokens from the model's template."""
 
-    prompt: Text
+    prompt: Text | UnsetType = UNSET
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=limits.MESSAGES)] | UnsetType = UNSET
     model: str | None = None
     add_special_tokens: bool = True
+    tools: Annotated[list[Tool], Meta(min_length=1, max_length=limits.TOOLS)] | None = None
+    chat_template_kwargs: dict[Name, str | Int64 | float | bool | None] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    return_token_strs: bool = False
 
 
 class DetokenizeRequest(Struct, forbid_unknown_fields=True, frozen=True):

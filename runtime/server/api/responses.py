@@ -204,9 +204,12 @@ class ModelList(Struct):
 
 
 class Tokenized(Struct):
+    """`token_strs` are the tokens' texts, if they are asked for."""
+
     tokens: list[int]
     count: int
     max_model_len: int
+    token_strs: list[str] | UnsetType = UNSET
 
 
 class Detokenized(Struct):

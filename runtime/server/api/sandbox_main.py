@@ -6,13 +6,14 @@ small process, and the next request starts another.
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import sys
 from typing import Any
 
 import msgspec
 
-from ...errors import RequestError
+from ...errors import RequestError, install
 from ...grammars.compiling import lowered
 from ...grammars.sources import of_schema
 from ...templates.template import ChatTemplate, TemplateRefused
@@ -55,6 +56,8 @@ def answer(template: ChatTemplate | None, request: Render | CheckGrammar) -> Ans
             return Answer(lowered(request.grammar))
         except RequestError as error:
             return Answer(error=error.message)
+        except ModuleNotFoundError as error:
+            return Answer(error=f"{error.name} is not installed: {install('structured')}")
     if template is None:
         return Answer(error="the model has no chat template")
     try:
@@ -77,7 +80,8 @@ def main() -> None:
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    lowered(of_schema(True))  # what that imports is there before somebody waits
+    with contextlib.suppress(ModuleNotFoundError):  # `icc batch` works without, but for requests with grammars
+        lowered(of_schema(True))  # what that imports is there before somebody waits
     decoder = msgspec.json.Decoder(Setup | Render | CheckGrammar)
     template: ChatTemplate | None = None
     while size := sys.stdin.buffer.read(4):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import RequestError
-from ...grammars.sources import of_lark
+from ...grammars.sources import embedded, of_lark
 from ..reading.formats import ID, AnswerFormat, CallFormat
 from .conversation import Tool
 from .model import ServedModel
@@ -24,6 +24,16 @@ def tool_grammar(model: ServedModel, form: AnswerFormat, tools: Sequence[Tool], 
         return _Writer(model, form, form.calls).write(tools, 1 if not form.calls.parallel else most)
     except RequestError as error:
         raise RequestError(error.message, error.hint, field="tools") from error
+
+
+def _as_object(calls: CallFormat, name: str, arguments: Any) -> dict[str, Any]:
+    """The schema of a call that is one JSON object."""
+    return {
+        "type": "object",
+        "properties": {calls.name_key: {"const": name}, calls.arguments_key: arguments},
+        "required": [calls.name_key, calls.arguments_key],
+        "additionalProperties": False,
+    }
 
 
 class _Writer:
@@ -49,9 +59,9 @@ class _Writer:
         schema = tool.function.parameters or _ANY_ARGUMENTS
         before, between, after = calls.before + name, calls.between, calls.after
         if calls.shape == "object":
-            before = f"{calls.before}{{{json.dumps(calls.name_key)}: {json.dumps(name)}, "
-            between, after = f"{json.dumps(calls.arguments_key)}: ", "}" + calls.after
-        if calls.shape in ("object", "json", "messages"):
+            call = self._json(f"call_json_{number}", _as_object(calls, name, embedded(schema, number)))
+            return f"{self._text(calls.before)} {call} {self._text(calls.after)}"
+        if calls.shape in ("json", "messages"):
             arguments = self._json(f"arguments_{number}", schema)
         elif calls.shape == "tagged":
             arguments = self._tagged(number, schema)

@@ -110,7 +110,7 @@ async def run_line(jobs: Jobs, generator: Generator, client: str, line: Line) ->
 async def _answer(jobs: Jobs, generator: Generator, client: str, line: Line) -> msgspec.Struct | Raw:
     request = decoded(bytes(line.body), ENDPOINTS[line.url])
     model = jobs.model
-    if request.model != model.name:
+    if request.model not in model.names:
         raise HttpError(404, f"the model {request.model[:80]!r} does not exist", "model", "model_not_found")
     model.check_task(isinstance(request, EmbeddingRequest))
     if isinstance(request, EmbeddingRequest):

@@ -5,26 +5,27 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
-import uvloop
 
-from ...errors import UsageError
+from ...errors import BatchFailed, UsageError
 from ...options import LoadOptions
+from ...progress.stream import open_display
 from ..api.core import Core
 from ..api.keys import ApiKeys
 from .batch_lines import Line, LineResult, read_lines, run_line
 
-_SHOW_EVERY = 100  # lines
+Update = Callable[[str, float, float], None]
 
 
-def run_offline(load: LoadOptions, source: Path, target: Path) -> int:
-    """Answer every line of `source` that has no line in `target` yet; the exit code.
+def run_offline(load: LoadOptions, source: Path, target: Path) -> None:
+    """Answer every line of `source` that has no line in `target` yet.
 
     A line is appended as soon as it is answered, in the order in which answers come. UsageError for a file that cannot
-    be read or written, or a line that is no request.
+    be read or written, or a line that is no request; BatchFailed if a request got an error, now or before.
     """
     try:
         lines, wrong = read_lines(source.read_bytes())
@@ -34,15 +35,17 @@ def run_offline(load: LoadOptions, source: Path, target: Path) -> int:
         number, text = wrong[0]
         raise UsageError(f"{source}, line {number}: {text}", f"{len(wrong)} lines are wrong" if len(wrong) > 1 else "")
     with _opened(target) as stream:
-        done = _answered(stream, target)
-        waiting = [line for line in lines if line.custom_id not in done]
+        statuses = _answered(stream, target)
+        waiting = [line for line in lines if line.custom_id not in statuses]
         print(f"{len(lines)} requests, {len(lines) - len(waiting)} answered before", file=sys.stderr)
         if waiting:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                failed = runner.run(_run(load, waiting, stream))
+            with open_display() as display, display.stage("batch") as progress:
+                asyncio.run(_run(load, waiting, stream, statuses, progress))
             os.fsync(stream.fileno())
-            print(f"{len(waiting)} answered now, {failed} of them with an error", file=sys.stderr)
-    return 0
+            print(f"{len(waiting)} answered now", file=sys.stderr)
+    failed = sum(statuses[line.custom_id] != 200 for line in lines)
+    if failed:
+        raise BatchFailed(failed, len(lines), str(target))
 
 
 def _opened(target: Path) -> BinaryIO:
@@ -52,33 +55,35 @@ def _opened(target: Path) -> BinaryIO:
         raise UsageError(f"{target} cannot be written: {error.strerror}") from error
 
 
-def _answered(stream: BinaryIO, target: Path) -> set[str]:
-    """The ids in the output file; a last line that was cut off is removed, and the stream stands at the end."""
+def _answered(stream: BinaryIO, target: Path) -> dict[str, int]:
+    """The statuses in the output file by id; a last line that was cut off is removed; the stream stands at the end."""
     content = stream.read()
     whole = content[: content.rfind(b"\n") + 1]
     try:
-        found = {msgspec.json.decode(line, type=LineResult).custom_id for line in whole.splitlines()}
+        results = [msgspec.json.decode(line, type=LineResult) for line in whole.splitlines()]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{target} exists and holds something else", "give another output file") from error
     stream.seek(len(whole))
     stream.truncate()
-    return found
+    return {result.custom_id: result.response.status_code for result in results}
 
 
-async def _run(load: LoadOptions, lines: list[Line], stream: BinaryIO) -> int:
-    """The number of lines that ended with an error."""
+async def _run(
+    load: LoadOptions, lines: list[Line], stream: BinaryIO, statuses: dict[str, int], progress: Update
+) -> None:
+    """Answer the lines; `statuses` gets the status of each."""
     core = Core(load, ApiKeys())
     waiting = iter(lines)
-    statuses: list[int] = []
+    done = 0
 
     async def work() -> None:
+        nonlocal done
         for line in waiting:  # shared by all workers
-            status, result = await run_line(core.jobs, core.generator, "", line)
+            progress(line.custom_id, done, len(lines))
+            statuses[line.custom_id], result = await run_line(core.jobs, core.generator, "", line)
             stream.write(result + b"\n")
             stream.flush()
-            statuses.append(status)
-            if len(statuses) % _SHOW_EVERY == 0:
-                print(f"{len(statuses)} of {len(lines)}", file=sys.stderr)
+            done += 1
 
     try:
         await core.start()
@@ -87,4 +92,3 @@ async def _run(load: LoadOptions, lines: list[Line], stream: BinaryIO) -> int:
                 group.create_task(work())
     finally:
         await core.stop()
-    return sum(status != 200 for status in statuses)

@@ -15,6 +15,7 @@ import msgspec
 
 from ...errors import IccError
 from ...options import LoadOptions
+from ..log import LogOptions, with_fields
 from .messages import Cancel, Delta, Embedded, Failed, Frames, FromEngine, PromptLogprobs, Ready, Report, Stats, Submit
 from .messages import encode as encode_message
 
@@ -88,7 +89,7 @@ class EngineClient:
     ) -> None:
         self._command = command
         self._watchdog_s = watchdog_s
-        self._observe = observe or (lambda report: None)
+        self.observe = observe or (lambda report: None)
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -148,13 +149,15 @@ class EngineClient:
                 reason = await self._watch()
             except OSError as error:
                 began, reason = time.monotonic(), f"cannot be started: {error}"
+            failing = len(set(self._streams.values()))
             await self._end_process(f"the engine {reason}")
             if self._started is not None and not self._started.done():
                 self._started.set_exception(IccError(f"the engine process {reason}"))
             if self._started is not None and self._started.exception() is not None:
                 return  # it could not be loaded the first time: that is for whoever called `start`
-            log.error("engine process %s", reason)
             wait = _BACKOFF_S[0] if time.monotonic() - began > _BACKOFF_S[1] else min(wait * 2, _BACKOFF_S[1])
+            fields = with_fields(requests_failed=failing, restart=self.restarts + 1, wait_s=wait)
+            log.error("the engine %s, and is started again", reason, extra=fields)
             await asyncio.sleep(wait)
             self.restarts += 1
 
@@ -221,6 +224,8 @@ class EngineClient:
                 stream.fail(EngineFailed(message.status, message.message, message.field))
         elif isinstance(message, Ready):
             self.facts = message
+            fields = with_fields(pid=self.pid, restarts=self.restarts, load_s=round(message.load_s, 2))
+            log.info("the engine is ready", extra=fields)
             if self._started is not None and not self._started.done():
                 self._started.set_result(message)
         elif self._started is not None and not self._started.done():
@@ -228,7 +233,7 @@ class EngineClient:
             error.exit_code = message.exit_code
             self._started.set_exception(error)
         else:
-            log.error("engine process cannot be loaded again: %s", message.message)
+            log.error("the engine cannot be loaded again: %s", message.message)
 
     def _take_report(self, report: Report) -> None:
         self.stats = report.stats
@@ -236,7 +241,7 @@ class EngineClient:
             stream = self._streams.get(delta.id)
             if stream is not None:
                 stream.push(delta)
-        self._observe(report)
+        self.observe(report)
 
 
 class _Pipe(asyncio.Protocol):
@@ -254,7 +259,7 @@ class _Pipe(asyncio.Protocol):
         self._lost.set()
 
 
-def worker_command(options: LoadOptions) -> list[str]:
+def worker_command(options: LoadOptions, log_options: LogOptions) -> list[str]:
     """The command of the engine process. -P: nothing is imported from the current directory."""
     module = f"{__package__}.worker_main"
-    return [sys.executable, "-P", "-m", module, "{fd}", options.to_json()]
+    return [sys.executable, "-P", "-m", module, "{fd}", options.to_json(), log_options.to_text()]

@@ -39,7 +39,7 @@ class Cancel(msgspec.Struct, tag=2, array_like=True, frozen=True):
 class Delta(msgspec.Struct, array_like=True, frozen=True):
     """What one step gave to completion `index` of a prompt. The first one says how many of
     the prompt's tokens were found in the prefix cache and how long the prompt has waited, in seconds. `reason` ends the
-    completion."""
+    completion; `stop` is the stop string that did, if one."""
 
     id: int
     index: int
@@ -49,6 +49,7 @@ class Delta(msgspec.Struct, array_like=True, frozen=True):
     cached: int | None = None
     queued_s: float = 0.0
     reason: str | None = None
+    stop: str | None = None
 
 
 def merge(deltas: list[Delta]) -> Delta:
@@ -65,6 +66,7 @@ def merge(deltas: list[Delta]) -> Delta:
         first.cached,
         first.queued_s,
         last.reason,
+        last.stop,
     )
 
 

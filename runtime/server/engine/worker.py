@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -19,6 +18,7 @@ from .channel import Channel, ChannelClosed
 from .messages import HEARTBEAT_S, Delta, Embedded, Failed, PromptLogprobs, Ready, Report, Stats, Submit
 from .prompts import Completion, Prompt, Prompts, Stage
 
+log = logging.getLogger("icc.engine")
 _INTAKE = 16  # prompts taken up per step while others run, so that a burst of them does not delay a step
 _FAILED = "the request failed inside the engine"
 _CHECK_S = 5.0  # an idle engine checks its KV bookkeeping at most this often
@@ -40,7 +40,7 @@ class Worker:
 
     def __init__(self, llm: LLM, channel: Channel, grammars: Grammars | None = None) -> None:
         self._loop = llm.loop
-        self._loop.on_fault = traceback.print_exception
+        self._loop.on_fault = lambda error: log.error("a step failed", exc_info=error)
         self._channel = channel
         self._grammars = grammars or Grammars()
         self.prompts = Prompts()
@@ -151,7 +151,7 @@ class Worker:
         except IccError as error:
             self._fail(prompt, error)
         except Exception:
-            traceback.print_exc()
+            log.exception("a request failed")
             self._end(prompt, "error")
             self._channel.send(Failed(prompt.id, 500, _FAILED))
 
@@ -229,6 +229,7 @@ class Worker:
             cached,
             generation.queued_s,
             output.finish_reason,
+            output.stop,
         )
 
     def _stats(self) -> Stats:
@@ -259,6 +260,6 @@ class Worker:
             self._loop.scheduler.check()
             assert self._loop.scheduler.kv.is_idle, "blocks are lost"
         except AssertionError as error:
-            print(f"the KV bookkeeping was wrong ({error}) and is made anew", file=sys.stderr, flush=True)
+            log.error("the KV bookkeeping was wrong (%s) and is made anew", error)
             self._healed += 1
             self._loop.reset()

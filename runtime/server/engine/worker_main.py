@@ -1,4 +1,4 @@
-"""`python -m icc.runtime.server.engine.worker_main FD OPTIONS`: the engine process. FD: its socket."""
+"""`python -m icc.runtime.server.engine.worker_main FD OPTIONS LOG`: the engine process. FD: its socket."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from ...errors import IccError
 from ...llm import open_llm
 from ...options import LoadOptions
+from ..log import LogOptions, configure
 from .channel import Channel
 from .grammars import CompiledGrammars
 from .messages import Fatal
@@ -21,6 +22,7 @@ from .worker import Worker
 def main(arguments: list[str]) -> int:
     start = time.perf_counter()
     die_with_parent()
+    configure(LogOptions.from_text(arguments[2]))
     for number in (signal.SIGINT, signal.SIGTERM):  # the HTTP process gets them too, drains, and then ends this one
         signal.signal(number, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=int(arguments[0])))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
-import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
@@ -17,41 +14,18 @@ from ...errors import IccError
 from ..api.answers import ChatAnswer, CompletionAnswer
 from ..api.embeddings import embedding_answer
 from ..api.errors import HttpError, as_http
-from ..api.generate import Generator, whole_answer
-from ..api.jobs import Job, Jobs
-from ..api.metrics import Metrics
-from ..api.model import ServedModel
-from ..api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
-from ..api.responses import (
-    ChatCompletion,
-    Completion,
-    Detokenized,
-    EmbeddingList,
-    Model,
-    ModelList,
-    Status,
-    Tokenized,
-    Version,
-)
-from ..batches.batches import Batches
-from ..engine.engine_client import EngineClient
+from ..api.requests import ChatRequest, CompletionRequest, EmbeddingRequest
+from ..api.responses import ChatCompletion, Completion, EmbeddingList, Model, ModelList, Status, Version
 from .batch_routes import add_batches
-from .bodies import decode_body, json_response
+from .bodies import decode_body, error_response, json_response
+from .docs_page import add_docs
+from .messages_routes import add_messages
 from .openapi import document, operation
 from .page_routes import add_page
-from .streams import EventStream, while_connected
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What the routes work with."""
-
-    model: ServedModel
-    engine: EngineClient
-    jobs: Jobs
-    generator: Generator
-    metrics: Metrics
-    batches: Batches | None = None
+from .parts import GENERATION_ERRORS, Parts
+from .responses_routes import add_responses
+from .streams import while_connected
+from .token_routes import add_tokens
 
 
 def build_app(parts: Parts) -> FastAPI:
@@ -65,15 +39,17 @@ def build_app(parts: Parts) -> FastAPI:
     _add_models(app, parts)
     if parts.model.embeds:
         _add_embeddings(app, parts)
-        _refuse(app, parts, False, "/v1/completions", "/v1/chat/completions")
+        _refuse(app, parts, False, "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
     else:
         _add_generation(app, parts)
+        add_responses(app, parts)
+        add_messages(app, parts)
         _refuse(app, parts, True, "/v1/embeddings")
-    _add_tokens(app, parts)
-    add_page(app, parts.metrics)
+    add_tokens(app, parts)
+    add_page(app, parts.model, parts.engine, parts.metrics)
     if parts.batches is not None:
         add_batches(app, parts.batches)
-    app.openapi()  # now, rather than while somebody waits
+    add_docs(app, app.openapi())  # the document is made now, rather than while somebody waits
     return app
 
 
@@ -105,48 +81,46 @@ def _add_state(app: FastAPI, parts: Parts) -> None:
 
 
 def _add_models(app: FastAPI, parts: Parts) -> None:
-    def entry() -> Model:
-        return Model(parts.model.name, parts.model.created, parts.model.max_len)
+    def entry(name: str) -> Model:
+        return Model(name, parts.model.created, parts.model.max_len)
 
     @app.get("/v1/models", **operation(ModelList))
     async def models() -> Response:
-        """The model that is served."""
-        return json_response(ModelList([entry()]))
+        """The model that is served, once for each of its names."""
+        return json_response(ModelList([entry(name) for name in parts.model.names]))
 
-    @app.get("/v1/models/{model}", **operation(Model, errors=(404,)))
+    @app.get("/v1/models/{model:path}", **operation(Model, errors=(404,)))
     async def one_model(model: str) -> Response:
         """The model of that name."""
-        _check_model(parts, model)
-        return json_response(entry())
-
-
-_GENERATION_ERRORS = (400, 404, 408, 413, 429, 500, 503)
+        parts.check_model(model)
+        return json_response(entry(model))
 
 
 def _add_generation(app: FastAPI, parts: Parts) -> None:
-    @app.post("/v1/completions", **operation(Completion, CompletionRequest, errors=_GENERATION_ERRORS, events=True))
+    @app.post("/v1/completions", **operation(Completion, CompletionRequest, errors=GENERATION_ERRORS, events=True))
     async def completions(request: Request) -> Response:
         """Complete one or several prompts."""
         body = await decode_body(request, CompletionRequest)
-        _check_model(parts, body.model)
+        parts.check_model(body.model)
         job = await parts.jobs.completion(body, request.scope["icc.client"])
-        return await _answer(parts, request, body, job, lambda stream: CompletionAnswer(parts.model, body, job, stream))
+        make = partial(CompletionAnswer, parts.model, body, job)
+        return await parts.answer(request, job, make, body.stream)
 
-    @app.post("/v1/chat/completions", **operation(ChatCompletion, ChatRequest, errors=_GENERATION_ERRORS, events=True))
+    @app.post("/v1/chat/completions", **operation(ChatCompletion, ChatRequest, errors=GENERATION_ERRORS, events=True))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         body = await decode_body(request, ChatRequest)
-        _check_model(parts, body.model)
+        parts.check_model(body.model)
         job = await parts.jobs.chat(body, request.scope["icc.client"])
-        return await _answer(parts, request, body, job, lambda stream: ChatAnswer(parts.model, body, job, stream))
+        return await parts.answer(request, job, partial(ChatAnswer, parts.model, body, job), body.stream)
 
 
 def _add_embeddings(app: FastAPI, parts: Parts) -> None:
-    @app.post("/v1/embeddings", **operation(EmbeddingList, EmbeddingRequest, errors=(*_GENERATION_ERRORS, 504)))
+    @app.post("/v1/embeddings", **operation(EmbeddingList, EmbeddingRequest, errors=(*GENERATION_ERRORS, 504)))
     async def embeddings(request: Request) -> Response:
         """The vector of each text."""
         body = await decode_body(request, EmbeddingRequest)
-        _check_model(parts, body.model)
+        parts.check_model(body.model)
         job = await parts.jobs.embedding(body, request.scope["icc.client"])
         answers: list[bytes] = []
 
@@ -167,51 +141,8 @@ def _refuse(app: FastAPI, parts: Parts, embeds: bool, *paths: str) -> None:
         app.add_api_route(path, refuse, methods=["POST"], include_in_schema=False)
 
 
-async def _answer(
-    parts: Parts, request: Request, body: CompletionRequest | ChatRequest, job: Job, make: Callable[..., Any]
-) -> Response:
-    if body.stream:
-        options = body.stream_options
-        return EventStream(parts.generator, job, make, bool(options and options.include_usage))
-    answers: list[msgspec.Struct] = []
-
-    async def work() -> None:
-        answers.append(await whole_answer(parts.generator, job, make))
-
-    await while_connected(request.receive, work())
-    return json_response(answers[0])
-
-
-def _add_tokens(app: FastAPI, parts: Parts) -> None:
-    @app.post("/tokenize", **operation(Tokenized, TokenizeRequest, errors=(400, 404, 408, 413)))
-    async def tokenize(request: Request) -> Response:
-        """The token ids of a text."""
-        body = await decode_body(request, TokenizeRequest)
-        _check_model(parts, body.model)
-        tokens = await parts.jobs.encode(body.prompt, body.add_special_tokens)
-        return json_response(Tokenized(tokens, len(tokens), parts.model.max_len))
-
-    @app.post("/detokenize", **operation(Detokenized, DetokenizeRequest, errors=(400, 404, 408, 413)))
-    async def detokenize(request: Request) -> Response:
-        """The text of token ids."""
-        body = await decode_body(request, DetokenizeRequest)
-        _check_model(parts, body.model)
-        if parts.model.tokenizer is None or any(token >= parts.model.vocab_size for token in body.tokens):
-            raise HttpError(400, "there is a token id that the vocabulary does not have", "tokens", "invalid_value")
-        return json_response(Detokenized(parts.model.text(body.tokens)))
-
-
-def _check_model(parts: Parts, name: str | None) -> None:
-    if name is not None and name != parts.model.name:
-        shown = repr(name[:80])
-        raise HttpError(
-            404, f"the model {shown} does not exist; this server has {parts.model.name!r}", "model", "model_not_found"
-        )
-
-
 async def _error(request: Request, error: Exception) -> Response:
-    found = as_http(error)
-    return json_response(found.body(), found.status, found.headers())
+    return error_response(request.scope, as_http(error))
 
 
 async def _plain_error(request: Request, error: Exception) -> Response:
@@ -223,4 +154,4 @@ async def _plain_error(request: Request, error: Exception) -> Response:
         routes = [route for route in request.app.routes if isinstance(route, Route)]
         matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
         headers["Allow"] = ", ".join(sorted({method for route in matching for method in route.methods or ()}))
-    return json_response(found.body(), found.status, headers)
+    return error_response(request.scope, found, headers)

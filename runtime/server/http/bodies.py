@@ -8,10 +8,13 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from ..api import limits
+from ..api.anthropic.answer import error_body
 from ..api.decoding import decoded
 from ..api.errors import HttpError
+from ..log import current_request
 
 T = TypeVar("T")
 _encoder = msgspec.json.Encoder()
@@ -20,6 +23,14 @@ _DISCARD_BYTES, _DISCARD_S = 16 << 20, 2.0
 
 def json_response(value: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(_encoder.encode(value), status, headers, media_type="application/json")
+
+
+def error_response(scope: Scope, error: HttpError, headers: dict[str, str] | None = None) -> Response:
+    """An error in the form that the clients of the path know."""
+    anthropic = scope["path"].startswith("/v1/messages")
+    request = current_request.get()
+    body = error_body(error, request.id if request is not None else None) if anthropic else error.body()
+    return json_response(body, error.status, {**error.headers(), **(headers or {})})
 
 
 async def read_body(request: Request) -> bytes:

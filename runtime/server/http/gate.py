@@ -12,13 +12,15 @@ from ..api.errors import HttpError, as_http
 from ..api.keys import ApiKeys
 from ..api.metrics import Metrics
 from ..engine.admission import Admission, Overloaded
-from .bodies import json_response
+from .bodies import error_response
+from .page_routes import OPEN_FILES, page_file
 
 log = logging.getLogger("icc.serve")
 OPEN = frozenset({"/live", "/ready"})  # for those who watch over the server; they say nothing else
-_QUEUED = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/embeddings"})  # their requests wait for the engine
-# a server that drains still says how it is
-_WHILE_DRAINING = OPEN | {"/metrics", "/version"}
+# their requests wait for the engine
+_QUEUED = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/messages"})
+# a server that drains lives, and says so; it is not ready
+_WHILE_DRAINING = {"/live", "/metrics", "/version"}
 _SECURE = [
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'"),
@@ -57,17 +59,17 @@ class Gate:
             if begun:
                 return
             found = as_http(error)
-            headers = found.headers()
-            if found.status == 401:
-                basic = scope["path"] == "/"  # a browser then asks for the key, as the password
-                headers["www-authenticate"] = 'Basic realm="icc"' if basic else "Bearer"
-            await json_response(found.body(), found.status, headers)(scope, receive, counted)
+            if found.status == 401 and scope["path"] == "/" and "text/html" in Headers(scope=scope).get("accept", ""):
+                response = page_file("/", 401)  # which asks for the key
+                response.headers["www-authenticate"] = "Bearer"
+            else:
+                response = error_response(scope, found, {"www-authenticate": "Bearer"} if found.status == 401 else {})
+            await response(scope, receive, counted)
 
     def _admit(self, scope: Scope) -> None:
         path = scope["path"]
-        if path not in OPEN:
-            authorizations = Headers(scope=scope).getlist("authorization")
-            client = self._keys.client(authorizations[0].encode("latin-1") if len(authorizations) == 1 else None)
+        if path not in OPEN and path not in OPEN_FILES:
+            client = self._keys.client(_authorization(Headers(scope=scope)))
             if client is None:
                 raise HttpError(401, "give an API key: Authorization: Bearer KEY", code="invalid_api_key")
             scope["icc.client"] = client
@@ -75,3 +77,9 @@ class Gate:
             raise HttpError(503, "the server is shutting down", code="draining", retry_after=5)
         if path in _QUEUED and scope["method"] == "POST":  # a refusal must not cost what the request would
             self._admission.check_room()
+
+
+def _authorization(headers: Headers) -> bytes | None:
+    """The one header that holds a key: Authorization, or x-api-key as Anthropic's clients send it."""
+    given = [*headers.getlist("authorization"), *[f"Bearer {key}" for key in headers.getlist("x-api-key")]]
+    return given[0].encode("latin-1") if len(given) == 1 else None

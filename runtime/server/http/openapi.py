@@ -14,7 +14,10 @@ from ..api.model import ServedModel
 from ..api.requests import OTHERS
 from ..api.responses import ErrorBody
 
-REQUESTS = ("CompletionRequest", "ChatRequest", "EmbeddingRequest", "TokenizeRequest", "DetokenizeRequest")
+_ANSWERED = (
+    "CompletionRequest", "ChatRequest", "EmbeddingRequest", "ResponsesRequest", "MessagesRequest", "CountTokensRequest",
+)  # fmt: skip
+REQUESTS = (*_ANSWERED, "TokenizeRequest", "DetokenizeRequest")
 _REFS = "#/components/schemas/{name}"
 _ERRORS = {
     400: "A field of the request is wrong.",
@@ -36,9 +39,10 @@ def operation(
     errors: tuple[int, ...] = (),
     events: bool = False,
     form: dict[str, Any] | None = None,
+    error_body: type = ErrorBody,
 ) -> dict[str, Any]:
     """The arguments of a route that document it: its body, its answer (None: plain text), its errors, whether it
-    can stream events, and its form where that is its body."""
+    can stream events, its form where that is its body, and the form of its errors."""
     content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
     if answer is not None:
         content = {"application/json": {"schema": _ref(answer)}}
@@ -51,7 +55,7 @@ def operation(
     for status in (401, *errors):
         responses[status] = {
             "description": _ERRORS[status],
-            "content": {"application/json": {"schema": _ref(ErrorBody)}},
+            "content": {"application/json": {"schema": _ref(error_body)}},
         }
     extra = {}
     if body is not None:
@@ -66,9 +70,9 @@ def document(app: FastAPI, model: ServedModel) -> dict[str, Any]:
     if app.openapi_schema is None:
         found = get_openapi(title="icc", version=app.version, routes=app.routes)
         schemas = msgspec.json.schema_components(_types.values(), ref_template=_REFS)[1]
-        for name in REQUESTS[:3]:
+        for name in _ANSWERED:
             if name in schemas:
-                schemas[name]["properties"]["model"]["enum"] = [model.name]
+                schemas[name]["properties"]["model"]["enum"] = list(model.names)
         if "CompletionRequest" in schemas and not model.fills:
             schemas["CompletionRequest"]["properties"]["suffix"] = {"enum": ["", None]}
         _pass_what_says_nothing(schemas)
@@ -82,7 +86,12 @@ def document(app: FastAPI, model: ServedModel) -> dict[str, Any]:
         if model.manifest.embedding is not None:
             _at_most(schemas["EmbeddingRequest"]["properties"]["dimensions"], model.manifest.embedding.dimension)
         for name in ("TokenizeRequest", "DetokenizeRequest"):
-            schemas[name]["properties"]["model"] = {"enum": [model.name, None]}
+            schemas[name]["properties"]["model"] = {"enum": [*model.names, None]}
+        schemas["TokenizeRequest"]["oneOf"] = [
+            {"required": [field], "properties": {field: {"not": {"type": "null"}}}} for field in ("prompt", "messages")
+        ]
+        if "InputMessage" in schemas:  # see ResponsesRequest.prepare
+            schemas["InputMessage"]["required"].remove("type")
         _bound_tokens(schemas, model.vocab_size - 1)
         found["components"] = {
             "schemas": schemas,
@@ -106,7 +115,7 @@ def _pass_what_says_nothing(schemas: dict[str, Any]) -> None:
         schema = schemas[name]
         for field, described in schema["properties"].items():
             nullable = {"type": "null"} in described.get("anyOf", ()) or None in described.get("enum", ())
-            if field not in schema["required"] and not nullable:
+            if field not in schema.get("required", ()) and not nullable:
                 default = {"default": described.pop("default")} if "default" in described else {}
                 schema["properties"][field] = {"anyOf": [described, {"type": "null"}], **default}
         for field, value in OTHERS.items():

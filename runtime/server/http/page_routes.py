@@ -1,32 +1,80 @@
-"""The page at `/`: static files of the package, and the figures that it shows."""
+"""The page at `/`: static files of the package, and what it asks of the server besides the API."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.responses import Response
 
+from .... import __version__
 from ..api.metrics import Metrics
+from ..api.model import ServedModel
+from ..engine.engine_client import EngineClient
 
 _PAGE = Path(__file__).with_name("page")
-_TYPES = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
-def add_page(app: FastAPI, metrics: Metrics) -> None:
-    for name, kind in _TYPES.items():
-        content = (_PAGE / name).read_bytes()
-        path = "/" if name == "index.html" else f"/{name}"
-        app.add_api_route(path, _static(content, f"{kind}; charset=utf-8"), include_in_schema=False, methods=["GET"])
+def _read() -> dict[str, tuple[bytes, str]]:
+    """The content and the type of every file, by its path on the server."""
+    found = {}
+    for file in sorted(_PAGE.iterdir()):
+        if file.suffix in _TYPES:
+            path = "/" if file.name == "index.html" else f"/page/{file.name}"
+            found[path] = (file.read_bytes(), f"{_TYPES[file.suffix]}; charset=utf-8")
+    return found
+
+
+_FILES = _read()
+# what anybody may have: it is the same everywhere, and the page must be there to ask for a key
+OPEN_FILES = frozenset(_FILES) - {"/"}
+
+
+def page_file(path: str, status: int = 200) -> Response:
+    """A file of the page as an answer."""
+    content, kind = _FILES[path]
+    return Response(content, status, media_type=kind, headers={"cache-control": "no-cache"})
+
+
+def add_page(app: FastAPI, model: ServedModel, engine: EngineClient, metrics: Metrics) -> None:
+    for path in _FILES:
+        app.add_api_route(path, _serve(path), include_in_schema=False, methods=["GET"])
+
+    @app.get("/about", include_in_schema=False)
+    async def about() -> Response:
+        return Response(msgspec.json.encode(_about(model)), media_type="application/json")
 
     @app.get("/figures", include_in_schema=False)
     async def figures() -> Response:
-        return Response(msgspec.json.encode(metrics.figures()), media_type="application/json")
+        blocks = {"blocks": engine.facts.num_blocks if engine.facts else 0}
+        return Response(msgspec.json.encode(metrics.figures() | blocks), media_type="application/json")
 
 
-def _static(content: bytes, kind: str):
+def _serve(path: str):
     async def serve() -> Response:
-        return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
+        return page_file(path)
 
     return serve
+
+
+def _about(model: ServedModel) -> dict[str, Any]:
+    """What the page shows of the engine, and what it can offer for it."""
+    manifest = model.manifest
+    return {
+        "version": __version__,
+        "model": model.name,
+        "architecture": manifest.model.architecture,
+        "parameters": manifest.model.num_parameters,
+        "target": manifest.target,
+        "quantization": manifest.quantization.method,
+        "bits_per_weight": manifest.quantization.bits_per_weight,
+        "max_len": model.max_len,
+        "max_batch_size": manifest.limits.max_batch_size,
+        "task": "embed" if model.embeds else "generate",
+        "chat": bool(model.chat_template) and not model.embeds,
+        "sampling": msgspec.to_builtins(manifest.sampling),
+        "embedding": msgspec.to_builtins(manifest.embedding),
+    }

@@ -8,23 +8,33 @@ import gc
 import ipaddress
 import logging
 import os
+import re
 import signal
 import socket
-import sys
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
 
 import uvicorn
 import uvloop
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from ...errors import UsageError
 from ..api import limits
 from ..api.core import Core
 from ..api.keys import ApiKeys
+from ..api.metrics import Metrics
+from ..api.openresponses.conversations import Conversations
 from ..batches.batches import Batches
 from ..batches.store import Store
+from ..log import LogOptions, configure
 from ..options import ServeOptions
-from .app import Parts, build_app
+from .access import Access
+from .app import build_app
 from .gate import Gate
 from .http_protocol import HttpProtocol
+from .parts import Parts
 
 log = logging.getLogger("icc.serve")
 _POLL_S = 0.05
@@ -39,6 +49,7 @@ class Server:
         secret = None if store is None else store.secret()
         keys = ApiKeys() if options.api_key_file is None else ApiKeys.read(options.api_key_file, secret)
         check_bind(options.host, keys.required)
+        check_certificate(options.ssl_certfile, options.ssl_keyfile)
         self._core = core = Core(
             options.load,
             keys,
@@ -49,11 +60,17 @@ class Server:
             max_seconds=options.max_seconds,
             max_wait_s=options.max_wait_s,
             command=options.command,
+            log_options=LogOptions(options.log_format, options.log_level),
+            otlp_endpoint=options.otlp_endpoint,
             chat_template=options.chat_template,
         )
+        metrics = Metrics(core.model.name, generates=not core.model.embeds, vllm=options.vllm_metrics)
+        core.observe(metrics)
         self._batches = None if store is None else Batches(store, core.jobs, core.generator, core.max_batch_size)
-        parts = Parts(core.model, core.engine, core.jobs, core.generator, core.metrics, self._batches)
-        self._gate = Gate(build_app(parts), keys, core.metrics, core.generator.admission)
+        conversations = Conversations(core.model, core.jobs)
+        parts = Parts(core.model, core.engine, core.jobs, core.generator, metrics, conversations, self._batches)
+        self._gate = Gate(build_app(parts), keys, metrics, core.generator.admission)
+        self._app = Access(_with_cors(self._gate, options.cors_origins), root_path(options.root_path))
         self._signals = 0
         self._wake = asyncio.Event()
 
@@ -83,7 +100,8 @@ class Server:
         gc.freeze()  # what is here now stays: collections that look at it all take tens of milliseconds
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        print(f"serving {self._core.model.name} on http://{shown}:{port}", flush=True)
+        scheme = "http" if self._options.ssl_certfile is None else "https"
+        print(f"serving {self._core.model.name} on {scheme}://{shown}:{port}", flush=True)
 
     async def _until(self, work) -> None:
         """Wait for the work, or for a signal."""
@@ -120,7 +138,7 @@ class Server:
 
     def _config(self) -> uvicorn.Config:
         return uvicorn.Config(
-            self._gate,
+            self._app,
             http=HttpProtocol,
             ws="none",
             lifespan="off",
@@ -130,6 +148,8 @@ class Server:
             timeout_keep_alive=int(limits.IDLE_S),
             timeout_graceful_shutdown=1,
             backlog=2048,
+            ssl_certfile=self._options.ssl_certfile,
+            ssl_keyfile=self._options.ssl_keyfile,
         )
 
 
@@ -153,6 +173,35 @@ def check_bind(host: str, has_keys: bool) -> None:
         )
 
 
+def check_certificate(certificate: Path | None, key: Path | None) -> None:
+    """UsageError if the files cannot be used for HTTPS. The key may be in the certificate's file."""
+    if certificate is None:
+        if key is not None:
+            raise UsageError("--ssl-keyfile is given without --ssl-certfile", "give both, as PEM files")
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
+    except OSError as error:  # ssl.SSLError is one
+        why = f"{certificate} cannot be used for HTTPS: {error.strerror or error}"
+        raise UsageError(why, "give a PEM certificate and its key") from error
+
+
+def root_path(given: str) -> str:
+    """A path to stand before all others: "" or "/x". UsageError if it is none."""
+    path = given.strip("/")
+    if re.fullmatch(r"[A-Za-z0-9._~/-]*", path) is None:
+        raise UsageError(f"--root-path {given!r} is no path", "such as /llm")
+    return f"/{path}" if path else ""
+
+
+def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Pages of these origins may ask, and read the answers. Keys go in a header: there are no cookies."""
+    if not origins:
+        return app
+    exposed = ["x-request-id", "retry-after"]
+    return CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed)
+
+
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -165,7 +214,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def serve(options: ServeOptions) -> int:
     """Run a server; the exit code."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    configure(LogOptions(options.log_format, options.log_level))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     server = Server(options)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

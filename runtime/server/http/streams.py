@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -12,12 +13,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..api import limits
-from ..api.answers import Answer
-from ..api.errors import HttpError, as_http
-from ..api.generate import Generator
+from ..api.errors import ClientGone, HttpError, as_http
+from ..api.generate import Answer, Generator
 from ..api.jobs import Job
 from ..engine.engine_client import Stream
-from .bodies import json_response
+from .bodies import error_response
 
 log = logging.getLogger("icc.serve")
 _encoder = msgspec.json.Encoder()
@@ -28,11 +28,33 @@ _EVENTS = [
 ]
 
 
+@dataclass(frozen=True)
+class Framing:
+    """How events are written: by the name that is their field `type` or without one, and what marks the end."""
+
+    named: bool = False
+    mark: bytes = b"data: [DONE]\n\n"
+
+    def event(self, value: msgspec.Struct) -> bytes:
+        name = f"event: {getattr(value, 'type')}\n".encode() if self.named else b""  # noqa: B009  not every struct
+        return name + b"data: " + _encoder.encode(value) + b"\n\n"
+
+    def events(self, values: Sequence[msgspec.Struct]) -> bytes:
+        return b"".join(map(self.event, values))
+
+
+CHUNKS = Framing()
+NAMED = Framing(named=True)
+
+
 class EventStream(Response):
     """Server-sent events, written as the deltas come. What fails before the first delta is an ordinary error."""
 
-    def __init__(self, generator: Generator, job: Job, make: Callable[[Stream], Answer], include_usage: bool) -> None:
-        self._generator, self._job, self._make, self._include_usage = generator, job, make, include_usage
+    def __init__(
+        self, generator: Generator, job: Job, make: Callable[[Stream], Answer], framing: Framing = CHUNKS
+    ) -> None:
+        self._generator, self._job, self._make, self._framing = generator, job, make, framing
+        self._answer: Answer | None = None
         self.background = None
         self.status_code = 200
 
@@ -40,27 +62,26 @@ class EventStream(Response):
         sender = _Sender(send, scope.get("icc.abort"))
         try:
             await while_connected(receive, self._events(sender))
-        except ClientDisconnect:
+        except (ClientDisconnect, ClientGone):
             pass
         except Exception as error:
             found = as_http(error)
             if found.status == 500 and not isinstance(error, HttpError):
                 log.warning("a stream failed: %s", type(error).__name__)
-            if sender.begun:
-                await sender.end(_event(found.body()))
+            if sender.begun and self._answer is not None:
+                await sender.send(self._framing.events(self._answer.failed(found)) + self._framing.mark, last=True)
             else:
-                await json_response(found.body(), found.status, found.headers())(scope, receive, send)
+                await error_response(scope, found)(scope, receive, send)
 
     async def _events(self, sender: _Sender) -> None:
         with self._generator.started(self._job) as run:
-            answer = self._make(run.stream)
-            opening = answer.begin()
+            self._answer = answer = self._make(run.stream)
+            opening = self._framing.events(answer.begin())
             async for deltas in run.deltas():
-                chunks = answer.chunks(deltas)
-                await sender.send(b"".join([_event(chunk) for chunk in [*opening, *chunks]]))
-                opening = []
-            last = _event(answer.usage_chunk()) if self._include_usage else b""
-        await sender.end(last)
+                await sender.send(opening + self._framing.events(answer.chunks(deltas)))
+                opening = b""
+            last = self._framing.events(answer.end())
+        await sender.send(last + self._framing.mark, last=True)
 
 
 class _Sender:
@@ -80,15 +101,7 @@ class _Sender:
         except TimeoutError:
             if self._abort is not None:
                 self._abort()
-            raise ClientDisconnect from None
-
-    async def end(self, body: bytes) -> None:
-        """The last event and the mark of the end."""
-        await self.send(body + b"data: [DONE]\n\n", last=True)
-
-
-def _event(value: msgspec.Struct) -> bytes:
-    return b"data: " + _encoder.encode(value) + b"\n\n"
+            raise ClientGone from None
 
 
 async def while_connected(receive: Receive, work: Awaitable[None]) -> None:

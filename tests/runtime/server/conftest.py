@@ -185,7 +185,7 @@ def running(command: list[str], log: Path, model: str, key: str | None = None, w
         if wait:
             assert process.stdout is not None
             line = process.stdout.readline()
-            match = re.search(r"http://\S+:(\d+)$", line.strip())
+            match = re.search(r"https?://\S+:(\d+)$", line.strip())
             assert match, (line, log.read_text())
             port = int(match[1])
         served = Served(process, port, model, log, key)

@@ -104,19 +104,19 @@ def break_http_stages() -> None:
     fail_on(sandbox.Sandbox, "lower", "grammar")
     fail_on(icc.runtime.tokenizer.Tokenizer, "encode", "tokenise")
     fail_on(answers.CompletionAnswer, "whole", "write")
-    encode, write = icc.runtime.tokenizer.Tokenizer.encode, streams._event
+    encode, write = icc.runtime.tokenizer.Tokenizer.encode, streams.Framing.event
     strange = {"!large": VOCAB + 7, "!negative": -3}
 
     def strange_ids(self: Any, text: str, *arguments: Any, **options: Any) -> list[int]:
         return [strange[text]] if text in strange else encode(self, text, *arguments, **options)
 
-    def faulty_write(value: Any) -> bytes:
+    def faulty_write(self: Any, value: Any) -> bytes:
         if any(text == "\x7f" for text in (getattr(choice, "text", "") for choice in getattr(value, "choices", ()))):
             raise RuntimeError("a fault in writing")
-        return write(value)
+        return write(self, value)
 
     icc.runtime.tokenizer.Tokenizer.encode = strange_ids
-    streams._event = faulty_write
+    streams.Framing.event = faulty_write
 
 
 def manifest() -> Manifest:

@@ -59,13 +59,18 @@ def test_every_route_but_two_needs_a_key(guarded: Served) -> None:
         f"Token {KEY}", "Bearer " + "x" * 20_000, "Basic", "Basic !!!", f"Basic {basic}", "Bearer # two", "Bearer \xff",
     ]  # fmt: skip
     for method, path in routes(guarded):
-        path = path.replace("{model}", "toy").replace("{file_id}", "file-1").replace("{batch_id}", "batch_1")
+        path = (
+            path.replace("{model}", "toy")
+            .replace("{file_id}", "file-1")
+            .replace("{batch_id}", "batch_1")
+            .replace("{response_id}", "resp_1")
+        )
         for header in wrong[:3] if path != "/v1/models" else wrong:
             reply = guarded.ask(method, path, headers={"Authorization": header})
             expected = 200 if path in ("/live", "/ready") else 401
             assert reply.status == expected, (method, path, header)
             if expected == 401 and method != "HEAD":
-                assert reply.json["error"]["code"] == "invalid_api_key" and "www-authenticate" in reply.headers
+                assert reply.json["error"]["type"] == "authentication_error" and "www-authenticate" in reply.headers
 
 
 def test_both_keys_and_a_browsers_way_to_send_them_are_accepted(guarded: Served) -> None:

@@ -130,6 +130,17 @@ def test_a_batch_that_is_cancelled_keeps_what_it_has(start: StartServer, tmp_pat
     server.wait_until(server.idle)
 
 
+BANNED = """
+import sys
+class Ban:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"fastapi", "starlette", "uvicorn", "uvloop", "httptools", "prometheus_client",
+                                  "python_multipart", "llguidance", "jsonschema_rs"}:
+            raise ModuleNotFoundError("banned: " + name, name=name)
+sys.meta_path.insert(0, Ban())
+"""
+
+
 def offline(engine: Path, source: Path, target: Path) -> list[str]:
     return [sys.executable, "-m", "icc.compiler.cli", "batch", str(engine), str(source), str(target), "--threads", "1"]
 
@@ -154,6 +165,29 @@ def test_offline_goes_on_where_it_was_stopped(chat_engine: Path, tmp_path: Path)
     answers = by_id(target.read_bytes())
     assert len(answers) == 51 and all(answer["status_code"] == 200 for answer in answers.values())
     assert answers["r1"]["body"]["choices"][0]["text"].startswith("cdefgh")
+
+
+def test_offline_needs_no_server_and_says_how_many_failed(chat_engine: Path, tmp_path: Path) -> None:
+    """Nor does it load any of what the extra `serve` installs."""
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    chat = {"url": "/v1/chat/completions"}
+    lines = [line(0), line(1, max_tokens=-1), line(2, **chat), line(3, **chat, response_format={"type": "json_object"})]
+    source.write_bytes(jsonl(lines))
+    arguments = ["batch", str(chat_engine), str(source), str(target), "--threads", "1"]
+    (tmp_path / "sitecustomize.py").write_text(BANNED)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    for words in ("4 answered now", "4 answered before"):
+        done = subprocess.run(
+            [sys.executable, "-m", "icc", *arguments],
+            capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+        assert done.returncode == 42 and words in done.stderr, done.stderr
+        assert done.stderr.splitlines()[-2:] == [
+            "error: 2 of 4 requests failed", f"hint: their lines in {target} say why"
+        ]  # fmt: skip
+    assert "llguidance is not installed" in target.read_text()
+    statuses = {name: answer["status_code"] for name, answer in by_id(target.read_bytes()).items()}
+    assert statuses == {"r0": 200, "r1": 400, "r2": 200, "r3": 400}
 
 
 def test_offline_mistakes_get_a_line(chat_engine: Path, tmp_path: Path) -> None:

@@ -109,11 +109,13 @@ def test_schemathesis_positive_and_negative(
     server = start("--batch-store", str(tmp_path / "batches.db"), "--max-seconds", "0.05", engine=engine, key=key)
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"]
     command += ["-H", f"Authorization: Bearer {key}", "--seed", "1", "--no-shrink", "--continue-on-failure"]
+    for counting in ("/v1/responses/input_tokens", "/v1/messages/count_tokens"):  # bodies of routes that are looked at
+        command += ["--exclude-path", counting]
     command += ["--max-examples", str(size_of("schemathesis_examples")), "--request-timeout", "60"]
     environment = {**os.environ, "SCHEMATHESIS_HOOKS": str(HERE / "schemathesis_formats.py")}
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "0 generated" not in done.stdout
     server.wait_until(server.idle)
-    assert server.metric("icc:engine_restarts") == 0
+    assert server.metric("icc:engine_restarts_total") == 0
     assert "Traceback" not in server.log.read_text()

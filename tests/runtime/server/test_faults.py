@@ -29,7 +29,7 @@ def test_a_dead_engine_ends_requests_and_is_started_again(start_faulty: StartSer
     *_, last = stream.rest()
     assert last["error"]["message"] == "the engine died"
     assert time.monotonic() - killed < 4  # 1 s, where the machine is not busy
-    assert server.ask("GET", "/ready").status == 503 or server.metric("icc:engine_restarts") >= 1
+    assert server.ask("GET", "/ready").status == 503 or server.metric("icc:engine_restarts_total") >= 1
     server.wait_until(lambda: server.ask("GET", "/ready").status == 200)
     assert server.complete("a", max_tokens=3)["choices"][0]["text"] == "bcd"
     server.wait_until(server.idle)
@@ -72,7 +72,7 @@ def test_a_server_that_was_stopped_itself_does_not_blame_the_engine(start_faulty
             os.kill(pid, number)
         time.sleep(2 if number == signal.SIGSTOP else 0.6)
     assert stream.rest()[-1]["choices"][0]["finish_reason"] == "length"
-    assert server.engine_pid == pids[1] and server.metric("icc:engine_restarts") == 0
+    assert server.engine_pid == pids[1] and server.metric("icc:engine_restarts_total") == 0
 
 
 def test_no_process_outlives_the_server(start_faulty: StartServer) -> None:
@@ -135,7 +135,7 @@ def test_one_bad_request_fails_alone_at_every_stage(start_faulty: StartServer) -
     assert set(canaries) == {"123456789:;<=>?@ABCD"} and len(canaries) > 9
     assert server.engine_pid == pid
     server.wait_until(server.idle)
-    assert server.metric("icc:kv_healed_total") == 0 and server.metric("icc:engine_restarts") == 0
+    assert server.metric("icc:kv_healed_total") == 0 and server.metric("icc:engine_restarts_total") == 0
 
 
 def test_many_bad_requests_at_once_fail_alone(start_faulty: StartServer) -> None:

@@ -244,6 +244,6 @@ def test_a_load_with_aborts_leaves_nothing(start: StartServer) -> None:
     server.wait_until(server.idle)
     ended = server.metric("icc:request_success_total")
     assert ended == REQUESTS + 1  # each once
-    assert server.metric("icc:kv_healed_total") == 0 and server.metric("icc:engine_restarts") == 0
+    assert server.metric("icc:kv_healed_total") == 0 and server.metric("icc:engine_restarts_total") == 0
     server.wait_until(lambda: process.num_fds() <= before[0] + 1)
     assert process.num_threads() <= before[1] + 1

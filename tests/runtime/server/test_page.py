@@ -1,148 +1,216 @@
-"""The page: in headless Chromium, driven over its debugging protocol; and that it fetches nothing from elsewhere."""
+"""The page, in headless Chromium: chat, completion, embeddings, load and keys; it fetches nothing from elsewhere."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
 import re
-import shutil
-import subprocess
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from browser import CHROMIUM, NO_CHROMIUM, Browser, browsing
+from icc.runtime.format.manifest import EmbeddingFacts
 
-from .conftest import Served
+from .conftest import Served, StartServer, running, serve_command
 
-CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-)
 pytestmark = pytest.mark.usefixtures("idle_after")
+PAGE = Path(__file__).parents[3] / "runtime" / "server" / "http" / "page"
+ALT = 1  # in `Browser.press`
+KEY = "a-key-of-some-length"
+IDLE = "!document.getElementById('send').hidden"
 
 
 def test_its_files_are_served_and_name_nothing_outside(served: Served) -> None:
-    for path, kind in (("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")):
+    kinds = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+    for file in sorted(PAGE.iterdir()):
+        path = "/" if file.name == "index.html" else f"/page/{file.name}"
         reply = served.ask("GET", path)
-        assert reply.status == 200 and reply.headers["content-type"].startswith(kind)
+        assert reply.status == 200 and reply.headers["content-type"].startswith(kinds[file.suffix])
         text = reply.raw.decode().replace("http://www.w3.org/2000/svg", "")
-        assert not re.search(r"https?://|//[a-z]+\.|@import|eval\(|innerHTML", text)
+        if file.name != "inline.js":  # which tells addresses from text
+            assert not re.search(r"https?://|//[a-z]+\.|@import", text), file.name
+        assert not re.search(r"\beval\(|innerHTML|outerHTML|insertAdjacentHTML|document\.write", text), file.name
         assert reply.headers["content-security-policy"].startswith("default-src 'self'")
-    assert served.ask("GET", "/page/../page.js").status == 404
-    assert set(served.ask("GET", "/figures").json) >= {"running", "waiting", "usage", "prompt_tokens", "output_tokens"}
+        assert len(text.splitlines()) < 300, file.name
+    assert served.ask("GET", "/page/../page_routes.py").status == 404
+    about, figures = served.ask("GET", "/about").json, served.ask("GET", "/figures").json
+    assert about["model"] == "toy" and about["chat"] and about["task"] == "generate" and about["max_len"] == 4096
+    assert {"running", "waiting", "usage", "blocks", "prompt_tokens", "output_tokens", "ttft_s", "gap_count"} <= set(
+        figures
+    )
 
 
-class Browser:
-    """A tab, over the pipes of --remote-debugging-pipe: messages end with a zero byte."""
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip(NO_CHROMIUM)
+    with browsing(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
 
-    def __init__(self, to: int, back: int) -> None:
-        self._to, self._back, self._held = to, back, b""
-        self._ids = itertools.count(1)
-        self.events: list[dict[str, Any]] = []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Network", "Log"):
-            self.call(f"{domain}.enable")
 
-    _session: str | None = None
+@pytest.fixture(scope="module")
+def guarded(write_engine: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server that wants a key, of an engine whose answers never end by themselves."""
+    folder = tmp_path_factory.mktemp("guarded")
+    template = {"tokenizer_config.json": json.dumps({"chat_template": "{{ messages[-1].content }}"})}
+    limits = {"max_seq_len": 65536, "max_step_tokens": 256}
+    engine = write_engine(folder / "endless.engine", eos_token_ids=[], tokenizer_files=template, **limits)
+    (folder / "keys").write_text(KEY)
+    command = serve_command(engine, "--api-key-file", str(folder / "keys"))
+    with running(command, folder / "log", "endless", KEY) as server:
+        yield server
 
-    def call(self, method: str, **params: Any) -> Any:
-        number = next(self._ids)
-        message: dict[str, Any] = {"id": number, "method": method, "params": params}
-        if self._session:
-            message["sessionId"] = self._session
-        os.write(self._to, json.dumps(message).encode() + b"\0")
-        while True:
-            answer = self._read()
-            if answer.get("id") == number:
-                assert "error" not in answer, answer
-                return answer["result"]
-            self.events.append(answer)
 
-    def _read(self) -> dict[str, Any]:
-        while b"\0" not in self._held:
-            part = os.read(self._back, 1 << 16)
-            assert part, "the browser has gone"
-            self._held += part
-        message, _, self._held = self._held.partition(b"\0")
-        return json.loads(message)
+def test_without_a_key_a_browser_gets_the_page_that_asks_for_it(guarded: Served) -> None:
+    none = {"Authorization": ""}
+    reply = guarded.ask("GET", "/", headers={**none, "Accept": "text/html,*/*"})
+    assert reply.status == 401 and b"key-dialog" in reply.raw and reply.headers["www-authenticate"] == "Bearer"
+    assert guarded.ask("GET", "/", headers=none).json["error"]["code"] == "invalid_api_key"
+    assert guarded.ask("GET", "/page/main.js", headers=none).status == 200
+    for path in ("/about", "/figures", "/page/nothing.js"):
+        assert guarded.ask("GET", path, headers=none).status == 401
 
-    def value(self, expression: str) -> Any:
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in result, result
-        return result["result"].get("value")
 
-    def wait_until(self, expression: str, seconds: float = 30) -> None:
-        end = time.monotonic() + seconds
-        while not self.value(expression):
-            assert time.monotonic() < end, (expression, self.value("document.body.innerText"))
-            time.sleep(0.05)
+def test_a_key_is_asked_for_and_an_answer_can_be_stopped(guarded: Served, chromium: Browser) -> None:
+    chromium.call("Page.navigate", url=guarded.url + "/")
+    for key in ("not-the-key", KEY):
+        chromium.wait_until("document.getElementById('key-dialog')?.open && !document.getElementById('key').value")
+        chromium.fill("#key", key)
+        chromium.click("#key-form button")
+    chromium.wait_until("'ready' in document.body.dataset && !document.getElementById('key-dialog').open")
+    assert chromium.text("#model") == "endless"
+    chromium.fill("#ask", "a")
+    chromium.click("#send")
+    chromium.wait_until("document.querySelector('.turn.assistant .said')?.innerText.length > 10")
+    chromium.value("document.getElementById('ask').focus()")
+    chromium.press("Escape")
+    chromium.wait_until(f"{IDLE} && document.querySelector('.turn.assistant .stats').innerText.includes('stopped')")
+    guarded.wait_until(guarded.idle)
 
 
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium here (Debian: apt install chromium)")
-    read_commands, write_commands = os.pipe()
-    read_answers, write_answers = os.pipe()
-    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"]
-    command += [f"--user-data-dir={tmp_path}/profile", "--disable-dev-shm-usage", "--disable-background-networking"]
-    # Chromium takes its commands from descriptor 3 and answers on 4
-    shell = f'exec "$@" 3<&{read_commands} 4>&{write_answers}'
-    process = subprocess.Popen(
-        ["bash", "-c", shell, "bash", *command],
-        pass_fds=[read_commands, write_answers],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+def browser(chromium: Browser, served: Served) -> Iterator[Browser]:
+    """The page of the shared server, with nothing kept from before; it must end without an error."""
+    chromium.look()
+    chromium.open(served.url + "/")
+    chromium.value("localStorage.clear()")
+    chromium.call("Page.navigate", url="about:blank")
+    chromium.events.clear()
+    chromium.open(served.url + "/")
+    yield chromium
+    assert chromium.problems() == []
+    assert all(url.startswith((served.url, "data:", "blob:", "about:")) for url in chromium.requested())
+
+
+def ask(browser: Browser, text: str, most: int = 5) -> None:
+    """Send a message and wait for the end of its answer."""
+    browser.fill("#field-max_tokens", str(most))
+    browser.fill("#ask", text)
+    browser.value("document.getElementById('ask').focus()")
+    browser.press("Enter")
+    browser.wait_until(IDLE)
+
+
+def test_a_chat_is_answered_edited_answered_again_and_kept(browser: Browser, served: Served) -> None:
+    assert browser.text("#model") == "toy" and "toy" in browser.text(".welcome")
+    ask(browser, "first **question**")
+    assert browser.text(".turn.user .said") == "first **question**"
+    assert re.search(r"first after [\d.]+ m?s.*5 tokens", browser.text(".turn.assistant .stats").replace("\n", " "))
+
+    browser.press("r", "KeyR", ALT)
+    browser.wait_until(f"{IDLE} && document.querySelector('.turn.assistant .versions')")
+    assert browser.text(".turn.assistant .versions").strip() == "2/2"
+    browser.click("[title='Earlier version']")
+    browser.wait_until("document.querySelector('.versions').innerText.includes('1/2')")
+
+    browser.value("document.getElementById('ask').focus()")
+    browser.press("ArrowUp")
+    browser.fill(".edit", "edited")
+    browser.click(".turn.user .primary")
+    browser.wait_until(f"{IDLE} && document.querySelector('.turn.user .versions')")
+    assert browser.text(".turn.user .said") == "edited"
+    browser.fill("#system", "Be short.")
+    ask(browser, "second")
+    kept = browser.value("JSON.stringify(Object.entries(localStorage))")
+    [chat] = [json.loads(value) for name, value in json.loads(kept) if name.startswith("icc.chat.")]
+    assert chat["title"] == "first **question**" and chat["system"] == "Be short." and len(chat["turns"]) == 7
+
+    browser.open(served.url + "/")
+    assert browser.value("document.querySelectorAll('.turn').length") == 4
+    browser.press("n", "KeyN", ALT)
+    browser.wait_until("document.querySelectorAll('.turn').length === 0")
+    browser.fill("#search", "question")
+    browser.click("#chat-list .open")
+    assert browser.value("document.querySelectorAll('.turn').length") == 4
+
+
+def test_tokens_show_what_else_was_likely(browser: Browser) -> None:
+    browser.click("#logprobs")
+    ask(browser, "abc", 12)
+    browser.click("[title='Probabilities of the tokens']")
+    assert browser.value("document.querySelectorAll('.token').length") == 12
+    browser.value("document.querySelector('.token').focus()")
+    browser.press("ArrowRight")
+    browser.wait_until("!document.getElementById('tip').hidden")
+    assert browser.value("document.activeElement === document.querySelectorAll('.token')[1]")
+    assert browser.value("document.querySelectorAll('#tip tr').length") >= 5 and "%" in browser.text("#tip")
+
+
+def test_a_wrong_field_is_told_of_and_the_servers_refusals_are_shown(browser: Browser) -> None:
+    browser.fill("#field-top_p", "7")
+    assert (
+        browser.text(".field .wrong")
+        or browser.value("document.querySelector('[aria-invalid=true]').id") == "field-top_p"
     )
-    os.close(read_commands)
-    os.close(write_answers)
-    try:
-        yield Browser(write_commands, read_answers)
-    finally:
-        process.kill()
-        process.wait()
-        for descriptor in (write_commands, read_answers):
-            os.close(descriptor)
+    ask(browser, "a")  # without the wrong field
+    assert not browser.value("document.querySelector('.problem[role=alert]') !== null")
+    ask(browser, "b" * 5000)
+    assert "4096" in browser.text(".turn .problem")
 
 
-def test_a_prompt_is_answered_and_the_figures_live(served: Served, browser: Browser) -> None:
-    browser.call("Page.navigate", url=served.url + "/")
-    browser.wait_until("document.getElementById('state')?.textContent === 'ready'")
-    assert browser.value("document.getElementById('model').textContent") == "toy"
-    fill = "document.getElementById('{0}').value = {1};"
-    browser.value(fill.format("prompt", "'ab'") + fill.format("max-tokens", "200") + "1")
-    browser.value("document.getElementById('send').click()")
-    browser.wait_until("document.getElementById('timing').textContent.includes('tokens')")
-    answer = browser.value("document.getElementById('answer').textContent")
-    assert answer.startswith("cdefghijkl")
-    assert re.match(r"first token \d+ ms, \d+ tokens", browser.value("document.getElementById('timing').textContent"))
-    browser.wait_until("Number(document.getElementById('figure-output').textContent) >= 100")
-    assert browser.value("document.querySelectorAll('#figures dd').length") == 8
-
-    browser.value(fill.format("kind", "'chat/completions'") + fill.format("max-tokens", "5") + "1")
-    browser.value("document.getElementById('timing').textContent = ''; document.getElementById('send').click()")
-    browser.wait_until("document.getElementById('timing').textContent.includes('5 tokens')")
-
-    browser.value(fill.format("kind", "'completions'") + fill.format("max-tokens", "0") + "1")
-    browser.value("document.getElementById('ask').noValidate = true; document.getElementById('send').click()")
-    browser.wait_until("document.getElementById('answer').className === 'failed'")
-
-    browser.value("1")
-    urls = [e["params"]["request"]["url"] for e in browser.events if e["method"] == "Network.requestWillBeSent"]
-    assert urls and all(url.startswith((served.url, "data:")) for url in urls), urls
-    thrown = [event for event in browser.events if event["method"] == "Runtime.exceptionThrown"]
-    assert thrown == []
+def test_a_text_is_completed(browser: Browser) -> None:
+    browser.click("#tab-complete")
+    browser.wait_until("!document.getElementById('view-complete').hidden")
+    browser.fill("#field-max_tokens", "9")
+    browser.fill("#prompt", "ab")
+    browser.press("Enter", modifiers=2)
+    browser.wait_until("document.getElementById('completion').textContent === 'cdefghijk'")
+    browser.wait_until("!document.getElementById('append').disabled")
+    browser.click("#append")
+    assert browser.value("document.getElementById('prompt').value") == "abcdefghijk"
 
 
-def test_an_answer_can_be_stopped(served: Served, browser: Browser) -> None:
-    browser.call("Page.navigate", url=served.url + "/")
-    browser.wait_until("document.getElementById('state')?.textContent === 'ready'")
-    set_up = "document.getElementById('max-tokens').value = 4000; document.getElementById('prompt').value = '\\u00ff';"
-    browser.value(set_up + "document.getElementById('temperature').value = 50; document.getElementById('send').click()")
-    browser.wait_until("document.getElementById('answer').textContent.length > 10")
-    browser.value("document.getElementById('stop').click()")
-    browser.wait_until("!document.getElementById('send').disabled")
-    served.wait_until(served.idle)
+def test_the_load_is_drawn_with_scales_on_a_desk_and_on_a_phone(browser: Browser, served: Served) -> None:
+    served.complete("a", max_tokens=300)
+    browser.click("#tab-load")
+    browser.wait_until("document.querySelectorAll('.plot path.line').length >= 4")
+    assert browser.value("document.querySelectorAll('figure.card').length") == 4
+    scales = browser.value("[...document.querySelectorAll('.plot')].map(p => p.querySelectorAll('text').length)")
+    assert min(scales) >= 6
+    assert "Output tokens" in browser.text("#totals")
+    for phone, dark in ((True, False), (True, True), (False, True)):
+        browser.look(phone=phone, dark=dark)
+        for tab in ("load", "complete", "chat"):
+            browser.click(f"#tab-{tab}")
+            wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+            assert not browser.value(wide), (tab, phone)
+    ground = browser.value("getComputedStyle(document.body).backgroundColor")
+    browser.click("#theme")  # light, whatever the system prefers
+    assert browser.value("getComputedStyle(document.body).backgroundColor") != ground
+
+
+def test_an_engine_that_embeds_has_a_form_for_it(
+    chromium: Browser, start: StartServer, write_engine: Callable[..., Path], tmp_path: Path
+) -> None:
+    facts = EmbeddingFacts("mean", True, 258)
+    engine = write_engine(tmp_path / "vectors.engine", embedding=facts, max_seq_len=64, max_step_tokens=16)
+    chromium.open(start(engine=engine).url + "/")
+    assert chromium.value(
+        "document.getElementById('tab-chat').hidden && document.getElementById('tab-complete').hidden"
+    )
+    chromium.value("document.querySelectorAll('#texts .icon-button')[2].click()")
+    for number, text in enumerate(("abc", "cab")):
+        chromium.value(f"document.querySelectorAll('#texts textarea')[{number}].value = '{text}'")
+    chromium.click("#embed-run")
+    chromium.wait_until("document.querySelector('.matrix') !== null")
+    assert chromium.value("[...document.querySelectorAll('.alike')].map(cell => cell.innerText)") == ["1.000"] * 4

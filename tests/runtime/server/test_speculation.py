@@ -46,7 +46,7 @@ def test_served_guesses_change_nothing(drafter: str, served: Served, start: Star
     if drafter == "ngram":
         server.wait_until(saved)
     server.wait_until(server.idle)
-    assert server.metric("icc:engine_restarts") == 0
+    assert server.metric("icc:engine_restarts_total") == 0
 
 
 def test_a_batch_with_guesses_has_the_same_answers(chat_engine: Path, served: Served, tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from ....program.layout import Layout, Layouts, Role
 from ....weights.formats.affine import GroupAffine
+from ....weights.formats.blocks import BlockFormat
 from ....weights.formats.dense import Dense
 from .affine import AffineTiles
+from .blocks import BlockTiles
 from .dense import ROWS, TILES, stored_type
 from .split import SplitTiles
 
@@ -19,4 +21,6 @@ def _affine(form: GroupAffine, role: Role) -> Layout:
     return SplitTiles.of(form) if role == "screen" and form.bits == 8 else AffineTiles.of(form)
 
 
-LAYOUTS = Layouts("CPU", ROWS, {Dense: _dense, GroupAffine: _affine})
+LAYOUTS = Layouts(
+    "CPU", ROWS, {Dense: _dense, GroupAffine: _affine, BlockFormat: lambda form, role: BlockTiles.of(form)}
+)

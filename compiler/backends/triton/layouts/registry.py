@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from ....program.layout import Layouts
 from ....weights.formats.affine import GroupAffine
+from ....weights.formats.blocks import BlockFormat
 from ....weights.formats.dense import Dense
 from ...cpu.layouts.dense import ROWS, stored_type
 from .affine import AffineGroups
+from .blocks import BlockRows
 
 LAYOUTS = Layouts(
     "Triton",
@@ -17,5 +19,6 @@ LAYOUTS = Layouts(
     {
         Dense: lambda form, role: ROWS[stored_type(form)],
         GroupAffine: lambda form, role: AffineGroups.of(form),
+        BlockFormat: lambda form, role: BlockRows.of(form),
     },
 )

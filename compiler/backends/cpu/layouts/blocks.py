@@ -1,0 +1,284 @@
+"""Blocks of files (weights/formats/blocks.py) in tiles of 16 rows, for products with int8 activations.
+
+A tile is a sequence of spans of `span` groups of k: one header, then the lines of each group. The header has for each
+row what its blocks and groups have beside codes, 16 rows next to each other: f16 scales and minima of every block in
+the span (or its e8m0 exponents), then the integer scales and minima of every group. Codes of more than 4 bits, and
+those of 3, are split: the lines hold the lower 4 (or 2) bits, and a line before them the upper bits of as many groups
+as fill it, fields of one byte following the quads of k. Codes of 2 bits: a line holds 16 rows x 16 k, quad after quad
+from the low bits up. So a weight takes the bytes that it has in the file, but for integer scales of 6 bits, which are
+bytes here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ....program.layout import Arrays
+from ....weights.formats.blocks import BlockFormat
+from .codes import CodeTiles, Reader
+from .elements import round_up
+from .tiles import TILE, byte_lines, nibble_lines, of_byte_lines, of_nibble_lines, tiled
+
+_PIECES = {8: ("raw",), 4: ("low", "high"), 2: ("first", "second", "third", "fourth")}
+
+
+@dataclass(frozen=True)
+class BlockReader(Reader):
+    """Reader of a block format. base: bits of a code in the lines; fine: bits in the line before them."""
+
+    form: BlockFormat | None = None
+    base: int = 4
+    span: int = 1
+
+    @property
+    def fine(self) -> int:
+        assert self.form is not None
+        return self.form.bits - self.base
+
+    @property
+    def fine_groups(self) -> int:
+        """Groups whose upper bits fill a line."""
+        assert self.form is not None
+        return 32 // (self.form.group * self.fine) if self.fine else 1
+
+    @property
+    def line_bytes(self) -> int:
+        """Of the lines of one group."""
+        assert self.form is not None
+        return self.form.group * TILE * self.base // 8
+
+    @property
+    def group_bytes(self) -> int:
+        """Of one group, its part of upper bits and all."""
+        return self.line_bytes + (64 // self.fine_groups if self.fine else 0)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the format in a span."""
+        assert self.form is not None
+        return max(1, self.span * self.form.group // self.form.size)
+
+    @property
+    def groups_per_block(self) -> int:
+        assert self.form is not None
+        return self.form.size // self.form.group
+
+    @property
+    def mins_at(self) -> int:
+        """Where the minima of blocks are in a header."""
+        assert self.form is not None
+        return self.blocks * TILE * (1 if self.form.power else 2)
+
+    @property
+    def group_scales_at(self) -> int:
+        """Where the integer scales are."""
+        assert self.form is not None
+        return self.mins_at + (self.blocks * TILE * 2 if self.form.mins else 0)
+
+    @property
+    def group_mins_at(self) -> int:
+        """Where the integer minima are; u4 has them in the upper half of the bytes of the scales."""
+        return self.group_scales_at + self.span * TILE
+
+    @property
+    def header_bytes(self) -> int:
+        """Of a span."""
+        assert self.form is not None
+        kind = self.form.group_scales
+        own = 0 if kind == "none" else 2 if self.form.mins and kind != "u4" else 1
+        return self.group_scales_at + own * self.span * TILE
+
+    @property
+    def unsigned_levels(self) -> tuple[int, ...]:
+        """The entries of a table, from zero up."""
+        assert self.form is not None
+        return tuple(level + self.shift for level in self.form.levels)
+
+    @property
+    def shift(self) -> int:
+        """What codes, or entries of a table, are more than the levels that they stand for."""
+        assert self.form is not None
+        return -min(self.form.levels) if self.form.levels else self.form.zero
+
+
+def _span(form: BlockFormat) -> int:
+    """Whole blocks, and of small ones as many as fill a header of 64 bytes."""
+    if form.size > form.group:
+        return form.size // form.group
+    return 4 if form.power else 1 if form.mins else 2
+
+
+def reader_of(form: BlockFormat) -> BlockReader:
+    """How products read a format."""
+    base = form.bits if form.bits in (2, 4, 8) else 2 if form.bits == 3 else 4
+    wide = form.bits == 8 or any(level > 63 for level in form.levels)
+    return BlockReader(
+        f"a product with {form.name} blocks", "cpp/layouts/blocks.cpp.jinja", _PIECES[base],
+        "dot_u8" if wide else "dot_u4", 0, form, base, _span(form),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BlockTiles(CodeTiles):
+    """A tile follows another, each of a multiple of 64 bytes."""
+
+    format: BlockFormat  # type: ignore[reportIncompatibleVariableOverride]  # frozen, so narrower is right
+
+    @classmethod
+    def of(cls, form: BlockFormat) -> BlockTiles:
+        """The tiles are named as the format is."""
+        return cls(form.name, form)
+
+    @property
+    def label(self) -> str:
+        return self.format.name
+
+    @property
+    def reader(self) -> BlockReader:
+        return reader_of(self.format)
+
+    def misfit(self, n: int, k: int) -> str:
+        return "" if k % self.format.size == 0 else f"K = {k} is not a multiple of {self.format.size}"
+
+    def tile_bytes(self, k: int) -> int:
+        groups, read = k // self.group, self.reader
+        return round_up(-(-groups // read.span) * read.header_bytes + groups * read.group_bytes, 64)
+
+    def pack_matrix(self, parts: Arrays) -> np.ndarray:
+        read, (n, k) = self.reader, parts["codes"].shape
+        if reason := self.misfit(n, k):
+            raise ValueError(reason)
+        groups = k // self.group
+        spans = -(-groups // read.span)
+        codes = tiled(parts["codes"]).reshape(-1, TILE, groups, self.group)
+        tiles = len(codes)
+        body = np.zeros((tiles, spans * read.span, read.group_bytes), np.uint8)
+        body[:, :groups] = self._group_lines(codes)
+        head = np.concatenate([self._fields(name, value, spans) for name, value in self._beside(parts).items()], axis=2)
+        whole = np.concatenate([head, body.reshape(tiles, spans, -1)], axis=2).reshape(tiles, -1)
+        packed = np.zeros((tiles, self.tile_bytes(k)), np.uint8)
+        width = min(whole.shape[1], packed.shape[1])
+        packed[:, :width] = whole[:, :width]
+        return packed.reshape(-1)
+
+    def unpack_matrix(self, packed: np.ndarray, n: int, k: int) -> dict[str, np.ndarray]:
+        read, groups = self.reader, k // self.group
+        spans, tiles = -(-groups // read.span), round_up(n, TILE) // TILE
+        size = read.header_bytes + read.span * read.group_bytes
+        whole = np.zeros((tiles, spans * size), np.uint8)
+        given = packed.reshape(tiles, -1)[:, : spans * size]
+        whole[:, : given.shape[1]] = given
+        whole = whole.reshape(tiles, spans, size)
+        body = whole[:, :, read.header_bytes :].reshape(tiles, spans * read.span, -1)[:, :groups]
+        codes = self._of_group_lines(np.ascontiguousarray(body))
+        found = {"codes": codes.reshape(-1, k)[:n]}
+        return found | self._of_header(np.ascontiguousarray(whole[:, :, : read.header_bytes]), n, k)
+
+    # codes
+
+    def _group_lines(self, codes: np.ndarray) -> np.ndarray:
+        """[tiles, 16, groups, group] -> [tiles, groups, bytes of a group]."""
+        read = self.reader
+        low = codes & np.uint8(2**read.base - 1)
+        lines = {2: _crumb_lines, 4: nibble_lines, 8: byte_lines}[read.base](low)
+        if not read.fine:
+            return lines
+        tiles, _, groups, _ = codes.shape
+        quads = (codes >> np.uint8(read.base)).reshape(tiles, TILE, groups // read.fine_groups, -1, 4)
+        shifts = (np.arange(quads.shape[3], dtype=np.uint8) * np.uint8(read.fine))[:, None]
+        fine = np.bitwise_or.reduce(quads << shifts, axis=3)  # [tiles, 16, lines, 4]
+        fine = fine.transpose(0, 2, 1, 3).reshape(tiles, -1, 64)
+        both = np.concatenate([fine, lines.reshape(*fine.shape[:2], -1)], axis=2)
+        return both.reshape(tiles, groups, -1)
+
+    def _of_group_lines(self, body: np.ndarray) -> np.ndarray:
+        """Inverse of `_group_lines`: [tiles, 16, groups, group]."""
+        read, group = self.reader, self.group
+        tiles, groups = body.shape[:2]
+        if not read.fine:
+            return _codes_of(body, read.base).reshape(tiles, TILE, groups, group)
+        both = body.reshape(tiles, groups // read.fine_groups, -1)
+        lines = both[:, :, 64:].reshape(tiles, groups, -1)
+        low = _codes_of(np.ascontiguousarray(lines), read.base).reshape(tiles, TILE, groups, group)
+        fine = both[:, :, :64].reshape(tiles, -1, TILE, 4).transpose(0, 2, 1, 3)[:, :, :, None]
+        shifts = (np.arange(read.fine_groups * group // 4, dtype=np.uint8) * np.uint8(read.fine))[:, None]
+        high = (fine >> shifts & np.uint8(2**read.fine - 1)).reshape(tiles, TILE, groups, group)
+        return low | high << np.uint8(read.base)
+
+    # headers
+
+    def _beside(self, parts: Arrays) -> Arrays:
+        """The parts beside codes, in the order and the types of headers."""
+        form = self.format
+        found: dict[str, np.ndarray] = {}
+        if form.power:
+            found["exponents"] = parts["exponents"]
+        else:
+            found["scales"] = parts["scales"].astype(np.float16)
+        if form.mins:
+            found["mins"] = parts["mins"].astype(np.float16)
+        if form.group_scales == "u4" and form.mins:
+            found["group_scales"] = parts["group_scales"] | parts["group_mins"] << np.uint8(4)
+        elif form.group_scales != "none":
+            found["group_scales"] = parts["group_scales"]
+            if form.mins:
+                found["group_mins"] = parts["group_mins"]
+        return found
+
+    def _fields(self, name: str, value: np.ndarray, spans: int) -> np.ndarray:
+        """[N, X] -> [tiles, spans, bytes]: in each span its columns one after the other, 16 rows each."""
+        rows = tiled(value)
+        tiles, _, width = rows.shape
+        each = self.reader.span if name.startswith("group_") else self.reader.blocks
+        padded = np.zeros((tiles, TILE, spans * each), value.dtype)
+        padded[:, :, :width] = rows
+        columns = padded.reshape(tiles, TILE, spans, each).transpose(0, 2, 3, 1)
+        return np.ascontiguousarray(columns).reshape(tiles, spans, -1).view(np.uint8)
+
+    def _of_header(self, head: np.ndarray, n: int, k: int) -> dict[str, np.ndarray]:
+        form, read, tiles, spans = self.format, self.reader, *head.shape[:2]
+
+        def columns(at: int, each: int, dtype: type, count: int) -> np.ndarray:
+            size = np.dtype(dtype).itemsize
+            raw = np.ascontiguousarray(head[:, :, at : at + each * TILE * size]).view(dtype)
+            rows = raw.reshape(tiles, spans, each, TILE).transpose(0, 3, 1, 2).reshape(tiles * TILE, -1)
+            return np.ascontiguousarray(rows[:n, :count])
+
+        blocks, groups = k // form.size, k // form.group
+        found: dict[str, np.ndarray] = {}
+        if form.power:
+            found["exponents"] = columns(0, read.blocks, np.uint8, blocks)
+        else:
+            found["scales"] = columns(0, read.blocks, np.float16, blocks).astype(np.float32)
+        if form.mins:
+            found["mins"] = columns(read.mins_at, read.blocks, np.float16, blocks).astype(np.float32)
+        if form.group_scales != "none":
+            kind = np.int8 if form.group_scales == "i8" else np.uint8
+            own = columns(read.group_scales_at, read.span, kind, groups)
+            if form.group_scales == "u4" and form.mins:
+                found |= {"group_scales": own & np.uint8(15), "group_mins": own >> np.uint8(4)}
+            else:
+                found["group_scales"] = own
+                if form.mins:
+                    found["group_mins"] = columns(read.group_mins_at, read.span, kind, groups)
+        return found
+
+
+def _crumb_lines(rows: np.ndarray) -> np.ndarray:
+    """[tiles, 16, groups, group] of values below 4 -> [tiles, groups, bytes]: 16 k in a line, quad by quad."""
+    tiles, _, groups, group = rows.shape
+    quads = rows.reshape(tiles, TILE, groups, group // 16, 4, 4)
+    lines = np.bitwise_or.reduce(quads << np.array([0, 2, 4, 6], np.uint8)[:, None], axis=4)
+    return lines.transpose(0, 2, 3, 1, 4).reshape(tiles, groups, -1)
+
+
+def _codes_of(lines: np.ndarray, bits: int) -> np.ndarray:
+    """Codes of lines [tiles, groups, bytes], k in order: [tiles, 16, groups, ...]."""
+    if bits == 4:
+        return of_nibble_lines(lines)
+    rows = of_byte_lines(lines)
+    if bits == 8:
+        return rows
+    return rows[..., None, :] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & np.uint8(3)

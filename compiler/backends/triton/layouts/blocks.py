@@ -1,0 +1,101 @@
+"""Blocks of files (weights/formats/blocks.py), each part in a section of its own, row by row.
+
+Codes are in fields of 2, 4 or 8 bits; what blocks and groups have beside them is as it is. Sections are padded to 64
+bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from ....program.layout import Arrays
+from ....weights.formats.blocks import BlockFormat
+from ...cpu.layouts.elements import round_up
+from .codes import CodeGroups, Unpacking
+
+ALIGN = 64
+_FIELDS = {2: 2, 3: 4, 4: 4}  # bits of a code in memory; 8 for others
+
+
+@dataclass(frozen=True)
+class BlockRows(CodeGroups):
+    """Codes of K values of a row, then of the next row."""
+
+    format: BlockFormat  # type: ignore[reportIncompatibleVariableOverride]  # frozen, so narrower is right
+
+    @classmethod
+    def of(cls, form: BlockFormat) -> BlockRows:
+        """Named as the format is, in rows."""
+        return cls(f"g{form.name}", form)
+
+    @property
+    def macros(self) -> str:
+        return "triton/layouts/blocks.py.jinja"
+
+    @property
+    def bits(self) -> int:
+        """Of a code in memory."""
+        return _FIELDS.get(self.format.bits, 8)
+
+    @property
+    def unpacking(self) -> Unpacking:
+        beside = 8 * self.format.nbytes((1, self.format.size)) - self.format.bits * self.format.size
+        scale_bytes = max(1, round(beside / 8 * self.group / self.format.size))
+        return Unpacking(self.name, self.group, self.bits, scale_bytes, 4.0, 4.0)
+
+    def misfit(self, n: int, k: int) -> str:
+        if k % self.format.size:
+            return f"K = {k} is not a multiple of {self.format.size}"
+        return super().misfit(n, k)
+
+    def sections(self, n: int, k: int) -> dict[str, tuple[int, int]]:
+        """Where each part begins and ends."""
+        found: dict[str, tuple[int, int]] = {}
+        start = 0
+        for name, array in self.format.arrays((n, k)).items():
+            size = n * k * self.bits // 8 if name == "codes" else prod(array.shape) * array.dtype.itemsize
+            found[name] = start, start + size
+            start = round_up(start + size, ALIGN)
+        return found
+
+    def at(self, part: str, n: int, k: int) -> int:
+        """Where a part begins."""
+        return self.sections(n, k)[part][0]
+
+    def matrix_nbytes(self, n: int, k: int) -> int:
+        return round_up(max(end for _, end in self.sections(n, k).values()), ALIGN)
+
+    def pack_matrix(self, parts: Arrays) -> np.ndarray:
+        n, k = parts["codes"].shape
+        if reason := self.misfit(n, k):
+            raise ValueError(reason)
+        packed = np.zeros(self.matrix_nbytes(n, k), np.uint8)
+        for name, (start, end) in self.sections(n, k).items():
+            value = self._fields(parts["codes"]) if name == "codes" else parts[name]
+            stored = value.astype(np.float16) if value.dtype == np.float32 else value
+            packed[start:end] = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
+        return packed
+
+    def unpack_matrix(self, packed: np.ndarray, n: int, k: int) -> dict[str, np.ndarray]:
+        found: dict[str, np.ndarray] = {}
+        for name, array in self.format.arrays((n, k)).items():
+            start, end = self.sections(n, k)[name]
+            raw = packed[start:end]
+            if name == "codes":
+                fields = raw.reshape(-1, 1) >> np.arange(0, 8, self.bits, dtype=np.uint8)
+                found[name] = (fields & np.uint8(2**self.bits - 1)).reshape(n, k)
+            elif name in ("scales", "mins"):
+                found[name] = raw.view(np.float16).astype(np.float32).reshape(array.shape)
+            else:
+                kind = np.int8 if self.format.group_scales == "i8" and name == "group_scales" else np.uint8
+                found[name] = raw.view(kind).reshape(array.shape)
+        return found
+
+    def _fields(self, codes: np.ndarray) -> np.ndarray:
+        """Codes next to each other in bytes, from the low bits up."""
+        each = 8 // self.bits
+        shifts = np.arange(each, dtype=np.uint8) * np.uint8(self.bits)
+        return np.bitwise_or.reduce(codes.reshape(-1, each) << shifts, axis=1)

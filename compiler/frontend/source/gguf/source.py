@@ -1,0 +1,54 @@
+"""A GGUF file as a source of a model."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ....weights.handles import Weight
+from ..conversion import completed
+from ..model import computed_buffers
+from .config import read_config, rope_factors
+from .split import open_container
+from .tensors import handle, weights_of
+from .tokenizer import write_files
+
+
+class GgufFile:
+    """One file, or any file of a split model. `files` is a directory with the other files of a checkpoint, made of the
+    metadata, which is there as long as this is."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.container = open_container(path)
+        self.config = read_config(self.container)
+        self._folder = tempfile.TemporaryDirectory(prefix="icc-gguf-")
+        self.files = Path(self._folder.name)
+        write_files(self.container, self.config, self.files)
+
+    def weights(self, model: nn.Module) -> dict[str, Weight]:
+        """See Source; blocks stay as they are."""
+        computed = self._with_factors(computed_buffers(model))
+        return completed(model, weights_of(self.container, model, self.config), computed)
+
+    def _with_factors(self, computed: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Rotary frequencies divided by the file's factors, if it has some."""
+        entry = rope_factors(self.container)
+        if entry is None:
+            return computed
+        factors = handle(entry).load().to(torch.float32).reshape(-1)
+        return {
+            name: value / factors if name.endswith("inv_freq") and value.shape == factors.shape else value
+            for name, value in computed.items()
+        }
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is a file that begins as GGUF files do, or is named like one."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return path.suffix == ".gguf" or file.read(4) == b"GGUF"

@@ -1,0 +1,117 @@
+"""The phases of the pipeline as they run: what each pass did, and the graph that each phase left, for report.json."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+
+from ..passes.base import Pass, PassContext
+from ..passes.manager import PassReport, run_passes
+from ..passes.quantized import QuantRecord
+from .graph.graph import Graph
+from .graph.printer import target_name
+
+_LAYER = re.compile(r"^(?:.*?\.)?(\d+)(?:\.|$)")
+_OWN = re.compile(r"(?<=, )-?[\d.e-]+(?=[,)])")  # numbers that may be a layer's own, such as its number
+_MOST_KINDS = 64  # of layers that are told of; a model has one to three
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """Layers whose graphs are alike, and that of the first: a line per call, `%number = op(arguments): type`.
+
+    What a layer reads of others is %in; the names of weights and modules are those in the layer.
+    """
+
+    layers: list[int]
+    graph: list[str]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The graph after a phase: how many calls of each op it has, and its layers."""
+
+    name: str
+    calls: int
+    ops: dict[str, int]
+    kinds: list[LayerKind]
+
+
+class Phases:
+    """Runs phases over a graph. `reports` has what the passes did, `stages` the graph as it was traced and after each
+    phase that had passes. dump: where the graph after each pass is written, a folder per phase."""
+
+    def __init__(self, graph: Graph, context: PassContext, dump: Path | None = None) -> None:
+        self._graph, self._context, self._dump = graph, context, dump
+        self.reports: list[PassReport] = []
+        self.stages = [stage_of(graph, "trace")]
+
+    @property
+    def records(self) -> list[QuantRecord]:
+        """What quantization did to each weight."""
+        return self._context.quant_records
+
+    def run(self, phase: str, passes: Sequence[Pass]) -> None:
+        """Run one phase."""
+        reports = run_passes(self._graph, passes, self._context, self._dump and self._dump / phase)
+        self.reports += [replace(report, phase=phase) for report in reports]
+        if passes:
+            self.stages.append(stage_of(self._graph, phase))
+
+
+def stage_of(graph: Graph, name: str) -> Stage:
+    """The graph as a stage of its compile."""
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    ops = Counter(target_name(node.target) for node in calls)
+    layers: dict[int, list[fx.Node]] = defaultdict(list)
+    for node in calls:
+        if (number := layer_of(node)) is not None:
+            layers[number].append(node)
+    kinds: dict[tuple[str, ...], LayerKind] = {}
+    for number, nodes in sorted(layers.items()):
+        lines = list(_lines(graph, nodes))
+        alike = tuple(_OWN.sub("", line) for line in lines)
+        if alike in kinds:
+            kinds[alike].layers.append(number)
+        elif len(kinds) < _MOST_KINDS:
+            kinds[alike] = LayerKind([number], lines)
+    return Stage(name, len(calls), dict(ops.most_common()), list(kinds.values()))
+
+
+def layer_of(node: fx.Node) -> int | None:
+    """The layer that a node's module tells; None for one of none. A part of a result is where the result is."""
+    if node.target is operator.getitem:
+        node = node.args[0]  # type: ignore[assignment]
+    found = _LAYER.match(node.meta.get("module", ""))
+    return int(found[1]) if found else None
+
+
+def _lines(graph: Graph, nodes: Sequence[fx.Node]) -> Iterator[str]:
+    """The calls of one layer as text."""
+    names = {node: f"%{number}" for number, node in enumerate(nodes)}
+    for node in nodes:
+        found = node.meta["type"]
+        kind = f"({', '.join(map(str, found))})" if isinstance(found, tuple) else str(found)
+        given = [_argument(graph, arg, names) for arg in node.args]
+        given += [f"{name}={_argument(graph, arg, names)}" for name, arg in node.kwargs.items()]
+        module = _LAYER.sub("", node.meta.get("module", ""), count=1)
+        note = f"  # {module}" if module else ""
+        yield f"{names[node]} = {target_name(node.target)}({', '.join(given)}): {kind}{note}"
+
+
+def _argument(graph: Graph, value: Any, names: dict[fx.Node, str]) -> str:
+    if isinstance(value, fx.Node):
+        if value.op != "get_attr":
+            return names.get(value, "%in")
+        parts = [_LAYER.sub("", part, count=1) for part in str(value.target).split("+")]
+        return f"@{'+'.join(parts)}:{graph.weight(value).describe()}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_argument(graph, part, names) for part in value)}]"
+    return str(value)

@@ -1,0 +1,157 @@
+"""The block formats of ggml: what they are, and how their bytes in a file become parts.
+
+Byte layouts are those of ggml-common.h (llama.cpp); `gguf.quants.dequantize` is the oracle of every value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .base import Parts
+from .blocks import BlockFormat
+
+_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled, so that they are whole
+Arrays = dict[str, np.ndarray]
+
+GGML_FORMATS: dict[str, BlockFormat] = {
+    form.kind: form
+    for form in (
+        BlockFormat("q4_0", 4, 32, 32, zero=8),
+        BlockFormat("q4_1", 4, 32, 32, mins=True),
+        BlockFormat("q5_0", 5, 32, 32, zero=16),
+        BlockFormat("q5_1", 5, 32, 32, mins=True),
+        BlockFormat("q8_0", 8, 32, 32, zero=128),
+        BlockFormat("q2_k", 2, 16, 256, mins=True, group_scales="u4"),
+        BlockFormat("q3_k", 3, 16, 256, zero=4, group_scales="i8"),
+        BlockFormat("q4_k", 4, 32, 256, mins=True, group_scales="u6"),
+        BlockFormat("q5_k", 5, 32, 256, mins=True, group_scales="u6"),
+        BlockFormat("q6_k", 6, 16, 256, zero=32, group_scales="i8"),
+        BlockFormat("iq4_nl", 4, 32, 32, levels=_NL),
+        BlockFormat("iq4_xs", 4, 32, 256, levels=_NL, group_scales="i8"),
+        BlockFormat("mxfp4", 4, 32, 32, levels=_E2M1, power=True),
+    )
+}
+
+
+def parts_of(form: BlockFormat, blocks: Tensor) -> Parts:
+    """The parts of a weight whose bytes in a file are `blocks` uint8 [..., N, K / size, bytes of a block]."""
+    found = _READERS[form.kind](blocks.numpy())
+    lead = blocks.shape[:-2]
+    return {name: torch.from_numpy(np.ascontiguousarray(a)).reshape(*lead, -1) for name, a in found.items()}
+
+
+def block_bytes(form: BlockFormat) -> int:
+    """Bytes of a block in a file."""
+    return _BYTES[form.kind]
+
+
+_BYTES = {
+    "q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "q8_0": 34, "q2_k": 84, "q3_k": 110, "q4_k": 144, "q5_k": 176,
+    "q6_k": 210, "iq4_nl": 18, "iq4_xs": 136, "mxfp4": 17,
+}  # fmt: skip
+
+
+def _half(block: np.ndarray, at: int) -> np.ndarray:
+    """float16 at a byte of each block, as float32."""
+    return np.ascontiguousarray(block[..., at : at + 2]).view(np.float16).astype(np.float32)
+
+
+def _fields(packed: np.ndarray, width: int, bits: int) -> np.ndarray:
+    """Fields of `bits` of each `width` bytes: first the lowest of all of them, then the next. [..., values]"""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    fields = packed.reshape(*packed.shape[:-1], -1, 1, width) >> shifts & np.uint8(2**bits - 1)
+    return fields.reshape(*packed.shape[:-1], -1)
+
+
+def _q4_0(b: np.ndarray) -> Arrays:
+    return {"codes": _fields(b[..., 2:], 16, 4), "scales": _half(b, 0)}
+
+
+def _q4_1(b: np.ndarray) -> Arrays:
+    return {"codes": _fields(b[..., 4:], 16, 4), "scales": _half(b, 0), "mins": -_half(b, 2)}
+
+
+def _fifth_bit(b: np.ndarray, at: int) -> np.ndarray:
+    """Bit i of the four bytes there is the highest of code i."""
+    return np.unpackbits(np.ascontiguousarray(b[..., at : at + 4]), axis=-1, bitorder="little") << np.uint8(4)
+
+
+def _q5_0(b: np.ndarray) -> Arrays:
+    return {"codes": _fields(b[..., 6:], 16, 4) | _fifth_bit(b, 2), "scales": _half(b, 0)}
+
+
+def _q5_1(b: np.ndarray) -> Arrays:
+    codes = _fields(b[..., 8:], 16, 4) | _fifth_bit(b, 4)
+    return {"codes": codes, "scales": _half(b, 0), "mins": -_half(b, 2)}
+
+
+def _q8_0(b: np.ndarray) -> Arrays:
+    return {"codes": b[..., 2:] ^ np.uint8(128), "scales": _half(b, 0)}
+
+
+def _q2_k(b: np.ndarray) -> Arrays:
+    return {
+        "codes": _fields(b[..., 16:80], 32, 2), "scales": _half(b, 80), "mins": _half(b, 82),
+        "group_scales": b[..., :16] & np.uint8(15), "group_mins": b[..., :16] >> np.uint8(4),
+    }  # fmt: skip
+
+
+def _q3_k(b: np.ndarray) -> Arrays:
+    low, high = _fields(b[..., 96:104], 8, 4), _fields(b[..., 104:108], 4, 2)
+    return {
+        "codes": _fields(b[..., 32:96], 32, 2) | _fields(b[..., :32], 32, 1) << np.uint8(2),
+        "scales": _half(b, 108),
+        "group_scales": (low | high << np.uint8(4)).astype(np.int8) - np.int8(32),
+    }
+
+
+def _k_scales(b: np.ndarray) -> Arrays:
+    """Of q4_k and q5_k: two halves, then twelve bytes with 6 bits of eight scales and eight minima."""
+    scale, low, both = b[..., 4:8], b[..., 8:12], b[..., 12:16]
+    top = np.uint8(0x30)
+    return {
+        "scales": _half(b, 0),
+        "mins": _half(b, 2),
+        "group_scales": np.concatenate([scale & np.uint8(63), both & np.uint8(15) | scale >> np.uint8(2) & top], -1),
+        "group_mins": np.concatenate([low & np.uint8(63), both >> np.uint8(4) | low >> np.uint8(2) & top], -1),
+    }
+
+
+def _q4_k(b: np.ndarray) -> Arrays:
+    return {"codes": _fields(b[..., 16:], 32, 4), **_k_scales(b)}
+
+
+def _q5_k(b: np.ndarray) -> Arrays:
+    return {"codes": _fields(b[..., 48:], 32, 4) | _fields(b[..., 16:48], 32, 1) << np.uint8(4), **_k_scales(b)}
+
+
+def _q6_k(b: np.ndarray) -> Arrays:
+    return {
+        "codes": _fields(b[..., :128], 64, 4) | _fields(b[..., 128:192], 32, 2) << np.uint8(4),
+        "scales": _half(b, 208),
+        "group_scales": b[..., 192:208].view(np.int8),
+    }
+
+
+def _iq4_xs(b: np.ndarray) -> Arrays:
+    low, high = _fields(b[..., 4:8], 1, 4), _fields(b[..., 2:4], 1, 2)
+    return {
+        "codes": _fields(b[..., 8:], 16, 4),
+        "scales": _half(b, 0),
+        "group_scales": (low | high << np.uint8(4)).astype(np.int8) - np.int8(32),
+    }
+
+
+def _mxfp4(b: np.ndarray) -> Arrays:
+    return {"codes": _fields(b[..., 1:], 16, 4), "exponents": b[..., :1]}
+
+
+_READERS: dict[str, Callable[[np.ndarray], Arrays]] = {
+    "q4_0": _q4_0, "q4_1": _q4_1, "q5_0": _q5_0, "q5_1": _q5_1, "q8_0": _q8_0, "q2_k": _q2_k, "q3_k": _q3_k,
+    "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k, "iq4_nl": _q4_0, "iq4_xs": _iq4_xs, "mxfp4": _mxfp4,
+}  # fmt: skip

@@ -1,0 +1,246 @@
+"""Following: what no grammar says of JSON, checked while it is written.
+
+Keys of one object differ, items of an array do where the schema wants it, and a value is not closed if the schema can
+then no longer be satisfied.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from .documents import validator
+
+if TYPE_CHECKING:
+    from jsonschema_rs import ValidationError
+
+_IN_STRING = re.compile(rb'["\\]')
+_ENDS_SCALAR = b",]}"
+_MOST_CHECKED = 64 << 10  # bytes of a value that are looked at again at each close; the end is checked of any
+
+_FINAL = ("Type", "MaxItems", "MaxProperties", "FalseSchema", "AdditionalProperties", "PropertyNames", "UniqueItems")
+
+
+class Checks:
+    """The schemas one of which a value must follow.
+
+    whole: the answer is the value; else values are the objects and arrays in it, and what stands between them is free.
+    distinct: whether some array must not repeat an item.
+    close: whether the rules of some schema allow more than it does, so that each close is checked.
+    """
+
+    def __init__(self, schemas: Sequence[Any], whole: bool, distinct: bool, close: bool) -> None:
+        self.whole, self.distinct, self.close = whole, distinct, close
+        self._validators = [validator(schema) for schema in schemas]
+
+    def valid(self, value: Any) -> bool:
+        return any(each.is_valid(value) for each in self._validators)
+
+    def possible(self, value: Any, path: list[str | int]) -> bool:
+        """Whether a value may become valid whose parts along `path` are still open."""
+        return any(not any(_is_final(e, path) for e in each.iter_errors(value)) for each in self._validators)
+
+
+def _is_final(error: ValidationError, path: list[str | int]) -> bool:
+    """Whether the error stays whatever follows: it is of a part that is complete, or none that more can mend."""
+    place = list(error.instance_path)
+    if place != path[: len(place)]:
+        return True
+    kind: Any = error.kind
+    name = type(kind).__name__
+    if name in ("AnyOf", "OneOfNotValid"):
+        return all(any(_is_final(inner, path) for inner in branch) for branch in kind.context)
+    return name in _FINAL
+
+
+@dataclass
+class _Open:
+    """An object or array that is not closed yet: its keys or items so far, and where the last of them is."""
+
+    is_array: bool
+    seen: set[str] = field(default_factory=set)
+    name: str = ""
+    count: int = 0
+
+
+class Follower:
+    """One answer's place in its JSON. It trusts a grammar for the syntax."""
+
+    def __init__(self, checks: Checks) -> None:
+        self._checks = checks
+        self._text = bytearray()  # of the value
+        self._stack: list[_Open] = []
+        self._mode = "value" if checks.whole else "outside"
+        self._start = 0  # of the innermost text, key or scalar
+        self._escaped = False
+
+    def feed(self, data: bytes) -> bool:
+        """Go on with what is written next; False, and nothing has changed, if it must not be."""
+        return self._feed(data, keep=True)
+
+    def may_feed(self, data: bytes) -> bool:
+        """Whether `feed` would go on; nothing changes."""
+        return self._feed(data, keep=False)
+
+    def _feed(self, data: bytes, keep: bool) -> bool:
+        text, before = bytes(self._text) if self._mode == "outside" else None, self._stack
+        size, mode, start, escaped = len(self._text), self._mode, self._start, self._escaped
+        if is_structural(data):
+            self._stack = [replace(one, seen=set(one.seen)) for one in before]
+        good = self._run(data)
+        if good and keep:
+            return True
+        if text is None:
+            del self._text[size:]
+        else:
+            self._text[:] = text
+        self._stack, self._mode, self._start, self._escaped = before, mode, start, escaped
+        return good
+
+    def finish(self) -> bool:
+        """Whether the answer may end here."""
+        if self._mode == "scalar" and not self._stack:
+            return self._checks.valid(self._loads(self._text))
+        return self._mode in ("done", "outside", "lost")
+
+    # -- syntax ------------------------------------------------------------------------------------------------------
+
+    def _run(self, data: bytes) -> bool:
+        at = 0
+        while at < len(data):
+            if self._mode in ("done", "lost"):
+                return True
+            if self._mode == "outside":
+                at = next((i for i in range(at, len(data)) if data[i] in b"{["), len(data))
+                if at == len(data):
+                    return True
+                self._text.clear()
+                self._mode = "value"
+            if self._mode in ("key", "string"):
+                at = self._in_string(data, at)
+                if at < 0:
+                    return False
+                continue
+            byte = data[at : at + 1]
+            if self._mode == "scalar" and byte in _ENDS_SCALAR and not self._closed():
+                return False
+            self._text += byte
+            at += 1
+            if not self._punctuated(byte):
+                return False
+        return True
+
+    def _in_string(self, data: bytes, at: int) -> int:
+        """After the string or the data, whichever ends first; -1 if the string must not end."""
+        if self._escaped:
+            self._escaped = False
+            self._text += data[at : at + 1]
+            return at + 1
+        found = _IN_STRING.search(data, at)
+        end = len(data) if found is None else found.end()
+        self._text += data[at:end]
+        if found is None:
+            return end
+        if found[0] == b"\\":
+            self._escaped = True
+            return end
+        if self._mode == "string":
+            return end if self._closed() else -1
+        name = self._loads(self._text[self._start :])
+        inner = self._stack[-1]
+        if name in inner.seen:
+            return -1
+        inner.seen.add(name)
+        inner.name, self._mode = name, "colon"
+        return end
+
+    def _punctuated(self, byte: bytes) -> bool:
+        """One byte between strings."""
+        if self._mode == "scalar":
+            return True
+        inner = self._stack[-1] if self._stack else None
+        if byte in b"]}":
+            if inner is None:
+                return self._lose()
+            self._stack.pop()
+            return self._closed()
+        if byte == b"," and inner is not None:
+            self._mode = "value" if inner.is_array else "name"
+        elif byte == b":":
+            self._mode = "value"
+        elif byte == b'"':
+            self._start = len(self._text) - 1
+            self._mode = "key" if self._mode == "name" else "string"
+        elif byte in b"{[":
+            self._stack.append(_Open(byte == b"["))
+            self._mode = "value" if byte == b"[" else "name"
+        elif self._mode == "value":
+            self._start, self._mode = len(self._text) - 1, "scalar"
+        elif byte not in b" \t\r\n":
+            return self._lose()
+        return True
+
+    def _lose(self) -> bool:
+        """This is no JSON: nothing can be said of it."""
+        self._mode = "outside" if not self._checks.whole else "lost"
+        self._stack = []
+        return True
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def _closed(self) -> bool:
+        """A value is complete: whether it may be."""
+        if not self._stack:
+            self._mode = "done" if self._checks.whole else "outside"
+            try:
+                return self._checks.valid(self._loads(self._text))
+            except ValueError:  # brackets in what stands between values
+                return self._lose()
+        inner = self._stack[-1]
+        self._mode = "after"
+        inner.count += 1
+        looks = self._checks.close or (inner.is_array and self._checks.distinct)
+        if not looks or len(self._text) > _MOST_CHECKED:
+            return True
+        value, path = self._partial(), self._path()
+        repeated = False
+        if inner.is_array:
+            items: Any = value
+            for step in path:
+                items = items[step]
+            last = _same(items[-1])
+            repeated = last in inner.seen
+            inner.seen.add(last)
+        return not (repeated or self._checks.close) or self._checks.possible(value, path)
+
+    def _path(self) -> list[str | int]:
+        """Where the innermost open part is."""
+        return [one.count if one.is_array else one.name for one in self._stack[:-1]]
+
+    def _partial(self) -> Any:
+        closing = bytes(ord("]" if one.is_array else "}") for one in reversed(self._stack))
+        return self._loads(bytes(self._text) + closing)
+
+    def _loads(self, text: bytes | bytearray) -> Any:
+        return json.loads(bytes(text).decode(errors="replace"))
+
+
+def is_structural(data: bytes) -> bool:
+    """Whether it may open or close anything."""
+    return any(byte in data for byte in b'"[]{},')
+
+
+def _same(value: Any) -> str:
+    """Equal for values that JSON Schema calls equal."""
+    return json.dumps(_numbers_alike(value), sort_keys=True)
+
+
+def _numbers_alike(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _numbers_alike(part) for name, part in value.items()}
+    return [_numbers_alike(part) for part in value] if isinstance(value, list) else value

@@ -1,0 +1,292 @@
+"""From a schema in canonical form to rules: what each kind of value looks like."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from fractions import Fraction
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from ..errors import RequestError
+from . import patterns
+from .arrays import array_rules
+from .documents import Document, satisfiable, validator
+from .numbers import integers, numbers
+from .objects import object_rules
+from .rules import Alternative, Rules, Symbol, Verbatim, literal
+
+if TYPE_CHECKING:
+    from jsonschema_rs import CanonicalSchema
+    from jsonschema_rs.canonical import IntegerView, NumberView, StringView
+
+_MOST_CASES = 512  # that one schema is taken apart into
+_EXACT = 2**53  # integers up to here are exact wherever they are read
+_MOST_REMAINDERS = 10_000  # that a number is divided with; each is a state
+
+
+class Values:
+    """Rules for the values of one document, each canonical schema once."""
+
+    def __init__(self, document: Document, rules: Rules) -> None:
+        self.document, self.rules = document, rules
+        self._names: dict[CanonicalSchema, str] = {}
+        self._types: dict[str, str] = {}
+        self._queue: list[tuple[str, CanonicalSchema]] = []
+        self._validators: dict[CanonicalSchema, Callable[[Any], bool]] = {}
+        self.distinct = False  # whether equal items must be kept out of an array beside the rules
+        self.wider = False  # whether the rules allow more than the schema does
+
+    def start(self) -> str:
+        """The rule for a value of the document, with all that it needs."""
+        name = self.value(self.document.root)
+        while self._queue:
+            rule, node = self._queue.pop()
+            self.rules.extend(rule, self._alternatives(node))
+        return name
+
+    def value(self, node: CanonicalSchema | None) -> str:
+        """The rule for a value of a schema, of any for None; it is filled later."""
+        if node is None:
+            return self._type("any")
+        name = self._names.get(node)
+        if name is None:
+            name = self._names[node] = self.rules.rule()
+            self._queue.append((name, node))
+        return name
+
+    def both(self, nodes: Iterable[CanonicalSchema | None]) -> CanonicalSchema | None:
+        """What all schemas take; None for any value."""
+        given = [node for node in nodes if node is not None]
+        return reduce(lambda first, second: first.intersect(second), given) if given else None
+
+    def takes(self, node: CanonicalSchema, value: Any) -> bool:
+        """Whether a value is valid."""
+        check = self._validators.get(node)
+        if check is None:
+            check = self._validators[node] = validator(node.to_json_schema()).is_valid
+        return check(value)
+
+    # -- cases -------------------------------------------------------------------------------------------------------
+
+    def cases(self, node: CanonicalSchema, within: frozenset[str] = frozenset()) -> list[CanonicalSchema]:
+        """Schemas of one type each, one of which a value must follow. `within`: the references that led here."""
+        view: Any = node.view()
+        kind = type(view).__name__
+        found: list[CanonicalSchema]
+        if kind == "ReferenceView":
+            target = None if view.uri in within else node.definition(view.uri)
+            found = [] if target is None else self.cases(target, within | {view.uri})
+        elif kind == "AnyOfView":
+            found = [case for branch in view.branches for case in self.cases(branch, within)]
+        elif kind == "OneOfView":
+            found = self._one_of(view.branches, within)
+        elif kind == "NotView":
+            found = self.cases(_union(self.cases(view.schema, within)).negate(), within)
+        elif kind == "AllOfView":
+            found = self._all_of(view.branches, within)
+        elif kind == "FalseView":
+            found = []
+        elif kind == "RawView":
+            raise RequestError(f"the schema is not supported: {_reason(view)}", field="response_format")
+        else:
+            found = [node]
+        if len(found) > _MOST_CASES:
+            raise RequestError("the schema is too large: too many cases", field="response_format")
+        return found
+
+    def _all_of(self, branches: list[CanonicalSchema], within: frozenset[str]) -> list[CanonicalSchema]:
+        together = self.cases(branches[0], within)
+        for branch in branches[1:]:
+            met = [first.intersect(second) for first in together for second in self.cases(branch, within)]
+            together = [case for both in met if satisfiable(both) for case in self._flat(both)]
+            if len(together) > _MOST_CASES:
+                raise RequestError("the schema is too large: too many cases", field="response_format")
+        return together
+
+    def _flat(self, node: CanonicalSchema) -> list[CanonicalSchema]:
+        """The cases of what two cases have in common, which holds no references at its top."""
+        view: Any = node.view()
+        if type(view).__name__ == "AnyOfView":
+            return [case for branch in view.branches for case in self._flat(branch)]
+        return [node]
+
+    def _one_of(self, branches: list[CanonicalSchema], within: frozenset[str]) -> list[CanonicalSchema]:
+        """Each branch without what another takes."""
+        each = [self.cases(branch, within) for branch in branches]
+        found = []
+        for at, cases in enumerate(each):
+            others = [other for number, rest in enumerate(each) if number != at for other in rest]
+            for case in cases:
+                left = case
+                for other in others:
+                    if satisfiable(case.intersect(other)):
+                        left = left.subtract(other)
+                found += self._flat(left) if satisfiable(left) else []
+        return found
+
+    # -- alternatives ------------------------------------------------------------------------------------------------
+
+    def _alternatives(self, node: CanonicalSchema) -> list[Alternative]:
+        view: Any = node.view()
+        kind = type(view).__name__
+        kinds: dict[str, Callable[[], list[Alternative]]] = {
+            "AnyOfView": lambda: [(self.value(branch),) for branch in view.branches],
+            "TrueView": lambda: [(self._type("any"),)],
+            "FalseView": lambda: [],
+            "MultiTypeView": lambda: [(self._type(name),) for name in view.types],
+            "TypedGroupView": lambda: [(self.value(view.body),)],
+            "ConstView": lambda: [self.constant(view.value)],
+            "EnumView": lambda: [self.constant(value) for value in view.values],
+            "StringView": lambda: [(self.rules.terminal(f'"\\"" ({self._characters(view)}) "\\""'),)],
+            "IntegerView": lambda: self._integers(view),
+            "NumberView": lambda: self._numbers(view),
+            "ArrayView": lambda: array_rules(self, view),
+            "ObjectView": lambda: object_rules(self, view),
+        }
+        if kind == "ReferenceView":
+            target = node.definition(view.uri)
+            return [] if target is None else [(self.value(target),)]
+        if kind in kinds:
+            return kinds[kind]()
+        return [(self.value(case),) for case in self.cases(node)]
+
+    def _type(self, name: str) -> str:
+        """The rule for any value of a type."""
+        if name not in self._types:
+            self._types[name] = self.rules.rule()
+            self.rules.extend(self._types[name], self._of_type(name))
+        return self._types[name]
+
+    def _of_type(self, name: str) -> list[Alternative]:
+        if name == "any":
+            return [(self._type(each),) for each in ("null", "boolean", "number", "string", "array", "object")]
+        if name == "null":
+            return [('"null"',)]
+        if name == "boolean":
+            return [('"true"',), ('"false"',)]
+        if name == "integer":
+            return [(self.rules.terminal(integers()),)]
+        if name == "number":
+            return [(self.rules.terminal(numbers(None, None)),)]
+        if name == "string":
+            return [(self.rules.terminal(f'"\\"" {patterns.ANY} "\\""'),)]
+        return array_rules(self, None) if name == "array" else object_rules(self, None)
+
+    def constant(self, value: Any) -> Alternative:
+        """One value."""
+        if isinstance(value, dict):
+            symbols: list[Symbol] = ['"{"']
+            names = [name for name in self.document.ordered(value) if name in value]
+            for number, name in enumerate(names):
+                symbols += [*(['","'] if number else []), _key(name), *self.constant(value[name])]
+            return (*symbols, '"}"')
+        if isinstance(value, list):
+            symbols = ['"["']
+            for number, part in enumerate(value):
+                symbols += [*(['","'] if number else []), *self.constant(part)]
+            return (*symbols, '"]"')
+        return (literal(scalar(value)),)
+
+    # -- strings -----------------------------------------------------------------------------------------------------
+
+    def strings(self, node: CanonicalSchema) -> str | None:
+        """The strings of a schema as an expression over their characters; None if it has none."""
+        found = []
+        for case in self.cases(node):
+            view: Any = case.view()
+            kind = type(view).__name__
+            if kind == "TrueView" or (kind == "MultiTypeView" and "string" in view.types):
+                return patterns.ANY
+            if kind == "StringView":
+                found.append(self._characters(view))
+            elif kind == "TypedGroupView" and view.type_name == "string":
+                found.append(self.strings(view.body))
+            values = [view.value] if kind == "ConstView" else view.values if kind == "EnumView" else []
+            found += [literal(patterns.encoded(value)) for value in values if isinstance(value, str)]
+        return " | ".join(f"({expression})" for expression in found if expression) or None
+
+    def _characters(self, view: StringView) -> str:
+        parts = [f"({patterns.compiled(pattern)})" for pattern in view.patterns]
+        if view.min_length or view.max_length is not None or not parts:
+            parts.insert(0, patterns.between(view.min_length, view.max_length))
+        parts += [f"~({patterns.compiled(pattern, loose=True)})" for pattern in view.excluded_patterns]
+        if view.excluded:
+            parts.append(f"~({' | '.join(literal(patterns.encoded(text)) for text in view.excluded)})")
+        if len(parts) > 1 and not view.min_length and view.max_length is None:
+            parts.append(patterns.ANY)  # a complement alone has what is no string
+        return " & ".join(parts)
+
+    # -- numbers -----------------------------------------------------------------------------------------------------
+
+    def _integers(self, view: IntegerView) -> list[Alternative]:
+        self.wider = self.wider or bool(view.not_multiple_of)
+        if not view.multiple_of:
+            return [(self.rules.terminal(integers(view.minimum, view.maximum)),)]
+        step = _common([*view.multiple_of, 1])
+        least, most = view.minimum, view.maximum
+        if least is not None and most is not None and (most - least) / step <= _MOST_CASES:
+            first = math.ceil(least / step)
+            values = [step * number for number in range(first, math.floor(most / step) + 1)]
+            return [(literal(str(int(value))),) for value in values if value.denominator == 1]
+        return [self._multiples("integer", step, least, most, {})]
+
+    def _numbers(self, view: NumberView) -> list[Alternative]:
+        least, most = view.minimum, view.maximum
+        fractional = view.excludes_integers or 1 in view.not_multiple_of
+        if any(step != 1 for step in view.not_multiple_of) or (view.multiple_of and fractional):
+            self.wider = True
+        above, below = view.exclusive_minimum, view.exclusive_maximum
+        if view.multiple_of:
+            edges = {"exclusiveMinimum": above, "exclusiveMaximum": below}
+            return [self._multiples("number", _common(view.multiple_of), least, most, edges)]
+        return [(self.rules.terminal(numbers(least, most, above, below, not fractional)),)]
+
+    def _multiples(self, kind: str, step: Fraction, least: Any, most: Any, edges: dict[str, bool]) -> Alternative:
+        """llguidance counts remainders, within what a double holds."""
+        bounds = [bound for bound in (least, most) if bound is not None]
+        states = step.numerator
+        while states % 10 == 0:  # zeros at the end are cheap
+            states //= 10
+        if any(abs(bound) > _EXACT for bound in bounds) or step > _EXACT or states > _MOST_REMAINDERS:
+            raise RequestError("the schema is not supported: multiples of a number so large", field="response_format")
+        schema: dict[str, Any] = {"type": kind, "x-guidance": {"whitespace_flexible": False}}
+        schema["multipleOf"] = int(step) if step.denominator == 1 else float(step)
+        for name, bound in (("inimum", least), ("aximum", most)):
+            if bound is not None:
+                exclusive = edges.get(f"exclusiveM{name}", False)
+                schema[f"exclusiveM{name}" if exclusive else f"m{name}"] = _plain(bound)
+        return (Verbatim(f"%json {json.dumps(schema)}"),)
+
+
+def _key(name: str) -> str:
+    """The terminal of a property's name."""
+    return literal(f'"{patterns.encoded(name)}":')
+
+
+def scalar(value: Any) -> str:
+    """A value as it is written."""
+    if isinstance(value, str):
+        return f'"{patterns.encoded(value)}"'
+    return str(value) if isinstance(value, Decimal) else json.dumps(value)
+
+
+def _plain(bound: int | float | Decimal) -> int | float:
+    return float(bound) if isinstance(bound, Decimal) else bound
+
+
+def _common(steps: list[Any]) -> Fraction:
+    """The least common multiple."""
+    exact = [Fraction(Decimal(str(step))) for step in steps]
+    return Fraction(math.lcm(*(f.numerator for f in exact)), math.gcd(*(f.denominator for f in exact)))
+
+
+def _union(nodes: list[CanonicalSchema]) -> CanonicalSchema:
+    return reduce(lambda first, second: first.union(second), nodes)
+
+
+def _reason(view: Any) -> str:
+    where = f" at {view.pointer}" if view.pointer else ""
+    return f"{str(view.reason.value).replace('_', ' ')}{where}"

@@ -1,0 +1,82 @@
+"""The report of an engine as one HTML page that needs nothing else: no script, font or picture from anywhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+
+from .facts import OUTSIDE, EngineFacts
+from .html import Markup, count, el, seconds, size
+from .passes import extra_sections, passes_section, quantization_section
+from .stages import graph_section
+from .work import memory_section, roofline_section
+
+_HERE = Path(__file__).parent
+
+
+def report_page(facts: EngineFacts) -> str:
+    """The page. The same engine gives the same page."""
+    sections = [
+        ("graph", "The graph by stage", graph_section(facts)),
+        ("roofline", "Roofline", roofline_section(facts)),
+        ("memory", "Memory", memory_section(facts)),
+        ("quantization", "Quantization", quantization_section(facts)),
+        ("passes", "Fused and refused", passes_section(facts)),
+        *extra_sections(facts),
+    ]
+    contents = el("nav", [el("a", title, href=f"#{name}") for name, title, _ in sections], aria_label="Sections")
+    body = [el("section", el("h2", title), parts, id=name) for name, title, parts in sections]
+    style, script = (Markup((_HERE / name).read_text(encoding="utf-8")) for name in ("report.css", "report.js"))
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src '{_digest(script)}'"
+    head = [
+        el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=policy),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("title", f"{facts.name}: what icc did"),
+        el("style", style),
+    ]
+    tip = el("div", id="tip", hidden=True, role="tooltip")
+    main = el("main", _title(facts), _overview(facts), body)
+    page = el("html", el("head", head), el("body", contents, main, tip, el("script", script)), lang="en")
+    return f"<!doctype html>\n{page}\n"
+
+
+def _digest(script: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _title(facts: EngineFacts) -> Markup:
+    manifest = facts.manifest
+    what = f"{manifest.model.architecture}, {manifest.quantization.method}, for {manifest.target}"
+    return el("header", el("h1", facts.name), el("p", f"{what}; icc {manifest.icc_version}"))
+
+
+def _overview(facts: EngineFacts) -> Markup:
+    """The figures that people ask for first."""
+    manifest, program, report = facts.manifest, facts.program, facts.report
+    limits = manifest.limits
+    cards = [
+        ("parameters", count(manifest.model.num_parameters), f"{manifest.model.num_layers} layers"),
+        ("weights", size(sum(w.nbytes for w in program.weights.values())),
+         f"{manifest.quantization.bits_per_weight:g} bits per weight"),
+        ("engine", size(sum(entry.size for entry in manifest.files.values())), f"{len(manifest.files)} files"),
+        ("program", f"{len(facts.steps)} steps", f"{len(program.kernels)} kernels"),
+        ("KV cache", f"{size(program.kv.bytes_per_token())} per token", _groups(facts)),
+        ("limits", f"{limits.max_seq_len} tokens",
+         f"{limits.max_batch_size} sequences, steps of {limits.max_step_tokens}"),
+    ]  # fmt: skip
+    decode = sum(row["seconds"] for row in report.get("roofline", {}).get("decode", ()))
+    if decode and manifest.embedding is None:
+        cards.append(
+            ("at the limit", f"{count(1 / decode)} tokens/s", f"{seconds(decode)} for a token of one sequence")
+        )
+    items = [el("div", el("dt", name), el("dd", value), el("small", note)) for name, value, note in cards]
+    return el("dl", items, class_="cards")
+
+
+def _groups(facts: EngineFacts) -> str:
+    """What the groups of the KV cache keep."""
+    groups = facts.program.kv.groups
+    kept = [f"{g.dtype}, {'all' if g.keeps == 'all' else f'{g.keeps} of {g.size}'}" for g in groups]
+    return "; ".join(dict.fromkeys(kept)) or ("none" if facts.num_layers == OUTSIDE + 1 else "no groups")

@@ -1,0 +1,39 @@
+"""Writes the report of an engine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from ..errors import UsageError
+from .facts import read_facts
+from .page import report_page
+
+
+def write_report(engine: str | os.PathLike[str], file: Path) -> int:
+    """Write the report of an engine directory to a file, whole or not at all ("-": to standard output); its bytes.
+    UsageError if it cannot be written, and what `read_facts` raises."""
+    content = report_page(read_facts(engine)).encode()
+    if str(file) == "-":
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+        return len(content)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    except OSError as error:
+        raise _unwritable(file, error) from error
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+        os.chmod(name, 0o644)
+        os.replace(name, file)
+    except OSError as error:
+        os.unlink(name)
+        raise _unwritable(file, error) from error
+    return len(content)
+
+
+def _unwritable(file: Path, error: OSError) -> UsageError:
+    return UsageError(f"{file} cannot be written: {error.strerror}", "give another --html FILE")

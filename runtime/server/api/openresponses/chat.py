@@ -1,0 +1,120 @@
+"""From a request of /v1/responses to the chat request that the server answers: there is one path to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..decoding import converted
+from ..errors import HttpError
+from ..requests import ChatRequest
+from .request import (
+    AllowedTools,
+    FunctionCallItem,
+    FunctionCallOutput,
+    FunctionChoice,
+    FunctionTool,
+    InputMessage,
+    Item,
+    JsonObject,
+    JsonSchema,
+    Part,
+    ReasoningItem,
+    RefusalPart,
+    ResponsesRequest,
+)
+
+# fields that both requests have, with one meaning
+_SAME = (
+    "model", "temperature", "top_p", "presence_penalty", "frequency_penalty", "parallel_tool_calls", "seed", "stop",
+    "top_k", "min_p", "repetition_penalty", "priority", "deadline", "cache_salt", "chat_template_kwargs", "user",
+)  # fmt: skip
+_LOGPROBS = "message.output_text.logprobs"
+
+
+def items_of(request: ResponsesRequest) -> list[Item]:
+    """The input as items; a text is what the user said."""
+    return [InputMessage("user", request.input)] if isinstance(request.input, str) else list(request.input)
+
+
+def chat_request(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
+    """The chat request of these items, those of the history included. HttpError 400 for what this server has not."""
+    if request.background:
+        raise HttpError(400, "responses are not made in the background here", "background", "unsupported")
+    fields: dict[str, Any] = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
+    fields["messages"] = messages_of(request.instructions, items)
+    fields["stream"] = True  # the answer is put together from increments, whole or not
+    if request.max_output_tokens is not None:
+        fields["max_completion_tokens"] = request.max_output_tokens
+    if request.top_logprobs is not None or _LOGPROBS in (request.include or ()):
+        fields |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
+    if request.reasoning is not None and request.reasoning.effort is not None:
+        fields["reasoning_effort"] = request.reasoning.effort
+    if (wanted := _response_format(request)) is not None:
+        fields["response_format"] = wanted
+    if request.tools:
+        fields["tools"] = [{"type": "function", "function": _function(tool)} for tool in request.tools]
+    if request.tool_choice is not None:
+        fields["tool_choice"] = _choice(request)
+    return converted(fields, ChatRequest)
+
+
+def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
+    """A conversation in chat's form. What the model did at a stretch (thought, said, called) is one message."""
+    messages: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    for item in items:
+        if isinstance(item, InputMessage) and item.role != "assistant":
+            messages.append({"role": item.role, "content": _text(item.content)})
+        elif isinstance(item, FunctionCallOutput):
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+        else:
+            _add_turn(messages, item)
+    return messages
+
+
+def _add_turn(messages: list[dict[str, Any]], item: Item) -> None:
+    """Add to the assistant's message at the end, or begin one: at a second text, and at thoughts after anything."""
+    last: dict[str, Any] | None = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+    if last is None or isinstance(item, ReasoningItem) or (isinstance(item, InputMessage) and "content" in last):
+        last = {"role": "assistant"}
+        messages.append(last)
+    if isinstance(item, ReasoningItem):
+        last["reasoning_content"] = "".join(part.text for part in item.content or item.summary)
+    elif isinstance(item, InputMessage):
+        last["content"] = _text(item.content)
+    elif isinstance(item, FunctionCallItem):
+        function = {"name": item.name, "arguments": item.arguments}
+        last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+
+
+def _text(content: str | list[Part]) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
+
+
+def _choice(request: ResponsesRequest) -> Any:
+    """The choice among the tools in chat's form."""
+    choice = request.tool_choice
+    if isinstance(choice, FunctionChoice):
+        return _named(choice.name)
+    if isinstance(choice, AllowedTools):
+        allowed = {"mode": choice.mode, "tools": [_named(tool.name) for tool in choice.tools]}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+    return choice
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def _function(tool: FunctionTool) -> dict[str, Any]:
+    return {name: value for name in ("name", "description", "parameters") if (value := getattr(tool, name)) is not None}
+
+
+def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
+    wanted = request.text.format if request.text is not None else None
+    if isinstance(wanted, JsonSchema):
+        schema = {"name": wanted.name, "schema": wanted.schema, "strict": wanted.strict}
+        return {"type": "json_schema", "json_schema": schema}
+    return {"type": "json_object"} if isinstance(wanted, JsonObject) else None

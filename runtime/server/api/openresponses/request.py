@@ -1,0 +1,183 @@
+"""The body of POST /v1/responses, as OpenAI and Open Responses have it. What this server cannot do is refused by name.
+
+Items come back as they were given out, so that fields which only describe them (`status`, `phase`, `annotations`, and
+what other servers add) are passed over; at the top level an unknown field is an error, so that no typo goes unseen.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from .. import limits
+from ..fields import Int64, Name, Stop, Text
+
+Id = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class InputText(Struct, tag_field="type", tag="input_text", frozen=True):
+    text: Text
+
+
+class OutputTextPart(Struct, tag_field="type", tag="output_text", frozen=True):
+    text: Text
+
+
+class PlainText(Struct, tag_field="type", tag="text", frozen=True):
+    text: Text
+
+
+class SummaryText(Struct, frozen=True):
+    type: Literal["summary_text"]
+    text: Text
+
+
+class ReasoningText(Struct, tag_field="type", tag="reasoning_text", frozen=True):
+    text: Text
+
+
+class RefusalPart(Struct, tag_field="type", tag="refusal", frozen=True):
+    refusal: Text
+
+
+Part = InputText | OutputTextPart | PlainText | RefusalPart
+Parts = Annotated[list[Part], Meta(max_length=limits.MESSAGES)]
+
+
+class InputMessage(Struct, tag_field="type", tag="message", frozen=True):
+    """What somebody said. `type` may be left out."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Text | Parts
+
+
+class FunctionCallItem(Struct, tag_field="type", tag="function_call", frozen=True):
+    call_id: Id
+    name: Name
+    arguments: Text
+
+
+class FunctionCallOutput(Struct, tag_field="type", tag="function_call_output", frozen=True):
+    call_id: Id
+    output: Text | Parts
+
+
+class ReasoningItem(Struct, tag_field="type", tag="reasoning", frozen=True):
+    """What the model thought before it answered."""
+
+    summary: list[SummaryText] = []
+    content: list[ReasoningText | PlainText] | None = None
+
+
+Item = InputMessage | FunctionCallItem | FunctionCallOutput | ReasoningItem
+
+
+class FunctionTool(Struct, frozen=True):
+    """`parameters` is a JSON schema of the arguments."""
+
+    type: Literal["function"]
+    name: Name
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionChoice(Struct, tag_field="type", tag="function", frozen=True):
+    name: Name
+
+
+class AllowedTool(Struct, frozen=True):
+    type: Literal["function"]
+    name: Name
+
+
+class AllowedTools(Struct, tag_field="type", tag="allowed_tools", frozen=True):
+    """The model may, or must, call one of these only."""
+
+    tools: Annotated[list[AllowedTool], Meta(min_length=1, max_length=limits.TOOLS)]
+    mode: Literal["auto", "required"] = "auto"
+
+
+class PlainFormat(Struct, tag_field="type", tag="text", frozen=True):
+    """Any text."""
+
+
+class JsonObject(Struct, tag_field="type", tag="json_object", frozen=True):
+    """A JSON object."""
+
+
+class JsonSchema(Struct, tag_field="type", tag="json_schema", frozen=True):
+    """A JSON value that a schema allows."""
+
+    name: Name
+    schema: dict[str, Any]
+    description: Text | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Struct, frozen=True):
+    format: PlainFormat | JsonObject | JsonSchema | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningOptions(Struct, frozen=True):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponseStreamOptions(Struct, frozen=True):
+    """Answers are not padded, so that there is nothing to leave out."""
+
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """POST /v1/responses. The fields from `seed` on are extensions, as in chat completions."""
+
+    model: str
+    input: Text | Annotated[list[Item], Meta(min_length=1, max_length=limits.MESSAGES)]
+    instructions: Text | None = None
+    previous_response_id: Id | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    max_output_tokens: Annotated[int, limits.bound("max_completion_tokens")] | None = None
+    temperature: Annotated[float, limits.bound("temperature")] | None = None
+    top_p: Annotated[float, limits.bound("top_p")] | None = None
+    top_logprobs: Annotated[int, limits.bound("top_logprobs")] | None = None
+    presence_penalty: Annotated[float, limits.bound("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, limits.bound("frequency_penalty")] | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=limits.TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedTools | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    include: Annotated[list[str], Meta(max_length=16)] | None = None
+    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
+    background: Annotated[bool, Meta(extra_json_schema={"enum": [False]})] | None = None
+    service_tier: str | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    seed: Annotated[int, limits.bound("seed")] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=limits.STOPS)] | None = None
+    top_k: Annotated[int, limits.bound("top_k")] | None = None
+    min_p: Annotated[float, limits.bound("min_p")] | None = None
+    repetition_penalty: Annotated[float, limits.bound("repetition_penalty")] | None = None
+    priority: Annotated[int, limits.bound("priority")] = 0
+    deadline: Annotated[float, limits.bound("deadline")] | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    chat_template_kwargs: dict[Name, str | Int64 | float | bool | None] | None = None
+
+    @staticmethod
+    def prepare(body: Any) -> Any:
+        """The body with the `type` of messages that leave it out."""
+        if isinstance(body, dict) and isinstance(items := body.get("input"), list):
+            for item in items:
+                if isinstance(item, dict) and "role" in item:
+                    item.setdefault("type", "message")
+        return body

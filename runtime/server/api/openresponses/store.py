@@ -1,0 +1,77 @@
+"""Store: responses that a later request may go on from. In memory, bounded, and for the client that made them only."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ..errors import HttpError
+from .request import InputMessage, Item
+from .resource import Response
+
+_encoder = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A response; `items` is the whole conversation that it answered, those of earlier responses included. Of them, the
+    last `given` were in its own request."""
+
+    response: Response
+    items: list[Item]
+    given: int
+
+    @property
+    def conversation(self) -> list[Item]:
+        """What a request that goes on from it begins with."""
+        said = msgspec.convert(msgspec.to_builtins(self.response.output), list[Item])
+        return [*self.items, *said]
+
+    def input_items(self) -> list[dict[str, Any]]:
+        """The items of its own request, with ids, and texts as lists of parts."""
+        shown = []
+        for place, item in enumerate(self.items[len(self.items) - self.given :]):
+            fields = {"id": f"item_{self.response.id}_{place}", **msgspec.to_builtins(item)}
+            if isinstance(item, InputMessage):
+                fields["status"] = "completed"
+                if isinstance(item.content, str):
+                    kind = "output_text" if item.role == "assistant" else "input_text"
+                    fields["content"] = [{"type": kind, "text": item.content}]
+            shown.append(fields)
+        return shown
+
+
+class ResponseStore:
+    """The most recently used responses, up to a number of bytes of JSON. Older ones are forgotten."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._kept: OrderedDict[tuple[str, str], tuple[Stored, int]] = OrderedDict()
+
+    def add(self, client: str, response: Response, items: Sequence[Item], given: int) -> None:
+        stored = Stored(response, list(items), given)
+        size = len(_encoder.encode(response)) + len(_encoder.encode(stored.items))
+        self._kept[client, response.id] = stored, size
+        self._bytes += size
+        while self._bytes > self._max_bytes:
+            _, (_, freed) = self._kept.popitem(last=False)
+            self._bytes -= freed
+
+    def find(self, client: str, response_id: str, param: str | None = None) -> Stored:
+        """The response. HttpError 404 if there is none: it was never stored, is another's, or was forgotten."""
+        found = self._kept.get((client, response_id))
+        if found is None:
+            code = "previous_response_not_found" if param else "not_found"
+            raise HttpError(404, f"there is no stored response {response_id[:80]!r} (any more)", param, code)
+        self._kept.move_to_end((client, response_id))
+        return found[0]
+
+    def delete(self, client: str, response_id: str) -> None:
+        """HttpError 404 if there is no such response."""
+        self.find(client, response_id)
+        self._bytes -= self._kept.pop((client, response_id))[1]

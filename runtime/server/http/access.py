@@ -1,0 +1,76 @@
+"""Access: what stands around everything. The id of a request, its line in the log, and the paths of a proxy."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..log import RequestContext, current_request, with_fields
+
+log = logging.getLogger("icc.serve")
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_POLLED = frozenset({"/live", "/ready", "/health", "/metrics", "/figures"})  # every few seconds: not worth a line
+
+
+class Access:
+    """ASGI middleware. A request's `X-Request-Id` is kept, or it gets one; the answer has it too.
+
+    root_path: where a proxy has put this server. Paths may come with it or without: proxies do either.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str = "") -> None:
+        self._app, self._root = app, root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        method = scope["method"]
+        if method == "HEAD":  # what GET would say; uvicorn leaves out the body
+            scope = {**scope, "method": "GET"}
+        scope["root_path"] = self._root
+        if self._root and scope["path"].startswith(f"{self._root}/"):
+            scope["path"] = scope["path"][len(self._root) :]
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request = RequestContext(given if _ID.fullmatch(given) else uuid.uuid4().hex, headers.get("traceparent", ""))
+        current_request.set(request)  # of this request's task, and of those that it starts
+        answer = _Answer(send, request.id)
+        start = time.perf_counter()
+        try:
+            await self._app(scope, receive, answer.send)
+        finally:
+            level = logging.DEBUG if scope["path"] in _POLLED else logging.INFO
+            if log.isEnabledFor(level):
+                client = scope.get("client")
+                fields = {
+                    "method": method,
+                    "path": scope["path"],
+                    "status": answer.status,
+                    "ms": round((time.perf_counter() - start) * 1e3, 1),
+                    "client": client[0] if client else "",
+                }
+                aborted = {} if answer.complete else {"aborted": True}
+                log.log(level, "request", extra=with_fields(**fields, **aborted, **request.fields))
+
+
+class _Answer:
+    """Looks at an answer as it goes out."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send, self._id = send, request_id.encode()
+        self.status, self.complete = 0, False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            # the second is what Anthropic's clients look for
+            ids = [(b"x-request-id", self._id), (b"request-id", self._id)]
+            message["headers"] = [*message.get("headers", ()), *ids]
+        await self._send(message)
+        self.complete = message["type"] == "http.response.body" and not message.get("more_body", False)

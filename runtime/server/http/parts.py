@@ -1,0 +1,65 @@
+"""Parts: what the routes work with, and what several of them do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+from fastapi import Request
+from fastapi.responses import Response
+
+from ..api.errors import HttpError
+from ..api.generate import Answer, Generator, whole_answer
+from ..api.jobs import Job, Jobs
+from ..api.metrics import Metrics
+from ..api.model import ServedModel
+from ..api.openresponses.conversations import Conversations
+from ..batches.batches import Batches
+from ..engine.engine_client import EngineClient, Stream
+from .bodies import json_response
+from .streams import CHUNKS, EventStream, Framing, while_connected
+
+GENERATION_ERRORS = (400, 404, 408, 413, 429, 500, 503)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the routes work with."""
+
+    model: ServedModel
+    engine: EngineClient
+    jobs: Jobs
+    generator: Generator
+    metrics: Metrics
+    conversations: Conversations
+    batches: Batches | None = None
+
+    def check_model(self, name: str | None) -> None:
+        """HttpError 404 for a model that is not served here."""
+        if name is not None and name not in self.model.names:
+            raise HttpError(
+                404,
+                f"the model {name[:80]!r} does not exist; this server has {', '.join(map(repr, self.model.names))}",
+                "model",
+                "model_not_found",
+            )
+
+    async def answer(
+        self,
+        request: Request,
+        job: Job,
+        make: Callable[[Stream], Answer],
+        streamed: bool | None,
+        framing: Framing = CHUNKS,
+    ) -> Response:
+        """Run the job; its answer in one piece, or as events."""
+        if streamed:
+            return EventStream(self.generator, job, make, framing)
+        answers: list[msgspec.Struct] = []
+
+        async def work() -> None:
+            answers.append(await whole_answer(self.generator, job, make))
+
+        await while_connected(request.receive, work())
+        return json_response(answers[0])

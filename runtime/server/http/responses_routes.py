@@ -1,0 +1,61 @@
+"""The routes of /v1/responses."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from ..api.openresponses.request import ResponsesRequest
+from ..api.openresponses.resource import DeletedResponse, InputItems
+from ..api.openresponses.resource import Response as ResponseResource
+from .bodies import decode_body, json_response
+from .openapi import operation
+from .parts import GENERATION_ERRORS, Parts
+from .streams import NAMED
+
+
+class InputTokens(msgspec.Struct):
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
+def add_responses(app: FastAPI, parts: Parts) -> None:
+    conversations, store = parts.conversations, parts.conversations.store
+
+    @app.post("/v1/responses", **operation(ResponseResource, ResponsesRequest, errors=GENERATION_ERRORS, events=True))
+    async def create(request: Request) -> Response:
+        """Answer a conversation, or the next turn of one that is stored here."""
+        body = await decode_body(request, ResponsesRequest)
+        parts.check_model(body.model)
+        job, make = await conversations.begin(body, request.scope["icc.client"])
+        return await parts.answer(request, job, make, body.stream, NAMED)
+
+    @app.post("/v1/responses/input_tokens", **operation(InputTokens, ResponsesRequest, errors=(400, 404, 408, 413)))
+    async def input_tokens(request: Request) -> Response:
+        """The number of tokens that a request is for the model."""
+        body = await decode_body(request, ResponsesRequest)
+        parts.check_model(body.model)
+        return json_response(InputTokens(await conversations.count(body, request.scope["icc.client"])))
+
+    @app.get("/v1/responses/{response_id}", **operation(ResponseResource, errors=(404,)))
+    async def one(request: Request, response_id: str) -> Response:
+        """A stored response."""
+        return json_response(store.find(request.scope["icc.client"], response_id).response)
+
+    @app.delete("/v1/responses/{response_id}", **operation(DeletedResponse, errors=(404,)))
+    async def delete(request: Request, response_id: str) -> Response:
+        """Forget a stored response."""
+        store.delete(request.scope["icc.client"], response_id)
+        return json_response(DeletedResponse(response_id))
+
+    @app.get("/v1/responses/{response_id}/input_items", **operation(InputItems, errors=(404,)))
+    async def input_items(request: Request, response_id: str) -> Response:
+        """What a stored response answered."""
+        stored = store.find(request.scope["icc.client"], response_id)
+        data = stored.input_items()
+        if request.query_params.get("order") != "asc":
+            data.reverse()
+        return json_response(InputItems(data, data[0]["id"], data[-1]["id"]))

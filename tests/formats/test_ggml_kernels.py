@@ -1,0 +1,71 @@
+"""Every block format in the kernels of the CPU: rows of a table, and products with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import run_lowered as run_lowered_module
+import torch
+from gguf_models import random_blocks
+from icc.compiler.backends.cpu.isa import host_isas
+from icc.compiler.frontend.source.gguf.container import Entry
+from icc.compiler.frontend.source.gguf.tensors import BlockTensor
+from icc.compiler.graph.graph import Graph
+from icc.compiler.graph.parser import parse_graph
+from icc.compiler.weights.formats.ggml import GGML_FORMATS
+from run_lowered import lower_graph, optimize, run_lowered
+
+KINDS = sorted(GGML_FORMATS)
+ROWS, N, K = 40, 35, 768
+
+
+def weight(folder: Path, kind: str, rows: int, seed: int) -> BlockTensor:
+    raw = random_blocks(gguf.GGMLQuantizationType[kind.upper()], rows, K, np.random.default_rng(seed))
+    path = folder / f"{kind}-{seed}"
+    path.write_bytes(raw.tobytes())
+    return BlockTensor(Entry(kind, path, 0, raw.nbytes, (rows, K), kind), GGML_FORMATS[kind])
+
+
+def graph_of(folder: Path, kind: str) -> Graph:
+    """Logits: rows of a table through a product, table and matrix of one format."""
+    graph = parse_graph(
+        "graph(%token_ids: i64[T]):\n"
+        f"  %0: f32[T, {K}] = icc.embedding(%token_ids, @table: f32[{ROWS}, {K}])\n"
+        f"  %1: f32[T, {N}] = icc.linear(%0, @w: f32[{N}, {K}], None)\n"
+        "  return %1\n"
+    )
+    graph.weights["table"], graph.weights["w"] = weight(folder, kind, ROWS, 1), weight(folder, kind, N, 2)
+    return graph
+
+
+def int8_rows(x: torch.Tensor, group: int) -> torch.Tensor:
+    """What quantize_rows makes of float32 activations, float64."""
+    groups = x.unflatten(-1, (-1, group))
+    peak = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30)
+    limit = torch.tensor(127.0)  # a number over a tensor would be its reciprocal, rounded, times the number
+    return ((groups * (limit / peak)).round().double() * (peak / limit)).flatten(-2)
+
+
+@pytest.fixture
+def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Micro-kernels of three numbers of rows, instead of eleven: the text of all is one."""
+    isa = host_isas()[0]
+    some = tuple(b for b in isa.quant_blocks if b.rows in (1, 4, 8))
+    monkeypatch.setattr(run_lowered_module, "host_isas", lambda: (replace(isa, quant_blocks=some),))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_the_cpu(kind: str, tmp_path: Path, few_blocks: None) -> None:
+    graph = graph_of(tmp_path, kind)
+    lowered = lower_graph(optimize(graph))
+    assert {w.format for w in lowered.program.weights.values()} == {kind}
+    for count in (1, 7, 19):  # blocks of one row, of several, and more than the largest
+        ids = np.random.default_rng(count).integers(0, ROWS, count).tolist()
+        found = run_lowered(lowered, tmp_path / str(count), ids)
+        x = graph.weights["table"].load()[ids]
+        expected = int8_rows(x, GGML_FORMATS[kind].group) @ graph.weights["w"].load().double().T
+        assert np.abs(found - expected.numpy()).max() < 2e-5 * float(expected.abs().max()), count

@@ -1,0 +1,58 @@
+"""Metrics as Prometheus reads them: each once, of its kind, and vLLM's names only where they are wished for."""
+
+from __future__ import annotations
+
+import re
+
+from icc.runtime.server.api.metrics import Metrics
+from icc.runtime.server.engine.messages import Report, Stats
+
+# of vLLM v1's metrics, those that this server has too, and their kinds
+VLLM = {
+    "num_requests_running": "gauge", "num_requests_waiting": "gauge", "kv_cache_usage_perc": "gauge",
+    "num_preemptions_total": "counter", "prompt_tokens_total": "counter", "generation_tokens_total": "counter",
+    "prefix_cache_queries_total": "counter", "prefix_cache_hits_total": "counter", "request_success_total": "counter",
+    "iteration_tokens_total": "histogram", "time_to_first_token_seconds": "histogram",
+    "inter_token_latency_seconds": "histogram", "request_time_per_output_token_seconds": "histogram",
+    "e2e_request_latency_seconds": "histogram", "request_queue_time_seconds": "histogram",
+    "request_prefill_time_seconds": "histogram", "request_decode_time_seconds": "histogram",
+    "request_prompt_tokens": "histogram", "request_generation_tokens": "histogram",
+    "request_params_max_tokens": "histogram", "request_params_n": "histogram",
+}  # fmt: skip
+
+
+def families(text: str, prefix: str) -> dict[str, str]:
+    """Kinds by name; a family that is there twice is an error."""
+    found = re.findall(rf"^# TYPE {prefix}(\S+) (\S+)$", text, re.MULTILINE)
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+def test_every_metric_is_there_once_and_named_by_its_kind() -> None:
+    text = Metrics("m").exposition().decode()
+    assert "vllm:" not in text and "_created" not in text and len(text.splitlines()) < 400
+    kinds = families(text, "icc:")
+    assert kinds["engine_restarts_total"] == "counter" and kinds["iteration_tokens"] == "histogram"
+    for name, kind in kinds.items():  # as promtool asks
+        assert (kind == "counter") == name.endswith("_total"), name
+
+
+def test_vllms_names_are_those_that_vllm_has() -> None:
+    text = Metrics("m", vllm=True).exposition().decode()
+    assert families(text, "vllm:") == VLLM
+    assert 'vllm:num_requests_running{engine="0",model_name="m"} 0.0' in text
+
+
+def test_counters_go_on_when_the_engine_is_started_again() -> None:
+    metrics = Metrics("m")
+    for steps in (3, 5, 1):  # the last is of a new process
+        metrics.step(Report([], Stats(steps=steps, output_tokens=10 * steps), step_tokens=4, step_s=0.01))
+    text = metrics.exposition().decode()
+    assert 'icc:engine_steps_total{model_name="m"} 6.0' in text
+    assert 'icc:generation_tokens_total{model_name="m"} 60.0' in text
+    assert 'icc:iteration_tokens_count{model_name="m"} 3.0' in text
+
+
+def test_an_engine_that_embeds_has_no_metrics_of_sampling() -> None:
+    kinds = families(Metrics("m", generates=False).exposition().decode(), "icc:")
+    assert "time_to_first_token_seconds" not in kinds and "e2e_request_latency_seconds" in kinds

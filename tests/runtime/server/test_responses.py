@@ -1,0 +1,193 @@
+"""/v1/responses, by the official client and by hand, on a model that counts: after byte b comes b + 1."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+from icc.runtime.server.api.decoding import decode
+from icc.runtime.server.api.errors import HttpError
+from icc.runtime.server.api.openresponses.chat import chat_request, items_of
+from icc.runtime.server.api.openresponses.request import ResponsesRequest
+from icc.runtime.server.api.openresponses.resource import Response
+from icc.runtime.server.api.openresponses.store import ResponseStore
+
+from .conftest import Served
+from .test_structured import TOOLS
+
+pytestmark = pytest.mark.usefixtures("idle_after")
+TOOL = {"type": "function", **TOOLS[0]["function"]}
+SAID = "\x0b\x0c\r"  # the bytes after the prompt's last, a newline
+
+
+@pytest.fixture
+def client(served: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+
+
+def test_a_text_is_answered(client: openai.OpenAI) -> None:
+    answer = client.responses.create(model="toy", input="x", instructions="s", max_output_tokens=3, metadata={"a": "b"})
+    assert answer.output_text == SAID and answer.status == "incomplete"
+    assert answer.incomplete_details is not None and answer.incomplete_details.reason == "max_output_tokens"
+    assert answer.usage is not None and answer.usage.output_tokens == 3 and answer.metadata == {"a": "b"}
+    assert answer.output[0].id.startswith("msg_") and answer.id.startswith("resp_")
+    ended = client.responses.create(model="toy", input="x", extra_body={"stop": "\r"})
+    assert ended.status == "completed" and ended.output_text == "\x0b\x0c"
+
+
+def test_events_come_in_their_order_and_with_numbers(client: openai.OpenAI) -> None:
+    stream = client.responses.create(model="toy", input="x", stream=True, extra_body={"stop": "\x10"})
+    events = list(stream)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    deltas = kinds.count("response.output_text.delta")
+    assert kinds == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+        *["response.output_text.delta"] * deltas, "response.output_text.done", "response.content_part.done",
+        "response.output_item.done", "response.completed",
+    ]  # fmt: skip
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == events[-1].response.output_text == "\x0b\x0c\r\x0e\x0f"
+    assert events[0].response.status == "in_progress" and events[0].response.output == []
+    with client.responses.stream(model="toy", input="x", extra_body={"stop": "\x0e"}) as accumulated:
+        assert accumulated.get_final_response().output_text == SAID
+
+
+def test_a_tool_is_called_and_its_result_given(client: openai.OpenAI) -> None:
+    fields = {"model": "toy", "tools": [TOOL], "max_output_tokens": 200, "temperature": 30, "extra_body": {"seed": 2}}
+    first = client.responses.create(input="x", tool_choice="required", parallel_tool_calls=False, **fields)
+    [call] = [item for item in first.output if item.type == "function_call"]
+    assert json.loads(call.arguments)["city"] in ("Oslo", "Rome") and call.name == TOOL["name"]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    again = client.responses.create(input=[{"role": "user", "content": "x"}, call, result], **fields)
+    assert again.status in ("completed", "incomplete")
+    kept = client.responses.create(input=[result], previous_response_id=first.id, **fields)
+    assert kept.usage is not None and again.usage is not None
+    assert kept.usage.input_tokens == again.usage.input_tokens
+
+
+def test_a_call_is_streamed(client: openai.OpenAI) -> None:
+    fields = {"max_output_tokens": 200, "temperature": 30, "extra_body": {"seed": 2}}
+    choice = {"type": "function", "name": TOOL["name"]}
+    with client.responses.stream(model="toy", input="x", tools=[TOOL], tool_choice=choice, **fields) as stream:
+        events = list(stream)
+    kinds = [event.type for event in events]
+    at = kinds.index("response.function_call_arguments.done")
+    assert "response.function_call_arguments.delta" in kinds[:at] and kinds[at + 1] == "response.output_item.done"
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == events[at].arguments and json.loads(events[at].arguments)["city"] in ("Oslo", "Rome")
+    added = events[kinds.index("response.output_item.added")].item
+    assert added.type == "function_call" and added.name == TOOL["name"] and added.status == "in_progress"
+
+
+def test_structured_output(client: openai.OpenAI) -> None:
+    from typing import Literal
+
+    import pydantic
+
+    class Pet(pydantic.BaseModel):
+        kind: Literal["cat", "dog"]
+
+    answer = client.responses.parse(model="toy", input="x", text_format=Pet, max_output_tokens=100)
+    assert isinstance(answer.output_parsed, Pet)
+
+
+def test_logprobs_are_given_where_they_are_asked_for(client: openai.OpenAI) -> None:
+    include = ["message.output_text.logprobs"]
+    answer = client.responses.create(model="toy", input="x", max_output_tokens=2, top_logprobs=2, include=include)
+    logprobs = answer.output[0].content[0].logprobs
+    assert [entry.token for entry in logprobs] == ["\x0b", "\x0c"] and len(logprobs[0].top_logprobs) == 2
+
+
+def test_a_stored_response_can_be_got_gone_on_from_and_forgotten(client: openai.OpenAI, served: Served) -> None:
+    first = client.responses.create(model="toy", input="x", max_output_tokens=3)
+    assert client.responses.retrieve(first.id).output_text == SAID
+    assert [item.content[0].text for item in client.responses.input_items.list(first.id)] == ["x"]
+    second = client.responses.create(model="toy", input="y", previous_response_id=first.id, max_output_tokens=3)
+    whole = [{"role": "user", "content": "x"}, {"role": "assistant", "content": SAID}, {"role": "user", "content": "y"}]
+    again = client.responses.create(model="toy", input=whole, max_output_tokens=3)
+    assert second.previous_response_id == first.id and second.usage.input_tokens == again.usage.input_tokens
+    third = client.responses.create(model="toy", input="z", previous_response_id=second.id, max_output_tokens=1)
+    assert third.usage.input_tokens > second.usage.input_tokens
+    client.responses.delete(first.id)
+    for wrong in (first.id, "resp_unknown"):
+        reply = served.ask("POST", "/v1/responses", {"model": "toy", "input": "a", "previous_response_id": wrong})
+        assert reply.status == 404 and reply.json["error"]["code"] == "previous_response_not_found"
+    unstored = client.responses.create(model="toy", input="x", max_output_tokens=1, store=False)
+    assert served.ask("GET", f"/v1/responses/{unstored.id}").status == 404
+
+
+def test_truncation_drops_turns_from_the_beginning(client: openai.OpenAI) -> None:
+    turns = [{"role": "system", "content": "s"}]
+    turns += [{"role": role, "content": "a" * 900} for _ in range(3) for role in ("user", "assistant")]
+    turns.append({"role": "user", "content": "b"})
+    with pytest.raises(openai.BadRequestError):
+        client.responses.create(model="toy", input=turns, max_output_tokens=1)
+    answer = client.responses.create(model="toy", input=turns, max_output_tokens=1, truncation="auto")
+    assert answer.usage is not None and 900 < answer.usage.input_tokens < 4096
+
+
+def test_what_is_not_served_is_refused_by_name(served: Served) -> None:
+    base = {"model": "toy", "input": "x"}
+    image = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
+    for fields, param in [
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"input": [image]}, "input[0].content[0].type"),
+        ({"input": []}, "input"),
+    ]:
+        reply = served.ask("POST", "/v1/responses", base | fields)
+        assert reply.status == 400 and reply.json["error"]["param"] == param, reply.raw
+
+
+def test_tokens_are_counted(served: Served) -> None:
+    counted = served.ask("POST", "/v1/responses/input_tokens", {"model": "toy", "input": "hello"}).json
+    assert counted["input_tokens"] == served.chat("hello", max_tokens=1)["usage"]["prompt_tokens"]
+
+
+# -- pure --------------------------------------------------------------------------------------------------------------
+
+
+def chat_of(**fields) -> list[dict]:
+    import msgspec
+
+    request = decode(json.dumps({"model": "m", **fields}).encode(), ResponsesRequest)
+    return msgspec.to_builtins(chat_request(request, items_of(request)).messages)
+
+
+def test_what_the_model_did_at_a_stretch_is_one_message() -> None:
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}", "status": "completed", "id": "fc"}
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b", "annotations": []}]},
+        call,
+        {**call, "call_id": "2"},
+        {"type": "function_call_output", "call_id": "1", "output": "r"},
+        {"type": "function_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "s"}]},
+        {"role": "developer", "content": "d"},
+    ]
+    messages = chat_of(input=items, instructions="i")
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "tool", "developer"]
+    assert [called["id"] for called in messages[2]["tool_calls"]] == ["1", "2"] and messages[2]["content"] == "b"
+    assert [message["content"] for message in messages[3:5]] == ["r", "s"]
+
+
+def test_the_store_is_bounded_and_keeps_clients_apart() -> None:
+    def response(name: str, text: str) -> Response:
+        fields = dict.fromkeys(Response.__struct_fields__)
+        return Response(**{**fields, "id": name, "output": [], "instructions": text})  # type: ignore[arg-type]
+
+    size = 1000
+    store = ResponseStore(5 * size)
+    for number in range(20):
+        store.add("a", response(f"r{number}", "x" * (size // 2)), [], 0)
+    assert store.find("a", "r19").response.id == "r19"
+    for client, name in (("b", "r19"), ("a", "r0")):
+        with pytest.raises(HttpError) as error:
+            store.find(client, name)
+        assert error.value.status == 404
+    store.add("a", response("big", "x" * 10 * size), [], 0)  # more than there is room for: everything goes
+    with pytest.raises(HttpError):
+        store.find("a", "big")
