@@ -73,9 +73,8 @@ def document(app: FastAPI, model: ServedModel) -> dict[str, Any]:
         for name in _ANSWERED:
             if name in schemas:
                 schemas[name]["properties"]["model"]["enum"] = list(model.names)
-        if "CompletionRequest" in schemas and not model.fills:
-            schemas["CompletionRequest"]["properties"]["suffix"] = {"enum": ["", None]}
         _pass_what_says_nothing(schemas)
+        _say_whether_it_fills(schemas, model)
         for name, field, prompt in (
             ("CompletionRequest", "prompt", PROMPT_SCHEMA),
             ("EmbeddingRequest", "input", INPUT_SCHEMA),
@@ -105,6 +104,12 @@ def document(app: FastAPI, model: ServedModel) -> dict[str, Any]:
                 described["responses"].pop("422", None)  # FastAPI's own; errors of this API are 400
         app.openapi_schema = found
     return app.openapi_schema
+
+
+def _say_whether_it_fills(schemas: dict[str, Any], model: ServedModel) -> None:
+    """A model without tokens for it fills nothing in."""
+    if "CompletionRequest" in schemas and not model.fills:
+        schemas["CompletionRequest"]["properties"]["suffix"] = {"enum": ["", None]}
 
 
 def _pass_what_says_nothing(schemas: dict[str, Any]) -> None:
