@@ -61,7 +61,7 @@ def _read_call(tape: Tape, parts: Parts, form: CallFormat, schemas: Schemas) -> 
         found = yield from _read_named(tape, parts, form, schemas)
     if not found:
         return False
-    parts.end_call()
+    parts.end_call(whole=not tape.ended)
     tails = {*form.tails, ";", *([",", "]"] if is_list or "[" in form.opening else ())}
     while True:
         tape.keep()

@@ -32,7 +32,7 @@ def read_messages(tape: Tape, parts: Parts, inside: bool) -> Reading[None]:
             empty = yield from _read_body(tape, parts.argue)
             if empty:
                 parts.argue("{}")
-            parts.end_call()
+            parts.end_call(whole=not tape.ended)
         elif (channel := _CHANNEL_NAME.search(header)) and channel[1] == "analysis":
             parts.begin_thought()
             yield from _read_body(tape, parts.think)

@@ -113,9 +113,9 @@ class Parts:
         if text:
             self._parts.append(CallArguments(self.calls - 1, text))
 
-    def end_call(self) -> None:
-        """The call that began last has ended."""
-        self._ending = self._most is not None and self.calls >= self._most
+    def end_call(self, whole: bool) -> None:
+        """The call that began last has ended; not whole, if the answer was cut off in it."""
+        self._ending = whole and self._most is not None and self.calls >= self._most
 
     def end(self) -> None:
         """The answer has ended: blanks that were held back are shown, unless they are at an edge."""

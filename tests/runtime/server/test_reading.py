@@ -202,3 +202,11 @@ def test_a_prompt_may_end_in_a_thought() -> None:
     assert read(form, "hm</think>Yes", 2, thinking=True)[:2] == ("Yes", "hm")
     assert form.without_thought("a\n<think>\n") == "a\n<think>\n\n</think>\n\n"
     assert HARMONY.without_thought("<|start|>assistant").endswith("<|channel|>final<|message|>")
+
+
+def test_a_call_that_was_cut_off_is_not_the_last_that_is_wanted() -> None:
+    for text, full in (('{"name": "f", "arguments": {"a": "x', False), ('{"name": "f", "arguments": {"a": 1}}', True)):
+        reader = AnswerReader(QWEN, SCHEMAS, 1)
+        reader.push("<tool_call>" + text)
+        reader.finish()
+        assert reader.calls == 1 and reader.full == full
