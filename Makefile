@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test soak lint types contracts ci clean clients bench-cpu
+.PHONY: demo test soak lint types contracts docs ci clean clients bench-cpu
 
 demo: $(VENV)/.compile
 	@mkdir -p build
@@ -38,6 +38,10 @@ types: $(VENV)/.dev
 
 contracts: $(VENV)/.dev
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.dev
+	$(INSTALL) sphinx furo myst-parser
+	$(BIN)/python -m sphinx -q -W -b html docs build/docs
 
 ci:
 	.ci/run

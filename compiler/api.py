@@ -49,7 +49,8 @@ def compile_model(
     progress: Literal["bar"] | Callable[[CompileProgress], object] | None = None,
     **options: Unpack[CompileFields],
 ) -> Path:
-    """Compile a Hugging Face checkpoint directory to an engine directory (default: MODEL.engine); returns its path.
+    """Compile a Hugging Face checkpoint, a directory or the name of a model on the hub, to an engine directory
+    (default: MODEL.engine); returns its path.
 
     `options` are the fields of CompileOptions: target, quant, max_seq_len, force, ... progress: "bar" shows it on
     standard error, as the command line does; a function is called whenever something was done. Stages and warnings go

@@ -31,11 +31,8 @@ def load_calibration(
 
     A text with fewer tokens than asked for gives fewer windows; one that does not fill a single window is refused.
     """
-    if tokenizer_file is None and path is not None:
-        raise UsageError(
-            f"calibration text {path} cannot be used: the model has no tokenizer.json",
-            "leave --calib out to calibrate on random token ids",
-        )
+    if path is not None:
+        check_text(path, tokenizer_file is not None)
     if tokenizer_file is None:
         source = random.Random(seed)
         ids = [[source.randrange(vocab_size) for _ in range(sequence_length)] for _ in range(num_sequences)]
@@ -51,6 +48,19 @@ def load_calibration(
     stride = (len(tokens) - sequence_length) / max(1, count - 1)
     starts = [int(i * stride) for i in range(count)]
     return Calibration([tokens[start : start + sequence_length] for start in starts])
+
+
+def check_text(path: Path, has_tokenizer: bool) -> None:
+    """UsageError for a calibration text that cannot be used, as far as shows before it is tokenized.
+
+    has_tokenizer: whether the model has one."""
+    if not has_tokenizer:
+        raise UsageError(
+            f"calibration text {path} cannot be used: the model has no tokenizer.json",
+            "leave --calib out to calibrate on random token ids",
+        )
+    if not read_text(path).strip():
+        raise UsageError(f"calibration text {path} is empty")
 
 
 def read_text(path: Path) -> str:

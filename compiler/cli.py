@@ -11,8 +11,12 @@ from ..runtime.cli.group import Cli, Lazy
 _HERE = f"{__package__}.commands"
 COMMANDS = {
     "compile": Lazy(f"{_HERE}.compile", "compile_command"),
+    "plan": Lazy(f"{_HERE}.plan", "plan_command"),
     **RUNTIME,
+    **{name: Lazy(f"{_HERE}.on_demand", f"{name}_command") for name in ("run", "chat", "serve") if name in RUNTIME},
     "eval": Lazy(f"{_HERE}.evaluate", "eval_command"),
+    "cache list": Lazy(f"{_HERE}.cache", "list_command"),
+    "cache prune": Lazy(f"{_HERE}.cache", "prune_command"),
     "inspect": Lazy(f"{_HERE}.inspect", "inspect_command"),
     "opt": Lazy(f"{_HERE}.opt", "opt_command"),
     "train-heads": Lazy(f"{_HERE}.train_heads", "train_heads_command"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 
 from ..runtime.progress.stream import open_display
-from .errors import UsageError
 from .options import CompileOptions
 from .progress import Reporter
 from .report import CompileReport
@@ -55,6 +54,8 @@ def show_summary(options: CompileOptions, report: CompileReport, reporter: Repor
     table.add_row("time", f"{sum(reporter.seconds.values()):.1f} s: {times}")
     weights = f"{_mib(report.weight_bytes)}, {report.bits_per_weight:.2f} bits per weight ({options.quant})"
     table.add_row("weights", f"{report.num_parameters / 1e6:.1f} M parameters, {weights}")
+    if report.given:
+        table.add_row("as given", given_formats(report.given))
     table.add_row(
         "memory", f"{report.arena_bytes_per_token} B arena and {report.kv_bytes_per_token:.0f} B KV per token"
     )
@@ -71,18 +72,35 @@ def show_summary(options: CompileOptions, report: CompileReport, reporter: Repor
     console.print(table)
 
 
+def given_formats(given: Mapping[str, int]) -> str:
+    """Which formats a checkpoint's weights are kept in, and what is stored in more bits than it has there."""
+    from .weights.formats.ggml import file_bits
+    from .weights.formats.registry import find_format
+
+    found: list[str] = []
+    for name, count in given.items():
+        form = find_format(name)
+        own, kept = file_bits(name), form.bits_per_weight((1, 256))
+        more = (
+            f" (re-encoded without loss: {kept:.2f} bits per weight instead of {own:.2f})" if kept > 1.05 * own else ""
+        )
+        found.append(f"{name} {count}{more}")
+    return ", ".join(found)
+
+
 def show_explanation(report: CompileReport, name: str) -> None:
     """Where and why `name`, a pass or a rule, did not fire."""
-    known = {p["name"] for p in report.passes} | {r["rule"] for p in report.passes for r in p["refusals"]}
-    if name not in known:
-        raise UsageError(f"--explain: no pass or rule is called {name!r}", f"known: {', '.join(sorted(known))}")
-    console = Console(highlight=False)
+    console, said = Console(highlight=False), False
     for entry in report.passes:
         for refusal in entry["refusals"]:
             if name in (entry["name"], refusal["rule"]):
+                said = True
                 console.print(f"{refusal['rule']} at {refusal['node']}: {refusal['reason']}")
         if entry["name"] == name:
+            said = True
             console.print(f"{name}: {entry['counts'] or 'nothing to do'}")
+    if not said:
+        console.print(f"{name}: refused nothing, or no part of this compile")
 
 
 def show_accuracy(output: Path, accuracy: Sequence[Sequence[float]]) -> None:

@@ -33,7 +33,10 @@ from .weights.handles import QuantizedWeight
 
 def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport:
     """Run every stage; `reporter` hears of them. Returns what report.json and the summary are made of."""
-    target, choice = check(options)
+    request = check(options)
+    options, target, choice = request.options, request.target, request.choice
+    for warning in request.warnings:
+        reporter.warn(warning)
     heads = choice.read_heads() if choice else ()
     source = open_source(options.model)
     options = replace(options, model=source.files)

@@ -9,7 +9,9 @@ __all__ = [
     "ExtensionError",
     "GraphTextError",
     "HeadMismatch",
+    "HubError",
     "IccError",
+    "OutOfMemory",
     "OutputExistsError",
     "PassError",
     "SequenceLengthError",
@@ -120,3 +122,23 @@ class HeadMismatch(IccError):
         )
         self.tensor = tensor
         self.what = what
+
+
+class HubError(IccError):
+    """A model cannot be had from the Hugging Face hub: no network, no such name, no permission."""
+
+    exit_code = 40
+
+
+class OutOfMemory(IccError):
+    """The machine has not the memory that a stage of the compile needs. `stage` is its name."""
+
+    exit_code = 41
+
+    def __init__(self, stage: str, reason: str = "") -> None:
+        detail = f": {reason}" if reason else ""
+        super().__init__(
+            f"out of memory while compiling ({stage}){detail}",
+            "free memory, or compile on a machine that has more: `icc plan MODEL` says what a compile takes",
+        )
+        self.stage = stage

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..passes.base import Pass, PassContext
 from ..passes.manager import PassReport, run_passes
-from .errors import PassError, UsageError
+from .errors import PassError
 from .graph.graph import Graph
 from .graph.interpret import interpret
 from .graph.parser import parse_graph
@@ -126,11 +126,7 @@ def token_ids(graph: Graph) -> list[int]:
 
 
 def explain(reports: Sequence[PassReport], name: str) -> str:
-    """Where and why `name`, a pass or a rule, refused; UsageError where none is called so."""
-    rules = {refusal.rule for report in reports for refusal in report.refusals}
-    if name not in rules | {report.name for report in reports}:
-        known = ", ".join(sorted(rules | {report.name for report in reports}))
-        raise UsageError(f"--explain: no pass or rule is called {name!r}", f"known: {known}")
+    """Where and why `name`, a pass or a rule, refused."""
     lines = []
     for report in reports:
         found = [r for r in report.refusals if r.reason and name in (report.name, r.rule)]

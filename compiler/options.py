@@ -10,6 +10,8 @@ from ..runtime.format.manifest import Pooling
 from ..runtime.settings import setting
 from . import quantization, targets
 from .errors import UsageError
+from .frontend.source.hub import is_hub_name
+from .frontend.source.identify import CONFIG
 from .quantization import HEAD_FORMATS, QUANTIZATIONS
 from .targets import find_target
 
@@ -112,6 +114,9 @@ def _choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def default_output(model: Path) -> Path:
-    """model/ -> model.engine beside it."""
+    """model/ or model.gguf -> model.engine beside it; the name of a hub model, ORG/NAME -> NAME.engine here."""
+    if is_hub_name(model):
+        return Path.cwd() / (model.name.partition("@")[0] + ".engine")
     resolved = model.resolve()
-    return resolved.with_name(resolved.name + ".engine")
+    resolved = resolved.parent if resolved.is_file() and resolved.name == CONFIG else resolved
+    return resolved.with_name(resolved.name.removesuffix(".gguf") + ".engine")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from ..runtime.progress.estimate import Estimate
+from .errors import OutOfMemory
 
 log = logging.getLogger("icc.compile")
 
@@ -30,10 +31,15 @@ class Reporter:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """A named part of the compile."""
+        """A named part of the compile; OutOfMemory where memory ran out in it."""
         start = time.perf_counter()
         self.enter(name)
-        yield
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:
+            if not _is_memory(error):
+                raise
+            raise OutOfMemory(name, " ".join(str(error).split())[:200]) from error
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
         self.leave(name, self.seconds[name])
 
@@ -91,3 +97,9 @@ class LoggingReporter(Reporter):
             left = self._estimate.left(now)
             elapsed = now - self._estimate.start
             self._heard(CompileProgress(self._stage, text, self._estimate.share, elapsed, left))
+
+
+def _is_memory(error: Exception) -> bool:
+    """Whether an error says that memory ran out; torch's allocators say it in a RuntimeError."""
+    text = str(error)
+    return isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text

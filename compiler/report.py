@@ -25,6 +25,7 @@ from .options import CompileOptions
 from .phases import Phases, Stage, layer_of
 from .program.profile import Profile
 from .targets import Target
+from .weights.handles import QuantizedWeight, pieces_of
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,15 @@ class CompileReport:
     objects: list[dict[str, Any]]
     speculation: dict[str, Any] | None
     tuned: list[str]
+    given: dict[str, int] = field(default_factory=dict)
     engine_bytes: int = field(default=0, compare=False)
 
     def to_json(self) -> bytes:
         """report.json."""
         facts = asdict(self)
         facts.pop("engine_bytes")
+        if not self.given:
+            facts.pop("given")
         return json.dumps(facts, indent=1).encode() + b"\n"
 
 
@@ -117,7 +121,16 @@ def make_report(
         objects=program.plan.resources() if program.plan else [],
         speculation=None if program.speculation is None else msgspec.to_builtins(program.speculation),
         tuned=tuned,
+        given=_given(graph),
     )
+
+
+def _given(graph: Graph) -> dict[str, int]:
+    """Weights by the format that the checkpoint has them in."""
+    names = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    kinds = [pieces_of(graph.weights[name]) for name in sorted(names)]
+    given = [w.storage.name for weights in kinds for w in weights if isinstance(w, QuantizedWeight) and w.given]
+    return dict(sorted(Counter(given).items()))
 
 
 def _pass_facts(report: PassReport) -> dict[str, Any]:

@@ -2,14 +2,100 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .backends.errors import ToolchainError
+from .calibration import check_text
 from .engine.output import check_output
+from .errors import CheckpointError, UsageError
+from .frontend.source import hub
+from .frontend.source.identify import Found, find_checkpoint
+from .frontend.source.lengths import check_length
+from .frontend.source.pooling import read_pooling
+from .frontend.source.refuse import check_config, check_head
+from .frontend.source.shards import weight_files
 from .options import CompileOptions
+from .quantization import QUANTIZATIONS
 from .speculate.choice import SpecChoice
 from .targets import Target, find_target
 
+TOKENIZER = "tokenizer.json"
+_TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")  # of other libraries
 
-def check(options: CompileOptions) -> tuple[Target, SpecChoice | None]:
-    """The target and the drafter; raises what is wrong with them, or with the place of the engine."""
+
+@dataclass(frozen=True)
+class Request:
+    """A compile that nothing speaks against so far: its options, with the model as a directory or file here, its
+    target and drafter, and what the user should know."""
+
+    options: CompileOptions
+    target: Target
+    choice: SpecChoice | None
+    warnings: tuple[str, ...] = ()
+
+
+def check(options: CompileOptions) -> Request:
+    """The compile that is asked for; a model from the hub is downloaded. IccError says what is wrong with it.
+
+    First comes what needs no network, then config.json, then the files that the compile reads.
+    """
     target, choice = find_target(options.target), SpecChoice.parse(options.spec)
+    _check_places(options, target, choice)
+    found = find_model(options.model)
+    check_found(found, options)
+    model = hub.fetch(options.model) if hub.is_hub_name(options.model) else found.path
+    options = replace(options, model=model)
+    has_tokenizer = found.is_gguf or (model / TOKENIZER).is_file()
+    if not found.is_gguf:
+        weight_files(model)
+        if options.task == "embed":
+            read_pooling(model, options.pooling)
+    if options.calib is not None:
+        check_text(options.calib, has_tokenizer)
+    return Request(options, target, choice, () if has_tokenizer else _warnings(model))
+
+
+def find_model(model: Path) -> Found:
+    """The checkpoint that MODEL names: here, or on the hub, of which config.json alone is downloaded."""
+    return find_checkpoint(hub.fetch_config(model) if hub.is_hub_name(model) else model)
+
+
+def check_found(found: Found, options: CompileOptions) -> None:
+    """What config.json says against a compile with these options, or the header of a GGUF file."""
+    check_length(found.config, options.max_seq_len)
+    if found.is_gguf:
+        return
+    check_config(found.path, found.config)
+    if options.task == "generate":
+        check_head(found.path, found.config)
+
+
+def _check_places(options: CompileOptions, target: Target, choice: SpecChoice | None) -> None:
+    """What the options say of files and directories besides the model; and the C++ compiler."""
+    heads = choice.heads if choice else None
+    if heads is not None and not heads.is_dir():
+        raise CheckpointError(f"--spec medusa:{heads} is not a directory", "train heads with `icc train-heads`")
+    if options.calib is not None:
+        chosen = QUANTIZATIONS[options.quant]
+        if not (chosen and chosen.calibrated) and heads is None:
+            calibrated = ", ".join(name for name, found in QUANTIZATIONS.items() if found and found.calibrated)
+            raise UsageError(
+                f"--calib is not used by --quant {options.quant}, which reads no text",
+                f"leave it out, or choose from: {calibrated}",
+            )
+    if options.dump_passes is not None and options.dump_passes.exists() and not options.dump_passes.is_dir():
+        raise UsageError(f"--dump-passes {options.dump_passes} is not a directory")
     check_output(options.output, options.force)
-    return target, choice
+    compiler = os.environ.get("CXX", "g++")
+    if target.backend == "cpu" and shutil.which(compiler) is None:
+        raise ToolchainError([compiler], f"error: {compiler} is not installed")
+
+
+def _warnings(model: Path) -> tuple[str, ...]:
+    """What a compile can do without, but whoever runs the engine may miss."""
+    others = [name for name in _TOKENIZERS if (model / name).is_file()]
+    made = "; AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) makes one of its " + others[0] if others else ""
+    return (f"{model} has no {TOKENIZER}: the engine takes and gives token ids only{made}",)

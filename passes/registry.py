@@ -37,6 +37,27 @@ PASSES: dict[str, str] = {
     "select-logit-rows": "attention.select_logit_rows:SelectLogitRows",
     "simplify": "canonicalize.simplify:Simplify",
 }
+# The rules of these passes, and the choices that name their reasons; with the names of passes, what --explain knows.
+RULES = (
+    "awq-scale",
+    "divide-by-power-of-two",
+    "gptq",
+    "layer-norm",
+    "neutral-element",
+    "no-op",
+    "quantize",
+    "rms-norm",
+    "rope-half",
+    "rope-interleaved",
+    "rope-partial",
+    "rope-split-half",
+    "scaled-layer-norm",
+    "scaled-rms-norm",
+    "shifted-layer-norm",
+    "slice-of-slice",
+    "square",
+    "view-of-view",
+)
 PHASES = ("canonicalize", "attention", "fuse")  # functions of pipelines.py that need no arguments
 _ITEM = re.compile(r"\s*([\w-]+)\s*(?:\{([^}]*)\})?\s*(?:,|$)")
 _READ: dict[Any, Callable[[str], Any]] = {
@@ -73,6 +94,13 @@ def check_names(text: str) -> None:
     for name, _ in _items(text):
         if name not in PHASES and name not in PASSES and name not in extensions.names(GROUP):
             raise UsageError(f"there is no pass {name!r}", f"passes: {', '.join([*PHASES, *pass_names()])}")
+
+
+def check_explainable(name: str) -> None:
+    """UsageError where no pass and no rule is called `name`; imports no pass, so rules of other packages pass."""
+    if name not in RULES and name not in pass_names() and not extensions.names(GROUP):
+        known = ", ".join(sorted({*RULES, *pass_names()}))
+        raise UsageError(f"--explain: no pass or rule is called {name!r}", f"known: {known}")
 
 
 def parse_passes(text: str) -> list[Pass]:

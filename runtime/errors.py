@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def install(extra: str) -> str:
     """The hint where something is missing that an extra of the package installs."""
-    return f"pip install 'icc[{extra}]'"
+    return f"pip install 'icc-llm[{extra}]'"
 
 
 class IccError(Exception):

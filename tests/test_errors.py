@@ -1,4 +1,4 @@
-"""Every cause of an error has its own exit code, and the README lists them."""
+"""Every cause of an error has its own exit code, and docs/exit-codes.md lists them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from icc.runtime.errors import IccError
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "exit-codes.md"
 
 
 def subclasses(cls: type[IccError]) -> list[type[IccError]]:
@@ -21,5 +21,5 @@ def test_exit_codes_are_unique_and_documented() -> None:
     own = [cls for cls in subclasses(IccError) if cls.__module__.startswith("icc.") and "exit_code" in vars(cls)]
     codes = {cls.__name__: cls.exit_code for cls in own}
     assert len(set(codes.values())) == len(codes), codes
-    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", README.read_text(), re.MULTILINE)}
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE.read_text(), re.MULTILINE)}
     assert set(codes.values()) <= listed, set(codes.values()) - listed

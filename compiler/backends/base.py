@@ -48,6 +48,10 @@ class Backend(Protocol):
         """Why there is no kernel for a step; "" if there is one."""
         ...
 
+    def scratch_bytes(self, program: Program, limits: Limits) -> int:
+        """Bytes that kernels share beside the arena, before anything is built; raises CodegenError."""
+        ...
+
     def build(self, program: Program, limits: Limits, kernels_dir: Path, progress: Progress) -> Built:
         """Render and compile every kernel into `kernels_dir`; raises CodegenError or ToolchainError."""
         ...

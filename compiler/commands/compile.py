@@ -21,12 +21,15 @@ from ..options import CompileOptions, default_output
 @click.option("--explain", metavar="PASS", help="Print where and why a pass or rule refused.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of the summary.")
 def compile_command(model: Path, output: Path | None, explain: str | None, as_json: bool, **parameters: Any) -> None:
-    """Compile the checkpoint directory MODEL to an engine directory."""
+    """Compile the checkpoint MODEL, a directory or a model of the Hugging Face hub, to an engine directory."""
+    from ...passes.registry import check_explainable
     from ..request import check
 
+    if explain:
+        check_explainable(explain)
     fields = taken(CompileOptions, parameters)
-    chosen = CompileOptions(model=model, output=output or default_output(model), **fields)
-    check(chosen)  # what torch is not needed for, before it is imported
+    # what torch is not needed for, before it is imported
+    chosen = check(CompileOptions(model=model, output=output or default_output(model), **fields)).options
     with ends_at_once():
         from ..console import ConsoleReporter, show_explanation, show_summary
         from ..driver import compile_engine

@@ -35,9 +35,11 @@ def opt_command(
     A text file that names its passes, as the golden tests of passes do, needs no -p, and is printed whole: the graph
     before, the passes, and the graph after.
     """
-    from ...passes.registry import check_names, parse_passes
+    from ...passes.registry import check_explainable, check_names, parse_passes
 
     check_names(passes or "")  # before torch is imported
+    if explain:
+        check_explainable(explain)
     from .. import opt
 
     graph, own = opt.read_graph(source, max_seq_len)

@@ -53,7 +53,7 @@ def make_manifest(
     )
     return msgspec.structs.replace(
         kernel_manifest(target, built, make_limits(graph, options), model, quantization),
-        sampling=_sampling(generation),
+        sampling=sampling_defaults(generation),
         tokenizer_dir=tokenizer,
         embedding=embedding,
     )
@@ -87,11 +87,12 @@ def make_limits(graph: Graph, options: CompileOptions) -> Limits:
     return Limits(graph.max_seq_len, options.max_batch_size, min(options.max_step_tokens, graph.max_seq_len))
 
 
-def _sampling(generation: dict[str, Any]) -> SamplingDefaults:
-    """Sampling defaults count only where the checkpoint says do_sample; otherwise decoding is greedy."""
+def sampling_defaults(generation: dict[str, Any]) -> SamplingDefaults:
+    """Sampling defaults count only where the checkpoint says do_sample. Where it says not to, the temperature is 0;
+    where it says nothing, there is none, see SamplingDefaults."""
     penalty = generation.get("repetition_penalty")
     if not generation.get("do_sample"):
-        return SamplingDefaults(repetition_penalty=penalty)
+        return SamplingDefaults(0.0 if generation.get("do_sample") is False else None, repetition_penalty=penalty)
     return SamplingDefaults(
         temperature=generation.get("temperature", 1.0),
         top_p=generation.get("top_p"),

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 from ..errors import OutputExistsError, WriteError
 
 
 def check_output(path: Path, force: bool) -> None:
-    """Refuse an output path that exists, unless --force; checked before anything is computed."""
+    """Refuse an output path that exists, unless --force, or cannot be written; checked before anything is computed."""
     if path.exists() and not force:
         raise OutputExistsError(f"{path} exists", "give --force to replace it, or another path with -o")
     if path.exists() and not (path / "engine.json").is_file():
         raise OutputExistsError(f"{path} exists and is not an engine, so --force does not replace it", "remove it")
-    if not path.resolve().parent.is_dir():
-        raise WriteError(f"{path.resolve().parent} is not a directory", "create it first")
+    parent = path.resolve().parent
+    if not parent.is_dir():
+        raise WriteError(f"{parent} is not a directory", "create it first")
+    try:  # as `engine_directory` will: permissions alone do not tell of a read-only or full file system
+        os.rmdir(tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}.", suffix=".partial", dir=parent))
+    except OSError as error:
+        raise WriteError(f"cannot write into {parent}: {error.strerror}", "give another path with -o") from error

@@ -21,7 +21,8 @@ from .export.trace import Traced, export
 from .layers.kinds import LayerKinds
 from .layers.replay import Replay
 from .mask_spec import MaskUsed
-from .source.facts import model_info, sequence_length
+from .source.facts import model_info
+from .source.lengths import sequence_length
 from .source.model import build_meta_model
 from .source.source import Source, open_source
 
@@ -62,7 +63,7 @@ def trace_model(
     every_layer: bool = False,
 ) -> Graph:
     """Trace a model on meta and bring it into the IR; see `load_graph`."""
-    length = sequence_length(config, max_seq_len)
+    length = sequence_length(config.get_text_config(), max_seq_len)
     info = model_info(model, config, weights)
     settle_rope(model, weights, length)
     graph = None

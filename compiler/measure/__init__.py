@@ -50,3 +50,24 @@ def perplexity(checkpoint: Path, engine: Path, text: Path) -> Evaluation:
     from .baseline import evaluate_checkpoint
 
     return evaluate_checkpoint(checkpoint, engine, text)
+
+
+def available_bytes() -> int:
+    """Memory of this machine that can be taken without swapping."""
+    from . import host
+
+    return host.available_bytes()
+
+
+def num_threads() -> int:
+    """How many threads kernels get on this machine."""
+    from . import host
+
+    return host.usable_cores()
+
+
+def memory_bandwidth() -> float:
+    """GB/s that the cores of this machine read from memory, by the clock; takes a fifth of a second."""
+    from . import host
+
+    return host.read_bandwidth()

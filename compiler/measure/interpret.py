@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from ...runtime.batch.packed import host_arrays
-from ...runtime.executor.device import Work, batch_limits
+from ...runtime.executor.device import Work
 from ...runtime.executor.walk import BoundLaunch, Place, Walker
 from ...runtime.format.batch import GPU_INPUTS, PLAN_ARRAYS, SAMPLED
+from ...runtime.format.footprint import batch_limits
 from ...runtime.format.kv import KVLayout, KVMemory
 from ...runtime.format.manifest import Limits
 from ...runtime.format.program import DRAFTS, Program

@@ -105,9 +105,9 @@ def load_model(options: TrainHeadsOptions) -> Any:
     """The frozen model of transformers, in float32."""
     from transformers import AutoModelForCausalLM
 
-    from ..frontend.source.model import load_config
+    from ..frontend.source.source import open_source
 
-    load_config(options.model)  # refuses in words what is no checkpoint
+    open_source(options.model)  # refuses in words what is no checkpoint
     torch.manual_seed(options.seed)
     model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
     return model.eval().requires_grad_(False).to(options.device)

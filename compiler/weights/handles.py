@@ -218,3 +218,8 @@ class RowConcat(Weight):
     def describe(self) -> str:
         names = {p.storage.name for p in self.pieces}
         return f"{'+'.join(sorted(names))}[{', '.join(map(str, self.shape))}]"
+
+
+def pieces_of(weight: Weight) -> tuple[Weight, ...]:
+    """The weights whose rows a weight joins, or itself."""
+    return weight.pieces if isinstance(weight, RowConcat) else (weight,)

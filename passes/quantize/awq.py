@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, fx
 
 from ...compiler.graph.graph import Graph
@@ -37,19 +38,21 @@ class _Group:
 
 @dataclass(frozen=True)
 class QuantizeAwq(QuantizePass):
-    """`sequences` are the calibration token ids. rounds=False folds scales without rounding anything (for tests)."""
+    """`sequences` are the calibration token ids. rounds=False folds scales without rounding anything (for tests).
+    searches=False reads and computes nothing: wherever there may be scales there are ones, so that shapes are right."""
 
     name: ClassVar[str] = "quantize-awq"
     tolerance: ClassVar[float | None] = None
 
     sequences: Sequence[Sequence[int]] = field(default=(), repr=False)
     rounds: bool = True
+    searches: bool = True
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         jobs = self.jobs(graph, ctx)
         searched = [job for job in jobs if job.own]
         groups = _groups(graph, searched, ctx)
-        found = self._search(graph, groups, ctx)
+        found = self._search(graph, groups, ctx) if self.searches else _ones(groups)
         counts: Counter[str] = Counter()
         for group in groups:
             if group.scales is not None:
@@ -118,6 +121,14 @@ class QuantizeAwq(QuantizePass):
         signal_energy = sum(output_energy(w, r) for w, r in zip(planes, rows, strict=True))
         noise_energy = sum(output_energy(w, r) for w, r in zip(noise, rows, strict=True))
         return clip, {"output_snr_db": decibels(signal_energy, noise_energy), "scaled": scaled}
+
+
+def _ones(groups: list[_Group]) -> dict[fx.Node, tuple[Tensor | None, dict[str, Any]]]:
+    """Scales that change nothing."""
+    for group in groups:
+        if group.fold.count:
+            group.scales = torch.ones(group.fold.count)
+    return {}
 
 
 def _groups(graph: Graph, jobs: list[Job], ctx: PassContext) -> list[_Group]:

@@ -18,6 +18,7 @@ COMMANDS = {
     "eval": Lazy(f"{__package__}.evaluate", "eval_command", needs="generate tokenizer"),
     "inspect": Lazy(f"{__package__}.inspect", "inspect_command"),
     "report": Lazy(f"{__package__}.report", "report_command"),
+    "doctor": Lazy(f"{__package__}.doctor", "doctor_command"),
 }
 
 

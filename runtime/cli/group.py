@@ -20,12 +20,11 @@ from .own_engine import OwnEngine, own_engine
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 _EXTRAS = {
-    "compile": ("torch", "transformers", "safetensors", "jinja2", "triton"),
-    "serve": (
-        "fastapi", "httptools", "jsonschema_rs", "llguidance", "minijinja", "prometheus_client", "python_multipart",
-        "starlette", "uvicorn", "uvloop",
-    ),
-}  # fmt: skip
+    "compile": ("torch", "transformers", "safetensors", "jinja2", "triton", "gguf"),
+    "structured": ("llguidance", "jsonschema_rs"),
+    "serve": ("fastapi", "httptools", "prometheus_client", "python_multipart", "starlette", "uvicorn", "uvloop"),
+}
+_BASE = ("numpy", "tokenizers", "msgspec", "minijinja", "rich")  # where an engine runs by itself, without icc
 
 
 @dataclass(frozen=True)
@@ -118,14 +117,13 @@ class Command(click.Command):
         return [p for p in found if p.name != "engine" and own.can(getattr(p, "needs", ""))]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, args)
         own = own_engine(ctx)
-        if own is None:
-            return rest
-        for param in self.params:
-            if param.expose_value and param.name not in ctx.params:  # those that get_params left out
-                ctx.params[str(param.name)] = own.path if param.name == "engine" else param.get_default(ctx)
-        return rest
+        if own is not None:  # what get_params leaves out; before click, which makes None of its mark for "no default"
+            there = {param.name for param in self.get_params(ctx)}
+            for param in self.params:
+                if param.expose_value and param.name not in there:
+                    ctx.params[str(param.name)] = own.path if param.name == "engine" else param.get_default(ctx)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(ctx, formatter)
@@ -164,12 +162,16 @@ def _debug() -> click.Option:
 
 
 def _missing(error: ModuleNotFoundError) -> IccError | None:
-    """What a module that is not installed means; None where it is none that an extra installs."""
+    """What a module that is not installed means; None where icc does not ask for it."""
     name = (error.name or "").split(".")[0]
     for extra, modules in _EXTRAS.items():
         if name in modules:
             return MissingExtraError(f"this needs {name}, which is not installed", install(extra))
-    return None
+    return (
+        MissingExtraError(f"this needs {name}, which is not installed", f"pip install {name}")
+        if name in _BASE
+        else None
+    )
 
 
 def _say(message: str, hint: str, code: int) -> int:

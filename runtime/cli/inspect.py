@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 
+from ..format.present import check_present
 from .group import command
 
 
@@ -14,6 +16,7 @@ from .group import command
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def inspect_command(engine: str, as_json: bool) -> None:
     """Show what is inside an engine: limits, memory, kernels, bytes."""
+    check_present(Path(engine))
     from ..commands.inspect import as_text, describe_engine
 
     facts = describe_engine(engine)

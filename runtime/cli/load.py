@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 
 from ..executor.cpu.cores import usable_cores
+from ..format.present import check_present
 from ..options import LoadOptions
 from .fields import field_options, taken
 
@@ -19,6 +21,7 @@ def loads(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(engine: str, **parameters: Any) -> Any:
         load = LoadOptions(engine, **taken(LoadOptions, parameters))
+        check_present(Path(engine))
         for warning in _warnings(load):
             click.echo(f"warning: {warning}", err=True)
         return function(load=load, **parameters)

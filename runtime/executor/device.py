@@ -9,7 +9,6 @@ import numpy as np
 
 from ..format.batch import BatchLimits
 from ..format.kv import KVMemory
-from ..format.manifest import Limits
 from ..format.plan import LaunchPlan, Phase
 from ..format.program import Program
 
@@ -111,13 +110,3 @@ class Device(Protocol):
     def close(self) -> None:
         """Free everything. Calling it again does nothing."""
         ...
-
-
-def batch_limits(program: Program, limits: Limits, logits_bytes: int) -> BatchLimits:
-    """The largest step, whose logits take no more than so many bytes unless a full batch of decodes needs more."""
-    seqs = min(limits.max_batch_size, limits.max_step_tokens)
-    rows = max(logits_bytes // (4 * program.vocab_size), seqs)
-    groups = program.kv.groups
-    blocks = max((group.blocks_for(limits.max_seq_len) for group in groups), default=1)
-    rows = min(rows, limits.max_step_tokens)
-    return BatchLimits(limits.max_step_tokens, seqs, blocks, rows, max(len(groups), 1))

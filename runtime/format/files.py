@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from ..errors import EngineChangedError, EngineFormatError
 from .manifest import PIECE, FileEntry
-from .verify import MANIFEST_FILE
+from .present import MANIFEST_FILE
 
 HashPieces = Callable[[memoryview, int], list[str]]  # the sha256 (hex) of each so many bytes of a whole number of them
 _GROUP = 16  # pieces that a thread hashes at a time, as many as a vector has lanes at most

@@ -17,8 +17,9 @@ from .files import EngineFiles, HashPieces
 from .isa import cpu_flags, select_library
 from .kv import KV_DTYPES, MAX_BLOCK_SIZE, KVGroup
 from .manifest import FORMAT_VERSION, KERNEL_ABI, Library, Manifest
+from .present import MANIFEST_FILE, check_present
 from .program import Program
-from .verify import MANIFEST_FILE, check_listing, check_paths
+from .verify import check_listing, check_paths
 from .weights import MappedWeights
 
 _HINT = "copy the engine again from where it was made, or compile the model again"
@@ -123,14 +124,7 @@ def _tokenizer_file(manifest: Manifest) -> str | None:
 
 
 def _read(root: Path) -> bytes:
-    if not root.is_dir():
-        found = "is not a directory" if root.exists() else "does not exist"
-        raise EngineFormatError(f"{root} {found}", "give the engine directory that `icc compile` wrote")
-    file = root / MANIFEST_FILE
-    if not file.is_file():
-        checkpoint = (root / "config.json").is_file()
-        hint = "this looks like a checkpoint: `icc compile` it first" if checkpoint else "give what `icc compile` wrote"
-        raise EngineFormatError(f"{root} is not an engine: it has no {MANIFEST_FILE}", hint)
+    file = check_present(root)
     try:
         if file.stat().st_size > _MAX_JSON:
             raise EngineFormatError(f"{MANIFEST_FILE} is too large to be a manifest", _HINT)

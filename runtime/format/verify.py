@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import EngineFormatError
 from .manifest import Manifest
+from .present import MANIFEST_FILE
 
-MANIFEST_FILE = "engine.json"
 _HINT = "copy the engine again from where it was made, or compile the model again"
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import icc
 import numpy as np
 import pytest
+from icc.compiler.engine.manifest import sampling_defaults
 from icc.compiler.errors import OutputExistsError, TensorError, UsageError
 from icc.runtime.errors import EngineFormatError, MissingIsaError
 
@@ -44,6 +45,24 @@ def test_same_inputs_give_the_same_bytes_and_progress_is_told(
     assert [text.split()[0] for text in caplog.messages if " took " in text] == stages
     weights = [now.share for now in told if now.stage == "weights" and now.share is not None]
     assert len(weights) > 5 and weights == sorted(weights) and weights[0] == 0 and weights[-1] < 1
+
+
+@pytest.mark.parametrize(
+    ("generation", "alone", "in_conversations"),
+    [
+        ({}, None, 1.0),
+        ({"temperature": 0.4}, None, 1.0),  # transformers is greedy then, and warns
+        ({"do_sample": False}, 0.0, 0.0),
+        ({"do_sample": True}, 1.0, 1.0),
+        ({"do_sample": True, "temperature": 0.4, "top_k": 5}, 0.4, 0.4),
+    ],
+)
+def test_what_the_checkpoint_says_of_sampling(
+    generation: dict[str, Any], alone: float | None, in_conversations: float
+) -> None:
+    found = sampling_defaults(generation)
+    assert (found.temperature, found.of_conversations().temperature) == (alone, in_conversations)
+    assert found.top_k == found.of_conversations().top_k == generation.get("top_k")
 
 
 def test_every_isa_level_runs_and_agrees(compiled: Callable[..., Any]) -> None:

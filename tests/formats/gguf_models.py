@@ -20,8 +20,20 @@ from gguf import GGMLQuantizationType as Kind
 HALVES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (),
+    "IQ1_S": (0,), "IQ1_M": (), "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,),
+    "TQ1_0": (52,), "TQ2_0": (64,), "NVFP4": (),
 }  # fmt: skip
 TYPICAL = {"Q2_K": 16, "Q3_K": 64, "Q4_K": 500, "Q5_K": 1000, "Q6_K": 2500, "IQ4_NL": 70, "IQ4_XS": 1300}
+TYPICAL |= {
+    "IQ1_S": 8,
+    "IQ2_XXS": 100,
+    "IQ2_XS": 100,
+    "IQ2_S": 100,
+    "IQ3_XXS": 150,
+    "IQ3_S": 140,
+    "TQ1_0": 1,
+    "TQ2_0": 1,
+}
 Change = Callable[[np.ndarray], np.ndarray]
 
 
@@ -35,6 +47,14 @@ def random_blocks(kind: Kind, rows: int, k: int, rng: np.random.Generator, sprea
         blocks[:, :, at : at + 2] = (sign * scale).astype(np.float16).view(np.uint8)
     if kind == Kind.MXFP4:
         blocks[:, :, 0] = rng.integers(120, 124, blocks.shape[:2])
+    if kind == Kind.NVFP4:
+        blocks[:, :, :4] = rng.integers(8, 32, (*blocks.shape[:2], 4))
+    if kind == Kind.TQ2_0:
+        blocks[:, :, :64] &= (blocks[:, :, :64] << np.uint8(1)) | np.uint8(0x55)  # no field is 3
+        blocks[:, :, :64] &= ~((blocks[:, :, :64] & np.uint8(0x55)) << np.uint8(1))
+    if kind == Kind.IQ1_M:  # a float16 of about 0.01 in the upper fours of four words
+        words = blocks[:, :, 48:].view(np.uint16)
+        words[:] = words & np.uint16(0x0FFF) | np.array([0x1000, 0x2000, 0x1000, 0x2000], np.uint16)
     return blocks.reshape(rows, -1)
 
 

@@ -120,6 +120,8 @@ MISTAKES = {
     "no such target": (["compile", "model", "--target", "h800"], "unknown target 'h800'"),
     "no such drafter": (["compile", "model", "--spec", "eagle"], "--spec 'eagle' is not known"),
     "a limit of nothing": (["compile", "model", "--max-batch-size", "0"], "--max-batch-size must be at least 1"),
+    "no engine": (["run", "nothing", "-p", "a"], "nothing does not exist"),
+    "not an engine": (["serve", "samples/pystd"], "`icc compile` it first"),
     "no directory for the engine": (["compile", "model", "-o", "no/such/folder/x"], "is not a directory"),
 }
 

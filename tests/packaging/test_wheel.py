@@ -78,12 +78,12 @@ def test_icc_compile_says_what_is_missing(base_install: Path, source: Path, tmp_
     model = source / "samples" / "pystd"
     done = run(base_install / "icc", "compile", model, "-o", tmp_path / "x.engine", cwd=tmp_path, check=False)
     assert done.returncode not in (0, 1) and "Traceback" not in done.stderr
-    assert "icc[compile]" in done.stderr
+    assert "icc-llm[compile]" in done.stderr
 
 
 def test_icc_serve_says_what_is_missing(base_install: Path, engine: Path, tmp_path: Path) -> None:
     done = run(base_install / "icc", "serve", engine, cwd=tmp_path, check=False)
-    assert done.returncode == 3 and "Traceback" not in done.stderr and "icc[serve]" in done.stderr
+    assert done.returncode == 3 and "Traceback" not in done.stderr and "icc-llm[serve]" in done.stderr
     done = run(
         base_install / "icc", "bench", "serve", "--url", "http://127.0.0.1:9", "--rate", "1", cwd=tmp_path, check=False
     )
@@ -119,4 +119,6 @@ def test_an_engine_runs_itself_with_three_libraries(
     done = run(bin_dir / "python", moved, "run", *RUN, cwd=tmp_path)
     assert json.loads(done.stdout)["token_ids"] == expected
     refused = run(bin_dir / "python", moved, "serve", cwd=tmp_path, check=False)
-    assert refused.returncode == 3 and "icc[serve]" in refused.stderr and not (moved / "runtime" / "server").exists()
+    assert (
+        refused.returncode == 3 and "icc-llm[serve]" in refused.stderr and not (moved / "runtime" / "server").exists()
+    )

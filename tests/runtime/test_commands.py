@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from icc.runtime.cli.commands import main
+from icc.runtime.cli.commands import COMMANDS, main
 from icc.runtime.commands.bench import BenchOptions, run_bench
 from icc.runtime.commands.evaluate import evaluate_text, windows
 from icc.runtime.errors import CapacityError, UsageError
@@ -61,20 +61,22 @@ def test_an_engines_own_help_lists_what_it_can_do(make_engine: Make, capsys: pyt
         assert main([*command, "--help"], engine=str(engine)) == 0
         return capsys.readouterr().out
 
-    def commands_of(engine: Path) -> list[str]:
-        return [line.split()[0] for line in help_of(engine).partition("Commands:\n")[2].splitlines()]
+    def lacks(engine: Path) -> set[str]:
+        shown = {line.split()[0] for line in help_of(engine).partition("Commands:\n")[2].splitlines()}
+        return {name.split()[0] for name in COMMANDS} - shown
 
-    assert commands_of(generating) == ["run", "chat", "bench", "eval", "inspect"]
-    assert commands_of(embedding) == ["bench", "inspect"]
+    chatting = make_engine("chat.engine", tokenizer_files={"chat_template.jinja": "{{ messages[0].content }}"})
+    assert lacks(chatting) == {"serve", "batch"} and lacks(generating) == {"serve", "batch", "chat"}
+    assert lacks(embedding) == {"serve", "batch", "chat", "run", "eval"}
     bare = make_engine("bare.engine", tokenizer_dir=None)
-    assert commands_of(bare) == ["run", "bench", "inspect"] and "--prompt" not in help_of(bare, "run")
+    assert lacks(bare) == {"serve", "batch", "chat", "eval"} and "--prompt" not in help_of(bare, "run")
     assert "--output-tokens" in help_of(generating, "bench") and " ENGINE\n" not in help_of(generating, "bench")
     shown = help_of(embedding, "bench")
     assert "--threads" in shown and not any(f"--{name}" in shown for name in ("output-tokens", "spec", "swap-gib"))
     assert main(["run", "-p", "a"], engine=str(embedding)) == 24
     assert "compiled for embeddings" in capsys.readouterr().err
     assert main(["serve"], engine=str(generating)) == 3
-    assert "icc[serve]" in capsys.readouterr().err
+    assert "icc-llm[serve]" in capsys.readouterr().err
 
 
 def test_run_prints_json_and_takes_ids(make_engine: Make, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,13 +36,15 @@ def test_they_reach_the_engine_process_as_they_are() -> None:
         options.threads = 3  # type: ignore[misc]
 
 
-def test_a_command_without_options_has_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_without_options_has_the_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = str(tmp_path)
+    (tmp_path / "engine.json").touch()  # all that is looked at before an engine is loaded
     found: list[LoadOptions] = []
     reader = command("read")(loads(lambda load: found.append(load)))
-    given = ["x", "--threads=2", "--isa=avx2", "--no-verify", f"--kv-mib={1 << 20}", "--swap-gib=0", "--spec=ngram"]
-    for arguments in (["x"], [*given, "--spec-accept=typical:0.1,0.2"]):
+    given = [engine, "--threads=2", "--isa=avx2", "--no-verify", f"--kv-mib={1 << 20}", "--swap-gib=0", "--spec=ngram"]
+    for arguments in ([engine], [*given, "--spec-accept=typical:0.1,0.2"]):
         reader(arguments, standalone_mode=False)
-    assert found == [LoadOptions("x"), LoadOptions("x", **OPTIONS)]
+    assert found == [LoadOptions(engine), LoadOptions(engine, **OPTIONS)]
     assert capsys.readouterr().err.count("lossy") == 1
 
 

@@ -18,9 +18,9 @@ from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.program.program import decode_program
 from icc.compiler.program.steps.base import Step
 from icc.runtime.errors import EngineFieldError
-from icc.runtime.executor.device import batch_limits
 from icc.runtime.executor.walk import Place, Walker
 from icc.runtime.format.batch import PLAN_ARRAYS
+from icc.runtime.format.footprint import batch_limits
 from icc.runtime.format.kv import KVMemory
 from icc.runtime.format.load import decode_program as read_untyped
 from icc.runtime.format.manifest import Limits

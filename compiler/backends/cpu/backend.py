@@ -51,6 +51,10 @@ class CpuBackend:
         """See `CPU_KERNELS`."""
         return CPU_KERNELS.refusal(step)
 
+    def scratch_bytes(self, program: Program, limits: Limits) -> int:
+        """None: every thread of a library has its own."""
+        return 0
+
     def build(
         self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]
     ) -> Built:

@@ -53,11 +53,18 @@ class TritonBackend:
         """See `TRITON_KERNELS`."""
         return TRITON_KERNELS.refusal(step)
 
+    def scratch_bytes(self, program: Program, limits: Limits) -> int:
+        """The largest phase's."""
+        return self._plan(program, limits).scratch_bytes
+
+    def _plan(self, program: Program, limits: Limits) -> Planned:
+        return plan_program(program, limits, Tuner(self.target, load_tuned(self.target)), (), self.deterministic)
+
     def build(
         self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]
     ) -> Built:
         """Objects with their rendered sources beside them, and the plan that launches them."""
-        planned = plan_program(program, limits, Tuner(self.target, load_tuned(self.target)), (), self.deterministic)
+        planned = self._plan(program, limits)
         specs = planned.specs()
         compiled = compile_specs(specs.values(), self.target, progress)
         check_resources(planned, compiled, self.target)

@@ -95,10 +95,10 @@ def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None) -
                 join_repeated(program.graph)
             repeats = tuple(kinds.repeats) if kinds is not None else ()
             return Traced(program.run_decompositions(_decompositions()), repeats)
-    except IccError:
+    except (IccError, MemoryError):
         raise
     except Exception as error:
-        cause = next((e for e in _chain(error) if isinstance(e, IccError)), None)
+        cause = next((e for e in _chain(error) if isinstance(e, (IccError, MemoryError))), None)
         if cause is not None:
             raise cause from error
         mixing = _mixing_module(model)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...errors import CheckpointError, TensorError
 from ...weights.handles import Weight
+from .shards import INDEX, weight_files
 
 _DTYPES = {
     "F64": torch.float64,
@@ -74,43 +75,12 @@ class CheckpointTensor(Weight):
 
 def open_checkpoint(model_dir: Path) -> dict[str, CheckpointTensor]:
     """All tensors of a checkpoint directory by name; raises CheckpointError naming the file that is wrong."""
-    index = model_dir / "model.safetensors.index.json"
-    single = model_dir / "model.safetensors"
-    if index.is_file():
-        return _open_sharded(model_dir, index)
-    if single.is_file():
-        return _read_header(single)
-    others = sorted(model_dir.glob("*.safetensors"))
-    if others:
-        return {name: tensor for path in others for name, tensor in _read_header(path).items()}
-    pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in model_dir.glob(pattern))
-    if pickles:
-        raise CheckpointError(
-            f"{model_dir} has only pickle weights ({pickles[0]}), which icc never reads",
-            "convert them: save_pretrained writes model.safetensors",
-        )
-    raise CheckpointError(f"{model_dir} has no model.safetensors and no model.safetensors.index.json")
-
-
-def _open_sharded(model_dir: Path, index: Path) -> dict[str, CheckpointTensor]:
-    try:
-        weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        if not all(isinstance(shard, str) for shard in weight_map.values()):
-            raise ValueError("a shard name is not a string")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index} is not a valid shard index: {error}") from error
-    tensors: dict[str, CheckpointTensor] = {}
-    for shard in sorted(set(weight_map.values())):
-        path = model_dir / shard
-        if Path(shard).name != shard:
-            raise CheckpointError(f"{index} names a shard outside the directory: {shard!r}")
-        if not path.is_file():
-            raise CheckpointError(f"{model_dir} lacks the shard {shard}", "download the checkpoint again")
-        tensors.update(_read_header(path))
-    missing = sorted(set(weight_map) - set(tensors))
+    files, names = weight_files(model_dir)
+    tensors = {name: tensor for path in files for name, tensor in _read_header(path).items()}
+    missing = sorted(set(names or ()) - set(tensors))
     if missing:
-        raise TensorError(missing[0], f"is listed in {index.name} but is in no shard", "download the checkpoint again")
-    return {name: tensors[name] for name in weight_map}
+        raise TensorError(missing[0], f"is listed in {INDEX} but is in no shard", "download the checkpoint again")
+    return tensors if names is None else {name: tensors[name] for name in names}
 
 
 def _read_header(path: Path) -> dict[str, CheckpointTensor]:

@@ -72,7 +72,7 @@ def completed(model: nn.Module, found: dict[str, Weight], computed: Mapping[str,
     expected: dict[str, Tensor] = dict(model.state_dict())
     for name, value in computed.items():
         found.setdefault(name, Constant(value))
-    _follow_ties(model, found, expected)
+    follow_ties(model, found, expected)
     for name, parameter in expected.items():
         if name not in found:
             raise TensorError(name, "is missing from the checkpoint", _why_missing(model, name))
@@ -119,6 +119,8 @@ def _rename_and_convert(
     for group in groups.values():
         try:
             results = group.convert(on_meta=True)
+        except MemoryError:
+            raise
         except Exception as error:
             raise CheckpointError(f"cannot convert the tensors of {group.first_key!r}: {error}") from error
         for name, value in results.items():
@@ -127,7 +129,7 @@ def _rename_and_convert(
     return found
 
 
-def _follow_ties(model: nn.Module, found: dict[str, Weight], expected: dict[str, Tensor]) -> None:
+def follow_ties(model: nn.Module, found: dict[str, Weight], expected: dict[str, Tensor]) -> None:
     """Give tied parameters the handle of their source, whichever of the two the checkpoint stores."""
     ties: dict[str, str] = getattr(model, "all_tied_weights_keys", {}) or {}
     for target, source in ties.items():

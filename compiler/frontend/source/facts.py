@@ -1,4 +1,4 @@
-"""What a configuration and its weights say of a model: the graph's ModelInfo, and for how many tokens it can be."""
+"""What a configuration and its weights say of a model: the graph's ModelInfo."""
 
 from __future__ import annotations
 
@@ -8,19 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import SequenceLengthError
 from ...graph.graph import ModelInfo
 from ...weights.handles import QuantizedWeight, Weight
-
-DEFAULT_MAX_SEQ_LEN = 4096
-_POSITION_LIMITS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_target_positions",
-    "max_seq_len",
-    "max_sequence_length",
-    "n_ctx",
-)
+from .lengths import position_limit
 
 
 def model_info(model: nn.Module, config: Any, weights: Mapping[str, Weight]) -> ModelInfo:
@@ -39,23 +29,3 @@ def model_info(model: nn.Module, config: Any, weights: Mapping[str, Weight]) -> 
         max_position_embeddings=position_limit(text),
         dtype=max(set(floats), key=floats.count) if floats else torch.float32,
     )
-
-
-def sequence_length(config: Any, wanted: int | None) -> int:
-    """Tokens of the longest sequence: `wanted`, or what the model and a default allow; SequenceLengthError."""
-    limit = position_limit(config.get_text_config())
-    if wanted is not None and limit is not None and wanted > limit:
-        raise SequenceLengthError(
-            f"--max-seq-len {wanted} is above the {limit} positions of the model",
-            f"give at most {limit}",
-        )
-    return wanted or min(DEFAULT_MAX_SEQ_LEN, limit or DEFAULT_MAX_SEQ_LEN)
-
-
-def position_limit(config: Any) -> int | None:
-    """How many positions the model has, by any of the names that configurations use; None if it does not say."""
-    for name in _POSITION_LIMITS:
-        found = getattr(config, name, None)
-        if isinstance(found, int) and found > 0:
-            return found
-    return None

@@ -7,12 +7,14 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from ...errors import UnsupportedModel
 from ...weights.handles import Weight
 from .checkpoint import CheckpointTensor, open_checkpoint
 from .conversion import model_weights
-from .gguf.source import GgufFile, is_gguf
+from .gguf.container import is_gguf
+from .gguf.source import GgufFile
+from .identify import find_checkpoint
 from .model import computed_buffers, load_config
+from .refuse import check_config
 
 
 class Source(Protocol):
@@ -40,13 +42,11 @@ class CheckpointDirectory:
     """A Hugging Face directory: config.json and safetensors, in one file or in shards."""
 
     def __init__(self, path: Path) -> None:
-        self.files = path
-        self.config = load_config(path)
-        if getattr(self.config, "quantization_config", None) is not None:
-            raise UnsupportedModel(
-                f"{path} is already quantized ({_quant_method(self.config)})", "give the unquantized checkpoint"
-            )
-        self._tensors: dict[str, CheckpointTensor] = open_checkpoint(path)
+        found = find_checkpoint(path)
+        check_config(found.path, found.config)
+        self.files = found.path
+        self.config = load_config(found.path)
+        self._tensors: dict[str, CheckpointTensor] = open_checkpoint(found.path)
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
         """See Source; names and layouts are converted as transformers does when it loads the checkpoint."""
@@ -55,10 +55,5 @@ class CheckpointDirectory:
 
 def open_source(path: Path) -> Source:
     """The source at a path; CheckpointError or UnsupportedModel where there is none that icc reads."""
+    path = find_checkpoint(path).path
     return GgufFile(path) if is_gguf(path) else CheckpointDirectory(path)
-
-
-def _quant_method(config: Any) -> str:
-    found = config.quantization_config
-    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
-    return str(method or "unknown method")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .base import Parts
 from .blocks import BlockFormat
+from .ggml_tables import TABLE_FORMATS, codes_of_table
 
 _NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled, so that they are whole
@@ -34,13 +35,15 @@ GGML_FORMATS: dict[str, BlockFormat] = {
         BlockFormat("iq4_nl", 4, 32, 32, levels=_NL),
         BlockFormat("iq4_xs", 4, 32, 256, levels=_NL, group_scales="i8"),
         BlockFormat("mxfp4", 4, 32, 32, levels=_E2M1, power=True),
+        *TABLE_FORMATS,
     )
 }
 
 
 def parts_of(form: BlockFormat, blocks: Tensor) -> Parts:
-    """The parts of a weight whose bytes in a file are `blocks` uint8 [..., N, K / size, bytes of a block]."""
-    found = _READERS[form.kind](blocks.numpy())
+    """The parts of a weight whose bytes in a file are `blocks` uint8 [..., N, blocks of a row, bytes of a block]."""
+    read = _READERS.get(form.kind)
+    found = codes_of_table(form, blocks.numpy()) if read is None else read(blocks.numpy())
     lead = blocks.shape[:-2]
     return {name: torch.from_numpy(np.ascontiguousarray(a)).reshape(*lead, -1) for name, a in found.items()}
 
@@ -50,9 +53,16 @@ def block_bytes(form: BlockFormat) -> int:
     return _BYTES[form.kind]
 
 
+def file_bits(name: str) -> float:
+    """Bits per weight of a format in a file; none of another checkpoint's format."""
+    form = GGML_FORMATS.get(name)
+    return 8 * _BYTES[name] / max(form.size, 64 if name == "nvfp4" else 0) if form else float("inf")
+
+
 _BYTES = {
     "q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "q8_0": 34, "q2_k": 84, "q3_k": 110, "q4_k": 144, "q5_k": 176,
-    "q6_k": 210, "iq4_nl": 18, "iq4_xs": 136, "mxfp4": 17,
+    "q6_k": 210, "iq4_nl": 18, "iq4_xs": 136, "mxfp4": 17, "iq1_s": 50, "iq1_m": 56, "iq2_xxs": 66, "iq2_xs": 74,
+    "iq2_s": 82, "iq3_xxs": 98, "iq3_s": 110, "tq1_0": 54, "tq2_0": 66, "nvfp4": 36,
 }  # fmt: skip
 
 

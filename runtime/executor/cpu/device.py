@@ -11,15 +11,15 @@ import numpy as np
 from ...batch.packed import host_arrays
 from ...errors import CapacityError, UsageError
 from ...format.batch import CPU_INPUTS
+from ...format.footprint import LOGITS_BYTES, batch_limits
 from ...format.kv import KVGroup, KVMemory
 from ...format.load import Engine
 from ...format.program import HEADS
-from ..device import Work, batch_limits
+from ..device import Work
 from .cores import usable_cores
 from .library import IccBatch, KernelLibrary
 from .memory import AnonymousMemory, choose_blocks
 
-_LOGITS_BYTES = 64 << 20
 _MAX_THREADS = 1024
 
 
@@ -40,7 +40,7 @@ class CpuDevice:
         if threads is not None and not 1 <= threads <= _MAX_THREADS:
             raise UsageError(f"threads = {threads}: must be from 1 to {_MAX_THREADS}")
         program = self.program = engine.program
-        self.limits = batch_limits(program, engine.manifest.limits, _LOGITS_BYTES)
+        self.limits = batch_limits(program, engine.manifest.limits, LOGITS_BYTES["cpu"])
         self.cache = choose_blocks(program.kv, engine.manifest.limits, kv_bytes)
         self.host = KVMemory(program.kv, tuple(0 for _ in program.kv.groups))
         if any(count * group.block_size > 2**31 - 1 for group, count in self._counts()):

@@ -8,11 +8,10 @@ import os
 from pathlib import Path
 
 from ...errors import CapacityError
+from ...format.footprint import KV_SHARES
 from ...format.kv import KVLayout, KVMemory
 from ...format.manifest import Limits
 from .cores import read_text
-
-KV_SHARE = 0.4  # of the available memory, at most, unless told otherwise
 
 
 class AnonymousMemory:
@@ -44,7 +43,7 @@ def choose_blocks(kv: KVLayout, limits: Limits, kv_bytes: int | None = None) -> 
     CapacityError if not even one sequence of full length fits.
     """
     one, batch = (kv.blocks_needed(limits, sequences) for sequences in (1, limits.max_batch_size))
-    budget = int(available_bytes() * KV_SHARE) if kv_bytes is None else kv_bytes
+    budget = int(available_bytes() * KV_SHARES["cpu"]) if kv_bytes is None else kv_bytes
     if (needed := KVMemory(kv, one).nbytes) > budget:
         raise CapacityError(
             f"the KV cache of one sequence of {limits.max_seq_len} tokens needs "

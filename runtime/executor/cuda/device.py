@@ -10,11 +10,12 @@ import numpy as np
 
 from ...errors import UsageError
 from ...format.batch import GPU_INPUTS, SAMPLED
+from ...format.footprint import KV_SHARES, LOGITS_BYTES, batch_limits
 from ...format.kv import KVMemory
 from ...format.load import Engine
 from ...format.plan import Call, KernelObject, Launch
 from ...format.program import DRAFTS
-from ..device import Work, batch_limits
+from ..device import Work
 from ..walk import Argument, Walker
 from .compat import check_memory, open_device
 from .driver import Cuda
@@ -24,8 +25,6 @@ from .host import choose_host_blocks, pin_blocks
 from .launches import ReadyLaunch
 from .memory import PinnedArrays, nbytes_of, upload_nbytes, upload_weights
 
-_SHARE = 0.92  # of the free memory that the KV cache may fill: the driver needs some for modules and graphs
-_LOGITS_BYTES = 256 << 20
 _SMALL = 512  # tokens of a step whose launches take longer to give than to run, so that a graph pays
 
 
@@ -62,7 +61,7 @@ class CudaDevice:
 
     def _open(self, engine: Engine, kv_bytes: int | None, swap_bytes: int | None) -> None:
         program, cuda, most = self.program, self.cuda, engine.manifest.limits
-        self.limits = limits = batch_limits(program, most, _LOGITS_BYTES)
+        self.limits = limits = batch_limits(program, most, LOGITS_BYTES["cuda"])
         sizes = {
             "arena": program.arena_bytes_per_token * limits.tokens,
             "scratch": self.plan.scratch_bytes,
@@ -73,7 +72,7 @@ class CudaDevice:
         one, batch = (layout.blocks_needed(most, sequences) for sequences in (1, limits.seqs))
         check_memory(fixed, KVMemory(layout, one).nbytes, device, most.max_seq_len)
 
-        budget = int((device.free_bytes - fixed) * _SHARE) if kv_bytes is None else kv_bytes
+        budget = int((device.free_bytes - fixed) * KV_SHARES["cuda"]) if kv_bytes is None else kv_bytes
         self.cache = KVMemory(layout, layout.split(budget, one, batch))
         self.walker = Walker(program, self.plan, self.cache, limits)
         sizes["kv"] = self.cache.nbytes

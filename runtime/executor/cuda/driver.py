@@ -96,6 +96,13 @@ class Cuda:
         free, total = self.call("cuMemGetInfo")
         return DeviceFacts(name, (major, minor), self.call("cuDriverGetVersion"), free, total)
 
+    def bandwidth(self) -> float:
+        """GB/s of the device's memory by its clock and the width of its bus, as its maker states it."""
+        kinds = self.api.CUdevice_attribute
+        clock = self.call("cuDeviceGetAttribute", kinds.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, self._device)  # kHz
+        width = self.call("cuDeviceGetAttribute", kinds.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, self._device)
+        return 2 * clock * 1e3 * width / 8 / 1e9  # two transfers per cycle
+
     # memory
 
     def allocate(self, nbytes: int) -> int:

@@ -37,7 +37,7 @@ class Tracer:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         except ModuleNotFoundError as error:
             raise MissingExtraError(
-                f"--otlp-endpoint needs {error.name}, which is not installed", "pip install 'icc[otel]'"
+                f"--otlp-endpoint needs {error.name}, which is not installed", "pip install 'icc-llm[otel]'"
             ) from error
         return cls(model, OTLPSpanExporter(endpoint=endpoint))
 

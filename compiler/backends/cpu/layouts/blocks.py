@@ -1,9 +1,9 @@
 """Blocks of files (weights/formats/blocks.py) in tiles of 16 rows, for products with int8 activations.
 
-A tile is a sequence of spans of `span` groups of k: one header, then the lines of each group. The header has for each
+A tile is a sequence of spans of `span` steps of 16 k: one header, then the lines of each step. The header has for each
 row what its blocks and groups have beside codes, 16 rows next to each other: f16 scales and minima of every block in
 the span (or its e8m0 exponents), then the integer scales and minima of every group. Codes of more than 4 bits, and
-those of 3, are split: the lines hold the lower 4 (or 2) bits, and a line before them the upper bits of as many groups
+those of 3, are split: the lines hold the lower 4 (or 2) bits, and a line before them the upper bits of as many steps
 as fill it, fields of one byte following the quads of k. Codes of 2 bits: a line holds 16 rows x 16 k, quad after quad
 from the low bits up. So a weight takes the bytes that it has in the file, but for integer scales of 6 bits, which are
 bytes here.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....program.layout import Arrays
-from ....weights.formats.blocks import BlockFormat
+from ....weights.formats.blocks import STEP, BlockFormat
 from .codes import CodeTiles, Reader
 from .elements import round_up
 from .tiles import TILE, byte_lines, nibble_lines, of_byte_lines, of_nibble_lines, tiled
@@ -38,32 +38,41 @@ class BlockReader(Reader):
         return self.form.bits - self.base
 
     @property
-    def fine_groups(self) -> int:
-        """Groups whose upper bits fill a line."""
-        assert self.form is not None
-        return 32 // (self.form.group * self.fine) if self.fine else 1
+    def fine_steps(self) -> int:
+        """Steps whose upper bits fill a line."""
+        return 32 // (STEP * self.fine) if self.fine else 1
 
     @property
     def line_bytes(self) -> int:
-        """Of the lines of one group."""
-        assert self.form is not None
-        return self.form.group * TILE * self.base // 8
+        """Of the lines of one step."""
+        return STEP * TILE * self.base // 8
 
     @property
-    def group_bytes(self) -> int:
-        """Of one group, its part of upper bits and all."""
-        return self.line_bytes + (64 // self.fine_groups if self.fine else 0)
+    def step_bytes(self) -> int:
+        """Of one step, its part of upper bits and all."""
+        return self.line_bytes + (64 // self.fine_steps if self.fine else 0)
+
+    @property
+    def group_steps(self) -> int:
+        """Steps of a group."""
+        assert self.form is not None
+        return self.form.group // STEP
+
+    @property
+    def groups(self) -> int:
+        """Groups of a span."""
+        return self.span // self.group_steps
 
     @property
     def blocks(self) -> int:
-        """Blocks of the format in a span."""
-        assert self.form is not None
-        return max(1, self.span * self.form.group // self.form.size)
+        """Blocks of a span."""
+        return self.span // self.block_steps
 
     @property
-    def groups_per_block(self) -> int:
+    def block_steps(self) -> int:
+        """Steps of a block."""
         assert self.form is not None
-        return self.form.size // self.form.group
+        return self.form.size // STEP
 
     @property
     def mins_at(self) -> int:
@@ -80,7 +89,7 @@ class BlockReader(Reader):
     @property
     def group_mins_at(self) -> int:
         """Where the integer minima are; u4 has them in the upper half of the bytes of the scales."""
-        return self.group_scales_at + self.span * TILE
+        return self.group_scales_at + self.groups * TILE
 
     @property
     def header_bytes(self) -> int:
@@ -88,13 +97,14 @@ class BlockReader(Reader):
         assert self.form is not None
         kind = self.form.group_scales
         own = 0 if kind == "none" else 2 if self.form.mins and kind != "u4" else 1
-        return self.group_scales_at + own * self.span * TILE
+        return self.group_scales_at + own * self.groups * TILE
 
     @property
     def unsigned_levels(self) -> tuple[int, ...]:
         """The entries of a table, from zero up."""
         assert self.form is not None
-        return tuple(level + self.shift for level in self.form.levels)
+        entries = [level + self.shift for level in self.form.levels]
+        return (*entries, *[0] * (16 - len(entries)))
 
     @property
     def shift(self) -> int:
@@ -105,15 +115,14 @@ class BlockReader(Reader):
 
 def _span(form: BlockFormat) -> int:
     """Whole blocks, and of small ones as many as fill a header of 64 bytes."""
-    if form.size > form.group:
-        return form.size // form.group
-    return 4 if form.power else 1 if form.mins else 2
+    few = 1 if form.size > form.group else 4 if form.power else 1 if form.mins else 2
+    return few * form.size // STEP
 
 
 def reader_of(form: BlockFormat) -> BlockReader:
     """How products read a format."""
     base = form.bits if form.bits in (2, 4, 8) else 2 if form.bits == 3 else 4
-    wide = form.bits == 8 or any(level > 63 for level in form.levels)
+    wide = form.bits == 8 or max(form.levels, default=0) - min(form.levels, default=0) > 127
     return BlockReader(
         f"a product with {form.name} blocks", "cpp/layouts/blocks.cpp.jinja", _PIECES[base],
         "dot_u8" if wide else "dot_u4", 0, form, base, _span(form),
@@ -143,19 +152,19 @@ class BlockTiles(CodeTiles):
         return "" if k % self.format.size == 0 else f"K = {k} is not a multiple of {self.format.size}"
 
     def tile_bytes(self, k: int) -> int:
-        groups, read = k // self.group, self.reader
-        return round_up(-(-groups // read.span) * read.header_bytes + groups * read.group_bytes, 64)
+        steps, read = k // STEP, self.reader
+        return round_up(-(-steps // read.span) * read.header_bytes + steps * read.step_bytes, 64)
 
     def pack_matrix(self, parts: Arrays) -> np.ndarray:
         read, (n, k) = self.reader, parts["codes"].shape
         if reason := self.misfit(n, k):
             raise ValueError(reason)
-        groups = k // self.group
-        spans = -(-groups // read.span)
-        codes = tiled(parts["codes"]).reshape(-1, TILE, groups, self.group)
+        steps = k // STEP
+        spans = -(-steps // read.span)
+        codes = tiled(parts["codes"]).reshape(-1, TILE, steps, STEP)
         tiles = len(codes)
-        body = np.zeros((tiles, spans * read.span, read.group_bytes), np.uint8)
-        body[:, :groups] = self._group_lines(codes)
+        body = np.zeros((tiles, spans * read.span, read.step_bytes), np.uint8)
+        body[:, :steps] = self._lines(codes)
         head = np.concatenate([self._fields(name, value, spans) for name, value in self._beside(parts).items()], axis=2)
         whole = np.concatenate([head, body.reshape(tiles, spans, -1)], axis=2).reshape(tiles, -1)
         packed = np.zeros((tiles, self.tile_bytes(k)), np.uint8)
@@ -164,47 +173,47 @@ class BlockTiles(CodeTiles):
         return packed.reshape(-1)
 
     def unpack_matrix(self, packed: np.ndarray, n: int, k: int) -> dict[str, np.ndarray]:
-        read, groups = self.reader, k // self.group
-        spans, tiles = -(-groups // read.span), round_up(n, TILE) // TILE
-        size = read.header_bytes + read.span * read.group_bytes
+        read, steps = self.reader, k // STEP
+        spans, tiles = -(-steps // read.span), round_up(n, TILE) // TILE
+        size = read.header_bytes + read.span * read.step_bytes
         whole = np.zeros((tiles, spans * size), np.uint8)
         given = packed.reshape(tiles, -1)[:, : spans * size]
         whole[:, : given.shape[1]] = given
         whole = whole.reshape(tiles, spans, size)
-        body = whole[:, :, read.header_bytes :].reshape(tiles, spans * read.span, -1)[:, :groups]
-        codes = self._of_group_lines(np.ascontiguousarray(body))
+        body = whole[:, :, read.header_bytes :].reshape(tiles, spans * read.span, -1)[:, :steps]
+        codes = self._of_lines(np.ascontiguousarray(body))
         found = {"codes": codes.reshape(-1, k)[:n]}
         return found | self._of_header(np.ascontiguousarray(whole[:, :, : read.header_bytes]), n, k)
 
     # codes
 
-    def _group_lines(self, codes: np.ndarray) -> np.ndarray:
-        """[tiles, 16, groups, group] -> [tiles, groups, bytes of a group]."""
+    def _lines(self, codes: np.ndarray) -> np.ndarray:
+        """[tiles, 16, steps, 16] -> [tiles, steps, bytes of a step]."""
         read = self.reader
         low = codes & np.uint8(2**read.base - 1)
         lines = {2: _crumb_lines, 4: nibble_lines, 8: byte_lines}[read.base](low)
         if not read.fine:
             return lines
-        tiles, _, groups, _ = codes.shape
-        quads = (codes >> np.uint8(read.base)).reshape(tiles, TILE, groups // read.fine_groups, -1, 4)
+        tiles, _, steps, _ = codes.shape
+        quads = (codes >> np.uint8(read.base)).reshape(tiles, TILE, steps // read.fine_steps, -1, 4)
         shifts = (np.arange(quads.shape[3], dtype=np.uint8) * np.uint8(read.fine))[:, None]
         fine = np.bitwise_or.reduce(quads << shifts, axis=3)  # [tiles, 16, lines, 4]
         fine = fine.transpose(0, 2, 1, 3).reshape(tiles, -1, 64)
         both = np.concatenate([fine, lines.reshape(*fine.shape[:2], -1)], axis=2)
-        return both.reshape(tiles, groups, -1)
+        return both.reshape(tiles, steps, -1)
 
-    def _of_group_lines(self, body: np.ndarray) -> np.ndarray:
-        """Inverse of `_group_lines`: [tiles, 16, groups, group]."""
-        read, group = self.reader, self.group
-        tiles, groups = body.shape[:2]
+    def _of_lines(self, body: np.ndarray) -> np.ndarray:
+        """Inverse of `_lines`: [tiles, 16, steps, 16]."""
+        read = self.reader
+        tiles, steps = body.shape[:2]
         if not read.fine:
-            return _codes_of(body, read.base).reshape(tiles, TILE, groups, group)
-        both = body.reshape(tiles, groups // read.fine_groups, -1)
-        lines = both[:, :, 64:].reshape(tiles, groups, -1)
-        low = _codes_of(np.ascontiguousarray(lines), read.base).reshape(tiles, TILE, groups, group)
+            return _codes_of(body, read.base).reshape(tiles, TILE, steps, STEP)
+        both = body.reshape(tiles, steps // read.fine_steps, -1)
+        lines = both[:, :, 64:].reshape(tiles, steps, -1)
+        low = _codes_of(np.ascontiguousarray(lines), read.base).reshape(tiles, TILE, steps, STEP)
         fine = both[:, :, :64].reshape(tiles, -1, TILE, 4).transpose(0, 2, 1, 3)[:, :, :, None]
-        shifts = (np.arange(read.fine_groups * group // 4, dtype=np.uint8) * np.uint8(read.fine))[:, None]
-        high = (fine >> shifts & np.uint8(2**read.fine - 1)).reshape(tiles, TILE, groups, group)
+        shifts = (np.arange(read.fine_steps * STEP // 4, dtype=np.uint8) * np.uint8(read.fine))[:, None]
+        high = (fine >> shifts & np.uint8(2**read.fine - 1)).reshape(tiles, TILE, steps, STEP)
         return low | high << np.uint8(read.base)
 
     # headers
@@ -231,7 +240,7 @@ class BlockTiles(CodeTiles):
         """[N, X] -> [tiles, spans, bytes]: in each span its columns one after the other, 16 rows each."""
         rows = tiled(value)
         tiles, _, width = rows.shape
-        each = self.reader.span if name.startswith("group_") else self.reader.blocks
+        each = self.reader.groups if name.startswith("group_") else self.reader.blocks
         padded = np.zeros((tiles, TILE, spans * each), value.dtype)
         padded[:, :, :width] = rows
         columns = padded.reshape(tiles, TILE, spans, each).transpose(0, 2, 3, 1)
@@ -256,13 +265,13 @@ class BlockTiles(CodeTiles):
             found["mins"] = columns(read.mins_at, read.blocks, np.float16, blocks).astype(np.float32)
         if form.group_scales != "none":
             kind = np.int8 if form.group_scales == "i8" else np.uint8
-            own = columns(read.group_scales_at, read.span, kind, groups)
+            own = columns(read.group_scales_at, read.groups, kind, groups)
             if form.group_scales == "u4" and form.mins:
                 found |= {"group_scales": own & np.uint8(15), "group_mins": own >> np.uint8(4)}
             else:
                 found["group_scales"] = own
                 if form.mins:
-                    found["group_mins"] = columns(read.group_mins_at, read.span, kind, groups)
+                    found["group_mins"] = columns(read.group_mins_at, read.groups, kind, groups)
         return found
 
 

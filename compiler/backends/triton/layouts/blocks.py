@@ -46,6 +46,10 @@ class BlockRows(CodeGroups):
         scale_bytes = max(1, round(beside / 8 * self.group / self.format.size))
         return Unpacking(self.name, self.group, self.bits, scale_bytes, 4.0, 4.0)
 
+    @property
+    def group(self) -> int:
+        return self.format.group
+
     def misfit(self, n: int, k: int) -> str:
         if k % self.format.size:
             return f"K = {k} is not a multiple of {self.format.size}"

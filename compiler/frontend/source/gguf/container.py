@@ -69,6 +69,14 @@ class Container:
         return found
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a path is a file that begins as GGUF files do, or is named like one."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return path.suffix == ".gguf" or file.read(4) == b"GGUF"
+
+
 def read_container(path: Path) -> Container:
     """Read the header of one file; CheckpointError says what is wrong with it."""
     size = path.stat().st_size

@@ -44,11 +44,3 @@ class GgufFile:
             name: value / factors if name.endswith("inv_freq") and value.shape == factors.shape else value
             for name, value in computed.items()
         }
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether a path is a file that begins as GGUF files do, or is named like one."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return path.suffix == ".gguf" or file.read(4) == b"GGUF"

@@ -42,8 +42,7 @@ class BlockTensor(QuantizedWeight):
 
     def parts(self) -> Parts:
         raw = mapped(self.entry.path)[self.entry.start : self.entry.end]
-        *lead, k = self.shape
-        found = parts_of(self.format, raw.view(*lead, k // self.format.size, block_bytes(self.format)))
+        found = parts_of(self.format, raw.view(*self.shape[:-1], -1, block_bytes(self.format)))
         for name in ("scales", "mins"):
             if name in found and not bool(torch.isfinite(found[name]).all()):
                 raise TensorError(self.entry.name, f"has {name} that are NaN or Inf", "the file is damaged")

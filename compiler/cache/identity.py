@@ -1,0 +1,80 @@
+"""What an engine in the cache was made of, as one digest: the checkpoint's files, the options, the target, and icc."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from ...runtime.format.isa import cpu_flags
+from ..frontend.source.gguf.split import open_container
+from ..options import CompileOptions
+from ..targets import find_target
+
+_SMALL = 4 << 20  # bytes; of a larger file the place is what tells it from others, not its content
+_ROOT = Path(__file__).resolve().parents[2]
+_SOURCES = ("compiler", "passes", "codegen_templates", "runtime")
+_SUFFIXES = (".py", ".jinja", ".h", ".json")
+_NOT_THE_ENGINE = ("model", "output", "force", "dump_passes")  # options that an engine's content does not depend on
+
+
+def engine_key(options: CompileOptions) -> str:
+    """64 hexadecimal digits, equal for compiles that would give the same engine."""
+    facts = {
+        "icc": sources_digest(),
+        "options": stated(options),
+        "files": checkpoint_files(options.model),
+        "host": sorted(cpu_flags()) if find_target(options.target).is_here else [],
+        "tuning": _content(Path(os.environ["ICC_TUNING"])) if os.environ.get("ICC_TUNING") else "",
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def stated(options: CompileOptions) -> dict[str, Any]:
+    """The options that decide what an engine is, as plain values; a calibration text by its content."""
+    found = {field.name: getattr(options, field.name) for field in fields(options) if field.name not in _NOT_THE_ENGINE}
+    found["calib"] = None if options.calib is None else _content(options.calib)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in sorted(found.items())}
+
+
+def checkpoint_files(model: Path) -> dict[str, str]:
+    """Every file of a checkpoint directory, or of a GGUF model, by name: the digest of a small one; where a large one
+    lies, its size and when it was written. A file in the cache of huggingface_hub lies where its own digest says."""
+    found: dict[str, str] = {}
+    folder = model.parent if model.is_file() else model
+    for path in _files(model):
+        place = path.resolve()
+        status = place.stat()
+        if place.parent.name == "blobs":
+            found[path.relative_to(folder).as_posix()] = place.name
+        elif status.st_size <= _SMALL:
+            found[path.relative_to(folder).as_posix()] = _content(place)
+        else:
+            found[path.relative_to(folder).as_posix()] = f"{place} {status.st_size} {status.st_mtime_ns}"
+    return found
+
+
+def _files(model: Path) -> list[Path]:
+    if model.is_file():
+        return sorted({entry.path for entry in open_container(model).tensors.values()})
+    return sorted(p for pattern in ("*", "*/*") for p in model.glob(pattern) if p.is_file())
+
+
+@functools.cache
+def sources_digest() -> str:
+    """The digest of icc itself: its version, and the files that an engine is made by and with."""
+    whole = hashlib.sha256(__version__.encode())
+    for folder in _SOURCES:
+        for path in sorted(p for p in (_ROOT / folder).rglob("*") if p.suffix in _SUFFIXES):
+            whole.update(path.relative_to(_ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return whole.hexdigest()
+
+
+def _content(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,120 @@
+"""The engine of a model that is run or served without having been compiled: from the cache, or compiled into it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+
+from ... import __version__
+from ...runtime.errors import MissingExtraError, install
+from ..errors import HubError, UsageError
+from ..frontend.source import hub
+from ..frontend.source.identify import knows
+from ..frontend.source.shards import weight_files
+from ..options import CompileOptions
+from ..progress import Reporter
+from ..request import check, check_found, find_model
+from ..targets import find_target
+from .identity import engine_key, sources_digest, stated
+from .store import Cell, Facts, open_cell
+
+NEEDED = ("torch", "transformers", "safetensors", "jinja2")  # of the extra `compile`
+_HINT = f"{install('compile')}, or compile the engine elsewhere: an engine that exists runs without it"
+
+
+@dataclass(frozen=True)
+class CachedEngine:
+    """An engine in the cache, which stays there at least until this is closed. compiled: whether it was just made."""
+
+    path: Path
+    compiled: bool
+    cell: Cell
+
+    def __enter__(self) -> CachedEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cell.close()
+
+
+def is_model(path: Path) -> bool:
+    """Whether MODEL|ENGINE is a model, or something that the compiler can say more about than the runtime."""
+    if (path / "engine.json").is_file():
+        return False
+    return hub.is_hub_name(path) or path.is_file() or knows(path)
+
+
+def engine_of(options: CompileOptions, reporter: Callable[[], Reporter]) -> CachedEngine:
+    """The engine of `options.model`, a checkpoint directory or a hub name, compiled now if it is not in the cache.
+
+    `options.output` is not used. Of two processes that want the same engine one compiles, the other waits. reporter:
+    makes what hears of a compile, if there is one. Raises what a compile raises, and MissingExtraError where there is
+    no compiler.
+    """
+    asked = options.model
+    find_target(options.target)
+    found = find_model(asked)
+    check_found(found, options)
+    lacking = next((name for name in NEEDED if find_spec(name) is None), "")
+    options = replace(options, model=_local(asked, found.path, lacking))
+    if not found.is_gguf:
+        weight_files(options.model)
+    cell = open_cell(engine_key(options))
+    try:
+        engine, compiled = cell.engine(), False
+        if engine is None:
+            with cell.compiling():  # another may have done it by now
+                engine = cell.engine()
+                if engine is None:
+                    engine, compiled = _compile(cell, options, str(asked), reporter, lacking), True
+    except BaseException:
+        cell.close()
+        raise
+    cell.touch()
+    return CachedEngine(engine, compiled, cell)
+
+
+def _local(asked: Path, path: Path, lacking: str) -> Path:
+    """The directory with a model's files; without a compiler nothing is downloaded for one."""
+    if not hub.is_hub_name(asked):
+        return path
+    try:
+        return hub.fetch(asked, cached=bool(lacking))
+    except HubError as error:
+        raise (_missing(str(asked), lacking) if lacking else error) from None
+
+
+def _compile(cell: Cell, options: CompileOptions, asked: str, reporter: Callable[[], Reporter], lacking: str) -> Path:
+    if lacking:
+        raise _missing(asked, lacking)
+    engine = cell.path / f"{_name(asked)}.engine"
+    options = check(replace(options, output=engine, force=True)).options
+    from ..driver import compile_engine
+
+    with reporter() as telling:
+        compile_engine(options, telling)
+    default = stated(CompileOptions(options.model, options.output))
+    given = {name: value for name, value in stated(options).items() if value != default[name]}
+    cell.write(Facts(asked, str(options.model), engine.name, sources_digest(), __version__, given, time.time()))
+    return engine
+
+
+def _missing(asked: str, lacking: str) -> MissingExtraError:
+    return MissingExtraError(
+        f"{asked} is not compiled yet, and compiling needs {lacking}, which is not installed", _HINT
+    )
+
+
+def _name(asked: str) -> str:
+    """What an engine's directory is called: the server gives it as the model's name."""
+    path = Path(asked)
+    name = path.name.partition("@")[0] if hub.is_hub_name(path) else path.resolve().name.removesuffix(".gguf")
+    if not name:
+        raise UsageError(f"{asked!r} names no model")
+    return name

@@ -1,0 +1,92 @@
+"""`icc run|chat|serve MODEL`: the runtime's commands, for a model that is not compiled: it is, once, into the cache."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from inspect import cleandoc
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...runtime.cli.commands import COMMANDS
+from ...runtime.cli.fields import field_options, taken
+from ...runtime.cli.group import Command
+from ...runtime.settings import setting
+from .. import targets
+from ..cache.ondemand import engine_of, is_model
+from ..errors import UsageError
+from ..interrupt import ends_at_once
+from ..options import CompileOptions
+from ..progress import Reporter
+
+_HELP = "A MODEL, which is a checkpoint directory or a name on the Hugging Face hub, is compiled first, once."
+_OFFERED = ("target", "quant", "quant_head", "kv_cache", "max_seq_len", "max_batch_size")
+
+
+@dataclass(frozen=True)
+class OnDemandOptions(CompileOptions):
+    """Those of a compile for this machine, unless another target is given."""
+
+    target: str = setting(
+        "native", "What a MODEL is compiled for.", values=targets.explained, open=True, metavar="TARGET"
+    )
+
+
+def __getattr__(attribute: str) -> Command:
+    """`run_command` and its like: the runtime's command `run` with MODEL where it has ENGINE."""
+    name = attribute.removesuffix("_command")
+    if name == attribute or name not in COMMANDS:
+        raise AttributeError(attribute)
+    return with_models(name, COMMANDS[name].load())
+
+
+def with_models(name: str, runtime: click.Command) -> Command:
+    """A runtime's command that takes a checkpoint directory or a hub name too, and options of its compile."""
+    assert runtime.callback is not None
+    run: Callable[..., Any] = runtime.callback
+    left_out = [field for field in CompileOptions.__dataclass_fields__ if field not in _OFFERED]
+
+    def call(engine: str, **parameters: Any) -> Any:
+        given = taken(OnDemandOptions, {name: parameters.pop(name) for name in _OFFERED})
+        with ExitStack() as stack:
+            return run(engine=_engine(engine, given, stack), **parameters)
+
+    options = field_options(OnDemandOptions, left_out)(lambda: None).__click_params__  # type: ignore[attr-defined]
+    own = [param for param in runtime.params if param.name not in ("engine", "debug")]
+    argument = click.Argument(["engine"], metavar="ENGINE|MODEL")
+    text = f"{cleandoc(runtime.help or '')}\n\n{_HELP}"
+    return Command(name, params=[argument, *own, *reversed(options)], callback=call, help=text)
+
+
+def _engine(path: str, given: dict[str, Any], stack: ExitStack) -> str:
+    """The engine directory that the command runs; of a MODEL that in the cache, which `stack` keeps there."""
+    if not is_model(Path(path)):
+        if (Path(path) / "engine.json").is_file():
+            _check_unused(path, given)
+        return path
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
+    with ends_at_once():
+        options = CompileOptions(model=Path(path), output=Path(), **given)
+        found = stack.enter_context(engine_of(options, _reporter))
+    if found.compiled:
+        click.echo(f"compiled {path}; it is kept in {found.path.parent} (icc cache list)", err=True)
+    return str(found.path)
+
+
+def _reporter() -> Reporter:
+    from ..console import ConsoleReporter  # torch comes with it, which an engine in the cache does without
+
+    return ConsoleReporter()
+
+
+def _check_unused(path: str, given: dict[str, Any]) -> None:
+    """UsageError for an option of a compile beside an engine, which is compiled already."""
+    default = OnDemandOptions(Path(), Path())
+    for name, value in given.items():
+        if value != getattr(default, name):
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is for a MODEL; {path} is an engine, compiled already", f"leave {option} out")

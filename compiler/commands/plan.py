@@ -1,0 +1,69 @@
+"""`icc plan`: what an engine would take and give, before anything is compiled."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...runtime.cli.fields import PATH, field_options, taken
+from ...runtime.cli.group import command
+from ..interrupt import ends_at_once
+from ..options import CompileOptions
+from ..targets import TARGETS, find_target
+
+_OFFERED = ("task", "quant", "quant_head", "keep", "kv_cache", "max_step_tokens")
+_LEFT_OUT = [name for name in CompileOptions.__dataclass_fields__ if name not in _OFFERED]
+
+
+@command("plan")
+@click.argument("model", type=PATH)
+@click.option("--target", default="cpu", metavar="TARGET[,TARGET...]", help="What to plan for, or all.")
+@click.option("--sequences", default=16, help="Sequences at once, which --max-batch-size of compile is.")
+@click.option(
+    "--length",
+    type=int,
+    show_default="the model's, at most 4096",
+    help="Tokens of each, which --max-seq-len of compile is.",
+)
+@field_options(CompileOptions, _LEFT_OUT)
+@click.option("--memory", type=float, metavar="GIB", show_default="the target's", help="Memory to fit into.")
+@click.option(
+    "--bandwidth",
+    type=float,
+    metavar="GB/S",
+    show_default="the target's; of CPUs, measured here",
+    help="Of that memory.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def plan_command(
+    model: Path,
+    target: str,
+    sequences: int,
+    length: int | None,
+    memory: float | None,
+    bandwidth: float | None,
+    as_json: bool,
+    **parameters: Any,
+) -> None:
+    """Bytes, speed and compile time of an engine of MODEL, from its config.json alone."""
+    from ..request import check_found, find_model
+
+    names = [name for name in TARGETS if name != "native"] if target == "all" else target.split(",")
+    for name in names:
+        find_target(name)
+    fields = taken(CompileOptions, parameters)
+    asked = CompileOptions(
+        model=model, output=Path(), target=names[0], max_batch_size=sequences, max_seq_len=length, **fields
+    )
+    check_found(find_model(model), asked)  # before torch is imported
+    with ends_at_once():
+        warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
+        from ..planning.plan import make_plan
+        from ..planning.show import as_text
+
+        plan = make_plan(asked, names, None if memory is None else int(memory * 2**30), bandwidth)
+    click.echo(json.dumps(plan.as_json()) if as_json else as_text(plan))

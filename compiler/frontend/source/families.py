@@ -1,0 +1,53 @@
+"""What transformers says of model types, read from its source: importing it takes seconds, a refusal should not."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Families:
+    """Model types by what transformers has for them: any class, one that generates, one that fills masks in, one that
+    reads a text and writes another. causal: with the name of the class that generates."""
+
+    known: frozenset[str]
+    causal: dict[str, str]
+    masked: frozenset[str]
+    seq2seq: frozenset[str]
+
+
+@functools.cache
+def families() -> Families | None:
+    """The installed transformers' tables; None where it is not installed, or keeps them otherwise than 5 does."""
+    spec = find_spec("transformers")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(spec.submodule_search_locations[0]) / "models" / "auto"
+    try:
+        classes, configs = (_tables(folder / name) for name in ("modeling_auto.py", "auto_mappings.py"))
+        causal = classes["MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"]
+        known = {*configs["CONFIG_MAPPING_NAMES"], *causal, *classes["MODEL_MAPPING_NAMES"]}
+        masked, seq2seq = (
+            frozenset(classes[f"MODEL_FOR_{kind}_MAPPING_NAMES"]) for kind in ("MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM")
+        )
+    except (OSError, SyntaxError, KeyError):
+        return None
+    return Families(frozenset(known), causal, masked, seq2seq)
+
+
+def _tables(file: Path) -> dict[str, dict[str, Any]]:
+    """The tables `NAME = OrderedDict([(key, value), ...])` of a module, but for those that are not plain values."""
+    found: dict[str, dict[str, Any]] = {}
+    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(args=[table])) if name.endswith("_NAMES"):
+                try:
+                    found[name] = dict(ast.literal_eval(table))
+                except ValueError:
+                    continue
+    return found

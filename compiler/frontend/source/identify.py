@@ -1,0 +1,206 @@
+"""What is at a path, told from names, first bytes and config.json: a checkpoint, or why not and what to do.
+
+Nothing heavy is imported here, and no weight is looked at, so that a mistake is answered at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError, IccError, UnsupportedModel
+
+CONFIG = "config.json"
+_AGAIN = "download the checkpoint again"
+_WANTED = "give the directory of a Hugging Face checkpoint: config.json beside *.safetensors"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_WEIGHTS = re.compile(r"(pytorch_)?model\b.*\.(safetensors|bin)")
+_ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz", ".zst")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint directory, and config.json as it stands there; or a GGUF file, and what of it its header says."""
+
+    path: Path
+    config: dict[str, Any]
+    is_gguf: bool = False
+
+
+def find_checkpoint(path: Path) -> Found:
+    """The checkpoint at `path`: its directory, its config.json, or a GGUF file, or a directory with just one of them.
+
+    CheckpointError where there is none; UnsupportedModel for a kind of model file that icc does not read.
+    """
+    path = path.parent if path.name == CONFIG and path.is_file() else path
+    if path.is_file():
+        return _gguf(path)
+    if not path.exists():
+        raise CheckpointError(
+            f"{path} does not exist: there is no directory with a config.json",
+            f"{_WANTED}, or the name of a model on the Hugging Face hub: ORG/NAME",
+        )
+    try:
+        names = sorted(p.relative_to(path).as_posix() for pattern in ("*", "*/*") for p in path.glob(pattern))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    if CONFIG not in names and (models := _gguf_models(names)):
+        return _gguf(path / _only(path, models))
+    adapter = "adapter_config.json" in names and not any(map(_WEIGHTS.fullmatch, names))
+    if CONFIG not in names or adapter or not any(name.endswith((".safetensors", *_PICKLES)) for name in names):
+        if (other := _other_kind(str(path), names, path)) is not None:
+            raise other
+    if CONFIG not in names:
+        raise no_checkpoint(str(path), names, path)
+    return Found(path, _config(path / CONFIG))
+
+
+def knows(path: Path) -> bool:
+    """Whether a directory is a checkpoint, or a kind of model that `find_checkpoint` refuses by its name."""
+    if not path.is_dir():
+        return False
+    names = sorted(p.name for p in path.iterdir())
+    return CONFIG in names or _other_kind(str(path), names, path) is not None
+
+
+def no_checkpoint(where: str, names: Iterable[str], path: Path | None = None) -> IccError:
+    """The error for a directory, here or on the hub, that has no config.json but files of these names.
+
+    path: the directory, if it is here, for what stands in its files.
+    """
+    names = list(names)
+    shown = [name for name in names if not Path(name).name.startswith((".", "_"))]
+    if not shown:
+        return CheckpointError(f"{where} is empty: it has no config.json", _WANTED)
+    if (other := _other_kind(where, names, path)) is not None:
+        return other
+    if "model_index.json" in names:
+        return UnsupportedModel(
+            f"{where} is a pipeline of the diffusers library: it has no config.json", "icc compiles language models"
+        )
+    if "params.json" in names:
+        return UnsupportedModel(
+            f"{where} is a checkpoint in its authors' own layout (params.json): it has no config.json",
+            "take the one in transformers' layout, or convert it with the conversion script of that family",
+        )
+    inner = sorted(name.removesuffix(f"/{CONFIG}") for name in names if name.endswith(f"/{CONFIG}"))
+    if inner:
+        return CheckpointError(f"{where} has no config.json of its own", f"did you mean {where}/{inner[0]}?")
+    snapshots = sorted(path.glob(f"snapshots/*/{CONFIG}")) if path is not None else []
+    if snapshots:  # a model's folder in the cache of huggingface_hub
+        return CheckpointError(f"{where} has no config.json", f"did you mean {snapshots[-1].parent}?")
+    return CheckpointError(f"{where} has no config.json (it has {', '.join(shown[:3])})", _WANTED)
+
+
+def _other_kind(where: str, names: list[str], path: Path | None) -> IccError | None:
+    """The refusal of what is known to be something else than a checkpoint."""
+    plain = {name for name in names if "/" not in name}
+    if "engine.json" in plain:
+        return _engine(where)
+    if "adapter_config.json" in plain:
+        return _adapter(where, path)
+    if gguf := [name for name in names if name.endswith(".gguf")]:
+        return UnsupportedModel(f"{where} holds GGUF files ({gguf[0]}) and no checkpoint", _GGUF)
+    if onnx := [name for name in names if name.endswith(".onnx")]:
+        return UnsupportedModel(f"{where} holds an ONNX model ({onnx[0]}), which icc does not read", _ONNX)
+    return None
+
+
+_GGUF = "give one of them; of a model on the hub: hf download ORG/NAME FILE"
+_ONNX = "give the Hugging Face checkpoint that the ONNX model was exported from"
+
+
+def _gguf(path: Path) -> Found:
+    """A GGUF file, whose header must be whole; the refusal of any other file."""
+    from .gguf.container import is_gguf
+    from .gguf.split import open_container
+
+    try:
+        if not is_gguf(path):
+            raise _file(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    container = open_container(path)
+    positions = container.metadata.get(f"{container.metadata.get('general.architecture')}.context_length")
+    return Found(path, {"max_position_embeddings": positions}, is_gguf=True)
+
+
+def _gguf_models(names: list[str]) -> list[str]:
+    """The GGUF files of a directory that are models: of one in several parts the first, and no projector of images."""
+    later = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
+    models = [name for name in names if name.endswith(".gguf") and "/" not in name]
+    return [name for name in models if not later.search(name) and not name.startswith("mmproj")]
+
+
+def _only(path: Path, models: list[str]) -> str:
+    if len(models) > 1:
+        raise CheckpointError(f"{path} holds {len(models)} GGUF models: {', '.join(models[:4])}", "give one of them")
+    return models[0]
+
+
+def _file(path: Path) -> IccError:
+    """Why a file is not a checkpoint."""
+    suffix = path.suffix.lower()
+    if suffix == ".onnx":
+        return UnsupportedModel(f"{path} is an ONNX model, which icc does not read", _ONNX)
+    if suffix == ".safetensors" or path.name.endswith(".index.json"):
+        config = "" if (path.parent / CONFIG).is_file() else ", which needs a config.json too"
+        return CheckpointError(f"{path} is one file of a checkpoint", f"give its directory: {path.parent}{config}")
+    if suffix in _PICKLES:
+        return CheckpointError(
+            f"{path} holds pickled weights, which icc never reads",
+            "give a checkpoint directory with safetensors: save_pretrained writes one",
+        )
+    if suffix in _ARCHIVES:
+        return CheckpointError(f"{path} is an archive, not a checkpoint directory", "unpack it first")
+    if path.name == "engine.json":
+        return CheckpointError(
+            f"{path.parent} is an engine, compiled already", f"run it: icc run {path.parent} -p TEXT"
+        )
+    return CheckpointError(f"{path} is a file, not a checkpoint directory", _WANTED)
+
+
+def _engine(where: str) -> IccError:
+    return CheckpointError(f"{where} is an engine, compiled already", f"run it: icc run {where} -p TEXT")
+
+
+def _adapter(where: str, path: Path | None) -> IccError:
+    """The refusal of a LoRA or another adapter of the PEFT library."""
+    facts: dict[str, Any] = {}
+    if path is not None:
+        facts = _object(path / "adapter_config.json")
+    kind, base = facts.get("peft_type") or "PEFT", facts.get("base_model_name_or_path") or "its base model"
+    return UnsupportedModel(
+        f"{where} is a {kind} adapter, not a model: it has no config.json",
+        f"merge it into {base} first: PeftModel.from_pretrained(...).merge_and_unload().save_pretrained(DIR)",
+    )
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """config.json, which must be an object that names a model type."""
+    found = _object(path)
+    if not isinstance(found.get("model_type"), str):
+        if "medusa_num_heads" in found:
+            hint = "these are Medusa heads: compile their base model with --spec medusa:DIR"
+        elif isinstance(found.get("architectures"), list) or "hidden_size" in found:
+            hint = "icc compiles checkpoints that transformers can load"
+        else:
+            hint = _WANTED
+        raise UnsupportedModel(f"{path} names no model_type", hint)
+    return found
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}", _AGAIN) from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}", _AGAIN) from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} is not a JSON object", _AGAIN)
+    return found

@@ -1,0 +1,47 @@
+"""For how many tokens a model can be compiled, by what its configuration says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from ...errors import SequenceLengthError
+
+DEFAULT_MAX_SEQ_LEN = 4096
+_POSITION_LIMITS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_target_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "n_ctx",
+)
+
+
+def sequence_length(config: Any, wanted: int | None) -> int:
+    """Tokens of the longest sequence: `wanted`, or what the model and a default allow; SequenceLengthError.
+
+    config: transformers' configuration of the text model.
+    """
+    limit = position_limit(config)
+    if wanted is not None and limit is not None and wanted > limit:
+        raise SequenceLengthError(
+            f"--max-seq-len {wanted} is above the {limit} positions of the model",
+            f"give at most {limit}",
+        )
+    return wanted or min(DEFAULT_MAX_SEQ_LEN, limit or DEFAULT_MAX_SEQ_LEN)
+
+
+def check_length(config: dict[str, Any], wanted: int | None) -> None:
+    """SequenceLengthError where config.json, as it stands, says that `wanted` tokens are too many."""
+    text = config.get("text_config")
+    sequence_length(SimpleNamespace(**(text if isinstance(text, dict) else config)), wanted)
+
+
+def position_limit(config: Any) -> int | None:
+    """How many positions the model has, by any of the names that configurations use; None if it does not say."""
+    for name in _POSITION_LIMITS:
+        found = getattr(config, name, None)
+        if isinstance(found, int) and found > 0:
+            return found
+    return None

@@ -1,0 +1,72 @@
+"""A model of which only the configuration is at hand: shapes and types, for whoever asks what a compile would give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import IccError
+from ...weights.handles import Constant, Weight
+from .conversion import follow_ties
+from .identify import find_checkpoint
+from .model import computed_buffers, load_config
+from .refuse import check_config
+from .source import Source, open_source
+
+
+@dataclass
+class Unread(Weight):
+    """A weight of which only shape and type are known; zeros to who reads it all the same, in no memory."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def load(self) -> Tensor:
+        return torch.zeros(1, dtype=self.dtype).expand(self.shape) if self.shape else torch.zeros((), dtype=self.dtype)
+
+
+class ConfigOnly:
+    """A directory with config.json. Weights are as the model's code has them, floats in the configuration's type."""
+
+    def __init__(self, path: Path) -> None:
+        found = find_checkpoint(path)
+        check_config(found.path, found.config)
+        self.files = found.path
+        self.config = load_config(found.path)
+        self._dtype = _stated_dtype(self.config)
+
+    def weights(self, model: nn.Module) -> dict[str, Weight]:
+        """See Source."""
+        expected = dict(model.state_dict())
+        ties: dict[str, str] = getattr(model, "all_tied_weights_keys", {}) or {}
+        found: dict[str, Weight] = {
+            name: Unread(tuple(value.shape), self._dtype if value.is_floating_point() else value.dtype)
+            for name, value in expected.items()
+            if name not in ties
+        }
+        found |= {name: Constant(value) for name, value in computed_buffers(model).items()}
+        follow_ties(model, found, expected)
+        return found
+
+
+def planned_source(path: Path) -> Source:
+    """The checkpoint in a directory where its files are there, whose headers know each weight's type; else what its
+    config.json says."""
+    try:
+        return open_source(path)
+    except IccError:
+        return ConfigOnly(path)
+
+
+def _stated_dtype(config: Any) -> torch.dtype:
+    """The type that the configuration says its weights have; float32 where it says nothing, as transformers has it."""
+    for part in (config, config.get_text_config()):
+        found = getattr(part, "dtype", None)
+        found = getattr(torch, found, None) if isinstance(found, str) else found
+        if isinstance(found, torch.dtype):
+            return found
+    return torch.float32

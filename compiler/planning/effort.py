@@ -1,0 +1,54 @@
+"""What a compile takes: seconds and memory, from a few figures that were measured: the sample as README.md has it, and
+the 1B shape in benchmarks/NOTES.md."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from math import prod
+
+from ..options import CompileOptions
+from ..quantization import QUANTIZATIONS
+from ..targets import Target
+from .program import Planned
+
+# Seconds, on two cores of an AMD Zen 4 at 3.7 GHz; a machine with more cores packs and calibrates faster.
+_MEASURED_CORES = 2
+_START, _PER_NODE = 4.0, 0.002  # imports and the trace of one layer of each kind; passes over the graph
+_PER_KERNEL = {"cpu": 0.33, "native": 0.2, "gpu": 1.0}  # C++ of three instruction sets, of one; Triton's phases
+_PACK = {"none": 4e-9, "q4": 16e-9}  # per value, by how it is stored
+_CALIBRATE = {"awq": 3.0e-11, "gptq": 3.0e-11}  # per value and calibration token
+_SEARCH = {"awq": 4.5e-7, "gptq": 4.5e-7}  # per value
+# Bytes of memory beside mapped files.
+_BASE = 600 << 20  # imports and the trace
+_PER_VALUE = 4.0  # of the largest weight: one float32 copy at a time
+_PER_ACTIVATION = 12.0  # of the calibration tokens in one layer: what it reads, writes, and one between
+
+
+@dataclass(frozen=True)
+class Effort:
+    """seconds: of the whole compile. memory: peak bytes beside mapped files. disk: bytes of the engine."""
+
+    seconds: float
+    memory: int
+    disk: int
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def effort(plan: Planned, options: CompileOptions, target: Target) -> Effort:
+    """An estimate, good to a factor of two or so."""
+    chosen = QUANTIZATIONS[options.quant]
+    values = [prod(weight.shape) for weight in plan.graph.weights.values()]
+    info, cores = plan.graph.info, _MEASURED_CORES / max(1, min(os.cpu_count() or 1, 16))
+    where = "gpu" if target.backend != "cpu" else "native" if target.is_here else "cpu"
+    seconds = _START + _PER_NODE * len(list(plan.graph.nodes))
+    seconds += _PER_KERNEL[where] * len(plan.program.kernels) * (cores if where == "gpu" else 1.0)
+    seconds += sum(values) * _PACK["none" if chosen is None else "q4"] * cores
+    memory = _BASE + _PER_VALUE * max(values, default=0)
+    if chosen is not None and chosen.calibrated:
+        tokens = options.calib_sequences * min(options.calib_length, plan.limits.max_seq_len)
+        seconds += sum(values) * (_CALIBRATE[chosen.method] * tokens + _SEARCH[chosen.method]) * cores
+        memory += _PER_ACTIVATION * tokens * info.hidden_size
+    return Effort(round(seconds, 1), int(memory), plan.memory.weights + (20 << 20))

@@ -1,0 +1,142 @@
+"""`icc plan`: what an engine would take and give, told from config.json: nothing is compiled and no weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...runtime.format.footprint import KV_SHARES, length_within, sequences_within
+from ...runtime.format.kv import KVLayout
+from ..frontend.source.unread import planned_source
+from ..measure import available_bytes, memory_bandwidth, num_threads
+from ..options import CompileOptions
+from ..request import check_found, find_model
+from ..targets import CPU_CORES, Target, find_target
+from .effort import Effort, effort
+from .program import Planned, plan_graph, plan_program
+from .speed import Rate, rates
+
+
+@dataclass(frozen=True)
+class TargetPlan:
+    """An engine on one target. memory: bytes that the target has for it. sequences: how many of full length its KV
+    cache holds there at once; longest: the longest one that it holds."""
+
+    target: Target
+    planned: Planned
+    memory: int
+    sequences: int
+    longest: int
+    rates: Sequence[Rate]
+    effort: Effort
+
+    @property
+    def fits(self) -> bool:
+        """Whether a full batch of full sequences fits."""
+        return self.sequences >= self.planned.limits.max_batch_size
+
+    def as_json(self) -> dict[str, Any]:
+        planned, program = self.planned, self.planned.program
+        formats: dict[str, int] = {}
+        for weight in program.weights.values():
+            formats[weight.format] = formats.get(weight.format, 0) + weight.nbytes
+        return {
+            "target": self.target.name,
+            "bytes": {
+                "weights": sum(formats.values()),
+                "weights_by_format": dict(sorted(formats.items())),
+                "kv_per_token": program.kv.bytes_per_token(),
+                "kv_one_sequence": planned.memory.kv_sequence,
+                "kv_full_batch": planned.memory.kv_batch,
+                "arena": planned.memory.arena,
+                "scratch": planned.memory.scratch,
+                "logits": planned.memory.logits,
+                "total": planned.memory.fixed + planned.memory.kv_batch,
+            },
+            "kv_dtype": _kv_dtypes(program.kv),
+            "memory_bytes": self.memory,
+            "fits": self.fits,
+            "sequences_that_fit": self.sequences,
+            "longest_sequence_that_fits": self.longest,
+            "limits_of_speed": [rate.as_json() for rate in self.rates],
+            "bandwidth_gb_s": self.target.bandwidth,
+            "compile": self.effort.as_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Engines of one model on some targets. options: those of the compile that would make them."""
+
+    options: CompileOptions
+    targets: Sequence[TargetPlan]
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain values; bytes, seconds, tokens per second."""
+        first = self.targets[0].planned
+        info, limits = first.graph.info, first.limits
+        return {
+            "model": str(self.options.model),
+            "architecture": info.architecture,
+            "parameters": info.num_parameters,
+            "layers": info.num_layers,
+            "quant": self.options.quant,
+            "limits": {
+                "max_seq_len": limits.max_seq_len,
+                "max_batch_size": limits.max_batch_size,
+                "max_step_tokens": limits.max_step_tokens,
+            },
+            "kept": list(first.kept),
+            "targets": [found.as_json() for found in self.targets],
+        }
+
+
+def make_plan(
+    options: CompileOptions, targets: Sequence[str], memory: int | None = None, bandwidth: float | None = None
+) -> Plan:
+    """What compiles of `options` would give on the targets, by name. A model of the hub gives its config.json only.
+
+    memory: bytes to fit into, instead of the target's own. bandwidth: GB/s, likewise. Raises what a compile would.
+    """
+    found = find_model(options.model)
+    check_found(found, options)
+    options = replace(options, model=found.path)
+    graph, kept = plan_graph(planned_source(found.path), options)
+    plans: list[TargetPlan] = []
+    for name in targets:
+        target = _as_here(find_target(name))
+        target = target if bandwidth is None else replace(target, bandwidth=bandwidth)
+        planned = plan_program(graph, kept, options, target)
+        plans.append(_on(planned, target, options, memory or _memory(target)))
+    return Plan(options, plans)
+
+
+def _on(planned: Planned, target: Target, options: CompileOptions, memory: int) -> TargetPlan:
+    kv, free = planned.program.kv, memory - planned.memory.fixed
+    # a GPU's cache gets a share of what the weights leave; a CPU's, of what is free before they are mapped
+    share = KV_SHARES[target.backend]
+    room = max(int(free * share) if target.backend != "cpu" else min(int(memory * share), free), 0)
+    sequences = sequences_within(kv, planned.limits, room) if free > 0 else 0
+    longest = length_within(kv, planned.limits, room) if free > 0 else 0
+    found = rates(planned, target, planned.limits.max_batch_size, planned.limits.max_seq_len)
+    return TargetPlan(target, planned, memory, sequences, longest, found, effort(planned, options, target))
+
+
+def _as_here(target: Target) -> Target:
+    """A CPU target with the figures of this machine: those of its table are of two cores that are somewhere."""
+    if target.backend != "cpu":
+        return target
+    cores = num_threads() / CPU_CORES
+    return replace(
+        target, bandwidth=memory_bandwidth(), peak_f16=target.peak_f16 * cores, peak_i8=target.peak_i8 * cores
+    )
+
+
+def _memory(target: Target) -> int:
+    """The memory of a target: a GPU's by its kind; for a CPU what is free here."""
+    return int(target.memory_gib * 2**30) if target.memory_gib else available_bytes()
+
+
+def _kv_dtypes(kv: KVLayout) -> str:
+    return "+".join(dict.fromkeys(group.dtype for group in kv.groups))

@@ -1,0 +1,69 @@
+"""The program that a compile would give, without a weight being read: the passes and the lowering, on shapes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...passes import pipelines
+from ...passes.base import Pass, PassContext
+from ...passes.manager import run_passes
+from ...passes.quantize.awq import QuantizeAwq
+from ...passes.quantize.rtn import QuantizeRtn
+from ...runtime.format.footprint import Footprint, footprint
+from ...runtime.format.manifest import Limits
+from ..backends.base import Backend
+from ..backends.registry import backend_for
+from ..driver import weight_dtype
+from ..engine.manifest import make_limits
+from ..frontend.load import load_graph
+from ..frontend.source.source import Source
+from ..graph.graph import Graph
+from ..options import KV_DTYPES, CompileOptions
+from ..program.lower import LowerOptions, lower
+from ..program.program import Program
+from ..quantization import HEAD_FORMATS, QUANTIZATIONS
+from ..targets import Target
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A compile up to its kernels: the optimized graph, its program, and what an engine of it takes."""
+
+    graph: Graph
+    program: Program
+    backend: Backend
+    limits: Limits
+    memory: Footprint
+    kept: tuple[str, ...]
+
+
+def plan_graph(source: Source, options: CompileOptions) -> tuple[Graph, tuple[str, ...]]:
+    """The optimized graph of `source`, and which linears are left as stored. Raises what `compile_engine` raises."""
+    graph = load_graph(source, options.max_seq_len, embeds=options.task == "embed")
+    context = PassContext()
+    for phase in (pipelines.canonicalize(), _quantize(options), pipelines.attention(), pipelines.fuse()):
+        run_passes(graph, phase, context)
+    return graph, tuple(sorted({f"{r.node}: {r.reason}" for r in context.refusals if r.rule == "quantize"}))
+
+
+def plan_program(graph: Graph, kept: tuple[str, ...], options: CompileOptions, target: Target) -> Planned:
+    """Lower an optimized graph for `target`, as `compile_engine` does; the graph stays as it is."""
+    backend = backend_for(target, weight_dtype(graph), options.deterministic)
+    limits = make_limits(graph, options)
+    kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
+    program = lower(graph, LowerOptions(kv_dtype, backend.profile, max_seq_len=limits.max_seq_len)).program
+    memory = footprint(program, limits, target.backend, backend.scratch_bytes(program, limits))
+    return Planned(graph, program, backend, limits, memory, kept)
+
+
+def _quantize(options: CompileOptions) -> Sequence[Pass]:
+    """The quantization pass of the options, without its calibration: the format of each weight is the same."""
+    chosen = QUANTIZATIONS[options.quant]
+    if chosen is None:
+        return ()
+    shared: dict[str, Any] = {"format": chosen.format, "head": HEAD_FORMATS[options.quant_head], "keep": options.keep}
+    if chosen.method == "awq":  # it scales what lies between linears too, nearly always: some scale is better than none
+        return (QuantizeAwq(**shared, searches=False),)
+    return (QuantizeRtn(**shared),)

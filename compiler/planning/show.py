@@ -1,0 +1,68 @@
+"""A plan for people: a table with one column per target."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.table import Table
+
+from ...runtime.format.footprint import size_text
+from .plan import Plan, TargetPlan
+from .speed import Rate
+
+
+def as_text(plan: Plan) -> str:
+    """What was asked, then bytes, what fits, speed at the limits and the compile, for each target."""
+    first = plan.targets[0].planned
+    info, limits = first.graph.info, first.limits
+    text = io.StringIO()
+    console = Console(file=text, width=max(100, 26 + 18 * len(plan.targets)), highlight=False)
+    console.print(f"{info.architecture}: {info.num_parameters / 1e6:.1f} M parameters, {info.num_layers} layers")
+    console.print(
+        f"--quant {plan.options.quant}, {limits.max_batch_size} sequences of {limits.max_seq_len} tokens, "
+        f"steps of {limits.max_step_tokens}\n"
+    )
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    table.add_column("")
+    for found in plan.targets:
+        table.add_column(found.target.name, justify="right")
+
+    def row(name: str, value: Callable[[TargetPlan], str]) -> None:
+        table.add_row(name, *map(value, plan.targets))
+
+    row("weights", lambda t: size_text(sum(w.nbytes for w in t.planned.program.weights.values())))
+    row("KV cache, per token", lambda t: size_text(t.planned.program.kv.bytes_per_token()))
+    row("KV cache, one sequence", lambda t: size_text(t.planned.memory.kv_sequence))
+    row("KV cache, all sequences", lambda t: size_text(t.planned.memory.kv_batch))
+    row("arena, scratch, logits", lambda t: size_text(t.planned.memory.fixed - t.planned.memory.weights))
+    row("in all", lambda t: size_text(t.planned.memory.fixed + t.planned.memory.kv_batch))
+    row("memory", lambda t: size_text(t.memory) + ("" if t.target.memory_gib else " free here"))
+    row("fits", lambda t: "yes" if t.fits else "no")
+    row("sequences that fit", lambda t: str(t.sequences))
+    row("longest that fits", lambda t: str(t.longest))
+    for number, rate in enumerate(plan.targets[0].rates):
+        row(_name(rate), lambda t, n=number: f"{_number(t.rates[n].tokens_per_s)} tok/s")
+    row("at GB/s", lambda t: f"{t.target.bandwidth:.0f}")
+    row("compile, about", lambda t: _time(t.effort.seconds))
+    row("compile, memory", lambda t: size_text(t.effort.memory))
+    console.print(table)
+    console.print("\nSpeeds are limits of memory and arithmetic that no engine exceeds; expect half to nine tenths.")
+    if first.kept:
+        console.print("left as stored: " + "; ".join(first.kept))
+    return text.getvalue().rstrip("\n")
+
+
+def _name(rate: Rate) -> str:
+    if rate.kind == "prefill":
+        return f"prefill of {rate.length}, at most"
+    return f"decode x{rate.sequences} after {rate.length}, at most"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

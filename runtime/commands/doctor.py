@@ -1,0 +1,228 @@
+"""`doctor`: whether this host can run an engine, what is missing, and how fast it can be at most."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import CapacityError, DeviceError, IccError
+from ..executor.cpu.bandwidth import read_bandwidth
+from ..executor.cpu.cores import usable_cores
+from ..executor.cpu.library import KernelLibrary
+from ..executor.cpu.memory import available_bytes, choose_blocks
+from ..executor.cuda.compat import check_device, check_memory
+from ..executor.cuda.driver import Cuda
+from ..format.files import EngineFiles
+from ..format.footprint import (
+    KV_SHARES,
+    Footprint,
+    footprint,
+    kv_bytes_read,
+    length_within,
+    sequences_within,
+    size_text,
+)
+from ..format.isa import cpu_flags, select_library
+from ..format.load import check_abi, decode_program, read_manifest
+from ..format.manifest import Manifest
+from ..format.program import Program
+from ..format.verify import check_listing
+
+_SERVER = ("fastapi", "uvicorn", "httptools", "prometheus_client")
+State = Literal["ok", "warning", "failed"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at. exit_code: of the error that using the engine would end with."""
+
+    name: str
+    state: State
+    found: str
+    hint: str = ""
+    exit_code: int = 0
+
+
+@dataclass
+class Diagnosis:
+    """Everything that was found. expect: bytes, GB/s, tokens and tokens per second by name; {} where it cannot run."""
+
+    engine: str
+    target: str
+    checks: list[Check] = field(default_factory=list)
+    expect: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """That of the first check that failed, or 0."""
+        return next((check.exit_code or 1 for check in self.checks if check.state == "failed"), 0)
+
+    def as_json(self) -> dict[str, Any]:
+        """The diagnosis as plain values."""
+        return {**asdict(self), "runs": self.exit_code == 0}
+
+    def look(self, name: str, at: Callable[[], str]) -> None:
+        """Make one check: `at` says what it found, or raises."""
+        try:
+            self.checks.append(Check(name, "ok", at()))
+        except IccError as error:
+            self.checks.append(Check(name, "failed", error.message, error.hint, error.exit_code))
+
+
+def diagnose(path: str | os.PathLike[str], hashes: bool = False, cuda: Callable[[], Cuda] = Cuda) -> Diagnosis:
+    """Examine this host for an engine. hashes: also compare every file with its sha256. cuda: opens the GPU.
+
+    Raises IccError only where there is no engine whose manifest and program can be read.
+    """
+    root = Path(path)
+    manifest = read_manifest(root)
+    files = EngineFiles(root, manifest.files, verify=hashes)
+    program = decode_program(files.read(manifest.program_file), manifest.program_file)
+    memory = footprint(program, manifest.limits, manifest.backend)
+    found = Diagnosis(str(root), manifest.target)
+    found.look("files", lambda: _files(root, manifest, files, hashes))
+    found.look("kernel interface", lambda: _abi(manifest))
+    bandwidth: float | None = None
+    if manifest.backend == "cpu":
+        found.look("instruction set", lambda: _isa(manifest, files))
+        found.look("memory", lambda: _host_memory(manifest, program, memory))
+        free = available_bytes()
+        room = min(int(free * KV_SHARES["cpu"]), free - memory.fixed)
+    else:
+        room, bandwidth = _gpu(found, manifest, memory, cuda)
+    found.checks += _warnings(manifest, memory, room)
+    if not found.exit_code:
+        bandwidth = bandwidth or read_bandwidth()
+        found.expect = _expect(root, manifest, program, memory, room, bandwidth)
+    return found
+
+
+def _files(root: Path, manifest: Manifest, files: EngineFiles, hashes: bool) -> str:
+    check_listing(root, manifest)
+    if not hashes:
+        return f"{len(manifest.files)} files of the right size (--hashes compares their contents)"
+    with memoryview(files.map(manifest.weights_file)) as view:
+        files.check((), {manifest.weights_file: view})
+    return f"{len(manifest.files)} files as they were written"
+
+
+def _abi(manifest: Manifest) -> str:
+    check_abi(manifest)
+    return f"version {manifest.kernel_abi}, compiled by icc {manifest.icc_version}"
+
+
+def _isa(manifest: Manifest, files: EngineFiles) -> str:
+    flags = cpu_flags()
+    best = select_library(manifest, flags, os.environ.get("ICC_ISA"))
+    KernelLibrary(files.read(best.path), best.path)  # loads, with all that it links to
+    others = [library.isa for library in manifest.libraries if not flags.issuperset(library.cpu_flags)]
+    return f"{best.isa}, {usable_cores()} threads" + (f"; not here: {', '.join(others)}" if others else "")
+
+
+def _host_memory(manifest: Manifest, program: Program, memory: Footprint) -> str:
+    choose_blocks(program.kv, manifest.limits)
+    if memory.fixed > (free := available_bytes()):
+        raise CapacityError(f"weights and buffers take {size_text(memory.fixed)}, {size_text(free)} are free")
+    return f"{size_text(free)} free, {size_text(memory.fixed)} for weights and buffers"
+
+
+def _gpu(found: Diagnosis, manifest: Manifest, memory: Footprint, cuda: Callable[[], Cuda]) -> tuple[int, float | None]:
+    """The checks of a GPU engine; memory for its KV cache, and the GPU's bandwidth."""
+    room, bandwidth = 0, None
+
+    def device() -> str:
+        nonlocal room, bandwidth
+        needs = manifest.gpu
+        if manifest.backend != "cuda" or needs is None:
+            raise DeviceError(
+                f"the engine is for target {manifest.target} ({manifest.backend}), which this runtime cannot run yet",
+                "compile the model for an NVIDIA GPU or with --target cpu to run it",
+            )
+        opened = cuda()
+        try:
+            facts, bandwidth = opened.facts(), opened.bandwidth()
+        finally:
+            opened.close()
+        check_device(manifest.target, needs, facts)
+        check_memory(memory.fixed, memory.kv_sequence, facts, manifest.limits.max_seq_len)
+        room = int((facts.free_bytes - memory.fixed) * KV_SHARES["cuda"])
+        major, minor = facts.capability
+        return f"{facts.name} (sm_{major}{minor}), {size_text(facts.free_bytes)} free of {size_text(facts.total_bytes)}"
+
+    found.look("GPU", device)
+    return room, bandwidth
+
+
+def _warnings(manifest: Manifest, memory: Footprint, room: int) -> Iterator[Check]:
+    if memory.kv_batch > room > 0:
+        hint = "requests beyond it wait; free memory, or compile with a smaller --max-batch-size or --kv-cache int8"
+        text = f"{size_text(room)} for the KV cache, a full batch of full sequences takes {size_text(memory.kv_batch)}"
+        yield Check("KV cache", "warning", text, hint)
+    if manifest.tokenizer_dir is None:
+        hint = "give token ids, or compile a checkpoint that has tokenizer.json"
+        yield Check("tokenizer", "warning", "the engine has none", hint)
+    missing = [name for name in _SERVER if find_spec(name) is None]
+    if missing:
+        yield Check(
+            "server", "warning", f"{', '.join(missing)} not installed", "for icc serve: pip install 'icc[serve]'"
+        )
+
+
+def _expect(
+    root: Path, manifest: Manifest, program: Program, memory: Footprint, room: int, bandwidth: float
+) -> dict[str, Any]:
+    """What the engine can reach here: a decode step reads the weights once and each sequence's cache."""
+    kv, limits = program.kv, manifest.limits
+    batch = min(max(sequences_within(kv, limits, room), 1), limits.max_batch_size)
+    once = _decode_bytes(root, memory)
+
+    def rate(sequences: int, length: int) -> float:
+        return round(sequences * bandwidth * 1e9 / (once + sequences * kv_bytes_read(kv, length)), 1)
+
+    return {
+        "bandwidth_gb_s": round(bandwidth, 1),
+        "decode_bytes_per_step": once,
+        "decode_tokens_per_s": {
+            "one_sequence": rate(1, 0),
+            "one_full_sequence": rate(1, limits.max_seq_len),
+            f"batch_of_{batch}": rate(batch, limits.max_seq_len // 2),
+        },
+        "kv_bytes": min(room, memory.kv_batch),
+        "kv_bytes_per_token": kv.bytes_per_token(),
+        "kv_tokens": int(min(room, memory.kv_batch) / kv.bytes_per_token()) if kv.bytes_per_token() else None,
+        "sequences_of_full_length": batch,
+        "longest_sequence": length_within(kv, limits, room),
+    }
+
+
+def _decode_bytes(root: Path, memory: Footprint) -> int:
+    """Bytes that a decode step of one sequence reads and writes: what the compiler's report says, else the weights."""
+    try:
+        rows = json.loads((root / "report.json").read_text())["roofline"]["decode"]
+        return int(sum(row["bytes"] for row in rows))
+    except (OSError, ValueError, KeyError, TypeError):
+        return memory.weights
+
+
+def as_text(found: Diagnosis) -> str:
+    """The diagnosis for people."""
+    marks = {"ok": "ok     ", "warning": "warning", "failed": "FAILED "}
+    lines = [f"{found.engine}: compiled for {found.target}"]
+    for check in found.checks:
+        lines.append(f"  {marks[check.state]} {check.name}: {check.found}")
+        lines += [f"          {check.hint}"] if check.hint and check.state != "ok" else []
+    if not found.expect:
+        return "\n".join([*lines, "this host cannot run the engine as it is"])
+    expect = found.expect
+    rates = ", ".join(f"{name.replace('_', ' ')} {rate:,.0f}" for name, rate in expect["decode_tokens_per_s"].items())
+    lines.append(f"at {expect['bandwidth_gb_s']:g} GB/s of memory, decode tokens/s are at most: {rates}")
+    lines.append(
+        f"KV cache: {size_text(expect['kv_bytes'])}, {expect['kv_tokens']} tokens, "
+        f"{expect['sequences_of_full_length']} sequences of full length at once"
+    )
+    return "\n".join(lines)

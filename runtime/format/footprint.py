@@ -1,0 +1,112 @@
+"""What a loaded engine takes of memory, byte for byte as the executors allocate it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from .batch import BatchLimits
+from .kv import KVLayout, KVMemory
+from .manifest import Limits
+from .program import Program
+
+GPU_ALIGN = 256  # bytes, of a GPU's buffers
+LOGITS_BYTES = {"cpu": 64 << 20, "cuda": 256 << 20, "hip": 256 << 20}  # of the largest buffer of logits, by back end
+# Of the memory that is free the KV cache may fill so much; a GPU's driver needs some for modules and graphs.
+KV_SHARES = {"cpu": 0.4, "cuda": 0.92, "hip": 0.92}
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of an engine's buffers. weights: as packed. arena: activations of the largest step. scratch: what kernels
+    of a GPU share beside it. logits: of one step. kv_sequence, kv_batch: the KV cache of one sequence of full length,
+    and of a full batch of them."""
+
+    weights: int
+    arena: int
+    scratch: int
+    logits: int
+    kv_sequence: int
+    kv_batch: int
+
+    @property
+    def fixed(self) -> int:
+        """What it takes whatever is asked of it: all but the KV cache."""
+        return self.weights + self.arena + self.scratch + self.logits
+
+    def as_json(self) -> dict[str, int]:
+        """All of it by name, with the total of a full batch."""
+        return {**asdict(self), "total": self.fixed + self.kv_batch}
+
+
+def footprint(program: Program, limits: Limits, backend: str, scratch: int | None = None) -> Footprint:
+    """The bytes of a program within its limits on a back end: "cpu", "cuda" or "hip".
+
+    scratch: of a program whose launch plan is not made yet.
+    """
+    largest = batch_limits(program, limits, LOGITS_BYTES[backend])
+    align = 1 if backend == "cpu" else GPU_ALIGN
+    if scratch is None:
+        scratch = program.plan.scratch_bytes if program.plan else 0
+    one, batch = (program.kv.blocks_needed(limits, sequences) for sequences in (1, limits.max_batch_size))
+    return Footprint(
+        weights=sum(-(-weight.nbytes // align) * align for weight in program.weights.values()),
+        arena=program.arena_bytes_per_token * largest.tokens,
+        scratch=scratch,
+        logits=4 * largest.logit_rows * program.vocab_size,
+        kv_sequence=KVMemory(program.kv, one).nbytes,
+        kv_batch=KVMemory(program.kv, batch).nbytes,
+    )
+
+
+def batch_limits(program: Program, limits: Limits, logits_bytes: int) -> BatchLimits:
+    """The largest step, whose logits take no more than so many bytes unless a full batch of decodes needs more."""
+    seqs = min(limits.max_batch_size, limits.max_step_tokens)
+    rows = max(logits_bytes // (4 * program.vocab_size), seqs)
+    groups = program.kv.groups
+    blocks = max((group.blocks_for(limits.max_seq_len) for group in groups), default=1)
+    rows = min(rows, limits.max_step_tokens)
+    return BatchLimits(limits.max_step_tokens, seqs, blocks, rows, max(len(groups), 1))
+
+
+def sequences_within(kv: KVLayout, limits: Limits, nbytes: int, length: int | None = None) -> int:
+    """How many sequences of `length` tokens (default: full length) a KV cache of so many bytes holds at once."""
+    asked = Limits(min(length or limits.max_seq_len, limits.max_seq_len), limits.max_batch_size, limits.max_step_tokens)
+    return _most(lambda count: KVMemory(kv, kv.blocks_needed(asked, count)).nbytes <= nbytes, 1 << 24)
+
+
+def length_within(kv: KVLayout, limits: Limits, nbytes: int) -> int:
+    """The longest single sequence, within the engine's limit, that a KV cache of so many bytes holds."""
+
+    def fits(length: int) -> bool:
+        asked = Limits(length, 1, limits.max_step_tokens)
+        return KVMemory(kv, kv.blocks_needed(asked, 1)).nbytes <= nbytes
+
+    return _most(fits, limits.max_seq_len)
+
+
+def kv_bytes_read(kv: KVLayout, length: int) -> float:
+    """Bytes of the cache that the next token of a sequence of `length` tokens reads."""
+    total = 0.0
+    for group in kv.groups:
+        kept = sum(len(part) for part in group.policy.kept(length))
+        total += kept * group.block_bytes() / group.block_size
+    return total
+
+
+def size_text(count: float) -> str:
+    """A number of bytes for people: 3.5 MiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"
+
+
+def _most(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest count up to `limit` that fits, where all below one that fits do; 0 if none does."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

@@ -1,0 +1,109 @@
+"""`icc plan`: what it says of an engine is what the engine has, byte for byte, and config.json is enough to say it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import icc
+import msgspec
+import pytest
+from click.testing import CliRunner
+from icc.compiler.cli import main
+from icc.compiler.frontend.source.unread import ConfigOnly
+from icc.compiler.options import CompileOptions
+from icc.compiler.planning.plan import Plan, make_plan
+from icc.compiler.planning.program import plan_graph, plan_program
+from icc.compiler.planning.show import as_text
+from icc.compiler.targets import find_target
+from icc.runtime.commands.inspect import describe_engine
+from icc.runtime.format.load import open_engine
+from sizes import soak
+
+SAMPLE = Path(__file__).parents[2] / "samples" / "pystd"
+ENGINES = [("llama", {"quant": "rtn4"}), ("gemma2", {"max_step_tokens": 16}), ("mixtral", {"max_step_tokens": 16})]
+MORE = ["gpt2", "opt", "qwen3_moe", "gpt_oss", "deepseek_v3-latent_grouped_routing", "falcon-written_out_mqa"]
+
+
+def config_of(checkpoint: Path, folder: Path) -> Path:
+    """A directory with nothing but the config.json of a checkpoint."""
+    folder.mkdir()
+    shutil.copy(checkpoint / "config.json", folder)
+    return folder
+
+
+def planned(model: Path, target: str = "native", **options: Any) -> Any:
+    found = make_plan(CompileOptions(model=model, output=Path(), target=target, **options), [target])
+    return found.targets[0]
+
+
+def equal(plan: Any, engine: Path) -> None:
+    """Every weight, the arena, and the KV layout; and the figures that `icc inspect` shows."""
+    opened = open_engine(engine)
+    program = plan.planned.program
+    assert program.weights == opened.program.weights
+    assert msgspec.to_builtins(program.kv) == msgspec.to_builtins(opened.program.kv)
+    assert plan.planned.limits == opened.manifest.limits
+    opened.close()
+    facts: Any = describe_engine(engine)
+    said = plan.as_json()["bytes"]
+    assert said["weights_by_format"] == facts["weights_bytes"]
+    assert said["kv_per_token"] == facts["kv_cache"]["bytes_per_token"]
+    assert said["kv_full_batch"] == facts["kv_cache"]["bytes_full_batch"]
+    assert said["arena"] == facts["arena_bytes"]
+    assert plan.planned.kept == tuple(facts["kept"])
+
+
+@pytest.mark.parametrize(("name", "options"), ENGINES)
+def test_bytes_are_those_of_the_engine(
+    name: str, options: dict[str, Any], compiled: Callable[..., Any], tmp_path: Path
+) -> None:
+    found = compiled(name, **options)
+    plan = planned(config_of(found.checkpoint, tmp_path / "config"), **options)
+    equal(plan, found.engine)
+    shown = as_text(Plan(CompileOptions(model=found.checkpoint, output=Path()), [plan, plan]))
+    for words in ("native", "decode x16 after 128, at most", "fits", "yes", "KV cache, per token", "compile, about"):
+        assert words in shown
+    with icc.load(found.engine, threads=1) as llm:
+        device = llm.executor.device
+        assert plan.planned.memory.logits == device.logits.nbytes
+        assert plan.planned.memory.kv_batch == device.cache.nbytes
+
+
+@pytest.mark.parametrize("name", ["phi3", *soak(*MORE)])
+def test_config_json_says_as_much_as_the_weights(name: str, tiny: Any, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "model"
+    tiny.save_tiny(tiny.tiny_configs()[name], checkpoint, dtype="bfloat16")
+    options = CompileOptions(model=checkpoint, output=Path(), quant="awq4", max_seq_len=48)
+    graph, kept = plan_graph(ConfigOnly(config_of(checkpoint, tmp_path / "config")), options)
+    alone = plan_program(graph, kept, options, find_target("cpu"))
+    read = planned(checkpoint, "cpu", quant="awq4", max_seq_len=48).planned
+    assert alone.program == read.program and alone.memory == read.memory
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """Two targets; what does not fit is said."""
+    model = config_of(SAMPLE, tmp_path / "config")
+    ask = ["plan", str(model), "--target", "cpu,h100", "--quant", "awq4", "--sequences", "8", "--length", "100"]
+    said = json.loads(CliRunner().invoke(main, [*ask, "--json", "--memory", "0.005"]).stdout)
+    assert said["limits"] == {"max_seq_len": 100, "max_batch_size": 8, "max_step_tokens": 100}
+    cpu, gpu = said["targets"]
+    assert not cpu["fits"] and cpu["sequences_that_fit"] < 8 and gpu["bandwidth_gb_s"] == 3350
+    for found in (cpu, gpu):
+        one, batch, prefill = found["limits_of_speed"]
+        assert one["sequences"] == 1 and batch["sequences"] == 8 and prefill["kind"] == "prefill"
+        assert 0 < one["tokens_per_s"] <= batch["tokens_per_s"]
+        assert one["tokens_per_s"] <= found["bandwidth_gb_s"] * 1e9 / found["bytes"]["weights"] * 2
+        assert found["compile"]["seconds"] > 0 and found["compile"]["memory"] > 1 << 28
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [(("--target", "h1000"), 2, "h1000"), (("--length", "1025"), 14, "1024"), (("--quant", "q5"), 2, "q5")],
+)
+def test_refusals(arguments: tuple[str, ...], code: int, words: str) -> None:
+    result = CliRunner().invoke(main, ["plan", str(SAMPLE), *arguments])
+    assert result.exit_code == code and words in result.output
