@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test soak lint types contracts docs ci clean bench-cpu
+.PHONY: demo test soak lint types contracts docs ci clean clients bench-cpu
 
 demo: $(VENV)/.compile
 	@mkdir -p build
@@ -45,6 +45,10 @@ docs: $(VENV)/.dev
 
 ci:
 	.ci/run
+
+# Other people's clients, each in an environment of its own in build/clients, against a scripted model.
+clients: $(VENV)/.dev
+	$(BIN)/python benchmarks/clients/run.py
 
 # The peers have an environment of their own; torch 2.13.0 because a newer one brings CUDA. Takes about 20 minutes.
 PEERS := build/peers

@@ -1,0 +1,26 @@
+"""What a client's script shares with the others: its features are tried one by one and told as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+WORDS = "Hello there, friend."  # what the scripted model says
+
+
+def url() -> str:
+    """The server's address, the script's only argument."""
+    return sys.argv[1]
+
+
+def report(features: dict[str, Callable[[], object]]) -> None:
+    """Try each feature, which asserts what it wants, and print {feature: "ok" or why not}."""
+    found = {}
+    for name, feature in features.items():
+        try:
+            feature()
+            found[name] = "ok"
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"[:300]
+    print("RESULT " + json.dumps(found))
