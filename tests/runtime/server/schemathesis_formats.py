@@ -14,3 +14,11 @@ grammars = st.builds("start: a b?\na: {}\nb: {}\n".format, alternatives, alterna
 
 schemathesis.openapi.format("rust-regex", regexes)
 schemathesis.openapi.format("lark", grammars)
+
+
+@schemathesis.hook
+def filter_case(context: schemathesis.HookContext, case: schemathesis.Case) -> bool:
+    """A choice of a tool must be among the tools of its request, which no schema can say."""
+    body = case.body
+    choice = body.get("tool_choice") if isinstance(body, dict) else None
+    return not (isinstance(choice, dict) or choice == "required")
