@@ -128,8 +128,8 @@ class Sampler:
         adjusted = self._adjust(logits)
         if adjusted is not logits:
             best = int(adjusted.argmax())
-            if not isfinite(adjusted[best]):
-                return None
+        if not isfinite(adjusted[best]):
+            return None
         token = best if self._random is None else draw(adjusted, self.params, self._random.random())
         return token if isfinite(adjusted[token]) else None
 

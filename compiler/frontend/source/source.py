@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import nn
 
 from ...weights.handles import Weight
-from .checkpoint import CheckpointTensor, open_checkpoint
+from .checkpoint import open_checkpoint
 from .conversion import model_weights
 from .gguf.container import is_gguf
 from .gguf.source import GgufFile
 from .identify import find_checkpoint
 from .model import computed_buffers, load_config
+from .packed import unpacked
 from .refuse import check_config
 
 
@@ -43,10 +45,14 @@ class CheckpointDirectory:
 
     def __init__(self, path: Path) -> None:
         found = find_checkpoint(path)
-        check_config(found.path, found.config)
+        packing = check_config(found.path, found.config)
         self.files = found.path
         self.config = load_config(found.path)
-        self._tensors: dict[str, CheckpointTensor] = open_checkpoint(found.path)
+        self._tensors: Mapping[str, Weight] = open_checkpoint(found.path)
+        if packing is not None:
+            for part in (self.config, self.config.get_text_config()):
+                vars(part).pop("quantization_config", None)
+            self._tensors = unpacked(self._tensors, packing)
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
         """See Source; names and layouts are converted as transformers does when it loads the checkpoint."""

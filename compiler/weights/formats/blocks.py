@@ -13,20 +13,23 @@ from .base import Array, Misfit, Parts, StorageFormat
 from .grouped import per_group
 
 GroupScale = Literal["none", "u4", "u6", "i8"]
+ScaleType = Literal["f16", "bf16", "f32", "e8m0"]
+_SCALES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 STEP = 16
 _GROUP_SCALES = {"u4": (torch.uint8, 4), "u6": (torch.uint8, 6), "i8": (torch.int8, 8)}
 
 
 @dataclass(frozen=True)
 class BlockFormat(StorageFormat):
-    """w = scale (level(code)) - min, with level(code) = code - zero, or an entry of `levels`. All in float32.
+    """w = scale level(code) - min, with level(code) = code - zero, or an entry of `levels`. All in float32.
 
-    A block is `size` values along K, a group is `group` of them. The scale of a group is that of its block (float16, or
-    a power of two where `power`) times `factor`, a power of two, times its own integer where `group_scales` says so;
-    with `mins`, so is what is taken off, which then is never below zero.
+    A block is `size` values along K, a group is `group` of them. The scale of a group is that of its block (a number of
+    type `scale`) times `factor`, a power of two, times its own integer where `group_scales` says so; with `mins`, so is
+    what is taken off, which then is never below zero. With `zeros` every block has its own zero.
 
-    Parts: codes uint8 [..., N, K]; scales float32 [..., N, K / size] (float16 values), or exponents uint8; with group
-    scales, group_scales [..., N, K / group]; with mins, mins and group_mins of the same types and shapes.
+    Parts: codes uint8 [..., N, K]; scales float32 [..., N, K / size] (values of type `scale`), or exponents uint8;
+    zeros uint8 of the same shape; with group scales, group_scales [..., N, K / group]; with mins, mins and group_mins
+    of the same types and shapes.
     """
 
     kind: str
@@ -37,8 +40,14 @@ class BlockFormat(StorageFormat):
     levels: tuple[int, ...] = ()
     mins: bool = False
     group_scales: GroupScale = "none"
-    power: bool = False
+    scale: ScaleType = "f16"
     factor: float = 1.0
+    zeros: bool = False
+
+    @property
+    def power(self) -> bool:
+        """Whether scales are powers of two, stored as exponents."""
+        return self.scale == "e8m0"
 
     @property
     def name(self) -> str:
@@ -61,7 +70,10 @@ class BlockFormat(StorageFormat):
         if self.power:
             found["exponents"] = Array(blocks, torch.uint8, 8)
         else:
-            found["scales"] = Array(blocks, torch.float16, 16)
+            kind = _SCALES[self.scale]
+            found["scales"] = Array(blocks, kind, 8 * kind.itemsize)
+        if self.zeros:
+            found["zeros"] = Array(blocks, torch.uint8, 8)
         if self.mins:
             found["mins"] = Array(blocks, torch.float16, 16)
         if self.group_scales != "none":
@@ -77,7 +89,8 @@ class BlockFormat(StorageFormat):
         if self.levels:
             level = torch.tensor(self.levels, dtype=torch.float32)[codes.to(torch.int64)]
         else:
-            level = codes.to(torch.float32).sub_(self.zero)
+            zero = self._spread(parts["zeros"]).unsqueeze(-1) if self.zeros else self.zero
+            level = codes.to(torch.float32).sub_(zero)
         values = level.mul_(scale.unsqueeze(-1))
         return (values if offset is None else values.sub_(offset.unsqueeze(-1))).flatten(-2)
 
@@ -90,11 +103,22 @@ class BlockFormat(StorageFormat):
 
     def _of_groups(self, values: Tensor, parts: Parts, own: str) -> Tensor:
         """Values of blocks, for each of their groups, times what the groups have of their own."""
-        spread = values.repeat_interleave(self.size // self.group, -1)
+        spread = self._spread(values)
         return spread if self.group_scales == "none" else spread * parts[own].to(torch.float32)
+
+    def _spread(self, values: Tensor) -> Tensor:
+        """Values of blocks, for each of their groups."""
+        return values.repeat_interleave(self.size // self.group, -1)
 
 
 def two_to(exponents: Tensor) -> Tensor:
     """2^(e - 128) of e8m0 exponents, float32: half of what they stand for, because levels are doubled."""
     bits = exponents.to(torch.int32)
     return torch.where(bits < 2, 0x00200000 << bits, (bits - 1).clamp(min=0) << 23).view(torch.float32)
+
+
+def grouped(bits: int, group: int, scale: ScaleType = "f16") -> BlockFormat:
+    """w = scale (code - zero), a scale and a zero per group: GPTQ, AWQ and pack-quantized checkpoints. zq4g128 is of
+    float16 scales, zq4_bf16g128 of others."""
+    kind = f"zq{bits}{'' if scale == 'f16' else '_' + scale}g{group}"
+    return BlockFormat(kind, bits, group, group, scale=scale, zeros=True)

@@ -34,7 +34,7 @@ GGML_FORMATS: dict[str, BlockFormat] = {
         BlockFormat("q6_k", 6, 16, 256, zero=32, group_scales="i8"),
         BlockFormat("iq4_nl", 4, 32, 32, levels=_NL),
         BlockFormat("iq4_xs", 4, 32, 256, levels=_NL, group_scales="i8"),
-        BlockFormat("mxfp4", 4, 32, 32, levels=_E2M1, power=True),
+        BlockFormat("mxfp4", 4, 32, 32, levels=_E2M1, scale="e8m0"),
         *TABLE_FORMATS,
     )
 }

@@ -9,6 +9,7 @@ from ... import extensions
 from ...errors import UsageError
 from .affine import GroupAffine
 from .base import StorageFormat
+from .blocks import grouped
 from .dense import BF16, F16, F32, I32
 from .ggml import GGML_FORMATS
 
@@ -22,6 +23,12 @@ _FORMATS: dict[str, FormatMaker] = {
     "i32": lambda group: I32,
     "q4": lambda group: GroupAffine(group, 4),
     "q8": lambda group: GroupAffine(group, 8),
+    "zq4": lambda group: grouped(4, group),
+    "zq8": lambda group: grouped(8, group),
+    "zq4_bf16": lambda group: grouped(4, group, "bf16"),
+    "zq8_bf16": lambda group: grouped(8, group, "bf16"),
+    "zq4_f32": lambda group: grouped(4, group, "f32"),
+    "zq8_f32": lambda group: grouped(8, group, "f32"),
     **{name: (lambda group, form=form: form) for name, form in GGML_FORMATS.items()},
 }
 

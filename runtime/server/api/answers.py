@@ -262,7 +262,9 @@ def _by_choice(deltas: Sequence[Delta]) -> list[Delta]:
     for delta in deltas:
         grouped.setdefault((delta.id, delta.index), []).append(delta)
         if delta.reason == "error":
-            raise EngineFailed(500, "the model failed on this request: its logits are not numbers")
+            raise EngineFailed(
+                500, "the model failed on this request: its logits are not numbers, or its grammar ends here"
+            )
     return [merge(group) for group in grouped.values()]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ...errors import RequestError
+from .errors import conflict
 from .formats import (
     GrammarFormat,
     JsonObjectFormat,
@@ -24,7 +25,7 @@ _FIELDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
 def format_of(request: Common) -> ResponseFormat | None:
-    """The format that a request asks for, by whichever name; RequestError if it asks for several."""
+    """The format that a request asks for, by whichever name; HttpError if it asks for several."""
     asked: dict[str, tuple[str, Any]] = {}
     for field in ("json", "regex", "choice", "grammar"):
         if (value := getattr(request, f"guided_{field}")) is not None:
@@ -34,7 +35,7 @@ def format_of(request: Common) -> ResponseFormat | None:
     wanted = None if isinstance(request.response_format, TextFormat) else request.response_format
     names = [*asked, *(["response_format"] if wanted is not None else [])]
     if len(names) > 1:
-        raise RequestError(f"{' and '.join(names)}: only one of them can be given", field=names[0])
+        raise conflict(f"{' and '.join(names)}: only one of them can be given", names[0])
     return _format(names[0], *asked[names[0]]) if asked else wanted
 
 

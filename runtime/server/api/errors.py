@@ -50,6 +50,11 @@ class HttpError(IccError):
         return headers
 
 
+def conflict(message: str, field: str) -> HttpError:
+    """The answer for fields that are right one by one and contradict each other."""
+    return HttpError(400, message, field, "conflicting_fields")
+
+
 def context_overflow(longest: int, tokens: int, field: str) -> HttpError:
     """The answer for a prompt that leaves no room, in the words that clients look for to choose another model."""
     return HttpError(

@@ -15,6 +15,7 @@ Tokens = Annotated[list[TokenId], Meta(min_length=1)]
 Stop = Annotated[str, Meta(min_length=1, max_length=limits.STOP_CHARS)]
 Text = Annotated[str, Meta(max_length=limits.BODY_BYTES)]
 Regex = Annotated[str, Meta(min_length=1, max_length=limits.GRAMMAR_CHARS, extra_json_schema={"format": "rust-regex"})]
+JsonText = Annotated[str, Meta(max_length=limits.BODY_BYTES, extra_json_schema={"format": "json-object"})]
 Lark = Annotated[str, Meta(min_length=1, max_length=limits.GRAMMAR_CHARS, extra_json_schema={"format": "lark"})]
 
 _text = {"type": "string"}

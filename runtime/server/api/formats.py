@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from . import limits
-from .fields import Lark, Name, Regex, Text
+from .fields import JsonText, Lark, Name, Regex
 
 
 class JsonSchema(Struct, frozen=True):
@@ -56,7 +56,7 @@ Choices = Annotated[
 class StructuredOutputs(Struct, forbid_unknown_fields=True, frozen=True):
     """vLLM's: one of the first five; a schema may be JSON in a string."""
 
-    json: Text | dict[str, Any] | None = None
+    json: JsonText | dict[str, Any] | None = None
     regex: Regex | None = None
     choice: Choices | None = None
     grammar: Lark | None = None

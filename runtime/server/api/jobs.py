@@ -18,7 +18,7 @@ from ..reading.reader import AnswerReader
 from . import limits, structured
 from .constraints import format_of
 from .conversation import AssistantMessage
-from .errors import context_overflow
+from .errors import conflict, context_overflow
 from .fill import fill_marks
 from .history import template_messages
 from .keys import ApiKeys
@@ -86,9 +86,9 @@ class Jobs:
         grammar = await self._grammar(structured.of_format(format_of(request)))
         best_of = request.best_of or request.n
         if best_of < request.n:
-            raise RequestError(f"best_of = {best_of}: must be at least n = {request.n}", field="best_of")
+            raise conflict(f"best_of = {best_of}: must be at least n = {request.n}", "best_of")
         if best_of > request.n and request.stream:
-            raise RequestError("best_of: the best are known at the end, not in a stream", field="best_of")
+            raise conflict("best_of: the best are known at the end, not in a stream", "best_of")
         logprobs = 0 if request.logprobs is None and best_of > request.n else request.logprobs
         scored = request.logprobs if request.echo else None
         return await self._job(
@@ -125,12 +125,12 @@ class Jobs:
         if offer.tools and form.calls is None:
             raise RequestError("this model's chat template has no tool format that icc can read", field="tools")
         if request.prompt_logprobs is not None and request.stream:
-            raise RequestError("prompt_logprobs: a streamed answer cannot have them", field="prompt_logprobs")
+            raise conflict("prompt_logprobs: a streamed answer cannot have them", "prompt_logprobs")
         grammar = structured.of_format(format_of(request))
         prompt = await self._prompt(request, offer)
         if offer.must:
             if grammar:
-                raise RequestError("a call cannot follow a response_format too", field="tool_choice")
+                raise conflict("tool_choice: a call cannot follow a response_format too", "tool_choice")
             grammar = tool_grammar(self.model, form, offer.tools, offer.most)
         if grammar and not (offer.must and form.messages):
             prompt = form.without_thought(prompt)
@@ -162,9 +162,9 @@ class Jobs:
         """A conversation as text, up to where the answer begins, or goes on."""
         goes_on = request.continue_final_message
         if goes_on and request.add_generation_prompt:
-            raise RequestError(
+            raise conflict(
                 "continue_final_message: the answer goes on with the last message, which add_generation_prompt ends",
-                field="continue_final_message",
+                "continue_final_message",
             )
         variables = {name: getattr(request, name) for name in ("reasoning_effort", "verbosity")}
         variables = {name: value for name, value in variables.items() if value is not None}
@@ -270,6 +270,11 @@ class Jobs:
         shows = request.skip_special_tokens and not (read is not None and self.form.special)
         params = replace(params, n=n, bad_words=words, skip_special_tokens=shows)
         params = params.resolve(self.model.manifest.sampling.of_conversations())
+        if grammar and (words or params.allowed_token_ids is not None):
+            name = "bad_words" if words else "allowed_token_ids"
+            raise conflict(f"{name}: what may come is said by a grammar already", name)
+        if params.allowed_token_ids is not None and {(token,) for token in params.allowed_token_ids} <= set(words):
+            raise conflict("bad_words: forbid all allowed_token_ids", "bad_words")
         if grammar:  # which decides itself when the answer ends
             params = replace(params, ignore_eos=False, min_tokens=0)
         for name in ("stop_token_ids", "allowed_token_ids"):

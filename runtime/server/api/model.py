@@ -15,6 +15,7 @@ from ...templates.source import read_template
 from ...tokenizer import Tokenizer
 from . import limits
 from .errors import HttpError
+from .fill import fill_marks
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class ServedModel:
     @property
     def embeds(self) -> bool:
         return self.manifest.embedding is not None
+
+    @property
+    def fills(self) -> bool:
+        """Whether the vocabulary has tokens for filling in."""
+        return self.tokenizer is not None and fill_marks(self.tokenizer) is not None
 
     def check_task(self, embeds: bool) -> None:
         """HttpError 404 for a request that the engine was not compiled for."""

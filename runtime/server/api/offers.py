@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .conversation import AllowedTools, FunctionName, NamedTool, Tool
-from .errors import HttpError
+from .errors import conflict
 from .requests import ChatRequest
 
 
@@ -49,12 +49,12 @@ def offer_of(request: ChatRequest) -> Offer:
         name = (choice.function if isinstance(choice, NamedTool) else choice).name
         tools, must, most = {name: _named(tools, name, field)}, True, 1
     if must and not tools:
-        raise HttpError(400, f"{field}: there are no tools that could be called", field, "invalid_value")
+        raise conflict(f"{field}: there are no tools that could be called", field)
     return Offer(list(tools.values()), must, most, legacy)
 
 
 def _named(tools: dict[str, Tool], name: str, field: str) -> Tool:
     if name not in tools:
         kind = "functions" if field == "function_call" else "tools"
-        raise HttpError(400, f"{field}: {name!r} is none of `{kind}`", field, "invalid_value")
+        raise conflict(f"{field}: {name!r} is none of `{kind}`", field)
     return tools[name]

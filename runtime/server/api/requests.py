@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from . import limits
 from .conversation import Content, Function, FunctionName, Message, Tool, ToolChoice
-from .fields import Int64, Lark, Name, Regex, Stop, Text, TokenId, Tokens
+from .fields import Int64, JsonText, Lark, Name, Regex, Stop, Text, TokenId, Tokens
 from .formats import Choices, ResponseFormat, StructuredOutputs
 
 # fields of other servers, at the value at which they change nothing; at any other they are refused
@@ -75,7 +75,7 @@ class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Text | dict[str, Any] | None = None
+    guided_json: JsonText | dict[str, Any] | None = None
     guided_regex: Regex | None = None
     guided_choice: Choices | None = None
     guided_grammar: Lark | None = None

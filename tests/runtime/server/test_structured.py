@@ -43,6 +43,16 @@ def test_json_follows_its_schema(served: Served, seed: int) -> None:
     assert 10 <= value["age"] <= 99 and value["kind"] in ("cat", "dög") and len(value["tags"]) <= 3
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_what_a_grammar_cannot_say_is_followed_too(served: Served, seed: int) -> None:
+    item = {"type": "integer", "minimum": 0, "maximum": 70}
+    unique = {"type": "array", "uniqueItems": True, "items": item, "minItems": 5, "maxItems": 5}
+    value = json.loads(constrained(served, schema(unique), temperature=30, seed=seed))
+    assert len({*value}) == len(value) == 5
+    large = {"type": "integer", "minimum": 2**64, "maximum": 2**64 + 9}
+    assert 0 <= json.loads(constrained(served, schema(large), temperature=30, seed=seed)) - 2**64 < 10
+
+
 def test_regex_and_grammar(served: Served) -> None:
     for seed in range(3):
         text = constrained(served, {"type": "regex", "regex": "[a-c]{2,5}-[0-9]+!"}, temperature=30, seed=seed)
@@ -82,9 +92,11 @@ HOSTILE = [
     schema(nested(101)),
     schema({"type": "no such type"}),
     schema({"$ref": "#/nowhere"}),
+    schema({"$ref": "#"}),
+    schema({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}),
     schema({"$ref": "http://127.0.0.1:1/x"}),
     schema({"type": "string", "pattern": "("}),
-    schema({"description": "x" * 70_000}),
+    schema({"description": "x" * 300_000}),
 ]
 HEAVY = [
     {"type": "regex", "regex": "((a{1,1000}){1,1000}){1,1000}"},
@@ -150,6 +162,22 @@ def test_a_tool_that_must_be_called_is_called(served: Served, choice: Any) -> No
     assert "".join(piece["function"]["arguments"] for piece in streamed) == call["function"]["arguments"]
     assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
     assert not any(delta.get("content") for delta in deltas)
+
+
+def test_definitions_of_a_tool_stay_its_own(served: Served) -> None:
+    city = {"$ref": "#/$defs/City"}
+    parameters = {"type": "object", "properties": {"city": city}, "required": ["city"], "additionalProperties": False}
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": name, "parameters": {**parameters, "$defs": {"City": {"const": name}}}},
+        }
+        for name in ("Oslo", "Rome")
+    ]
+    fields = {"tools": tools, "tool_choice": "required", "max_tokens": 200, "temperature": 30, "seed": 3}
+    [answer] = served.chat("x", **fields)["choices"]
+    [call] = answer["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": call["function"]["name"]}
 
 
 def test_tools_are_optional_and_may_be_forbidden(served: Served) -> None:

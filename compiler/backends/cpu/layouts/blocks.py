@@ -1,8 +1,8 @@
 """Blocks of files (weights/formats/blocks.py) in tiles of 16 rows, for products with int8 activations.
 
 A tile is a sequence of spans of `span` steps of 16 k: one header, then the lines of each step. The header has for each
-row what its blocks and groups have beside codes, 16 rows next to each other: f16 scales and minima of every block in
-the span (or its e8m0 exponents), then the integer scales and minima of every group. Codes of more than 4 bits, and
+row what its blocks and groups have beside codes, 16 rows next to each other: scales (or e8m0 exponents), minima and
+zeros of every block in the span, then the integer scales and minima of every group. Codes of more than 4 bits, and
 those of 3, are split: the lines hold the lower 4 (or 2) bits, and a line before them the upper bits of as many steps
 as fill it, fields of one byte following the quads of k. Codes of 2 bits: a line holds 16 rows x 16 k, quad after quad
 from the low bits up. So a weight takes the bytes that it has in the file, but for integer scales of 6 bits, which are
@@ -18,9 +18,11 @@ import numpy as np
 from ....program.layout import Arrays
 from ....weights.formats.blocks import STEP, BlockFormat
 from .codes import CodeTiles, Reader
+from .dense import bf16_bits, bf16_values
 from .elements import round_up
 from .tiles import TILE, byte_lines, nibble_lines, of_byte_lines, of_nibble_lines, tiled
 
+SCALE_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "e8m0": 1}
 _PIECES = {8: ("raw",), 4: ("low", "high"), 2: ("first", "second", "third", "fourth")}
 
 
@@ -76,15 +78,15 @@ class BlockReader(Reader):
 
     @property
     def mins_at(self) -> int:
-        """Where the minima of blocks are in a header."""
+        """Where the minima of blocks are in a header, or their zeros: no format has both."""
         assert self.form is not None
-        return self.blocks * TILE * (1 if self.form.power else 2)
+        return self.blocks * TILE * SCALE_BYTES[self.form.scale]
 
     @property
     def group_scales_at(self) -> int:
         """Where the integer scales are."""
         assert self.form is not None
-        return self.mins_at + (self.blocks * TILE * 2 if self.form.mins else 0)
+        return self.mins_at + self.blocks * TILE * (2 * self.form.mins + self.form.zeros)
 
     @property
     def group_mins_at(self) -> int:
@@ -112,10 +114,18 @@ class BlockReader(Reader):
         assert self.form is not None
         return -min(self.form.levels) if self.form.levels else self.form.zero
 
+    @property
+    def load(self) -> str:
+        """What reads 16 scales: a function of simd.h and the type that it takes."""
+        assert self.form is not None
+        kinds = {"f16": ("load_f16", "uint16_t"), "bf16": ("load_bf16", "uint16_t"), "f32": ("vload", "float")}
+        name, kind = kinds[self.form.scale]
+        return f"{name}((const {kind}*)"
+
 
 def _span(form: BlockFormat) -> int:
     """Whole blocks, and of small ones as many as fill a header of 64 bytes."""
-    few = 1 if form.size > form.group else 4 if form.power else 1 if form.mins else 2
+    few = 1 if form.size > form.group else 4 if form.power else 1 if form.mins or form.zeros else 2
     return few * form.size // STEP
 
 
@@ -225,9 +235,11 @@ class BlockTiles(CodeTiles):
         if form.power:
             found["exponents"] = parts["exponents"]
         else:
-            found["scales"] = parts["scales"].astype(np.float16)
+            found["scales"] = stored_scales(parts["scales"], form.scale)
         if form.mins:
             found["mins"] = parts["mins"].astype(np.float16)
+        if form.zeros:
+            found["zeros"] = parts["zeros"]
         if form.group_scales == "u4" and form.mins:
             found["group_scales"] = parts["group_scales"] | parts["group_mins"] << np.uint8(4)
         elif form.group_scales != "none":
@@ -260,7 +272,10 @@ class BlockTiles(CodeTiles):
         if form.power:
             found["exponents"] = columns(0, read.blocks, np.uint8, blocks)
         else:
-            found["scales"] = columns(0, read.blocks, np.float16, blocks).astype(np.float32)
+            stored = columns(0, read.blocks, SCALE_TYPES[form.scale], blocks)
+            found["scales"] = scale_values(stored)
+        if form.zeros:
+            found["zeros"] = columns(read.mins_at, read.blocks, np.uint8, blocks)
         if form.mins:
             found["mins"] = columns(read.mins_at, read.blocks, np.float16, blocks).astype(np.float32)
         if form.group_scales != "none":
@@ -273,6 +288,19 @@ class BlockTiles(CodeTiles):
                 if form.mins:
                     found["group_mins"] = columns(read.group_mins_at, read.groups, kind, groups)
         return found
+
+
+SCALE_TYPES = {"f16": np.float16, "bf16": np.uint16, "f32": np.float32}
+
+
+def stored_scales(scales: np.ndarray, kind: str) -> np.ndarray:
+    """float32 scales in the type that they are stored in; bf16 as bits."""
+    return bf16_bits(scales) if kind == "bf16" else scales.astype(SCALE_TYPES[kind])
+
+
+def scale_values(stored: np.ndarray) -> np.ndarray:
+    """Inverse of `stored_scales`."""
+    return bf16_values(stored) if stored.dtype == np.uint16 else stored.astype(np.float32)
 
 
 def _crumb_lines(rows: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ....program.layout import Arrays
 from ....weights.formats.blocks import BlockFormat
+from ...cpu.layouts.blocks import SCALE_TYPES, scale_values, stored_scales
 from ...cpu.layouts.elements import round_up
 from .codes import CodeGroups, Unpacking
 
@@ -78,8 +79,9 @@ class BlockRows(CodeGroups):
             raise ValueError(reason)
         packed = np.zeros(self.matrix_nbytes(n, k), np.uint8)
         for name, (start, end) in self.sections(n, k).items():
-            value = self._fields(parts["codes"]) if name == "codes" else parts[name]
-            stored = value.astype(np.float16) if value.dtype == np.float32 else value
+            stored = self._fields(parts["codes"]) if name == "codes" else parts[name]
+            if name in ("scales", "mins"):
+                stored = stored_scales(stored, self.format.scale if name == "scales" else "f16")
             packed[start:end] = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
         return packed
 
@@ -92,7 +94,8 @@ class BlockRows(CodeGroups):
                 fields = raw.reshape(-1, 1) >> np.arange(0, 8, self.bits, dtype=np.uint8)
                 found[name] = (fields & np.uint8(2**self.bits - 1)).reshape(n, k)
             elif name in ("scales", "mins"):
-                found[name] = raw.view(np.float16).astype(np.float32).reshape(array.shape)
+                kind = SCALE_TYPES[self.format.scale if name == "scales" else "f16"]
+                found[name] = scale_values(raw.view(kind)).reshape(array.shape)
             else:
                 kind = np.int8 if self.format.group_scales == "i8" and name == "group_scales" else np.uint8
                 found[name] = raw.view(kind).reshape(array.shape)

@@ -1,0 +1,173 @@
+"""Checkpoints whose linear layers are packed integers with a scale and a zero per group.
+
+GPTQ, AWQ (gemm) and compressed-tensors (pack-quantized, int-quantized). Each layer's tensors become one handle by the
+name of its weight, whose values are (code - zero) scale as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...errors import TensorError, UnsupportedModel
+from ...weights.formats.base import Parts
+from ...weights.formats.blocks import STEP, BlockFormat, ScaleType, grouped
+from ...weights.handles import QuantizedWeight, Weight
+from .packing import Packing
+
+_SCALES: dict[torch.dtype, ScaleType] = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where the fields of a word are that hold columns 0 to 7
+Tensors = dict[str, Weight]
+
+
+def unpacked(tensors: Mapping[str, Weight], packing: Packing) -> dict[str, Weight]:
+    """The checkpoint with a handle in place of each layer's packed tensors; TensorError where some are missing."""
+    marks = {"gptq": "qweight", "awq": "qweight", "compressed": "weight_packed", "int8": "weight_scale"}
+    mark = marks[packing.kind]
+    layers = [name.removesuffix(f".{mark}") for name in tensors if name.endswith(f".{mark}")]
+    taken: set[str] = set()
+    found: dict[str, Weight] = {}
+    for layer in layers:
+        own = {n: tensors[f"{layer}.{n}"] for n in _NAMES if f"{layer}.{n}" in tensors}
+        taken |= {f"{layer}.{n}" for n in own}
+        found[f"{layer}.weight"] = PackedLayer(layer, own, packing)
+    return {**{name: weight for name, weight in tensors.items() if name not in taken}, **found}
+
+
+_NAMES = (
+    "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_scale", "weight_zero_point", "weight_shape",
+    "weight_g_idx", "weight", "input_scale", "output_scale", "input_zero_point",
+)  # fmt: skip
+
+
+@dataclass
+class PackedLayer(QuantizedWeight):
+    """The weight [N, K] of one linear layer."""
+
+    layer: str
+    tensors: Tensors
+    packing: Packing
+    format: BlockFormat = field(init=False)
+    shape: tuple[int, ...] = field(init=False)
+    dtype: torch.dtype = field(init=False, default=torch.float32)
+    given: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        shape, scales = _SHAPES[self.packing.kind](self)
+        self.shape, k = shape, shape[1]
+        groups = scales.shape[0] if self.packing.kind in ("gptq", "awq") else scales.shape[-1]
+        group = k // groups if k % groups == 0 else 0
+        kind = _SCALES.get(scales.dtype)
+        if kind is None or group % STEP or group == 0:
+            raise TensorError(
+                self.layer, f"has {groups} groups of {scales.dtype} scales for K = {k}", "icc has none such"
+            )
+        self.format = grouped(self.packing.bits, group, kind)
+
+    def tensor(self, name: str) -> Weight:
+        """A packed tensor of the layer."""
+        if name not in self.tensors:
+            raise TensorError(f"{self.layer}.{name}", "is missing from the checkpoint", "download it again")
+        return self.tensors[name]
+
+    def parts(self) -> Parts:
+        codes, scales, zeros = _READERS[self.packing.kind](self)
+        return {"codes": codes, "scales": scales.to(torch.float32).contiguous(), "zeros": zeros.contiguous()}
+
+
+def _fields(words: Tensor, bits: int) -> Tensor:
+    """Fields of int32 words from the low bits up, uint8 [..., words, fields]."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    return ((words.unsqueeze(-1) >> shifts) & (2**bits - 1)).to(torch.uint8)
+
+
+def _columns(words: Tensor, bits: int) -> Tensor:
+    """[R, C] words of fields along their last axis -> [R, C * fields]."""
+    return _fields(words, bits).flatten(-2)
+
+
+def _gptq_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight]:
+    rows, n = layer.tensor("qweight").shape
+    k = rows * (32 // layer.packing.bits)
+    scales = layer.tensor("scales")
+    index = layer.tensors.get("g_idx")
+    if index is not None:
+        group = k // scales.shape[0]
+        if not torch.equal(index.load().to(torch.int64), torch.arange(k) // group):
+            raise UnsupportedModel(
+                f"layer {layer.layer!r} has columns in the order of their activations (GPTQ desc_act)",
+                "icc reads GPTQ weights whose groups lie in order",
+            )
+    return (n, k), scales
+
+
+def _gptq_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
+    bits = layer.packing.bits
+    codes = _fields(layer.tensor("qweight").load().T, bits).flatten(-2)  # [N, words, fields] along K
+    zeros = _columns(layer.tensor("qzeros").load(), bits).T
+    if layer.packing.one_less:
+        zeros = (zeros + 1) & (2**bits - 1)
+    return codes, layer.tensor("scales").load().T, zeros
+
+
+def _awq_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight]:
+    k, words = layer.tensor("qweight").shape
+    return (words * 8, k), layer.tensor("scales")
+
+
+def _awq_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
+    def columns(name: str) -> Tensor:
+        return _fields(layer.tensor(name).load(), 4)[..., _AWQ_ORDER].flatten(-2)
+
+    return columns("qweight").T.contiguous(), layer.tensor("scales").load().T, columns("qzeros").T
+
+
+def _compressed_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight]:
+    n, k = (int(size) for size in layer.tensor("weight_shape").load())
+    words = layer.tensor("weight_packed").shape
+    if words != (n, ceil(k * layer.packing.bits / 32)):
+        raise TensorError(f"{layer.layer}.weight_packed", f"has shape {list(words)} for a weight [{n}, {k}]")
+    if "weight_g_idx" in layer.tensors:
+        raise UnsupportedModel(f"layer {layer.layer!r} has columns in the order of their activations")
+    return (n, k), layer.tensor("weight_scale")
+
+
+def _compressed_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes and zeros are stored without sign: 2^(bits - 1) more."""
+    bits, (n, k) = layer.packing.bits, layer.shape
+    codes = _columns(layer.tensor("weight_packed").load(), bits)[:, :k].contiguous()
+    scales = layer.tensor("weight_scale").load()
+    if "weight_zero_point" in layer.tensors:
+        zeros = _fields(layer.tensor("weight_zero_point").load().T, bits).flatten(-2).T[:n]
+    else:
+        zeros = torch.full(scales.shape, 2 ** (bits - 1), dtype=torch.uint8)
+    return codes, scales, zeros
+
+
+def _int8_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight]:
+    n, k = layer.tensor("weight").shape
+    scales = layer.tensor("weight_scale")
+    if layer.tensor("weight").dtype != torch.int8 or scales.shape != (n, 1):
+        raise TensorError(
+            f"{layer.layer}.weight", f"has {layer.tensor('weight').dtype} and scales {list(scales.shape)}"
+        )
+    return (n, k), scales
+
+
+def _int8_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
+    codes = layer.tensor("weight").load().view(torch.uint8) ^ 128
+    scales = layer.tensor("weight_scale").load()
+    return codes, scales, torch.full(scales.shape, 128, dtype=torch.uint8)
+
+
+_SHAPES: dict[str, Callable[[PackedLayer], tuple[tuple[int, int], Weight]]] = {
+    "gptq": _gptq_shape, "awq": _awq_shape, "compressed": _compressed_shape, "int8": _int8_shape,
+}  # fmt: skip
+_READERS: dict[str, Callable[[PackedLayer], tuple[Tensor, Tensor, Tensor]]] = {
+    "gptq": _gptq_parts, "awq": _awq_parts, "compressed": _compressed_parts, "int8": _int8_parts,
+}  # fmt: skip

@@ -1,0 +1,150 @@
+"""Checkpoints of packed integers: GPTQ, AWQ and compressed-tensors give the values that they stand for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from icc.compiler.errors import UnsupportedModel
+from icc.compiler.frontend.load import load_graph
+from icc.compiler.frontend.source.packed import PackedLayer, Packing
+from icc.compiler.graph.interpret import interpret
+from icc.compiler.graph.parser import parse_graph
+from icc.compiler.weights.formats.registry import find_format
+from icc.compiler.weights.handles import Constant
+from run_lowered import lower_graph, optimize, run_lowered
+from safetensors.torch import load_file, save_file
+from test_ggml_kernels import few_blocks, int8_rows
+
+__all__ = ["few_blocks"]
+Layer = tuple[dict[str, torch.Tensor], torch.Tensor]
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the columns that the fields of a word hold
+
+
+def packed(codes: torch.Tensor, bits: int, axis: int, order: tuple[int, ...] = ()) -> torch.Tensor:
+    """Codes as int32 words along an axis, from the low bits up."""
+    each = 32 // bits
+    fields = codes.to(torch.int64).movedim(axis, -1).unflatten(-1, (-1, each))[..., list(order or range(each))]
+    words = (fields << torch.arange(0, 32, bits)).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32).movedim(-1, axis).contiguous()
+
+
+def layer(kind: str, n: int, k: int, bits: int, group: int, seed: int = 0, dtype: torch.dtype = torch.float16) -> Layer:
+    """The tensors of a layer and its float32 values [n, k]."""
+    rng = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 2**bits, (n, k), generator=rng)
+    zeros = torch.randint(1, 2**bits, (n, k // group), generator=rng)
+    scales = (torch.rand(n, k // group, generator=rng) * 0.02 + 0.001).to(dtype)
+    if kind == "int8":
+        zeros[:] = 128
+    values = (codes - zeros.repeat_interleave(group, 1)) * scales.float().repeat_interleave(group, 1)
+    if kind.startswith("gptq"):
+        shown = zeros if kind == "gptq_v2" else zeros - 1
+        found = {"qweight": packed(codes.T, bits, 0), "qzeros": packed(shown.T, bits, 1), "scales": scales.T}
+        found["g_idx"] = (torch.arange(k) // group).to(torch.int32)
+    elif kind == "awq":
+        found = {"qweight": packed(codes.T, 4, 1, AWQ_ORDER), "qzeros": packed(zeros.T, 4, 1, AWQ_ORDER)}
+        found["scales"] = scales.T
+    elif kind == "int8":
+        found = {"weight": (codes - 128).to(torch.int8), "weight_scale": scales}
+    else:
+        found = {"weight_packed": packed(codes, bits, 1), "weight_scale": scales, "weight_shape": torch.tensor([n, k])}
+        found["weight_zero_point"] = packed(zeros, bits, 0)
+    return {name: value.contiguous() for name, value in found.items()}, values
+
+
+CASES = [
+    ("gptq", Packing("gptq", 4, True), 4, 32), ("gptq_v2", Packing("gptq", 8), 8, 64),
+    ("awq", Packing("awq", 4), 4, 32),
+    ("compressed", Packing("compressed", 4), 4, 128), ("compressed", Packing("compressed", 8), 8, 32),
+    ("int8", Packing("int8", 8), 8, 128),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "packing", "bits", "group"), CASES)
+def test_values_of_a_layer(kind: str, packing: Packing, bits: int, group: int) -> None:
+    tensors, values = layer(kind, 24, 128, bits, group)
+    weight = PackedLayer("a.b", {name: Constant(value) for name, value in tensors.items()}, packing)
+    assert weight.describe() == f"zq{bits}g{group}[24, 128]"
+    assert torch.equal(weight.load(), values)
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 32},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"},
+    "compressed": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_models(kind: str, tiny: ModuleType, tmp_path: Path) -> None:
+    model = tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path, dtype="float16")
+    tensors = load_file(tmp_path / "model.safetensors")
+    for number, name in enumerate(sorted(n for n in tensors if "proj" in n)):
+        n, k = tensors.pop(name).shape
+        own, values = layer(kind, n, k, 4, 32, number)
+        tensors |= {f"{name.removesuffix('.weight')}.{part}": value for part, value in own.items()}
+        model.get_parameter(name).data.copy_(values)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": CONFIGS[kind]}))
+    ids = np.random.default_rng(0).integers(3, 119, 13).tolist()
+    graph = load_graph(tmp_path, 64)
+    assert sum(w.describe().startswith("zq4g32") for w in graph.weights.values()) == 14
+    expected = tiny.reference_logits(model, ids)
+    assert float((interpret(graph, ids) - expected).abs().max() / expected.abs().max()) < 2e-5
+
+
+def test_other_packings_are_refused_by_name(tiny: ModuleType, tmp_path: Path) -> None:
+    tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for facts, words in (
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, r"already quantized \(awq gemv\)"),
+        ({"quant_method": "gptq", "bits": 3}, r"already quantized \(gptq\)"),
+        ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "compressed-tensors float-quantized"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "already quantized"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": facts}))
+        with pytest.raises(UnsupportedModel, match=words):
+            load_graph(tmp_path)
+    tensors, _ = layer("gptq", 24, 128, 4, 32)
+    tensors["g_idx"] = tensors["g_idx"].flip(0)
+    with pytest.raises(UnsupportedModel, match=r"'a\.b' has columns in the order of their activations"):
+        PackedLayer("a.b", {name: Constant(value) for name, value in tensors.items()}, Packing("gptq", 4, True))
+
+
+@pytest.mark.parametrize(("bits", "dtype"), [(4, torch.float16), (8, torch.bfloat16)])
+def test_on_the_cpu(bits: int, dtype: torch.dtype, tmp_path: Path, few_blocks: None) -> None:
+    graph = parse_graph(
+        "graph(%token_ids: i64[T]):\n"
+        "  %0: f32[T, 256] = icc.embedding(%token_ids, @table: f32[40, 256])\n"
+        "  %1: f32[T, 35] = icc.linear(%0, @w: f32[35, 256], None)\n"
+        "  return %1\n"
+    )
+    for seed, (name, n) in enumerate([("table", 40), ("w", 35)]):
+        tensors, _ = layer("gptq_v2", 40, 256, bits, 64, seed, dtype)
+        whole = PackedLayer(name, {part: Constant(value) for part, value in tensors.items()}, Packing("gptq", bits))
+        graph.weights[name] = whole if n == 40 else _first(whole, n)
+    kind = f"zq{bits}{'_bf16' if dtype == torch.bfloat16 else ''}g64"
+    lowered = lower_graph(optimize(graph))
+    assert {w.format for w in lowered.program.weights.values()} == {kind}
+    assert find_format(kind).name == kind
+    ids = np.random.default_rng(0).integers(0, 40, 11).tolist()
+    found = run_lowered(lowered, tmp_path, ids)
+    expected = int8_rows(graph.weights["table"].load()[ids], 16) @ graph.weights["w"].load().double().T
+    assert np.abs(found - expected.numpy()).max() < 2e-5 * float(expected.abs().max())
+
+
+def _first(weight: PackedLayer, rows: int) -> Any:
+    from icc.compiler.weights.handles import GivenRows
+
+    return GivenRows((weight,), torch.arange(rows))
