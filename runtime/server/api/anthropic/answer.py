@@ -78,9 +78,16 @@ class MessageEnd(Struct):
     stop_sequence: str | None
 
 
+class ErrorDetails(Struct):
+    error_code: str
+
+
 class AnthropicError(Struct):
+    """`details` has the fixed word for the cause, where there is one."""
+
     type: str
     message: str
+    details: ErrorDetails | UnsetType = UNSET
 
 
 class AnthropicErrorBody(Struct):
@@ -109,7 +116,9 @@ class TokenCount(Struct):
 
 
 def error_body(error: HttpError, request_id: str | None = None) -> AnthropicErrorBody:
-    return AnthropicErrorBody(AnthropicError(_ERRORS.get(error.status, "api_error"), error.message), request_id)
+    details = ErrorDetails(error.code) if error.code else UNSET
+    found = AnthropicError(_ERRORS.get(error.status, "api_error"), error.message, details)
+    return AnthropicErrorBody(found, request_id)
 
 
 class MessagesAnswer:

@@ -134,7 +134,7 @@ class Metadata(Struct, frozen=True):
 class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
     """POST /v1/messages. The fields from `min_p` on are extensions, as in chat completions."""
 
-    max_tokens: Annotated[int, limits.bound("max_tokens")]
+    max_tokens: Annotated[int, limits.bound("max_tokens", low=1)]
     stream: bool | None = None
     stop_sequences: Annotated[list[Stop], Meta(max_length=limits.STOPS)] | None = None
     temperature: Annotated[float, limits.bound("temperature")] | None = None

@@ -142,7 +142,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     store: bool | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    max_output_tokens: Annotated[int, limits.bound("max_completion_tokens")] | None = None
+    max_output_tokens: Annotated[int, limits.bound("max_completion_tokens", low=1)] | None = None
     temperature: Annotated[float, limits.bound("temperature")] | None = None
     top_p: Annotated[float, limits.bound("top_p")] | None = None
     top_logprobs: Annotated[int, limits.bound("top_logprobs")] | None = None
