@@ -20,7 +20,7 @@ from .graph.printer import target_name
 
 _LAYER = re.compile(r"^(?:.*?\.)?(\d+)(?:\.|$)")
 _OWN = re.compile(r"(?<=, )-?[\d.e-]+(?=[,)])")  # numbers that may be a layer's own, such as its number
-_MOST_KINDS = 64  # of layers that are told of; a model has one to three
+_MOST_KINDS = 12  # of layers that are told of; a model has one to three, with formats by layer more
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
+from ..runtime.errors import MissingExtraError, install
 from .backends.errors import ToolchainError
 from .calibration import check_text
 from .engine.output import check_output
@@ -22,6 +24,7 @@ from .quantization import QUANTIZATIONS
 from .speculate.choice import SpecChoice
 from .targets import Target, find_target
 
+_NEEDED = ("torch", "transformers", "safetensors", "jinja2")
 TOKENIZER = "tokenizer.json"
 _TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")  # of other libraries
 
@@ -43,6 +46,8 @@ def check(options: CompileOptions) -> Request:
     First comes what needs no network, then config.json, then the files that the compile reads.
     """
     target, choice = find_target(options.target), SpecChoice.parse(options.spec)
+    if lacking := lacking_module():
+        raise MissingExtraError(f"compiling needs {lacking}, which is not installed", install("compile"))
     _check_places(options, target, choice)
     found = find_model(options.model)
     check_found(found, options)
@@ -56,6 +61,11 @@ def check(options: CompileOptions) -> Request:
     if options.calib is not None:
         check_text(options.calib, has_tokenizer)
     return Request(options, target, choice, () if has_tokenizer else _warnings(model))
+
+
+def lacking_module() -> str:
+    """A library of the extra `compile` that is not installed; "" if all are."""
+    return next((name for name in _NEEDED if find_spec(name) is None), "")
 
 
 def find_model(model: Path) -> Found:

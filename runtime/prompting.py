@@ -66,6 +66,12 @@ class Prompting:
         """The chat template; None if the engine has none. TemplateRefused or MissingExtraError if it cannot be used."""
         return self.source.open()
 
+    def use_template(self, text: str) -> None:
+        """Take a chat template instead of the engine's own. TemplateRefused or MissingExtraError if it cannot be
+        used."""
+        self.source = TemplateSource(text, self.source.special_tokens)
+        self.template = self.source.open()
+
     @cached_property
     def grammars(self) -> Grammars | None:
         """Compiles grammars; None for an engine without tokenizer or end token, which cannot follow any."""

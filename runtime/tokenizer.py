@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import tokenizers
 
 from .errors import EngineFormatError, RequestError
+from .token_bytes import TokenBytes
 
 _CONTEXT = 6  # prompt tokens that the first piece is decoded after, so that it gets its leading space
 _PATIENCE = 32  # tokens after which bytes that never become a character are shown as they are
@@ -16,7 +17,7 @@ _REPLACEMENT = "\ufffd"
 class Tokenizer:
     """The tokenizer of an engine, from the content of tokenizer.json.
 
-    Special tokens are added as its own post-processor says.
+    Special tokens are added as its own post-processor says; `special_tokens` are their texts and ids.
     """
 
     def __init__(self, raw: bytes) -> None:
@@ -27,6 +28,11 @@ class Tokenizer:
         # a checkpoint may store settings for training batches; here one text in must give all its tokens
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special_tokens = {token.content: number for number, token in added.items() if token.special}
+        decoder = self._tokenizer.decoder
+        described = b"null" if decoder is None else decoder.__getstate__()
+        self._bytes = TokenBytes(described, {token.content for token in added.values()})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of the text. RequestError if it holds surrogates, which are no characters."""
@@ -38,6 +44,15 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the token ids; bytes that are not UTF-8 come out as U+FFFD."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; special tokens by their texts."""
+        token = self._tokenizer.id_to_token(token_id)
+        return b"" if token is None else self._bytes.of(token)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token, as it is written in the vocabulary; None if there is none."""
+        return self._tokenizer.token_to_id(token)
 
     def to_json(self) -> str:
         """The text of its tokenizer.json."""
@@ -56,8 +71,8 @@ class Detokenizer:
     character: it is held back until more tokens complete it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
+        self._tokenizer, self._skip = tokenizer, skip_special_tokens
         self._window = list(prompt[-_CONTEXT:])  # tokens shown (up to `_shown`), then tokens held back
         self._shown = len(self._window)
 
@@ -71,8 +86,8 @@ class Detokenizer:
         return self._piece(flush=True)
 
     def _piece(self, flush: bool) -> str:
-        before = self._tokenizer.decode(self._window[: self._shown])
-        after = self._tokenizer.decode(self._window)
+        before = self._tokenizer.decode(self._window[: self._shown], self._skip)
+        after = self._tokenizer.decode(self._window, self._skip)
         if after.endswith(_REPLACEMENT) and not flush:
             return ""
         if len(after) <= len(before):
@@ -85,15 +100,18 @@ class Detokenizer:
 
 
 class StopFinder:
-    """Finds stop strings in text that comes in pieces, and holds back what may be the start of one."""
+    """Finds stop strings in text that comes in pieces, and holds back what may be the start of one.
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+    include: the text goes up to the end of the stop string, rather than up to its beginning.
+    """
+
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+        self._stops, self._include = tuple(stops), include
         self._held = ""
         self.found: str | None = None  # the stop string that was
 
     def push(self, piece: str) -> tuple[str, bool]:
-        """Text that is safe to show, and whether a stop string was found (then the text ends just before it)."""
+        """Text that is safe to show, and whether a stop string was found (then the text ends with it)."""
         if not self._stops:
             return piece, False
         text = self._held + piece
@@ -101,7 +119,7 @@ class StopFinder:
         if found:
             self._held = ""
             index, self.found = min(found)
-            return text[:index], True
+            return text[: index + (len(self.found) if self._include else 0)], True
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False

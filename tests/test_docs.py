@@ -28,7 +28,7 @@ def commands(page: Path) -> Iterator[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_and_options_exist(page: Path) -> None:
     for line in commands(page):
-        words = shlex.split(re.sub(r"[\[\]…]", " ", line).replace("python ENGINE", "icc"))
+        words = shlex.split(re.sub(r"[\[\]…]|(?<=[a-z])\|\S+", " ", line).replace("python ENGINE", "icc"))
         names = [name for name in (" ".join(words[1:3]), words[1]) if name in COMMANDS]
         assert names, f"{page.name}: {line}"
         known = {

@@ -12,7 +12,6 @@ from typing import Any
 
 from ... import __version__
 from ...runtime.format.isa import cpu_flags
-from ..frontend.source.gguf.split import open_container
 from ..options import CompileOptions
 from ..targets import find_target
 
@@ -61,6 +60,8 @@ def checkpoint_files(model: Path) -> dict[str, str]:
 
 def _files(model: Path) -> list[Path]:
     if model.is_file():
+        from ..frontend.source.gguf.split import open_container  # needs numpy, which a command that is parsed does not
+
         return sorted({entry.path for entry in open_container(model).tensors.values()})
     return sorted(p for pattern in ("*", "*/*") for p in model.glob(pattern) if p.is_file())
 

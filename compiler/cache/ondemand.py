@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
@@ -17,12 +16,11 @@ from ..frontend.source.identify import knows
 from ..frontend.source.shards import weight_files
 from ..options import CompileOptions
 from ..progress import Reporter
-from ..request import check, check_found, find_model
+from ..request import check, check_found, find_model, lacking_module
 from ..targets import find_target
 from .identity import engine_key, sources_digest, stated
 from .store import Cell, Facts, open_cell
 
-NEEDED = ("torch", "transformers", "safetensors", "jinja2")  # of the extra `compile`
 _HINT = f"{install('compile')}, or compile the engine elsewhere: an engine that exists runs without it"
 
 
@@ -61,7 +59,7 @@ def engine_of(options: CompileOptions, reporter: Callable[[], Reporter]) -> Cach
     find_target(options.target)
     found = find_model(asked)
     check_found(found, options)
-    lacking = next((name for name in NEEDED if find_spec(name) is None), "")
+    lacking = lacking_module()
     options = replace(options, model=_local(asked, found.path, lacking))
     if not found.is_gguf:
         weight_files(options.model)
@@ -93,7 +91,7 @@ def _local(asked: Path, path: Path, lacking: str) -> Path:
 def _compile(cell: Cell, options: CompileOptions, asked: str, reporter: Callable[[], Reporter], lacking: str) -> Path:
     if lacking:
         raise _missing(asked, lacking)
-    engine = cell.path / f"{_name(asked)}.engine"
+    engine = cell.path / f"{_name(asked, options.model)}.engine"
     options = check(replace(options, output=engine, force=True)).options
     from ..driver import compile_engine
 
@@ -111,10 +109,10 @@ def _missing(asked: str, lacking: str) -> MissingExtraError:
     )
 
 
-def _name(asked: str) -> str:
+def _name(asked: str, model: Path) -> str:
     """What an engine's directory is called: the server gives it as the model's name."""
     path = Path(asked)
-    name = path.name.partition("@")[0] if hub.is_hub_name(path) else path.resolve().name.removesuffix(".gguf")
+    name = path.name.partition("@")[0] if hub.is_hub_name(path) else model.resolve().name.removesuffix(".gguf")
     if not name:
         raise UsageError(f"{asked!r} names no model")
     return name

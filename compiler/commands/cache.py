@@ -54,7 +54,8 @@ def list_command(as_json: bool) -> None:
         )
     if found:
         Console(highlight=False).print(table)
-    click.echo(f"{len(found)} engines, {size_text(sum(entry.nbytes for entry in found))} in {store.cache_root()}")
+    total = size_text(sum(entry.nbytes for entry in found))
+    click.echo(f"{len(found)} engine{'' if len(found) == 1 else 's'}, {total} in {store.cache_root()}")
 
 
 @command("cache prune")

@@ -48,7 +48,7 @@ def make_manifest(
         num_parameters=info.num_parameters,
         max_seq_len=graph.max_seq_len,
         bos_token_id=_first(_token_ids(config, generation, "bos_token_id")),
-        eos_token_ids=_token_ids(config, generation, "eos_token_id"),
+        eos_token_ids=end_token_ids(options.model, config, generation),
         pad_token_id=_first(_token_ids(config, generation, "pad_token_id")),
     )
     return msgspec.structs.replace(
@@ -100,6 +100,19 @@ def sampling_defaults(generation: dict[str, Any]) -> SamplingDefaults:
         min_p=generation.get("min_p"),
         repetition_penalty=penalty,
     )
+
+
+def end_token_ids(model: Path, config: dict[str, Any], generation: dict[str, Any]) -> list[int]:
+    """The tokens that end a text: those of generation_config.json, or of config.json, and the one that the tokenizer
+    calls so, by its id in tokenizer.json. Models that were tuned for conversations often have their end of turn there
+    alone."""
+    ids = _token_ids(config, generation, "eos_token_id")
+    name = _read_json(model / "tokenizer_config.json").get("eos_token")
+    name = name.get("content") if isinstance(name, dict) else name
+    if name is None or not (model / "tokenizer.json").is_file():
+        return ids
+    added = _read_json(model / "tokenizer.json").get("added_tokens") or ()
+    return list(dict.fromkeys([*ids, *(token["id"] for token in added if token["content"] == name)]))
 
 
 def _token_ids(config: dict[str, Any], generation: dict[str, Any], key: str) -> list[int]:

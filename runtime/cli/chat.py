@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from ..options import LoadOptions
 from ..requests.params import SamplingParams
-from .fields import field_options, taken
+from .fields import PATH, field_options, taken
 from .group import command
 from .load import loads
 
 
 @command("chat")
 @click.option("--system", metavar="TEXT", default="", help="System message of the conversation.")
+@click.option("--chat-template", type=PATH, metavar="FILE", help="Chat template to use instead of the model's.")
 @click.option("--max-tokens", type=int, default=512, help="Most tokens of an answer.")
 @field_options(SamplingParams, leave_out=["max_tokens", "min_tokens", "ignore_eos"])
 @click.option("--markdown/--plain", default=True, help="Show answers as Markdown, at a terminal.")
 @loads
-def chat_command(load: LoadOptions, system: str, max_tokens: int, markdown: bool, **parameters: Any) -> int:
+def chat_command(
+    load: LoadOptions, system: str, chat_template: Path | None, max_tokens: int, markdown: bool, **parameters: Any
+) -> int:
     """Talk to an engine: answers are streamed, Ctrl-C stops one, /help lists the commands.
 
     Through a pipe every line is a message, and standard output gets the answers alone. Where neither the options nor
@@ -30,6 +34,10 @@ def chat_command(load: LoadOptions, system: str, max_tokens: int, markdown: bool
     SamplingParams(**given)  # what is wrong with them shows before the engine is loaded
     from ..chat.chat import chat
     from ..llm import open_llm
+    from ..templates.source import read_template_file
 
+    template = None if chat_template is None else read_template_file(chat_template)
     with open_llm(load) as llm:
+        if template is not None:
+            llm.prompting.use_template(template)
         return chat(llm, system, given, markdown)

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +15,7 @@ from ..errors import IccError
 from ..options import LoadOptions
 from ..requests.params import SamplingParams
 from ..values import integers
-from .fields import Read, field_options, taken
+from .fields import PATH, Read, field_options, taken
 from .group import Option, command
 from .load import loads
 
@@ -42,6 +43,14 @@ if TYPE_CHECKING:
 )
 @click.option("--system", metavar="TEXT", cls=Option, needs="tokenizer", help="System message before the text.")
 @click.option(
+    "--chat-template",
+    type=PATH,
+    metavar="FILE",
+    cls=Option,
+    needs="tokenizer",
+    help="Chat template to use instead of the model's.",
+)
+@click.option(
     "--max-tokens",
     type=int,
     show_default="128; of an answer 512",
@@ -56,6 +65,7 @@ def run_command(
     ids: Sequence[int] | None,
     chat: bool | None,
     system: str | None,
+    chat_template: Path | None,
     max_tokens: int | None,
     as_json: bool,
     **parameters: Any,
@@ -68,8 +78,10 @@ def run_command(
     from ..commands.prompt import Asked, prepare
     from ..commands.run import as_json as shown
     from ..commands.run import run_prompt
+    from ..templates.source import read_template_file
 
-    asked = Asked(_given(prompt, ids), chat, system, max_tokens)
+    template = None if chat_template is None else read_template_file(chat_template)
+    asked = Asked(_given(prompt, ids), chat, system, max_tokens, template)
     limit = {} if max_tokens is None else {"max_tokens": max_tokens}
     params = SamplingParams(**limit, **taken(SamplingParams, parameters))
     from ..llm import open_llm

@@ -17,16 +17,20 @@ RAW_TOKENS, ANSWER_TOKENS = 128, 512  # where nothing else is said
 @dataclass(frozen=True)
 class Asked:
     """prompt: a text, or token ids. chat: whether a text goes through the chat template; None: if there is one.
-    system: the system message of a conversation. max_tokens: None, so many as usual."""
+    system: the system message of a conversation. max_tokens: None, so many as usual. template: the text of a chat
+    template instead of the engine's."""
 
     prompt: str | Sequence[int]
     chat: bool | None = None
     system: str | None = None
     max_tokens: int | None = None
+    template: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, str) and self.chat:
             raise UsageError("--chat: token ids are taken as they are", "give a text with --prompt")
+        if self.template is not None and (self.chat is False or not isinstance(self.prompt, str)):
+            raise UsageError("--chat-template: only a conversation has one", "leave out --raw and --ids")
         if self.system is not None and (self.chat is False or not isinstance(self.prompt, str)):
             raise UsageError("--system: only a conversation has a system message", "leave out --raw and --ids")
 
@@ -60,6 +64,8 @@ def prepare(llm: LLM, asked: Asked, params: SamplingParams) -> tuple[list[int], 
 
 
 def _through_template(llm: LLM, asked: Asked) -> bool:
+    if asked.template is not None:
+        llm.prompting.use_template(asked.template)
     if asked.chat is not None:
         return asked.chat
     try:

@@ -9,6 +9,8 @@ import msgspec
 
 from ..errors import RequestError
 from .documents import Document
+from .effort import DEEPEST, deepest
+from .gbnf import as_lark
 from .languages import is_empty
 from .limits import parser_limits
 from .rules import Rules
@@ -24,6 +26,7 @@ class Lowered(msgspec.Struct, frozen=True):
     whole: bool = False
     distinct: bool = False
     close: bool = False
+    deepest: int = DEEPEST
 
 
 def lowered(source: str) -> str:
@@ -40,17 +43,26 @@ def _lowered(wanted: dict[str, Any]) -> Lowered:
     else:
         schemas = wanted["schemas"]
         parts = [_rules(schema, number) for number, schema in enumerate(schemas.values())]
-        lark = [wanted["lark"], *(f"{name}: {part[0]}" for name, part in zip(schemas, parts, strict=True))]
+        lark = [as_lark(wanted["lark"]), *(f"{name}: {part[0]}" for name, part in zip(schemas, parts, strict=True))]
         found = Lowered(
             json.dumps({"grammars": [{"lark_grammar": "\n".join(lark)}]}),
             list(schemas.values()),
             whole=wanted["lark"] == WHOLE,
             distinct=any(values.distinct for _, values in parts),
             close=any(values.wider for _, values in parts),
+            deepest=min((_depth(schema) for schema in schemas.values()), default=DEEPEST),
         )
     if error := llguidance.LLMatcher.validate_grammar(found.grammar, limits=parser_limits()):
         raise RequestError(f"the grammar was refused: {' '.join(error.split())[:300]}", field="response_format")
     return found
+
+
+def _depth(schema: Schema) -> int:
+    """How deep an answer may nest."""
+    levels = deepest(schema)
+    if levels < 0:
+        raise RequestError("the schema is too large: too many cases", field="response_format")
+    return levels
 
 
 def _rules(schema: Schema, number: int) -> tuple[str, Values]:

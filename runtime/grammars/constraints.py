@@ -23,6 +23,7 @@ from .limits import parser_limits
 if TYPE_CHECKING:
     import llguidance
 
+_MOST_TRIES = 300  # of a search for what an item may become
 _CACHED = 64  # compiled grammars kept, the least recently used goes first; each holds at most a few hundred KiB
 
 
@@ -50,41 +51,86 @@ class GrammarConstraint:
     def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Vocabulary, checks: Checks | None) -> None:
         self._matcher, self._vocabulary = matcher, vocabulary
         self._follower = None if checks is None else Follower(checks)
+        self._distinct = checks is not None and checks.distinct
         self._words = np.zeros(-(-vocabulary.size // 32), dtype=np.uint32)
         self._refused = False
+        self._tries = 0
 
     def allowed(self) -> np.ndarray:
         """bool `[vocab]`; nothing is allowed after the matcher failed (its limits, or a token it did not allow), and no
         end where the answer is not complete. After a token that was not accepted, exactly those that will be."""
-        if self._matcher.is_error():
-            return np.zeros(self._vocabulary.size, dtype=bool)
-        self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
-        bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")[: self._vocabulary.size].view(bool)
-        if not self._matcher.is_accepting():  # a grammar that nothing follows from would allow the end at once
-            bits[self._vocabulary.end_ids] = False
-        if self._refused:
-            doubtful = [*self._vocabulary.structural, *self._vocabulary.end_ids]
-            for token in doubtful:
-                bits[token] = bits[token] and self._follows(int(token), Follower.may_feed)
+        bits = self._mask(self._matcher)
+        if self._refused and self._follower is not None:
+            for token in self._doubtful(bits, self._follower):
+                bits[token] = self._after(token) is not None
         return bits
 
     def accept(self, token_id: int) -> bool:
         """Go on after an allowed token; False, and nothing has changed, if it must not come after all: then `allowed`
         is narrower."""
-        if not self._follows(token_id, Follower.feed):
-            self._refused = True
-            return False
-        self._refused = False
-        if token_id not in self._vocabulary.end_ids:
-            self._matcher.consume_token(token_id)
-        return True
+        if self._distinct or token_id in self._vocabulary.end_ids:
+            after = self._after(token_id)
+            if after is not None:
+                self._matcher, self._follower = after
+            self._refused = after is None
+        else:
+            self._refused = self._follower is not None and not self._follower.feed(self._vocabulary.text(token_id))
+            if not self._refused:
+                self._matcher.consume_token(token_id)
+        return not self._refused
 
-    def _follows(self, token_id: int, feed: Callable[[Follower, bytes], bool]) -> bool:
-        if self._follower is None:
-            return True
+    def _after(self, token_id: int) -> tuple[llguidance.LLMatcher, Follower | None] | None:
+        """The place after an allowed token; None if it must not come."""
+        matcher, follower = self._matcher.deep_copy(), self._follower
         if token_id in self._vocabulary.end_ids:
-            return self._follower.finish()
-        return feed(self._follower, self._vocabulary.text(token_id))
+            return (matcher, follower) if follower is None or follower.finish() else None
+        matcher.consume_token(token_id)
+        if follower is None:
+            return matcher, None
+        follower = follower.copy()
+        if not follower.feed(self._vocabulary.text(token_id)):
+            return None
+        self._tries = _MOST_TRIES
+        return (matcher, follower) if self._leads_on(matcher, follower) else None
+
+    def _leads_on(self, matcher: llguidance.LLMatcher, follower: Follower) -> bool:
+        """Whether an item that has begun like an earlier one can still become another: a search, so far as tries go."""
+        if not follower.is_pressed():
+            return True
+        for token in np.flatnonzero(self._mask(matcher)):
+            self._tries -= 1
+            if self._tries < 0:
+                return True
+            following = follower.copy()
+            if not following.feed(self._vocabulary.text(int(token))):
+                continue
+            if not following.is_pressed():
+                return True
+            after = matcher.deep_copy()
+            after.consume_token(int(token))
+            if self._leads_on(after, following):
+                return True
+        return False
+
+    def _doubtful(self, bits: np.ndarray, follower: Follower) -> list[int]:
+        """The allowed tokens that `accept` may refuse."""
+        few = np.zeros(len(bits), dtype=bool)
+        few[self._vocabulary.structural] = few[self._vocabulary.end_ids] = True
+        pressed = follower.is_pressed()
+        return [
+            int(token)
+            for token in np.flatnonzero(bits)
+            if few[token] or (pressed and follower.is_pressed(self._vocabulary.text(int(token))))
+        ]
+
+    def _mask(self, matcher: llguidance.LLMatcher) -> np.ndarray:
+        if matcher.is_error():
+            return np.zeros(self._vocabulary.size, dtype=bool)
+        matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+        bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")[: self._vocabulary.size].view(bool)
+        if not matcher.is_accepting():  # a grammar that nothing follows from would allow the end at once
+            bits[self._vocabulary.end_ids] = False
+        return bits
 
 
 class Grammars:
@@ -111,7 +157,10 @@ class Grammars:
             matcher = llguidance.LLMatcher(vocabulary.tokenizer, found.grammar, log_level=0, limits=parser_limits())
             if matcher.is_error():
                 raise RequestError(f"the grammar was refused: {matcher.get_error()[:300]}", field="response_format")
-            checks = Checks(found.schemas, found.whole, found.distinct, found.close) if found.schemas else None
+            facts = (found.whole, found.distinct, found.close, found.deepest)
+            checks = Checks(found.schemas, *facts) if found.schemas else None
+            if checks is not None:  # which takes a while with a large vocabulary: now, rather than between two tokens
+                _ = vocabulary.structural
             self._compiled[source] = matcher, checks
             if len(self._compiled) > _CACHED:
                 self._compiled.popitem(last=False)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RequestError
+from .effort import pointed, subschemas
 from .formats import asserted
 from .sources import Schema
 
@@ -106,7 +107,7 @@ def _check_references(schema: Schema) -> None:
     if "$id" in str(schema):  # then pointers are not of the whole
         return
     done: set[int] = set()
-    for start in _subschemas(schema):
+    for start in subschemas(schema):
         path: list[tuple[int, Iterator[Any]]] = [(id(start), _in_place(start, schema))]
         while path:
             inner = next(path[-1][1], path)
@@ -118,32 +119,13 @@ def _check_references(schema: Schema) -> None:
                 path.append((id(inner), _in_place(inner, schema)))
 
 
-def _subschemas(value: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(value, dict):
-        yield value
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _subschemas(part)
-
-
 def _in_place(part: dict[str, Any], schema: Schema) -> Iterator[Any]:
     """The schemas by which the same value is judged."""
     reference = part.get("$ref")
     if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
-        yield _pointed(schema, reference)
+        yield pointed(schema, reference)
     for key in ("allOf", "anyOf", "oneOf"):
         yield from part[key] if isinstance(part.get(key), list) else ()
     for key in ("not", "if", "then", "else"):
         yield part.get(key)
     yield from part["dependentSchemas"].values() if isinstance(part.get("dependentSchemas"), dict) else ()
-
-
-def _pointed(value: Any, reference: str) -> Any:
-    for step in reference.removeprefix("#").split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(value, list) and name.isdigit() and int(name) < len(value):
-            value = value[int(name)]
-        elif isinstance(value, dict):
-            value = value.get(name)
-        else:
-            return None
-    return value

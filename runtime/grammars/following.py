@@ -30,10 +30,11 @@ class Checks:
     whole: the answer is the value; else values are the objects and arrays in it, and what stands between them is free.
     distinct: whether some array must not repeat an item.
     close: whether the rules of some schema allow more than it does, so that each close is checked.
+    deepest: how deep objects and arrays may nest, so that a check takes no time to speak of.
     """
 
-    def __init__(self, schemas: Sequence[Any], whole: bool, distinct: bool, close: bool) -> None:
-        self.whole, self.distinct, self.close = whole, distinct, close
+    def __init__(self, schemas: Sequence[Any], whole: bool, distinct: bool, close: bool, deepest: int) -> None:
+        self.whole, self.distinct, self.close, self.deepest = whole, distinct, close, deepest
         self._validators = [validator(schema) for schema in schemas]
 
     def valid(self, value: Any) -> bool:
@@ -58,10 +59,14 @@ def _is_final(error: ValidationError, path: list[str | int]) -> bool:
 
 @dataclass
 class _Open:
-    """An object or array that is not closed yet: its keys or items so far, and where the last of them is."""
+    """An object or array that is not closed yet: its keys or items so far, and where the last of them is.
+
+    `written` is how items that are strings, numbers and the like stand in the text.
+    """
 
     is_array: bool
     seen: set[str] = field(default_factory=set)
+    written: set[bytes] = field(default_factory=set)
     name: str = ""
     count: int = 0
 
@@ -79,26 +84,35 @@ class Follower:
 
     def feed(self, data: bytes) -> bool:
         """Go on with what is written next; False, and nothing has changed, if it must not be."""
-        return self._feed(data, keep=True)
-
-    def may_feed(self, data: bytes) -> bool:
-        """Whether `feed` would go on; nothing changes."""
-        return self._feed(data, keep=False)
-
-    def _feed(self, data: bytes, keep: bool) -> bool:
         text, before = bytes(self._text) if self._mode == "outside" else None, self._stack
         size, mode, start, escaped = len(self._text), self._mode, self._start, self._escaped
         if is_structural(data):
-            self._stack = [replace(one, seen=set(one.seen)) for one in before]
-        good = self._run(data)
-        if good and keep:
+            self._stack = [_copied(one) for one in before]
+        if self._run(data):
             return True
         if text is None:
             del self._text[size:]
         else:
             self._text[:] = text
         self._stack, self._mode, self._start, self._escaped = before, mode, start, escaped
-        return good
+        return False
+
+    def copy(self) -> Follower:
+        """Another follower at the same place."""
+        other = Follower(self._checks)
+        other._text[:] = self._text
+        other._stack = [_copied(one) for one in self._stack]
+        other._mode, other._start, other._escaped = self._mode, self._start, self._escaped
+        return other
+
+    def is_pressed(self, data: bytes = b"") -> bool:
+        """Whether what is written of an item, and `data` after it, is how an earlier item of the array begins: then it
+        may be that nothing else can become of it."""
+        inner = self._stack[-1] if self._stack else None
+        if inner is None or not inner.written or self._mode not in ("value", "scalar", "string"):
+            return False
+        begun = data if self._mode == "value" else bytes(self._text[self._start :]) + data
+        return any(item.startswith(begun) for item in inner.written)
 
     def finish(self) -> bool:
         """Whether the answer may end here."""
@@ -175,6 +189,8 @@ class Follower:
             self._start = len(self._text) - 1
             self._mode = "key" if self._mode == "name" else "string"
         elif byte in b"{[":
+            if len(self._stack) >= self._checks.deepest:
+                return False
             self._stack.append(_Open(byte == b"["))
             self._mode = "value" if byte == b"[" else "name"
         elif self._mode == "value":
@@ -195,7 +211,10 @@ class Follower:
         """A value is complete: whether it may be."""
         if not self._stack:
             self._mode = "done" if self._checks.whole else "outside"
-            return self._checks.valid(self._loads(self._text))
+            try:
+                return self._checks.valid(self._loads(self._text))
+            except ValueError:  # brackets in what stands between values
+                return self._lose()
         inner = self._stack[-1]
         self._mode = "after"
         inner.count += 1
@@ -211,6 +230,8 @@ class Follower:
             last = _same(items[-1])
             repeated = last in inner.seen
             inner.seen.add(last)
+            if not isinstance(items[-1], dict | list):
+                inner.written.add(bytes(self._text[self._start :]))
         return not (repeated or self._checks.close) or self._checks.possible(value, path)
 
     def _path(self) -> list[str | int]:
@@ -223,6 +244,10 @@ class Follower:
 
     def _loads(self, text: bytes | bytearray) -> Any:
         return json.loads(bytes(text).decode(errors="replace"))
+
+
+def _copied(one: _Open) -> _Open:
+    return replace(one, seen=set(one.seen), written=set(one.written))
 
 
 def is_structural(data: bytes) -> bool:

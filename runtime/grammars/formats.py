@@ -52,20 +52,27 @@ _SINGLE = (
 
 def asserted(schema: Any) -> Any:
     """A schema in which the known formats are patterns too, but not below `not` and `if`, where an annotation must not
-    turn into an assertion."""
+    turn into an assertion. Parts have no dialect of their own."""
     if not isinstance(schema, dict):
         return schema
     changed: dict[str, Any] = {}
     for key in _MAPS:
         if isinstance(schema.get(key), dict):
-            changed[key] = {name: asserted(part) for name, part in schema[key].items()}
+            changed[key] = {name: _part(part) for name, part in schema[key].items()}
     for key in _LISTS:
         if isinstance(schema.get(key), list):
-            changed[key] = [asserted(part) for part in schema[key]]
+            changed[key] = [_part(part) for part in schema[key]]
     for key in _SINGLE:
         if isinstance(schema.get(key), dict):
-            changed[key] = asserted(schema[key])
+            changed[key] = _part(schema[key])
     pattern = PATTERNS.get(schema["format"]) if isinstance(schema.get("format"), str) else None
     if pattern is not None:
         changed["allOf"] = [*changed.get("allOf", schema.get("allOf", [])), {"pattern": f"^(?:{pattern})$"}]
     return {**schema, **changed}
+
+
+def _part(schema: Any) -> Any:
+    found = asserted(schema)
+    if isinstance(found, dict) and "$id" not in found and "$schema" in found:
+        return {key: part for key, part in found.items() if key != "$schema"}
+    return found

@@ -6,16 +6,16 @@ from typing import Any
 
 
 def parser_limits() -> Any:
-    """Bounds on what one grammar may take: a mask takes at most a few ms, a compilation at most about 20 ms."""
+    """Bounds on what one grammar may take: a mask takes at most some 20 ms, a compilation some 100 ms."""
     import llguidance
 
     return llguidance.LLParserLimits(
-        max_items_in_row=1000,
-        initial_lexer_fuel=500_000,
-        step_lexer_fuel=50_000,
-        step_max_items=20_000,
-        max_lexer_states=10_000,
-        max_grammar_size=50_000,
+        max_items_in_row=2000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=30_000,
+        max_grammar_size=200_000,
         precompute_large_lexemes=False,
         verbose_errors=False,
     )

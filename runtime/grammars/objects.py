@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RequestError
 from . import patterns
+from .characters import encoded
 from .documents import satisfiable, validator
 from .languages import finite, is_empty
 from .rules import Alternative, Symbol, literal
@@ -119,7 +120,7 @@ class _Reader:
         if base is None:
             return []
         if taken:
-            base = f"({base}) & ~({' | '.join(literal(patterns.encoded(name)) for name in dict.fromkeys(taken))})"
+            base = f"({base}) & ~({' | '.join(literal(encoded(name)) for name in dict.fromkeys(taken))})"
         every = list(self._matchers)
         most = len(every) if len(every) <= _MOST_OVERLAPS else 1
         found = []
@@ -196,7 +197,7 @@ def _by_expression(values: Values, one: Unnamed, violation: Any) -> Unnamed | No
         parts.append(f"({patterns.compiled(violation.pattern)})")
         schema = values.both([schema, violation.schema.negate()])
     else:
-        names = [literal(patterns.encoded(name)) for name in violation.names]
+        names = [literal(encoded(name)) for name in violation.names]
         parts += [f"~({' | '.join(names)})"] if names else []
         parts += [f"~({patterns.compiled(pattern, loose=True)})" for pattern in violation.patterns]
         schema = values.both([schema, violation.additional.negate()])
@@ -262,4 +263,4 @@ def _step(values: Values, one: Unnamed) -> tuple[Symbol, ...]:
 
 
 def _key(name: str) -> str:
-    return literal(f'"{patterns.encoded(name)}":')
+    return literal(f'"{encoded(name)}":')

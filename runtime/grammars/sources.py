@@ -12,7 +12,7 @@ from ..nesting import JSON_DEPTH, depth
 Schema = dict[str, Any] | bool
 
 WHOLE = "start: value"  # the grammar of an answer that is one value
-MAX_BYTES = 64 << 10  # of a schema, as JSON
+MAX_BYTES = 256 << 10  # of a schema, as JSON
 
 
 def of_schema(schema: Schema) -> str:

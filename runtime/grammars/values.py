@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterable
 from decimal import Decimal
 from fractions import Fraction
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RequestError
 from . import patterns
 from .arrays import array_rules
+from .characters import encoded
 from .documents import Document, satisfiable, validator
 from .numbers import integers, numbers
 from .objects import object_rules
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from jsonschema_rs.canonical import IntegerView, NumberView, StringView
 
 _MOST_CASES = 512  # that one schema is taken apart into
+_MOST_SECONDS = 1.5  # of a processor, for one document
 _EXACT = 2**53  # integers up to here are exact wherever they are read
 _MOST_REMAINDERS = 10_000  # that a number is divided with; each is a state
 
@@ -36,6 +39,7 @@ class Values:
         self._types: dict[str, str] = {}
         self._queue: list[tuple[str, CanonicalSchema]] = []
         self._validators: dict[CanonicalSchema, Callable[[Any], bool]] = {}
+        self._started = time.thread_time()
         self.distinct = False  # whether equal items must be kept out of an array beside the rules
         self.wider = False  # whether the rules allow more than the schema does
 
@@ -44,6 +48,7 @@ class Values:
         name = self.value(self.document.root)
         while self._queue:
             rule, node = self._queue.pop()
+            self._check_time()
             self.rules.extend(rule, self._alternatives(node))
         return name
 
@@ -69,10 +74,15 @@ class Values:
             check = self._validators[node] = validator(node.to_json_schema()).is_valid
         return check(value)
 
+    def _check_time(self) -> None:
+        if time.thread_time() - self._started > _MOST_SECONDS:
+            raise RequestError("the schema is too large: it takes too long to take apart", field="response_format")
+
     # -- cases -------------------------------------------------------------------------------------------------------
 
     def cases(self, node: CanonicalSchema, within: frozenset[str] = frozenset()) -> list[CanonicalSchema]:
         """Schemas of one type each, one of which a value must follow. `within`: the references that led here."""
+        self._check_time()
         view: Any = node.view()
         kind = type(view).__name__
         found: list[CanonicalSchema]
@@ -123,9 +133,17 @@ class Values:
                 left = case
                 for other in others:
                     if satisfiable(case.intersect(other)):
-                        left = left.subtract(other)
+                        left = self._without(left, other)
                 found += self._flat(left) if satisfiable(left) else []
         return found
+
+    def _without(self, first: CanonicalSchema, second: CanonicalSchema) -> CanonicalSchema:
+        """What the first takes and the second does not; all of the first where no form says that."""
+        try:
+            return first.subtract(second)
+        except ValueError:
+            self.wider = True
+            return first
 
     # -- alternatives ------------------------------------------------------------------------------------------------
 
@@ -205,7 +223,7 @@ class Values:
             elif kind == "TypedGroupView" and view.type_name == "string":
                 found.append(self.strings(view.body))
             values = [view.value] if kind == "ConstView" else view.values if kind == "EnumView" else []
-            found += [literal(patterns.encoded(value)) for value in values if isinstance(value, str)]
+            found += [literal(encoded(value)) for value in values if isinstance(value, str)]
         return " | ".join(f"({expression})" for expression in found if expression) or None
 
     def _characters(self, view: StringView) -> str:
@@ -214,7 +232,7 @@ class Values:
             parts.insert(0, patterns.between(view.min_length, view.max_length))
         parts += [f"~({patterns.compiled(pattern, loose=True)})" for pattern in view.excluded_patterns]
         if view.excluded:
-            parts.append(f"~({' | '.join(literal(patterns.encoded(text)) for text in view.excluded)})")
+            parts.append(f"~({' | '.join(literal(encoded(text)) for text in view.excluded)})")
         if len(parts) > 1 and not view.min_length and view.max_length is None:
             parts.append(patterns.ANY)  # a complement alone has what is no string
         return " & ".join(parts)
@@ -263,13 +281,13 @@ class Values:
 
 def _key(name: str) -> str:
     """The terminal of a property's name."""
-    return literal(f'"{patterns.encoded(name)}":')
+    return literal(f'"{encoded(name)}":')
 
 
 def scalar(value: Any) -> str:
     """A value as it is written."""
     if isinstance(value, str):
-        return f'"{patterns.encoded(value)}"'
+        return f'"{encoded(value)}"'
     return str(value) if isinstance(value, Decimal) else json.dumps(value)
 
 

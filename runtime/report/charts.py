@@ -9,6 +9,7 @@ from math import ceil, floor, log10
 from .html import Child, Markup, el, size
 
 PALETTE = 10  # classes c0, c1, ... of the style sheet
+_WIDTH = 960.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 82, 14, 12, 34
 
 
@@ -88,7 +89,8 @@ class Frame:
     def svg(self, *children: Child, label: str) -> Markup:
         """The chart itself, in a box that scrolls where it is narrow."""
         box = f"0 0 {self.width:g} {self.height:g}"
-        drawing = el("svg", *children, class_="chart", viewBox=box, role="img", aria_label=label)
+        wide = f"min-width:{self.width:g}px" if self.width > _WIDTH else None
+        drawing = el("svg", *children, class_="chart", viewBox=box, role="img", aria_label=label, style=wide)
         return el("div", drawing, class_="scroll")
 
 
@@ -103,7 +105,7 @@ def stacks(
     """A bar per label, of parts on top of each other."""
     highest = max((sum(parts.values()) for _, parts in bars), default=0.0) or 1.0
     marks = byte_ticks(highest) if show is size else ticks(0, highest)
-    frame = Frame.linear(960, 250, (0, len(bars)), (0, marks[-1]))
+    frame = Frame.linear(_WIDTH, 250, (0, len(bars)), (0, marks[-1]))
     every = ceil(len(bars) / 24)
     shapes = []
     for number, (label, parts) in enumerate(bars):
@@ -132,12 +134,16 @@ def lines(
     show: Callable[[float], str],
     x: str,
     y: str,
+    least: float = 0.0,
 ) -> Markup:
-    """A line per name through points (x, y, what they are); the y scale need not begin at 0."""
+    """A line per name through points (x, y, what they are). The y scale need not begin at 0, and is at least `least`
+    long, so that what hardly differs looks so."""
     points = [point for line in series.values() for point in line]
-    marks = ticks(min(p[1] for p in points), max(p[1] for p in points))
+    low, top = min(p[1] for p in points), max(p[1] for p in points)
+    short = max(least - (top - low), 0.0) / 2
+    marks = ticks(low - short, top + short)
     high = max(p[0] for p in points)
-    frame = Frame.linear(960, 270, (-0.5, high + 0.5), (marks[0], marks[-1]))
+    frame = Frame.linear(_WIDTH, 270, (-0.5, high + 0.5), (marks[0], marks[-1]))
     drawn = []
     for name, line in series.items():
         path = "M" + "L".join(f"{frame.x(a)} {frame.y(b)}" for a, b, _ in line)

@@ -31,7 +31,7 @@ def quantization_section(facts: EngineFacts) -> list[Markup]:
                 series[_kind(record["name"])].append((layer, record[key], text))
         if series:
             classes = colours(list(series))
-            chart = lines(series, classes, lambda v: f"{v:g} dB", "layer", "SNR, more is better")
+            chart = lines(series, classes, lambda v: f"{v:g} dB", "layer", "SNR, more is better", least=4.0)
             parts += [el("h3", title), chart, legend(classes)]
     if records:
         parts += [el("h3", "The least exact"), _worst(records)]

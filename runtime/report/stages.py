@@ -45,10 +45,10 @@ _FAMILIES = (
 def graph_section(facts: EngineFacts) -> list[Markup]:
     """The stages in numbers, and the graph of a layer in each of them."""
     stages: Sequence[Mapping[str, Any]] = facts.report.get("stages", ())
-    parts = [_flow(facts, stages), el("h3", "One layer in every stage"), _columns(facts, stages)]
-    if stages:
-        parts += [el("h3", "Calls by op"), _ops(facts, stages)]
-    return parts
+    layer = [el("h3", "One layer in every stage"), _columns(facts, stages)]
+    if not stages:  # of an engine whose report.json does not tell of them
+        return layer
+    return [_flow(facts, stages), *layer, el("h3", "Calls by op"), _ops(facts, stages)]
 
 
 def _flow(facts: EngineFacts, stages: Sequence[Mapping[str, Any]]) -> Markup:

@@ -13,6 +13,7 @@ from .charts import Frame, byte_ticks, colours, legend, stacks, ticks
 from .facts import OUTSIDE, EngineFacts, layer_of
 from .html import Markup, count, el, seconds, size, table
 
+_STEP_PIXELS = 5.0
 _KINDS = {"decode": "decode, one token", "prefill_512": "prefill, 512 tokens"}
 
 
@@ -142,7 +143,8 @@ def _arena(facts: EngineFacts) -> Markup:
         if buffer.name in first
     ]
     steps, high = len(facts.steps), max([facts.program.arena_bytes_per_token, *(b.offset + n for b, _, _, n in spans)])
-    frame = Frame.linear(960, 320, (0, max(steps, 1)), (0, max(high, 1)))
+    width = max(960.0, min(_STEP_PIXELS * steps, 8000.0))
+    frame = Frame.linear(width, 320, (0, max(steps, 1)), (0, max(high, 1)))
     classes = colours(sorted({facts.steps[begin].op for _, begin, _, _ in spans}))
     boxes = []
     for buffer, begin, end, nbytes in spans:
@@ -160,7 +162,7 @@ def _arena(facts: EngineFacts) -> Markup:
     most = max(live, default=0)
     chart = frame.svg(
         frame.rows([mark for mark in byte_ticks(high) if mark <= high], size),
-        frame.columns(ticks(0, max(steps, 1), 10)[:-1], lambda v: f"{v:.0f}"),
+        frame.columns(ticks(0, max(steps, 1), int(width / 96))[:-1], lambda v: f"{v:.0f}"),
         boxes, el("path", class_="live", d=path) if live else None,
         frame.titles("step", "bytes per token"), label="arena over the steps",
     )  # fmt: skip

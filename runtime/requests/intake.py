@@ -55,8 +55,14 @@ class Intake:
         """The parameters with the engine's defaults filled in."""
         params = params.resolve(self._manifest.sampling)
         vocab_size = self._manifest.model.vocab_size
-        for name in ("stop_token_ids", "logit_bias"):
-            for token in getattr(params, name):
+        given = {
+            "stop_token_ids": params.stop_token_ids,
+            "logit_bias": params.logit_bias,
+            "allowed_token_ids": params.allowed_token_ids or (),
+            "bad_words": [token for word in params.bad_words for token in word],
+        }
+        for name, tokens in given.items():
+            for token in tokens:
                 if token >= vocab_size:
                     raise RequestError(f"{name}: token id {token} is not in the vocabulary of {vocab_size}", field=name)
         if params.stop and self._tokenizer is None:
@@ -81,7 +87,7 @@ class Intake:
             params=params,
             sampler=Sampler(params, prompt, model.vocab_size, end_ids, index, constraint),
             end_ids=end_ids,
-            detokenizer=None if tokenizer is None else Detokenizer(tokenizer, prompt),
-            stop_finder=None if tokenizer is None else StopFinder(params.stop),
+            detokenizer=None if tokenizer is None else Detokenizer(tokenizer, prompt, params.skip_special_tokens),
+            stop_finder=None if tokenizer is None else StopFinder(params.stop, params.include_stop),
             index=index,
         )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # inclusive bounds of the numeric fields, one table for validation and documentation
 BOUNDS: dict[str, tuple[float, float]] = {
-    "max_tokens": (1, 2**31 - 1),
+    "max_tokens": (0, 2**31 - 1),
     "min_tokens": (0, 2**31 - 1),
     "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),
@@ -30,11 +30,13 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "n": (1, 16),
 }
 INTEGERS = frozenset({"max_tokens", "min_tokens", "top_k", "seed", "logprobs", "n"})
-MAX_STOPS = 16
+MAX_STOPS = 64
 MAX_STOP_BYTES = 256
 MAX_STOP_IDS = 64
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
+MAX_BAD_WORDS = 256
+MAX_ALLOWED = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,9 @@ class SamplingParams:
     those of the output. logit_bias: added to the logits of token ids. seed: the same seed gives the same tokens
     whatever runs beside; None draws one. stop: strings that end the text (not part of it); stop_token_ids end it as
     well. ignore_eos: go on after the model's end token. logprobs: None, or how many of the likeliest tokens to report
-    per position besides the sampled one. n: independent completions of the prompt.
+    per position besides the sampled one. n: independent completions of the prompt. include_stop: the text has the stop
+    string that ended it. skip_special_tokens: the text leaves them out. bad_words: token sequences that are not
+    generated. allowed_token_ids: nothing else is sampled; None for any token.
 
     What the text must be, at most one of: json_schema, a JSON value that this schema allows (a dict, or its text);
     regex, a text that this regular expression (in the syntax of Rust's `regex` crate) matches as a whole; grammar, a
@@ -71,6 +75,10 @@ class SamplingParams:
     min_tokens: int = setting(0, "Least tokens to generate.")
     logprobs: int | None = None
     n: int = 1
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
     json_schema: Mapping[str, Any] | str | None = setting(
         None, "The text is a JSON value that this schema allows.", metavar="JSON|@FILE", read=json_schema
     )
@@ -84,8 +92,10 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        if not isinstance(self.ignore_eos, bool):
-            raise _invalid("ignore_eos", self.ignore_eos, "must be true or false")
+        for name in ("ignore_eos", "include_stop", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise _invalid(name, getattr(self, name), "must be true or false")
+        _check_words(self)
         if self.min_tokens > self.max_tokens:
             raise _invalid("min_tokens", self.min_tokens, f"must not exceed max_tokens ({self.max_tokens})")
         _check_stops(self.stop)
@@ -171,6 +181,20 @@ def _check_stops(stops: tuple[str, ...]) -> None:
             raise _invalid("stop", stop, "must be strings that are not empty")
         if len(stop.encode(errors="surrogatepass")) > MAX_STOP_BYTES:
             raise _invalid("stop", stop[:20] + "…", f"at most {MAX_STOP_BYTES} bytes each")
+
+
+def _check_words(params: SamplingParams) -> None:
+    """What may not be sampled, and what only may."""
+    object.__setattr__(params, "bad_words", tuple(tuple(word) for word in params.bad_words))
+    if len(params.bad_words) > MAX_BAD_WORDS or not all(params.bad_words):
+        raise _invalid("bad_words", len(params.bad_words), f"at most {MAX_BAD_WORDS} sequences, none of them empty")
+    for word in params.bad_words:
+        _check_token_ids("bad_words", word, MAX_STOP_BYTES)
+    if params.allowed_token_ids is not None:
+        object.__setattr__(params, "allowed_token_ids", tuple(params.allowed_token_ids))
+        if not params.allowed_token_ids:
+            raise _invalid("allowed_token_ids", (), "must not be empty")
+        _check_token_ids("allowed_token_ids", params.allowed_token_ids, MAX_ALLOWED)
 
 
 def _check_token_ids(name: str, token_ids: tuple[int, ...], limit: int) -> None:

@@ -89,6 +89,11 @@ class Sampler:
         self._end_ids = np.array(sorted(end_ids), dtype=np.int64)
         self._biased = np.array(list(params.logit_bias), dtype=np.int64)
         self._biases = np.array(list(params.logit_bias.values()), dtype=np.float32)
+        self._forbidden: np.ndarray | None = None  # bool [vocab]: what is never sampled
+        if params.allowed_token_ids is not None:
+            self._forbidden = np.ones(vocab_size, dtype=bool)
+            self._forbidden[np.asarray(params.allowed_token_ids, dtype=np.int64)] = False
+        self._recent: list[int] = []  # output tokens, as many as bad words need
         self._seen: np.ndarray | None = None  # bool [vocab], prompt and output
         if params.repetition_penalty not in (None, 1.0):
             self._seen = np.zeros(vocab_size, dtype=bool)
@@ -110,6 +115,8 @@ class Sampler:
         if token is None:
             return None
         self._num_sampled += 1
+        if self.params.bad_words:
+            self._recent = [*self._recent, token][-max(map(len, self.params.bad_words)) :]
         if self._seen is not None:
             self._seen[token] = True
         if self._counts is not None:
@@ -121,8 +128,10 @@ class Sampler:
         adjusted = self._adjust(logits)
         if adjusted is not logits:
             best = int(adjusted.argmax())
+        if not isfinite(adjusted[best]):
+            return None
         token = best if self._random is None else draw(adjusted, self.params, self._random.random())
-        return token if self._constraint is None or np.isfinite(adjusted[token]) else None
+        return token if isfinite(adjusted[token]) else None
 
     @property
     def is_argmax(self) -> bool:
@@ -190,6 +199,11 @@ class Sampler:
             logits[self._biased] += self._biases
         if hold:
             logits[self._end_ids] = -np.inf
+        if self._forbidden is not None:
+            logits[self._forbidden] = -np.inf
+        for *before, last in self.params.bad_words:
+            if not before or self._recent[-len(before) :] == before:
+                logits[last] = -np.inf
         if self._constraint is not None:
             logits[~self._constraint.allowed()] = -np.inf
         return logits
@@ -197,8 +211,8 @@ class Sampler:
     @property
     def _adjusts(self) -> bool:
         """Whether the request's logits are changed at every step."""
-        changed = (self._seen, self._counts, self._constraint)
-        return any(part is not None for part in changed) or len(self._biased) > 0
+        changed = (self._seen, self._counts, self._constraint, self._forbidden)
+        return any(part is not None for part in changed) or len(self._biased) > 0 or bool(self.params.bad_words)
 
 
 def draw(logits: np.ndarray, params: SamplingParams, uniform: float) -> int:

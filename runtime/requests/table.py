@@ -51,11 +51,9 @@ class RequestTable:
         """Take up the completions of a prompt; see `EngineLoop.add`."""
         self._intake.check_generates()
         token_ids, params = self._intake.prompt(prompt), self._intake.params(params)
-        room = self._intake.room(token_ids)
+        room = min(params.max_tokens, self._intake.room(token_ids))
         generations = [
-            self._intake.generation(
-                self._spec(token_ids, standing, min(params.max_tokens, room)), params, index, constrain and constrain()
-            )
+            self._intake.generation(self._spec(token_ids, standing, room), params, index, constrain and constrain())
             for index in range(params.n)
         ]
         for generation in generations:

@@ -22,7 +22,8 @@ class ServeOptions:
     may go on after SIGTERM. batch_store: the SQLite file of the Batch API, without which there is none. name: what
     requests call the model, one name or several with commas. cors_origins: whose pages may ask ("*": all). root_path:
     where a proxy has put the server. ssl_certfile and ssl_keyfile: PEM files, for HTTPS. vllm_metrics: metrics have
-    vLLM's names too. otlp_endpoint: where OpenTelemetry spans go. command: the engine process, for tests.
+    vLLM's names too. otlp_endpoint: where OpenTelemetry spans go. chat_template: rendered within the same limits as the
+    model's own. command: the engine process, for tests.
     """
 
     load: LoadOptions
@@ -44,6 +45,7 @@ class ServeOptions:
     max_seconds: float | None = setting(None, "A request ends after so long.", metavar="S", unset="never")
     watchdog_s: float = setting(10.0, "An engine silent for so long hangs.", names="--watchdog", metavar="S")
     drain_s: float = setting(30.0, "Time to finish requests after SIGTERM.", names="--drain", metavar="S")
+    chat_template: Path | None = setting(None, "A Jinja chat template, instead of the model's.", metavar="FILE")
     batch_store: Path | None = setting(None, "SQLite file; with it there is a Batch API.", metavar="FILE")
     cors_origins: tuple[str, ...] = setting(
         (), "Let the pages of this origin ask; repeatable, * is every origin.", names="--cors-origin", metavar="ORIGIN"

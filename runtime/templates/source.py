@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import EngineFormatError, MissingExtraError
+from ..errors import EngineFormatError, MissingExtraError, UsageError
 
 if TYPE_CHECKING:
     from .template import ChatTemplate
 
+MAX_BYTES = 1 << 20  # of a template
 _SPECIAL = re.compile(r"^(bos|eos|unk|sep|pad|cls|mask)_token$")
 
 
@@ -37,6 +39,20 @@ class TemplateSource:
                 f"chat templates need {error.name}, which is not installed", f"pip install {error.name}"
             ) from error
         return ChatTemplate(self.text, self.special_tokens)
+
+
+def read_template_file(file: Path) -> str:
+    """A chat template that somebody gives. UsageError if it cannot be read as text, or is no template's size."""
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise UsageError(f"--chat-template {file}: is larger than {MAX_BYTES} bytes")
+        return raw.decode()
+    except OSError as error:
+        raise UsageError(f"--chat-template {file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--chat-template {file}: is not UTF-8 text") from error
 
 
 def read_template(read: Callable[[str], bytes | None]) -> TemplateSource:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ from typing import Any
 import icc
 import numpy as np
 import pytest
-from icc.compiler.engine.manifest import sampling_defaults
+from icc.compiler.engine.manifest import end_token_ids, sampling_defaults
 from icc.compiler.errors import OutputExistsError, TensorError, UsageError
 from icc.runtime.errors import EngineFormatError, MissingIsaError
 
@@ -45,6 +46,22 @@ def test_same_inputs_give_the_same_bytes_and_progress_is_told(
     assert [text.split()[0] for text in caplog.messages if " took " in text] == stages
     weights = [now.share for now in told if now.stage == "weights" and now.share is not None]
     assert len(weights) > 5 and weights == sorted(weights) and weights[0] == 0 and weights[-1] < 1
+
+
+def test_what_ends_a_text_is_also_what_the_tokenizer_calls_so(tmp_path: Path) -> None:
+    """A fine-tune's end of turn stands in tokenizer_config.json alone, as a rule."""
+    config, generation = {"eos_token_id": 5}, {"eos_token_id": [3, 4]}
+    assert end_token_ids(tmp_path, config, {}) == [5] and end_token_ids(tmp_path, config, generation) == [3, 4]
+    tokens = [{"id": 4, "content": "</s>"}, {"id": 9, "content": "<|im_end|>"}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    for name, expected in (
+        ("<|im_end|>", [3, 4, 9]),
+        ({"content": "</s>"}, [3, 4]),
+        ("unknown", [3, 4]),
+        (None, [3, 4]),
+    ):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": name}))
+        assert end_token_ids(tmp_path, config, generation) == expected
 
 
 @pytest.mark.parametrize(

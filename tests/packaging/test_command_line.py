@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -19,10 +20,13 @@ def test_help_shows_every_default(name: str, capsys: pytest.CaptureFixture[str])
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.startswith(f"Usage: icc {name} [OPTIONS]")
     command = COMMANDS[name].load()
+    context = click.Context(command, show_default=True)
     for option in (p for p in command.params if isinstance(p, click.Option)):
-        assert option.opts[0] in shown and option.help, option
+        record = option.get_help_record(context)
+        assert record is not None and option.help
+        text = " ".join(record[1].split())
+        assert text in shown
         if isinstance(option.default, str | int | float) and option.default and not option.is_flag:
-            text = shown.partition(f" {option.opts[-1]} ")[2].partition(" --")[0]
             assert "[default: " in text, option
 
 
@@ -53,18 +57,19 @@ MISTAKES = {
     "no number": (["bench", "x", "--rounds", "a"], "'a' is not a valid integer", "icc bench --help"),
     "no list": (["bench", "x", "--batch-size", "1;2"], "is not a list of integers like 1,2,3", "icc bench --help"),
     "no range": (["bench", "serve", "--prompt-tokens", "9:2"], "no length like 256", "icc bench serve --help"),
-    "two prompts": (["run", "x", "-p", "a", "--ids", "1"], "either --prompt or --ids", "icc run --help"),
-    "no prompt": (["run", "x"], "either --prompt or --ids", "icc run --help"),
+    "two prompts": (["run", "ENGINE", "-p", "a", "--ids", "1"], "either --prompt or --ids", "icc run --help"),
+    "no prompt": (["run", "ENGINE"], "either --prompt or --ids", "icc run --help"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_a_line_and_a_hint(
-    mistake: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    mistake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)  # nothing comes from there
+    (tmp_path / "engine.json").touch()  # all that is looked at before an engine is loaded
     arguments, message, hint = MISTAKES[mistake]
-    assert main.run(arguments, "icc") == 2
+    assert main.run([str(tmp_path) if word == "ENGINE" else word for word in arguments], "icc") == 2
     shown = capsys.readouterr()
     error, hinted = shown.err.splitlines()
     assert error.startswith("error: ") and message in error and hinted == f"hint: {hint}" and not shown.out

@@ -121,7 +121,8 @@ MISTAKES = {
     "no such drafter": (["compile", "model", "--spec", "eagle"], "--spec 'eagle' is not known"),
     "a limit of nothing": (["compile", "model", "--max-batch-size", "0"], "--max-batch-size must be at least 1"),
     "no engine": (["run", "nothing", "-p", "a"], "nothing does not exist"),
-    "not an engine": (["serve", "samples/pystd"], "`icc compile` it first"),
+    "not an engine": (["bench", "samples/pystd"], "`icc compile` it first"),
+    "neither engine nor model": (["serve", "docs"], "it has no engine.json"),
     "no directory for the engine": (["compile", "model", "-o", "no/such/folder/x"], "is not a directory"),
 }
 

@@ -55,6 +55,9 @@ def test_icc_runs_an_engine_where_only_the_base_package_is(
         assert "ModuleNotFoundError" in done.stderr
     assert json.loads(run(base_install / "icc", "run", engine, *RUN, cwd=tmp_path).stdout)["token_ids"] == expected
     assert "tok/s" in run(base_install / "icc", "run", engine, "-p", PROMPT, cwd=tmp_path).stderr
+    (tmp_path / "plain.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    answer = run(base_install / "icc", "run", engine, *RUN, "--chat-template", "plain.jinja", "--chat", cwd=tmp_path)
+    assert json.loads(answer.stdout)["token_ids"]
     assert "llama" in run(base_install / "icc", "inspect", engine, cwd=tmp_path).stdout.lower()
     lengths = ("--prompt-tokens", "8", "--output-tokens", "4")
     assert "decode tok/s" in run(base_install / "icc", "bench", engine, *lengths, cwd=tmp_path).stdout

@@ -178,7 +178,7 @@ def test_each_completion_has_its_own_place_in_the_grammar(llm: LLM) -> None:
         ({"regex": ""}, "must be a text that is not empty"),
         ({"regex": "(("}, "the grammar was refused"),
         ({"grammar": "nonsense"}, "the grammar was refused"),
-        ({"json_schema": {"type": "nonsense"}}, "the grammar was refused"),
+        ({"json_schema": {"type": "nonsense"}}, "the schema was refused"),
         ({"json_schema": {"const": {1, 2}}}, "not JSON"),
     ],
 )

@@ -195,6 +195,22 @@ def test_run_answers_through_the_template_where_there_is_one(
     assert run(bare, "-p", "hi", "--regex", "[xy]{2}") in ("xx\n", "xy\n", "yx\n", "yy\n")
 
 
+def test_a_template_may_be_given(
+    make_engine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare, file = str(make_engine()), tmp_path / "t.jinja"
+    file.write_text("{% for m in messages %}{{ m.content }}{% endfor %}!")
+    options = ["--chat-template", str(file), "--max-tokens", "3", "--temperature", "0"]
+    assert main(["run", bare, "-p", "hi", *options]) == 0 and capsys.readouterr().out == '"#$\n'
+    given(monkeypatch, "hi\n")
+    assert main(["chat", bare, *options]) == 0 and capsys.readouterr().out == '"#$\n'
+    assert main(["run", bare, "-p", "hi", "--raw", *options]) == 2
+    assert main(["chat", bare, "--chat-template", str(tmp_path)]) == 2
+    file.write_text("{% for %}")
+    for command in (["run", "-p", "hi", bare], ["chat", bare]):
+        assert main([*command, *options]) == 24 and "the chat template cannot be used" in capsys.readouterr().err
+
+
 def test_run_reads_standard_input(
     talking: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

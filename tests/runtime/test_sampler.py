@@ -176,7 +176,7 @@ def test_numbers_out_of_bounds_are_refused_by_name(name: str) -> None:
     [
         ("stop", ("",)),
         ("stop", ("x" * 257,)),
-        ("stop", ("x",) * 17),
+        ("stop", ("x",) * 65),
         ("stop", (1,)),
         ("stop_token_ids", (-1,)),
         ("stop_token_ids", ("a",)),
@@ -184,6 +184,9 @@ def test_numbers_out_of_bounds_are_refused_by_name(name: str) -> None:
         ("logit_bias", {1: float("nan")}),
         ("logit_bias", {"a": 1.0}),
         ("ignore_eos", 1),
+        ("include_stop", 1),
+        ("bad_words", ((),)),
+        ("allowed_token_ids", ()),
         ("min_tokens", 200),
     ],
 )
@@ -195,3 +198,28 @@ def test_other_values_are_refused_by_name(name: str, value: Any) -> None:
 
 def test_one_stop_string_need_not_be_in_a_tuple() -> None:
     assert SamplingParams(stop="ab").stop == ("ab",)  # type: ignore[reportArgumentType]
+
+
+class Even:
+    """Takes token 3 for allowed until it comes; then only even tokens."""
+
+    def __init__(self, exact: list[int]) -> None:
+        self._exact, self.taken, self._refused = exact, [], False
+
+    def allowed(self) -> np.ndarray:
+        return np.isin(np.arange(8), self._exact if self._refused else [3, *self._exact])
+
+    def accept(self, token_id: int) -> bool:
+        self._refused = token_id not in self._exact
+        self.taken += [] if self._refused else [token_id]
+        return not self._refused
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_token_that_a_constraint_takes_back_is_sampled_anew(temperature: float) -> None:
+    logits = np.array([0, 1, 2, 90, 4, 5, 0, 0], dtype=np.float32)
+    params = SamplingParams(temperature=temperature, seed=1).resolve(SamplingDefaults())
+    constraint = Even([0, 2, 4])
+    sample = Sampler(params, [], 8, constraint=constraint).sample(logits)
+    assert sample is not None and [sample.token_id] == constraint.taken and sample.token_id in (0, 2, 4)
+    assert Sampler(params, [], 8, constraint=Even([])).sample(logits) is None  # nothing may follow

@@ -8,20 +8,23 @@ from typing import Any
 
 from ...errors import UnsupportedModel
 from .families import families
-from .packing import packing_of
+from .packing import Packing, packing_of
 
 _DECODERS = "icc compiles causal decoders; --task embed makes embeddings with one of those"
 _NEWER = "a newer transformers may know it: pip install -U transformers"
 _HEADLESS = ("Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForRewardModel")
 
 
-def check_config(path: Path, config: dict[str, Any]) -> None:
-    """UnsupportedModel for a checkpoint in `path` whose config.json says that icc cannot compile it.
+def check_config(path: Path, config: dict[str, Any]) -> Packing | None:
+    """How the weights of the checkpoint in `path` are packed, if they are.
+
+    UnsupportedModel where its config.json says that icc cannot compile it.
 
     What it does not say (operations, sizes that do not go together) is refused when the model is built and traced.
     """
-    _check_quantization(path, config)
+    packing = packing_of(config, path)
     _check_type(path, config)
+    return packing
 
 
 def check_head(path: Path, config: dict[str, Any]) -> None:
@@ -32,27 +35,6 @@ def check_head(path: Path, config: dict[str, Any]) -> None:
             f"{path} has the architecture {names[0]}, which has no LM head and generates no text",
             "for embeddings: --task embed",
         )
-
-
-def _check_quantization(path: Path, config: dict[str, Any]) -> None:
-    stated = config.get("quantization_config")
-    if isinstance(stated, dict) and packing_of(stated) is not None:
-        return
-    if stated is None and isinstance(config.get("text_config"), dict):
-        stated = config["text_config"].get("quantization_config")
-    if stated is None and isinstance(config.get("quantization"), dict) and "bits" in config["quantization"]:
-        stated = {"quant_method": "mlx", **config["quantization"]}  # mlx_lm writes a key of its own
-    if not stated:
-        return
-    method = str(stated.get("quant_method") or "unknown method") if isinstance(stated, dict) else "unknown method"
-    facts = stated if isinstance(stated, dict) else {}
-    bits = facts.get("bits")
-    kind = facts.get("format") or facts.get("checkpoint_format") or facts.get("version")
-    what = [method, *([str(kind)] if kind else []), *([f"{bits} bits"] if isinstance(bits, int) else [])]
-    raise UnsupportedModel(
-        f"{path} is already quantized ({', '.join(what)})",
-        "icc reads GPTQ, AWQ gemm and pack-quantized weights of 4 and 8 bits; else give the unquantized checkpoint",
-    )
 
 
 def _check_type(path: Path, config: dict[str, Any]) -> None:

@@ -16,7 +16,6 @@ from .gguf.source import GgufFile
 from .identify import find_checkpoint
 from .model import computed_buffers, load_config
 from .packed import unpacked
-from .packing import packing_of
 from .refuse import check_config
 
 
@@ -46,13 +45,13 @@ class CheckpointDirectory:
 
     def __init__(self, path: Path) -> None:
         found = find_checkpoint(path)
-        check_config(found.path, found.config)
+        packing = check_config(found.path, found.config)
         self.files = found.path
         self.config = load_config(found.path)
         self._tensors: Mapping[str, Weight] = open_checkpoint(found.path)
-        packing = packing_of(found.config.get("quantization_config") or {})
         if packing is not None:
-            del self.config.quantization_config
+            for part in (self.config, self.config.get_text_config()):
+                vars(part).pop("quantization_config", None)
             self._tensors = unpacked(self._tensors, packing)
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:

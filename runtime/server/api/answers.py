@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from msgspec import UNSET
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from ...requests.sampler import TokenLogprob
 from ..engine.engine_client import EngineFailed, Stream
 from ..engine.messages import Delta, merge
+from ..reading.parts import CallArguments, CallBegun, Part, Said, Thought
 from .errors import HttpError
 from .jobs import Job
+from .logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from .model import ServedModel
 from .requests import ChatRequest, CompletionRequest
 from .responses import (
+    CalledFunction,
+    CalledTool,
     ChatChoice,
     ChatChunk,
     ChatCompletion,
@@ -25,22 +30,20 @@ from .responses import (
     ChunkChoice,
     Completion,
     CompletionChoice,
-    CompletionLogprobs,
-    ContentLogprob,
+    CompletionDetails,
     ErrorBody,
     PromptDetails,
-    TopLogprob,
     Usage,
 )
-from .tools import ToolReader
 
 
 class Tally:
-    """Counts the tokens of a request as they come."""
+    """Counts the tokens of a request as they come. `reasoning_tokens` is None where nobody looks for thoughts."""
 
     def __init__(self, job: Job) -> None:
         self.prompt_tokens = job.prompt_tokens
         self.output_tokens = self.cached_tokens = 0
+        self.reasoning_tokens: int | None = 0 if job.thinks else None
 
     def add(self, delta: Delta) -> None:
         self.output_tokens += len(delta.token_ids)
@@ -49,7 +52,8 @@ class Tally:
 
     def usage(self) -> Usage:
         total = self.prompt_tokens + self.output_tokens
-        return Usage(self.prompt_tokens, self.output_tokens, total, PromptDetails(self.cached_tokens))
+        details = UNSET if self.reasoning_tokens is None else CompletionDetails(self.reasoning_tokens)
+        return Usage(self.prompt_tokens, self.output_tokens, total, PromptDetails(self.cached_tokens), details)
 
 
 class CompletionAnswer:
@@ -62,10 +66,12 @@ class CompletionAnswer:
         self.tally = Tally(job)
 
     def whole(self, deltas: Sequence[Delta]) -> Completion:
-        choices = [self._choice(delta) for delta in _by_choice(deltas)]
         for delta in deltas:
             self.tally.add(delta)
-        choices.sort(key=lambda choice: choice.index)
+        found = _by_choice(deltas)
+        if self._request.best_of is not None and self._request.best_of > self._request.n:
+            found = _best(found, self._request.n)
+        choices = sorted(map(self._choice, found), key=lambda choice: choice.index)
         return Completion(self._id, self._created, self._request.model, choices, usage=self.tally.usage())
 
     def begin(self) -> list[Completion]:
@@ -95,56 +101,44 @@ class CompletionAnswer:
         index = position * self._request.n + delta.index
         first = index not in self._offsets
         offset = self._offsets.setdefault(index, 0)
-        text, logprobs = delta.text, None
+        text, logprobs, top = delta.text, None, self._request.logprobs
         if first and self._request.echo:
             text = self._job.prompt_texts[position] + text
-        if self._request.logprobs is not None:
+        if top is not None:
             tokens: list[TokenLogprob | int] = list(delta.logprobs)
             if first and self._request.echo:
                 scored = self._stream.prompt_logprobs.get(delta.id)
                 tokens = [self._job.submits[position].prompt[0], *(scored.logprobs if scored else ()), *tokens]
-            logprobs = self._logprobs(tokens, offset)
-            self._offsets[index] = offset + sum(len(token) for token in logprobs.tokens)
-        return CompletionChoice(index, text, logprobs, delta.reason)
-
-    def _logprobs(self, entries: Iterable[TokenLogprob | int], offset: int) -> CompletionLogprobs:
-        """A bare token id is the first token of a prompt, which nothing predicts."""
-        result = CompletionLogprobs([], [], [], [])
-        for entry in entries:
-            known = isinstance(entry, TokenLogprob)
-            text = self._model.token_text(entry.token_id if known else entry)
-            result.tokens.append(text)
-            result.token_logprobs.append(entry.logprob if known else None)
-            top = {self._model.token_text(token): value for token, value in reversed(entry.top)} if known else None
-            result.top_logprobs.append(top)
-            result.text_offset.append(offset)
-            offset += len(text)
-        return result
+            logprobs, self._offsets[index] = completion_logprobs(self._model, tokens, offset, top)
+        choice = CompletionChoice(index, text, logprobs, delta.reason)
+        if first and self._request.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(self._model, self._job, self._stream, position)
+        return choice
 
 
 class ChatAnswer:
     """Answers one chat request."""
 
     def __init__(self, model: ServedModel, request: ChatRequest, job: Job, stream: Stream) -> None:
-        self._model, self._request = model, request
+        self._model, self._request, self._job, self._stream = model, request, job, stream
         self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
-        names = [tool.function.name for tool in request.tools or ()]
-        self._readers = [ToolReader(job.tool_format, names) for _ in range(request.n)] if job.tool_format else None
+        self._readers = [job.read() for _ in range(request.n)] if job.read is not None else None
         self.tally = Tally(job)
 
     def whole(self, deltas: Sequence[Delta]) -> ChatCompletion:
-        choices = []
+        read: dict[int, list[Part]] = {}
         for delta in deltas:
             self.tally.add(delta)
+            read.setdefault(delta.index, []).extend(self._parts(delta))
+        choices = []
         for delta in _by_choice(deltas):
-            said, reason = self._read(delta)
-            text = said.content if said.content is not UNSET else None
-            message = ChatMessage(text if text or said.tool_calls is UNSET else None, tool_calls=said.tool_calls)
-            if message.content is None and said.tool_calls is UNSET:
-                message.content = ""
-            choices.append(ChatChoice(delta.index, message, self._logprobs(delta), reason))
+            message = self._message(read[delta.index])
+            choices.append(ChatChoice(delta.index, message, self._logprobs(delta), self._reason(delta)))
         choices.sort(key=lambda choice: choice.index)
-        return ChatCompletion(self._id, self._created, self._request.model, choices, self.tally.usage())
+        answer = ChatCompletion(self._id, self._created, self._request.model, choices, self.tally.usage())
+        if self._request.prompt_logprobs is not None:
+            answer.prompt_logprobs = prompt_logprobs(self._model, self._job, self._stream, 0)
+        return answer
 
     def begin(self) -> list[ChatChunk]:
         """Who speaks comes before what is said."""
@@ -153,12 +147,23 @@ class ChatAnswer:
         ]
 
     def chunks(self, deltas: Sequence[Delta]) -> list[ChatChunk]:
+        """Words in one chunk; the beginning of a call, and each piece of its arguments, in chunks of their own."""
+        read: dict[int, list[list[Part]]] = {}
         for delta in deltas:
             self.tally.add(delta)
+            runs = read.setdefault(delta.index, [])
+            for part in self._parts(delta):
+                if runs and isinstance(part, Said | Thought) and isinstance(runs[-1][-1], Said | Thought):
+                    runs[-1].append(part)
+                else:
+                    runs.append([part])
         chunks = []
         for delta in _by_choice(deltas):
-            said, reason = self._read(delta)
-            if said.content or said.tool_calls is not UNSET or reason or delta.logprobs or not self._readers:
+            *before, last = read[delta.index] or [[]]
+            reason = self._reason(delta)
+            chunks += [self._chunk(ChunkChoice(delta.index, self._delta(parts))) for parts in before]
+            if last or reason or delta.logprobs or not self._readers:
+                said = self._delta(last)
                 chunks.append(self._chunk(ChunkChoice(delta.index, said, self._logprobs(delta), reason)))
         return chunks
 
@@ -175,36 +180,80 @@ class ChatAnswer:
         usage = self.tally.usage() if options and options.continuous_usage_stats else _no_usage(self._request)
         return ChatChunk(self._id, self._created, self._request.model, [choice], usage=usage)
 
-    def _read(self, delta: Delta) -> tuple[ChatDelta, str | None]:
-        """What a delta says in words and in tool calls, and why the answer ends, if it does."""
-        reason = delta.reason
+    # -- what is said ------------------------------------------------------------------------------------------------
+
+    def _parts(self, delta: Delta) -> list[Part]:
+        """What a delta says: words, thoughts and calls."""
         if self._readers is None:
-            return ChatDelta(content=delta.text), reason
+            return [Said(delta.text)] if delta.text else []
         reader = self._readers[delta.index]
-        text = reader.push(delta.text)
-        if reason is None:
-            return ChatDelta(content=text), None
-        rest, calls = reader.finish()
-        if not calls:
-            return ChatDelta(content=text + rest), reason
-        if self._request.stream:
-            for index, call in enumerate(calls):
-                call.index = index
-        return ChatDelta(content=text, tool_calls=calls), "tool_calls" if reason == "stop" else reason
+        thinking = reader.thinking
+        parts: list[Part] = reader.push(delta.text)
+        if self.tally.reasoning_tokens is not None and (thinking or reader.thinking):
+            self.tally.reasoning_tokens += len(delta.token_ids)
+        if delta.reason is not None:
+            parts += reader.finish()
+        return [part for part in parts if self._request.include_reasoning or not isinstance(part, Thought)]
+
+    def _reason(self, delta: Delta) -> str | None:
+        """Why the answer ends, if it does: because of its calls, or as the engine says."""
+        reader = None if self._readers is None else self._readers[delta.index]
+        if delta.reason is None or reader is None or not reader.calls or (delta.reason != "stop" and not reader.full):
+            return delta.reason
+        return "function_call" if self._job.offer.legacy else "tool_calls"
+
+    def _message(self, parts: Sequence[Part]) -> ChatMessage:
+        text, thought, calls = _text(parts, Said), _text(parts, Thought), _calls(parts)
+        message = ChatMessage(text or ("" if not calls else None), reasoning_content=thought or UNSET)
+        if calls and self._job.offer.legacy:
+            message.function_call = calls[0].function
+        elif calls:
+            message.tool_calls = calls
+        return message
+
+    def _delta(self, parts: Sequence[Part]) -> ChatDelta:
+        text, thought, calls = _text(parts, Said), _text(parts, Thought), _calls(parts, pieces=True)
+        delta = ChatDelta(content=UNSET if (thought or calls) and not text else text)
+        delta.reasoning_content = thought or UNSET
+        if calls and self._job.offer.legacy:
+            delta.function_call = calls[0].function
+        elif calls:
+            delta.tool_calls = calls
+        return delta
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
         if not (self._request.logprobs or self._request.top_logprobs):
             return None
-        content = []
-        for entry in delta.logprobs:
-            text = self._model.token_text(entry.token_id)
-            top = [self._top(token, value) for token, value in entry.top]
-            content.append(ContentLogprob(text, entry.logprob, _bytes(text), top))
-        return ChatLogprobs(content)
+        return chat_logprobs(self._model, delta.logprobs)
 
-    def _top(self, token: int, value: float) -> TopLogprob:
-        text = self._model.token_text(token)
-        return TopLogprob(text, value, _bytes(text))
+
+def _text(parts: Sequence[Part], kind: type[Said | Thought]) -> str:
+    return "".join([part.text for part in parts if isinstance(part, kind)])  # type: ignore[union-attr]
+
+
+def _calls(parts: Sequence[Part], pieces: bool = False) -> list[CalledTool]:
+    """The calls among the parts; with pieces, also those of which only more arguments came."""
+    calls: dict[int, CalledTool] = {}
+    for part in parts:
+        if isinstance(part, CallBegun):
+            index: int | UnsetType = part.index if pieces else UNSET
+            calls[part.index] = CalledTool(CalledFunction("", part.name), part.id, index, "function")
+        elif isinstance(part, CallArguments):
+            call = calls.setdefault(part.index, CalledTool(CalledFunction(""), index=part.index))
+            call.function.arguments += part.text
+    return list(calls.values())
+
+
+def _best(deltas: Sequence[Delta], n: int) -> list[Delta]:
+    """Of each prompt's completions the `n` likeliest per token, as the first."""
+    ranked: dict[int, list[Delta]] = {}
+    for delta in deltas:
+        ranked.setdefault(delta.id, []).append(delta)
+    best = []
+    for found in ranked.values():
+        found.sort(key=lambda delta: -sum(one.logprob for one in delta.logprobs) / max(len(delta.logprobs), 1))
+        best += [msgspec.structs.replace(delta, index=index) for index, delta in enumerate(found[:n])]
+    return best
 
 
 def _by_choice(deltas: Sequence[Delta]) -> list[Delta]:
@@ -213,13 +262,10 @@ def _by_choice(deltas: Sequence[Delta]) -> list[Delta]:
     for delta in deltas:
         grouped.setdefault((delta.id, delta.index), []).append(delta)
         if delta.reason == "error":
-            raise EngineFailed(500, "the model failed on this request: its logits are not numbers")
+            raise EngineFailed(
+                500, "the model failed on this request: its logits are not numbers, or its grammar ends here"
+            )
     return [merge(group) for group in grouped.values()]
-
-
-def _bytes(text: str) -> list[int] | None:
-    """The bytes of a token, null where it is a part of a character."""
-    return None if "\ufffd" in text else list(text.encode())
 
 
 def _no_usage(request: CompletionRequest | ChatRequest):
@@ -228,4 +274,4 @@ def _no_usage(request: CompletionRequest | ChatRequest):
 
 
 def _wants_usage(request: CompletionRequest | ChatRequest) -> bool:
-    return request.stream_options is not None and request.stream_options.include_usage
+    return bool(request.stream_options is not None and request.stream_options.include_usage)

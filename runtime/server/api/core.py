@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...errors import UsageError
 from ...options import LoadOptions
 from ..engine.admission import Admission, Budget
 from ..engine.engine_client import EngineClient, worker_command
 from ..log import LogOptions
+from ..reading.formats import AnswerFormat
+from ..reading.probe import find_format
 from .generate import Generator
 from .jobs import Jobs
 from .keys import ApiKeys
-from .model import open_model
+from .model import open_model, read_template_file
 from .sandbox import Sandbox
-from .tools import find_tool_format
+from .sandbox_main import Render
 from .tracing import Tracer
 
 if TYPE_CHECKING:
@@ -32,7 +36,7 @@ class Core:
     max_queue: completions accepted beyond a full batch; max_queue_tokens: tokens of all that is accepted. max_seconds:
     the latest deadline of a request. max_wait_s: the longest wait that is accepted, see Budget. command: the engine
     process, if it is another than icc's own. log_options: how the engine process logs. otlp_endpoint: where spans go,
-    see Tracer.
+    see Tracer. chat_template: a file to use instead of the model's template.
     """
 
     def __init__(
@@ -49,8 +53,12 @@ class Core:
         command: Sequence[str] | None = None,
         log_options: LogOptions | None = None,
         otlp_endpoint: str | None = None,
+        chat_template: Path | None = None,
     ) -> None:
         self.model = open_model(Path(load.path), name, load.verify)
+        if chat_template is not None:
+            self.model = replace(self.model, chat_template=read_template_file(chat_template))
+        self._own_template = chat_template
         self.max_batch_size = self.model.manifest.limits.max_batch_size
         self.engine = EngineClient(command or worker_command(load, log_options or LogOptions()), watchdog_s)
         self._sandbox = Sandbox(self.model.chat_template, self.model.special_tokens)
@@ -76,10 +84,24 @@ class Core:
     async def start(self) -> None:
         """Start both processes. IccError if the engine cannot be loaded."""
         await self._sandbox.start()
+        if self._sandbox.template_error and self._own_template is not None:
+            raise UsageError(f"--chat-template {self._own_template}: {self._sandbox.template_error}")
         if self._sandbox.template_error:
             log.warning("no chat: %s", self._sandbox.template_error)
-        self.jobs.tool_format = await find_tool_format(self.model, self._sandbox)
+        self.jobs.form = await self._answer_format()
         await self.engine.start()
+
+    async def _answer_format(self) -> AnswerFormat:
+        """How the model's answers are read, by its template."""
+        model = self.model
+        if not model.chat_template or self._sandbox.template_error:
+            return AnswerFormat()
+
+        async def render(messages: list[dict], tools: list[dict] | None, prompt: bool) -> str:
+            return await self._sandbox.render(Render(messages, tools, prompt))
+
+        special_tokens = {} if model.tokenizer is None else model.tokenizer.special_tokens
+        return await find_format(model.chat_template, render, special_tokens)
 
     async def stop(self) -> None:
         await self._sandbox.stop()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from .errors import HttpError
-from .requests import decode
+from .requests import OTHERS
 
 T = TypeVar("T")
 
@@ -44,3 +44,45 @@ def _said() -> Iterator[None]:
         raise HttpError(400, f"{field}: {text}" if field else text, named, "invalid_value") from error
     except msgspec.DecodeError as error:
         raise HttpError(400, f"the body is not JSON: {error}", code="invalid_json") from error
+
+
+def decode(raw: bytes, kind: type[T]) -> T:
+    """A body. At its top level null is as good as nothing, and 1.0 is an integer everywhere, as JSON Schema has it.
+    Raises what msgspec raises."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError:
+        value = msgspec.json.decode(raw)
+        if not isinstance(value, dict):
+            raise
+        if (prepare := getattr(kind, "prepare", None)) is not None:  # of what JSON Schema can say and msgspec cannot
+            value = prepare(value)
+        said = _without_nothing(value, kind)
+        try:
+            return msgspec.convert(said, kind)
+        except msgspec.ValidationError as error:
+            if "got `float`" not in str(error):
+                raise
+            return msgspec.convert(_whole(said), kind)
+
+
+def _without_nothing(body: dict[str, Any], kind: type) -> dict[str, Any]:
+    """The fields that say something, and those that must be there."""
+    fields = {field.name: field.required for field in msgspec.structs.fields(kind)}
+    return {
+        name: value
+        for name, value in body.items()
+        if fields.get(name) or not (value is None or (name not in fields and _is_default(name, value)))
+    }
+
+
+def _is_default(name: str, value: Any) -> bool:
+    return name in OTHERS and value == OTHERS[name] and isinstance(value, bool) == isinstance(OTHERS[name], bool)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _whole(part) for name, part in value.items()}
+    return [_whole(part) for part in value] if isinstance(value, list) else value

@@ -50,6 +50,23 @@ class HttpError(IccError):
         return headers
 
 
+def conflict(message: str, field: str) -> HttpError:
+    """The answer for fields that are right one by one and contradict each other."""
+    return HttpError(400, message, field, "conflicting_fields")
+
+
+def context_overflow(longest: int, tokens: int, field: str) -> HttpError:
+    """The answer for a prompt that leaves no room, in the words that clients look for to choose another model."""
+    return HttpError(
+        400,
+        f"This model's maximum context length is {longest} tokens. However, your {field} resulted in {tokens} tokens"
+        f"{', which leaves no room for an answer' if tokens == longest else ''}. "
+        f"Please reduce the length of the {field}.",
+        field,
+        "context_length_exceeded",
+    )
+
+
 def as_http(error: Exception) -> HttpError:
     """The answer for an error; what is not expected says nothing of the inside."""
     if isinstance(error, HttpError):
@@ -59,8 +76,9 @@ def as_http(error: Exception) -> HttpError:
     if isinstance(error, TooExpensive):
         return HttpError(429, error.message, code="too_expensive")
     if isinstance(error, EngineFailed):
-        retry = 1 if error.status == 503 else None
-        return HttpError(error.status, error.message, error.field or None, retry_after=retry)
+        again = error.status == 503
+        code = "engine_unavailable" if again else None
+        return HttpError(error.status, error.message, error.field or None, code, retry_after=1 if again else None)
     if isinstance(error, RequestError | CapacityError):
         return HttpError(400, error.message, getattr(error, "field", None) or None, code="unprocessable")
     return HttpError(500, "the server failed on this request")

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from ...errors import RequestError
 from ...requests.params import SamplingParams
-from ...templates.messages import prepared_message
 from ..engine.admission import Price
 from ..engine.messages import Submit
+from ..reading.formats import AnswerFormat
+from ..reading.reader import AnswerReader
 from . import limits, structured
-from .errors import HttpError
+from .constraints import format_of
+from .conversation import AssistantMessage
+from .errors import conflict, context_overflow
+from .fill import fill_marks
+from .history import template_messages
 from .keys import ApiKeys
 from .model import ServedModel
-from .requests import ChatRequest, Common, CompletionRequest, EmbeddingRequest, Tool, prompts
+from .offers import Offer, offer_of
+from .requests import ChatRequest, Common, CompletionRequest, EmbeddingRequest, prompts
 from .sandbox import Sandbox
 from .sandbox_main import Render
-from .tools import ToolFormat, called_tools, tool_grammar
+from .tool_grammars import tool_grammar
 
 _SLOW_CHARS = 16 << 10  # a longer text is tokenized in a thread, so that the loop goes on
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
@@ -28,13 +35,21 @@ _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 
 @dataclass(frozen=True)
 class Job:
-    """A request, ready to be sent: one Submit per prompt. `tool_format` is set if the answer may hold tool calls."""
+    """A request, ready to be sent: one Submit per prompt.
+
+    read: makes a reader for one answer, if that may hold more than words; thinks: whether that may be thoughts. offer:
+    the tools that may be called. prompt_texts: of completions that begin with their prompts. prompt_logprobs: how many
+    of the likeliest tokens are wanted per position of the prompt.
+    """
 
     submits: list[Submit]
     price: Price
     deadline: float | None
-    tool_format: ToolFormat | None = None
+    read: Callable[[], AnswerReader] | None = None
+    thinks: bool = False
+    offer: Offer = field(default_factory=Offer)
     prompt_texts: list[str] = field(default_factory=list)
+    prompt_logprobs: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -42,24 +57,43 @@ class Job:
 
 
 class Jobs:
-    """Makes jobs for one model. RequestError for what a client has wrong."""
+    """Makes jobs for one model. RequestError, or HttpError, for what a client has wrong."""
 
     def __init__(self, model: ServedModel, sandbox: Sandbox, keys: ApiKeys, max_seconds: float | None = None) -> None:
         self.model, self._sandbox, self._keys = model, sandbox, keys
         self._max_seconds = max_seconds  # the deadline of requests that set none, and the latest that they may set
-        self.tool_format: ToolFormat | None = None  # of the model's template; found when the server starts
+        self.form = AnswerFormat()  # of the model's answers; found in its template when the server starts
 
     async def completion(self, request: CompletionRequest, client: str) -> Job:
         try:
             given = prompts(request.prompt)
         except (ValueError, msgspec.ValidationError) as error:
             raise RequestError(f"prompt: {error}", field="prompt") from error
-        tokens = [await self.encode(item) if isinstance(item, str) else self._check(item) for item in given]
-        texts = [item if isinstance(item, str) else self.model.text(item) for item in given] if request.echo else []
-        max_tokens = request.max_tokens or _DEFAULT_COMPLETION_TOKENS
-        grammar = await self._grammar(structured.of_format(request.response_format))
+        if request.suffix:
+            tokens = [await self._fill(item, request.suffix) for item in given]
+        else:
+            special = request.add_special_tokens is not False
+            tokens = [await self.encode(one, special) if isinstance(one, str) else self._check(one) for one in given]
+        tokens = [self._truncate(prompt, request.truncate_prompt_tokens) for prompt in tokens]
+        texts = []
+        if request.echo:
+            whole = request.truncate_prompt_tokens is None
+            texts = [
+                item if whole and isinstance(item, str) else self.model.text(prompt)
+                for item, prompt in zip(given, tokens, strict=True)
+            ]
+        max_tokens = _DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+        grammar = await self._grammar(structured.of_format(format_of(request)))
+        best_of = request.best_of or request.n
+        if best_of < request.n:
+            raise conflict(f"best_of = {best_of}: must be at least n = {request.n}", "best_of")
+        if best_of > request.n and request.stream:
+            raise conflict("best_of: the best are known at the end, not in a stream", "best_of")
+        logprobs = 0 if request.logprobs is None and best_of > request.n else request.logprobs
         scored = request.logprobs if request.echo else None
-        return self._job(request, client, tokens, max_tokens, request.logprobs, grammar, scored, prompt_texts=texts)
+        return await self._job(
+            request, client, tokens, max_tokens, logprobs, grammar, scored, best_of, prompt_texts=texts
+        )
 
     async def embedding(self, request: EmbeddingRequest, client: str) -> Job:
         try:
@@ -72,11 +106,12 @@ class Jobs:
             raise RequestError(f"dimensions: the model's vectors have {facts.dimension}", field="dimensions")
         tokens = []
         for item in given:
-            tokens.append(await self.encode(item) if isinstance(item, str) else self._check(item, "input"))
+            given_tokens = await self.encode(item) if isinstance(item, str) else self._check(item, "input")
+            tokens.append(self._truncate(given_tokens, request.truncate_prompt_tokens))
             await asyncio.sleep(0)  # there may be thousands
         if not min(map(len, tokens)) and self.model.manifest.model.bos_token_id is None:
             raise RequestError("an input is empty", field="input")
-        self._check_length(max(map(len, tokens)), "input")
+        self._check_length(max(map(len, tokens)), "input", generates=False)
         salt = self._keys.salt(client, request.cache_salt)
         deadline = self._deadline(request.deadline)
         params = SamplingParams(max_tokens=1)
@@ -86,34 +121,79 @@ class Jobs:
         return Job(submits, Price.of_embeddings([len(prompt) for prompt in tokens], facts.dimension), deadline)
 
     async def chat(self, request: ChatRequest, client: str) -> Job:
-        tools = _shown_tools(request)
-        tokens = [await self.chat_tokens(request)]
-        grammar = structured.of_format(request.response_format)
-        if tools is not None and self.tool_format is None:
+        offer, form = offer_of(request), self.form
+        if offer.tools and form.calls is None:
             raise RequestError("this model's chat template has no tool format that icc can read", field="tools")
-        if tools is not None and called_tools(request.tool_choice, tools):
-            assert self.tool_format is not None
-            grammar = tool_grammar(self.tool_format, called_tools(request.tool_choice, tools))
-        elif request.tool_choice not in (None, "none", "auto"):
-            raise HttpError(404, "tool_choice names no tool of `tools`", "tool_choice", "tool_not_found")
+        if request.prompt_logprobs is not None and request.stream:
+            raise conflict("prompt_logprobs: a streamed answer cannot have them", "prompt_logprobs")
+        grammar = structured.of_format(format_of(request))
+        prompt = await self._prompt(request, offer)
+        if offer.must:
+            if grammar:
+                raise conflict("tool_choice: a call cannot follow a response_format too", "tool_choice")
+            grammar = tool_grammar(self.model, form, offer.tools, offer.most)
+        if grammar and not (offer.must and form.messages):
+            prompt = form.without_thought(prompt)
+        read = None if grammar and not offer.must else self._reader(request, offer, prompt)
+        tokens = await self._encode_prompt(request, prompt)
         top = (request.top_logprobs or 0) if request.logprobs or request.top_logprobs else None
         max_tokens = request.max_completion_tokens or request.max_tokens
-        grammar = await self._grammar(grammar)
-        return self._job(
-            request, client, tokens, max_tokens, top, grammar, tool_format=self.tool_format if tools else None
+        return await self._job(
+            request,
+            client,
+            [tokens],
+            max_tokens,
+            top,
+            await self._grammar(grammar, "tools" if offer.must else "response_format"),
+            read=read,
+            thinks=read is not None and (form.thinking is not None or form.messages),
+            offer=offer,
         )
 
     async def chat_tokens(self, request: ChatRequest) -> list[int]:
         """The prompt that a conversation is, as the model's template has it."""
-        tools = _shown_tools(request)
-        rendered = await self._sandbox.render(
+        return await self._encode_prompt(request, await self._prompt(request, offer_of(request)))
+
+    async def _encode_prompt(self, request: ChatRequest, prompt: str) -> list[int]:
+        tokens = await self.encode(prompt, add_special_tokens=bool(request.add_special_tokens))
+        return self._truncate(tokens, request.truncate_prompt_tokens)
+
+    async def _prompt(self, request: ChatRequest, offer: Offer) -> str:
+        """A conversation as text, up to where the answer begins, or goes on."""
+        goes_on = request.continue_final_message
+        if goes_on and request.add_generation_prompt:
+            raise conflict(
+                "continue_final_message: the answer goes on with the last message, which add_generation_prompt ends",
+                "continue_final_message",
+            )
+        variables = {name: getattr(request, name) for name in ("reasoning_effort", "verbosity")}
+        variables = {name: value for name, value in variables.items() if value is not None}
+        if request.reasoning_effort == "none":
+            variables["enable_thinking"] = False
+        return await self._sandbox.render(
             Render(
-                [prepared_message(msgspec.to_builtins(message)) for message in request.messages],
-                None if tools is None else [msgspec.to_builtins(tool) for tool in tools],
-                variables={} if request.chat_template_kwargs is None else dict(request.chat_template_kwargs),
+                template_messages(request.messages, self.form),
+                [msgspec.to_builtins(tool) for tool in offer.tools] or None,
+                not goes_on and request.add_generation_prompt is not False,
+                goes_on,
+                {**variables, **(request.chat_template_kwargs or {})},
             )
         )
-        return await self.encode(rendered, add_special_tokens=False)
+
+    def _reader(self, request: ChatRequest, offer: Offer, prompt: str) -> Callable[[], AnswerReader] | None:
+        """Makes readers for the answers, if they may hold more than words."""
+        form = self.form
+        if not (offer.tools or form.messages or form.thinking is not None):
+            return None
+        last = request.messages[-1]
+        goes_on = request.continue_final_message and isinstance(last, AssistantMessage)
+        thinking = form.thinks_after(prompt, str(last.content) if goes_on else "")
+        make_id = {"any": None, "short": _short_id, "named": _NamedIds(request)}[form.ids]
+
+        def read() -> AnswerReader:
+            return AnswerReader(form, offer.schemas, offer.most, thinking=thinking, begun=goes_on, make_id=make_id)
+
+        return read
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. RequestError if the engine has no tokenizer."""
@@ -132,23 +212,40 @@ class Jobs:
             raise RequestError(f"token id {wrong} is not in the vocabulary of {self.model.vocab_size}", field=field)
         return list(tokens)
 
-    def _check_length(self, longest: int, field: str = "prompt") -> None:
-        if longest > self.model.max_len:
-            raise RequestError(
-                f"the {field} has {longest} tokens, the model takes at most {self.model.max_len}", field=field
-            )
+    def _check_length(self, longest: int, field: str, generates: bool) -> None:
+        if longest > self.model.max_len or (generates and longest == self.model.max_len):
+            raise context_overflow(self.model.max_len, longest, field)
+
+    def _truncate(self, tokens: list[int], most: int | None) -> list[int]:
+        """The last of the tokens: at most so many, or with -1 as many as leave room for one more."""
+        keep = self.model.max_len - 1 if most == -1 else most or 0
+        return tokens[-keep:] if most is not None and most and len(tokens) > keep else tokens
+
+    async def _fill(self, prompt: str | list[int], suffix: str) -> list[int]:
+        """A prompt for what is between it and the suffix."""
+        tokenizer = self.model.tokenizer
+        marks = None if tokenizer is None else fill_marks(tokenizer)
+        if marks is None:
+            raise RequestError("suffix: this model's vocabulary has no tokens for filling in", field="suffix")
+        before = await self.encode(prompt, False) if isinstance(prompt, str) else self._check(prompt)
+        return [marks[0], *before, marks[1], *await self.encode(suffix, False), marks[2]]
+
+    async def _forbidden(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences of words, at the beginning of a text and after a blank."""
+        found = [tuple(await self.encode(text, False)) for word in words for text in (word, " " + word.lstrip())]
+        return tuple(dict.fromkeys(tokens for tokens in found if tokens))
 
     def _deadline(self, asked: float | None) -> float | None:
         return min((seconds for seconds in (asked, self._max_seconds) if seconds is not None), default=None)
 
-    async def _grammar(self, grammar: str) -> str:
+    async def _grammar(self, grammar: str, field: str = "response_format") -> str:
         if grammar:
             if not self.model.manifest.model.eos_token_ids or self.model.tokenizer is None:
-                raise RequestError("this model has no end token, which a grammar needs", field="response_format")
-            return await self._sandbox.lower(grammar)
+                raise RequestError("this model has no end token, which a grammar needs", field=field)
+            return await self._sandbox.lower(grammar, field)
         return ""
 
-    def _job(
+    async def _job(
         self,
         request: Common,
         client: str,
@@ -157,35 +254,49 @@ class Jobs:
         logprobs: int | None,
         grammar: str,
         scored: int | None = None,
+        completions: int | None = None,
         *,
-        tool_format: ToolFormat | None = None,
+        read: Callable[[], AnswerReader] | None = None,
+        thinks: bool = False,
+        offer: Offer | None = None,
         prompt_texts: Sequence[str] = (),
     ) -> Job:
-        longest = max(len(prompt) for prompt in tokens)
-        self._check_length(longest)
-        room = max(self.model.max_len - longest, 1)
+        longest, n = max(len(prompt) for prompt in tokens), completions or request.n
+        self._check_length(longest, "messages" if isinstance(request, ChatRequest) else "prompt", max_tokens != 0)
+        room = self.model.max_len - longest
         limit = room if max_tokens is None else min(max_tokens, room)
         params = _sampling(request, limit, logprobs, self.model.vocab_size)
+        words = await self._forbidden(request.bad_words or ())
+        shows = request.skip_special_tokens and not (read is not None and self.form.special)
+        params = replace(params, n=n, bad_words=words, skip_special_tokens=shows)
+        params = params.resolve(self.model.manifest.sampling.of_conversations())
+        if grammar and (words or params.allowed_token_ids is not None):
+            name = "bad_words" if words else "allowed_token_ids"
+            raise conflict(f"{name}: what may come is said by a grammar already", name)
+        if params.allowed_token_ids is not None and {(token,) for token in params.allowed_token_ids} <= set(words):
+            raise conflict("bad_words: forbid all allowed_token_ids", "bad_words")
         if grammar:  # which decides itself when the answer ends
             params = replace(params, ignore_eos=False, min_tokens=0)
-        self._check(request.stop_token_ids or (), "stop_token_ids")
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            self._check(getattr(request, name) or (), name)
+        if request.prompt_logprobs is not None:
+            scored = max(request.prompt_logprobs, scored or 0)
         salt = self._keys.salt(client, request.cache_salt)
         deadline = self._deadline(request.deadline)
+        most = max((one for one in (logprobs, scored) if one is not None), default=None)
         return Job(
             [
                 Submit(0, tuple(prompt), params, request.priority, client, salt, grammar, scored, deadline)
                 for prompt in tokens
             ],
-            Price.of([len(prompt) for prompt in tokens], request.n, limit, logprobs),
+            Price.of([len(prompt) for prompt in tokens], n, limit, most),
             deadline,
-            tool_format,
+            read,
+            thinks,
+            offer or Offer(),
             list(prompt_texts),
+            request.prompt_logprobs or 0,
         )
-
-
-def _shown_tools(request: ChatRequest) -> list[Tool] | None:
-    """The tools that the model may call; None for none."""
-    return None if request.tool_choice == "none" or not request.tools else request.tools
 
 
 def _sampling(request: Common, max_tokens: int, logprobs: int | None, vocab_size: int) -> SamplingParams:
@@ -196,17 +307,34 @@ def _sampling(request: Common, max_tokens: int, logprobs: int | None, vocab_size
         max_tokens=max_tokens,
         temperature=request.temperature,
         top_p=request.top_p,
-        top_k=request.top_k,
+        top_k=0 if request.top_k == -1 else request.top_k,
         min_p=request.min_p,
         repetition_penalty=request.repetition_penalty,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         logit_bias={token: value for token, value in biases.items() if token < vocab_size},
-        seed=request.seed,
+        seed=None if request.seed in (None, -1) else request.seed % 2**64,
         stop=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         ignore_eos=request.ignore_eos,
         min_tokens=min(request.min_tokens, max_tokens),
         logprobs=logprobs,
         n=request.n,
+        include_stop=request.include_stop_str_in_output,
+        allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
     )
+
+
+class _NamedIds:
+    """Ids that name the tool and count the calls of a conversation, as some templates write them."""
+
+    def __init__(self, request: ChatRequest) -> None:
+        said = [message.tool_calls or () for message in request.messages if isinstance(message, AssistantMessage)]
+        self._before = sum(map(len, said))
+
+    def __call__(self, name: str, index: int) -> str:
+        return f"functions.{name}:{self._before + index}"
+
+
+def _short_id(name: str, index: int) -> str:
+    return secrets.token_hex(5)[:9]

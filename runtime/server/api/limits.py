@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import msgspec
 
-from ...requests.params import BOUNDS, INTEGERS, MAX_BIAS, MAX_BIASES, MAX_STOP_BYTES, MAX_STOP_IDS
+from ...requests.params import BOUNDS, INTEGERS, MAX_BIAS, MAX_BIASES, MAX_STOP_BYTES, MAX_STOP_IDS, MAX_STOPS
 
 # numeric request fields: inclusive bounds; those of sampling are the runtime's own
 NUMBERS: dict[str, tuple[float, float]] = {
     **BOUNDS,
-    "max_completion_tokens": BOUNDS["max_tokens"],
+    "max_completion_tokens": (1, BOUNDS["max_tokens"][1]),
     "top_logprobs": BOUNDS["logprobs"],
     "logit_bias": (-MAX_BIAS, MAX_BIAS),
+    "best_of": BOUNDS["n"],
+    "prompt_logprobs": BOUNDS["logprobs"],
+    "seed": (-(2**63), BOUNDS["seed"][1]),
+    "top_k": (-1, BOUNDS["top_k"][1]),
+    "truncate_prompt_tokens": (-1, 2**31 - 1),
     "dimensions": (1, 2**31 - 1),
     "priority": (-100, 100),
     "deadline": (0.001, 86_400.0),
 }
-WHOLE = INTEGERS | {"max_completion_tokens", "top_logprobs", "priority", "dimensions"}
+WHOLE = INTEGERS | {
+    "max_completion_tokens", "top_logprobs", "priority", "dimensions", "best_of", "prompt_logprobs",
+    "truncate_prompt_tokens",
+}  # fmt: skip
 
 # sizes of lists and texts in a request
-PROMPTS = 16
+PROMPTS = 1024
 INPUTS = 2048  # of one request for embeddings; OpenAI's
-STOPS = 4
+STOPS = MAX_STOPS
 STOP_CHARS = MAX_STOP_BYTES // 4  # characters, as JSON Schema counts; no character takes more than 4 bytes
 STOP_IDS = MAX_STOP_IDS
 BIASES = MAX_BIASES
 MESSAGES = 512
 TOOLS = 128
 GRAMMAR_CHARS = 16 << 10
+CHOICES = 256
+ALLOWED_IDS = 4096
+TEMPLATE_BYTES = 1 << 20
 NAME_CHARS = 64
+SPEAKER_CHARS = 256  # names in a conversation, which may come from elsewhere
 
 # one HTTP request
 BODY_BYTES = 2 << 20
@@ -43,9 +55,10 @@ STORED_BYTES = 64 << 20  # of responses that later requests may go on from
 IDLE_S = 75.0  # a kept-alive connection without a request
 
 
-def bound(name: str) -> msgspec.Meta:
-    """The bounds of a numeric field, from the table."""
-    low, high = NUMBERS[name]
+def bound(name: str, low: float | None = None) -> msgspec.Meta:
+    """The bounds of a numeric field, from the table; another lowest value where one is given."""
+    least, high = NUMBERS[name]
+    low = least if low is None else low
     if name not in WHOLE:
         return msgspec.Meta(ge=low, le=high)
     return msgspec.Meta(ge=int(low), le=min(int(high), 2**63 - 1))

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...errors import UsageError
 from ...format.files import EngineFiles
 from ...format.load import read_manifest
 from ...format.manifest import Manifest
 from ...format.verify import check_listing
 from ...templates.source import read_template
 from ...tokenizer import Tokenizer
+from . import limits
 from .errors import HttpError
+from .fill import fill_marks
 
 
 @dataclass(frozen=True)
@@ -44,15 +47,28 @@ class ServedModel:
     def embeds(self) -> bool:
         return self.manifest.embedding is not None
 
+    @property
+    def fills(self) -> bool:
+        """Whether the vocabulary has tokens for filling in."""
+        return self.tokenizer is not None and fill_marks(self.tokenizer) is not None
+
     def check_task(self, embeds: bool) -> None:
         """HttpError 404 for a request that the engine was not compiled for."""
         if embeds != self.embeds:
             negation = "" if self.embeds else "not "
             raise HttpError(404, f"this engine was {negation}compiled for embeddings", code="unsupported")
 
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of a token, those of its text if it is a special one."""
+        return b"" if self.tokenizer is None else self.tokenizer.token_bytes(token)
+
     def token_text(self, token: int) -> str:
-        """A token by itself, special tokens included; U+FFFD where it is part of a character."""
-        return "" if self.tokenizer is None else self.tokenizer.decode([token], skip_special_tokens=False)
+        """A token by itself, special tokens included; one that is part of a character as OpenAI writes it."""
+        raw = self.token_bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def text(self, tokens: Sequence[int]) -> str:
         return "" if self.tokenizer is None else self.tokenizer.decode(tokens)
@@ -82,3 +98,15 @@ def open_model(path: Path, name: str | None = None, verify: bool = True) -> Serv
         chat_template=template.text,
         special_tokens=template.special_tokens,
     )
+
+
+def read_template_file(file: Path) -> str:
+    """A chat template that somebody gives. UsageError if it cannot be read as text, or is no template's size."""
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(limits.TEMPLATE_BYTES + 1)
+        if len(raw) > limits.TEMPLATE_BYTES:
+            raise UsageError(f"--chat-template {file}: is larger than {limits.TEMPLATE_BYTES} bytes")
+        return raw.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--chat-template {file}: cannot be read as UTF-8 text: {error}") from error

@@ -1,84 +1,46 @@
-"""The request bodies of the API, decoded strictly: an unknown field is an error, so that no typo goes unseen."""
+"""The request bodies of the API. At the top level an unknown field is an error, so that no typo goes unseen; null, and
+what OTHERS lists, says nothing and passes."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from . import limits
+from .conversation import Content, Function, FunctionName, Message, Tool, ToolChoice
+from .fields import Int64, JsonText, Lark, Name, Regex, Stop, Text, TokenId, Tokens
+from .formats import Choices, ResponseFormat, StructuredOutputs
 
-Name = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS, pattern="^[a-zA-Z0-9_.-]+$")]
-TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1, extra_json_schema={"x-token": True})]
-Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Tokens = Annotated[list[TokenId], Meta(min_length=1)]
-Stop = Annotated[str, Meta(min_length=1, max_length=limits.STOP_CHARS)]
-Text = Annotated[str, Meta(max_length=limits.BODY_BYTES)]
-
-_text = {"type": "string"}
-_token = {"type": "integer", "minimum": 0, "x-token": True}
-
-
-def _texts_or_tokens(most: int) -> dict[str, Any]:
-    """A text, token ids, or up to `most` of either kind."""
-    many = {"type": "array", "minItems": 1, "maxItems": most}
-    tokens = {"type": "array", "minItems": 1, "items": _token}
-    return {"anyOf": [_text, {**many, "items": _text}, tokens, {**many, "items": tokens}]}
-
-
-# JSON Schema tells the four kinds of prompt apart; msgspec takes one kind of array, so `prompts()` checks the rest
-PROMPT_SCHEMA = _texts_or_tokens(limits.PROMPTS)
-INPUT_SCHEMA = _texts_or_tokens(limits.INPUTS)
+# fields of other servers, at the value at which they change nothing; at any other they are refused
+OTHERS: dict[str, bool | int | float | list[Any]] = {
+    "cache_prompt": True,
+    "detokenize": True,
+    "early_stopping": False,
+    "length_penalty": 1,
+    "mirostat": 0,
+    "return_token_ids": False,
+    "return_tokens_as_token_ids": False,
+    "spaces_between_special_tokens": True,
+    "typical_p": 1,
+    "use_beam_search": False,
+}
 
 
-class StreamOptions(Struct, forbid_unknown_fields=True, frozen=True):
+class StreamOptions(Struct, frozen=True):
     """include_usage: a last chunk with the usage; continuous_usage_stats: the usage in every chunk."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-
-
-class JsonSchema(Struct, forbid_unknown_fields=True, frozen=True):
-    name: Name
-    schema: dict[str, Any] = {}
-    description: str | None = None
-    strict: bool | None = None
-
-
-class TextFormat(Struct, tag_field="type", tag="text", forbid_unknown_fields=True, frozen=True):
-    """Any text."""
-
-
-class JsonObjectFormat(Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True, frozen=True):
-    """A JSON object."""
-
-
-class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True, frozen=True):
-    """A JSON value that a schema allows."""
-
-    json_schema: JsonSchema
-
-
-class RegexFormat(Struct, tag_field="type", tag="regex", forbid_unknown_fields=True, frozen=True):
-    """Extension: a text that a regular expression, in the syntax of Rust's `regex` crate, matches as a whole."""
-
-    regex: Annotated[
-        str, Meta(min_length=1, max_length=limits.GRAMMAR_CHARS, extra_json_schema={"format": "rust-regex"})
-    ]
-
-
-class GrammarFormat(Struct, tag_field="type", tag="grammar", forbid_unknown_fields=True, frozen=True):
-    """Extension: a text that a grammar in Lark's EBNF derives from its rule `start`."""
-
-    grammar: Annotated[str, Meta(min_length=1, max_length=limits.GRAMMAR_CHARS, extra_json_schema={"format": "lark"})]
-
-
-ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | GrammarFormat
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """What completions and chat completions share. `user` and the fields after it are accepted and change nothing."""
+    """What completions and chat completions share. `user` and the fields after it are accepted and change nothing.
+
+    seed: -1 is none. top_k: -1 is off. truncate_prompt_tokens: so many of the prompt's last tokens are kept, with -1 as
+    many as fit. bad_words: texts that are not generated. guided_*: the same as structured_outputs, by older names.
+    """
 
     model: str
     n: Annotated[int, limits.bound("n")] = 1
@@ -101,10 +63,22 @@ class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     seed: Annotated[int, limits.bound("seed")] | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=limits.STOPS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=limits.STOP_IDS)] | None = None
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    add_special_tokens: bool | None = None
+    bad_words: Annotated[list[Stop], Meta(max_length=limits.STOPS)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=limits.ALLOWED_IDS)] | None = None
+    truncate_prompt_tokens: Annotated[int, limits.bound("truncate_prompt_tokens")] | None = None
+    prompt_logprobs: Annotated[int, limits.bound("prompt_logprobs")] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonText | dict[str, Any] | None = None
+    guided_regex: Regex | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Lark | None = None
     priority: Annotated[int, limits.bound("priority")] = 0
     deadline: Annotated[float, limits.bound("deadline")] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
@@ -112,112 +86,63 @@ class Common(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    guided_decoding_backend: str | None = None
 
 
 class CompletionRequest(Common, frozen=True, kw_only=True):
-    """POST /v1/completions."""
+    """POST /v1/completions. max_tokens: with 0 nothing is generated, as for a prompt that is scored. best_of: so many
+    completions are made, and the `n` likeliest per token are given. suffix: what comes after the completion, for models
+    that fill in."""
 
     prompt: str | list[str | int | list[int]]
+    best_of: Annotated[int, limits.bound("best_of")] | None = None
+    suffix: Text | None = None
     echo: bool | None = None
     logprobs: Annotated[int, limits.bound("logprobs")] | None = None
 
 
-class TextPart(Struct, forbid_unknown_fields=True, frozen=True):
-    type: Literal["text"]
-    text: Text
+class Prediction(Struct, frozen=True):
+    """What the answer may be like: a hint that changes no answer."""
 
-
-Content = Text | Annotated[list[TextPart], Meta(max_length=limits.MESSAGES)]
-
-
-class FunctionCall(Struct, forbid_unknown_fields=True, frozen=True):
-    """`arguments` is JSON in a string, as OpenAI has it."""
-
-    name: Name
-    arguments: Text
-
-
-class ToolCall(Struct, forbid_unknown_fields=True, frozen=True):
-    id: str
-    function: FunctionCall
-    type: Literal["function"] = "function"
-
-
-class SystemMessage(Struct, tag_field="role", tag="system", forbid_unknown_fields=True, frozen=True):
     content: Content
-    name: Name | None = None
-
-
-class DeveloperMessage(Struct, tag_field="role", tag="developer", forbid_unknown_fields=True, frozen=True):
-    content: Content
-    name: Name | None = None
-
-
-class UserMessage(Struct, tag_field="role", tag="user", forbid_unknown_fields=True, frozen=True):
-    content: Content
-    name: Name | None = None
-
-
-class AssistantMessage(Struct, tag_field="role", tag="assistant", forbid_unknown_fields=True, frozen=True):
-    content: Content | None = None
-    name: Name | None = None
-    refusal: str | None = None
-    tool_calls: Annotated[list[ToolCall], Meta(max_length=limits.TOOLS)] | None = None
-
-
-class ToolMessage(Struct, tag_field="role", tag="tool", forbid_unknown_fields=True, frozen=True):
-    content: Content
-    tool_call_id: str
-    name: Name | None = None
-
-
-Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
-
-
-class Function(Struct, forbid_unknown_fields=True, frozen=True):
-    """`parameters` is a JSON schema of the arguments."""
-
-    name: Name
-    description: Text | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(Struct, forbid_unknown_fields=True, frozen=True):
-    function: Function
-    type: Literal["function"] = "function"
-
-
-class FunctionName(Struct, forbid_unknown_fields=True, frozen=True):
-    name: Name
-
-
-class NamedTool(Struct, forbid_unknown_fields=True, frozen=True):
-    function: FunctionName
-    type: Literal["function"] = "function"
+    type: Literal["content"] = "content"
 
 
 class ChatRequest(Common, frozen=True, kw_only=True):
-    """POST /v1/chat/completions."""
+    """POST /v1/chat/completions. verbosity and reasoning_effort are given to the chat template. functions and
+    function_call are the older names of tools and tool_choice; the answer is then in the older form too."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=limits.MESSAGES)]
+    max_tokens: Annotated[int, limits.bound("max_tokens", low=1)] | None = None
     max_completion_tokens: Annotated[int, limits.bound("max_completion_tokens")] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, limits.bound("top_logprobs")] | None = None
-    tools: Annotated[list[Tool], Meta(min_length=1, max_length=limits.TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tools: Annotated[list[Tool], Meta(max_length=limits.TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[Name, str | Int64 | float | bool | None] | None = None
+    functions: Annotated[list[Function], Meta(max_length=limits.TOOLS)] | None = None
+    function_call: Literal["none", "auto"] | FunctionName | None = None
+    modalities: list[Literal["text"]] | None = None
+    prediction: Prediction | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     reasoning_effort: str | None = None
+    include_reasoning: bool = True
+    chat_template_kwargs: dict[Name, str | Int64 | float | bool | None] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
 
 
 class EmbeddingRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """POST /v1/embeddings. `user` is accepted and changes nothing; priority, deadline and cache_salt are extensions."""
+    """POST /v1/embeddings. `user` is accepted and changes nothing; the fields before it are extensions."""
 
     model: str
     input: str | list[str | int | list[int]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, limits.bound("dimensions")] | None = None
+    truncate_prompt_tokens: Annotated[int, limits.bound("truncate_prompt_tokens")] | None = None
     priority: Annotated[int, limits.bound("priority")] = 0
     deadline: Annotated[float, limits.bound("deadline")] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
@@ -233,6 +158,8 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, frozen=True):
     add_special_tokens: bool = True
     tools: Annotated[list[Tool], Meta(min_length=1, max_length=limits.TOOLS)] | None = None
     chat_template_kwargs: dict[Name, str | Int64 | float | bool | None] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
     return_token_strs: bool = False
 
 
@@ -243,34 +170,9 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True, frozen=True):
     model: str | None = None
 
 
-T = TypeVar("T")
-
-
-def decode(raw: bytes, kind: type[T]) -> T:
-    """A body; 1.0 is an integer too, as JSON Schema has it. Raises what msgspec raises."""
-    prepare = getattr(kind, "prepare", None)  # of what JSON Schema can say and msgspec cannot
-    try:
-        if prepare is not None:
-            return msgspec.convert(prepare(msgspec.json.decode(raw)), kind)
-        return msgspec.json.decode(raw, type=kind)
-    except msgspec.ValidationError as error:
-        if "got `float`" not in str(error):
-            raise
-        value = _whole(msgspec.json.decode(raw))
-        return msgspec.convert(value if prepare is None else prepare(value), kind)
-
-
 # msgspec looks at annotations when a type is first used: now, rather than while somebody waits
 for _kind in (CompletionRequest, ChatRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest):
     msgspec.json.Decoder(_kind)
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, dict):
-        return {name: _whole(part) for name, part in value.items()}
-    return [_whole(part) for part in value] if isinstance(value, list) else value
 
 
 def prompts(prompt: str | list[Any], most: int = limits.PROMPTS) -> list[str] | list[list[int]]:

@@ -26,11 +26,18 @@ class PromptDetails(Struct):
     cached_tokens: int = 0
 
 
+class CompletionDetails(Struct):
+    """Of the answer's tokens, those of thoughts."""
+
+    reasoning_tokens: int = 0
+
+
 class Usage(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
 class CompletionLogprobs(Struct):
@@ -42,11 +49,22 @@ class CompletionLogprobs(Struct):
     text_offset: list[int]
 
 
+class PromptLogprob(Struct):
+    """vLLM's: `rank` 1 is the likeliest token; null where it was not among those that were asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
 class CompletionChoice(Struct):
+    """prompt_logprobs: for each of the prompt's tokens, by id, that token and the likeliest; null for the first."""
+
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class Completion(Struct):
@@ -78,23 +96,31 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
-class CalledFunction(Struct):
-    name: str
+class CalledFunction(Struct, omit_defaults=True):
+    """`arguments` is JSON; in a stream, a piece of it, and `name` comes with the first."""
+
     arguments: str
+    name: str = ""
 
 
-class CalledTool(Struct):
-    id: str
+class CalledTool(Struct, omit_defaults=True):
+    """A call; in a stream `index` counts them, and only the first piece of a call has an id and a type."""
+
     function: CalledFunction
+    id: str = ""
     index: int | UnsetType = UNSET
-    type: Literal["function"] = "function"
+    type: str = ""
 
 
 class ChatMessage(Struct):
+    """`reasoning_content` is what the model thought before. `function_call` is for clients that asked by that name."""
+
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[CalledTool] | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -113,12 +139,15 @@ class ChatCompletion(Struct):
     choices: list[ChatChoice]
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class ChatDelta(Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[CalledTool] | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET
 
 
 class ChunkChoice(Struct):

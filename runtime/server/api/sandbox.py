@@ -28,9 +28,9 @@ class Sandbox:
         """The prompt for a conversation. RequestError if the template refuses it."""
         return await self._ask(request, "messages")
 
-    async def lower(self, grammar: str) -> str:
+    async def lower(self, grammar: str, field: str = "response_format") -> str:
         """A text of `grammars.sources`, lowered. RequestError if it is no grammar, or one beyond the limits."""
-        return await self._ask(CheckGrammar(grammar), "response_format")
+        return await self._ask(CheckGrammar(grammar), field)
 
     async def start(self) -> None:
         """Start the process; `template_error` says why the template cannot be used, if so."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from ...grammars.sources import of_lark, of_regex, of_schema
-from .requests import GrammarFormat, JsonObjectFormat, JsonSchemaFormat, RegexFormat, ResponseFormat
+from .formats import GrammarFormat, JsonObjectFormat, JsonSchemaFormat, RegexFormat, ResponseFormat
 
 
 def of_format(wanted: ResponseFormat | None) -> str:
     """The source, "" for any text. RequestError if a schema is nested too deep or too large."""
     if isinstance(wanted, JsonObjectFormat):
-        return of_schema({"type": "object"})
+        return of_schema({"type": "object"} if wanted.schema is None else wanted.schema)
     if isinstance(wanted, JsonSchemaFormat):
-        return of_schema(wanted.json_schema.schema)
+        schema = wanted.json_schema.schema
+        return of_schema({} if schema is None else schema)
     if isinstance(wanted, RegexFormat):
         return of_regex(wanted.regex)
     if isinstance(wanted, GrammarFormat):

@@ -26,6 +26,7 @@ ENDPOINTS = {
 }
 PRIORITY = 100  # after everything that somebody waits for
 _AGAIN_S = 0.25
+_DEATHS = 2  # of the engine, under one line
 MAX_LINES = 50_000
 
 
@@ -82,7 +83,9 @@ def read_lines(content: bytes, endpoint: str | None = None) -> tuple[list[Line],
 
 
 async def run_line(jobs: Jobs, generator: Generator, client: str, line: Line) -> tuple[int, bytes]:
-    """The status and the result of a line. Waits where there is no room, or no engine, for now."""
+    """The status and the result of a line. Waits where there is no room, or no engine, for now; a line that the engine
+    has died of so many times is answered with that."""
+    deaths = 0
     while True:
         try:
             status, body = 200, msgspec.json.encode(await _answer(jobs, generator, client, line))
@@ -90,7 +93,8 @@ async def run_line(jobs: Jobs, generator: Generator, client: str, line: Line) ->
         except Overloaded:
             await asyncio.sleep(_AGAIN_S)
         except EngineFailed as error:
-            if error.status != 503:
+            deaths += error.began
+            if error.status != 503 or deaths >= _DEATHS:
                 status, body = error.status, msgspec.json.encode(as_http(error).body())
                 break
             await asyncio.sleep(_AGAIN_S)

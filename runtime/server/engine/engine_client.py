@@ -25,11 +25,12 @@ _SOCKET_BYTES = 4 << 20
 
 
 class EngineFailed(IccError):
-    """The request cannot be answered: the engine process refused it, died or hangs. `status` is the HTTP status."""
+    """The request cannot be answered: the engine process refused it, died or hangs. `status` is the HTTP status;
+    `began` says whether the engine had the request when it failed."""
 
-    def __init__(self, status: int, message: str, field: str = "") -> None:
+    def __init__(self, status: int, message: str, field: str = "", began: bool = False) -> None:
         super().__init__(message)
-        self.status, self.field = status, field
+        self.status, self.field, self.began = status, field, began
 
 
 class Stream:
@@ -118,7 +119,7 @@ class EngineClient:
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
-        await self._end_process("the server has stopped", 503)
+        await self._end_process("the server has stopped")
 
     def submit(self, submits: Sequence[Submit]) -> Stream:
         """Send the prompts of one request (their ids are given here). EngineFailed, status 503, if none is ready."""
@@ -191,12 +192,12 @@ class EngineClient:
                 if self.facts is not None and silent > self._watchdog_s:
                     return f"hangs: it has said nothing for {silent:.1f} s"
 
-    async def _end_process(self, reason: str, status: int = 500) -> None:
+    async def _end_process(self, reason: str) -> None:
         self.facts = None
         self.stats = Stats()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.fail(EngineFailed(status, reason))
+            stream.fail(EngineFailed(503, reason, began=True))
         if self._transport is not None:
             self._transport.close()
             self._transport = None

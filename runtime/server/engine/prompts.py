@@ -2,6 +2,7 @@
 
     ARRIVED --compile--> COMPILING --generate--> GENERATING --> ENDED
     ARRIVED --read-----> READING ---generate--> GENERATING      (READING, of an engine that embeds, --> ENDED)
+                         READING ---compile---> COMPILING
     ARRIVED --generate-------------------------> GENERATING
 
 A prompt waits to be taken up. If it has a grammar, that is compiled beside the steps; if its own log-probabilities or
@@ -35,7 +36,7 @@ class Stage(Enum):
 
 
 _BEFORE: dict[Stage, tuple[Stage, ...]] = {
-    Stage.COMPILING: (Stage.ARRIVED,),
+    Stage.COMPILING: (Stage.ARRIVED, Stage.READING),
     Stage.READING: (Stage.ARRIVED,),
     Stage.GENERATING: (Stage.ARRIVED, Stage.COMPILING, Stage.READING),
     Stage.ENDED: (Stage.ARRIVED, Stage.COMPILING, Stage.READING, Stage.GENERATING),
@@ -87,6 +88,7 @@ class Prompts:
     def compile(self, prompt: Prompt) -> None:
         """Its grammar is being compiled."""
         self._move(prompt, Stage.COMPILING)
+        prompt.reading = None
 
     def read(self, prompt: Prompt, reading: PromptScores | Embedding) -> None:
         """Its own tokens are being read."""

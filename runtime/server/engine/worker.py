@@ -85,12 +85,16 @@ class Worker:
         if self._embeds:
             self.prompts.read(prompt, self._loop.add_embedding(submit.prompt, standing))
             self._prompt_tokens += len(submit.prompt)
-        elif submit.grammar:
-            self._grammars.request(submit)
-            self.prompts.compile(prompt)
         elif submit.prompt_logprobs is not None:  # they come before its completions
             scores = self._loop.add_score(submit.prompt, replace(standing, salt=b""))
             self.prompts.read(prompt, PromptScores(scores, submit.prompt_logprobs))
+        else:
+            self._begin(prompt)
+
+    def _begin(self, prompt: Prompt) -> None:
+        if prompt.submit.grammar:
+            self._grammars.request(prompt.submit)
+            self.prompts.compile(prompt)
         else:
             self._generate(prompt)
 
@@ -131,7 +135,7 @@ class Worker:
             self._loop.end(reading.scores, "stop")
             if isinstance(reading, PromptScores):
                 self._channel.send(PromptLogprobs(prompt.id, tuple(reading.logprobs)))
-                self._answer_errors(prompt, partial(self._generate, prompt))
+                self._answer_errors(prompt, partial(self._begin, prompt))
             else:
                 self.prompts.end(prompt)
                 self._channel.send(Embedded(prompt.id, reading.vector().astype("<f4").tobytes()))

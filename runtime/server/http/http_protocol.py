@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..api import limits
 
+_WATCH_S, _SILENT = 0.1, 5  # how often, and after how often of it, a half-closed connection is looked at and tried
+_TCP_CLOSED = 7  # of the kernel's tcp_info
+
 
 class HttpProtocol(HttpToolsProtocol):
-    """A request's line and headers must come within a time, a number and a size, which uvicorn does not bound.
+    """A request's line and headers must come within a time, a number and a size, which uvicorn does not bound. A client
+    that has ended its side of the connection gets its answer.
 
     The ASGI scope gets `icc.abort`, which drops the connection with all that the client has not read yet.
     """
 
     _timer: asyncio.TimerHandle | None = None
+    _watched = 0  # times that a half-closed connection was looked at
     _seen = 0  # bytes of the request line and headers under way
     _reading_headers = True
 
@@ -61,6 +67,32 @@ class HttpProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         self.send_400_response("There are no websockets here.")
 
+    # -- half-closed connections -------------------------------------------------------------------------------------
+
+    def eof_received(self) -> bool | None:
+        """The client sends no more: it waits for its answer, or it has gone. What it says to bytes tells which."""
+        cycle = self.cycle
+        if self.scheme == "https" or cycle is None or cycle.response_complete or cycle.more_body:
+            return None  # the connection ends
+        cycle.keep_alive = False
+        self._watched = 0
+        self._watch()
+        return True
+
+    def _watch(self) -> None:
+        """Drop the connection if the other end is there no more; write something that makes it say so, if nothing was
+        written for a while."""
+        if self.transport.is_closing() or self.cycle.response_complete:
+            return
+        if _is_reset(self.transport):
+            self.transport.abort()
+            return
+        interim = not self.cycle.response_started and self.scope["http_version"] != "1.0"
+        if self._watched == _SILENT and interim:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._watched += 1
+        self.loop.call_later(_WATCH_S, self._watch)
+
     def _refuse(self) -> None:
         if not self.transport.is_closing():
             self.send_400_response("The headers are too many or too long.")
@@ -77,3 +109,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._timer = None
         if not self.transport.is_closing():
             self.transport.abort()
+
+
+def _is_reset(transport: asyncio.Transport) -> bool:
+    """Whether the other end has said that it is there no more."""
+    sock = transport.get_extra_info("socket")
+    try:
+        return sock is None or sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSED
+    except OSError:
+        return True

@@ -9,10 +9,15 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from ..api.fields import INPUT_SCHEMA, PROMPT_SCHEMA
 from ..api.model import ServedModel
-from ..api.requests import INPUT_SCHEMA, PROMPT_SCHEMA
+from ..api.requests import OTHERS
 from ..api.responses import ErrorBody
 
+_ANSWERED = (
+    "CompletionRequest", "ChatRequest", "EmbeddingRequest", "ResponsesRequest", "MessagesRequest", "CountTokensRequest",
+)  # fmt: skip
+REQUESTS = (*_ANSWERED, "TokenizeRequest", "DetokenizeRequest")
 _REFS = "#/components/schemas/{name}"
 _ERRORS = {
     400: "A field of the request is wrong.",
@@ -25,7 +30,6 @@ _ERRORS = {
     503: "The engine is not ready, or the server is shutting down.",
     504: "The request's deadline has passed.",
 }
-_MESSAGES = ("MessagesRequest", "CountTokensRequest")
 _types: dict[str, type] = {ErrorBody.__name__: ErrorBody}
 
 
@@ -66,24 +70,7 @@ def document(app: FastAPI, model: ServedModel) -> dict[str, Any]:
     if app.openapi_schema is None:
         found = get_openapi(title="icc", version=app.version, routes=app.routes)
         schemas = msgspec.json.schema_components(_types.values(), ref_template=_REFS)[1]
-        for name in ("CompletionRequest", "ChatRequest", "EmbeddingRequest", "ResponsesRequest", *_MESSAGES):
-            if name in schemas:
-                schemas[name]["properties"]["model"]["enum"] = list(model.names)
-        for name, field, prompt in (
-            ("CompletionRequest", "prompt", PROMPT_SCHEMA),
-            ("EmbeddingRequest", "input", INPUT_SCHEMA),
-        ):
-            if name in schemas:  # nothing comes of an empty prompt, unless it begins with a token of its own
-                empty = model.manifest.model.bos_token_id is not None
-                schemas[name]["properties"][field] = deepcopy(prompt) if empty else _not_empty(prompt)
-        if model.manifest.embedding is not None:
-            _at_most(schemas["EmbeddingRequest"]["properties"]["dimensions"], model.manifest.embedding.dimension)
-        for name in ("TokenizeRequest", "DetokenizeRequest"):
-            schemas[name]["properties"]["model"] = {"enum": [*model.names, None]}
-        schemas["TokenizeRequest"]["oneOf"] = [{"required": ["prompt"]}, {"required": ["messages"]}]
-        if "InputMessage" in schemas:  # see ResponsesRequest.prepare
-            schemas["InputMessage"]["required"].remove("type")
-        _bound_tokens(schemas, model.vocab_size - 1)
+        _fit(schemas, model)
         found["components"] = {
             "schemas": schemas,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -96,6 +83,49 @@ def document(app: FastAPI, model: ServedModel) -> dict[str, Any]:
                 described["responses"].pop("422", None)  # FastAPI's own; errors of this API are 400
         app.openapi_schema = found
     return app.openapi_schema
+
+
+def _fit(schemas: dict[str, Any], model: ServedModel) -> None:
+    """The bounds that this engine sets."""
+    for name in _ANSWERED:
+        if name in schemas:
+            schemas[name]["properties"]["model"]["enum"] = list(model.names)
+    if "CompletionRequest" in schemas and not model.fills:
+        schemas["CompletionRequest"]["properties"]["suffix"] = {"enum": ["", None]}
+    _pass_what_says_nothing(schemas)
+    for name, field, prompt in (
+        ("CompletionRequest", "prompt", PROMPT_SCHEMA),
+        ("EmbeddingRequest", "input", INPUT_SCHEMA),
+    ):
+        if name in schemas:  # nothing comes of an empty prompt, unless it begins with a token of its own
+            empty = model.manifest.model.bos_token_id is not None
+            schemas[name]["properties"][field] = deepcopy(prompt) if empty else _not_empty(prompt)
+    if model.manifest.embedding is not None:
+        _at_most(schemas["EmbeddingRequest"]["properties"]["dimensions"], model.manifest.embedding.dimension)
+    for name in ("TokenizeRequest", "DetokenizeRequest"):
+        schemas[name]["properties"]["model"] = {"enum": [*model.names, None]}
+    schemas["TokenizeRequest"]["oneOf"] = [
+        {"required": [field], "properties": {field: {"not": {"type": "null"}}}} for field in ("prompt", "messages")
+    ]
+    if "InputMessage" in schemas:  # see ResponsesRequest.prepare
+        schemas["InputMessage"]["required"].remove("type")
+    _bound_tokens(schemas, model.vocab_size - 1)
+
+
+def _pass_what_says_nothing(schemas: dict[str, Any]) -> None:
+    """At the top level of a request null is as good as nothing, and so are defaults of fields that others have."""
+    for name in REQUESTS:
+        if name not in schemas:
+            continue
+        schema = schemas[name]
+        for field, described in schema["properties"].items():
+            nullable = {"type": "null"} in described.get("anyOf", ()) or None in described.get("enum", ())
+            if field not in schema.get("required", ()) and not nullable:
+                default = {"default": described.pop("default")} if "default" in described else {}
+                schema["properties"][field] = {"anyOf": [described, {"type": "null"}], **default}
+        for field, value in OTHERS.items():
+            schema["properties"].setdefault(field, {"enum": [value, None]})
+        schema["additionalProperties"] = {"type": "null"}
 
 
 def _at_most(schema: dict[str, Any], largest: int) -> None:

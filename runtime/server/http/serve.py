@@ -62,6 +62,7 @@ class Server:
             command=options.command,
             log_options=LogOptions(options.log_format, options.log_level),
             otlp_endpoint=options.otlp_endpoint,
+            chat_template=options.chat_template,
         )
         metrics = Metrics(core.model.name, generates=not core.model.embeds, vllm=options.vllm_metrics)
         core.observe(metrics)

@@ -41,6 +41,6 @@ async def _tokens(parts: Parts, body: TokenizeRequest) -> list[int]:
         raise HttpError(400, "give either `prompt` or `messages`", "prompt", "invalid_value")
     if isinstance(body.prompt, str):
         return await parts.jobs.encode(body.prompt, body.add_special_tokens)
-    kwargs = body.chat_template_kwargs
-    chat = ChatRequest(model="", messages=body.messages, tools=body.tools, chat_template_kwargs=kwargs)  # type: ignore[arg-type]
+    names = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+    chat = ChatRequest(model="", **{name: getattr(body, name) for name in names})
     return await parts.jobs.chat_tokens(chat)

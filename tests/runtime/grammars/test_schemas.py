@@ -187,6 +187,17 @@ def test_a_refused_token_leaves_exactly_those_that_may_come(walker: Walker) -> N
         assert "]" not in walker.tokenizer.decode([int(token)])
 
 
+@pytest.mark.parametrize(
+    "items", [{"type": "integer", "minimum": 0, "maximum": 69}, {"enum": [f"v{n}" for n in range(70)]}]
+)
+def test_distinct_items_never_lead_where_nothing_can_follow(walker: Walker, items: Any) -> None:
+    """7 and 70 may both be used when 7 comes again; a tenth of them is enough to meet that."""
+    make = walker.compile({"type": "array", "uniqueItems": True, "items": items, "minItems": 12, "maxItems": 12})
+    for seed in range(3):
+        text, end = walker.walk(make(), seed, most=200)
+        assert end == "stop" and len(set(json.loads(text))) == 12, text
+
+
 def test_values_within_other_text_are_followed_too(walker: Walker) -> None:
     lark = 'start: "call " value (" and " value)? "!"'
     make = walker.grammars.compile(

@@ -10,13 +10,14 @@ from icc.runtime.errors import RequestError
 
 from .walks import Walker
 
-FLOOR = 340  # of 368 schemas; eleven have no valid value, and no answer
+FLOOR = 345  # of 368 schemas; eleven more have no valid value, and no answer
+TAKEN = 0.95  # of valid instances; the others have properties in another order, 1.0 for 1, or a format that is none
 
 
 def test_the_suite_is_compiled_and_never_answered_wrongly(
     walker: Walker, suite: dict[str, list[dict[str, Any]]]
 ) -> None:
-    compiled, wrong = 0, []
+    compiled, valid_ones, taken, wrong = 0, 0, 0, []
     for name, groups in suite.items():
         for group in groups:
             schema = group["schema"]
@@ -26,13 +27,16 @@ def test_the_suite_is_compiled_and_never_answered_wrongly(
                 continue
             compiled += 1
             for data, valid in group["tests"]:
-                if not valid and walker.takes(make(), data):
+                takes = walker.takes(make(), data)
+                valid_ones, taken = valid_ones + valid, taken + (valid and takes)
+                if takes and not valid:
                     wrong.append((name, group["description"], data))
             text, end = walker.walk(make(), seed=compiled, most=40)
             if end == "error" or (end == "stop" and not _is_valid(schema, text)):
                 wrong.append((name, group["description"], text, end))
     assert not wrong
     assert compiled >= FLOOR
+    assert taken >= TAKEN * valid_ones, (taken, valid_ones)
 
 
 def _is_valid(schema: Any, text: str) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+from icc.runtime.format.manifest import SamplingDefaults
 
 from .chat_templates import QWEN_2_5
 
@@ -169,6 +170,7 @@ def chat_engine(write_engine: Callable[..., Path], tmp_path_factory: pytest.Temp
         max_seq_len=4096,
         max_batch_size=8,
         max_step_tokens=256,
+        sampling=SamplingDefaults(temperature=0.0),  # the model's own, else a request that says nothing is sampled
     )
 
 

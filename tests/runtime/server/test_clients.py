@@ -74,7 +74,7 @@ def test_openai_structured_output(served: Served, client: openai.OpenAI) -> None
 
 def test_openai_errors_have_their_classes(served: Served, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
-        client.completions.create(model="toy", prompt="a", max_tokens=0)
+        client.completions.create(model="toy", prompt="a", max_tokens=-1)
     assert bad.value.param == "max_tokens"
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="other", prompt="a")

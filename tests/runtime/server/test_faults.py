@@ -38,7 +38,8 @@ def test_a_dead_engine_ends_requests_and_is_started_again(start_faulty: StartSer
 def test_while_the_engine_is_dead_requests_get_503(start_faulty: StartServer) -> None:
     server = start_faulty("exit")
     reply = server.ask("POST", "/v1/completions", {"model": "toy", "prompt": FAULT, "max_tokens": 5})
-    assert reply.status == 500 and reply.json["error"]["message"] == "the engine died"
+    assert reply.status == 503 and reply.json["error"]["message"] == "the engine died"
+    assert reply.headers["retry-after"] == "1" and reply.json["error"]["code"] == "engine_unavailable"
     statuses = {server.ask("POST", "/v1/completions", {"model": "toy", "prompt": "a", "max_tokens": 1}).status}
     server.wait_until(lambda: server.ask("GET", "/ready").status == 200)
     assert statuses <= {200, 503}

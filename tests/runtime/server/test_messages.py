@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import anthropic
 import msgspec
 import pytest
 from icc.runtime.server.api.anthropic.chat import chat_request
 from icc.runtime.server.api.anthropic.request import MessagesRequest
-from icc.runtime.server.api.requests import decode
+from icc.runtime.server.api.decoding import decode
 
 from .conftest import Served, StartServer
 from .test_structured import TOOLS
@@ -60,8 +61,10 @@ def test_events_come_in_their_order(client: anthropic.Anthropic) -> None:
         assert "".join(stream.text_stream) == SAID + "\x0e"
 
 
-@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": FUNCTION["name"]}])
-def test_a_tool_is_used_and_its_result_given(client: anthropic.Anthropic, choice: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "choice", [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": FUNCTION["name"]}]
+)
+def test_a_tool_is_used_and_its_result_given(client: anthropic.Anthropic, choice: dict[str, Any]) -> None:
     fields = {"model": "toy", "max_tokens": 200, "tools": [TOOL], "extra_body": {"temperature": 30, "seed": 2}}
     with client.messages.stream(messages=[USER], tool_choice=choice, **fields) as stream:
         message = stream.get_final_message()
@@ -114,6 +117,7 @@ def test_blocks_become_messages() -> None:
         {
             "role": "assistant",
             "content": [
+                {"type": "thinking", "thinking": "t", "signature": "s"},
                 {"type": "text", "text": "c"},
                 {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}},
             ],
@@ -129,6 +133,7 @@ def test_blocks_become_messages() -> None:
     messages = chat_of(system="s", messages=turns)["messages"]
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "user"]
     assert [message["content"] for message in messages] == ["s", "ab", "c", "Error: r", "d"]
+    assert messages[2]["reasoning_content"] == "t"
     assert messages[2]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a":1}'}
 
 

@@ -84,7 +84,16 @@ def test_a_key_is_asked_for_and_an_answer_can_be_stopped(guarded: Served, chromi
     chromium.wait_until("document.querySelector('.turn.assistant .said')?.innerText.length > 10")
     chromium.value("document.getElementById('ask').focus()")
     chromium.press("Escape")
-    chromium.wait_until(f"{IDLE} && document.querySelector('.turn.assistant .stats').innerText.includes('stopped')")
+    stopped = f"{IDLE} && document.querySelector('.turn.assistant .stats').innerText.includes('stopped')"
+    chromium.wait_until(stopped)
+    guarded.wait_until(guarded.idle)
+    said = "document.querySelector('.turn.assistant .said').textContent"
+    before = chromium.value(said)
+    chromium.click("[title='Go on with this answer']")
+    chromium.wait_until(f"{said}.length > {len(before)}")
+    chromium.press("Escape")
+    chromium.wait_until(stopped)
+    assert chromium.value("document.querySelectorAll('.turn').length") == 2
     guarded.wait_until(guarded.idle)
 
 
@@ -154,6 +163,29 @@ def test_tokens_show_what_else_was_likely(browser: Browser) -> None:
     browser.wait_until("!document.getElementById('tip').hidden")
     assert browser.value("document.activeElement === document.querySelectorAll('.token')[1]")
     assert browser.value("document.querySelectorAll('#tip tr').length") >= 5 and "%" in browser.text("#tip")
+
+
+def test_what_a_model_writes_stays_text(browser: Browser) -> None:
+    """Whatever it is: HTML in it is not let through, only safe links are followed; a stream that breaks off says so."""
+    text = (
+        "**bold** <img src=x onerror='window.hit = 1'> <script>window.hit = 1</script>\n\n```html\n<b>x</b>\n```\n"
+        "[bad](javascript:window.hit=1) [good](https://example.org/)\n\n| a |\n|---|\n| <i>c</i> |"
+    )
+    deltas = [{"reasoning_content": "I *think*"}, {"content": text[:30]}, {"content": text[30:]}]
+    events = "".join(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n" for delta in deltas)
+    for body, ends in ((events + "data: [DONE]\n\n", "''"), (events, "'broke off'")):
+        canned = f"path.endsWith('chat/completions') ? Promise.resolve(new Response({json.dumps(body)}))"
+        browser.value(f"window.real ??= window.fetch; window.fetch = (path, init) => {canned} : real(path, init); 1")
+        browser.fill("#ask", "anything")
+        browser.click("#send")
+        answer = "[...document.querySelectorAll('.turn.assistant')].at(-1)"
+        browser.wait_until(f"{IDLE} && {answer}.innerText.includes({ends})")
+        found = browser.value(f"[...{answer}.querySelectorAll('a')].map(link => link.href)")
+        assert found == ["https://example.org/"]
+        assert browser.value(f"{answer}.querySelector('.code pre').innerText") == "<b>x</b>"
+        assert browser.value(f"{answer}.querySelector('details').innerText.startsWith('Reasoning')")
+        assert browser.value(f"{answer}.querySelectorAll('strong, td').length") == 2
+    assert not browser.value("document.querySelector('#log img, #log script, #log b, #log i') || window.hit")
 
 
 def test_a_wrong_field_is_told_of_and_the_servers_refusals_are_shown(browser: Browser) -> None:

@@ -6,12 +6,12 @@ import json
 
 import openai
 import pytest
+from icc.runtime.server.api.decoding import decode
 from icc.runtime.server.api.errors import HttpError
 from icc.runtime.server.api.openresponses.chat import chat_request, items_of
 from icc.runtime.server.api.openresponses.request import ResponsesRequest
 from icc.runtime.server.api.openresponses.resource import Response
 from icc.runtime.server.api.openresponses.store import ResponseStore
-from icc.runtime.server.api.requests import decode
 
 from .conftest import Served
 from .test_structured import TOOLS
@@ -56,7 +56,7 @@ def test_events_come_in_their_order_and_with_numbers(client: openai.OpenAI) -> N
 
 def test_a_tool_is_called_and_its_result_given(client: openai.OpenAI) -> None:
     fields = {"model": "toy", "tools": [TOOL], "max_output_tokens": 200, "temperature": 30, "extra_body": {"seed": 2}}
-    first = client.responses.create(input="x", tool_choice="required", **fields)
+    first = client.responses.create(input="x", tool_choice="required", parallel_tool_calls=False, **fields)
     [call] = [item for item in first.output if item.type == "function_call"]
     assert json.loads(call.arguments)["city"] in ("Oslo", "Rome") and call.name == TOOL["name"]
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}

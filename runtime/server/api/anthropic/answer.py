@@ -166,7 +166,7 @@ class MessagesAnswer:
 
     def _take(self, delta: ChatDelta) -> list[MessageEvent]:
         events: list[MessageEvent] = []
-        if thought := getattr(delta, "reasoning_content", None):
+        if thought := delta.reasoning_content:
             events += self._grow("thinking", BlockDelta("thinking_delta", thinking=thought), thought)
         if delta.content:
             events += self._grow("text", BlockDelta("text_delta", text=delta.content), delta.content)

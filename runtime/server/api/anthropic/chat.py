@@ -38,6 +38,8 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
     """The chat request; of one that is only counted, what is read of it."""
     fields: dict[str, Any] = {"model": request.model, "messages": _messages(request)}
     fields["stream"] = True  # the answer is put together from increments, whole or not
+    if isinstance(request.messages[-1], AssistantTurn):  # the answer goes on with it
+        fields["continue_final_message"] = True
     if request.tools:
         fields |= {"tools": [_tool(tool) for tool in request.tools], **_choice(request)}
     if (config := request.output_config) is not None and config.format is not None:

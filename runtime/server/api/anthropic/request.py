@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from .. import limits
-from ..requests import Int64, Name, Stop, Text
+from ..fields import Int64, Name, Stop, Text
 
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
 

@@ -122,7 +122,7 @@ class ResponsesAnswer:
 
     def _take(self, delta: ChatDelta, logprobs: list[ContentLogprob]) -> list[Event]:
         events: list[Event] = []
-        if thought := getattr(delta, "reasoning_content", None):
+        if thought := delta.reasoning_content:
             events += self._grow("reasoning", thought, "response.reasoning_text.delta")
         if delta.content:
             events += self._grow("message", delta.content, "response.output_text.delta", logprobs)
@@ -184,7 +184,7 @@ class ResponsesAnswer:
 
     def _finish(self, status: Status) -> Event:
         usage = self._chat.tally.usage()
-        details = getattr(usage, "completion_tokens_details", None)
+        details = usage.completion_tokens_details
         self.response.usage = ResponseUsage(
             usage.prompt_tokens,
             usage.completion_tokens,

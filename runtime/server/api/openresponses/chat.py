@@ -52,11 +52,10 @@ def chat_request(request: ResponsesRequest, items: Sequence[Item]) -> ChatReques
         fields["reasoning_effort"] = request.reasoning.effort
     if (wanted := _response_format(request)) is not None:
         fields["response_format"] = wanted
-    tools, choice = _tools(request)
-    if tools:
-        fields |= {"tools": [{"type": "function", "function": _function(tool)} for tool in tools]}
-    if choice is not None:
-        fields["tool_choice"] = choice
+    if request.tools:
+        fields["tools"] = [{"type": "function", "function": _function(tool)} for tool in request.tools]
+    if request.tool_choice is not None:
+        fields["tool_choice"] = _choice(request)
     return converted(fields, ChatRequest)
 
 
@@ -94,19 +93,19 @@ def _text(content: str | list[Part]) -> str:
     return "".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
 
 
-def _tools(request: ResponsesRequest) -> tuple[list[FunctionTool], Any]:
-    """The tools that may be called, and the choice among them in chat's form."""
-    tools, choice = list(request.tools or ()), request.tool_choice
+def _choice(request: ResponsesRequest) -> Any:
+    """The choice among the tools in chat's form."""
+    choice = request.tool_choice
     if isinstance(choice, FunctionChoice):
-        return tools, {"type": "function", "function": {"name": choice.name}}
+        return _named(choice.name)
     if isinstance(choice, AllowedTools):
-        allowed = {tool.name for tool in choice.tools}
-        if unknown := allowed - {tool.name for tool in tools}:
-            raise HttpError(
-                404, f"tool_choice names no tool of `tools`: {min(unknown)}", "tool_choice", "tool_not_found"
-            )
-        return [tool for tool in tools if tool.name in allowed], choice.mode
-    return tools, choice
+        allowed = {"mode": choice.mode, "tools": [_named(tool.name) for tool in choice.tools]}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+    return choice
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
 
 
 def _function(tool: FunctionTool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from .. import limits
-from ..requests import Int64, Name, Stop, Text
+from ..fields import Int64, Name, Stop, Text
 
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -96,7 +96,7 @@ class AllowedTools(Struct, tag_field="type", tag="allowed_tools", frozen=True):
     """The model may, or must, call one of these only."""
 
     tools: Annotated[list[AllowedTool], Meta(min_length=1, max_length=limits.TOOLS)]
-    mode: Literal["none", "auto", "required"] = "auto"
+    mode: Literal["auto", "required"] = "auto"
 
 
 class PlainFormat(Struct, tag_field="type", tag="text", frozen=True):

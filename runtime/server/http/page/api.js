@@ -8,6 +8,9 @@ let asking = null; // the question for a key, while it is open
 
 const key = () => sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "";
 
+// Whether the server demands a key, which links cannot carry.
+export const usesKey = () => key() !== "";
+
 export async function call(path, init = {}) {
   for (;;) {
     const used = key();

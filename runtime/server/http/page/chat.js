@@ -125,6 +125,7 @@ export class Chat {
     if (name === "redraw") return this.redraw(turn);
     if (this.running.has(conversation.id)) return;
     if (name === "again") return this.answer(turn.parent);
+    if (name === "on") return this.answer(turn.parent, turn);
     if (name === "version") turnTo(conversation, turn.id, value);
     if (name === "remove") removeTurn(conversation, turn.id);
     if (name === "edit") {
@@ -142,14 +143,22 @@ export class Chat {
     this.running.get(this.conversation.id)?.controller.abort();
   }
 
-  // Asks for an answer behind a turn, and shows it as it comes, if its conversation is still the one that is shown.
-  async answer(parent) {
+  // The request for an answer behind a turn; for the rest of an answer that ends too early: goesOn is its own turn.
+  body(parent, goesOn) {
+    const given = messages(this.conversation, goesOn ? goesOn.id : parent);
+    const { logprobs, ...fields } = this.request();
+    const tokens = logprobs ? { logprobs: true, top_logprobs: logprobs } : {};
+    const rest = goesOn ? { continue_final_message: true, add_generation_prompt: false } : {};
+    return { model: this.about.model, messages: given, ...fields, ...tokens, ...rest };
+  }
+
+  // Asks for an answer, and shows it as it comes, if its conversation is still the one that is shown.
+  async answer(parent, goesOn = null) {
     const { conversation } = this;
-    const body = { model: this.about.model, messages: messages(conversation, parent), ...this.request() };
-    if (body.logprobs) body.top_logprobs = body.logprobs;
-    body.logprobs = body.logprobs ? true : undefined;
-    const turn = addTurn(conversation, parent, "assistant");
-    Object.assign(turn, { live: true, tokens: [] });
+    if (goesOn) delete goesOn.error; // what is there of it is sent all the same
+    const body = this.body(parent, goesOn);
+    const turn = goesOn ?? addTurn(conversation, parent, "assistant");
+    Object.assign(turn, { live: true, finish: null, tokens: turn.tokens ?? [] });
     const controller = new AbortController();
     this.running.set(conversation.id, { controller, conversation });
     this.follow = true;

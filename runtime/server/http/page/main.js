@@ -1,5 +1,5 @@
 // The page: what it shows, in which colours, and its keys.
-import { json } from "./api.js";
+import { json, usesKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { ChatList } from "./chats.js";
 import { Complete } from "./complete.js";
@@ -30,6 +30,7 @@ async function begin() {
   for (const name of Object.keys(views)) at(`tab-${name}`).hidden = false;
   at("facts").replaceChildren(...facts(about));
   at("layout").classList.toggle("no-panel", about.task !== "generate");
+  at("docs").hidden = usesKey();
   window.addEventListener("hashchange", route);
   document.addEventListener("keydown", pressed);
   route();

@@ -4,7 +4,9 @@ import { copyButton, growing, h, icon, iconButton } from "./dom.js";
 import { reasoning, renderMarkdown } from "./render.js";
 import { renderTokens, tokenList } from "./tokens.js";
 
-// `act(name, turn, value)` is what the buttons call: "edit", "again", "remove", "version".
+const CUT = new Set(["length", "stopped"]); // ends of answers that can be gone on with
+
+// `act(name, turn, value)` is what the buttons call: "edit", "again", "on", "remove", "version".
 export class TurnView {
   constructor(turn, act) {
     this.turn = turn;
@@ -109,6 +111,10 @@ export class TurnView {
       tokens,
       iconButton("edit", "Edit", () => this.edit()),
       answer && iconButton("again", "Another answer", () => act("again", turn)),
+      answer &&
+        turn.content &&
+        CUT.has(turn.finish) &&
+        iconButton("on", "Go on with this answer", () => act("on", turn)),
       iconButton("bin", "Delete from here on", () => act("remove", turn)),
     );
     this.foot.replaceChildren(line, buttons);

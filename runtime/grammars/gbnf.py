@@ -1,0 +1,18 @@
+"""Grammars in llama.cpp's notation (GBNF), which clients of other servers have, rewritten as Lark."""
+
+from __future__ import annotations
+
+from ..errors import RequestError
+
+
+def as_lark(grammar: str) -> str:
+    """The grammar as Lark; it is given back as it is if it is none of llama.cpp's. RequestError if it cannot be
+    rewritten."""
+    if "::=" not in grammar:
+        return grammar
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return any_to_lark(grammar)
+    except Exception as error:  # the library raises what its parser meets
+        raise RequestError(f"the grammar was refused: {error}", field="response_format") from error

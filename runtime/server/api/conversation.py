@@ -1,0 +1,126 @@
+"""The messages of a conversation and the tools in it, as clients send and replay them.
+
+Fields that are not listed pass: clients put back what they were given, by us or by another server, and add their own.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from . import limits
+from .fields import Name, Text
+
+
+class TextPart(Struct, tag_field="type", tag="text", frozen=True):
+    text: Text
+
+
+class RefusalPart(Struct, tag_field="type", tag="refusal", frozen=True):
+    """What an assistant said when it refused."""
+
+    refusal: Text
+
+
+Content = Text | Annotated[list[TextPart | RefusalPart], Meta(max_length=limits.MESSAGES)]
+Speaker = Annotated[str, Meta(max_length=limits.SPEAKER_CHARS)]
+
+
+class FunctionCall(Struct, frozen=True):
+    """`arguments` is JSON in a string, as OpenAI has it, or an object, as others have it."""
+
+    name: Speaker
+    arguments: Text | dict[str, Any] | None = None
+
+
+class ToolCall(Struct, frozen=True):
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
+class SystemMessage(Struct, tag_field="role", tag="system", frozen=True):
+    content: Content
+    name: Speaker | None = None
+
+
+class DeveloperMessage(Struct, tag_field="role", tag="developer", frozen=True):
+    content: Content
+    name: Speaker | None = None
+
+
+class UserMessage(Struct, tag_field="role", tag="user", frozen=True):
+    content: Content
+    name: Speaker | None = None
+
+
+class AssistantMessage(Struct, tag_field="role", tag="assistant", frozen=True):
+    """`reasoning_content`, or `reasoning`, is what the model thought, for templates that show it again."""
+
+    content: Content | None = None
+    name: Speaker | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=limits.TOOLS)] | None = None
+    function_call: FunctionCall | None = None
+
+
+class ToolMessage(Struct, tag_field="role", tag="tool", frozen=True):
+    content: Content
+    tool_call_id: str
+    name: Speaker | None = None
+
+
+class FunctionMessage(Struct, tag_field="role", tag="function", frozen=True):
+    """The result of a call in the form that OpenAI had before tools."""
+
+    content: Content | None
+    name: Speaker
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
+
+
+class Function(Struct, frozen=True):
+    """`parameters` is a JSON schema of the arguments."""
+
+    name: Name
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct, frozen=True):
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class FunctionName(Struct, frozen=True):
+    name: Name
+
+
+class NamedTool(Struct, tag_field="type", tag="function", frozen=True):
+    """That tool must be called."""
+
+    function: FunctionName
+
+
+class ToolName(Struct, frozen=True):
+    function: FunctionName
+    type: Literal["function"] = "function"
+
+
+class ToolSubset(Struct, frozen=True):
+    """Of the tools of the request, those that may be called, or of which one must be."""
+
+    tools: Annotated[list[ToolName], Meta(min_length=1, max_length=limits.TOOLS)]
+    mode: Literal["auto", "required"] = "auto"
+
+
+class AllowedTools(Struct, tag_field="type", tag="allowed_tools", frozen=True):
+    allowed_tools: ToolSubset
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools

@@ -1,0 +1,90 @@
+"""AnswerReader: splits an answer that comes in pieces into words, thoughts and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .calls import Schemas, read_calls
+from .formats import AnswerFormat
+from .messages import read_messages
+from .parts import Part, Parts
+from .tape import Reading, Tape
+
+
+class AnswerReader:
+    """Reads one answer. schemas: of the parameters of the tools that may be called, by name. most: calls that are
+    wanted. thinking: whether the prompt ends inside a thought; begun: whether it ends inside the answer's words."""
+
+    def __init__(
+        self,
+        form: AnswerFormat,
+        schemas: Schemas | None = None,
+        most: int | None = None,
+        *,
+        thinking: bool = False,
+        begun: bool = False,
+        make_id: Callable[[str, int], str] | None = None,
+    ) -> None:
+        self._tape = Tape()
+        options: dict[str, Any] = {} if make_id is None else {"make_id": make_id}
+        self._parts = Parts(schemas or (), most, form.hidden if form.special else (), **options)
+        self._reading = self._read(form, schemas or {}, thinking, begun)
+        next(self._reading, None)
+
+    @property
+    def full(self) -> bool:
+        """Whether all calls that are wanted have ended: what follows is of no use."""
+        return self._parts.full
+
+    @property
+    def calls(self) -> int:
+        """How many calls have begun."""
+        return self._parts.calls
+
+    @property
+    def thinking(self) -> bool:
+        """Whether a thought is under way."""
+        return self._parts.thinking
+
+    def push(self, piece: str) -> list[Part]:
+        """What is known after one more piece of the answer."""
+        self._tape.feed(piece)
+        next(self._reading, None)
+        return self._parts.take()
+
+    def finish(self) -> list[Part]:
+        """What is left at the end of the answer."""
+        self._tape.ended = True
+        next(self._reading, None)
+        return self._parts.take()
+
+    def _read(self, form: AnswerFormat, schemas: Schemas, thinking: bool, begun: bool) -> Reading[None]:
+        tape, parts = self._tape, self._parts
+        yield
+        if form.messages:
+            yield from read_messages(tape, parts, begun)
+        else:
+            if form.thinking is not None:
+                yield from _read_thought(tape, parts, form.thinking.open, form.thinking.close, thinking)
+            if form.calls is not None and schemas:
+                yield from read_calls(tape, parts, form.calls, schemas)
+            else:
+                yield from tape.until((), parts.say)
+        parts.end()
+
+
+def _read_thought(tape: Tape, parts: Parts, opening: str, closing: str, inside: bool) -> Reading[None]:
+    """Read the thought with which an answer begins, if it does."""
+    if not inside:
+        tape.keep()
+        yield from tape.blanks()
+        inside = yield from tape.skip(opening)
+        if not inside:
+            tape.put_back()
+            return
+        tape.forget()
+    parts.begin_thought()
+    if (yield from tape.until([closing], parts.think)):
+        tape.take(len(closing))
+    parts.end_thought()
