@@ -12,8 +12,7 @@ import pytest
 import torch
 from icc.compiler.errors import UnsupportedModel
 from icc.compiler.frontend.load import load_graph
-from icc.compiler.frontend.source.packed import PackedLayer
-from icc.compiler.frontend.source.packing import Packing
+from icc.compiler.frontend.source.packed import PackedLayer, Packing
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.graph.parser import parse_graph
 from icc.compiler.weights.formats.registry import find_format
@@ -109,9 +108,9 @@ def test_other_packings_are_refused_by_name(tiny: ModuleType, tmp_path: Path) ->
     tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     for facts, words in (
-        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, r"already quantized \(awq, gemv, 4 bits\)"),
-        ({"quant_method": "gptq", "bits": 3}, r"already quantized \(gptq, 3 bits\)"),
-        ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "compressed-tensors, float-quantized"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, r"already quantized \(awq gemv\)"),
+        ({"quant_method": "gptq", "bits": 3}, r"already quantized \(gptq\)"),
+        ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "compressed-tensors float-quantized"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "already quantized"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": facts}))
