@@ -186,6 +186,11 @@ def test_what_no_model_has_is_refused_by_name(tmp_path: Path) -> None:
     ))  # fmt: skip
     with pytest.raises(TensorError, match=r"'blk\.0\.attn_sub_norm\.weight': is in the file, and"):
         load_graph(path)
+    make(LlamaConfig(**WIDE), "llama", path, lambda tensor: "Q8_0", metadata=lambda w: w.add_tensor(
+        "rope_factors_long.weight", np.ones(32, np.float32)
+    ))  # fmt: skip
+    with pytest.raises(UnsupportedModel, match="LongRoPE"):
+        load_graph(path)
     writer = gguf.GGUFWriter(path, "clip")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

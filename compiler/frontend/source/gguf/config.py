@@ -97,7 +97,13 @@ def _complete(container: Container, arch: str, kind: str, facts: dict[str, Any])
 
 
 def _scale_rope(container: Container, arch: str, facts: dict[str, Any]) -> None:
-    """Rotary scaling that the metadata name; factors that are tensors are applied to the frequencies instead."""
+    """Rotary scaling that the metadata name; factors that are one tensor are applied to the frequencies instead.
+    UnsupportedModel for factors of short and of long texts, which transformers' reader leaves out."""
+    if any(f"rope_factors_{length}.weight" in container.tensors for length in ("short", "long")):
+        raise UnsupportedModel(
+            "the file has rotary factors of its own for short and for long texts (LongRoPE), which icc does not read",
+            "compile the checkpoint that it was made of",
+        )
     kind, factor, original = (container.metadata.get(f"{arch}.{key}") for key in _ROPE)
     base = facts.get("rope_theta")
     if kind in ("linear", "yarn") and factor and base and not arch.startswith("gemma"):

@@ -24,7 +24,7 @@ from .config import architecture_of
 from .container import Container, Entry
 
 DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-_UNUSED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # see source.py
+_UNUSED = ("rope_freqs.weight",)  # see source.py
 
 
 @dataclass
