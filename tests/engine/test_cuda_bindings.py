@@ -29,7 +29,7 @@ try:
 except SystemExit as end:
     code = end.code or 0
 tops = {name.partition(".")[0] for name in sys.modules}
-print(sorted(tops & {"torch", "transformers", "triton", "jinja2", "click", "icc", "fastapi"}), file=sys.stderr)
+print(sorted(tops & {"torch", "transformers", "triton", "jinja2", "icc", "fastapi"}), file=sys.stderr)
 sys.exit(code)
 """
 

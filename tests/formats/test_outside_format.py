@@ -31,8 +31,8 @@ outside.register()
 def options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """--quant rtn-nl4 and gptq-nl4, with the head and a tied embedding in it, too."""
     monkeypatch.setattr(outside.Nl4, "serves_tables", True)
-    monkeypatch.setitem(QUANTIZATIONS, "rtn-nl4", Quantization("rtn", "nl4"))
-    monkeypatch.setitem(QUANTIZATIONS, "gptq-nl4", Quantization("gptq", "nl4", calibrated=True))
+    monkeypatch.setitem(QUANTIZATIONS, "rtn-nl4", Quantization("rtn", "nl4", "a table of 16 values"))
+    monkeypatch.setitem(QUANTIZATIONS, "gptq-nl4", Quantization("gptq", "nl4", "a table of 16 values", calibrated=True))
     monkeypatch.setitem(pipelines.HEAD_FORMATS, "nl4", "nl4")
     yield
 

@@ -35,6 +35,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(source: Path, wheel: Path)
     files += (file for file in (source / "codegen_templates").rglob("*") if file.is_file())
     files += (source / "compiler" / "data").iterdir()
     files += (source / "runtime" / "server" / "http" / "page").iterdir()
+    files += (file for file in (source / "runtime" / "report").iterdir() if file.suffix in (".css", ".js"))
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert packed == {f"icc/{file.relative_to(source).as_posix()}" for file in files}
