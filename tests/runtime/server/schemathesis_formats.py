@@ -19,7 +19,7 @@ schemathesis.openapi.format("lark", grammars)
 
 @schemathesis.hook
 def after_call(context, case, response) -> None:
-    """JSON Schema cannot say of two fields that they contradict each other: such a request is as good as its schema, and
+    """JSON Schema cannot say of two fields that they contradict each other: such a request is as good as its schema;
     a 404 is documented."""
     if response.status_code == 400 and b"conflicting_fields" in response.content:
         response.status_code = 404
