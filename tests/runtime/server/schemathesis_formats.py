@@ -19,8 +19,8 @@ schemathesis.openapi.format("lark", grammars)
 
 @schemathesis.hook
 def after_call(context, case, response) -> None:
-    """JSON Schema cannot say of two fields that they contradict each other, nor of a schema that nothing satisfies it: such
-    requests are as good as their schema; a 404 is documented."""
+    """JSON Schema cannot say of two fields that they contradict each other, nor of a schema that nothing satisfies
+    it: such requests are as good as their schema; a 404 is documented."""
     told = (b"conflicting_fields", b"no value satisfies the schema")
     if response.status_code == 400 and any(words in response.content for words in told):
         response.status_code = 404
