@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from ..format.files import EngineFiles
+from ..format.footprint import size_text
 from ..format.isa import cpu_flags
 from ..format.kv import KVLayout, KVMemory
 from ..format.load import decode_program, read_manifest
@@ -119,14 +120,6 @@ def as_text(facts: dict[str, object], indent: str = "", bytes_all: bool = False)
                 text = ", ".join(f"{key} {part}" for key, part in item.items()) if isinstance(item, dict) else item
                 lines.append(f"{indent}  - {text}")
         else:
-            shown = _bytes(value) if (bytes_all or "bytes" in name) and isinstance(value, int | float) else value
+            shown = size_text(value) if (bytes_all or "bytes" in name) and isinstance(value, int | float) else value
             lines.append(f"{indent}{name}: {shown}")
     return "\n".join(lines)
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} GiB"

@@ -18,6 +18,7 @@ from icc.runtime.executor.cuda.compat import check_device
 from icc.runtime.executor.cuda.driver import DeviceFacts
 from icc.runtime.format import load as load_module
 from icc.runtime.format.manifest import KERNEL_ABI, GpuFacts
+from sizes import soak
 
 Make = Callable[..., Path]
 
@@ -96,16 +97,16 @@ def test_nothing_is_hashed_before(
         llm.load(root)
 
 
-def test_the_command_says_it_in_one_line_with_the_code(make_engine: Make) -> None:
-    for command, row in [("run", 2), ("serve", 4)]:
-        root = make_engine(f"{command}{row}.engine")
-        _, code, _, change = MATRIX[row]
-        change(root)
-        options = ["-p", "a"] if command == "run" else ["--port", "0"]
-        command = [sys.executable, "-m", "icc.compiler.cli", command, str(root), *options]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == code, done.stderr
-        assert "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) <= 2, done.stderr
+@pytest.mark.parametrize(("command", "row"), [("run", 2), ("serve", 4), *soak(("run", 0), ("run", 6))])
+def test_the_command_says_it_in_one_line_with_the_code(command: str, row: int, make_engine: Make) -> None:
+    root = make_engine(f"{command}{row}.engine")
+    _, code, _, change = MATRIX[row]
+    change(root)
+    options = ["-p", "a"] if command == "run" else ["--port", "0"]
+    line = [sys.executable, "-m", "icc.compiler.cli", command, str(root), *options]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) <= 2, done.stderr
 
 
 def test_kernels_of_another_interface_than_the_manifest_states(make_engine: Make) -> None:

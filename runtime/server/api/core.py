@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ...options import LoadOptions
+from ...templates.source import read_template_file
 from ..engine.admission import Admission, Budget
 from ..engine.engine_client import EngineClient, worker_command
 from ..log import LogOptions
@@ -19,7 +20,7 @@ from ..reading.probe import find_format
 from .generate import Generator
 from .jobs import Jobs
 from .keys import ApiKeys
-from .model import open_model, read_template_file
+from .model import open_model
 from .sandbox import Sandbox
 from .sandbox_main import Render
 from .tracing import Tracer

@@ -38,7 +38,6 @@ TOOLS = 128
 GRAMMAR_CHARS = 16 << 10
 CHOICES = 256
 ALLOWED_IDS = 4096
-TEMPLATE_BYTES = 1 << 20
 NAME_CHARS = 64
 SPEAKER_CHARS = 256  # names in a conversation, which may come from elsewhere
 

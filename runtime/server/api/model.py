@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...errors import UsageError
 from ...format.files import EngineFiles
 from ...format.load import read_manifest
 from ...format.manifest import Manifest
 from ...format.verify import check_listing
 from ...templates.source import read_template
 from ...tokenizer import Tokenizer
-from . import limits
 from .errors import HttpError
 from .fill import fill_marks
 
@@ -98,15 +96,3 @@ def open_model(path: Path, name: str | None = None, verify: bool = True) -> Serv
         chat_template=template.text,
         special_tokens=template.special_tokens,
     )
-
-
-def read_template_file(file: Path) -> str:
-    """A chat template that somebody gives. UsageError if it cannot be read as text, or is no template's size."""
-    try:
-        with file.open("rb") as stream:
-            raw = stream.read(limits.TEMPLATE_BYTES + 1)
-        if len(raw) > limits.TEMPLATE_BYTES:
-            raise UsageError(f"--chat-template {file}: is larger than {limits.TEMPLATE_BYTES} bytes")
-        return raw.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--chat-template {file}: cannot be read as UTF-8 text: {error}") from error

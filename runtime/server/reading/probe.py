@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -260,15 +260,22 @@ def _span(text: str, name: str, form: CallFormat) -> tuple[int, int]:
     return start, end
 
 
-def _find_object(text: str, name: str = _NAME) -> tuple[int, int, str, str] | None:
-    """Where the JSON object of a call stands: start, end, and its keys."""
+def _objects(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Where JSON objects stand in a text, nested ones too: start, end, and what they are."""
     decoder = json.JSONDecoder()
     for start in (at.start() for at in re.finditer(r"\{", text)):
         try:
             value, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
             continue
-        inner = value.get("function") if isinstance(value.get("function"), dict) else value
+        yield start, end, value
+
+
+def _find_object(text: str, name: str = _NAME) -> tuple[int, int, str, str] | None:
+    """Where the JSON object of a call stands: start, end, and its keys."""
+    for start, end, value in _objects(text):
+        function = value.get("function")
+        inner = function if isinstance(function, dict) else value
         names = [key for key, part in inner.items() if part == name]
         arguments = [key for key, part in inner.items() if part in ({_KEY: _VALUE}, json.dumps({_KEY: _VALUE}))]
         if names and arguments:
@@ -278,15 +285,7 @@ def _find_object(text: str, name: str = _NAME) -> tuple[int, int, str, str] | No
 
 def _find_value(text: str, wanted: object) -> tuple[int, int] | None:
     """Where a JSON object stands in a text."""
-    decoder = json.JSONDecoder()
-    for start in (at.start() for at in re.finditer(r"\{", text)):
-        try:
-            value, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            continue
-        if value == wanted:
-            return start, end
-    return None
+    return next(((start, end) for start, end, value in _objects(text) if value == wanted), None)
 
 
 def _split_end(text: str, other: str) -> tuple[str, str]:

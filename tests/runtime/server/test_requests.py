@@ -12,7 +12,7 @@ import openai
 import pydantic
 import pytest
 from icc.runtime.errors import UsageError
-from icc.runtime.server.api.model import read_template_file
+from icc.runtime.templates.source import read_template_file
 
 from .call_templates import QWEN_3
 from .conftest import Served, StartServer

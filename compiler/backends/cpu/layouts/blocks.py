@@ -18,11 +18,10 @@ import numpy as np
 from ....program.layout import Arrays
 from ....weights.formats.blocks import STEP, BlockFormat
 from .codes import CodeTiles, Reader
-from .dense import bf16_bits, bf16_values
 from .elements import round_up
+from .scales import SCALE_BYTES, SCALE_TYPES, scale_values, stored_scales
 from .tiles import TILE, byte_lines, nibble_lines, of_byte_lines, of_nibble_lines, tiled
 
-SCALE_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "e8m0": 1}
 _PIECES = {8: ("raw",), 4: ("low", "high"), 2: ("first", "second", "third", "fourth")}
 
 
@@ -288,19 +287,6 @@ class BlockTiles(CodeTiles):
                 if form.mins:
                     found["group_mins"] = columns(read.group_mins_at, read.groups, kind, groups)
         return found
-
-
-SCALE_TYPES = {"f16": np.float16, "bf16": np.uint16, "f32": np.float32}
-
-
-def stored_scales(scales: np.ndarray, kind: str) -> np.ndarray:
-    """float32 scales in the type that they are stored in; bf16 as bits."""
-    return bf16_bits(scales) if kind == "bf16" else scales.astype(SCALE_TYPES[kind])
-
-
-def scale_values(stored: np.ndarray) -> np.ndarray:
-    """Inverse of `stored_scales`."""
-    return bf16_values(stored) if stored.dtype == np.uint16 else stored.astype(np.float32)
 
 
 def _crumb_lines(rows: np.ndarray) -> np.ndarray:

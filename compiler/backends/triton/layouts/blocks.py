@@ -13,8 +13,8 @@ import numpy as np
 
 from ....program.layout import Arrays
 from ....weights.formats.blocks import BlockFormat
-from ...cpu.layouts.blocks import SCALE_TYPES, scale_values, stored_scales
 from ...cpu.layouts.elements import round_up
+from ...cpu.layouts.scales import SCALE_TYPES, scale_values, stored_scales
 from .codes import CodeGroups, Unpacking
 
 ALIGN = 64
