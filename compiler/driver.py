@@ -28,7 +28,7 @@ from .request import check
 from .speculate.cost import modelled_cost
 from .speculate.plan import acceptance_of, speculation, with_speculation
 from .weights.formats.dense import short_dtype
-from .weights.handles import QuantizedWeight
+from .weights.handles import is_quantized
 
 
 def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport:
@@ -49,7 +49,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
         phases = Phases(graph, PassContext(progress=reporter.progress), options.dump_passes)
         phases.run("canonicalize", pipelines.canonicalize())
     if options.quant != "none":
-        if any(isinstance(weight, QuantizedWeight) for weight in graph.weights.values()):
+        if any(map(is_quantized, graph.weights.values())):
             reporter.warn(f"the model comes quantized: --quant {options.quant} starts from its quantized values")
         with reporter.stage("quantize"):
             phases.run("quantize", _quantize(options, graph, reporter))
