@@ -11,6 +11,7 @@ from ..runtime.format.manifest import EmbeddingFacts, QuantFacts
 from . import measure
 from .backends.registry import backend_for
 from .calibration import load_calibration
+from .calibrations import Calibrations, open_calibrations
 from .engine import directory as writer
 from .engine.manifest import make_limits, make_manifest
 from .frontend.load import load_graph
@@ -46,13 +47,18 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
     backend = backend_for(target, weight_dtype(graph), options.deterministic)
     limits = make_limits(graph, options)
     with reporter.stage("optimize"):
-        phases = Phases(graph, PassContext(progress=reporter.progress), options.dump_passes)
+        context = PassContext(progress=reporter.progress)
+        phases = Phases(graph, context, options.dump_passes)
         phases.run("canonicalize", pipelines.canonicalize())
-    if options.quant != "none":
+    kept = Calibrations()
+    if (chosen := QUANTIZATIONS[options.quant]) is not None:
         if any(isinstance(weight, QuantizedWeight) for weight in graph.weights.values()):
             reporter.warn(f"the model comes quantized: --quant {options.quant} starts from its quantized values")
         with reporter.stage("quantize"):
-            phases.run("quantize", _quantize(options, graph, reporter))
+            sequences = _calibration(options, graph, reporter) if chosen.calibrated else ()
+            kept = open_calibrations(request.options, sequences) if sequences else kept
+            context.calibrations = kept.folder
+            phases.run("quantize", _quantize(options, sequences))
     acceptance: list[list[float]] = []
     if added := pipelines.speculate(heads, choice.layers if choice else 0, options.quant, options.quant_head):
         with reporter.stage("speculate"):
@@ -90,14 +96,15 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
             embedding = pooling and EmbeddingFacts(pooling.kind, pooling.normalize, lowered.program.vocab_size)
             manifest = make_manifest(graph, lowered, facts, options, target, built, tokenizer, embedding)
             writer.write_manifest(stage, manifest)
+    kept.done()
     return replace(report, engine_bytes=sum(p.stat().st_size for p in options.output.rglob("*") if p.is_file()))
 
 
-def _quantize(options: CompileOptions, graph: Graph, reporter: Reporter) -> list[Pass]:
-    """The quantization pass; calibrated methods read and tokenize their text here."""
-    chosen = QUANTIZATIONS[options.quant]
-    sequences = _calibration(options, graph, reporter) if chosen and chosen.calibrated else ()
-    return pipelines.quantize(options.quant, options.quant_head, options.keep, sequences)
+def _quantize(options: CompileOptions, sequences: Sequence[Sequence[int]]) -> list[Pass]:
+    """The quantization passes; `sequences` are what calibrated methods read."""
+    return pipelines.quantize(
+        options.quant, options.quant_head, options.keep, sequences, options.group_size, options.device
+    )
 
 
 def _calibration(options: CompileOptions, graph: Graph, reporter: Reporter) -> Sequence[Sequence[int]]:
