@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...runtime.format.kv import KVGroup, KVLayer, KVLayout
-from .context import LowerOptions
+from .context import WITHIN_STEP, LowerOptions
 
 
 def group_layers(layers: Mapping[int, tuple[KVLayer, int]], options: LowerOptions) -> KVLayout:
-    """layers: by number, each with its window, 0 for none. A window that no sequence is longer than is none."""
+    """layers: by number, each with its window, 0 for none, or WITHIN_STEP. A window that no sequence is longer than is
+    none."""
     windows: dict[int, dict[int, KVLayer]] = {}
     for number, (layer, window) in sorted(layers.items()):
         if options.max_seq_len and window >= options.max_seq_len:
@@ -17,7 +18,12 @@ def group_layers(layers: Mapping[int, tuple[KVLayer, int]], options: LowerOption
         windows.setdefault(window, {})[number] = layer
     return KVLayout(
         tuple(
-            KVGroup(options.block_size, options.kv_dtype, found, "window" if window else "all", window)
+            KVGroup(options.block_size, options.kv_dtype, found, _policy(window), max(window, 0))
             for window, found in (windows or {0: {}}).items()
         )
     )
+
+
+def _policy(window: int) -> str:
+    """The name of what a group keeps."""
+    return "step" if window == WITHIN_STEP else "window" if window else "all"

@@ -64,7 +64,8 @@ class ScheduledSequence:
     `token_ids` take positions `start .. start + len(token_ids) - 1`; the KV of everything before `start` is in the
     cache, as far as it is read. `block_tables` has a table for each KV group: position p lives in block
     `table[p // block_size]` at offset `p % block_size`; an entry is NO_BLOCK where no layer of the group reads any
-    more. The logits of the last `num_logits` tokens are wanted (0: the chunk ends before the sequence does).
+    more. The logits of the last `num_logits` tokens are wanted (0: the chunk ends before the sequence does), or with
+    `first_row` those of the first one.
 
     With a `draft`, `token_ids` are the request's last token and then the guesses, all of whose logits are wanted. A
     guess at depth d takes position `start + d` and sees, from `start` on, only the tokens that it follows; but its KV
@@ -77,6 +78,7 @@ class ScheduledSequence:
     block_tables: tuple[tuple[int, ...], ...]
     num_logits: int
     draft: Draft | None = None
+    first_row: bool = False
 
     @property
     def end(self) -> int:
