@@ -3,6 +3,7 @@
 // alignment. The build forbids the compiler to contract a*b+c, so every fused multiply-add is written out here.
 #pragma once
 #include <immintrin.h>
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -101,11 +102,27 @@ ICC_INLINE uint16_t bf16_bits(float f) {  // to nearest even; NaN stays NaN
 ICC_INLINE float f16_value(uint16_t h) { return _cvtsh_ss(h); }
 ICC_INLINE uint16_t f16_bits(float f) { return (uint16_t)_cvtss_sh(f, 0); }
 
+// 8-bit floats of 4 exponent bits, bias 7, and 3 mantissa bits; 0x7f and 0xff are NaN. Shifted into a half they are worth
+// 2^-8 of themselves, subnormals too: the conversion of halves gives those exactly. So loads of sixteen leave 2^8 to do.
+constexpr float E4M3_UNIT = 256.0f;
+ICC_INLINE __m256i e4m3_halves(const uint8_t* p) {
+    const __m128i x = _mm_loadu_si128((const __m128i*)p), sign = _mm_set1_epi8((char)0x80);
+    const __m128i nan = _mm_cmpeq_epi8(_mm_or_si128(x, sign), _mm_set1_epi8(-1));
+    const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(x), 7);
+    return _mm256_or_si256(_mm256_and_si256(shifted, _mm256_set1_epi16((short)0xbfff)), _mm256_cvtepi8_epi16(nan));
+}
+ICC_INLINE float e4m3_value(uint8_t c) {
+    if ((c & 0x7f) == 0x7f) return NAN;
+    return f16_value((uint16_t)((c & 0x80) << 8 | (c & 0x7f) << 7)) * E4M3_UNIT;
+}
+
 // Typed element access, so that one kernel source serves every storage format.
 struct Bf16 { uint16_t h; };
 struct Half { uint16_t h; };
+struct E4m3 { uint8_t h; };
 ICC_INLINE VF vload(const Bf16* p) { return load_bf16((const uint16_t*)p); }
 ICC_INLINE VF vload(const Half* p) { return load_f16((const uint16_t*)p); }
+ICC_INLINE VF vload(const E4m3* p) { return halves_to_float(e4m3_halves((const uint8_t*)p)); }  // times 2^-8
 template <class T> ICC_INLINE VF vload_n16(const T* p, int n) {
     T t[16] = {};
     memcpy(t, p, 2 * (size_t)n);

@@ -78,6 +78,9 @@ ICC_INLINE VF load_bf16(const uint16_t* p) {
 ICC_INLINE VF load_f16(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p + 1))};
 }
+ICC_INLINE VF halves_to_float(__m256i h) {
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(h)), _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
+}
 ICC_INLINE VF load_i8(const int8_t* p) {
     const __m128i x = _mm_loadu_si128((const __m128i*)p);
     return to_float({_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))});

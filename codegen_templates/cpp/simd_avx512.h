@@ -59,6 +59,7 @@ ICC_INLINE VF load_bf16(const uint16_t* p) {
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
 }
 ICC_INLINE VF load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+ICC_INLINE VF halves_to_float(__m256i h) { return {_mm512_cvtph_ps(h)}; }
 ICC_INLINE VF load_i8(const int8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
 }

@@ -69,6 +69,10 @@ class RequestTable:
         spec = self._spec(self._intake.prompt(token_ids), standing, all_rows=True)
         return self._admit(Scores(spec=spec))
 
+    def add_rows(self, token_ids: Sequence[int]) -> Scores:
+        """Take up a sequence of which every row is wanted that the program gives: logits, or what it embeds with."""
+        return self._admit(Scores(spec=self._spec(self._intake.prompt(token_ids), Standing(), all_rows=True)))
+
     def add_embedding(self, token_ids: Sequence[int], standing: Standing) -> Embedding:
         """Take up a sequence of which one vector is wanted."""
         facts = self._intake.embedding()

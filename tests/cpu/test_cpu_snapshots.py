@@ -19,6 +19,7 @@ from icc.compiler.backends.cpu.isa import AVX2
 from icc.compiler.backends.cpu.kernels.attention import AttentionMicroParams
 from icc.compiler.backends.cpu.kernels.micro import DenseMicroParams, MicroTableParams, QuantMicroParams
 from icc.compiler.backends.cpu.layouts.affine import BYTES, NIBBLES
+from icc.compiler.backends.cpu.layouts.float8 import Float8Tiles
 from icc.compiler.backends.cpu.layouts.split import BOTH, HIGH
 from icc.compiler.backends.render import TEMPLATES, render
 from icc.compiler.ops.body import Body
@@ -64,6 +65,7 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
     "embedding__q4": ("embedding", {"n": 32, "table_rows": 50, "stored": "q4g16"}),
     "embedding__q8": ("embedding", {"n": 32, "table_rows": 50, "stored": "q8g16"}),
     "embedding__q8s": ("embedding", {"n": 32, "table_rows": 50, "stored": "q8g16:screen"}),
+    "embedding__e4m3": ("embedding", {"n": 40, "table_rows": 50, "stored": "e4m3_kg32"}),
     "select_rows__f32": ("select_rows", {"n": 20, "strides": {"x": 24}}),
     "rms_norm__d20": ("rms_norm", {"d": 20, "eps": 1e-5}),
     "rms_norm__d16x3_add": (
@@ -83,6 +85,7 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
     "scatter__value": ("scatter", {"outer": 2, "n": 7, "m": 4, "value": "-inf"}),
     "scatter__add_tensor": ("scatter", {"outer": 2, "n": 7, "m": 4, "reduce": "add", "present": ("src",)}),
     "cumsum__f32": ("cumsum", {"outer": 2, "n": 9}),
+    "causal_conv__bias": ("causal_conv", {"channels": 24, "taps": 4, "block_size": 32, "present": ("bias",)}),
     "bmm__weight": ("bmm", {"batch": 2, "m": 3, "k": 9, "n": 17, "strides": {"b": 0}}),
     "bmm__transposed": ("bmm", {"batch": 2, "m": 3, "k": 9, "n": 17, "b_transposed": True}),
     "pointwise__silu_mul": (
@@ -123,6 +126,8 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 MICROS = {
     "micro_dense__bf16_m2_n2": DenseMicroParams("dense_bf16_m2_n2", "Bf16", 2, 2, 2048),
+    "micro_scaled__m2_n1": DenseMicroParams("m2_n1", "E4m3", 2, 1, 256, Float8Tiles.micro),
+    "micro_scaled__kg32_m1_n2": DenseMicroParams("m1_n2", "E4m3", 1, 2, 256, Float8Tiles.micro, 32),
     "micro_quant__q4_m2_n1": QuantMicroParams("quant_q4_m2_n1", NIBBLES, 2, 1, 2048, True),
     "micro_quant__q8_m2_n1_in_memory": QuantMicroParams("quant_q8_m2_n1", BYTES, 2, 1, 2048, False),
     "micro_quant__q8s_m1_n2": QuantMicroParams("quant_q8s_m1_n2", BOTH, 1, 2, 2048, True),

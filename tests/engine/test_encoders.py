@@ -111,7 +111,7 @@ def test_an_engine_embeds_whole_prompts(tmp_path: Path) -> None:
     icc.compile(tmp_path, tmp_path / "x.engine", task="embed", target="native", max_batch_size=4, max_step_tokens=16)
     prompts = [ids_of(length) for length in (1, 2, 23, 40, 70, 17, 33)]
     hidden = [run_model(model, prompt).mean(0) for prompt in prompts]
-    with icc.load(tmp_path / "x.engine", threads=1) as llm:
+    with icc.load(tmp_path / "x.engine", threads=1, verify_answers=True) as llm:
         found = llm.embed(prompts)
         expected = np.stack([row / row.norm() for row in hidden])
         np.testing.assert_allclose(found, expected, atol=1e-6)

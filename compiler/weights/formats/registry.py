@@ -11,6 +11,7 @@ from .affine import GroupAffine
 from .base import StorageFormat
 from .blocks import grouped
 from .dense import BF16, F16, F32, I32
+from .float8 import Float8
 from .ggml import GGML_FORMATS
 
 GROUP = "icc.formats"  # entry points of other packages: a FormatMaker by its format's name
@@ -29,6 +30,8 @@ _FORMATS: dict[str, FormatMaker] = {
     "zq8_bf16": lambda group: grouped(8, group, "bf16"),
     "zq4_f32": lambda group: grouped(4, group, "f32"),
     "zq8_f32": lambda group: grouped(8, group, "f32"),
+    "e4m3": lambda group: Float8(),
+    "e4m3_k": Float8,
     **{name: (lambda group, form=form: form) for name, form in GGML_FORMATS.items()},
 }
 

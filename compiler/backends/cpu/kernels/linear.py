@@ -15,8 +15,7 @@ from ....program.steps.linear import (
     QuantizeRows,
 )
 from ..layouts.codes import CodeTiles
-from ..layouts.dense import Tiles
-from ..layouts.elements import PLAIN
+from ..layouts.dense import ValueTiles
 from ..layouts.registry import LAYOUTS
 from .base import KernelParams
 
@@ -31,19 +30,16 @@ class DenseParams(KernelParams[P]):
 
     @classmethod
     def refusal(cls, step: P) -> str:
-        return LAYOUTS.refusal(step.stored, Tiles) or super().refusal(step)
+        return LAYOUTS.refusal(step.stored, ValueTiles) or super().refusal(step)
 
     @property
-    def layout(self) -> Tiles:
+    def layout(self) -> ValueTiles:
         return LAYOUTS.of(self.step.stored)
 
     @property
-    def item(self) -> int:
-        return PLAIN[self.layout.format.name]
-
-    @property
-    def table(self) -> str:
-        return f"DENSE_{self.layout.format.name.upper()}"
+    def tile_size(self) -> str:
+        """Bytes of a tile, as the source says it."""
+        return self.layout.tile_size(self.step.k)
 
     @property
     def scratch_bytes(self) -> int:

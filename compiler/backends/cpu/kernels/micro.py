@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from ...render import render
 from ..isa import Isa
 from ..layouts.codes import Reader
-from ..layouts.elements import C_TYPES
+from ..layouts.dense import Tiles
 from .attention import AttentionParams
 from .base import KernelParams
 from .linear import SCREENED_ROWS, DenseParams, LinearQParams, QuantParams
@@ -16,15 +16,17 @@ from .linear import SCREENED_ROWS, DenseParams, LinearQParams, QuantParams
 
 @dataclass(frozen=True)
 class DenseMicroParams:
-    """A dense micro-kernel of `mr` rows x `nt` tiles, which prefetches `prefetch` bytes ahead in each of them."""
+    """A micro-kernel of values, `mr` rows x `nt` tiles, which prefetches `prefetch` bytes ahead in each of them. group:
+    values along K with a scale of their own; 0 where there is one scale, or none."""
 
     name: str
     ctype: str
     mr: int
     nt: int
     prefetch: int
+    template: str = Tiles.micro
+    group: int = 0
     unroll: int = 4
-    template: ClassVar[str] = "cpp/linear/micro_dense.cpp.jinja"
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,14 @@ class MicroTableParams:
 def micro_sources(kernels: list[KernelParams[Any]], isa: Isa) -> list[str]:
     """The micro-kernels that the kernels call, each once."""
     parts: list[str] = []
-    dense = sorted({k.layout.format.name for k in kernels if isinstance(k, DenseParams)})
-    for fmt in dense:
+    dense = {k.layout.format.name: k.layout for k in kernels if isinstance(k, DenseParams)}
+    for fmt, layout in sorted(dense.items()):
+        kind, group = layout.micro, layout.scale_group
         micros = tuple(
-            DenseMicroParams(f"dense_{fmt}_{b.name}", C_TYPES[fmt], b.rows, b.tiles, b.prefetch)
+            DenseMicroParams(f"dense_{fmt}_{b.name}", layout.ctype, b.rows, b.tiles, b.prefetch, kind, group)
             for b in isa.dense_blocks
         )
-        table = MicroTableParams("DenseMicro", f"DENSE_{fmt.upper()}", micros)
+        table = MicroTableParams("DenseMicro", layout.table, micros)
         parts += [render(m.template, m) for m in micros] + [render(table.template, table)]
     products = [k for k in kernels if isinstance(k, QuantParams)]
     tables = {k.layout.table: (k.layout.reader, isa.quant_blocks) for k in products}

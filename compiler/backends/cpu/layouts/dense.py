@@ -5,6 +5,7 @@ Values come as numpy arrays of float32 or float16, or of uint16 holding bf16 bit
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -14,7 +15,7 @@ import numpy as np
 
 from ....program.layout import Arrays, Layout
 from ....weights.formats.dense import BF16, F16, F32, I32, Dense
-from .elements import PLAIN, round_up
+from .elements import C_TYPES, PLAIN, round_up
 from .tiles import TILE
 
 _NUMPY = {"f32": np.float32, "bf16": np.uint16, "f16": np.float16, "i32": np.int32}
@@ -67,11 +68,49 @@ class Rows(Layout):
 
 
 @dataclass(frozen=True)
-class Tiles(Layout):
-    """`tile[k][16]` per 16 output rows; experts [E, N, K] follow one another."""
+class ValueTiles(Layout):
+    """Tiles of 16 output rows whose values products multiply with float rows.
+
+    macros: what tables are read with. micro: the template of the micro-kernels.
+    """
 
     tiled: ClassVar[bool] = True
+    macros: ClassVar[str]
+    micro: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def ctype(self) -> str:
+        """The C++ type of an element."""
+
+    @property
+    def table(self) -> str:
+        """The list of micro-kernels, by its C++ name."""
+        return f"DENSE_{self.format.name.upper()}"
+
+    @property
+    def scale_group(self) -> int:
+        """Values along K with a scale of their own; 0 where there is one for all, or none."""
+        return 0
+
+    @abstractmethod
+    def tile_size(self, k: int) -> str:
+        """Bytes of a tile of `k` columns as an expression, in which K is their number."""
+
+
+@dataclass(frozen=True)
+class Tiles(ValueTiles):
+    """`tile[k][16]` per 16 output rows; experts [E, N, K] follow one another."""
+
     macros: ClassVar[str] = "cpp/layouts/tiles.cpp.jinja"
+    micro: ClassVar[str] = "cpp/linear/micro_dense.cpp.jinja"
+
+    @property
+    def ctype(self) -> str:
+        return C_TYPES[self.format.name]
+
+    def tile_size(self, k: int) -> str:
+        return f"K * 16 * {PLAIN[self.format.name]}"
 
     def nbytes(self, shape: Sequence[int]) -> int:
         *experts, n, k = shape

@@ -6,9 +6,11 @@ from ....program.layout import Layout, Layouts, Role
 from ....weights.formats.affine import GroupAffine
 from ....weights.formats.blocks import BlockFormat
 from ....weights.formats.dense import Dense
+from ....weights.formats.float8 import Float8
 from .affine import AffineTiles
 from .blocks import BlockTiles
 from .dense import ROWS, TILES, stored_type
+from .float8 import Float8Tiles
 from .split import SplitTiles
 
 
@@ -22,5 +24,12 @@ def _affine(form: GroupAffine, role: Role) -> Layout:
 
 
 LAYOUTS = Layouts(
-    "CPU", ROWS, {Dense: _dense, GroupAffine: _affine, BlockFormat: lambda form, role: BlockTiles.of(form)}
+    "CPU",
+    ROWS,
+    {
+        Dense: _dense,
+        GroupAffine: _affine,
+        BlockFormat: lambda form, role: BlockTiles.of(form),
+        Float8: lambda form, role: Float8Tiles.of(form),
+    },
 )

@@ -1,0 +1,101 @@
+"""8-bit floats of 4 exponent and 3 mantissa bits (E4M3, "FN": no infinities) with a scale per row or per block of it.
+
+Micikevicius et al. 2022, "FP8 formats for deep learning". What checkpoints have per tensor, per output channel or per
+block of rows and columns (DeepSeek-V3: 128 x 128) is here per row and block of columns, which costs at most 3 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .base import Array, Encoded, Parts, StorageFormat, decibels
+
+TOP = 448.0  # the largest value
+NAN = 0x7F  # with any sign; there is no infinity
+_TINY = 2.0**-100  # a smaller scale would not leave normal numbers
+_ROWS = 1 << 22  # values that are rounded at a time
+
+
+@dataclass(frozen=True)
+class Float8(StorageFormat):
+    """w = value(code) scale, in float32.
+
+    group: values along K that share a scale, the last of a row perhaps fewer; 0 where a row has one for all.
+
+    Parts: codes uint8 [..., N, K], the bits of the numbers; scales float32 [..., N, blocks of K].
+    """
+
+    group: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"e4m3_kg{self.group}" if self.group else "e4m3"
+
+    @property
+    def block(self) -> tuple[int, int]:
+        return (1, self.group or 1)
+
+    @property
+    def serves_tables(self) -> bool:
+        return True
+
+    def fitted(self, k: int) -> Float8:
+        """Itself: it takes rows of any length."""
+        return self
+
+    def blocks(self, k: int) -> int:
+        """Scales of a row of `k` values."""
+        return -(-k // self.group) if self.group else 1
+
+    def arrays(self, shape: Sequence[int]) -> dict[str, Array]:
+        *lead, k = shape
+        return {
+            "codes": Array(tuple(shape), torch.uint8, 8),
+            "scales": Array((*lead, self.blocks(k)), torch.float32, 32),
+        }
+
+    def decode(self, parts: Parts) -> Tensor:
+        return e4m3_values(parts["codes"]).mul_(self._spread(parts["scales"], parts["codes"].shape[-1]))
+
+    def encode(self, values: Tensor, clip: Tensor | None = None) -> Encoded:
+        """To the nearest number, ties to even, so that the largest magnitude of a block is the largest number."""
+        k = values.shape[-1]
+        rows = values.reshape(-1, k)
+        clips = None if clip is None else clip.reshape(len(rows), -1)
+        codes = torch.empty(rows.shape, dtype=torch.uint8)
+        scales = torch.empty(len(rows), self.blocks(k), dtype=torch.float32)
+        signal = noise = 0.0
+        step = max(1, _ROWS // k)
+        for start in range(0, len(rows), step):
+            here = slice(start, start + step)
+            wanted = rows[here].to(torch.float32)
+            peak = self._peaks(wanted) if clips is None else self._peaks(wanted) * clips[here].to(torch.float32)
+            scales[here] = (peak / TOP).clamp_(min=_TINY)
+            ratio = wanted / self._spread(scales[here], k)
+            codes[here] = ratio.clamp_(-TOP, TOP).to(torch.float8_e4m3fn).view(torch.uint8)
+            kept = self.decode({"codes": codes[here], "scales": scales[here]})
+            signal += float(wanted.square().sum(dtype=torch.float64))
+            noise += float(kept.sub_(wanted).square_().sum(dtype=torch.float64))
+        lead = values.shape[:-1]
+        parts = {"codes": codes.reshape(values.shape), "scales": scales.reshape(*lead, -1)}
+        return Encoded(parts, decibels(signal, noise))
+
+    def _peaks(self, rows: Tensor) -> Tensor:
+        """The largest magnitude of each block."""
+        if not self.group:
+            return rows.abs().amax(-1, keepdim=True)
+        return torch.stack([piece.abs().amax(-1) for piece in rows.split(self.group, -1)], -1)
+
+    def _spread(self, scales: Tensor, k: int) -> Tensor:
+        """The scale of every value, or one that broadcasts to all of a row."""
+        scales = scales.to(torch.float32)
+        return scales.repeat_interleave(self.group, -1)[..., :k] if self.group else scales
+
+
+def e4m3_values(codes: Tensor) -> Tensor:
+    """What codes stand for, float32; a new tensor."""
+    return codes.contiguous().view(torch.float8_e4m3fn).to(torch.float32)
