@@ -19,6 +19,7 @@ from .canonicalize.simplify import Simplify
 from .fuse.add_norm import FuseAddNorm
 from .fuse.fuse_pointwise import FusePointwise
 from .fuse.merge_linears import MergeLinears
+from .fuse.sort_columns import SortColumns
 from .manager import check_order
 
 
@@ -48,6 +49,7 @@ def fuse() -> list[Pass]:
     """Fewer, larger kernels; afterwards the graph holds only ops of the dialect."""
     return _ordered(
         [
+            SortColumns(),
             MergeLinears(),
             FuseAddNorm(),
             FoldConstants(),

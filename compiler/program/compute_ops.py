@@ -197,6 +197,19 @@ def gather(low: Lowerer, node: fx.Node) -> Placed:
     return out
 
 
+def columns(low: Lowerer, node: fx.Node) -> Placed:
+    """An indexed read with one index for all lines."""
+    x = low.dense(low.placed(node.args[0]))
+    out = low.new(node)
+    index = low.plain(node.args[1])
+    n = x.shape[-1]
+    step = Gather(
+        rows=row_kind(out), x=x.operand, index=index, y=out.operand, outer=x.size // n, n=n, m=n, one_index=True
+    )
+    low.emit(step, node)
+    return out
+
+
 def scatter(low: Lowerer, node: fx.Node) -> Placed:
     """Indexed write along the last axis."""
     x, index = (low.dense(low.placed(n)) for n in node.args[:2])
@@ -262,6 +275,6 @@ _FUNCTIONS = {
     "embedding": embedding, "select_rows": select_rows, "linear": linear, "expert_linear": expert_linear,
     "bmm": bmm, "rms_norm": norm, "layer_norm": norm, "add_rms_norm": add_norm, "add_layer_norm": add_norm,
     "pointwise": pointwise, "reduce": reduce, "softmax": along_last, "cumsum": along_last, "topk": topk,
-    "gather": gather, "scatter": scatter, "rope": rope, "paged_attention": paged_attention,
+    "gather": gather, "columns": columns, "scatter": scatter, "rope": rope, "paged_attention": paged_attention,
 }  # fmt: skip
 COMPUTE_LOWERING = {OPS[name].overload: fn for name, fn in _FUNCTIONS.items()}

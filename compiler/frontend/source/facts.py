@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...graph.graph import ModelInfo
-from ...weights.handles import QuantizedWeight, Weight
+from ...weights.handles import Weight, is_quantized
 from .lengths import position_limit
 
 
@@ -19,7 +19,7 @@ def model_info(model: nn.Module, config: Any, weights: Mapping[str, Weight]) -> 
     text = config.get_text_config()
     parameters = {id(p): p.numel() for p in model.parameters()}
     matrices = [w for w in weights.values() if w.dtype.is_floating_point and len(w.shape) > 1]
-    floats = [torch.bfloat16 if isinstance(w, QuantizedWeight) else w.dtype for w in matrices]
+    floats = [torch.bfloat16 if is_quantized(w) else w.dtype for w in matrices]
     return ModelInfo(
         architecture=type(model).__name__,
         vocab_size=int(text.vocab_size),
