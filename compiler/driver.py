@@ -10,14 +10,15 @@ import msgspec
 
 from ..passes import pipelines
 from ..passes.base import Pass, PassContext
-from ..runtime.format.manifest import EmbeddingFacts, QuantFacts
+from ..runtime.format.manifest import QuantFacts
 from . import measure
 from .backends.registry import backend_for
 from .calibration import load_calibration
 from .calibrations import Calibrations, open_calibrations
 from .canaries import make_canaries
 from .engine import directory as writer
-from .engine.manifest import make_limits, make_manifest, read_bos
+from .engine.manifest import embedding_facts, make_limits, make_manifest, read_bos
+from .frontend.ending import ending_of
 from .frontend.load import load_graph
 from .frontend.source.pooling import read_pooling
 from .frontend.source.source import open_source
@@ -45,11 +46,12 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
     for warning in request.warnings:
         reporter.warn(warning)
     heads = choice.read_heads() if choice else ()
-    source = open_source(options.model)
+    source = open_source(options.model, options.task)
     options = replace(options, model=source.files)
     pooling = read_pooling(options.model, options.pooling) if options.task == "embed" else None
     with reporter.stage("trace"):
-        graph = load_graph(source, options.max_seq_len, embeds=pooling is not None)
+        longest = options.max_seq_len or (pooling and pooling.max_tokens) or None
+        graph = load_graph(source, longest, task=options.task, ending=pooling and ending_of(pooling))
     backend = backend_for(target, weight_dtype(graph), options.deterministic)
     limits = make_limits(graph, options)
     gates = _gates(options, graph, target)
@@ -103,7 +105,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
             tokenizer = writer.copy_tokenizer(stage, options.model)
             writer.copy_runtime(stage)
             facts = QuantFacts(options.quant, report.bits_per_weight, report.kept)
-            embedding = pooling and EmbeddingFacts(pooling.kind, pooling.normalize, lowered.program.vocab_size)
+            embedding = embedding_facts(graph, options, pooling)
             answers = writer.write_canaries(stage, canaries)
             manifest = make_manifest(graph, lowered, facts, options, target, built, tokenizer, embedding, answers)
             manifest = writer.write_manifest(stage, manifest)

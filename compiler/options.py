@@ -17,7 +17,7 @@ from .gates import parse_gates
 from .quantization import GROUPS, HEAD_FORMATS, QUANTIZATIONS
 from .targets import find_target
 
-TASKS = ("generate", "embed")
+TASKS = {"generate": "text", "embed": "one vector per text", "rerank": "one score per pair of texts"}
 POOLINGS = get_args(Pooling)
 KV_DTYPES = {"auto": "", "f32": "f32", "bf16": "bf16", "f16": "f16", "fp16": "f16", "int8": "i8"}
 
@@ -27,7 +27,7 @@ class CompileOptions:
     """Options of one compile. Limits are in tokens and sequences; None means the default for the model.
 
     task: "embed" for an engine that makes one vector per prompt of its hidden states. pooling: which of them make it;
-    None means what the checkpoint says.
+    None means what the checkpoint says. "rerank" for one that scores pairs of texts.
     quant_head: how the LM head is stored when `quant` is not none. group_size: weights per scale, of the head too; None
     means 128, or fewer where a layer's width demands it. keep: patterns of linears to leave unquantized.
     gate: what the engine, kernels included, may lose against the model that it is made of: "ppl=2%" (perplexity rises
@@ -41,12 +41,12 @@ class CompileOptions:
     model: Path
     output: Path
     target: str = setting("cpu", "What to compile for.", values=targets.explained, open=True, metavar="TARGET")
-    task: str = setting("generate", "Text, or embeddings.", values=lambda: dict.fromkeys(TASKS, ""))
+    task: str = setting("generate", "What the engine gives.", values=lambda: TASKS)
     pooling: Pooling | None = setting(
         None,
         "How --task embed makes one vector of many.",
         values=lambda: dict.fromkeys(POOLINGS, ""),
-        unset="the checkpoint's, or last",
+        unset="the checkpoint's, or last, or of encoders mean",
     )
     quant: str = setting("none", "Weights of the linear layers.", values=quantization.explained)
     quant_head: str = setting(
@@ -90,7 +90,7 @@ class CompileOptions:
     force: bool = setting(False, "Replace an engine that exists.")
 
     def __post_init__(self) -> None:
-        _choice("--task", self.task, TASKS)
+        _choice("--task", self.task, tuple(TASKS))
         _choice("--quant", self.quant, tuple(QUANTIZATIONS))
         _choice("--quant-head", self.quant_head, tuple(HEAD_FORMATS))
         _choice("--kv-cache", self.kv_cache, tuple(KV_DTYPES))
@@ -134,10 +134,10 @@ class CompileOptions:
             _choice("--pooling", self.pooling, POOLINGS)
             if self.task != "embed":
                 raise UsageError("--pooling is for engines that embed", "add --task embed")
-        if self.task == "embed" and self.gate:
-            raise UsageError("--gate compares predictions, and --task embed makes none", "leave --gate out")
-        if self.task == "embed" and (self.spec != "none" or self.spec_guesses is not None):
-            raise UsageError("--task embed generates no tokens that --spec could guess", "leave --spec out")
+        if self.task != "generate" and self.gate:
+            raise UsageError(f"--gate compares predictions, and --task {self.task} makes none", "leave --gate out")
+        if self.task != "generate" and (self.spec != "none" or self.spec_guesses is not None):
+            raise UsageError(f"--task {self.task} generates no tokens that --spec could guess", "leave --spec out")
 
 
 def _choice(option: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -30,6 +30,7 @@ class Quantization:
 QUANTIZATIONS: dict[str, Quantization | None] = {
     "none": None,
     "rtn4": Quantization("rtn", "q4", "4 bits, rounded to the nearest value"),
+    "fp8": Quantization("rtn", "e4m3", "8-bit floats (e4m3), a scale per output channel"),
     "awq4": Quantization("awq", "q4", "4 bits, scaled by how large activations are (AWQ)", calibrated=True),
     "gptq4": Quantization("gptq", "q4", "4 bits, each error made up for by later weights (GPTQ)", calibrated=True),
     "awqgptq4": Quantization(

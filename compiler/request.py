@@ -17,7 +17,7 @@ from .frontend.source import hub
 from .frontend.source.identify import Found, find_checkpoint
 from .frontend.source.lengths import check_length
 from .frontend.source.pooling import read_pooling
-from .frontend.source.refuse import check_config, check_head
+from .frontend.source.refuse import check_config, check_head, check_scores
 from .frontend.source.shards import weight_files
 from .options import CompileOptions
 from .quantization import QUANTIZATIONS
@@ -93,9 +93,11 @@ def check_found(found: Found, options: CompileOptions) -> None:
     check_length(found.config, options.max_seq_len)
     if found.is_gguf:
         return
-    check_config(found.path, found.config)
+    check_config(found.path, found.config, options.task)
     if options.task == "generate":
         check_head(found.path, found.config)
+    elif options.task == "rerank":
+        check_scores(found.path, found.config)
 
 
 def _check_places(options: CompileOptions, target: Target, choice: SpecChoice | None) -> None:

@@ -37,7 +37,7 @@ class Planned:
 
 def plan_graph(source: Source, options: CompileOptions) -> tuple[Graph, tuple[str, ...]]:
     """The optimized graph of `source`, and which linears are left as stored. Raises what `compile_engine` raises."""
-    graph = load_graph(source, options.max_seq_len, embeds=options.task == "embed")
+    graph = load_graph(source, options.max_seq_len, task=options.task)
     context = PassContext()
     for phase in (pipelines.canonicalize(), _quantize(options), pipelines.attention(), pipelines.fuse()):
         run_passes(graph, phase, context)
