@@ -7,6 +7,7 @@ from ....weights.formats.affine import GroupAffine
 from ....weights.formats.blocks import BlockFormat
 from ....weights.formats.dense import Dense
 from ....weights.formats.float8 import Float8
+from ....weights.formats.tables import GroupedTable, TableFormat
 from .affine import AffineTiles
 from .blocks import BlockTiles
 from .dense import ROWS, TILES, stored_type
@@ -29,7 +30,7 @@ LAYOUTS = Layouts(
     {
         Dense: _dense,
         GroupAffine: _affine,
-        BlockFormat: lambda form, role: BlockTiles.of(form),
+        **dict.fromkeys((BlockFormat, TableFormat, GroupedTable), lambda form, role: BlockTiles.of(form)),
         Float8: lambda form, role: Float8Tiles.of(form),
     },
 )
