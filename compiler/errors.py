@@ -7,6 +7,7 @@ from ..runtime.errors import IccError, UsageError
 __all__ = [
     "CheckpointError",
     "ExtensionError",
+    "GateError",
     "GraphTextError",
     "HeadMismatch",
     "HubError",
@@ -142,3 +143,13 @@ class OutOfMemory(IccError):
             "free memory, or compile on a machine that has more: `icc plan MODEL` says what a compile takes",
         )
         self.stage = stage
+
+
+class GateError(IccError):
+    """The engine does not keep what --gate asks for. `metric` is "ppl" or "kl", `found` and `limit` its values."""
+
+    exit_code = 45
+
+    def __init__(self, metric: str, found: float, limit: float, message: str, hint: str) -> None:
+        super().__init__(message, hint)
+        self.metric, self.found, self.limit = metric, found, limit

@@ -12,6 +12,7 @@ from . import quantization, targets
 from .errors import UsageError
 from .frontend.source.hub import is_hub_name
 from .frontend.source.identify import CONFIG
+from .gates import parse_gates
 from .quantization import HEAD_FORMATS, QUANTIZATIONS
 from .targets import find_target
 
@@ -27,6 +28,8 @@ class CompileOptions:
     task: "embed" for an engine that makes one vector per prompt of its hidden states. pooling: which of them make it;
     None means what the checkpoint says.
     quant_head: how the LM head is stored when `quant` is not none. keep: patterns of linears to leave unquantized.
+    gate: what the engine, kernels included, may lose against the model that it is made of: "ppl=2%" (perplexity rises
+    by at most so much), "kl=0.01" (mean Kullback-Leibler divergence per token, in nats); GateError if it loses more.
     spec: the drafter of speculative decoding, "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none". spec_guesses: the
     size of the tree of draft heads at every batch size, instead of what its cost says. deterministic: a request's
     logits have the same bits whatever else is in its steps; on a CPU they always do. tune: choose the blocks of CPU
@@ -51,6 +54,10 @@ class CompileOptions:
     calib: Path | None = setting(None, "UTF-8 text to calibrate on.", metavar="FILE", unset="a bundled one")
     calib_sequences: int = setting(32, "Sequences to calibrate on.")
     calib_length: int = setting(512, "Tokens per calibration sequence.")
+    gate: tuple[str, ...] = setting(
+        (), "Fail if the engine loses more: ppl=2%, kl=0.01 (repeatable).", metavar="METRIC=LIMIT"
+    )
+    gate_text: Path | None = setting(None, "UTF-8 text to measure --gate on.", metavar="FILE", unset="a bundled one")
     kv_cache: str = setting("auto", "Numbers of the KV cache.", values=lambda: dict.fromkeys(KV_DTYPES, ""))
     max_seq_len: int | None = setting(
         None, "Longest sequence, prompt included.", unset="the model's, at most 4096", metavar="TOKENS"
@@ -87,6 +94,9 @@ class CompileOptions:
                 "use --target native; for a GPU: icc tune ENGINE, on a host that has it",
             )
         self._check_task()
+        parse_gates(self.gate)
+        if self.gate_text is not None and not self.gate:
+            raise UsageError("--gate-text is for --gate", "add --gate ppl=2%, or leave --gate-text out")
         for name in (
             "max_seq_len",
             "max_batch_size",
@@ -104,6 +114,8 @@ class CompileOptions:
             _choice("--pooling", self.pooling, POOLINGS)
             if self.task != "embed":
                 raise UsageError("--pooling is for engines that embed", "add --task embed")
+        if self.task == "embed" and self.gate:
+            raise UsageError("--gate compares predictions, and --task embed makes none", "leave --gate out")
         if self.task == "embed" and (self.spec != "none" or self.spec_guesses is not None):
             raise UsageError("--task embed generates no tokens that --spec could guess", "leave --spec out")
 

@@ -58,8 +58,11 @@ def check(options: CompileOptions) -> Request:
         weight_files(model)
         if options.task == "embed":
             read_pooling(model, options.pooling)
-    if options.calib is not None:
-        check_text(options.calib, has_tokenizer)
+    for text in (options.calib, options.gate_text):
+        if text is not None:
+            check_text(text, has_tokenizer)
+    if options.gate and not has_tokenizer:
+        raise UsageError("--gate reads a text, and the model has no tokenizer.json", "leave --gate out")
     return Request(options, target, choice, () if has_tokenizer else _warnings(model))
 
 

@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar, Unpack, cast, overload
 
 import numpy as np
 
+from .answers import verify_answers
 from .errors import RequestError
 from .executor.base import Executor
 from .executor.open import open_executor, open_gpu
@@ -65,6 +66,8 @@ def open_llm(options: LoadOptions) -> LLM:
     try:
         make = partial(open_executor, gpu=gpu, threads=options.threads)
         executor = make(engine, kv_bytes=options.kv_bytes, swap_bytes=options.swap_bytes)
+        if options.verify_answers:
+            _check_answers(engine, executor)
         tokenizer_json = engine.tokenizer_json()
         tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json)
         second = partial(make, swap_bytes=0)
@@ -73,6 +76,14 @@ def open_llm(options: LoadOptions) -> LLM:
         engine.close()
         raise
     return LLM(engine.manifest, executor, tokenizer, engine, speculator)
+
+
+def _check_answers(engine: Engine, executor: Executor) -> None:
+    try:
+        verify_answers(engine, executor)
+    except BaseException:
+        executor.close()
+        raise
 
 
 def _hasher(image: bytes, name: str) -> HashPieces:

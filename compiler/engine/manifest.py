@@ -35,6 +35,7 @@ def make_manifest(
     built: Built,
     tokenizer: str | None,
     embedding: EmbeddingFacts | None = None,
+    canaries_file: str | None = None,
 ) -> Manifest:
     """The manifest without its file table."""
     config = _read_json(options.model / "config.json")
@@ -56,6 +57,7 @@ def make_manifest(
         sampling=sampling_defaults(generation),
         tokenizer_dir=tokenizer,
         embedding=embedding,
+        canaries_file=canaries_file,
     )
 
 
@@ -99,6 +101,13 @@ def sampling_defaults(generation: dict[str, Any]) -> SamplingDefaults:
         top_k=generation.get("top_k"),
         min_p=generation.get("min_p"),
         repetition_penalty=penalty,
+    )
+
+
+def read_bos(model: Path) -> int | None:
+    """The token that begins a text, if the checkpoint says so."""
+    return _first(
+        _token_ids(_read_json(model / "config.json"), _read_json(model / "generation_config.json"), "bos_token_id")
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -82,6 +82,12 @@ class Graph:
     def nodes(self) -> Iterable[fx.Node]:
         """Nodes in execution order."""
         return self.fx.nodes
+
+    def copy(self) -> Graph:
+        """A graph of its own, with nodes of the same names, over the same weights, which nobody modifies."""
+        fresh = fx.Graph()
+        fresh.output(fresh.graph_copy(self.fx, {}))
+        return replace(self, fx=fresh, weights=dict(self.weights), facts=set(self.facts))
 
     def input(self, name: str) -> fx.Node | None:
         """The placeholder of that name."""

@@ -75,9 +75,10 @@ class QuantizePass(Pass):
 
     def finish(self, graph: Graph, ctx: PassContext, job: Job, weight: QuantizedWeight, **facts: Any) -> None:
         """Store `weight` as the job's weight and record it."""
+        source = graph.weight(job.node.args[1])  # type: ignore[arg-type]
         set_weight(graph, [(node, 1) for node in (*job.nodes, *job.tables)], weight)
         method = self.name.removeprefix("quantize-") if job.own else "rtn"
-        ctx.quant_records.append(QuantRecord(job.name, method, job.format.name, weight, **facts))
+        ctx.quant_records.append(QuantRecord(job.name, method, job.format.name, weight, source=source, **facts))
 
 
 def plain_name(node: fx.Node) -> str:

@@ -102,6 +102,22 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dimension: int
 
 
+class GateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the engine, kernels included, loses against the model that it was made of, measured when it was compiled.
+
+    asked: the conditions that it had to keep, as --gate has them. text: the file, or "bundled". perplexity: relative
+    increase. kl: mean Kullback-Leibler divergence per token, in nats.
+    """
+
+    asked: list[str]
+    text: str
+    tokens: int
+    reference_perplexity: float
+    perplexity: float
+    perplexity_increase: float
+    kl: float
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """engine.json. Paths are relative to the engine directory; `libraries` go from best to most portable."""
 
@@ -120,5 +136,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     files: dict[str, FileEntry]
     gpu: GpuFacts | None = None
     embedding: EmbeddingFacts | None = None  # of an engine that embeds; None of one that generates
+    gate: GateFacts | None = None  # None where no --gate was given
+    canaries_file: str | None = None  # see canaries.py; None where the engine has none
     kernel_abi: int = 0  # see KERNEL_ABI; 0 where it was not stated yet
     digest: str = ""  # seals this file itself, see engine/digest.py; "" if it is not sealed
