@@ -13,10 +13,10 @@ import pytest
 
 SOAK = bool(os.environ.get("ICC_SOAK"))
 _SIZES = {  # name: in `make test`, in `make soak`
-    "draws": (1600, 4000),  # samples of a distribution
+    "draws": (1000, 4000),  # samples of a distribution
     "fuzz_examples": (150, 200_000),
     "quality_characters": (1500, 6000),  # of each held-out module
-    "r7_pairs": (2000, 20_000),
+    "r7_pairs": (700, 20_000),
     "raw_requests": (500, 50_000),
     "real_limits": (0, 1),  # wait for the server's own time limits
     "schemathesis_cases_every": (5, 1),  # of the cases that follow from the document, each so-manieth is tried

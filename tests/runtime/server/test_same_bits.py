@@ -11,10 +11,11 @@ from typing import Any
 import icc
 import pytest
 import tokenizers
+from sizes import SOAK
 
 from .conftest import Served, running, serve_command
 
-ROUNDS = 4
+ROUNDS = 4 if SOAK else 2
 COUNTS = ("engine_steps", "generation_tokens")
 
 
