@@ -14,6 +14,8 @@ from .errors import HttpError
 from .requests import OTHERS
 
 T = TypeVar("T")
+# types of parts of a content that no text model takes, as msgspec names a value that is none of those it knows
+_MEDIA = re.compile(r"Invalid value '((?:input_|document_)?(?:image|audio|video|file|document)(?:_url)?)'")
 
 
 def decoded(raw: bytes, kind: type[T]) -> T:
@@ -40,6 +42,10 @@ def _said() -> Iterator[None]:
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `")
         field = place.removeprefix("$.").rstrip("`")
+        if (media := _MEDIA.search(text)) and "content" in field:
+            kind = media[1].removeprefix("input_").removesuffix("_url")
+            message = f"{field}: this model reads text, and takes no {kind}"
+            raise HttpError(400, message, field, "unsupported_content") from error
         unknown = re.search(r"unknown field `(.+)`", text)
         named = ".".join(filter(None, [field, unknown[1] if unknown else ""])) or None
         raise HttpError(400, f"{field}: {text}" if field else text, named, "invalid_value") from error

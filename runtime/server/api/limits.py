@@ -51,6 +51,8 @@ BODY_S = 30.0
 WRITE_S = 30.0
 UNSENT_BYTES = 256 << 10  # of one stream, towards a client that does not read
 STORED_BYTES = 64 << 20  # of responses that later requests may go on from
+SOCKET_STORED_BYTES = 16 << 20  # of responses that a WebSocket keeps for itself
+SOCKET_S = 3600.0  # of a WebSocket, as the specification of Open Responses has it
 IDLE_S = 75.0  # a kept-alive connection without a request
 
 

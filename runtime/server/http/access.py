@@ -27,10 +27,10 @@ class Access:
         self._app, self._root = app, root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        method = scope["method"]
+        method = scope.get("method", "WEBSOCKET")
         if method == "HEAD":  # what GET would say; uvicorn leaves out the body
             scope = {**scope, "method": "GET"}
         scope["root_path"] = self._root
@@ -67,10 +67,14 @@ class _Answer:
         self.status, self.complete = 0, False
 
     async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
+        if message["type"] == "websocket.accept":
+            self.status = 101
+        if message["type"] in ("http.response.start", "websocket.http.response.start"):
             self.status = message["status"]
             # the second is what Anthropic's clients look for
             ids = [(b"x-request-id", self._id), (b"request-id", self._id)]
             message["headers"] = [*message.get("headers", ()), *ids]
         await self._send(message)
-        self.complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+        self.complete = self.status == 101 or (
+            message["type"].endswith("http.response.body") and not message.get("more_body", False)
+        )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -18,7 +20,10 @@ from .page_routes import OPEN_FILES, page_file
 log = logging.getLogger("icc.serve")
 OPEN = frozenset({"/live", "/ready"})  # for those who watch over the server; they say nothing else
 # their requests wait for the engine
-_QUEUED = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/messages"})
+_QUEUED = frozenset({
+    "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/responses/compact",
+    "/v1/messages",
+})  # fmt: skip
 # a server that drains lives, and says so; it is not ready
 _WHILE_DRAINING = {"/live", "/metrics", "/version"}
 _SECURE = [
@@ -30,11 +35,17 @@ _SECURE = [
 class Gate:
     """ASGI middleware. The scope gets `icc.client`, the name of who asks."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, metrics: Metrics, admission: Admission) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: ApiKeys, metrics: Metrics, admission: Admission, origins: Collection[str] = ()
+    ) -> None:
         self._app, self._keys, self._metrics, self._admission = app, keys, metrics, admission
+        self._origins = origins
         self.draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._connect(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -66,6 +77,21 @@ class Gate:
                 response = error_response(scope, found, {"www-authenticate": "Bearer"} if found.status == 401 else {})
             await response(scope, receive, counted)
 
+    async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A WebSocket: a browser opens one for any page, whose origin is looked at here; no CORS protects it."""
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        allowed = origin is None or urlsplit(origin).netloc == headers.get("host")
+        try:
+            if not allowed and "*" not in self._origins and origin not in self._origins:
+                raise HttpError(403, f"pages of {origin!r} may not ask here", code="origin_not_allowed")
+            self._admit(scope)
+        except HttpError as error:
+            self._metrics.responded(error.status)
+            await error_response(scope, error)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
     def _admit(self, scope: Scope) -> None:
         path = scope["path"]
         if path not in OPEN and path not in OPEN_FILES:
@@ -75,7 +101,7 @@ class Gate:
             scope["icc.client"] = client
         if self.draining and path not in _WHILE_DRAINING:
             raise HttpError(503, "the server is shutting down", code="draining", retry_after=5)
-        if path in _QUEUED and scope["method"] == "POST":  # a refusal must not cost what the request would
+        if path in _QUEUED and scope.get("method") == "POST":  # a refusal must not cost what the request would
             self._admission.check_room()
 
 

@@ -64,9 +64,6 @@ class HttpProtocol(HttpToolsProtocol):
         if not self.transport.is_closing():
             super().on_body(body)
 
-    def handle_websocket_upgrade(self) -> None:
-        self.send_400_response("There are no websockets here.")
-
     # -- half-closed connections -------------------------------------------------------------------------------------
 
     def eof_received(self) -> bool | None:

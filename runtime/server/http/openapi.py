@@ -15,7 +15,8 @@ from ..api.requests import OTHERS
 from ..api.responses import ErrorBody
 
 _ANSWERED = (
-    "CompletionRequest", "ChatRequest", "EmbeddingRequest", "ResponsesRequest", "MessagesRequest", "CountTokensRequest",
+    "CompletionRequest", "ChatRequest", "EmbeddingRequest", "ResponsesRequest", "CompactRequest", "MessagesRequest",
+    "CountTokensRequest",
 )  # fmt: skip
 REQUESTS = (*_ANSWERED, "TokenizeRequest", "DetokenizeRequest")
 _REFS = "#/components/schemas/{name}"

@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, WebSocket
 from fastapi.responses import Response
 
+from ..api.openresponses.compact import CompactedResponse, CompactRequest
 from ..api.openresponses.request import ResponsesRequest
 from ..api.openresponses.resource import DeletedResponse, InputItems
 from ..api.openresponses.resource import Response as ResponseResource
 from .bodies import decode_body, json_response
 from .openapi import operation
 from .parts import GENERATION_ERRORS, Parts
+from .responses_socket import ResponsesSocket
 from .streams import NAMED
 
 
@@ -39,6 +41,19 @@ def add_responses(app: FastAPI, parts: Parts) -> None:
         body = await decode_body(request, ResponsesRequest)
         parts.check_model(body.model)
         return json_response(InputTokens(await conversations.count(body, request.scope["icc.client"])))
+
+    @app.post("/v1/responses/compact", **operation(CompactedResponse, CompactRequest, errors=GENERATION_ERRORS))
+    async def compact(request: Request) -> Response:
+        """Make a conversation shorter: a summary of it, for requests that go on from there."""
+        body = await decode_body(request, CompactRequest)
+        parts.check_model(body.model)
+        job, make = await conversations.compact(body, request.scope["icc.client"])
+        return await parts.answer(request, job, make, False)
+
+    @app.websocket("/v1/responses")
+    async def socket(websocket: WebSocket) -> None:
+        """The same as events of a connection that stays; each message asks for one response."""
+        await ResponsesSocket(parts, websocket).serve()
 
     @app.get("/v1/responses/{response_id}", **operation(ResponseResource, errors=(404,)))
     async def one(request: Request, response_id: str) -> Response:

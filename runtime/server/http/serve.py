@@ -69,7 +69,7 @@ class Server:
         self._batches = None if store is None else Batches(store, core.jobs, core.generator, core.max_batch_size)
         conversations = Conversations(core.model, core.jobs)
         parts = Parts(core.model, core.engine, core.jobs, core.generator, metrics, conversations, self._batches)
-        self._gate = Gate(build_app(parts), keys, metrics, core.generator.admission)
+        self._gate = Gate(build_app(parts), keys, metrics, core.generator.admission, options.cors_origins)
         self._app = Access(_with_cors(self._gate, options.cors_origins), root_path(options.root_path))
         self._signals = 0
         self._wake = asyncio.Event()
@@ -140,7 +140,9 @@ class Server:
         return uvicorn.Config(
             self._app,
             http=HttpProtocol,
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=limits.BODY_BYTES,
+            ws_per_message_deflate=False,
             lifespan="off",
             log_config=None,
             access_log=False,

@@ -12,8 +12,11 @@ from pathlib import Path
 import openai
 import pytest
 from sizes import size_of
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from .conftest import HERE, Served, StartServer
+from .test_responses import ask_over
 from .test_structured import TOOLS
 
 pytestmark = pytest.mark.slow
@@ -96,6 +99,15 @@ def test_openai_says_what_key_is_missing(start: StartServer) -> None:
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong").models.list()
     assert openai.OpenAI(base_url=f"{server.url}/v1", api_key="a-key-of-some-length").models.list().data
+
+    url = f"ws://127.0.0.1:{server.port}/v1/responses"  # the same over a WebSocket, which any page could open
+    key = {"Authorization": "Bearer a-key-of-some-length"}
+    for headers, origin, status in (({}, None, 401), (key, "http://elsewhere.example", 403)):
+        with pytest.raises(InvalidStatus) as refused:
+            connect(url, additional_headers=headers, origin=origin)
+        assert refused.value.response.status_code == status
+    with connect(url, additional_headers=key, origin=server.url) as socket:
+        assert ask_over(socket, input="x")[-1]["type"] == "response.incomplete"
 
 
 def test_schemathesis_positive_and_negative(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from typing import Any
 
 import openai
 import pytest
@@ -12,6 +14,7 @@ from icc.runtime.server.api.openresponses.chat import chat_request, items_of
 from icc.runtime.server.api.openresponses.request import ResponsesRequest
 from icc.runtime.server.api.openresponses.resource import Response
 from icc.runtime.server.api.openresponses.store import ResponseStore
+from websockets.sync.client import ClientConnection, connect
 
 from .conftest import Served
 from .test_structured import TOOLS
@@ -52,6 +55,78 @@ def test_events_come_in_their_order_and_with_numbers(client: openai.OpenAI) -> N
     assert events[0].response.status == "in_progress" and events[0].response.output == []
     with client.responses.stream(model="toy", input="x", extra_body={"stop": "\x0e"}) as accumulated:
         assert accumulated.get_final_response().output_text == SAID
+
+
+def test_a_conversation_is_compacted_and_gone_on_from(served: Served) -> None:
+    said = [{"role": "system", "content": "s"}, {"role": "user", "content": "one"}]
+    said += [{"role": "assistant", "content": "two"}]
+    body = {"model": "toy", "input": said, "prompt_cache_key": "k"}
+    made = served.ask("POST", "/v1/responses/compact", body).json
+    assert made["object"] == "response.compaction" and made["usage"]["output_tokens"] > 0
+    kept, summary = made["output"]
+    assert kept["role"] == "system" and kept["content"] == [{"type": "input_text", "text": "s"}]
+    text = base64.b64decode(summary["encrypted_content"]).decode()
+    going_on = {"model": "toy", "input": [kept, summary, {"role": "user", "content": "x"}], "max_output_tokens": 3}
+    answer = served.ask("POST", "/v1/responses", going_on).json
+    assert answer["output"][0]["content"][0]["text"] == SAID
+    request = decode(json.dumps(going_on).encode(), ResponsesRequest)
+    first = chat_request(request, items_of(request)).messages[0]
+    assert first.content == f"s\n\nSummary of the conversation so far:\n{text}"
+    for wrong in (
+        {"input": said},
+        {"model": "toy"},
+        {"model": "toy", "input": [{**summary, "encrypted_content": "!"}]},
+    ):
+        assert served.ask("POST", "/v1/responses/compact", wrong).status == 400
+
+
+def test_images_are_refused_in_words(served: Served) -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
+    content = [{"type": "input_text", "text": "x"}, image]
+    reply = served.ask("POST", "/v1/responses", {"model": "toy", "input": [{"role": "user", "content": content}]})
+    assert reply.status == 400 and "takes no image" in reply.json["error"]["message"]
+    parts = [{"type": "image_url", "image_url": {"url": "x"}}]
+    chat = {"model": "toy", "messages": [{"role": "user", "content": parts}]}
+    reply = served.ask("POST", "/v1/chat/completions", chat)
+    assert reply.status == 400 and reply.json["error"]["code"] == "unsupported_content"
+
+
+def ask_over(socket: ClientConnection, **fields: Any) -> list[Any]:
+    """The events of one turn."""
+    socket.send(json.dumps({"type": "response.create", "model": "toy", "max_output_tokens": 3, **fields}))
+    events: list[Any] = []
+    while not events or events[-1]["type"] not in ("error", "response.incomplete", "response.completed"):
+        events.append(json.loads(socket.recv(30)))
+    return events
+
+
+def test_responses_over_a_websocket(served: Served) -> None:
+    url = f"ws://127.0.0.1:{served.port}/v1/responses"
+    with connect(url) as socket:
+        first = ask_over(socket, input="x", store=False)
+        assert [event["sequence_number"] for event in first] == list(range(len(first)))
+        assert (
+            first[0]["type"] == "response.created" and first[-1]["response"]["output"][0]["content"][0]["text"] == SAID
+        )
+        before = first[-1]["response"]["id"]
+        assert served.ask("GET", f"/v1/responses/{before}").status == 404  # it is kept for this connection only
+        second = ask_over(socket, input="y", store=False, previous_response_id=before)
+        assert second[-1]["response"]["usage"]["input_tokens"] > first[-1]["response"]["usage"]["input_tokens"]
+        orphan = [{"type": "function_call_output", "call_id": "none", "output": "1"}]
+        assert ask_over(socket, input=orphan, previous_response_id=before)[0]["status"] == 400
+        forgotten = ask_over(socket, input="z", previous_response_id=before)[0]
+        assert forgotten["error"]["code"] == "previous_response_not_found"
+        for wrong in ({"stream": True, "input": "x"}, {"input": 1}, {"input": "x", "model": "other"}):
+            assert ask_over(socket, **wrong)[-1]["type"] == "error"
+        socket.send("{")
+        assert json.loads(socket.recv(30))["error"]["code"] == "invalid_json"
+        stored = ask_over(socket, input="x")[-1]["response"]["id"]
+    with connect(url) as socket:
+        assert ask_over(socket, input="x", previous_response_id=before)[0]["type"] == "error"
+        assert ask_over(socket, input="x", previous_response_id=stored)[-1]["type"] == "response.incomplete"
+        socket.send(json.dumps({"type": "response.create", "model": "toy", "input": "x", "max_output_tokens": 4000}))
+        socket.recv(30)  # and go: what runs for it ends
+    served.wait_until(served.idle)
 
 
 def test_a_tool_is_called_and_its_result_given(client: openai.OpenAI) -> None:

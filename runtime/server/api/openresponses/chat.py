@@ -10,6 +10,7 @@ from ..errors import HttpError
 from ..requests import ChatRequest
 from .request import (
     AllowedTools,
+    CompactionItem,
     FunctionCallItem,
     FunctionCallOutput,
     FunctionChoice,
@@ -18,10 +19,10 @@ from .request import (
     Item,
     JsonObject,
     JsonSchema,
-    Part,
     ReasoningItem,
-    RefusalPart,
     ResponsesRequest,
+    summary_of,
+    text_of,
 )
 
 # fields that both requests have, with one meaning
@@ -63,13 +64,23 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[st
     """A conversation in chat's form. What the model did at a stretch (thought, said, called) is one message."""
     messages: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in items:
-        if isinstance(item, InputMessage) and item.role != "assistant":
-            messages.append({"role": item.role, "content": _text(item.content)})
+        if isinstance(item, CompactionItem):
+            _add_summary(messages, summary_of(item))
+        elif isinstance(item, InputMessage) and item.role != "assistant":
+            messages.append({"role": item.role, "content": text_of(item.content)})
         elif isinstance(item, FunctionCallOutput):
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
         else:
             _add_turn(messages, item)
     return messages
+
+
+def _add_summary(messages: list[dict[str, Any]], summary: str) -> None:
+    """Add it to what the system says: templates know one such message, at the beginning."""
+    if messages and messages[-1]["role"] in ("system", "developer"):
+        messages[-1]["content"] += f"\n\n{summary}"
+    else:
+        messages.append({"role": "system", "content": summary})
 
 
 def _add_turn(messages: list[dict[str, Any]], item: Item) -> None:
@@ -81,16 +92,10 @@ def _add_turn(messages: list[dict[str, Any]], item: Item) -> None:
     if isinstance(item, ReasoningItem):
         last["reasoning_content"] = "".join(part.text for part in item.content or item.summary)
     elif isinstance(item, InputMessage):
-        last["content"] = _text(item.content)
+        last["content"] = text_of(item.content)
     elif isinstance(item, FunctionCallItem):
         function = {"name": item.name, "arguments": item.arguments}
         last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
-
-
-def _text(content: str | list[Part]) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
 
 
 def _choice(request: ResponsesRequest) -> Any:

@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 from ...engine.engine_client import Stream
 from .. import limits
+from ..errors import HttpError
 from ..jobs import Job, Jobs
 from ..model import ServedModel
 from ..requests import ChatRequest
 from .answer import ResponsesAnswer
 from .chat import chat_request, items_of
-from .request import InputMessage, Item, ResponsesRequest
+from .compact import CompactAnswer, CompactRequest, summarizing
+from .request import FunctionCallItem, FunctionCallOutput, InputMessage, Item, ResponsesRequest
 from .resource import Response
 from .store import ResponseStore
 
@@ -25,29 +27,58 @@ class Conversations:
         self._model, self._jobs = model, jobs
         self.store = ResponseStore(limits.STORED_BYTES)
 
-    async def begin(self, request: ResponsesRequest, client: str) -> tuple[Job, Callable[[Stream], ResponsesAnswer]]:
-        """The job, and what makes its answer. HttpError or RequestError for what a client has wrong."""
-        items, chat = await self._chat(request, client)
+    async def begin(
+        self, request: ResponsesRequest, client: str, local: ResponseStore | None = None
+    ) -> tuple[Job, Callable[[Stream], ResponsesAnswer]]:
+        """The job, and what makes its answer. local: where a connection keeps what is not to be stored. HttpError or
+        RequestError for what a client has wrong."""
+        items, chat = await self._chat(request, client, local)
         job = await self._jobs.chat(chat, client)
         given = len(items_of(request))
 
         def keep(response: Response) -> None:
-            if response.store and response.error is None:
-                self.store.add(client, response, items, given)
+            store = self.store if response.store else local
+            if store is not None and response.error is None:
+                store.add(client, response, items, given)
 
         return job, lambda stream: ResponsesAnswer(self._model, request, chat, job, stream, keep)
+
+    async def compact(self, request: CompactRequest, client: str) -> tuple[Job, Callable[[Stream], CompactAnswer]]:
+        """The job that summarizes a conversation, and what makes the answer of it."""
+        items = self._before(request.previous_response_id, client, None)
+        given = request.input or []
+        items += [InputMessage("user", given)] if isinstance(given, str) else given
+        if not items:
+            raise HttpError(400, "input: there is nothing to compact", "input", "conflicting_fields")
+        asked = summarizing(request, items, self._model.max_len)
+        _, chat = await self._chat(asked, client)
+        job = await self._jobs.chat(chat, client)
+
+        def make(stream: Stream) -> CompactAnswer:
+            return CompactAnswer(ResponsesAnswer(self._model, asked, chat, job, stream, lambda response: None), items)
+
+        return job, make
 
     async def count(self, request: ResponsesRequest, client: str) -> int:
         """The tokens of the prompt."""
         _, chat = await self._chat(request, client)
         return len(await self._jobs.chat_tokens(chat))
 
-    async def _chat(self, request: ResponsesRequest, client: str) -> tuple[list[Item], ChatRequest]:
+    def _before(self, previous: str | None, client: str, local: ResponseStore | None) -> list[Item]:
+        """The conversation up to and including an earlier response."""
+        if previous is None:
+            return []
+        store = local if local is not None and local.holds(client, previous) else self.store
+        return store.find(client, previous, "previous_response_id").conversation
+
+    async def _chat(
+        self, request: ResponsesRequest, client: str, local: ResponseStore | None = None
+    ) -> tuple[list[Item], ChatRequest]:
         """All items of the conversation, and the request for its next turn."""
         items = items_of(request)
         if request.previous_response_id is not None:
-            found = self.store.find(client, request.previous_response_id, "previous_response_id")
-            items = [*found.conversation, *items]
+            items = [*self._before(request.previous_response_id, client, local), *items]
+            _check_outputs(items)
         chat = chat_request(request, items)
         if request.truncation == "auto" and not await self._fits(chat):
             chat = await self._truncated(request, items)
@@ -68,6 +99,15 @@ class Conversations:
     async def _fits(self, chat: ChatRequest) -> bool:
         reserved = min(chat.max_completion_tokens or 1, self._model.max_len // 2)
         return len(await self._jobs.chat_tokens(chat)) + reserved <= self._model.max_len
+
+
+def _check_outputs(items: list[Item]) -> None:
+    """HttpError 400 for the result of a call that the conversation does not have."""
+    called = {item.call_id for item in items if isinstance(item, FunctionCallItem)}
+    for item in items:
+        if isinstance(item, FunctionCallOutput) and item.call_id not in called:
+            message = f"input: there is no call {item.call_id[:80]!r} in the conversation"
+            raise HttpError(400, message, "input", "invalid_value")
 
 
 def _from(items: list[Item], place: int) -> list[Item]:

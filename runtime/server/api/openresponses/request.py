@@ -6,11 +6,14 @@ what other servers add) are passed over; at the top level an unknown field is an
 
 from __future__ import annotations
 
+import base64
+import binascii
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from .. import limits
+from ..errors import HttpError
 from ..fields import Int64, Name, Stop, Text
 
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -51,6 +54,10 @@ class InputMessage(Struct, tag_field="type", tag="message", frozen=True):
     role: Literal["user", "assistant", "system", "developer"]
     content: Text | Parts
 
+    @property
+    def said(self) -> str:
+        return text_of(self.content)
+
 
 class FunctionCallItem(Struct, tag_field="type", tag="function_call", frozen=True):
     call_id: Id
@@ -70,7 +77,38 @@ class ReasoningItem(Struct, tag_field="type", tag="reasoning", frozen=True):
     content: list[ReasoningText | PlainText] | None = None
 
 
-Item = InputMessage | FunctionCallItem | FunctionCallOutput | ReasoningItem
+class CompactionItem(Struct, tag_field="type", tag="compaction", frozen=True):
+    """What /v1/responses/compact made of a conversation."""
+
+    encrypted_content: Annotated[Text, Meta(extra_json_schema={"enum": ["", "YQ=="]})]
+
+
+Item = InputMessage | FunctionCallItem | FunctionCallOutput | ReasoningItem | CompactionItem
+
+
+def text_of(content: str | list[Part]) -> str:
+    """The texts of a content, joined."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
+
+
+def summary_of(item: CompactionItem) -> str:
+    """A summary as a model reads it. HttpError 400 if this server did not make it."""
+    try:
+        text = base64.b64decode(item.encrypted_content, validate=True).decode()
+    except (binascii.Error, ValueError) as error:
+        raise HttpError(400, "input: a compaction was not made by this server", "input", "invalid_value") from error
+    return f"Summary of the conversation so far:\n{text}"
+
+
+def typed_messages(body: Any) -> Any:
+    """A body with the `type` of messages that leave it out."""
+    if isinstance(body, dict) and isinstance(items := body.get("input"), list):
+        for item in items:
+            if isinstance(item, dict) and "role" in item:
+                item.setdefault("type", "message")
+    return body
 
 
 class FunctionTool(Struct, frozen=True):
@@ -173,11 +211,4 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     chat_template_kwargs: dict[Name, str | Int64 | float | bool | None] | None = None
 
-    @staticmethod
-    def prepare(body: Any) -> Any:
-        """The body with the `type` of messages that leave it out."""
-        if isinstance(body, dict) and isinstance(items := body.get("input"), list):
-            for item in items:
-                if isinstance(item, dict) and "role" in item:
-                    item.setdefault("type", "message")
-        return body
+    prepare = staticmethod(typed_messages)

@@ -109,6 +109,12 @@ class Response(Struct, kw_only=True):
     safety_identifier: str | None
     prompt_cache_key: str | None
 
+    @property
+    def output_text(self) -> str:
+        """What was said, without thoughts and calls."""
+        said = [part.text for item in self.output if isinstance(item, OutputMessage) for part in item.content]
+        return "".join(said)
+
 
 class Event(Struct, omit_defaults=True):
     """One event of a streamed response; it has the fields of its type."""

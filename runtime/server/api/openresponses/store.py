@@ -71,6 +71,9 @@ class ResponseStore:
         self._kept.move_to_end((client, response_id))
         return found[0]
 
+    def holds(self, client: str, response_id: str) -> bool:
+        return (client, response_id) in self._kept
+
     def delete(self, client: str, response_id: str) -> None:
         """HttpError 404 if there is no such response."""
         self.find(client, response_id)
