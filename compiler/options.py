@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from ..runtime.format.manifest import Pooling
 from ..runtime.settings import setting
@@ -18,8 +17,20 @@ from .quantization import GROUPS, HEAD_FORMATS, QUANTIZATIONS
 from .targets import find_target
 
 TASKS = {"generate": "text", "embed": "one vector per text", "rerank": "one score per pair of texts"}
-POOLINGS = get_args(Pooling)
+POOLINGS: dict[Pooling, str] = {
+    "last": "the hidden state of the last token",
+    "mean": "the mean over all tokens",
+    "cls": "the hidden state of the first token",
+}
 KV_DTYPES = {"auto": "", "f32": "f32", "bf16": "bf16", "f16": "f16", "fp16": "f16", "int8": "i8"}
+_KV_SAID = {
+    "auto": "what suits the target: 2 bytes each, of f32 weights on a CPU 4",
+    "f32": "4 bytes each",
+    "bf16": "2 bytes, rounded to 8 bits of precision",
+    "f16": "2 bytes, rounded to 11 bits of precision",
+    "fp16": "the same as f16",
+    "int8": "1 byte, with scales: about half the memory of bf16",
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +56,7 @@ class CompileOptions:
     pooling: Pooling | None = setting(
         None,
         "How --task embed makes one vector of many.",
-        values=lambda: dict.fromkeys(POOLINGS, ""),
+        values=lambda: POOLINGS,
         unset="the checkpoint's, or last, or of encoders mean",
     )
     quant: str = setting("none", "Weights of the linear layers.", values=quantization.explained)
@@ -64,7 +75,9 @@ class CompileOptions:
         (), "Fail if the engine loses more: ppl=2%, kl=0.01 (repeatable).", metavar="METRIC=LIMIT"
     )
     gate_text: Path | None = setting(None, "UTF-8 text to measure --gate on.", metavar="FILE", unset="a bundled one")
-    kv_cache: str = setting("auto", "Numbers of the KV cache.", values=lambda: dict.fromkeys(KV_DTYPES, ""))
+    kv_cache: str = setting(
+        "auto", "Numbers of the KV cache.", values=lambda: {name: _KV_SAID.get(name, "") for name in KV_DTYPES}
+    )
     max_seq_len: int | None = setting(
         None, "Longest sequence, prompt included.", unset="the model's, at most 4096", metavar="TOKENS"
     )
@@ -131,7 +144,7 @@ class CompileOptions:
 
     def _check_task(self) -> None:
         if self.pooling is not None:
-            _choice("--pooling", self.pooling, POOLINGS)
+            _choice("--pooling", self.pooling, tuple(POOLINGS))
             if self.task != "embed":
                 raise UsageError("--pooling is for engines that embed", "add --task embed")
         if self.task != "generate" and self.gate:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from .errors import MissingExtraError, RequestError, install
 from .format.load import Engine
-from .format.manifest import Manifest
+from .format.manifest import Manifest, SamplingDefaults
 from .grammars.constraints import Grammars
 from .grammars.sources import of_lark, of_regex, of_schema
 from .reading.answer import MakeReader
@@ -254,12 +254,14 @@ class Prompting:
 
     # -- parameters --------------------------------------------------------------------------------------------------
 
-    def chat_params(self, params: SamplingParams | None, prompt_tokens: int) -> SamplingParams:
-        """The parameters of an answer: what they leave out is the model's, see SamplingDefaults.of_conversations.
-        Without any, the answer may fill the context."""
+    def chat_params(
+        self, params: SamplingParams | None, prompt_tokens: int, defaults: SamplingDefaults | None = None
+    ) -> SamplingParams:
+        """The parameters of an answer: what they leave out is the model's, see SamplingDefaults.of_conversations, or
+        what `defaults` say. Without any, the answer may fill the context."""
         if params is None:
             params = SamplingParams(max_tokens=max(self._manifest.limits.max_seq_len - prompt_tokens, 1))
-        return params.resolve(self._manifest.sampling.of_conversations())
+        return params.resolve(defaults or self._manifest.sampling.of_conversations())
 
     def constrained(self, params: SamplingParams, grammar: str = "") -> tuple[SamplingParams, Constrain | None]:
         """The parameters, and the grammar that they or the caller ask for, compiled."""

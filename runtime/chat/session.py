@@ -68,7 +68,7 @@ class Session:
 
     def defaults(self) -> dict[str, Any]:
         """What holds where nothing is set, as far as the model says it."""
-        params = self._llm.prompting.chat_params(SamplingParams(), 0)
+        params = self._resolved(SamplingParams(), 0)
         return {name: getattr(params, name) for name in SETTINGS if name != "max_tokens"}
 
     def ask(self, text: str, show: Callable[[str], object], stopped: Callable[[], bool]) -> Answer:
@@ -85,7 +85,7 @@ class Session:
         try:
             prompt, forgotten = self._fit()
             params = SamplingParams(**self.settings) if "max_tokens" in self.settings else self._open_ended(len(prompt))
-            [generation] = self._llm.add(prompt, self._llm.prompting.chat_params(params, len(prompt)))
+            [generation] = self._llm.add(prompt, self._resolved(params, len(prompt)))
         except BaseException:
             self.history.take_back()
             raise
@@ -117,6 +117,10 @@ class Session:
             len(prompt) + len(completion.token_ids) >= self._limit,
         )
         return self.last
+
+    def _resolved(self, params: SamplingParams, prompt_tokens: int) -> SamplingParams:
+        defaults = self._llm.manifest.sampling.of_terminals()
+        return self._llm.prompting.chat_params(params, prompt_tokens, defaults)
 
     def _open_ended(self, prompt_tokens: int) -> SamplingParams:
         return SamplingParams(**self.settings, max_tokens=max(self._limit - prompt_tokens, 1))

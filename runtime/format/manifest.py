@@ -75,6 +75,14 @@ class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         where it has none, as OpenAI's API has it."""
         return self if self.temperature is not None else msgspec.structs.replace(self, temperature=1.0)
 
+    def of_terminals(self) -> SamplingDefaults:
+        """What `icc chat` uses: the model's own, and what llama.cpp and Ollama use where it has no temperature. At 1.0
+        small models make up words; people in front of a terminal expect what those two give them."""
+        if self.temperature is not None:
+            return self
+        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        return SamplingDefaults(**{"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, **given})
+
 
 class Library(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One compiled kernel library. `isa` is a level name; `cpu_flags` are the /proc/cpuinfo flags that it needs."""

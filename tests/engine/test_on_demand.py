@@ -21,8 +21,10 @@ from icc.compiler import identity
 from icc.compiler.cache import ondemand, store
 from icc.compiler.cache.ondemand import CachedEngine, engine_of
 from icc.compiler.cli import main
+from icc.compiler.commands.on_demand import with_models
 from icc.compiler.options import CompileOptions
 from icc.compiler.progress import Reporter
+from icc.runtime.cli.commands import COMMANDS
 from icc.runtime.errors import MissingExtraError
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "pystd"
@@ -83,6 +85,20 @@ def test_a_checkpoint_runs_as_its_engine_does(compiled: Callable[..., Any], cach
         assert json.loads(result.stdout)["token_ids"] == truth["token_ids"]
     unused = run("run", found.engine, "--quant", "rtn4", *IDS)
     assert unused.exit_code == 2 and "--quant is for a MODEL" in unused.stderr
+
+
+@pytest.mark.parametrize("name", ["run", "chat", "serve"])
+def test_every_command_of_a_model_compiles_it_once(
+    name: str, cache: Path, compiles: list[CompileOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they do with the engine is theirs; here they say where it is."""
+    command, given = COMMANDS[name].load(), []
+    monkeypatch.setattr(command, "callback", lambda engine, **parameters: given.append(engine))
+    for _ in range(2):
+        done = CliRunner().invoke(with_models(name, command), [str(SAMPLE), "--quant", "rtn4"])
+        assert done.exit_code == 0, done.output
+    assert [options.quant for options in compiles] == ["rtn4"]
+    assert given == [str(compiles[0].output)] * 2
 
 
 def test_two_who_want_the_same_get_one_compile(cache: Path, compiles: list[CompileOptions]) -> None:

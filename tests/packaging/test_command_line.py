@@ -39,15 +39,17 @@ def test_help_of_all_lists_all_and_the_runtime_has_its_own(capsys: pytest.Captur
 
 
 def test_compile_explains_what_its_options_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+    from icc.compiler.options import KV_DTYPES, POOLINGS, TASKS
     from icc.compiler.quantization import QUANTIZATIONS
     from icc.compiler.targets import TARGETS
 
     assert main.run(["compile", "--help"], "icc") == 0
     lines = capsys.readouterr().out.splitlines()
-    for option, values in (("--target:", TARGETS), ("--quant:", QUANTIZATIONS)):
+    options = {"target": TARGETS, "quant": QUANTIZATIONS, "task": TASKS, "pooling": POOLINGS, "kv-cache": KV_DTYPES}
+    for option, values in ((f"--{name}:", values) for name, values in options.items()):
         below = lines[lines.index(option) + 1 :]
         explained = dict(line.split(maxsplit=1) for line in below[: below.index("")] if line[2] != " ")
-        assert list(explained) == list(values) and all(len(text) > 5 for text in explained.values())
+        assert list(explained) == list(values) and all(len(text) > 3 for text in explained.values())
 
 
 MISTAKES = {

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from icc.runtime.chat.commands import Next, run_command
 from icc.runtime.chat.history import History
@@ -22,6 +23,7 @@ from icc.runtime.chat.markdown import finished
 from icc.runtime.chat.session import Session
 from icc.runtime.cli.commands import main
 from icc.runtime.errors import IccError, RequestError, UsageError
+from icc.runtime.format.manifest import SamplingDefaults
 from icc.runtime.llm import LLM
 from icc.runtime.loop.fake import FakeExecutor, successor
 from icc.runtime.templates.source import TemplateSource
@@ -54,6 +56,16 @@ def test_a_conversation_goes_on_and_finds_its_beginning_in_the_cache(session: Se
     second = session.ask("and", nowhere, NEVER)
     assert second.cached >= 20  # "[user]hi[assistant]^_`a", in blocks of 4
     assert [message["content"] for message in session.history.messages] == ["hi", "^_`ab", "and", "^_`ab"]
+
+
+def test_where_the_model_says_nothing_it_is_sampled_as_elsewhere(session: Session) -> None:
+    llm = session._llm
+    said = Session(llm).defaults()
+    assert [said[name] for name in ("temperature", "top_k", "top_p", "min_p")] == [0.8, 40, 0.95, 0.05]
+    llm.manifest = msgspec.structs.replace(llm.manifest, sampling=SamplingDefaults(top_k=3))
+    assert (Session(llm).defaults()["top_k"], Session(llm).defaults()["temperature"]) == (3, 0.8)
+    llm.manifest = msgspec.structs.replace(llm.manifest, sampling=SamplingDefaults(temperature=0.3))
+    assert [Session(llm).defaults()[name] for name in ("temperature", "top_k")] == [0.3, 0]
 
 
 def test_an_answer_that_is_stopped_stays_as_far_as_it_came(session: Session) -> None:
@@ -107,7 +119,7 @@ def test_commands(session: Session, tmp_path: Path) -> None:
     assert said("/set temperature 0.5") == "temperature = 0.5" and session.settings["temperature"] == 0.5
     assert said("/set stop END") == 'stop = "END"' and said("/set regex [0-9]+") == 'regex = "[0-9]+"'
     assert said("/set max_tokens default") == "max_tokens = default" and "max_tokens" not in session.settings
-    assert "  top_k = 0\n" in said("/set") and "5 tokens in" in said("/stats")
+    assert "  top_k = 40\n" in said("/set") and "5 tokens in" in said("/stats")
     assert said("/system none") == "system: none" and said("/history") == "user: hi"
     assert run_command(session, "/quit") == (Next.LEAVE, "")
 

@@ -212,7 +212,7 @@ class ResponsesAnswer:
 
 def _response(model: ServedModel, request: ResponsesRequest) -> Response:
     """The response before anything was said: what was asked for."""
-    text, defaults = request.text or TextOptions(), model.manifest.sampling
+    text, defaults = request.text or TextOptions(), model.manifest.sampling.of_conversations()
     asked = request.reasoning
     return Response(
         id=f"resp_{uuid.uuid4().hex}",
