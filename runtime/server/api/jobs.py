@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from ...errors import RequestError
+from ...prompting import Prompting
 from ...requests.params import SamplingParams
 from ..engine.admission import Price
 from ..engine.messages import Submit
@@ -24,7 +25,7 @@ from .history import template_messages
 from .keys import ApiKeys
 from .model import ServedModel
 from .offers import Offer, offer_of
-from .requests import ChatRequest, Common, CompletionRequest, EmbeddingRequest, prompts
+from .requests import ChatRequest, Common, CompletionRequest, EmbeddingRequest, RerankRequest, prompts
 from .sandbox import Sandbox
 from .sandbox_main import Render
 from .tool_grammars import tool_grammar
@@ -119,6 +120,20 @@ class Jobs:
             Submit(0, tuple(prompt), params, request.priority, client, salt, deadline=deadline) for prompt in tokens
         ]
         return Job(submits, Price.of_embeddings([len(prompt) for prompt in tokens], facts.dimension), deadline)
+
+    async def rerank(self, request: RerankRequest, client: str) -> Job:
+        if self.model.tokenizer is None:
+            raise RequestError("the engine has no tokenizer, and takes no texts", field="documents")
+        longest = request.truncate_prompt_tokens
+        longest = self.model.max_len if longest == -1 else longest
+        prompting = Prompting(self.model.manifest, self.model.tokenizer)
+        tokens: list[list[int]] = []
+        for document in request.texts:
+            tokens.append(await asyncio.to_thread(prompting.encode_pair, request.query, document, longest))
+        self._check_length(max(map(len, tokens)), "documents", generates=False)
+        deadline, params = self._deadline(request.deadline), SamplingParams(max_tokens=1)
+        submits = [Submit(0, tuple(pair), params, request.priority, client, b"", deadline=deadline) for pair in tokens]
+        return Job(submits, Price.of_embeddings([len(pair) for pair in tokens], 1), deadline)
 
     async def chat(self, request: ChatRequest, client: str) -> Job:
         offer, form = offer_of(request), self.form

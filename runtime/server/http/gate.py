@@ -18,7 +18,10 @@ from .page_routes import OPEN_FILES, page_file
 log = logging.getLogger("icc.serve")
 OPEN = frozenset({"/live", "/ready"})  # for those who watch over the server; they say nothing else
 # their requests wait for the engine
-_QUEUED = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/messages"})
+_QUEUED = frozenset(
+    {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/messages"}
+    | {"/v1/rerank", "/rerank", "/v2/rerank"}
+)
 # a server that drains lives, and says so; it is not ready
 _WHILE_DRAINING = {"/live", "/metrics", "/version"}
 _SECURE = [

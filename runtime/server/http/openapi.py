@@ -15,7 +15,8 @@ from ..api.requests import OTHERS
 from ..api.responses import ErrorBody
 
 _ANSWERED = (
-    "CompletionRequest", "ChatRequest", "EmbeddingRequest", "ResponsesRequest", "MessagesRequest", "CountTokensRequest",
+    "CompletionRequest", "ChatRequest", "EmbeddingRequest", "RerankRequest", "ResponsesRequest", "MessagesRequest",
+    "CountTokensRequest",
 )  # fmt: skip
 REQUESTS = (*_ANSWERED, "TokenizeRequest", "DetokenizeRequest")
 _REFS = "#/components/schemas/{name}"
@@ -100,7 +101,7 @@ def _fit(schemas: dict[str, Any], model: ServedModel) -> None:
         if name in schemas:  # nothing comes of an empty prompt, unless it begins with a token of its own
             empty = model.manifest.model.bos_token_id is not None
             schemas[name]["properties"][field] = deepcopy(prompt) if empty else _not_empty(prompt)
-    if model.manifest.embedding is not None:
+    if model.manifest.embedding is not None and "EmbeddingRequest" in schemas:
         _at_most(schemas["EmbeddingRequest"]["properties"]["dimensions"], model.manifest.embedding.dimension)
     for name in ("TokenizeRequest", "DetokenizeRequest"):
         schemas[name]["properties"]["model"] = {"enum": [*model.names, None]}
