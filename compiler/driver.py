@@ -14,6 +14,7 @@ from ..runtime.format.manifest import QuantFacts
 from . import measure
 from .backends.registry import backend_for
 from .calibration import load_calibration
+from .calibrations import Calibrations, open_calibrations
 from .canaries import make_canaries
 from .engine import directory as writer
 from .engine.manifest import embedding_facts, make_limits, make_manifest, read_bos
@@ -55,14 +56,19 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
     limits = make_limits(graph, options)
     gates = _gates(options, graph, target)
     with reporter.stage("optimize"):
-        phases = Phases(graph, PassContext(progress=reporter.progress), options.dump_passes)
+        context = PassContext(progress=reporter.progress)
+        phases = Phases(graph, context, options.dump_passes)
         phases.run("canonicalize", pipelines.canonicalize())
     original = graph.copy()
-    if options.quant != "none":
+    kept = Calibrations()
+    if (chosen := QUANTIZATIONS[options.quant]) is not None:
         if any(map(is_quantized, graph.weights.values())):
             reporter.warn(f"the model comes quantized: --quant {options.quant} starts from its quantized values")
         with reporter.stage("quantize"):
-            phases.run("quantize", _quantize(options, graph, reporter))
+            sequences = _calibration(options, graph, reporter) if chosen.calibrated else ()
+            kept = open_calibrations(request.options, sequences) if sequences else kept
+            context.calibrations = kept.folder
+            phases.run("quantize", _quantize(options, sequences))
     with reporter.stage("answers"):
         kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
         quantized, canaries = graph.copy(), make_canaries(graph, _tokenizer(options), kv_dtype)
@@ -107,14 +113,15 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
             with reporter.stage("gate"):
                 loss = measure.measure_loss(stage, gates, original, quantized, phases.records, reporter.progress)
                 writer.seal(stage, msgspec.structs.replace(manifest, gate=loss))
+    kept.done()
     return replace(report, engine_bytes=sum(p.stat().st_size for p in options.output.rglob("*") if p.is_file()))
 
 
-def _quantize(options: CompileOptions, graph: Graph, reporter: Reporter) -> list[Pass]:
-    """The quantization pass; calibrated methods read and tokenize their text here."""
-    chosen = QUANTIZATIONS[options.quant]
-    sequences = _calibration(options, graph, reporter) if chosen and chosen.calibrated else ()
-    return pipelines.quantize(options.quant, options.quant_head, options.keep, sequences)
+def _quantize(options: CompileOptions, sequences: Sequence[Sequence[int]]) -> list[Pass]:
+    """The quantization passes; `sequences` are what calibrated methods read."""
+    return pipelines.quantize(
+        options.quant, options.quant_head, options.keep, sequences, options.group_size, options.device
+    )
 
 
 def _calibration(options: CompileOptions, graph: Graph, reporter: Reporter) -> Sequence[Sequence[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -13,7 +14,7 @@ from .errors import UsageError
 from .frontend.source.hub import is_hub_name
 from .frontend.source.identify import CONFIG
 from .gates import parse_gates
-from .quantization import HEAD_FORMATS, QUANTIZATIONS
+from .quantization import GROUPS, HEAD_FORMATS, QUANTIZATIONS
 from .targets import find_target
 
 TASKS = {"generate": "text", "embed": "one vector per text", "rerank": "one score per pair of texts"}
@@ -27,7 +28,8 @@ class CompileOptions:
 
     task: "embed" for an engine that makes one vector per prompt of its hidden states. pooling: which of them make it;
     None means what the checkpoint says. "rerank" for one that scores pairs of texts.
-    quant_head: how the LM head is stored when `quant` is not none. keep: patterns of linears to leave unquantized.
+    quant_head: how the LM head is stored when `quant` is not none. group_size: weights per scale, of the head too; None
+    means 128, or fewer where a layer's width demands it. keep: patterns of linears to leave unquantized.
     gate: what the engine, kernels included, may lose against the model that it is made of: "ppl=2%" (perplexity rises
     by at most so much), "kl=0.01" (mean Kullback-Leibler divergence per token, in nats); GateError if it loses more.
     spec: the drafter of speculative decoding, "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none". spec_guesses: the
@@ -50,10 +52,14 @@ class CompileOptions:
     quant_head: str = setting(
         "int8", "The LM head, where the linear layers are quantized.", values=quantization.heads_explained
     )
+    group_size: int | None = setting(
+        None, "Weights that share a scale.", metavar="16|32|64|128", unset="128, fewer where a layer demands it"
+    )
     keep: tuple[str, ...] = setting((), "Leave matching linears unquantized (repeatable).", metavar="PATTERN")
     calib: Path | None = setting(None, "UTF-8 text to calibrate on.", metavar="FILE", unset="a bundled one")
     calib_sequences: int = setting(32, "Sequences to calibrate on.")
     calib_length: int = setting(512, "Tokens per calibration sequence.")
+    device: str = setting("cpu", "Where calibration computes: cpu, cuda or cuda:N.", metavar="cpu|cuda")
     gate: tuple[str, ...] = setting(
         (), "Fail if the engine loses more: ppl=2%, kl=0.01 (repeatable).", metavar="METRIC=LIMIT"
     )
@@ -93,6 +99,9 @@ class CompileOptions:
                 f"--tune measures this machine, and --target {self.target} is not only for it",
                 "use --target native; for a GPU: icc tune ENGINE, on a host that has it",
             )
+        self._check_group()
+        if self.device != "cpu" and not re.fullmatch(r"cuda(:\d+)?", self.device):
+            raise UsageError(f"--device {self.device!r} is unknown", "choose from: cpu, cuda, cuda:N")
         self._check_task()
         parse_gates(self.gate)
         if self.gate_text is not None and not self.gate:
@@ -108,6 +117,17 @@ class CompileOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+
+    def _check_group(self) -> None:
+        if self.group_size is None:
+            return
+        if self.group_size not in GROUPS:
+            sizes = ", ".join(map(str, reversed(GROUPS)))
+            raise UsageError(f"--group-size {self.group_size}: there are no kernels for it", f"choose from: {sizes}")
+        chosen = QUANTIZATIONS[self.quant]
+        if chosen is None or not chosen.grouped:
+            grouped = ", ".join(name for name, found in QUANTIZATIONS.items() if found is not None and found.grouped)
+            raise UsageError(f"--group-size is not used by --quant {self.quant}", f"choose from: {grouped}")
 
     def _check_task(self) -> None:
         if self.pooling is not None:

@@ -113,12 +113,29 @@ def _check_places(options: CompileOptions, target: Target, choice: SpecChoice | 
                 f"--calib is not used by --quant {options.quant}, which reads no text",
                 f"leave it out, or choose from: {calibrated}",
             )
+    _check_device(options)
     if options.dump_passes is not None and options.dump_passes.exists() and not options.dump_passes.is_dir():
         raise UsageError(f"--dump-passes {options.dump_passes} is not a directory")
     check_output(options.output, options.force)
     compiler = os.environ.get("CXX", "g++")
     if target.backend == "cpu" and shutil.which(compiler) is None:
         raise ToolchainError([compiler], f"error: {compiler} is not installed")
+
+
+def _check_device(options: CompileOptions) -> None:
+    """UsageError where --device is not there, or nothing would compute on it."""
+    if options.device == "cpu":
+        return
+    chosen = QUANTIZATIONS[options.quant]
+    if not (chosen and chosen.calibrated):
+        raise UsageError(f"--device is where calibration computes, and --quant {options.quant} needs none")
+    import torch
+
+    _, _, number = options.device.partition(":")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(number or 0) >= count:
+        seen = f"{count} GPU{'' if count == 1 else 's'}" if count else "no GPU"
+        raise UsageError(f"--device {options.device}: torch {torch.__version__} sees {seen} here", "use --device cpu")
 
 
 def _warnings(model: Path) -> tuple[str, ...]:

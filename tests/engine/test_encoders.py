@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,12 @@ def test_an_engine_scores_pairs_of_texts(tmp_path: Path) -> None:
         for call in (lambda: llm.embed(["a"]), lambda: llm.generate(["a"])):
             with pytest.raises(RequestError, match="to score texts"):
                 call()
+
+    async def ask() -> Any:
+        async with icc.load_async(engine, threads=1) as llm:
+            return await llm.rerank(query, documents)
+
+    assert asyncio.run(ask()) == found
 
 
 @pytest.mark.soak
