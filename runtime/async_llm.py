@@ -17,6 +17,7 @@ from .loop.engine_thread import EngineThread, News, Question, Reading
 from .options import LoadOptions
 from .prompting import ChatOptions, Prompt, Prompting, Query
 from .reading.answer import Answer
+from .requests.embedding import Ranked, ranked
 from .requests.generation import Completion
 from .requests.increment import Increment
 from .requests.params import SamplingParams
@@ -155,7 +156,22 @@ class AsyncLLM:
     async def embed(self, prompts: Sequence[Prompt] | str) -> np.ndarray:
         """One vector per prompt, float32 `[n, dimension]`; see `LLM.embed`."""
         given = [prompts] if isinstance(prompts, str) else list(prompts)
+        self._loaded.loop.requests.intake.check_scores(False)
         encoded = await asyncio.to_thread(lambda: [self.prompting.encode(prompt) for prompt in given])
+        vectors = await self._vectors(encoded)
+        return np.stack(vectors) if vectors else np.empty((0, self._loaded.executor.vocab_size), dtype=np.float32)
+
+    async def rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, truncate: bool = False
+    ) -> list[Ranked]:
+        """The documents by how well they go with the query; see `LLM.rerank`."""
+        facts = self._loaded.loop.requests.intake.check_scores(True)
+        longest = self._loaded.manifest.limits.max_seq_len if truncate else None
+        pairs = [await asyncio.to_thread(self.prompting.encode_pair, query, one, longest) for one in documents]
+        return ranked(documents, await self._vectors(pairs), facts)[:top_n]
+
+    async def _vectors(self, encoded: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """What the engine makes of each prompt."""
         loop, readings = asyncio.get_running_loop(), list[Reading]()
         news: list[asyncio.Queue[np.ndarray | BaseException]] = []
         try:
@@ -171,7 +187,7 @@ class AsyncLLM:
                 vectors.append(told)
         finally:
             self._cancel(readings)
-        return np.stack(vectors) if vectors else np.empty((0, self._loaded.executor.vocab_size), dtype=np.float32)
+        return vectors
 
     async def _complete(self, queries: Sequence[Query]) -> list[Completion]:
         questions: list[Question] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, wraps
 from inspect import signature
 from types import TracebackType
@@ -21,7 +21,7 @@ from .loop.engine_loop import EngineLoop
 from .options import LoadOptions
 from .prompting import ChatOptions, Prompt, Prompting, Query, RenderOptions
 from .reading.answer import Answer, MakeReader
-from .requests.embedding import Embedding
+from .requests.embedding import Embedding, Ranked, ranked
 from .requests.generation import Completion, Generation
 from .requests.increment import Increment
 from .requests.params import SamplingParams
@@ -236,10 +236,29 @@ class LLM:
 
         RequestError if a prompt is invalid, or if the engine was compiled to generate.
         """
+        self.loop.requests.intake.check_scores(False)
+        vectors = self._vectors(self.encode(prompt) for prompt in ([prompts] if isinstance(prompts, str) else prompts))
+        return np.stack(vectors) if vectors else np.empty((0, self.executor.vocab_size), dtype=np.float32)
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, truncate: bool = False
+    ) -> list[Ranked]:
+        """The documents by how well they go with the query, the best first, or the best `top_n` of them.
+
+        truncate: a pair that is too long loses the end of its longer text. RequestError if a text is invalid, or if the
+        engine was not compiled with --task rerank.
+        """
+        facts = self.loop.requests.intake.check_scores(True)
+        longest = self.manifest.limits.max_seq_len if truncate else None
+        vectors = self._vectors(self.prompting.encode_pair(query, document, longest) for document in documents)
+        return ranked(documents, vectors, facts)[:top_n]
+
+    def _vectors(self, prompts: Iterable[Sequence[int]]) -> list[np.ndarray]:
+        """What the engine makes of each prompt."""
         embeddings: list[Embedding] = []
         try:
-            for prompt in [prompts] if isinstance(prompts, str) else prompts:
-                embeddings.append(self.loop.add_embedding(self.encode(prompt)))
+            for prompt in prompts:
+                embeddings.append(self.loop.add_embedding(prompt))
             waiting = list(embeddings)
             while waiting:
                 self.loop.step()
@@ -249,8 +268,7 @@ class LLM:
         finally:
             for embedding in embeddings:
                 self.loop.end(embedding.scores)
-        vectors = [embedding.vector() for embedding in embeddings]
-        return np.stack(vectors) if vectors else np.empty((0, self.executor.vocab_size), dtype=np.float32)
+        return [embedding.vector() for embedding in embeddings]
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: text through the tokenizer with its special tokens, token ids as they are."""

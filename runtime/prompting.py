@@ -140,6 +140,17 @@ class Prompting:
             hint = "a prompt is a text or a list of integers; generate takes a list of prompts"
             raise RequestError(f"the prompt is not token ids: {error}", hint, field="prompt") from error
 
+    def encode_pair(self, query: str, document: str, longest: int | None = None) -> list[int]:
+        """Token ids of a query and a document, each with its type (see EmbeddingFacts); see Tokenizer.encode_pair."""
+        if not isinstance(query, str) or not isinstance(document, str):
+            raise RequestError("query and documents must be texts", field="documents")
+        ids, types = self._text_tokenizer.encode_pair(query, document, longest)
+        facts = self._manifest.embedding
+        count = facts.token_types if facts is not None else 0
+        return (
+            [i + self._manifest.model.vocab_size * kind for i, kind in zip(ids, types, strict=True)] if count else ids
+        )
+
     def render(
         self,
         messages: Messages,

@@ -41,6 +41,26 @@ class Tokenizer:
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError("the prompt is not valid Unicode text", field="prompt") from error
 
+    def encode_pair(self, first: str, second: str, longest: int | None = None) -> tuple[list[int], list[int]]:
+        """Token ids of two texts as the tokenizer puts them together, and which of the two each belongs to.
+
+        longest: the longer text loses its last tokens until it all is no longer. RequestError as `encode`.
+        """
+        try:
+            parts = [self._tokenizer.encode(text, add_special_tokens=False) for text in (first, second)]
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError("the text is not valid Unicode", field="documents") from error
+        if longest is not None:
+            lengths = [len(part.ids) for part in parts]
+            room = max(longest - self._tokenizer.num_special_tokens_to_add(True), 0)
+            while sum(lengths) > room:
+                at = int(lengths[1] >= lengths[0])
+                lengths[at] = max(min(lengths[at] - 1, lengths[1 - at]), room - lengths[1 - at])
+            for part, length in zip(parts, lengths, strict=True):
+                part.truncate(length)
+        whole = self._tokenizer.post_process(parts[0], parts[1], True)
+        return whole.ids, whole.type_ids
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the token ids; bytes that are not UTF-8 come out as U+FFFD."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)

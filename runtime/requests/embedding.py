@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp
+
 import numpy as np
 
 from ..format.manifest import EmbeddingFacts
@@ -38,6 +42,33 @@ class Embedding:
         """The vector, float32 `[dimension]`, once it is complete."""
         vector = (self._sum / self._count).astype(np.float32)
         return scaled(vector) if self._facts.normalize else vector
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A document of a query: its place in the list that was given, its score, and its text."""
+
+    index: int
+    score: float
+    document: str
+
+
+def ranked(documents: Sequence[str], vectors: Sequence[np.ndarray], facts: EmbeddingFacts) -> list[Ranked]:
+    """The documents by their scores, the best first."""
+    found = [
+        Ranked(index, score_of(vector, facts), document)
+        for index, (document, vector) in enumerate(zip(documents, vectors, strict=True))
+    ]
+    return sorted(found, key=lambda one: -one.score)
+
+
+def score_of(vector: np.ndarray, facts: EmbeddingFacts) -> float:
+    """The score of a pair of texts. Of two labels the second means that they belong together: its probability, where
+    scores are within 0..1."""
+    value = float(vector[0]) if len(vector) == 1 else float(vector[1]) - float(vector[0])
+    if facts.scores != "sigmoid":
+        return value
+    return 1 / (1 + exp(-value)) if value >= 0 else exp(value) / (1 + exp(value))
 
 
 def scaled(vector: np.ndarray) -> np.ndarray:

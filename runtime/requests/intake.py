@@ -21,16 +21,25 @@ class Intake:
 
     def check_generates(self) -> None:
         """RequestError if the engine was compiled for embeddings."""
-        if self._manifest.embedding is not None:
-            raise RequestError(
-                "the engine was compiled for embeddings and has no logits", "compile the model without --task embed"
-            )
+        facts = self._manifest.embedding
+        if facts is not None:
+            made = "to score texts" if facts.scores else "for embeddings"
+            raise RequestError(f"the engine was compiled {made} and has no logits", "compile the model without --task")
 
     def embedding(self) -> EmbeddingFacts:
-        """How the engine embeds; RequestError if it was compiled to generate."""
+        """How the engine embeds, or scores; RequestError if it was compiled to generate."""
         if self._manifest.embedding is None:
             raise RequestError("the engine was compiled to generate text", "compile the model with --task embed")
         return self._manifest.embedding
+
+    def check_scores(self, scores: bool) -> EmbeddingFacts:
+        """As `embedding`; RequestError too if the engine scores texts and does not embed them, or the other way."""
+        facts = self.embedding()
+        if scores and not facts.scores:
+            raise RequestError("the engine was compiled for embeddings", "compile the model with --task rerank")
+        if facts.scores and not scores:
+            raise RequestError("the engine was compiled to score texts", "compile the model with --task embed")
+        return facts
 
     def prompt(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """The prompt's token ids: all in the vocabulary, not too many, and at least a bos token."""
@@ -46,8 +55,9 @@ class Intake:
                 "shorten it, or compile with a larger --max-seq-len",
                 field="prompt",
             )
-        if min(token_ids) < 0 or max(token_ids) >= model.vocab_size:
-            wrong = next(token for token in token_ids if not 0 <= token < model.vocab_size)
+        types = 1 if self._manifest.embedding is None else max(self._manifest.embedding.token_types, 1)
+        if min(token_ids) < 0 or max(token_ids) >= model.vocab_size * types:
+            wrong = next(token for token in token_ids if not 0 <= token < model.vocab_size * types)
             raise RequestError(f"token id {wrong} is not in the vocabulary of {model.vocab_size}", field="prompt")
         return token_ids
 

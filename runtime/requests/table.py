@@ -29,7 +29,7 @@ class RequestTable:
     """
 
     def __init__(self, intake: Intake, make_scheduler: Callable[[], Scheduler]) -> None:
-        self._intake, self._make_scheduler = intake, make_scheduler
+        self.intake, self._make_scheduler = intake, make_scheduler
         self.live: dict[int, Request] = {}
         self.trial = Trial()
         self.scheduler = make_scheduler()
@@ -49,11 +49,11 @@ class RequestTable:
         constrain: Constrain | None,
     ) -> list[Generation]:
         """Take up the completions of a prompt; see `EngineLoop.add`."""
-        self._intake.check_generates()
-        token_ids, params = self._intake.prompt(prompt), self._intake.params(params)
-        room = min(params.max_tokens, self._intake.room(token_ids))
+        self.intake.check_generates()
+        token_ids, params = self.intake.prompt(prompt), self.intake.params(params)
+        room = min(params.max_tokens, self.intake.room(token_ids))
         generations = [
-            self._intake.generation(self._spec(token_ids, standing, room), params, index, constrain and constrain())
+            self.intake.generation(self._spec(token_ids, standing, room), params, index, constrain and constrain())
             for index in range(params.n)
         ]
         for generation in generations:
@@ -65,18 +65,18 @@ class RequestTable:
 
     def add_score(self, token_ids: Sequence[int], standing: Standing) -> Scores:
         """Take up a sequence of which the logits of every position are wanted."""
-        self._intake.check_generates()
-        spec = self._spec(self._intake.prompt(token_ids), standing, all_rows=True)
+        self.intake.check_generates()
+        spec = self._spec(self.intake.prompt(token_ids), standing, all_rows=True)
         return self._admit(Scores(spec=spec))
 
     def add_rows(self, token_ids: Sequence[int]) -> Scores:
         """Take up a sequence of which every row is wanted that the program gives: logits, or what it embeds with."""
-        return self._admit(Scores(spec=self._spec(self._intake.prompt(token_ids), Standing(), all_rows=True)))
+        return self._admit(Scores(spec=self._spec(self.intake.prompt(token_ids), Standing(), all_rows=True)))
 
     def add_embedding(self, token_ids: Sequence[int], standing: Standing) -> Embedding:
         """Take up a sequence of which one vector is wanted."""
-        facts = self._intake.embedding()
-        tokens = self._intake.prompt(token_ids)
+        facts = self.intake.embedding()
+        tokens = self.intake.prompt(token_ids)
         whole = self.scheduler.kv.whole
         if facts.pooling == "cls" and not whole:  # nothing that comes behind the first token changes its state
             tokens = tokens[:1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from icc.compiler.weights.handles import Constant
 from icc.passes import pipelines
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
+from icc.runtime.errors import RequestError
 from sizes import soak
 
 SIZES = {
@@ -119,6 +121,54 @@ def test_an_engine_embeds_whole_prompts(tmp_path: Path) -> None:
         assert llm.loop.scheduler.kv.is_idle and llm.manifest.limits.max_step_tokens == 70
         [group] = llm.executor.device.program.kv.groups  # type: ignore[attr-defined]
         assert group.keeps == "step" and len(group.layers) == 2, "layers share what they need within a step"
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"which word is here the first one last never said a b c d e f g".split()]
+
+
+def write_tokenizer(path: Path) -> None:
+    """Words, and pairs as BERT has them."""
+    import tokenizers
+    from tokenizers import models, pre_tokenizers, processors
+
+    made = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    made.save(str(path / "tokenizer.json"))
+
+
+def test_an_engine_scores_pairs_of_texts(tmp_path: Path) -> None:
+    """By the tokens' types too, which the tokenizer says; two labels, the second of which means a good pair."""
+    import torch
+
+    model = saved("bert", tmp_path, "rerank", num_hidden_layers=1, num_labels=2)
+    write_tokenizer(tmp_path)
+    engine = icc.compile(tmp_path, tmp_path / "x.engine", task="rerank", target="native", max_batch_size=4)
+    query, documents = "which word is first", ["the first word", "a b c d e f g " * 5, "never said", "one"]
+    rows = []
+    for document in documents:
+        first, second = ([WORDS.index(word) for word in text.split()] for text in (query, document))
+        ids, types = [2, *first, 3, *second, 3], [0] * (len(first) + 2) + [1] * (len(second) + 1)
+        rows.append(run_model(model, ids, types))
+    wanted = torch.stack(rows).softmax(-1)[:, 1]
+    with icc.load(engine, threads=1) as llm:
+        found = llm.rerank(query, documents)
+        assert [one.index for one in found] == wanted.argsort(descending=True).tolist()
+        assert [one.score for one in found] == pytest.approx(wanted.sort(descending=True).values.tolist(), abs=1e-5)
+        assert llm.rerank(query, documents, top_n=2) == found[:2] and found[0].document == documents[found[0].index]
+        with pytest.raises(RequestError, match="at most 70"):
+            llm.rerank(query, ["a " * 100])
+        [cut], [short] = llm.rerank(query, ["a " * 100], truncate=True), llm.rerank(query, ["a " * (70 - 3 - 4)])
+        assert cut.score == short.score
+        for call in (lambda: llm.embed(["a"]), lambda: llm.generate(["a"])):
+            with pytest.raises(RequestError, match="to score texts"):
+                call()
+
+    async def ask() -> Any:
+        async with icc.load_async(engine, threads=1) as llm:
+            return await llm.rerank(query, documents)
+
+    assert asyncio.run(ask()) == found
 
 
 @pytest.mark.soak

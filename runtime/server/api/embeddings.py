@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import AsyncIterator
 
 import msgspec
 import numpy as np
@@ -23,17 +24,24 @@ async def embedding_answer(generator: Generator, job: Job, request: EmbeddingReq
 
     HttpError 504 if the deadline came first.
     """
+    vectors = []
+    async for raw in vectors_of(generator, job):
+        vectors.append(msgspec.Raw(_encoder.encode(_vector(raw, len(vectors), request))))
+        await asyncio.sleep(0)
+    usage = EmbeddingUsage(job.prompt_tokens, job.prompt_tokens)
+    return _encoder.encode(EmbeddingList(vectors, request.model, usage))  # type: ignore[arg-type]
+
+
+async def vectors_of(generator: Generator, job: Job) -> AsyncIterator[bytes]:
+    """The float32 vectors of a job's prompts, in order, once all are there. HttpError 504 if the deadline came
+    first."""
     with generator.started(job) as run:
         async for _ in run.deltas():
             pass
         if "deadline" in run.reasons:
             raise HttpError(504, "the deadline has passed", code="deadline")
-        vectors = []
-        for index, submit_id in enumerate(run.stream.ids):
-            vectors.append(msgspec.Raw(_encoder.encode(_vector(run.stream.embeddings.pop(submit_id), index, request))))
-            await asyncio.sleep(0)
-    usage = EmbeddingUsage(job.prompt_tokens, job.prompt_tokens)
-    return _encoder.encode(EmbeddingList(vectors, request.model, usage))  # type: ignore[arg-type]
+        for submit_id in run.stream.ids:
+            yield run.stream.embeddings.pop(submit_id)
 
 
 def _vector(raw: bytes, index: int, request: EmbeddingRequest) -> Vector:

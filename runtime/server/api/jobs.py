@@ -26,7 +26,7 @@ from .keys import ApiKeys
 from .model import ServedModel
 from .offers import Offer, offer_of
 from .prompts import Prompts
-from .requests import ChatRequest, Common, CompletionRequest, EmbeddingRequest, prompts
+from .requests import ChatRequest, Common, CompletionRequest, EmbeddingRequest, RerankRequest, prompts
 from .sampling import sampling
 from .sandbox import Sandbox
 from .sandbox_main import Render
@@ -121,6 +121,15 @@ class Jobs:
             Submit(0, tuple(prompt), params, request.priority, client, salt, deadline=deadline) for prompt in tokens
         ]
         return Job(submits, Price.of_embeddings([len(prompt) for prompt in tokens], facts.dimension), deadline)
+
+    async def rerank(self, request: RerankRequest, client: str) -> Job:
+        longest = request.truncate_prompt_tokens
+        longest = self.model.max_len if longest == -1 else longest
+        tokens = [await self.prompts.pair(request.query, document, longest) for document in request.texts]
+        self.prompts.check_length(max(map(len, tokens)), "documents", generates=False)
+        deadline, params = self._deadline(request.deadline), SamplingParams(max_tokens=1)
+        submits = [Submit(0, tuple(pair), params, request.priority, client, b"", deadline=deadline) for pair in tokens]
+        return Job(submits, Price.of_embeddings([len(pair) for pair in tokens], 1), deadline)
 
     async def chat(self, request: ChatRequest, client: str) -> Job:
         offer, form = offer_of(request), self.form

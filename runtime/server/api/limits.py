@@ -18,11 +18,12 @@ NUMBERS: dict[str, tuple[float, float]] = {
     "top_k": (-1, BOUNDS["top_k"][1]),
     "truncate_prompt_tokens": (-1, 2**31 - 1),
     "dimensions": (1, 2**31 - 1),
+    "top_n": (0, 2**31 - 1),
     "priority": (-100, 100),
     "deadline": (0.001, 86_400.0),
 }
 WHOLE = INTEGERS | {
-    "max_completion_tokens", "top_logprobs", "priority", "dimensions", "best_of", "prompt_logprobs",
+    "max_completion_tokens", "top_logprobs", "priority", "dimensions", "top_n", "best_of", "prompt_logprobs",
     "truncate_prompt_tokens",
 }  # fmt: skip
 

@@ -48,11 +48,19 @@ class ServedModel:
         """Whether the vocabulary has tokens for filling in."""
         return self.tokenizer is not None and fill_marks(self.tokenizer) is not None
 
-    def check_task(self, embeds: bool) -> None:
+    @property
+    def task(self) -> str:
+        """What the engine was compiled for: "generate", "embed" or "rerank"."""
+        facts = self.manifest.embedding
+        return "generate" if facts is None else "rerank" if facts.scores else "embed"
+
+    def check_task(self, task: str) -> None:
         """HttpError 404 for a request that the engine was not compiled for."""
-        if embeds != self.embeds:
-            negation = "" if self.embeds else "not "
-            raise HttpError(404, f"this engine was {negation}compiled for embeddings", code="unsupported")
+        names = {"generate": "to generate text", "embed": "for embeddings", "rerank": "to score texts"}
+        if task != self.task:
+            made = "" if self.embeds else "not "
+            named = names[self.task if self.embeds else task]
+            raise HttpError(404, f"this engine was {made}compiled {named}", code="unsupported")
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of a token, those of its text if it is a special one."""

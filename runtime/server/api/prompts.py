@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from ...errors import RequestError
+from ...prompting import Prompting
 from .errors import context_overflow
 from .fill import fill_marks
 from .model import ServedModel
@@ -33,6 +34,13 @@ class Prompts:
     ) -> list[int]:
         """Token ids of a prompt that is a text, or token ids."""
         return await self.encode(prompt, add_special_tokens) if isinstance(prompt, str) else self.check(prompt, field)
+
+    async def pair(self, query: str, document: str, longest: int | None) -> list[int]:
+        """Token ids of a query and a document, cut to `longest` where that is given."""
+        if self.model.tokenizer is None:
+            raise RequestError("the engine has no tokenizer, and takes no texts", field="documents")
+        prompting = Prompting(self.model.manifest, self.model.tokenizer)
+        return await asyncio.to_thread(prompting.encode_pair, query, document, longest)
 
     def check(self, tokens: Sequence[int], field: str = "prompt") -> list[int]:
         """Token ids that a client gives."""

@@ -151,6 +151,32 @@ class EmbeddingRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     user: str | None = None
 
 
+class RerankDocument(Struct, forbid_unknown_fields=True, frozen=True):
+    """A document of a rerank request, where it is no plain text."""
+
+    text: Text
+
+
+class RerankRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """POST /v1/rerank, as Jina and Cohere have it. `user` is accepted and changes nothing; the fields before it are
+    extensions. truncate_prompt_tokens: pairs lose the end of their longer text, -1: until the engine can take them."""
+
+    model: str
+    query: Text
+    documents: Annotated[list[Text | RerankDocument], Meta(min_length=1, max_length=limits.INPUTS)]
+    top_n: Annotated[int, limits.bound("top_n")] | None = None
+    return_documents: bool | None = None
+    truncate_prompt_tokens: Annotated[int, limits.bound("truncate_prompt_tokens")] | None = None
+    priority: Annotated[int, limits.bound("priority")] = 0
+    deadline: Annotated[float, limits.bound("deadline")] | None = None
+    user: str | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """Of the documents."""
+        return [one if isinstance(one, str) else one.text for one in self.documents]
+
+
 class TokenizeRequest(Struct, forbid_unknown_fields=True, frozen=True):
     """POST /tokenize: of a text, or of a conversation, which gets its special tokens from the model's template."""
 
@@ -173,7 +199,7 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True, frozen=True):
 
 
 # msgspec looks at annotations when a type is first used: now, rather than while somebody waits
-for _kind in (CompletionRequest, ChatRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest):
+for _kind in (CompletionRequest, ChatRequest, EmbeddingRequest, RerankRequest, TokenizeRequest, DetokenizeRequest):
     msgspec.json.Decoder(_kind)
 
 

@@ -190,6 +190,27 @@ class EmbeddingList(Struct):
     object: Literal["list"] = "list"
 
 
+class RankedText(Struct):
+    text: str
+
+
+class RankedDocument(Struct):
+    """`index` is the document's place in the request."""
+
+    index: int
+    relevance_score: float
+    document: RankedText | UnsetType = UNSET
+
+
+class Reranked(Struct):
+    """Answer of /v1/rerank: the best documents first."""
+
+    id: str
+    model: str
+    usage: EmbeddingUsage
+    results: list[RankedDocument]
+
+
 class Model(Struct):
     id: str
     created: int

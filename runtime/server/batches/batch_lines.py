@@ -112,7 +112,7 @@ async def _answer(jobs: Jobs, generator: Generator, client: str, line: Line) -> 
     model = jobs.model
     if request.model not in model.names:
         raise HttpError(404, f"the model {request.model[:80]!r} does not exist", "model", "model_not_found")
-    model.check_task(isinstance(request, EmbeddingRequest))
+    model.check_task("embed" if isinstance(request, EmbeddingRequest) else "generate")
     if isinstance(request, EmbeddingRequest):
         embedding = msgspec.structs.replace(request, priority=PRIORITY)
         return Raw(await embedding_answer(generator, await jobs.embedding(embedding, client), embedding))

@@ -14,8 +14,9 @@ from ...errors import IccError
 from ..api.answers import ChatAnswer, CompletionAnswer
 from ..api.embeddings import embedding_answer
 from ..api.errors import HttpError, as_http
-from ..api.requests import ChatRequest, CompletionRequest, EmbeddingRequest
-from ..api.responses import ChatCompletion, Completion, EmbeddingList, Model, ModelList, Status, Version
+from ..api.requests import ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest
+from ..api.reranking import rerank_answer
+from ..api.responses import ChatCompletion, Completion, EmbeddingList, Model, ModelList, Reranked, Status, Version
 from .batch_routes import add_batches
 from .bodies import decode_body, error_response, json_response
 from .docs_page import add_docs
@@ -37,14 +38,15 @@ def build_app(parts: Parts) -> FastAPI:
         app.add_exception_handler(kind, _error)
     _add_state(app, parts)
     _add_models(app, parts)
-    if parts.model.embeds:
+    if parts.model.task == "embed":
         _add_embeddings(app, parts)
-        _refuse(app, parts, False, "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+    elif parts.model.task == "rerank":
+        _add_reranking(app, parts)
     else:
         _add_generation(app, parts)
         add_responses(app, parts)
         add_messages(app, parts)
-        _refuse(app, parts, True, "/v1/embeddings")
+    _refuse_others(app, parts)
     add_tokens(app, parts)
     add_page(app, parts.model, parts.engine, parts.metrics)
     if parts.batches is not None:
@@ -131,14 +133,45 @@ def _add_embeddings(app: FastAPI, parts: Parts) -> None:
         return Response(answers[0], media_type="application/json")
 
 
-def _refuse(app: FastAPI, parts: Parts, embeds: bool, *paths: str) -> None:
+def _add_reranking(app: FastAPI, parts: Parts) -> None:
+    @app.post("/v2/rerank", include_in_schema=False)
+    @app.post("/rerank", include_in_schema=False)
+    @app.post("/v1/rerank", **operation(Reranked, RerankRequest, errors=(*GENERATION_ERRORS, 504)))
+    async def rerank(request: Request) -> Response:
+        """The documents by how well they go with the query."""
+        body = await decode_body(request, RerankRequest)
+        parts.check_model(body.model)
+        job = await parts.jobs.rerank(body, request.scope["icc.client"])
+        answers: list[bytes] = []
+        facts = parts.model.manifest.embedding
+        assert facts is not None
+
+        async def work() -> None:
+            answers.append(await rerank_answer(parts.generator, job, body, facts))
+
+        await while_connected(request.receive, work())
+        return Response(answers[0], media_type="application/json")
+
+
+_PATHS = {
+    "generate": ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
+    "embed": ("/v1/embeddings",),
+    "rerank": ("/v1/rerank", "/rerank", "/v2/rerank"),
+}
+
+
+def _refuse_others(app: FastAPI, parts: Parts) -> None:
     """What the engine was not compiled for: that is said, rather than that the path is unknown."""
 
-    async def refuse() -> None:
-        parts.model.check_task(embeds)
+    def add(path: str, task: str) -> None:
+        async def refuse() -> None:
+            parts.model.check_task(task)
 
-    for path in paths:
         app.add_api_route(path, refuse, methods=["POST"], include_in_schema=False)
+
+    for task, paths in _PATHS.items():
+        for path in paths if task != parts.model.task else ():
+            add(path, task)
 
 
 async def _error(request: Request, error: Exception) -> Response:

@@ -15,7 +15,8 @@ from ..api.requests import OTHERS
 from ..api.responses import ErrorBody
 
 _ANSWERED = (
-    "CompletionRequest", "ChatRequest", "EmbeddingRequest", "ResponsesRequest", "CompactRequest", "MessagesRequest",
+    "CompletionRequest", "ChatRequest", "EmbeddingRequest", "RerankRequest", "ResponsesRequest", "CompactRequest",
+    "MessagesRequest",
     "CountTokensRequest",
 )  # fmt: skip
 REQUESTS = (*_ANSWERED, "TokenizeRequest", "DetokenizeRequest")
@@ -101,7 +102,7 @@ def _fit(schemas: dict[str, Any], model: ServedModel) -> None:
         if name in schemas:  # nothing comes of an empty prompt, unless it begins with a token of its own
             empty = model.manifest.model.bos_token_id is not None
             schemas[name]["properties"][field] = deepcopy(prompt) if empty else _not_empty(prompt)
-    if model.manifest.embedding is not None:
+    if model.manifest.embedding is not None and "EmbeddingRequest" in schemas:
         _at_most(schemas["EmbeddingRequest"]["properties"]["dimensions"], model.manifest.embedding.dimension)
     if "ChatRequest" in schemas:
         schemas["ChatRequest"]["properties"]["chat_template"] = {"enum": [*model.template.names, None]}

@@ -73,7 +73,7 @@ def _about(model: ServedModel) -> dict[str, Any]:
         "bits_per_weight": manifest.quantization.bits_per_weight,
         "max_len": model.max_len,
         "max_batch_size": manifest.limits.max_batch_size,
-        "task": "embed" if model.embeds else "generate",
+        "task": model.task,
         "chat": bool(model.template) and not model.embeds,
         "sampling": msgspec.to_builtins(manifest.sampling),
         "embedding": msgspec.to_builtins(manifest.embedding),

@@ -1,0 +1,39 @@
+"""/v1/rerank of an engine that scores: the toy, whose last row is 10 at the byte after the last one of the document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import exp
+from pathlib import Path
+
+import pytest
+from icc.runtime.format.manifest import EmbeddingFacts
+
+from .conftest import StartServer
+
+BEST = "ends with a zero \0"  # its last row is 10 at place 1, which is the second label
+GOOD = 1 / (1 + exp(-10))
+
+
+def test_documents_come_by_their_scores(write_engine: Callable[..., Path], start: StartServer, tmp_path: Path) -> None:
+    facts = EmbeddingFacts("last", False, 258, scores="sigmoid")
+    engine = write_engine(tmp_path / "toy.engine", embedding=facts, max_seq_len=64, max_step_tokens=16)
+    server = start(engine=engine)
+    body = {"model": "toy", "query": "q", "documents": ["one", BEST, {"text": "three"}]}
+    for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
+        answer = server.ask("POST", path, body).json
+        assert [(one["index"], one["document"]["text"]) for one in answer["results"]] == [
+            (1, BEST), (0, "one"), (2, "three"),
+        ]  # fmt: skip
+        assert [one["relevance_score"] for one in answer["results"]] == pytest.approx([GOOD, 0.5, 0.5])
+    assert answer["usage"]["total_tokens"] == 3 + len("one" + BEST + "three") and answer["model"] == "toy"
+    [one] = server.ask("POST", "/v1/rerank", body | {"top_n": 1, "return_documents": False}).json["results"]
+    assert one == {"index": 1, "relevance_score": pytest.approx(GOOD)}
+    long = {"documents": ["a" * 70]}
+    refused = server.ask("POST", "/v1/rerank", body | long)
+    assert refused.status == 400 and refused.json["error"]["param"] == "documents"
+    assert server.ask("POST", "/v1/rerank", body | long | {"truncate_prompt_tokens": -1}).status == 200
+    assert server.ask("POST", "/v1/rerank", body | {"documents": []}).status == 400
+    for path in ("/v1/embeddings", "/v1/completions"):
+        reply = server.ask("POST", path, {"model": "toy", "input": "a"})
+        assert reply.status == 404 and "compiled to score texts" in reply.json["error"]["message"]
