@@ -25,6 +25,8 @@ class CompileFields(TypedDict, total=False):
     pooling: Pooling | None
     quant: str
     quant_head: str
+    size: int | None
+    bits: float | None
     keep: tuple[str, ...]
     calib: PathLike | None
     calib_sequences: int

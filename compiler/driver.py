@@ -12,6 +12,7 @@ from ..passes import pipelines
 from ..passes.base import Pass, PassContext
 from ..runtime.format.manifest import EmbeddingFacts, QuantFacts
 from . import measure
+from .backends.base import Backend
 from .backends.registry import backend_for
 from .calibration import load_calibration
 from .canaries import make_canaries
@@ -30,6 +31,7 @@ from .progress import Reporter
 from .quantization import QUANTIZATIONS
 from .report import CompileReport, make_report
 from .request import check
+from .sizing import auto_passes
 from .speculate.cost import modelled_cost
 from .speculate.plan import acceptance_of, speculation, with_speculation
 from .targets import Target
@@ -60,7 +62,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
         if any(map(is_quantized, graph.weights.values())):
             reporter.warn(f"the model comes quantized: --quant {options.quant} starts from its quantized values")
         with reporter.stage("quantize"):
-            phases.run("quantize", _quantize(options, graph, reporter))
+            phases.run("quantize", _quantize(options, graph, backend, reporter))
     with reporter.stage("answers"):
         kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
         quantized, canaries = graph.copy(), make_canaries(graph, _tokenizer(options), kv_dtype)
@@ -108,10 +110,12 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
     return replace(report, engine_bytes=sum(p.stat().st_size for p in options.output.rglob("*") if p.is_file()))
 
 
-def _quantize(options: CompileOptions, graph: Graph, reporter: Reporter) -> list[Pass]:
+def _quantize(options: CompileOptions, graph: Graph, backend: Backend, reporter: Reporter) -> list[Pass]:
     """The quantization pass; calibrated methods read and tokenize their text here."""
     chosen = QUANTIZATIONS[options.quant]
     sequences = _calibration(options, graph, reporter) if chosen and chosen.calibrated else ()
+    if options.quant == "auto":
+        return auto_passes(options, graph, backend, KV_DTYPES[options.kv_cache] or backend.kv_dtype, sequences)
     return pipelines.quantize(options.quant, options.quant_head, options.keep, sequences)
 
 

@@ -14,6 +14,7 @@ from .frontend.source.hub import is_hub_name
 from .frontend.source.identify import CONFIG
 from .gates import parse_gates
 from .quantization import HEAD_FORMATS, QUANTIZATIONS
+from .sizes import check_auto, read_size
 from .targets import find_target
 
 TASKS = ("generate", "embed")
@@ -28,6 +29,8 @@ class CompileOptions:
     task: "embed" for an engine that makes one vector per prompt of its hidden states. pooling: which of them make it;
     None means what the checkpoint says.
     quant_head: how the LM head is stored when `quant` is not none. keep: patterns of linears to leave unquantized.
+    size, bits: what `quant` "auto" may spend, on all weights as the engine stores them: in bytes, or in bits per
+    parameter.
     gate: what the engine, kernels included, may lose against the model that it is made of: "ppl=2%" (perplexity rises
     by at most so much), "kl=0.01" (mean Kullback-Leibler divergence per token, in nats); GateError if it loses more.
     spec: the drafter of speculative decoding, "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none". spec_guesses: the
@@ -50,6 +53,14 @@ class CompileOptions:
     quant_head: str = setting(
         "int8", "The LM head, where the linear layers are quantized.", values=quantization.heads_explained
     )
+    size: int | None = setting(
+        None,
+        "Bytes of all weights, for --quant auto: 92MB, 1.5GiB.",
+        metavar="SIZE",
+        unset="as --bits says",
+        read=read_size,
+    )
+    bits: float | None = setting(None, "Bits per parameter, for --quant auto.", unset="4.5")
     keep: tuple[str, ...] = setting((), "Leave matching linears unquantized (repeatable).", metavar="PATTERN")
     calib: Path | None = setting(None, "UTF-8 text to calibrate on.", metavar="FILE", unset="a bundled one")
     calib_sequences: int = setting(32, "Sequences to calibrate on.")
@@ -94,6 +105,7 @@ class CompileOptions:
                 "use --target native; for a GPU: icc tune ENGINE, on a host that has it",
             )
         self._check_task()
+        check_auto(self.quant, self.quant_head, self.size, self.bits)
         parse_gates(self.gate)
         if self.gate_text is not None and not self.gate:
             raise UsageError("--gate-text is for --gate", "add --gate ppl=2%, or leave --gate-text out")

@@ -24,6 +24,7 @@ QUANTIZATIONS: dict[str, Quantization | None] = {
     "rtn4": Quantization("rtn", "q4", "4 bits, rounded to the nearest value"),
     "awq4": Quantization("awq", "q4", "4 bits, scaled by how large activations are (AWQ)", calibrated=True),
     "gptq4": Quantization("gptq", "q4", "4 bits, each error made up for by later weights (GPTQ)", calibrated=True),
+    "auto": Quantization("auto", "q4", "the bits that pay, by weight, within --size or --bits", calibrated=True),
 }
 HEAD_FORMATS: dict[str, str | None] = {"none": None, "int8": "q8", "4bit": "q4"}  # None: left as stored
 _HEADS = {"none": "as in the checkpoint", "int8": "8 bits", "4bit": "4 bits, rounded to the nearest value"}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ..compiler.graph.graph import Graph
+from .allocation import Allocation
 from .quantized import QuantRecord
 
 NO_FACTS: frozenset[str] = frozenset()
@@ -27,12 +28,13 @@ class Refusal:
 class PassContext:
     """What passes may use besides the graph: where refusals and quantization records go, and a progress callback.
 
-    The callback takes (text, done, total).
+    The callback takes (text, done, total). allocation: what --quant auto has chosen.
     """
 
     refusals: list[Refusal] = field(default_factory=list)
     progress: Callable[[str, int, int], None] = lambda text, done, total: None
     quant_records: list[QuantRecord] = field(default_factory=list)
+    allocation: Allocation | None = None
 
 
 @dataclass

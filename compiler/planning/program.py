@@ -9,6 +9,7 @@ from typing import Any
 from ...passes import pipelines
 from ...passes.base import Pass, PassContext
 from ...passes.manager import run_passes
+from ...passes.quantize.auto import QuantizeAuto
 from ...passes.quantize.awq import QuantizeAwq
 from ...passes.quantize.rtn import QuantizeRtn
 from ...runtime.format.footprint import Footprint, footprint
@@ -24,6 +25,7 @@ from ..options import KV_DTYPES, CompileOptions
 from ..program.lower import LowerOptions, lower
 from ..program.program import Program
 from ..quantization import HEAD_FORMATS, QUANTIZATIONS
+from ..sizing import byte_budget
 from ..targets import Target
 
 
@@ -43,7 +45,7 @@ def plan_graph(source: Source, options: CompileOptions) -> tuple[Graph, tuple[st
     """The optimized graph of `source`, and which linears are left as stored. Raises what `compile_engine` raises."""
     graph = load_graph(source, options.max_seq_len, embeds=options.task == "embed")
     context = PassContext()
-    for phase in (pipelines.canonicalize(), _quantize(options), pipelines.attention(), pipelines.fuse()):
+    for phase in (pipelines.canonicalize(), _quantize(options, graph), pipelines.attention(), pipelines.fuse()):
         run_passes(graph, phase, context)
     return graph, tuple(sorted({f"{r.node}: {r.reason}" for r in context.refusals if r.rule == "quantize"}))
 
@@ -58,11 +60,13 @@ def plan_program(graph: Graph, kept: tuple[str, ...], options: CompileOptions, t
     return Planned(graph, program, backend, limits, memory, kept)
 
 
-def _quantize(options: CompileOptions) -> Sequence[Pass]:
+def _quantize(options: CompileOptions, graph: Graph) -> Sequence[Pass]:
     """The quantization pass of the options, without its calibration: the format of each weight is the same."""
     chosen = QUANTIZATIONS[options.quant]
     if chosen is None:
         return ()
+    if chosen.method == "auto":
+        return (QuantizeAuto(keep=options.keep, budget=byte_budget(options, graph), searches=False),)
     shared: dict[str, Any] = {"format": chosen.format, "head": HEAD_FORMATS[options.quant_head], "keep": options.keep}
     if chosen.method == "awq":  # it scales what lies between linears too, nearly always: some scale is better than none
         return (QuantizeAwq(**shared, searches=False),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +13,23 @@ from ...compiler.weights.formats.grouped import GroupFormat
 
 _BLOCK = 128
 CLIPS = tuple(1.0 - i / 20 for i in range(11))
+
+
+class Coder(Protocol):
+    """Of a format, what choosing codes takes; see GroupFormat."""
+
+    @property
+    def group(self) -> int: ...
+
+    def levels(self, parts: Parts) -> tuple[Tensor, ...]: ...
+
+    def code(self, values: Tensor, *levels: Tensor) -> Tensor: ...
+
+    def value(self, codes: Tensor, *levels: Tensor) -> Tensor: ...
+
+    def with_codes(self, codes: Tensor, fitted: Parts) -> Parts: ...
+
+    def decode(self, parts: Parts) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -63,9 +81,12 @@ class Solved:
     noise: float
 
 
-def solve(weight: Tensor, hessian: Hessian, form: GroupFormat) -> Solved:
-    """Quantize weight [N, K] with error feedback along `hessian.order`."""
-    fitted = _static_groups(weight, hessian.gram.diagonal(), form)
+def solve(weight: Tensor, hessian: Hessian, form: Coder, fitted: Parts | None = None) -> Solved:
+    """Quantize weight [N, K] with error feedback along `hessian.order`. fitted: all parts but the codes, if they are
+    not to be searched for."""
+    if fitted is None:
+        assert isinstance(form, GroupFormat)
+        fitted = _static_groups(weight, hessian.gram.diagonal(), form)
     levels = [level.repeat_interleave(form.group, dim=1)[:, hessian.order] for level in form.levels(fitted)]
     work = weight[:, hessian.order].clone()
     codes = torch.empty_like(work)
