@@ -11,7 +11,7 @@ from pathlib import Path
 from ..runtime.errors import MissingExtraError, install
 from .backends.errors import ToolchainError
 from .calibration import check_text
-from .engine.output import check_output
+from .engine.output import check_file, check_output
 from .errors import CheckpointError, UsageError
 from .frontend.source import hub
 from .frontend.source.identify import Found, find_checkpoint
@@ -64,6 +64,18 @@ def check(options: CompileOptions) -> Request:
     if options.gate and not has_tokenizer:
         raise UsageError("--gate reads a text, and the model has no tokenizer.json", "leave --gate out")
     return Request(options, target, choice, () if has_tokenizer else _warnings(model))
+
+
+def check_export(source: Path, output: Path, force: bool) -> Path:
+    """The model or text file that `icc export` is to write to `output`; a model from the hub is downloaded."""
+    if find_spec("onnx") is None:
+        raise MissingExtraError("this needs onnx, which is not installed", install("onnx"))
+    if lacking := lacking_module():
+        raise MissingExtraError(f"tracing needs {lacking}, which is not installed", install("compile"))
+    check_file(output, force)
+    if hub.is_hub_name(source):
+        return hub.fetch(source)
+    return source
 
 
 def lacking_module() -> str:

@@ -12,7 +12,7 @@ from torch import nn
 from ..errors import UnsupportedModel
 from ..graph.graph import HIDDEN, LOGITS, Graph, ModelInfo
 from ..weights.handles import Weight
-from .convert import aten_handlers, index_handlers, reduce_handlers
+from .convert import aten_handlers, index_handlers, reduce_handlers, state_handlers
 from .convert.conversion import Conversion
 from .convert.scores import WrittenOutAttention
 from .convert.table import joined
@@ -26,7 +26,7 @@ from .source.lengths import sequence_length
 from .source.model import build_meta_model
 from .source.source import Source, open_source
 
-HANDLERS = joined(aten_handlers.HANDLERS, index_handlers.HANDLERS, reduce_handlers.HANDLERS)
+HANDLERS = joined(aten_handlers.HANDLERS, index_handlers.HANDLERS, reduce_handlers.HANDLERS, state_handlers.HANDLERS)
 
 
 def load_graph(

@@ -222,6 +222,28 @@ def infer_type(node: fx.Node) -> TensorType | tuple[TensorType, ...]:
     if node.target is operator.getitem:
         source, index = node.args
         return source.meta["type"][index]  # type: ignore[union-attr, index]
+    call = node.target, _signature(node.args), _signature(node.kwargs)
+    if call not in _INFERRED:
+        _INFERRED[call] = _infer(node)
+    return _INFERRED[call]
+
+
+# By target and operands: layers repeat, and the verifier asks again after each pass.
+_INFERRED: dict[Any, TensorType | tuple[TensorType, ...]] = {}
+
+
+def _signature(value: Any) -> Any:
+    """What the type of a call depends on in its operands. Numbers that are equal but of different types differ."""
+    if isinstance(value, fx.Node):
+        return value.meta["type"]
+    if isinstance(value, (list, tuple)):
+        return type(value) is tuple, *map(_signature, value)
+    if isinstance(value, dict):
+        return tuple((name, _signature(v)) for name, v in value.items())
+    return type(value), value
+
+
+def _infer(node: fx.Node) -> TensorType | tuple[TensorType, ...]:
     args = fx.map_arg(node.args, lambda n: n.meta["type"].meta())
     result = node.target(*args, **node.kwargs)  # type: ignore[operator]
     rows = _rows_of(node)

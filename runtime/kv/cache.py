@@ -9,6 +9,7 @@ from math import lcm
 from .group import Group, GroupConfig, Opening
 from .prefix_cache import BlockKey
 from .sequence import BlockTable, CachedSequence, slot_of
+from .state_group import make_group
 from .upkeep import Upkeep
 
 
@@ -24,7 +25,8 @@ class KVCache:
     """The groups side by side. A prefix is cached if every group has what it keeps of it."""
 
     def __init__(self, configs: Sequence[GroupConfig]) -> None:
-        self.groups = tuple(Group(config) for config in configs)
+        self.groups = tuple(make_group(config) for config in configs)
+        self.keeps_states = any(group.holds_states for group in self.groups)
         self._multiple = lcm(*(group.block_size for group in self.groups))  # tokens that fill blocks in every group
         self._pending: dict[BlockKey, CachedSequence] = {}  # blocks that a running sequence is about to compute
 
@@ -50,18 +52,21 @@ class KVCache:
         """How many tokens fit in tables that are made for so many."""
         return min(group.blocks_for(num_tokens) * group.block_size for group in self.groups)
 
-    def can_grow(self, wanted: Sequence[tuple[CachedSequence, int]]) -> bool:
-        """Whether these sequences can all have tables for so many tokens."""
+    def can_grow(self, wanted: Sequence[tuple[CachedSequence, int]], guesses: bool = False) -> bool:
+        """Whether these sequences can all have tables for so many tokens; no state is left behind `guesses`."""
         for index, group in enumerate(self.groups):
+            if guesses and group.holds_states:
+                continue
             missing = sum(group.missing(sequence.tables[index], length) for sequence, length in wanted)
             if not group.pool.can_allocate(missing):
                 return False
         return True
 
-    def grow(self, sequence: CachedSequence, num_tokens: int) -> None:
+    def grow(self, sequence: CachedSequence, num_tokens: int, guesses: bool = False) -> None:
         """Give it blocks for so many tokens. Requires `can_grow`."""
         for group, table in zip(self.groups, sequence.tables, strict=True):
-            group.grow(table, num_tokens)
+            if not (guesses and group.holds_states):
+                group.grow(table, num_tokens)
 
     def span(self, sequence: CachedSequence, num_tokens: int) -> int:
         """For how many of so many tokens it may have blocks at once."""

@@ -73,12 +73,14 @@ class Request(CachedSequence):
         """Tokens that were asked for and not sampled."""
         return max(self.spec.max_new_tokens - self.num_new_tokens, 0)
 
-    def take_accepted(self, accepted: tuple[int, ...]) -> list[tuple[int, int]]:
+    def take_accepted(self, accepted: tuple[int, ...], again: bool) -> list[tuple[int, int]]:
         """Count the accepted guesses of the draft as tokens whose KV is there; from which place each must be moved, and
-        where to."""
+        where to. again: they are computed once more, as no state was left behind them."""
         draft, first = self.draft, self.num_computed_tokens
         assert draft is not None and len(accepted) <= len(draft)
         self.tokens += [draft.token_ids[guess] for guess in accepted]
+        if again:
+            return []
         self.num_computed_tokens += len(accepted)
         places = enumerate(accepted)  # guesses ascend, so that none is overwritten before it is moved
         return [(first + guess, first + depth) for depth, guess in places if guess != depth]

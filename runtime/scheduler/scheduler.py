@@ -205,11 +205,13 @@ class Scheduler:
         """Let the request verify as much of its draft as there is room for: tokens, logit rows, blocks of its own."""
         longest = self.kv.places_for(request.spec.max_cached_tokens)
         depth = request.spec.max_new_tokens - request.num_new_tokens - 1
+        if self.kv.keeps_states:  # which follow one token after the other
+            draft = draft.first_chain()
         draft = draft.limited(min(spare.tokens, spare.logit_rows, longest - request.num_tokens), depth)
         longest = request.num_tokens + len(draft)
-        if not len(draft) or not self.kv.can_grow([(request, longest)]):
+        if not len(draft) or not self.kv.can_grow([(request, longest)], guesses=True):
             return
-        self.kv.grow(request, longest)
+        self.kv.grow(request, longest, guesses=True)
         request.draft = draft
         spare.tokens -= len(draft)
         spare.logit_rows -= len(draft)
@@ -292,7 +294,7 @@ class Scheduler:
         if request is None or request.num_remaining > 0:
             return None  # aborted since, or not all of its prompt is computed
         if outcome.accepted:
-            places = request.take_accepted(outcome.accepted)
+            places = request.take_accepted(outcome.accepted, again=self.kv.keeps_states)
             if outcome.verdict is not Verdict.ERROR:  # then its blocks are zeroed instead
                 self.kv.move(request, places)
         if outcome.token_id is not None:

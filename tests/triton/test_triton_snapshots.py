@@ -297,6 +297,11 @@ POINTS: dict[str, Point] = {
         "softmax", {"outer": 1, "n": 8200, "strides": {"x": 8200, "y": 8200}}, ("bf16", "bf16")
     ),
     "cumsum__f32": Point("cumsum", {**LINE, "n": 9, "strides": {"x": 18, "y": 18}}, ("f32", "f32")),
+    "causal_conv__bias_bf16": Point(
+        "causal_conv",
+        {"channels": 24, "taps": 4, "block_size": 32, "strides": {"x": 72, "y": 24}},
+        ("bf16", "f32", "f32", "f32"),
+    ),
     "cumsum__long_i32": Point("cumsum", {"outer": 1, "n": 4100, "strides": {"x": 4100, "y": 4100}}, ("i32", "i32")),
     "topk__largest": Point(
         "topk",

@@ -16,6 +16,7 @@ from ...errors import IccError, TraceError, UnsupportedModel
 from ..layers.kinds import LayerKinds, Repeat
 from ..layers.marks import join_repeated
 from .interfaces import tracing_interfaces
+from .recurrent import recurrent_functions
 
 # Kept whole instead of decomposed, because the dialect has them or their decomposition would lose precision.
 KEPT_ATEN = (
@@ -82,7 +83,7 @@ def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None) -
     dynamic = {"input_ids": {1: tokens}, "position_ids": {1: tokens}}
     try:
         with contextlib.ExitStack() as stack:
-            for context in (torch.no_grad(), tracing_interfaces(), _without_stack_traces()):
+            for context in (torch.no_grad(), tracing_interfaces(), recurrent_functions(model), _without_stack_traces()):
                 stack.enter_context(context)
             if kinds is not None:
                 kinds.scout(lambda: model(input_ids=ids, use_cache=False))

@@ -1,7 +1,7 @@
 """Checkpoints whose linear layers are packed integers with a scale and a zero per group.
 
 GPTQ, AWQ (gemm) and compressed-tensors (pack-quantized, int-quantized). Each layer's tensors become one handle by the
-name of its weight, whose values are (code - zero) scale as they are.
+name of its weight, whose values are (code - zero) scale as they are. 8-bit floats are float8.py's.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ...errors import TensorError, UnsupportedModel
 from ...weights.formats.base import Parts
 from ...weights.formats.blocks import STEP, BlockFormat, ScaleType, grouped
 from ...weights.handles import QuantizedWeight, SortedColumns, Weight
+from .float8 import with_scales
 from .packing import Packing
 
 _SCALES: dict[torch.dtype, ScaleType] = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
@@ -28,6 +29,8 @@ Tensors = dict[str, Weight]
 
 def unpacked(tensors: Mapping[str, Weight], packing: Packing) -> dict[str, Weight]:
     """The checkpoint with a handle in place of each layer's packed tensors; TensorError where some are missing."""
+    if packing.kind == "float8":
+        return with_scales(tensors, packing.block)
     marks = {"gptq": "qweight", "awq": "qweight", "compressed": "weight_packed", "int8": "weight_scale"}
     mark = marks[packing.kind]
     layers = [name.removesuffix(f".{mark}") for name in tensors if name.endswith(f".{mark}")]

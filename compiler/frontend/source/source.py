@@ -11,6 +11,7 @@ from torch import nn
 from ...weights.handles import Weight
 from .checkpoint import open_checkpoint
 from .conversion import model_weights
+from .float8 import refuse_bare
 from .gguf.container import is_gguf
 from .gguf.source import GgufFile
 from .identify import find_checkpoint
@@ -53,6 +54,7 @@ class CheckpointDirectory:
             for part in (self.config, self.config.get_text_config()):
                 vars(part).pop("quantization_config", None)
             self._tensors = unpacked(self._tensors, packing)
+        refuse_bare(self._tensors)
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
         """See Source; names and layouts are converted as transformers does when it loads the checkpoint."""
