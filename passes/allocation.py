@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from ..compiler.errors import UsageError
 from ..compiler.weights.formats.base import StorageFormat
+
+_UNITS = 4096
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,9 @@ class Allocation:
 
 
 def allocate(curves: Sequence[Curve], budget: int, fixed: int = 0) -> Allocation:
-    """The choices with the least sum of damages among those of a Lagrangian (every trade at one price per byte), then
-    whatever still fits. UsageError where not even the smallest formats fit."""
+    """The choices with the least sum of damages that a Lagrangian finds (every trade at one price per byte, and then
+    whatever still fits) or dynamic programming over rounded bytes, which is better where few weights share the budget.
+    UsageError where not even the smallest formats fit."""
     hulls = [_hull(curve.options) for curve in curves]
     chosen = [hull[0] for hull in hulls]
     spent = fixed + sum(curve.options[i].nbytes for curve, i in zip(curves, chosen, strict=True))
@@ -106,8 +111,38 @@ def allocate(curves: Sequence[Curve], budget: int, fixed: int = 0) -> Allocation
         chosen[number], spent = after, spent + option.nbytes - before.nbytes
         damage += option.damage - before.damage
         frontier.append((spent, damage))
-    _fill(curves, chosen, budget - spent)
-    return Allocation(tuple(curves), tuple(chosen), budget, fixed, tuple(frontier))
+    found = [chosen, _best_of_rounded(curves, budget - fixed)]
+    for choice in found:
+        _fill(curves, choice, budget - fixed - _sum(curves, choice, "nbytes"))
+    best = min(found, key=lambda choice: _sum(curves, choice, "damage"))
+    return Allocation(tuple(curves), tuple(best), budget, fixed, tuple(frontier))
+
+
+def _sum(curves: Sequence[Curve], chosen: Sequence[int], what: str) -> Any:
+    return sum(getattr(curve.options[i], what) for curve, i in zip(curves, chosen, strict=True))
+
+
+def _best_of_rounded(curves: Sequence[Curve], budget: int) -> list[int]:
+    """The best choices if bytes beyond each weight's smallest option came in units of a part of the budget."""
+    least = [min(option.nbytes for option in curve.options) for curve in curves]
+    room = budget - sum(least)
+    unit = max(1, -(-room // _UNITS))
+    count = room // unit
+    damages = np.zeros(count + 1)  # of the curves so far, by the units that they may take
+    choices: list[np.ndarray] = []
+    for curve, own in zip(curves, least, strict=True):
+        every = np.full((len(curve.options), count + 1), np.inf)
+        for i, option in enumerate(curve.options):
+            units = -(-(option.nbytes - own) // unit)
+            if units <= count:
+                every[i, units:] = damages[: count + 1 - units] + option.damage
+        choices.append(every.argmin(axis=0))
+        damages = every.min(axis=0)
+    chosen, left = [0] * len(curves), count
+    for number in reversed(range(len(curves))):
+        chosen[number] = int(choices[number][left])
+        left -= -(-(curves[number].options[chosen[number]].nbytes - least[number]) // unit)
+    return chosen
 
 
 def _hull(options: Sequence[Option]) -> list[int]:

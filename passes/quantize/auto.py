@@ -269,7 +269,12 @@ def _grams(node: fx.Node, inputs: Inputs) -> list[Tensor]:
     found = expert_rows(node, inputs)
     source = inputs[node.args[0]]  # type: ignore[index]
     total = max(1, sum(len(value) for value in source))
-    return [rows.T @ rows / total for rows in found]
+    return [_gram(rows) / total for rows in found]
+
+
+def _gram(rows: Tensor | Sequence[Tensor]) -> Tensor:
+    """The sum of x x^T over inputs [n, K], or of those of every sequence."""
+    return rows.T @ rows if isinstance(rows, Tensor) else sum((x.T @ x for x in rows), start=torch.zeros(()))
 
 
 def _energy(noise: Tensor, gram: Tensor) -> float:
