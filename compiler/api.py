@@ -27,10 +27,12 @@ class CompileFields(TypedDict, total=False):
     quant_head: str
     size: int | None
     bits: float | None
+    group_size: int | None
     keep: tuple[str, ...]
     calib: PathLike | None
     calib_sequences: int
     calib_length: int
+    device: str
     gate: tuple[str, ...]
     gate_text: PathLike | None
     kv_cache: str

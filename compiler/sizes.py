@@ -20,7 +20,7 @@ def read_size(text: str) -> int:
     return size
 
 
-def check_auto(quant: str, quant_head: str, size: int | None, bits: float | None) -> None:
+def check_auto(quant: str, size: int | None, bits: float | None) -> None:
     """UsageError where --size and --bits do not go with the rest."""
     if quant != "auto":
         for name, value in (("--size", size), ("--bits", bits)):
@@ -31,5 +31,3 @@ def check_auto(quant: str, quant_head: str, size: int | None, bits: float | None
         raise UsageError("--size and --bits say the same thing in two ways", "give one of them")
     if bits is not None and not 0 < bits <= 64:
         raise UsageError(f"--bits must be above 0, not {bits:g}")
-    if quant_head != "int8":
-        raise UsageError("--quant auto chooses the format of the head too", "leave --quant-head out")

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...passes import pipelines
 from ...passes.base import Pass, PassContext
 from ...passes.manager import run_passes
 from ...passes.quantize.auto import QuantizeAuto
-from ...passes.quantize.awq import QuantizeAwq
-from ...passes.quantize.rtn import QuantizeRtn
 from ...runtime.format.footprint import Footprint, footprint
 from ...runtime.format.manifest import Limits
 from ..backends.base import Backend
@@ -24,7 +21,6 @@ from ..graph.graph import Graph
 from ..options import KV_DTYPES, CompileOptions
 from ..program.lower import LowerOptions, lower
 from ..program.program import Program
-from ..quantization import HEAD_FORMATS, QUANTIZATIONS
 from ..sizing import byte_budget
 from ..targets import Target
 
@@ -43,7 +39,7 @@ class Planned:
 
 def plan_graph(source: Source, options: CompileOptions) -> tuple[Graph, tuple[str, ...]]:
     """The optimized graph of `source`, and which linears are left as stored. Raises what `compile_engine` raises."""
-    graph = load_graph(source, options.max_seq_len, embeds=options.task == "embed")
+    graph = load_graph(source, options.max_seq_len, task=options.task)
     context = PassContext()
     for phase in (pipelines.canonicalize(), _quantize(options, graph), pipelines.attention(), pipelines.fuse()):
         run_passes(graph, phase, context)
@@ -61,13 +57,7 @@ def plan_program(graph: Graph, kept: tuple[str, ...], options: CompileOptions, t
 
 
 def _quantize(options: CompileOptions, graph: Graph) -> Sequence[Pass]:
-    """The quantization pass of the options, without its calibration: the format of each weight is the same."""
-    chosen = QUANTIZATIONS[options.quant]
-    if chosen is None:
-        return ()
-    if chosen.method == "auto":
+    """The quantization passes of the options, without calibration: the format of each weight is the same."""
+    if options.quant == "auto":
         return (QuantizeAuto(keep=options.keep, budget=byte_budget(options, graph), searches=False),)
-    shared: dict[str, Any] = {"format": chosen.format, "head": HEAD_FORMATS[options.quant_head], "keep": options.keep}
-    if chosen.method == "awq":  # it scales what lies between linears too, nearly always: some scale is better than none
-        return (QuantizeAwq(**shared, searches=False),)
-    return (QuantizeRtn(**shared),)
+    return pipelines.quantize(options.quant, options.quant_head, options.keep, (), options.group_size, plans=True)

@@ -30,7 +30,7 @@ from ...compiler.weights.handles import PackedWeight, RoundedWeight
 from ..allocation import Curve, Option, allocate
 from ..base import PassContext, PassResult
 from .gptq_solver import Hessian, solve
-from .inputs import expert_rows
+from .inputs import expert_rows, gram
 from .select import EMBEDDING, Job, QuantizePass, as_float, lm_heads, plain_name, retype
 from .stream import Inputs, stream
 
@@ -237,8 +237,8 @@ class QuantizeAuto(QuantizePass):
             planes = weight.reshape(-1, *weight.shape[-2:])
             parts: list[Parts] = []
             signal = noise = 0.0
-            for plane, gram in zip(planes, _grams(node, inputs), strict=True):
-                hessian = Hessian.from_gram(_shared(gram, shares.get(node, 0.0)), _DAMPING, act_order=True)
+            for plane, moments in zip(planes, _grams(node, inputs), strict=True):
+                hessian = Hessian.from_gram(_shared(moments, shares.get(node, 0.0)), _DAMPING, act_order=True)
                 fitted = fit_blocks(form, plane, _importance(hessian))
                 solved = solve(plane, hessian, BlockCoder(form), fitted)
                 signal, noise = signal + solved.signal, noise + solved.noise
@@ -269,22 +269,17 @@ def _grams(node: fx.Node, inputs: Inputs) -> list[Tensor]:
     found = expert_rows(node, inputs)
     source = inputs[node.args[0]]  # type: ignore[index]
     total = max(1, sum(len(value) for value in source))
-    return [_gram(rows) / total for rows in found]
+    return [gram(rows) / total for rows in found]
 
 
-def _gram(rows: Tensor | Sequence[Tensor]) -> Tensor:
-    """The sum of x x^T over inputs [n, K], or of those of every sequence."""
-    return rows.T @ rows if isinstance(rows, Tensor) else sum((x.T @ x for x in rows), start=torch.zeros(()))
-
-
-def _energy(noise: Tensor, gram: Tensor) -> float:
+def _energy(noise: Tensor, moments: Tensor) -> float:
     """The mean energy of outputs noise x per token."""
-    return float(((noise @ gram) * noise).sum(dtype=torch.float64))
+    return float(((noise @ moments) * noise).sum(dtype=torch.float64))
 
 
-def _shared(gram: Tensor, share: float) -> Tensor:
+def _shared(moments: Tensor, share: float) -> Tensor:
     """The Hessian of a matrix that is a table too: errors of its own count as `share` of those of outputs."""
-    return gram + share * torch.eye(len(gram)) if share else gram
+    return moments + share * torch.eye(len(moments)) if share else moments
 
 
 def _importance(hessian: Hessian) -> Tensor:
@@ -302,10 +297,10 @@ def _errors(
     errors = [0.0] * len(options)
     count = planes.shape[1]
     step = max(1, count // _ROWS)
-    for plane, gram in zip(planes, grams, strict=True):
-        if not gram.any():
+    for plane, moments in zip(planes, grams, strict=True):
+        if not moments.any():
             continue
-        importance, rows = _importance(Hessian.from_gram(gram, _DAMPING, act_order=True)), plane[::step]
+        importance, rows = _importance(Hessian.from_gram(moments, _DAMPING, act_order=True)), plane[::step]
         for i, (form, _) in enumerate(options):
             if isinstance(form, BlockFormat):
                 noise = form.decode(encode_blocks(form, rows, importance)) - rows

@@ -85,7 +85,7 @@ def test_variants_are_the_model_with_other_weights(compiled: Callable[..., Any])
         (("--quant", "auto", "--bits", "4", "--size", "1MB"), "the same thing in two ways"),
         (("--quant", "auto", "--bits", "-1"), "must be above 0"),
         (("--quant", "auto", "--size", "many"), "is not a size"),
-        (("--quant", "auto", "--quant-head", "4bit"), "chooses the format of the head too"),
+        (("--quant", "auto", "--quant-head", "4bit"), "--quant-head has no meaning with --quant auto"),
         (("--quant", "auto", "--size", "9kB"), "in the smallest formats, more than 0.009 MB"),
     ],
 )
