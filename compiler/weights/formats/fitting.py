@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .base import Misfit, Parts
-from .blocks import BlockFormat
+
+if TYPE_CHECKING:
+    from .blocks import BlockFormat
 
 _ELEMENTS = 1 << 18  # values of a chunk of rows, so that temporaries stay in a cache
 _INT = {"u4": 15, "u6": 63, "i8": 127}
