@@ -240,7 +240,7 @@ class QuantizeAuto(QuantizePass):
             for plane, moments in zip(planes, _grams(node, inputs), strict=True):
                 hessian = Hessian.from_gram(_shared(moments, shares.get(node, 0.0)), _DAMPING, act_order=True)
                 fitted = fit_blocks(form, plane, _importance(hessian))
-                solved = solve(plane, hessian, BlockCoder(form), fitted)
+                solved = solve(plane, hessian, BlockCoder(form), fitted=fitted)
                 signal, noise = signal + solved.signal, noise + solved.noise
                 parts.append(solved.parts)
             joined = {name: torch.stack([p[name] for p in parts]).reshape(*weight.shape[:-1], -1) for name in parts[0]}

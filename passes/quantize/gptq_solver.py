@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...compiler.weights.formats.base import Parts
 from ...compiler.weights.formats.grouped import GroupFormat
+from .descent import refine
 from .inputs import gram
 
 _LEAF = 16  # columns that are quantized one by one before their errors reach the columns behind them
@@ -74,6 +75,10 @@ class Hessian:
             damping = max(damping * 10, 1e-6)
         return cls(gram, order, torch.eye(len(gram)))
 
+    def scaled(self, factor: Tensor) -> Hessian:
+        """For the same inputs divided by factor [K]; the order and, in proportion, the damping stay."""
+        return Hessian(self.gram / factor / factor[:, None], self.order, self.factor * factor[self.order])
+
 
 @dataclass(frozen=True)
 class Solved:
@@ -100,11 +105,19 @@ class Solved:
         return [Solved({name: value[i] for name, value in parts.items()}, *pair) for i, pair in enumerate(energies)]
 
 
-def solve(weight: Tensor, hessian: Hessian, form: Coder, fitted: Parts | None = None) -> Solved:
+def solve(
+    weight: Tensor,
+    hessian: Hessian,
+    form: Coder,
+    sweeps: int = 0,
+    damping: float = 0.01,
+    fitted: Parts | None = None,
+) -> Solved:
     """Quantize weight [N, K] with error feedback along `hessian.order`. fitted: all parts but the codes, if they are
     not to be searched for.
 
-    Rows do not know of each other: matrices that read one input are solved as one, their rows joined.
+    Rows do not know of each other: matrices that read one input are solved as one, their rows joined. sweeps: of
+    descent.py, with that damping.
     """
     if fitted is None:
         assert isinstance(form, GroupFormat)
@@ -116,6 +129,8 @@ def solve(weight: Tensor, hessian: Hessian, form: Coder, fitted: Parts | None = 
     codes = torch.empty_like(columns.work, dtype=torch.uint8)
     codes[hessian.order] = columns.work.to(torch.uint8)
     parts = form.with_codes(codes.T.contiguous(), fitted)
+    if sweeps:
+        parts = refine(weight, parts, hessian.gram, damping, form, sweeps)
     return Solved(parts, _energies(weight, hessian.gram), _energies(form.decode(parts) - weight, hessian.gram))
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .base import Misfit, Parts
+from .grouped import GroupFormat
 
 if TYPE_CHECKING:
     from .blocks import BlockFormat
@@ -25,8 +26,10 @@ _F16_MAX = 65504.0
 
 
 def can_fit(form: BlockFormat) -> bool:
-    """Whether `fit_blocks` knows the format: not those with exponents or zeros, or scales that are not half floats."""
-    return not form.power and not form.zeros and form.scale == "f16" and not (form.mins and form.group_scales == "i8")
+    """Whether `fit_blocks` knows the format: not those that fit themselves, those with exponents, zeros or other than
+    integer scales of groups, or scales that are not half floats."""
+    scaled = form.scale == "f16" and not form.zeros and (form.group_scales == "none" or form.group_scales in _INT)
+    return scaled and not isinstance(form, GroupFormat) and not (form.mins and form.group_scales == "i8")
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ def _scaled(form: BlockFormat, x: Tensor, w: Tensor, ratios: Sequence[float]) ->
     largest value meets the end of the levels that goes further."""
     at = x.abs().argmax(-1, keepdim=True)
     extreme = x.gather(-1, at)
-    end = float(min(form.levels) if form.levels else -form.zero)
+    end = float(min(form.table) if form.table else -form.zero)
     best = torch.zeros(x.shape[:-1])
     gain = torch.zeros(x.shape[:-1])
     for ratio in ratios:
@@ -179,27 +182,27 @@ def _inverse(values: Tensor) -> Tensor:
 
 def _nearest(form: BlockFormat, places: Tensor) -> Tensor:
     """Codes, as whole numbers in float32, of values in units of a scale."""
-    if not form.levels:
+    if not form.table:
         return places.round().add_(form.zero).clamp_(0, 2**form.bits - 1)
-    return _looked_up(_bins(form.levels)[0], places)
+    return _looked_up(_bins(form.table)[0], places)
 
 
 def _level(form: BlockFormat, codes: Tensor) -> Tensor:
-    if not form.levels:
+    if not form.table:
         return codes - form.zero
-    table = torch.tensor(form.levels, dtype=torch.float32)
+    table = torch.tensor(form.table, dtype=torch.float32)
     return table.index_select(0, codes.reshape(-1).to(torch.int32)).view(codes.shape)
 
 
 def _nearest_level(form: BlockFormat, places: Tensor) -> Tensor:
     """The level of the nearest code."""
-    if not form.levels:
+    if not form.table:
         return places.round().clamp_(-form.zero, 2**form.bits - 1 - form.zero)
-    return _looked_up(_bins(form.levels)[1], places)
+    return _looked_up(_bins(form.table)[1], places)
 
 
 @cache
-def _bins(levels: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def _bins(levels: tuple[float, ...]) -> tuple[Tensor, Tensor]:
     """For each half unit from -128 to 128 the nearest code and level: levels are whole numbers, so what is half way
     between two of them begins a bin. Fifteen times as fast as a search."""
     table = torch.tensor(levels, dtype=torch.float32)

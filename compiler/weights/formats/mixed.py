@@ -26,7 +26,7 @@ _KINDS: dict[str, Callable[[str, int, int, int], BlockFormat]] = {
         name, bits, group, size, zero=2 ** (bits - 1), group_scales="i8"
     ),
     "n": lambda name, bits, group, size: BlockFormat(
-        name, bits, group, size, levels=_TABLES[bits], group_scales="i8"
+        name, bits, group, size, table=_TABLES[bits], group_scales="i8"
     ),
     "a": lambda name, bits, group, size: BlockFormat(
         name, bits, group, size, mins=True, group_scales="u6"
