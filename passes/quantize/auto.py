@@ -107,7 +107,7 @@ class QuantizeAuto(QuantizePass):
     def all_jobs(self, graph: Graph, ctx: PassContext) -> list[Job]:
         """The linear layers, and the token embeddings that are no layer's weight."""
         jobs = self.jobs(graph, ctx)
-        seen = {node.args[1] for job in jobs for node in (*job.nodes, *job.tables)}
+        seen: list[object] = [node.args[1] for job in jobs for node in (*job.nodes, *job.tables)]
         refused = {refusal.node for refusal in ctx.refusals}
         for node in graph.nodes:
             if node.op != "call_function" or node.target is not EMBEDDING:
@@ -120,7 +120,7 @@ class QuantizeAuto(QuantizePass):
             name = plain_name(table)
             if name not in refused and not any(name == job.name for job in jobs) and shape[1] % 32 == 0:
                 jobs.append(Job(name, (node,), GroupAffine(32, 8)))
-                seen.add(table)
+                seen.append(table)
         return jobs
 
     def options(self, graph: Graph, job: Job, is_head: bool) -> list[tuple[StorageFormat | None, int]]:

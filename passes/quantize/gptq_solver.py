@@ -130,6 +130,7 @@ def solve(
     codes[hessian.order] = columns.work.to(torch.uint8)
     parts = form.with_codes(codes.T.contiguous(), fitted)
     if sweeps:
+        assert isinstance(form, GroupFormat)
         parts = refine(weight, parts, hessian.gram, damping, form, sweeps)
     return Solved(parts, _energies(weight, hessian.gram), _energies(form.decode(parts) - weight, hessian.gram))
 
