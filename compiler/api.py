@@ -25,10 +25,14 @@ class CompileFields(TypedDict, total=False):
     pooling: Pooling | None
     quant: str
     quant_head: str
+    size: int | None
+    bits: float | None
+    group_size: int | None
     keep: tuple[str, ...]
     calib: PathLike | None
     calib_sequences: int
     calib_length: int
+    device: str
     gate: tuple[str, ...]
     gate_text: PathLike | None
     kv_cache: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +55,10 @@ def show_summary(options: CompileOptions, report: CompileReport, reporter: Repor
     table.add_row("time", f"{sum(reporter.seconds.values()):.1f} s: {times}")
     weights = f"{_mib(report.weight_bytes)}, {report.bits_per_weight:.2f} bits per weight ({options.quant})"
     table.add_row("weights", f"{report.num_parameters / 1e6:.1f} M parameters, {weights}")
+    if report.allocation:
+        counts = Counter(choice["format"] for choice in report.allocation["choices"])
+        chosen = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+        table.add_row("chosen", f"{chosen}; {report.allocation['bytes'] / 1e6:.2f} MB of weights, report.json says why")
     if report.given:
         table.add_row("as given", given_formats(report.given))
     table.add_row(

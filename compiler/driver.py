@@ -12,6 +12,7 @@ from ..passes import pipelines
 from ..passes.base import Pass, PassContext
 from ..runtime.format.manifest import QuantFacts
 from . import measure
+from .backends.base import Backend
 from .backends.registry import backend_for
 from .calibration import load_calibration
 from .calibrations import Calibrations, open_calibrations
@@ -32,6 +33,7 @@ from .progress import Reporter
 from .quantization import QUANTIZATIONS
 from .report import CompileReport, make_report
 from .request import check
+from .sizing import auto_passes
 from .speculate.cost import modelled_cost
 from .speculate.plan import acceptance_of, speculation, with_speculation
 from .targets import Target
@@ -68,7 +70,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
             sequences = _calibration(options, graph, reporter) if chosen.calibrated else ()
             kept = open_calibrations(request.options, sequences) if sequences else kept
             context.calibrations = kept.folder
-            phases.run("quantize", _quantize(options, sequences))
+            phases.run("quantize", _quantize(options, graph, backend, sequences))
     with reporter.stage("answers"):
         kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
         quantized, canaries = graph.copy(), make_canaries(graph, _tokenizer(options), kv_dtype)
@@ -117,8 +119,12 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
     return replace(report, engine_bytes=sum(p.stat().st_size for p in options.output.rglob("*") if p.is_file()))
 
 
-def _quantize(options: CompileOptions, sequences: Sequence[Sequence[int]]) -> list[Pass]:
+def _quantize(
+    options: CompileOptions, graph: Graph, backend: Backend, sequences: Sequence[Sequence[int]]
+) -> list[Pass]:
     """The quantization passes; `sequences` are what calibrated methods read."""
+    if options.quant == "auto":
+        return auto_passes(options, graph, backend, KV_DTYPES[options.kv_cache] or backend.kv_dtype, sequences)
     return pipelines.quantize(
         options.quant, options.quant_head, options.keep, sequences, options.group_size, options.device
     )

@@ -14,6 +14,7 @@ from .frontend.source.hub import is_hub_name
 from .frontend.source.identify import CONFIG
 from .gates import parse_gates
 from .quantization import GROUPS, HEAD_FORMATS, QUANTIZATIONS
+from .sizes import check_auto, read_size
 from .targets import find_target
 
 TASKS = {"generate": "text", "embed": "one vector per text", "rerank": "one score per pair of texts"}
@@ -41,6 +42,8 @@ class CompileOptions:
     None means what the checkpoint says. "rerank" for one that scores pairs of texts.
     quant_head: how the LM head is stored when `quant` is not none. group_size: weights per scale, of the head too; None
     means 128, or fewer where a layer's width demands it. keep: patterns of linears to leave unquantized.
+    size, bits: what `quant` "auto" may spend, on all weights as the engine stores them: in bytes, or in bits per
+    parameter.
     gate: what the engine, kernels included, may lose against the model that it is made of: "ppl=2%" (perplexity rises
     by at most so much), "kl=0.01" (mean Kullback-Leibler divergence per token, in nats); GateError if it loses more.
     spec: the drafter of speculative decoding, "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none". spec_guesses: the
@@ -63,6 +66,14 @@ class CompileOptions:
     quant_head: str = setting(
         "int8", "The LM head, where the linear layers are quantized.", values=quantization.heads_explained
     )
+    size: int | None = setting(
+        None,
+        "Bytes of all weights, for --quant auto: 92MB, 1.5GiB.",
+        metavar="SIZE",
+        unset="as --bits says",
+        read=read_size,
+    )
+    bits: float | None = setting(None, "Bits per parameter, for --quant auto.", unset="4.5")
     group_size: int | None = setting(
         None, "Weights that share a scale.", metavar="16|32|64|128", unset="128, fewer where a layer demands it"
     )
@@ -116,6 +127,9 @@ class CompileOptions:
         if self.device != "cpu" and not re.fullmatch(r"cuda(:\d+)?", self.device):
             raise UsageError(f"--device {self.device!r} is unknown", "choose from: cpu, cuda, cuda:N")
         self._check_task()
+        check_auto(self.quant, self.size, self.bits)
+        if self.quant == "auto":
+            self._check_auto()
         parse_gates(self.gate)
         if self.gate_text is not None and not self.gate:
             raise UsageError("--gate-text is for --gate", "add --gate ppl=2%, or leave --gate-text out")
@@ -141,6 +155,12 @@ class CompileOptions:
         if chosen is None or not chosen.grouped:
             grouped = ", ".join(name for name, found in QUANTIZATIONS.items() if found is not None and found.grouped)
             raise UsageError(f"--group-size is not used by --quant {self.quant}", f"choose from: {grouped}")
+
+    def _check_auto(self) -> None:
+        for name, default in (("quant_head", "int8"), ("group_size", None), ("device", "cpu")):
+            if getattr(self, name) != default:
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} has no meaning with --quant auto", f"leave {option} out")
 
     def _check_task(self) -> None:
         if self.pooling is not None:

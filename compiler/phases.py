@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import fx
 
+from ..passes.allocation import Allocation
 from ..passes.base import Pass, PassContext
 from ..passes.manager import PassReport, run_passes
 from ..passes.quantized import QuantRecord
@@ -52,6 +53,11 @@ class Phases:
         self._graph, self._context, self._dump = graph, context, dump
         self.reports: list[PassReport] = []
         self.stages = [stage_of(graph, "trace")]
+
+    @property
+    def allocation(self) -> Allocation | None:
+        """What --quant auto has chosen."""
+        return self._context.allocation
 
     @property
     def records(self) -> list[QuantRecord]:

@@ -42,6 +42,7 @@ QUANTIZATIONS: dict[str, Quantization | None] = {
     "int8": Quantization(
         "smooth", "i8", "8 bits per output channel, for products with int8 activations (SmoothQuant)", calibrated=True
     ),
+    "auto": Quantization("auto", "q4", "the bits that pay, by weight, within --size or --bits", calibrated=True),
 }
 HEAD_FORMATS: dict[str, str | None] = {"none": None, "int8": "q8", "4bit": "q4"}  # None: left as stored
 _HEADS = {"none": "as in the checkpoint", "int8": "8 bits", "4bit": "4 bits, rounded to the nearest value"}

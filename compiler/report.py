@@ -51,7 +51,8 @@ class LayerRows:
 class CompileReport:
     """Facts about one compile. Bytes are of packed weights; bits_per_weight is over all parameters. machine: what the
     roofline counts with, GB/s, TFLOP/s and TOP/s. roofline and roofline_layers: by the kind of step. tuned: blocks of
-    the CPU products that --tune chose instead of the default."""
+    the CPU products that --tune chose instead of the default. allocation: what --quant auto chose, and what else there
+    was; see Allocation."""
 
     target: str
     quant: str
@@ -74,14 +75,16 @@ class CompileReport:
     speculation: dict[str, Any] | None
     tuned: list[str]
     given: dict[str, int] = field(default_factory=dict)
+    allocation: dict[str, Any] | None = None
     engine_bytes: int = field(default=0, compare=False)
 
     def to_json(self) -> bytes:
         """report.json."""
         facts = asdict(self)
         facts.pop("engine_bytes")
-        if not self.given:
-            facts.pop("given")
+        for name in ("given", "allocation"):
+            if not facts[name]:
+                facts.pop(name)
         return json.dumps(facts, indent=1).encode() + b"\n"
 
 
@@ -122,6 +125,7 @@ def make_report(
         speculation=None if program.speculation is None else msgspec.to_builtins(program.speculation),
         tuned=tuned,
         given=_given(graph),
+        allocation=None if phases.allocation is None else phases.allocation.as_json(),
     )
 
 

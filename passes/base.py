@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..compiler.graph.graph import Graph
+from .allocation import Allocation
 from .quantized import QuantRecord
 
 NO_FACTS: frozenset[str] = frozenset()
@@ -28,13 +29,14 @@ class Refusal:
 class PassContext:
     """What passes may use besides the graph: where refusals and quantization records go, and a progress callback.
 
-    The callback takes (text, done, total). calibrations: a folder where calibrations keep what they have found, each
-    pass in its own; None keeps nothing.
+    The callback takes (text, done, total). allocation: what --quant auto has chosen. calibrations: a folder where
+    calibrations keep what they have found, each pass in its own; None keeps nothing.
     """
 
     refusals: list[Refusal] = field(default_factory=list)
     progress: Callable[[str, int, int], None] = lambda text, done, total: None
     quant_records: list[QuantRecord] = field(default_factory=list)
+    allocation: Allocation | None = None
     calibrations: Path | None = None
 
 

@@ -25,7 +25,7 @@ from .manager import check_order
 
 def canonicalize() -> list[Pass]:
     """One way to write each thing; the form that quantization reads."""
-    return _ordered(
+    return ordered(
         [
             DeadCode(),
             FoldConstants(),
@@ -42,12 +42,12 @@ def canonicalize() -> list[Pass]:
 
 def attention() -> list[Pass]:
     """Attention over the paged cache."""
-    return _ordered([RecognizeRope(), FoldConstants(), Simplify(), PagedAttention(), SelectLogitRows()], canonicalize())
+    return ordered([RecognizeRope(), FoldConstants(), Simplify(), PagedAttention(), SelectLogitRows()], canonicalize())
 
 
 def fuse() -> list[Pass]:
     """Fewer, larger kernels; afterwards the graph holds only ops of the dialect."""
-    return _ordered(
+    return ordered(
         [
             SortColumns(),
             MergeLinears(),
@@ -70,7 +70,7 @@ def speculate(heads: Sequence[Any], layers: int, quant: str, head: str) -> list[
     if layers:
         from .speculate.insert_early_exit import InsertEarlyExit
 
-        return _ordered([InsertEarlyExit(layers)], canonicalize())
+        return ordered([InsertEarlyExit(layers)], canonicalize())
     if not heads:
         return []
     from .quantize.rtn import QuantizeRtn
@@ -80,7 +80,7 @@ def speculate(heads: Sequence[Any], layers: int, quant: str, head: str) -> list[
     inserted: list[Pass] = [InsertMedusaHeads(tuple(heads))]
     if chosen is not None:
         inserted.append(QuantizeRtn(format=chosen.format, head=HEAD_FORMATS[head], only=f"{PREFIX}."))
-    return _ordered(inserted, canonicalize())
+    return ordered(inserted, canonicalize())
 
 
 def quantize(
@@ -122,10 +122,10 @@ def quantize(
             *passes["gptq"](),
         ],
     }
-    return _ordered(passes[chosen.method](), canonicalize())
+    return ordered(passes[chosen.method](), canonicalize())
 
 
-def _ordered(passes: list[Pass], before: Sequence[Pass] = ()) -> list[Pass]:
+def ordered(passes: list[Pass], before: Sequence[Pass] = ()) -> list[Pass]:
     """`passes`, which may rely on what `before` ensures; PassError where one requires more."""
     check_order(passes, check_order(before))
     return passes

@@ -29,6 +29,7 @@ PASSES: dict[str, str] = {
     "merge-linears": "fuse.merge_linears:MergeLinears",
     "paged-attention": "attention.paged_attention:PagedAttention",
     "position-tables": "canonicalize.position_tables:PositionTables",
+    "quantize-auto": "quantize.auto:QuantizeAuto",
     "quantize-awq": "quantize.awq:QuantizeAwq",
     "quantize-gptq": "quantize.gptq:QuantizeGptq",
     "quantize-rtn": "quantize.rtn:QuantizeRtn",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ...passes import pipelines
 from ...passes.base import Pass, PassContext
 from ...passes.manager import run_passes
+from ...passes.quantize.auto import QuantizeAuto
 from ...runtime.format.footprint import Footprint, footprint
 from ...runtime.format.manifest import Limits
 from ..backends.base import Backend
@@ -20,6 +21,7 @@ from ..graph.graph import Graph
 from ..options import KV_DTYPES, CompileOptions
 from ..program.lower import LowerOptions, lower
 from ..program.program import Program
+from ..sizing import byte_budget
 from ..targets import Target
 
 
@@ -39,7 +41,7 @@ def plan_graph(source: Source, options: CompileOptions) -> tuple[Graph, tuple[st
     """The optimized graph of `source`, and which linears are left as stored. Raises what `compile_engine` raises."""
     graph = load_graph(source, options.max_seq_len, task=options.task)
     context = PassContext()
-    for phase in (pipelines.canonicalize(), _quantize(options), pipelines.attention(), pipelines.fuse()):
+    for phase in (pipelines.canonicalize(), _quantize(options, graph), pipelines.attention(), pipelines.fuse()):
         run_passes(graph, phase, context)
     return graph, tuple(sorted({f"{r.node}: {r.reason}" for r in context.refusals if r.rule == "quantize"}))
 
@@ -54,6 +56,8 @@ def plan_program(graph: Graph, kept: tuple[str, ...], options: CompileOptions, t
     return Planned(graph, program, backend, limits, memory, kept)
 
 
-def _quantize(options: CompileOptions) -> Sequence[Pass]:
+def _quantize(options: CompileOptions, graph: Graph) -> Sequence[Pass]:
     """The quantization passes of the options, without calibration: the format of each weight is the same."""
+    if options.quant == "auto":
+        return (QuantizeAuto(keep=options.keep, budget=byte_budget(options, graph), searches=False),)
     return pipelines.quantize(options.quant, options.quant_head, options.keep, (), options.group_size, plans=True)

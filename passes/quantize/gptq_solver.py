@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +16,23 @@ from .inputs import gram
 
 _LEAF = 16  # columns that are quantized one by one before their errors reach the columns behind them
 CLIPS = tuple(1.0 - i / 20 for i in range(11))
+
+
+class Coder(Protocol):
+    """Of a format, what choosing codes takes; see GroupFormat."""
+
+    @property
+    def group(self) -> int: ...
+
+    def levels(self, parts: Parts) -> tuple[Tensor, ...]: ...
+
+    def code(self, values: Tensor, *levels: Tensor) -> Tensor: ...
+
+    def value(self, codes: Tensor, *levels: Tensor) -> Tensor: ...
+
+    def with_codes(self, codes: Tensor, fitted: Parts) -> Parts: ...
+
+    def decode(self, parts: Parts) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -87,13 +105,23 @@ class Solved:
         return [Solved({name: value[i] for name, value in parts.items()}, *pair) for i, pair in enumerate(energies)]
 
 
-def solve(weight: Tensor, hessian: Hessian, form: GroupFormat, sweeps: int = 0, damping: float = 0.01) -> Solved:
-    """Quantize weight [N, K] with error feedback along `hessian.order`.
+def solve(
+    weight: Tensor,
+    hessian: Hessian,
+    form: Coder,
+    sweeps: int = 0,
+    damping: float = 0.01,
+    fitted: Parts | None = None,
+) -> Solved:
+    """Quantize weight [N, K] with error feedback along `hessian.order`. fitted: all parts but the codes, if they are
+    not to be searched for.
 
     Rows do not know of each other: matrices that read one input are solved as one, their rows joined. sweeps: of
     descent.py, with that damping.
     """
-    fitted = _static_groups(weight, hessian.gram.diagonal(), form)
+    if fitted is None:
+        assert isinstance(form, GroupFormat)
+        fitted = _static_groups(weight, hessian.gram.diagonal(), form)
     levels = [level.T.contiguous() for level in form.levels(fitted)]
     work = weight.T[hessian.order].contiguous()  # [K, N], so that a column of the weight is contiguous
     columns = _Columns(work, torch.empty_like(work), levels, (hessian.order // form.group).tolist(), hessian, form)
@@ -102,6 +130,7 @@ def solve(weight: Tensor, hessian: Hessian, form: GroupFormat, sweeps: int = 0, 
     codes[hessian.order] = columns.work.to(torch.uint8)
     parts = form.with_codes(codes.T.contiguous(), fitted)
     if sweeps:
+        assert isinstance(form, GroupFormat)
         parts = refine(weight, parts, hessian.gram, damping, form, sweeps)
     return Solved(parts, _energies(weight, hessian.gram), _energies(form.decode(parts) - weight, hessian.gram))
 
@@ -119,7 +148,7 @@ class _Columns:
     levels: list[Tensor]
     groups: list[int]
     hessian: Hessian
-    form: GroupFormat
+    form: Coder
 
     def quantize(self, start: int, end: int) -> None:
         """Columns start to end, by halves: the errors of the first half reach the second in one product, which is the

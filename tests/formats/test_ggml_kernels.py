@@ -17,16 +17,23 @@ from icc.compiler.frontend.source.gguf.tensors import BlockTensor
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.parser import parse_graph
 from icc.compiler.weights.formats.ggml import GGML_FORMATS
+from icc.compiler.weights.formats.registry import find_format
+from icc.compiler.weights.handles import Constant, QuantizedWeight, RoundedWeight
 from run_lowered import lower_graph, optimize, run_lowered
 from sizes import soak
 
 # what differs in kernels: bits, upper bits in a line of their own, minima, tables, integer scales, powers of two
 KINDS = ["q4_0", "q4_1", "q8_0", "q2_k", "q3_k", "q5_k", "q6_k", "iq4_nl", "iq2_xs", "mxfp4"]
 OTHERS = soak(*sorted(set(GGML_FORMATS) - set(KINDS)))
+# formats of our own, in blocks that are no power of two: tables of 8 levels, upper bits, and codes of 8 bits
+MIXED = ["n3g32b192", "s5g32b96", "s8g64b192", *soak("n2g32b192", "n4g32b96", "s6g32b192", "a4g32b96", "a5g64b192")]
 ROWS, N, K = 40, 35, 768
 
 
-def weight(folder: Path, kind: str, rows: int, seed: int) -> BlockTensor:
+def weight(folder: Path, kind: str, rows: int, seed: int) -> QuantizedWeight:
+    if kind in MIXED:
+        values = torch.randn(rows, K, generator=torch.Generator().manual_seed(seed))
+        return RoundedWeight(Constant(values), find_format(kind))
     raw = random_blocks(gguf.GGMLQuantizationType[kind.upper()], rows, K, np.random.default_rng(seed))
     path = folder / f"{kind}-{seed}"
     path.write_bytes(raw.tobytes())
@@ -61,7 +68,7 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_lowered_module, "host_isas", lambda: (replace(isa, quant_blocks=some),))
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *OTHERS])
+@pytest.mark.parametrize("kind", [*KINDS, *OTHERS, *MIXED])
 def test_on_the_cpu(kind: str, tmp_path: Path, few_blocks: None) -> None:
     graph = graph_of(tmp_path, kind)
     lowered = lower_graph(optimize(graph))

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .base import Array, Misfit, Parts, StorageFormat
+from .base import Array, Encoded, Misfit, Parts, StorageFormat, decibels
 from .float8 import e4m3_values
 from .grouped import per_group
 
@@ -92,6 +92,16 @@ class BlockFormat(StorageFormat):
             if self.mins:
                 found["group_mins"] = Array(groups, kind, bits)
         return found
+
+    def encode(self, values: Tensor, clip: Tensor | None = None) -> Encoded:
+        """Each value at its nearest level, with scales by least squares; `clip` has no meaning here."""
+        from .fitting import can_fit, encode_blocks
+
+        if not can_fit(self):
+            return super().encode(values, clip)
+        parts = encode_blocks(self, values)
+        noise = float((self.decode(parts) - values.to(torch.float32)).square_().sum(dtype=torch.float64))
+        return Encoded(parts, decibels(float(values.to(torch.float32).square().sum(dtype=torch.float64)), noise))
 
     def decode(self, parts: Parts) -> Tensor:
         codes = parts["codes"].unflatten(-1, (-1, self.group))

@@ -14,6 +14,7 @@ from .channel import ChannelInt8
 from .dense import BF16, F16, F32, I32
 from .float8 import Float8
 from .ggml import GGML_FORMATS
+from .mixed import find_mixed
 from .tables import fp4, nf4, nvfp4
 
 GROUP = "icc.formats"  # entry points of other packages: a FormatMaker by its format's name
@@ -57,6 +58,8 @@ def find_format(name: str, group: int = DEFAULT_GROUP) -> StorageFormat:
     found = re.fullmatch(r"(.+)g(\d+)", name)
     if found and found[1] in _FORMATS:
         return _FORMATS[found[1]](int(found[2]))
+    if (own := find_mixed(name)) is not None:
+        return own
     if (made := _extension(name, group)) is not None:
         return made
     known = sorted({*_FORMATS, *extensions.names(GROUP)})

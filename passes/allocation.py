@@ -1,0 +1,196 @@
+"""Bits where they pay: of each weight's formats, those whose damage is least while all bytes fit a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ..compiler.errors import UsageError
+from ..compiler.weights.formats.base import StorageFormat
+
+_UNITS = 4096
+
+
+@dataclass(frozen=True)
+class Option:
+    """One format of a weight: its bytes in the engine, and the damage, the mean KL divergence per token that it is
+    expected to make. format: None leaves the weight as it is."""
+
+    format: StorageFormat | None
+    nbytes: int
+    damage: float
+
+    @property
+    def name(self) -> str:
+        """As reports show it."""
+        return "as stored" if self.format is None else self.format.name
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What can become of one weight. sensitivity: damage per unit of output error."""
+
+    name: str
+    options: tuple[Option, ...]
+    sensitivity: float = 0.0
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What was chosen. fixed: bytes of all that there is no choice for; frontier: bytes and damage of the whole model
+    at every step of the search."""
+
+    curves: tuple[Curve, ...]
+    chosen: tuple[int, ...]
+    budget: int
+    fixed: int
+    frontier: tuple[tuple[int, float], ...] = field(default=(), repr=False)
+
+    @property
+    def options(self) -> list[Option]:
+        """The choice for each curve."""
+        return [curve.options[i] for curve, i in zip(self.curves, self.chosen, strict=True)]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all weights."""
+        return self.fixed + sum(option.nbytes for option in self.options)
+
+    @property
+    def damage(self) -> float:
+        """Of all choices: the expected mean KL divergence per token."""
+        return sum(option.damage for option in self.options)
+
+    def as_json(self) -> dict[str, Any]:
+        """As report.json shows it."""
+        steps = max(1, len(self.frontier) // 40)
+        return {
+            "budget": self.budget,
+            "bytes": self.nbytes,
+            "fixed": self.fixed,
+            "expected_kl": _digits(self.damage),
+            "curve": [[nbytes, _digits(damage)] for nbytes, damage in self.frontier[::steps]],
+            "choices": [
+                {
+                    "name": curve.name,
+                    "format": curve.options[i].name,
+                    "bytes": curve.options[i].nbytes,
+                    "expected_kl": _digits(curve.options[i].damage),
+                    "others": {
+                        o.name: [o.nbytes, _digits(o.damage)] for o in curve.options if o is not curve.options[i]
+                    },
+                }
+                for curve, i in zip(self.curves, self.chosen, strict=True)
+            ],
+        }
+
+
+def allocate(curves: Sequence[Curve], budget: int, fixed: int = 0) -> Allocation:
+    """The choices with the least sum of damages that a Lagrangian finds (every trade at one price per byte, and then
+    whatever still fits) or dynamic programming over rounded bytes, which is better where few weights share the budget.
+    UsageError where not even the smallest formats fit."""
+    hulls = [_hull(curve.options) for curve in curves]
+    chosen = [hull[0] for hull in hulls]
+    spent = fixed + sum(curve.options[i].nbytes for curve, i in zip(curves, chosen, strict=True))
+    if spent > budget:
+        raise UsageError(
+            f"the weights take {spent / 1e6:.4g} MB in the smallest formats, more than {budget / 1e6:.4g} MB",
+            f"--size {-(-spent // 10_000) / 100:g}MB or more; a smaller --max-seq-len makes position tables smaller",
+        )
+    damage = sum(curve.options[i].damage for curve, i in zip(curves, chosen, strict=True))
+    frontier = [(spent, damage)]
+    for number, after in _trades(curves, hulls):
+        before, option = curves[number].options[chosen[number]], curves[number].options[after]
+        reached = chosen[number] == hulls[number][hulls[number].index(after) - 1]  # the steps before this one did fit
+        if not reached or spent + option.nbytes - before.nbytes > budget:
+            continue  # another weight may have a smaller step
+        chosen[number], spent = after, spent + option.nbytes - before.nbytes
+        damage += option.damage - before.damage
+        frontier.append((spent, damage))
+    found = [chosen, _best_of_rounded(curves, budget - fixed)]
+    for choice in found:
+        _fill(curves, choice, budget - fixed - _sum(curves, choice, "nbytes"))
+    best = min(found, key=lambda choice: _sum(curves, choice, "damage"))
+    return Allocation(tuple(curves), tuple(best), budget, fixed, tuple(frontier))
+
+
+def _sum(curves: Sequence[Curve], chosen: Sequence[int], what: str) -> Any:
+    return sum(getattr(curve.options[i], what) for curve, i in zip(curves, chosen, strict=True))
+
+
+def _best_of_rounded(curves: Sequence[Curve], budget: int) -> list[int]:
+    """The best choices if bytes beyond each weight's smallest option came in units of a part of the budget."""
+    least = [min(option.nbytes for option in curve.options) for curve in curves]
+    room = budget - sum(least)
+    unit = max(1, -(-room // _UNITS))
+    count = room // unit
+    damages = np.zeros(count + 1)  # of the curves so far, by the units that they may take
+    choices: list[np.ndarray] = []
+    for curve, own in zip(curves, least, strict=True):
+        every = np.full((len(curve.options), count + 1), np.inf)
+        for i, option in enumerate(curve.options):
+            units = -(-(option.nbytes - own) // unit)
+            if units <= count:
+                every[i, units:] = damages[: count + 1 - units] + option.damage
+        choices.append(every.argmin(axis=0))
+        damages = every.min(axis=0)
+    chosen, left = [0] * len(curves), count
+    for number in reversed(range(len(curves))):
+        chosen[number] = int(choices[number][left])
+        left -= -(-(curves[number].options[chosen[number]].nbytes - least[number]) // unit)
+    return chosen
+
+
+def _hull(options: Sequence[Option]) -> list[int]:
+    """The options, by their numbers, on the lower convex hull of damage over bytes: from the smallest on, each step
+    buys less per byte than the step before."""
+    hull: list[int] = []
+    for i in sorted(range(len(options)), key=lambda i: (options[i].nbytes, options[i].damage)):
+        if hull and options[i].damage >= options[hull[-1]].damage:
+            continue
+        while len(hull) > 1 and _gain(options, hull[-1], i) >= _gain(options, hull[-2], hull[-1]):
+            hull.pop()
+        if hull and options[i].nbytes == options[hull[-1]].nbytes:
+            hull.pop()
+        hull.append(i)
+    return hull
+
+
+def _gain(options: Sequence[Option], before: int, after: int) -> float:
+    """Damage that each byte more takes away."""
+    more = options[after].nbytes - options[before].nbytes
+    return (options[before].damage - options[after].damage) / more if more else float("inf")
+
+
+def _trades(curves: Sequence[Curve], hulls: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """(curve, option that it steps to), the best bargain first."""
+    found = [
+        (-_gain(curve.options, before, after), number, step, after)
+        for number, (curve, hull) in enumerate(zip(curves, hulls, strict=True))
+        for step, (before, after) in enumerate(pairwise(hull))
+    ]
+    return [(number, after) for _, number, _, after in sorted(found)]
+
+
+def _fill(curves: Sequence[Curve], chosen: list[int], room: int) -> None:
+    """Spend what is left: the change that helps most of those that fit, as long as there is one."""
+    while True:
+        best, most = None, 0.0
+        for number, curve in enumerate(curves):
+            now = curve.options[chosen[number]]
+            for i, option in enumerate(curve.options):
+                if option.nbytes - now.nbytes <= room and now.damage - option.damage > most:
+                    best, most = (number, i), now.damage - option.damage
+        if best is None:
+            return
+        number, i = best
+        room -= curves[number].options[i].nbytes - curves[number].options[chosen[number]].nbytes
+        chosen[number] = i
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.4g}")
