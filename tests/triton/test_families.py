@@ -26,13 +26,14 @@ pytestmark = pytest.mark.slow
 FAMILIES = (
     "llama-mqa_tied_biases_llama3", "llama-linear", "mistral", "qwen2-window", "qwen3", "gemma2", "gemma3-odd_untied",
     "phi3-mha_partial_tied", "gpt2", "gpt_neox", "opt", "mixtral", "qwen3_moe", "gpt_oss-yarn_odd",
-    "deepseek_v3-latent_grouped_routing", "lfm2-short_convolutions",
+    "deepseek_v3-latent_grouped_routing", "lfm2-short_convolutions", "qwen3_next-delta_rule",
+    "kimi_linear-decay_per_row", "bamba-state_space", "jamba-selective_scan",
 )  # fmt: skip
 # Each with what it alone has: biases and a tied head; windows, soft caps; learned positions, layer norms; experts;
 # a norm of queries and keys; odd sizes; partial rotation; parallel blocks; sinks; a latent cache with grouped routing.
 USUAL = [
     *((name, "none") for name in ("llama-mqa_tied_biases_llama3", "gemma2", "opt", "mixtral")),
-    ("lfm2-short_convolutions", "none"),
+    ("qwen3_next-delta_rule", "none"),
     *((name, "awq4") for name in ("gemma3-odd_untied", "phi3-mha_partial_tied", "gpt_neox")),
     ("qwen3", "gptq4"),
     *((name, "awq4") for name in ("gpt_oss-yarn_odd", "deepseek_v3-latent_grouped_routing")),

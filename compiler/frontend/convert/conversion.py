@@ -19,7 +19,8 @@ from ...graph.graph import TOKENS, Graph, ModelInfo, TensorType
 from ...weights.handles import Constant, Weight
 from .static_values import StaticValues
 from .table import Handlers
-from .values import Dims, T, Unrepresentable, Value, first_unrepresentable, module_path, op_name
+from .tail_axes import counts_from_the_end
+from .values import Dims, T, Unrepresentable, Value, first_unrepresentable, is_merged, module_path, op_name
 
 
 class Follower(Protocol):
@@ -160,8 +161,12 @@ class Conversion:
             return node.meta["val"]  # arithmetic on sizes
         if handler is None:
             return Unrepresentable("the op is not in the dialect", node)
+        merged = any(is_merged(self.values.get(n), n.meta.get("val")) for n in node.all_input_nodes)
         try:
-            return handler(self, node, args, kwargs)
+            found = handler(self, node, args, kwargs)
+            if (merged or is_merged(found, node.meta.get("val"))) and not counts_from_the_end(node):
+                return Unrepresentable("tokens and another axis in one", node)
+            return found
         except ValueError as error:
             return Unrepresentable(str(error), node)
         except (RuntimeError, TypeError, IndexError, AttributeError, AssertionError) as error:
