@@ -6,7 +6,9 @@ from ..runtime.errors import IccError, UsageError
 
 __all__ = [
     "CheckpointError",
+    "ExportError",
     "ExtensionError",
+    "GateError",
     "GraphTextError",
     "HeadMismatch",
     "HubError",
@@ -100,6 +102,12 @@ class ExtensionError(IccError):
     exit_code = 34
 
 
+class ExportError(IccError):
+    """A graph holds what ONNX has no words for."""
+
+    exit_code = 35
+
+
 class GraphTextError(IccError):
     """A line of graph text cannot be read, or says what is not true. `line` is its number."""
 
@@ -142,3 +150,13 @@ class OutOfMemory(IccError):
             "free memory, or compile on a machine that has more: `icc plan MODEL` says what a compile takes",
         )
         self.stage = stage
+
+
+class GateError(IccError):
+    """The engine does not keep what --gate asks for. `metric` is "ppl" or "kl", `found` and `limit` its values."""
+
+    exit_code = 45
+
+    def __init__(self, metric: str, found: float, limit: float, message: str, hint: str) -> None:
+        super().__init__(message, hint)
+        self.metric, self.found, self.limit = metric, found, limit

@@ -6,6 +6,8 @@ import os
 from collections import Counter
 from pathlib import Path
 
+import msgspec
+
 from ..format.files import EngineFiles
 from ..format.footprint import size_text
 from ..format.isa import cpu_flags
@@ -39,6 +41,7 @@ def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
         "quantization": manifest.quantization.method,
         "bits_per_weight": manifest.quantization.bits_per_weight,
         "kept": list(manifest.quantization.kept),
+        **({} if manifest.gate is None else {"gate": msgspec.to_builtins(manifest.gate)}),
         "limits": {
             "max_seq_len": limits.max_seq_len,
             "max_batch_size": limits.max_batch_size,

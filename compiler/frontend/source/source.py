@@ -11,6 +11,7 @@ from torch import nn
 from ...weights.handles import Weight
 from .checkpoint import open_checkpoint
 from .conversion import model_weights
+from .float8 import refuse_bare
 from .gguf.container import is_gguf
 from .gguf.source import GgufFile
 from .identify import find_checkpoint
@@ -43,9 +44,9 @@ class Source(Protocol):
 class CheckpointDirectory:
     """A Hugging Face directory: config.json and safetensors, in one file or in shards."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, task: str = "generate") -> None:
         found = find_checkpoint(path)
-        packing = check_config(found.path, found.config)
+        packing = check_config(found.path, found.config, task)
         self.files = found.path
         self.config = load_config(found.path)
         self._tensors: Mapping[str, Weight] = open_checkpoint(found.path)
@@ -53,13 +54,14 @@ class CheckpointDirectory:
             for part in (self.config, self.config.get_text_config()):
                 vars(part).pop("quantization_config", None)
             self._tensors = unpacked(self._tensors, packing)
+        refuse_bare(self._tensors)
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
         """See Source; names and layouts are converted as transformers does when it loads the checkpoint."""
         return model_weights(model, self._tensors, computed_buffers(model))
 
 
-def open_source(path: Path) -> Source:
-    """The source at a path; CheckpointError or UnsupportedModel where there is none that icc reads."""
+def open_source(path: Path, task: str = "generate") -> Source:
+    """The source at a path; CheckpointError or UnsupportedModel where there is none that icc reads for the task."""
     path = find_checkpoint(path).path
-    return GgufFile(path) if is_gguf(path) else CheckpointDirectory(path)
+    return GgufFile(path) if is_gguf(path) else CheckpointDirectory(path, task)
