@@ -14,7 +14,7 @@ from ...ops.aten import POINTWISE
 from ...ops.body import Argument, BodyWriter
 from .conversion import Conversion
 from .table import HandlerTable
-from .values import Dims, T, Value, dims_of, op_name
+from .values import Dims, Longer, T, Value, dims_of, op_name
 
 aten = torch.ops.aten
 HANDLERS = HandlerTable()
@@ -184,6 +184,10 @@ def slice_(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
     value: Value = args[0]
     dims = dims_of(_val(node))
     axis = (args[1] if len(args) > 1 else 0) % len(dims)
+    if isinstance(value, Longer):  # of length T now, if nothing else was taken away
+        if dims != value.value.dims or args[2] not in (None, 0):
+            raise ValueError("another slice of a convolution than its first outputs")
+        return value.value
     start, end, step = (list(args[2:]) + [None, None, 1][len(args) - 2 :])[:3] if len(args) > 2 else (None, None, 1)
     if value.dims[axis] is T:
         whole = start in (None, 0) or (isinstance(start, torch.SymInt) and _is_minus_tokens(start))

@@ -12,7 +12,7 @@ from ...ops import OPS
 from .aten_handlers import per_token
 from .conversion import Conversion
 from .table import HandlerTable
-from .values import T, Value, dims_of
+from .values import Longer, T, Value, dims_of
 
 aten = torch.ops.aten
 HANDLERS = HandlerTable()
@@ -22,6 +22,18 @@ HANDLERS = HandlerTable()
 def causal_conv(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, weight, bias = args
     return _convolve(conv, x, weight, bias, dims_of(node.meta["val"]))
+
+
+@HANDLERS.handles("aten.convolution")
+def convolution(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """One of each channel along the tokens, padded so that the outputs for the tokens see no later ones."""
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = args
+    if weight.per_token or len(weight.dims) != 3 or weight.dims[1] != 1 or groups != weight.dims[0] or transposed:
+        raise ValueError("a convolution that is not of each channel alone along the tokens")
+    channels, _, taps = weight.dims
+    if list(stride) != [1] or list(dilation) != [1] or list(padding) != [taps - 1] or taps < 2:
+        raise ValueError(f"a convolution of {taps} taps with padding {padding}, stride {stride}, dilation {dilation}")
+    return Longer(_convolve(conv, x, conv.view(weight, (channels, taps)), bias, (1, channels, T)))
 
 
 def _convolve(conv: Conversion, x: Value, weight: Value, bias: Value | None, dims: Any) -> Value:

@@ -83,6 +83,13 @@ def is_merged(value: Any, val: Any) -> bool:
     return isinstance(value, Value) and isinstance(val, torch.Tensor) and val.dim() != len(value.dims)
 
 
+@dataclass(frozen=True)
+class Longer:
+    """What a padded convolution gives: `value` for the tokens, and more behind them that a slice must take away."""
+
+    value: Value
+
+
 def op_name(target: Any) -> str:
     """aten.view for aten::view.default; plain functions go by their own name."""
     if not hasattr(target, "_schema"):
