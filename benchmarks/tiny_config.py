@@ -87,8 +87,22 @@ _PROFILES: tuple[dict[str, Any], ...] = (
     {"num_hidden_layers": 4, "n_layer": 4, "num_layers": 4},
     {"head_dim": None, "num_key_value_heads": None},
     {"n_group": 1, "num_experts": 8, "n_routed_experts": 8, "num_local_experts": 8},
+    # state spaces: heads times their size is twice the hidden size
+    {
+        **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads"), 8),
+        **dict.fromkeys(("mamba_n_groups", "n_groups", "mamba_ngroups"), 2),
+        **dict.fromkeys(("mamba_headdim", "head_dim", "mamba_d_head"), 16),
+        **dict.fromkeys(("mamba_chunk_size", "chunk_size"), 16),
+        **{"mamba_d_ssm": 128, "attention_head_dim": 32, "attention_hidden_size": 128},
+    },
     {"hidden_size": 128, "n_embd": 128, "d_model": 128},
 )
+# the kinds of layers in the published checkpoints of types whose classes default to one kind
+_PUBLISHED: dict[str, dict[str, Any]] = {
+    **{name: {"layer_types": ["conv", "full_attention"]} for name in ("lfm2", "lfm2_moe", "lfm3")},
+    "bamba": {"attn_layer_indices": [1]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+}
 _PER_LAYER = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers", "attention_layers", "moe_layers")
 
 
@@ -114,7 +128,11 @@ def tiny_configs(model_type: str) -> Iterator[Any]:
 def _build(cls: type, sizes: dict[str, Any], drop: set[str]) -> Any:
     default = cls()
     kwargs = _overrides(default, sizes, drop)
-    return cls(**kwargs)
+    published = _PUBLISHED.get(getattr(cls, "model_type", ""), {})
+    if "layer_types" in published:
+        layers = kwargs.get("num_hidden_layers", _LAYERS)
+        published = {"layer_types": (published["layer_types"] * layers)[:layers]}
+    return cls(**{**kwargs, **published})
 
 
 def _overrides(config: Any, sizes: dict[str, Any], drop: set[str]) -> dict[str, Any]:

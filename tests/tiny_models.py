@@ -44,7 +44,8 @@ def tiny_configs() -> dict[str, Any]:
     opt = {k: v for k, v in BASE.items() if k != "intermediate_size"} | {"ffn_dim": 96, "word_embed_proj_dim": 64}
     gemma2 = {**GQA, "head_dim": 16, "sliding_window": 8}
     moe = {**GQA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "decoder_sparse_step": 1}
-    conv = {**GQA, "num_hidden_layers": 4, "max_position_embeddings": 256, "conv_L_cache": 3, "conv_bias": True}
+    state = {**GQA, "max_position_embeddings": 256}
+    routed = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
     oss = {**GQA, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}
     return {
         "llama": t.LlamaConfig(**GQA),
@@ -123,7 +124,55 @@ def tiny_configs() -> dict[str, Any]:
             **GQA, embedding_multiplier=3.0, residual_multiplier=0.5, logits_scaling=4.0, attention_multiplier=0.2
         ),
         "lfm2-short_convolutions": t.Lfm2Config(
-            **conv, block_multiple_of=16, layer_types=["conv", "conv", "full_attention", "conv"]
+            **{**state, "num_hidden_layers": 4},
+            block_multiple_of=16,
+            conv_L_cache=3,
+            conv_bias=True,
+            layer_types=["conv", "conv", "full_attention", "conv"],
+        ),
+        "qwen3_next-delta_rule": t.Qwen3NextConfig(
+            **state,
+            **routed,
+            head_dim=16,
+            num_experts=4,
+            shared_expert_intermediate_size=48,
+            linear_key_head_dim=16,
+            linear_value_head_dim=24,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            layer_types=["linear_attention", "full_attention"],
+        ),
+        "kimi_linear-decay_per_row": t.KimiLinearConfig(
+            **{**state, **routed, "num_key_value_heads": 4},
+            linear_num_heads=2,
+            linear_head_dim=24,
+            q_lora_rank=None,
+            kv_lora_rank=16,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=16,
+            v_head_dim=12,
+            n_routed_experts=4,
+            n_group=1,
+            topk_group=1,
+            layer_types=["linear_attention", "full_attention"],
+        ),
+        "bamba-state_space": t.BambaConfig(
+            **state,
+            mamba_n_heads=8,
+            mamba_d_head=16,
+            mamba_n_groups=2,
+            mamba_d_state=24,
+            mamba_chunk_size=16,
+            attn_layer_indices=[1],
+        ),
+        "jamba-selective_scan": t.JambaConfig(
+            **state,
+            attn_layer_period=2,
+            attn_layer_offset=1,
+            num_experts=4,
+            num_experts_per_tok=2,
+            mamba_d_state=8,
+            mamba_dt_rank=8,
         ),
         "deepseek_v3-latent_grouped_routing": t.DeepseekV3Config(
             **BASE,

@@ -9,7 +9,7 @@ from ..graph.graph import type_of
 from ..ops import OPS
 from .context import Lowerer, row_kind
 from .placed import Placed
-from .steps.state import CausalConv
+from .steps.state import CausalConv, GatedScan, SelectiveScan
 
 
 def causal_conv(low: Lowerer, node: fx.Node) -> Placed:
@@ -28,5 +28,38 @@ def causal_conv(low: Lowerer, node: fx.Node) -> Placed:
     return out
 
 
-_FUNCTIONS = {"causal_conv": causal_conv}
+def gated_scan(low: Lowerer, node: fx.Node) -> Placed:
+    """A matrix per head as the state."""
+    q, k, v, decay = (low.dense(low.placed(n)) for n in node.args[:4])
+    beta = None if node.args[4] is None else low.dense(low.placed(node.args[4]))
+    layer = low.kv_layer(int(node.args[6]))  # type: ignore[call-overload]
+    out = low.new(node)
+    step = GatedScan(
+        rows=row_kind(out), layer=layer, q=q.operand, k=k.operand, v=v.operand, decay=decay.operand,
+        beta=beta and beta.operand, o=out.operand, heads=v.shape[0], shared=k.shape[0], key_dim=k.shape[1],
+        value_dim=v.shape[1], row_decay=len(decay.shape) == 2, delta=bool(node.args[5]),
+        block_size=low.options.block_size,
+    )  # fmt: skip
+    low.cache(layer, KVLayer(state=step.state), 0)
+    low.emit(step, node)
+    return out
+
+
+def selective_scan(low: Lowerer, node: fx.Node) -> Placed:
+    """A vector per channel as the state."""
+    x, dt, b, c = (low.dense(low.placed(node.args[i])) for i in (0, 1, 3, 4))
+    states, channels = type_of(node.args[2]).shape  # type: ignore[arg-type]
+    layer = low.kv_layer(int(node.args[5]))  # type: ignore[call-overload]
+    a = low.plain(node.args[2])
+    out = low.new(node)
+    step = SelectiveScan(
+        rows=row_kind(out), layer=layer, x=x.operand, dt=dt.operand, a=a, b=b.operand, c=c.operand, y=out.operand,
+        channels=channels, states=states, block_size=low.options.block_size,
+    )  # fmt: skip
+    low.cache(layer, KVLayer(state=step.state), 0)
+    low.emit(step, node)
+    return out
+
+
+_FUNCTIONS = {"causal_conv": causal_conv, "gated_scan": gated_scan, "selective_scan": selective_scan}
 STATE_LOWERING = {OPS[name].overload: fn for name, fn in _FUNCTIONS.items()}

@@ -65,9 +65,10 @@ class KVCache:
 
     def grow(self, sequence: CachedSequence, num_tokens: int, guesses: bool = False) -> None:
         """Give it blocks for so many tokens. Requires `can_grow`."""
+        answering = sequence.num_tokens <= num_tokens <= sequence.num_computed_tokens + 2  # or a step after that
         for group, table in zip(self.groups, sequence.tables, strict=True):
             if not (guesses and group.holds_states):
-                group.grow(table, num_tokens)
+                group.grow(table, num_tokens, answering)
 
     def span(self, sequence: CachedSequence, num_tokens: int) -> int:
         """For how many of so many tokens it may have blocks at once."""

@@ -95,8 +95,9 @@ class Group:
         """How many blocks more it needs for so many tokens."""
         return max(self.blocks_for(num_tokens) - len(table), 0)
 
-    def grow(self, table: BlockTable, num_tokens: int) -> None:
-        """Make it long enough. Requires that the pool can allocate what is missing."""
+    def grow(self, table: BlockTable, num_tokens: int, answering: bool = False) -> None:
+        """Make it long enough. Requires that the pool can allocate what is missing. answering: tokens come one by one,
+        each sampled behind the one before."""
         if missing := self.missing(table, num_tokens):
             table.extend(self.pool.allocate(missing))
 

@@ -27,6 +27,7 @@ class BlockTable:
     host_slots: dict[int, int] = field(default_factory=dict)  # of a preempted sequence, by number of the block
     num_published: int = 0  # blocks at the front that the prefix cache has seen
     released: dict[int, int] = field(default_factory=dict)  # begin and end of each run of NO_BLOCK
+    stepped: set[int] = field(default_factory=set)  # blocks of states that came one by one, as those of an answer do
     _frozen: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
@@ -69,6 +70,7 @@ class BlockTable:
         taken = self.cut(0)
         self.num_published = 0
         self.released.clear()
+        self.stepped.clear()
         return taken
 
 

@@ -19,8 +19,8 @@ class StateGroup(Group):
     A full one is a checkpoint: with it the sequence, and every other that begins so, can go on behind these tokens. A
     step reads the state at its first token and leaves one in each block that the table has for its tokens, behind the
     block's last token or the step's own. Of a chunk only the last two blocks are there, so that states are kept where
-    steps end: a prompt's end, a turn's end, every few hundred tokens of a long prompt. The pool gives the memory of the
-    least recently used away.
+    steps end: a prompt's end, every few hundred tokens of a long prompt, and the end of an answer, whose older states
+    are forgotten as it grows. The pool gives the memory of the least recently used away.
     """
 
     holds_states: ClassVar[bool] = True
@@ -28,10 +28,19 @@ class StateGroup(Group):
     def missing(self, table: BlockTable, num_tokens: int) -> int:
         return max(min(self.blocks_for(num_tokens) - len(table), _NEW), 0)
 
-    def grow(self, table: BlockTable, num_tokens: int) -> None:
+    def grow(self, table: BlockTable, num_tokens: int, answering: bool = False) -> None:
         if missing := self.missing(table, num_tokens):
             passed = self.blocks_for(num_tokens) - len(table) - missing
+            if answering:
+                table.stepped.add(len(table))
             table.extend([NO_BLOCK] * passed + self.pool.allocate(missing))
+
+    def release_unread(self, table: BlockTable, position: int) -> None:
+        latest = (position - 1) // self.block_size
+        for number in [number for number in table.stepped if number < latest and number + 1 in table.stepped]:
+            self.pool.discard(table.blocks[number])
+            table.stepped.remove(number)
+        super().release_unread(table, position)
 
     def span(self, table: BlockTable, num_tokens: int) -> int:
         return num_tokens

@@ -85,6 +85,23 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
     "scatter__value": ("scatter", {"outer": 2, "n": 7, "m": 4, "value": "-inf"}),
     "scatter__add_tensor": ("scatter", {"outer": 2, "n": 7, "m": 4, "reduce": "add", "present": ("src",)}),
     "cumsum__f32": ("cumsum", {"outer": 2, "n": 9}),
+    "gated_scan__delta": (
+        "gated_scan",
+        {
+            "heads": 4,
+            "shared": 2,
+            "key_dim": 24,
+            "value_dim": 40,
+            "delta": True,
+            "block_size": 32,
+            "present": ("beta",),
+        },
+    ),
+    "gated_scan__row_decay": (
+        "gated_scan",
+        {"heads": 2, "shared": 2, "key_dim": 256, "value_dim": 16, "row_decay": True, "block_size": 16},
+    ),
+    "selective_scan__f32": ("selective_scan", {"channels": 24, "states": 8, "block_size": 32}),
     "causal_conv__bias": ("causal_conv", {"channels": 24, "taps": 4, "block_size": 32, "present": ("bias",)}),
     "bmm__weight": ("bmm", {"batch": 2, "m": 3, "k": 9, "n": 17, "strides": {"b": 0}}),
     "bmm__transposed": ("bmm", {"batch": 2, "m": 3, "k": 9, "n": 17, "b_transposed": True}),

@@ -14,10 +14,14 @@ from icc.runtime.commands.inspect import describe_engine
 from icc.runtime.llm import LLM
 from icc.runtime.speculate.speculator import Speculator
 from planted_drafter import PlantedDrafter
+from sizes import soak
 
 pytestmark = pytest.mark.slow
 
-NAMES = ["lfm2-short_convolutions"]
+NAMES = [
+    "qwen3_next-delta_rule",
+    *soak("lfm2-short_convolutions", "kimi_linear-decay_per_row", "bamba-state_space", "jamba-selective_scan"),
+]
 NEW = 40
 GREEDY = icc.SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
 TOLERANCE = 5e-5

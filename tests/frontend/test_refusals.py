@@ -211,10 +211,10 @@ def test_max_seq_len_above_the_positions(model: Path) -> None:
     assert load_graph(model, 128).max_seq_len == 128
 
 
-def test_state_space_layers_are_named(tiny: ModuleType, tmp_path: Path) -> None:
+def test_recurrent_layers_of_another_kind_are_named(tiny: ModuleType, tmp_path: Path) -> None:
     import transformers
 
-    config = transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=120, state_size=4)
+    config = transformers.RecurrentGemmaConfig(**tiny.GQA, head_dim=16, lru_width=64)
     tiny.save_tiny(config, tmp_path)
-    error = refuse(tmp_path, UnsupportedModel, "conv1d", "layers.0.mixer")
+    error = refuse(tmp_path, UnsupportedModel, "conv1d", "layers.0.temporal_block")
     assert isinstance(error, UnsupportedModel) and error.op and error.module

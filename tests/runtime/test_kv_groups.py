@@ -6,7 +6,7 @@ import pytest
 from icc.runtime.batch.scheduled import ScheduledBatch, StepOutcome, Verdict
 from icc.runtime.errors import CapacityError
 from icc.runtime.kv.group import Group, GroupConfig
-from icc.runtime.kv.policy import CachePolicy, KeepAll, Window
+from icc.runtime.kv.policy import CachePolicy, KeepAll, Latest, Window
 from icc.runtime.kv.prefix_cache import BlockKey
 from icc.runtime.kv.sequence import NO_BLOCK, CachedSequence
 from icc.runtime.scheduler.request import RequestSpec
@@ -126,8 +126,24 @@ def test_a_prefill_that_finds_no_blocks_waits_and_the_first_in_rank_goes_on() ->
     assert sum(count for row in steps for request, count in row if request == 2) >= 41
 
 
+def test_states_are_kept_where_steps_end() -> None:
+    """Of a prompt in chunks, each end; of an answer, the last; in a group of its own size, beside all keys."""
+    groups = GroupConfig(60, 4), GroupConfig(20, 4, 0, Latest())
+    s = Scheduler(SchedulerConfig(2, 16, 16, groups))
+    states = s.kv.groups[1]
+    assert run(s, RequestSpec(1, tuple(range(40)), 1)) == 0
+    found = [n for n in range(10) if states.cache.find(key_of(states, n)) is not None]
+    assert {2, 3, 6, 7, 8, 9} <= set(found) and len(found) <= 7 and used(states) == 0  # steps of 16, 16 and 8 tokens
+    assert run(s, RequestSpec(2, (*range(39), 7, 7, 7), 1)) == 36
+    assert run(s, RequestSpec(3, (*range(30), 7, 7), 1)) == 16 + 12
+    before = len(states.cache)
+    assert run(s, RequestSpec(4, tuple(range(100, 110)), 80)) == 0
+    assert len(states.cache) - before <= 4
+    assert run(s, RequestSpec(5, (*range(100, 110), *[1] * 79, 7), 1)) == 88
+
+
 @pytest.mark.parametrize(
-    "policy", [KeepAll(), Window(1), Window(2), Window(7), Window(32), Sinks(3, 5), Sinks(4, 1), Chunks(6)]
+    "policy", [KeepAll(), Window(1), Window(2), Window(7), Window(32), Sinks(3, 5), Sinks(4, 1), Chunks(6), Latest()]
 )
 @pytest.mark.parametrize("block_size", [1, 3, 4])
 def test_policies_keep_their_word(policy: CachePolicy, block_size: int) -> None:
@@ -142,4 +158,4 @@ def test_policies_keep_their_word(policy: CachePolicy, block_size: int) -> None:
         largest = max(largest, len({*group.numbers(position), position // block_size}))
         assert largest <= group.most_blocks(position + 1)
         before = kept
-    assert group.most_blocks(80) - largest <= isinstance(policy, Sinks | Chunks)
+    assert group.most_blocks(80) - largest <= isinstance(policy, Sinks | Chunks | Latest)

@@ -26,12 +26,13 @@ pytestmark = pytest.mark.slow
 FAMILIES = (
     "llama-mqa_tied_biases_llama3", "llama-linear", "mistral", "qwen2-window", "qwen3", "gemma2", "gemma3-odd_untied",
     "phi3-mha_partial_tied", "gpt2", "gpt_neox", "opt", "mixtral", "qwen3_moe", "gpt_oss-yarn_odd",
-    "deepseek_v3-latent_grouped_routing", "lfm2-short_convolutions",
+    "deepseek_v3-latent_grouped_routing", "lfm2-short_convolutions", "qwen3_next-delta_rule",
+    "kimi_linear-decay_per_row", "bamba-state_space", "jamba-selective_scan",
 )  # fmt: skip
 # Each with what it alone has: learned positions, layer norms, biases; experts; partial rotation and a tied head;
 # windows and sinks, odd sizes; a latent cache with grouped routing; a recurrent state.
 USUAL = [
-    *((name, "none") for name in ("opt", "mixtral", "lfm2-short_convolutions")),
+    *((name, "none") for name in ("opt", "mixtral", "qwen3_next-delta_rule")),
     *((name, "awq4") for name in ("phi3-mha_partial_tied", "gpt_oss-yarn_odd", "deepseek_v3-latent_grouped_routing")),
 ]
 OTHERS = [("qwen3", "gptq4")]

@@ -14,7 +14,7 @@ from ...ops.aten import POINTWISE
 from ...ops.body import Argument, BodyWriter
 from .conversion import Conversion
 from .table import HandlerTable
-from .values import Dims, T, Value, dims_of, op_name
+from .values import Dims, Longer, T, Value, dims_of, op_name
 
 aten = torch.ops.aten
 HANDLERS = HandlerTable()
@@ -184,9 +184,14 @@ def slice_(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
     value: Value = args[0]
     dims = dims_of(_val(node))
     axis = (args[1] if len(args) > 1 else 0) % len(dims)
+    if isinstance(value, Longer):  # of length T now, if nothing else was taken away
+        if dims != value.value.dims or args[2] not in (None, 0):
+            raise ValueError("another slice of a convolution than its first outputs")
+        return value.value
     start, end, step = (list(args[2:]) + [None, None, 1][len(args) - 2 :])[:3] if len(args) > 2 else (None, None, 1)
     if value.dims[axis] is T:
-        if start not in (None, 0) or (isinstance(end, int) and end < 2**31) or step not in (None, 1):
+        whole = start in (None, 0) or (isinstance(start, torch.SymInt) and _is_minus_tokens(start))
+        if not whole or (isinstance(end, int) and end < 2**31) or step not in (None, 1):
             raise ValueError("a slice of the token axis")
         return value
     if dims == value.dims:
@@ -196,6 +201,11 @@ def slice_(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
         return first_rows(conv, value, axis, start, dims)
     start, end, _ = slice(start, end).indices(length)
     return Value(conv.emit(aten.slice.Tensor, value.node, value.canonical(axis), start, end, step or 1), dims)
+
+
+def _is_minus_tokens(size: torch.SymInt) -> bool:
+    """Whether a size is the number of tokens, counted from the end."""
+    return bool((-size.node.expr).is_Symbol)
 
 
 def first_rows(conv: Conversion, table: Value, axis: int, start: Any, dims: Dims) -> Value:

@@ -20,7 +20,18 @@ from ...ops import OPS
 from ...weights.handles import Constant, Weight
 from .static_values import StaticValues
 from .table import Handlers
-from .values import Dims, T, Unrepresentable, Value, dims_of, first_unrepresentable, module_path, op_name
+from .tail_axes import counts_from_the_end
+from .values import (
+    Dims,
+    T,
+    Unrepresentable,
+    Value,
+    dims_of,
+    first_unrepresentable,
+    is_merged,
+    module_path,
+    op_name,
+)
 
 
 class Follower(Protocol):
@@ -168,7 +179,7 @@ class Conversion:
             return None
         try:
             dims = dims_of(value)
-            if T not in dims:
+            if T not in dims or len(dims) != value.dim():
                 return None
             table = self.static.table(node, dims.index(T), self.max_tokens)
         except ValueError:
@@ -182,8 +193,12 @@ class Conversion:
             return node.meta["val"]  # arithmetic on sizes
         if handler is None:
             return Unrepresentable("the op is not in the dialect", node)
+        merged = any(is_merged(self.values.get(n), n.meta.get("val")) for n in node.all_input_nodes)
         try:
-            return handler(self, node, args, kwargs)
+            found = handler(self, node, args, kwargs)
+            if (merged or is_merged(found, node.meta.get("val"))) and not counts_from_the_end(node):
+                return Unrepresentable("tokens and another axis in one", node)
+            return found
         except ValueError as error:
             return Unrepresentable(str(error), node)
         except (RuntimeError, TypeError, IndexError, AttributeError, AssertionError) as error:

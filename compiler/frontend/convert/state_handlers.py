@@ -9,9 +9,10 @@ from torch import fx
 
 from ...graph.graph import type_of
 from ...ops import OPS
+from .aten_handlers import per_token
 from .conversion import Conversion
 from .table import HandlerTable
-from .values import T, Value, dims_of
+from .values import Longer, T, Value, dims_of
 
 aten = torch.ops.aten
 HANDLERS = HandlerTable()
@@ -23,13 +24,54 @@ def causal_conv(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[s
     return _convolve(conv, x, weight, bias, dims_of(node.meta["val"]))
 
 
+@HANDLERS.handles("aten.convolution")
+def convolution(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """One of each channel along the tokens, padded so that the outputs for the tokens see no later ones."""
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = args
+    if weight.per_token or len(weight.dims) != 3 or weight.dims[1] != 1 or groups != weight.dims[0] or transposed:
+        raise ValueError("a convolution that is not of each channel alone along the tokens")
+    channels, _, taps = weight.dims
+    if list(stride) != [1] or list(dilation) != [1] or list(padding) != [taps - 1] or taps < 2:
+        raise ValueError(f"a convolution of {taps} taps with padding {padding}, stride {stride}, dilation {dilation}")
+    return Longer(_convolve(conv, x, conv.view(weight, (channels, taps)), bias, (1, channels, T)))
+
+
 def _convolve(conv: Conversion, x: Value, weight: Value, bias: Value | None, dims: Any) -> Value:
     """x[1, C, T] by weight[C, K], whose taps come first in the op."""
-    if x.dims[0] != 1 or x.axis != 2 or not x.per_token or weight.per_token:
-        raise ValueError(f"a convolution of a tensor of dims {x.dims}")
+    if weight.per_token:
+        raise ValueError("a convolution whose weight is none")
     channels, taps = weight.dims
-    rows = conv.view(x, (x.dims[1], T)).node
+    rows = _rows(conv, x, 2)
     first = conv.emit(aten.permute.default, weight.node, [1, 0])
     out = conv.emit(OPS["causal_conv"].overload, rows, first, bias.node if bias else None, conv.next_layer())
     assert type_of(out).shape == (channels,) and taps > 1
     return conv.view(Value(out, (channels, T)), dims)
+
+
+@HANDLERS.handles("icc_trace.gated_scan")
+def gated_scan(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    q, k, v, decay, beta, delta = args
+    operands = [_rows(conv, value, 1) for value in (q, k, v, decay)]
+    rate = None if beta is None else _rows(conv, beta, 1)
+    out = conv.emit(OPS["gated_scan"].overload, *operands, rate, delta, conv.next_layer())
+    return conv.view(Value(out, (T, *type_of(out).shape)), dims_of(node.meta["val"]))
+
+
+@HANDLERS.handles("icc_trace.selective_scan")
+def selective_scan(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x, dt, a, b, c = args
+    if a.per_token:
+        raise ValueError("a scan whose decay is no weight")
+    rows = [_rows(conv, value, 2) for value in (x, dt, b, c)]
+    rates = conv.emit(aten.permute.default, a.node, [1, 0])
+    out = conv.emit(OPS["selective_scan"].overload, *rows[:2], rates, *rows[2:], conv.next_layer())
+    return conv.view(Value(out, (*type_of(out).shape, T)), dims_of(node.meta["val"]))
+
+
+def _rows(conv: Conversion, value: Value, axis: int) -> fx.Node:
+    """A value of one sequence whose tokens are at a logical axis, without its axis of sequences; constants are written
+    out per token."""
+    if len(value.dims) <= axis or value.dims[0] != 1 or value.axis != axis:
+        raise ValueError(f"a scan over a tensor of dims {value.dims}")
+    value = per_token(conv, value, value.dims)
+    return conv.view(value, value.dims[1:]).node

@@ -57,22 +57,37 @@ class Value:
 
 
 def dims_of(val: Any) -> Dims:
-    """Logical dims of an exported value; raises ValueError where a size mixes tokens with something else."""
+    """Logical dims of an exported value; raises ValueError where a size mixes tokens with something else.
+
+    Tokens and what lies behind them in one axis, n * tokens, are two dims here: T and n. See `is_merged`.
+    """
     dims: list[Any] = []
     for size in val.shape:
         if isinstance(size, torch.SymInt):
-            expr = size.node.expr
-            if expr.is_Symbol:
-                dims.append(T)
-            elif expr.is_Integer:
-                dims.append(int(expr))
+            count, symbol = size.node.expr.as_coeff_Mul()
+            if symbol.is_Symbol and count.is_Integer:
+                dims += [T] if count == 1 else [T, int(count)]
+            elif size.node.expr.is_Integer:
+                dims.append(int(size.node.expr))
             else:
-                raise ValueError(f"a tensor of size {expr}")
+                raise ValueError(f"a tensor of size {size.node.expr}")
         else:
             dims.append(int(size))
     if dims.count(T) > 1:
         raise ValueError("a tensor over pairs of tokens")
     return tuple(dims)
+
+
+def is_merged(value: Any, val: Any) -> bool:
+    """Whether the export has tokens and another axis of a value in one, so that it counts its axes differently."""
+    return isinstance(value, Value) and isinstance(val, torch.Tensor) and val.dim() != len(value.dims)
+
+
+@dataclass(frozen=True)
+class Longer:
+    """What a padded convolution gives: `value` for the tokens, and more behind them that a slice must take away."""
+
+    value: Value
 
 
 def op_name(target: Any) -> str:

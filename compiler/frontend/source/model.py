@@ -94,24 +94,32 @@ def computed_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Values of the buffers that no checkpoint stores (inverse frequencies and the like), computed on the CPU.
 
     transformers computes them in `_init_weights` when it loads a model from meta, so that is what runs here, on the
-    modules that own such buffers only; their parameters stay on meta and are not touched.
+    modules that own such buffers, and on those around them where that has not set them; their parameters stay on meta
+    and are not touched.
     """
-    values: dict[str, Tensor] = {}
-    for path, module in list(model.named_modules()):
-        names = [n for n in module._non_persistent_buffers_set if module._buffers.get(n) is not None]
-        if not names:
-            continue
-        saved = {n: b for n in names if (b := module._buffers[n]) is not None}
-        for n, buffer in saved.items():
-            unset = float("nan") if buffer.is_floating_point() else 0  # what nothing computes must not pass unseen
-            module._buffers[n] = torch.full_like(buffer, unset, device="cpu")
-        with torch.no_grad():
-            owner = _owner(model, path)
-            owner._init_weights(module)
-        for n in names:
-            values[f"{path}.{n}" if path else n] = module._buffers[n]  # type: ignore[assignment]
-            module._buffers[n] = saved[n]
-    return values
+    saved: dict[str, tuple[nn.Module, str, Tensor]] = {}
+    for path, module in model.named_modules():
+        for name in module._non_persistent_buffers_set:
+            if (buffer := module._buffers.get(name)) is not None:
+                saved[f"{path}.{name}" if path else name] = module, name, buffer
+                unset = float("nan") if buffer.is_floating_point() else 0  # what nothing computes must not pass unseen
+                module._buffers[name] = torch.full_like(buffer, unset, device="cpu")
+    with torch.no_grad():
+        for path in dict.fromkeys(name.rpartition(".")[0] for name in saved):
+            _owner(model, path)._init_weights(model.get_submodule(path))
+        unset_in = [name for name, (module, own, _) in saved.items() if module._buffers[own].isnan().any()]  # type: ignore[union-attr]
+        for path in dict.fromkeys(path for name in unset_in for path in _around(name)):
+            _owner(model, path)._init_weights(model.get_submodule(path))
+    values = {}
+    for full, (module, name, buffer) in saved.items():
+        values[full], module._buffers[name] = module._buffers[name], buffer
+    return values  # type: ignore[return-value]
+
+
+def _around(name: str) -> list[str]:
+    """The paths of the modules around the one that owns a tensor, innermost first."""
+    parts = name.split(".")[:-2]
+    return [".".join(parts[:end]) for end in range(len(parts), -1, -1)]
 
 
 def _owner(model: nn.Module, path: str) -> Any:

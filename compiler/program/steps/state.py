@@ -43,3 +43,65 @@ class CausalConv(StateStep, frozen=True, kw_only=True, tag="causal_conv"):
 
     def problem(self) -> str:
         return "" if self.taps > 1 else f"a convolution of {self.taps} taps has no state"
+
+
+@step_type
+class GatedScan(StateStep, frozen=True, kw_only=True, tag="gated_scan"):
+    """o [heads, value_dim] of q, k [shared, key_dim], v [heads, value_dim]: see compiler/ops/scan.py.
+
+    decay [heads] or, with `row_decay`, [heads, key_dim]; beta [heads]. The state is [heads, key_dim, value_dim].
+    """
+
+    OUTPUTS: ClassVar = ("o",)
+    q: Operand
+    k: Operand
+    v: Operand
+    decay: Operand
+    beta: Operand | None = None
+    o: Operand
+    heads: int
+    shared: int
+    key_dim: int
+    value_dim: int
+    row_decay: bool = False
+    delta: bool = False
+
+    @property
+    def share(self) -> int:
+        """Heads that have the same queries and keys."""
+        return self.heads // self.shared
+
+    @property
+    def state(self) -> int:
+        return self.heads * self.key_dim * self.value_dim
+
+    def widths(self) -> dict[str, int]:
+        keys, values = self.shared * self.key_dim, self.heads * self.value_dim
+        decays = self.heads * (self.key_dim if self.row_decay else 1)
+        return {"q": keys, "k": keys, "v": values, "decay": decays, "beta": self.heads, "o": values}
+
+    def problem(self) -> str:
+        return "" if self.heads % self.shared == 0 else f"{self.heads} heads are no multiple of {self.shared}"
+
+
+@step_type
+class SelectiveScan(StateStep, frozen=True, kw_only=True, tag="selective_scan"):
+    """y [channels] of x, dt [channels], b, c [states]: see compiler/ops/scan.py. The state is [states, channels]."""
+
+    OUTPUTS: ClassVar = ("y",)
+    x: Operand
+    dt: Operand
+    a: Operand
+    b: Operand
+    c: Operand
+    y: Operand
+    channels: int
+    states: int
+
+    @property
+    def state(self) -> int:
+        return self.states * self.channels
+
+    def widths(self) -> dict[str, int]:
+        rows = dict.fromkeys(("x", "dt", "y"), self.channels)
+        return {**rows, **dict.fromkeys(("b", "c"), self.states), "a": self.state}

@@ -1,0 +1,71 @@
+"""Layers that mix tokens by a state, found by what the traced code does and by the kernels that it looks up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from icc.compiler.errors import UnsupportedModel
+from icc.compiler.frontend.export.recurrent import FUNCTIONS, recurrent_functions
+from icc.compiler.frontend.export.trace import export
+from icc.compiler.frontend.load import convert
+from icc.compiler.graph.graph import ModelInfo
+from icc.compiler.graph.interpret import interpret
+from icc.compiler.weights.handles import Constant
+from torch import nn
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.models.jamba import modeling_jamba
+from transformers.models.zamba import modeling_zamba
+
+INFO = ModelInfo("of a test", 30, 16, 1, 1, None, torch.float32)
+IDS = [3, 4, 5, 6, 7, 8, 9]
+
+
+class Convolved(nn.Module):
+    """A model that no family has: a convolution of each channel along the tokens, of which `first` outputs are used."""
+
+    def __init__(self, padding: int, first: int) -> None:
+        super().__init__()
+        self.embed, self.head, self.first = nn.Embedding(30, 16), nn.Linear(16, 30), first
+        self.conv = nn.Conv1d(16, 16, 4, groups=16, padding=padding)
+
+    def forward(self, input_ids: torch.Tensor, **options: object) -> CausalLMOutput:
+        x = self.embed(input_ids)
+        mixed = self.conv(x.transpose(1, 2))[..., self.first : self.first + x.shape[1]]
+        return CausalLMOutput(logits=self.head(x + mixed.transpose(1, 2)))
+
+
+def converted(padding: int, first: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The graph's logits and the model's."""
+    torch.manual_seed(0)
+    model = Convolved(padding, first).eval()
+    weights = {name: Constant(value.detach()) for name, value in model.state_dict().items()}
+    with torch.device("meta"):
+        shape = Convolved(padding, first).eval()
+    graph = convert(export(shape, 64), weights, INFO, 64)
+    with torch.no_grad():
+        return interpret(graph, IDS), model(torch.tensor([IDS])).logits[0]
+
+
+def test_a_convolution_that_sees_no_later_tokens_has_a_state() -> None:
+    found, expected = converted(3, 0)
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_one_that_does_is_refused(first: int) -> None:
+    with pytest.raises(UnsupportedModel, match="slice"):
+        converted(3, first)
+
+
+def test_functions_are_found_by_the_kernel_that_they_look_up() -> None:
+    """Whatever they are called, and wherever the decorator's arguments stand."""
+
+    def empty(file: object) -> nn.Module:
+        return type("Of", (nn.Module,), {"__module__": file.__name__})()  # type: ignore[attr-defined]
+
+    for file in (modeling_jamba, modeling_zamba):
+        before = file.mamba_selective_scan
+        with recurrent_functions(empty(file)):
+            assert file.mamba_selective_scan is FUNCTIONS["selective_scan_fn"]
+            assert file.causal_conv1d_fn is FUNCTIONS["causal_conv1d_fn"]
+        assert file.mamba_selective_scan is before
