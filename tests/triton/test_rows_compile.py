@@ -31,7 +31,7 @@ def chain(kind: str) -> TritonKernel:
 
 def kernels(kind: str) -> list[TritonKernel]:
     """Each kernel at a size that is no power of two, over activations of that type."""
-    two, line = (kind, kind), {"outer": 2, "n": 5000}
+    two, line, scan = (kind, kind), {"outer": 2, "n": 5000}, {"heads": 4, "shared": 2, "key_dim": 128, "value_dim": 96}
     index, scatter = (kind, "i32", kind), (kind, "i32", "", kind)
     return [
         *(make_kernel("reduce", types=two, reduction=how, **line) for how in ("mean", "prod", "amin")),
@@ -42,6 +42,9 @@ def kernels(kind: str) -> list[TritonKernel]:
         make_kernel("scatter", m=6, value="-inf", types=scatter, **line),
         make_kernel("embedding", n=100, table_rows=9, stored=kind, types=("i32", kind, "f32")),
         make_kernel("select_rows", n=100, rows="logit_rows", types=two),
+        make_kernel("causal_conv", channels=100, taps=4, block_size=32, types=(kind, "f32", "", kind)),
+        make_kernel("gated_scan", delta=True, block_size=32, types=(kind, kind, kind, "f32", "f32", kind), **scan),
+        make_kernel("selective_scan", channels=100, states=16, block_size=32, types=(kind, "f32", "f32", *(kind,) * 3)),
         make_kernel("bmm", batch=2, m=1, k=100, n=60, b_transposed=True, strides={"b": 0}, types=(kind,) * 3),
     ]
 
