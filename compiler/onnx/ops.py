@@ -300,6 +300,12 @@ def _gather(w: Writer, node: fx.Node) -> str:
     return w.b.add("GatherElements", w.value(x), w.b.cast(w.value(index), torch.int64), axis=-1)
 
 
+@_handles("columns")
+def _columns(w: Writer, node: fx.Node) -> str:
+    x, order = node.args
+    return w.b.add("Gather", w.value(x), w.b.cast(w.value(order), torch.int64), axis=-1)
+
+
 @_handles("scatter")
 def _scatter(w: Writer, node: fx.Node) -> str:
     x, index, src, value, accumulate = node.args

@@ -99,7 +99,7 @@ def test_every_opcode(tmp_path: Path) -> None:
     torch.testing.assert_close(found, interpret(graph, IDS), rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-FORMATS = ["q4g32", "q8g64", "zq4g32", "zq8_bf16g32", "bf16", "f16", *GGML_FORMATS]
+FORMATS = ["q4g32", "q8g64", "zq4g32", "zq8_bf16g32", "bf16", "f16", "nf4g64", "nvfp4_xg256", *GGML_FORMATS]
 K = 256
 
 
@@ -112,7 +112,7 @@ def random_parts(storage: StorageFormat, shape: Sequence[int]) -> Parts:
         elif array.dtype.is_floating_point:
             found[part] = torch.rand(array.shape).to(array.dtype).to(array.working)
         else:
-            levels = len(storage.levels) if isinstance(storage, BlockFormat) and storage.levels else 2**array.bits
+            levels = len(storage.table) if isinstance(storage, BlockFormat) and storage.table else 2**array.bits
             found[part] = torch.randint(0, levels if part == "codes" else 2 ** min(4, array.bits), array.shape)
             found[part] = found[part].to(array.dtype)
     return found
