@@ -22,6 +22,8 @@ class Quantization:
 QUANTIZATIONS: dict[str, Quantization | None] = {
     "none": None,
     "rtn4": Quantization("rtn", "q4", "4 bits, rounded to the nearest value"),
+    "nf4": Quantization("rtn", "nf4", "4 bits, the nearest of 16 quantiles of a normal distribution"),
+    "mxfp4": Quantization("rtn", "mxfp4", "4-bit floats with a power of two per 32, as gpt-oss has them"),
     "awq4": Quantization("awq", "q4", "4 bits, scaled by how large activations are (AWQ)", calibrated=True),
     "gptq4": Quantization("gptq", "q4", "4 bits, each error made up for by later weights (GPTQ)", calibrated=True),
 }
