@@ -16,14 +16,14 @@ def install() -> None:
 
     export, made = load.export, {}
 
-    def once(model: Any, max_tokens: int, kinds: Any = None) -> Any:
+    def once(model: Any, max_tokens: int, kinds: Any = None, token_types: int = 0) -> Any:
         config = getattr(model, "config", None)
         if config is None or os.environ.get("ICC_COMPILE_ANEW"):
-            return export(model, max_tokens, kinds)
-        key = type(model).__qualname__, config.to_json_string(use_diff=False), max_tokens, kinds is None
+            return export(model, max_tokens, kinds, token_types)
+        key = type(model).__qualname__, config.to_json_string(use_diff=False), max_tokens, kinds is None, token_types
         if key not in made:
             file = Path(os.environ["ICC_COMPILED_ONCE"], hashlib.sha256(repr(key).encode()).hexdigest())
-            made[key] = _read(file) or _written(file, export(model, max_tokens, kinds))
+            made[key] = _read(file) or _written(file, export(model, max_tokens, kinds, token_types))
         return made[key]
 
     load.export = once

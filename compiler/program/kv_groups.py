@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...runtime.format.kv import KVGroup, KVLayer, KVLayout
-from .context import LowerOptions
+from .context import WITHIN_STEP, LowerOptions
 
 CHECKPOINTS = 2  # states per sequence of a full batch that prefixes are found by
 
 
 def group_layers(layers: Mapping[int, tuple[KVLayer, int]], options: LowerOptions) -> KVLayout:
-    """layers: by number, each with its window, 0 for none. A window that no sequence is longer than is none."""
+    """layers: by number, each with its window, 0 for none, or WITHIN_STEP. A window that no sequence is longer than is
+    none."""
     windows: dict[int, dict[int, KVLayer]] = {}
     states: dict[int, KVLayer] = {}
     for number, (layer, window) in sorted(layers.items()):
@@ -24,9 +25,14 @@ def group_layers(layers: Mapping[int, tuple[KVLayer, int]], options: LowerOption
     if not windows and not states:
         windows[0] = {}
     groups = [
-        KVGroup(options.block_size, options.kv_dtype, found, "window" if window else "all", window)
+        KVGroup(options.block_size, options.kv_dtype, found, _policy(window), max(window, 0))
         for window, found in windows.items()
     ]
     if states:
         groups.append(KVGroup(options.block_size, "f32", states, "state", CHECKPOINTS))
     return KVLayout(tuple(groups))
+
+
+def _policy(window: int) -> str:
+    """The name of what a group keeps."""
+    return "step" if window == WITHIN_STEP else "window" if window else "all"

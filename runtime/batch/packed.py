@@ -82,7 +82,10 @@ class PackedBatch:
                     assert sequence.draft is not None
                     self._pack_tree(token, sequence.start, sequence.draft)
             token += count
-            if sequence.num_logits:
+            if sequence.first_row:
+                self.logit_rows[row] = token - count
+                row += 1
+            elif sequence.num_logits:
                 self.logit_rows[row : row + sequence.num_logits] = range(token - sequence.num_logits, token)
                 row += sequence.num_logits
         self.seq_starts[len(batch.sequences)] = token

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..kv.policy import POLICIES, CachePolicy
+from ..kv.policy import POLICIES, CachePolicy, WithinStep
 from .manifest import Limits
 
 KV_DTYPES = ("f32", "bf16", "f16", "i8")
@@ -39,8 +39,8 @@ class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 class KVGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Layers that share block tables: blocks of `block_size` tokens, `dtype` f32, bf16, f16 or i8.
 
-    keeps: the name of a CachePolicy, "all", "window" or "state", that is made of `size`. layers: by the number that the
-    steps of the program know them by.
+    keeps: the name of a CachePolicy, "all", "window", "step" or "state", that is made of `size`. layers: by the number
+    that the steps of the program know them by.
     """
 
     block_size: int
@@ -84,6 +84,8 @@ class KVGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     def blocks_of_batch(self, max_seq_len: int, sequences: int, step_tokens: int) -> int:
         """How many blocks so many of the longest sequences can have at once, in steps of up to `step_tokens` tokens."""
         more = self.blocks_for(step_tokens) + sequences  # a chunk may end, and begin, within a block
+        if isinstance(self.policy, WithinStep):
+            return more + sequences  # of which the scheduler leaves one free for each
         if self.holds_states:  # two while one grows, another two for who reads a prompt, and the checkpoints
             return min((2 + self.size) * sequences + 2, self.blocks_for(max_seq_len) * sequences)
         kept = self.policy.most_blocks(max_seq_len, self.block_size) * sequences

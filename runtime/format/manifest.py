@@ -93,13 +93,21 @@ class GpuFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deterministic: bool = False
 
 
-class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How the hidden states of a prompt's tokens become one vector of `dimension`: that of its last token, their mean
-    or that of its first token; then scaled to length 1, or not."""
+    or that of its first token; then scaled to length 1, or not.
+
+    pooled: the program has taken the mean itself, and gives it with any row. scores: the vector has one number or two
+    for a pair of texts, of which a score is made, by "sigmoid" one within 0..1. token_types: how many kinds of tokens a
+    pair has, token v of type t being t * vocabulary + v; 0 if they are alike.
+    """
 
     pooling: Pooling
     normalize: bool
     dimension: int
+    pooled: bool = False
+    scores: Literal["", "sigmoid", "identity"] = ""
+    token_types: int = 0
 
 
 class GateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

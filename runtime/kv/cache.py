@@ -28,6 +28,7 @@ class KVCache:
         self.groups = tuple(make_group(config) for config in configs)
         self.keeps_states = any(group.holds_states for group in self.groups)
         self._multiple = lcm(*(group.block_size for group in self.groups))  # tokens that fill blocks in every group
+        self.whole = any(group.within_step for group in self.groups)  # a sequence runs in one step, and nothing is kept
         self._pending: dict[BlockKey, CachedSequence] = {}  # blocks that a running sequence is about to compute
 
     @property
@@ -82,7 +83,7 @@ class KVCache:
     def cached_length(self, sequence: CachedSequence) -> int:
         """How many of a waiting sequence's tokens every group has; at least one of them stays to be computed."""
         length, before = 0, -1
-        if sequence.use_cache:
+        if sequence.use_cache and not self.whole:
             length = (sequence.num_tokens - 1) // self._multiple * self._multiple
         while length != before:  # until no group wants it shorter
             before = length
@@ -93,7 +94,7 @@ class KVCache:
     def is_being_computed(self, sequence: CachedSequence, cached: int) -> bool:
         """Whether a running sequence is about to compute the first block that this one has nowhere."""
         index = max(cached, sequence.num_saved_tokens) // self._multiple
-        if not sequence.use_cache or (index + 1) * self._multiple >= sequence.num_tokens:
+        if not sequence.use_cache or self.whole or (index + 1) * self._multiple >= sequence.num_tokens:
             return False
         return sequence.key(index, self._multiple) in self._pending
 
@@ -114,7 +115,7 @@ class KVCache:
             group.open(table, opening, prefix.length)
         sequence.num_computed_tokens = max(prefix.length, sequence.num_saved_tokens)
         sequence.num_saved_tokens = 0
-        for index in range(prefix.length // self._multiple, sequence.num_tokens // self._multiple):
+        for index in range(prefix.length // self._multiple, 0 if self.whole else sequence.num_tokens // self._multiple):
             self._pending.setdefault(sequence.key(index, self._multiple), sequence)
 
     def publish(self, sequence: CachedSequence) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from .block_pool import BlockPool
 from .host_blocks import HostBlocks
-from .policy import CachePolicy, KeepAll, Latest
+from .policy import CachePolicy, KeepAll, Latest, WithinStep
 from .prefix_cache import PrefixCache
 from .sequence import NO_BLOCK, BlockTable, CachedSequence
 from .upkeep import Due
@@ -63,6 +63,7 @@ class Group:
 
     def __init__(self, config: GroupConfig) -> None:
         self.block_size, self.policy = config.block_size, config.policy
+        self.within_step = isinstance(config.policy, WithinStep)
         self.cache = PrefixCache()
         self.pool = BlockPool(config.num_blocks, self.cache)
         self.due = Due()
@@ -165,7 +166,7 @@ class Group:
     def publish(self, sequence: CachedSequence, table: BlockTable) -> None:
         """Make the blocks that are full and computed by now findable, and take back those that nothing reads again."""
         full = sequence.num_computed_tokens // self.block_size
-        if full == table.num_published:
+        if full == table.num_published or self.within_step:
             return
         for number in range(table.num_published, full):
             block = table.blocks[number]

@@ -34,6 +34,17 @@ class KeepAll:
 
 
 @dataclass(frozen=True, slots=True)
+class WithinStep:
+    """Tokens read later ones too: all of a sequence must be in one step, and nothing is kept after it."""
+
+    def kept(self, position: int) -> Sequence[range]:
+        return ()
+
+    def most_blocks(self, length: int, block_size: int) -> int:
+        return -(-length // block_size)
+
+
+@dataclass(frozen=True, slots=True)
 class Window:
     """A token reads the last `size` tokens, itself among them."""
 
@@ -69,5 +80,6 @@ class Latest:
 POLICIES: dict[str, Callable[[int], CachePolicy]] = {
     "all": lambda size: KeepAll(),
     "window": Window,
+    "step": lambda size: WithinStep(),
     "state": Latest,
 }

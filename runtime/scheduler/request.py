@@ -14,7 +14,8 @@ class RequestSpec:
 
     priority: lower runs first; among equals the clients are served fairly, and one client's requests in order of
     arrival. max_new_tokens: how many tokens may be sampled; 0 for a
-    request that only wants the logits of its prompt. all_logits: the logits of every token are wanted. salt: requests
+    request that only wants the logits of its prompt. all_logits: the logits of every token are wanted. first_row: those
+    of the first one, where all of it runs in one step. salt: requests
     share KV blocks only with requests of the same salt. use_cache: False to compute every token even if its KV is
     cached.
     """
@@ -27,6 +28,7 @@ class RequestSpec:
     all_logits: bool = False
     use_cache: bool = True
     client: str = ""
+    first_row: bool = False
 
     @property
     def max_cached_tokens(self) -> int:

@@ -115,15 +115,16 @@ def write(folder: Path, config: dict[str, Any]) -> None:
         (folder / "config.json").write_text(json.dumps(facts))
 
 
-def checkpoint(kind: str, tiny: ModuleType, folder: Path) -> tuple[Any, dict[str, Tensor]]:
+def checkpoint(kind: str, tiny: ModuleType, folder: Path, family: str = "llama") -> tuple[Any, dict[str, Tensor]]:
     """A model, and the values of its quantized matrices; its checkpoint in `folder`."""
     make, config, _ = CASES[kind]
-    model = tiny.save_tiny(tiny.tiny_configs()["llama"], folder, dtype="bfloat16").to(torch.float32)
+    model = tiny.save_tiny(tiny.tiny_configs()[family], folder, dtype="bfloat16").to(torch.float32)
     tensors, values = load_file(folder / "model.safetensors"), {}
     for name in sorted(n for n in tensors if "proj" in n):
         stored, values[name] = make(tensors.pop(name).float())
         tensors |= {f"{name.removesuffix('.weight')}.{part}": value for part, value in stored.items()}
-        model.get_parameter(name).data.copy_(values[name])
+        if "experts." not in name:
+            model.get_parameter(name).data.copy_(values[name])
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     write(folder, config)
     return model, values
@@ -147,6 +148,23 @@ def test_models(tiny: ModuleType, tmp_path: Path) -> None:
     assert sum(weight.describe().startswith("e4m3_kg32") for weight in graph.weights.values()) == 14
     expected = tiny.reference_logits(model, IDS)
     assert float((interpret(graph, IDS) - expected).abs().max() / expected.abs().max()) < 2e-5
+
+
+@pytest.mark.parametrize("kind", ["hf-tensor", "ct-block"])
+def test_experts_are_merged_as_they_are(kind: str, tiny: ModuleType, tmp_path: Path) -> None:
+    """A file has a matrix per expert, with scales of its own; the model has all of a layer's as one."""
+    _, values = checkpoint(kind, tiny, tmp_path, "qwen3_moe")
+    source = open_source(tmp_path)
+    weights = source.weights(build_meta_model(source.config))
+    for number in range(2):
+        name = f"model.layers.{number}.mlp.experts"
+        gate, up, down = (
+            torch.stack([values[f"{name}.{e}.{part}_proj.weight"] for e in range(4)]) for part in ("gate", "up", "down")
+        )
+        for part, expected in (("gate_up", torch.cat((gate, up), 1)), ("down", down)):
+            found = weights[f"{name}.{part}_proj"]
+            assert isinstance(found, QuantizedWeight) and found.given and found.format.name == CASES[kind][2]
+            assert torch.equal(found.load(), expected.float())
 
 
 def layer(codes: Tensor, scales: Tensor, block: tuple[int, int] | None = None) -> Float8Layer:

@@ -187,7 +187,7 @@ POINTS: dict[str, Point] = {
         tiling=MANY,
     ),
     "attention_mixed__bf16": Point(
-        "attention", {"kv": cache(2, 16, 24, "bf16", 16), **QUERY}, ("bf16", "", "", "", "", "bf16"), tiling=HEADS
+        "attention", {"kv": cache(2, 16, 24, "bf16", 16), **QUERY}, ("bf16", "", "", "", "", "", "bf16"), tiling=HEADS
     ),
     "attention_mixed__i8_rope_window_softcap_sinks_alibi": Point(
         "attention",
@@ -199,27 +199,27 @@ POINTS: dict[str, Point] = {
             "chunk": 32,
             "softcap": 5.0,
         },
-        ("bf16", "f32", "f32", "f32", "f32", "f32"),
+        ("bf16", "f32", "f32", "f32", "f32", "", "f32"),
         tiling=HEADS,
     ),
     "attention_decode__f16_rope": Point(
         "attention",
         {"kv": cache(2, 16, 24, "f16", 16), **QUERY, **FULL_ROPE},
-        ("f16", "f32", "f32", "", "", "f16"),
+        ("f16", "f32", "f32", "", "", "", "f16"),
         DECODE,
         tiling=HEADS,
     ),
     "attention_decode__i8_one_program_sinks": Point(
         "attention",
         {"kv": cache(2, 16, 24, "i8", 24), **QUERY, "window": 4},
-        ("f32", "", "", "f32", "", "f32"),
+        ("f32", "", "", "f32", "", "", "f32"),
         DECODE,
         tiling=HEADS,
     ),
     "attention_merge__plain": Point(
         "attention",
         {"kv": cache(2, 16, 24, "bf16", 16), **QUERY},
-        ("bf16", "", "", "", "", "bf16"),
+        ("bf16", "", "", "", "", "", "bf16"),
         DECODE,
         1,
         tiling=HEADS,
@@ -227,7 +227,7 @@ POINTS: dict[str, Point] = {
     "attention_merge__sinks_window": Point(
         "attention",
         {"kv": cache(2, 16, 24, "f32", 16), **QUERY, "window": 40},
-        ("f32", "", "", "f32", "", "f32"),
+        ("f32", "", "", "f32", "", "", "f32"),
         DECODE,
         1,
         tiling=HEADS,
