@@ -24,7 +24,7 @@ class Quantization:
     @property
     def grouped(self) -> bool:
         """Whether --group-size says how many weights share a scale."""
-        return self.format in ("q4", "q8")
+        return self.format in ("q4", "q8", "nf4")
 
 
 QUANTIZATIONS: dict[str, Quantization | None] = {
