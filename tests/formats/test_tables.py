@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import products
@@ -13,11 +14,15 @@ from icc.compiler.backends.cpu.layouts.blocks import BlockTiles
 from icc.compiler.backends.cpu.layouts.registry import LAYOUTS as CPU_LAYOUTS
 from icc.compiler.backends.triton.layouts.registry import LAYOUTS as TRITON_LAYOUTS
 from icc.compiler.backends.triton.spec import Shape
+from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.parser import parse_graph
 from icc.compiler.weights.formats.base import Misfit, Parts
 from icc.compiler.weights.formats.registry import find_format
 from icc.compiler.weights.formats.tables import TableFormat
 from icc.compiler.weights.handles import PackedWeight
+from icc.passes import pipelines
+from icc.passes.base import PassContext
+from icc.passes.manager import run_passes
 from interpreting import make_kernel, run_kernel
 from run_lowered import lower_graph, optimize, run_lowered
 from test_ggml_kernels import few_blocks, int8_rows
@@ -132,3 +137,15 @@ def test_on_a_gpu(name: str) -> None:
     kernel = make_kernel("linear_q", k=k, n=n, types=("f32", "u8", "", "f32"), stored=form.name)
     run_kernel(kernel, [x, torch.from_numpy(packed), None], [y], shape=Shape(4, True))
     products.check(y, x.double() @ form.decode(parts).double().T, "f32")
+
+
+def test_as_methods_of_a_compile(tiny: ModuleType, tmp_path: Path) -> None:
+    tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path)
+    for quant, form, group in (("nf4", "nf4g64", None), ("nf4", "nf4g32", 32), ("mxfp4", "mxfp4", None)):
+        graph = load_graph(tmp_path, 64)
+        for phase in (pipelines.canonicalize(), pipelines.quantize(quant, "int8", (), (), group)):
+            run_passes(graph, phase, PassContext())
+        names = [weight.storage.name for weight in graph.weights.values()]
+        down = "nf4g32" if quant == "nf4" else "mxfp4"  # rows of 96
+        assert names.count(form) + (names.count(down) if down != form else 0) == 14
+        assert names.count("q8g64") + names.count("q8g32") == 1  # the head
