@@ -119,9 +119,8 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
 
 def _quantize(options: CompileOptions, sequences: Sequence[Sequence[int]]) -> list[Pass]:
     """The quantization passes; `sequences` are what calibrated methods read."""
-    return pipelines.quantize(
-        options.quant, options.quant_head, options.keep, sequences, options.group_size, options.device
-    )
+    asked = (options.quant, options.quant_head, options.keep, sequences, options.group_size, options.device)
+    return pipelines.quantize(*asked, rotate=options.rotate)
 
 
 def _calibration(options: CompileOptions, graph: Graph, reporter: Reporter) -> Sequence[Sequence[int]]:

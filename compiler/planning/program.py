@@ -56,4 +56,5 @@ def plan_program(graph: Graph, kept: tuple[str, ...], options: CompileOptions, t
 
 def _quantize(options: CompileOptions) -> Sequence[Pass]:
     """The quantization passes of the options, without calibration: the format of each weight is the same."""
-    return pipelines.quantize(options.quant, options.quant_head, options.keep, (), options.group_size, plans=True)
+    asked = (options.quant, options.quant_head, options.keep, (), options.group_size)
+    return pipelines.quantize(*asked, plans=True, rotate=options.rotate)

@@ -1,4 +1,4 @@
-"""int8 rows with a scale each (weights/formats/channel.py): codes i8 [N, K], then scales f32 [N], both padded to 64 bytes.
+"""int8 rows with a scale each (weights/formats/channel.py): codes i8 [N, K], scales f32 [N], both padded to 64 bytes.
 
 Products of rows that all have one matrix multiply them with int8 rows of x on matrix units; others unpack them.
 """
