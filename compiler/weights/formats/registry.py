@@ -14,6 +14,7 @@ from .channel import ChannelInt8
 from .dense import BF16, F16, F32, I32
 from .float8 import Float8
 from .ggml import GGML_FORMATS
+from .tables import fp4, nf4, nvfp4
 
 GROUP = "icc.formats"  # entry points of other packages: a FormatMaker by its format's name
 DEFAULT_GROUP = 128
@@ -32,6 +33,10 @@ _FORMATS: dict[str, FormatMaker] = {
     "zq8_bf16": lambda group: grouped(8, group, "bf16"),
     "zq4_f32": lambda group: grouped(4, group, "f32"),
     "zq8_f32": lambda group: grouped(8, group, "f32"),
+    "nf4": nf4,
+    "nf4_f32": lambda group: nf4(group, "f32"),
+    "fp4_f32": fp4,
+    "nvfp4_x": nvfp4,
     "e4m3": lambda group: Float8(),
     "e4m3_k": Float8,
     **{name: (lambda group, form=form: form) for name, form in GGML_FORMATS.items()},

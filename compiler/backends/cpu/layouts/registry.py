@@ -8,6 +8,7 @@ from ....weights.formats.blocks import BlockFormat
 from ....weights.formats.channel import ChannelInt8
 from ....weights.formats.dense import Dense
 from ....weights.formats.float8 import Float8
+from ....weights.formats.tables import GroupedTable, TableFormat
 from .affine import AffineTiles
 from .blocks import BlockTiles
 from .dense import ROWS, TILES, stored_type
@@ -31,7 +32,7 @@ LAYOUTS = Layouts(
         Dense: _dense,
         GroupAffine: _affine,
         ChannelInt8: lambda form, role: AffineTiles.of(form),
-        BlockFormat: lambda form, role: BlockTiles.of(form),
+        **dict.fromkeys((BlockFormat, TableFormat, GroupedTable), lambda form, role: BlockTiles.of(form)),
         Float8: lambda form, role: Float8Tiles.of(form),
     },
 )

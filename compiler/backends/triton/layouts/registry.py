@@ -11,6 +11,7 @@ from ....weights.formats.blocks import BlockFormat
 from ....weights.formats.channel import ChannelInt8
 from ....weights.formats.dense import Dense
 from ....weights.formats.float8 import Float8
+from ....weights.formats.tables import GroupedTable, TableFormat
 from ...cpu.layouts.dense import ROWS, stored_type
 from .affine import AffineGroups
 from .blocks import BlockRows
@@ -25,6 +26,7 @@ LAYOUTS = Layouts(
         GroupAffine: lambda form, role: AffineGroups.of(form),
         ChannelInt8: lambda form, role: Int8Rows.of(form),
         BlockFormat: lambda form, role: BlockRows.of(form),
+        **dict.fromkeys((BlockFormat, TableFormat, GroupedTable), lambda form, role: BlockRows.of(form)),
         Float8: lambda form, role: Float8Rows.of(form),
     },
 )
