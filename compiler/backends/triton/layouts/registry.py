@@ -25,7 +25,6 @@ LAYOUTS = Layouts(
         Dense: lambda form, role: ROWS[stored_type(form)],
         GroupAffine: lambda form, role: AffineGroups.of(form),
         ChannelInt8: lambda form, role: Int8Rows.of(form),
-        BlockFormat: lambda form, role: BlockRows.of(form),
         **dict.fromkeys((BlockFormat, TableFormat, GroupedTable), lambda form, role: BlockRows.of(form)),
         Float8: lambda form, role: Float8Rows.of(form),
     },
