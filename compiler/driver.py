@@ -125,9 +125,8 @@ def _quantize(
     """The quantization passes; `sequences` are what calibrated methods read."""
     if options.quant == "auto":
         return auto_passes(options, graph, backend, KV_DTYPES[options.kv_cache] or backend.kv_dtype, sequences)
-    return pipelines.quantize(
-        options.quant, options.quant_head, options.keep, sequences, options.group_size, options.device
-    )
+    asked = (options.quant, options.quant_head, options.keep, sequences, options.group_size, options.device)
+    return pipelines.quantize(*asked, rotate=options.rotate)
 
 
 def _calibration(options: CompileOptions, graph: Graph, reporter: Reporter) -> Sequence[Sequence[int]]:

@@ -77,6 +77,7 @@ class CompileOptions:
     group_size: int | None = setting(
         None, "Weights that share a scale.", metavar="16|32|64|128", unset="128, fewer where a layer demands it"
     )
+    rotate: bool = setting(False, "Rotate channels first, which evens them out: less is lost to rounding.")
     keep: tuple[str, ...] = setting((), "Leave matching linears unquantized (repeatable).", metavar="PATTERN")
     calib: Path | None = setting(None, "UTF-8 text to calibrate on.", metavar="FILE", unset="a bundled one")
     calib_sequences: int = setting(32, "Sequences to calibrate on.")
@@ -124,6 +125,8 @@ class CompileOptions:
                 "use --target native; for a GPU: icc tune ENGINE, on a host that has it",
             )
         self._check_group()
+        if self.rotate and self.quant == "none":
+            raise UsageError("--rotate evens out what is rounded, and --quant none rounds nothing", "give a --quant")
         if self.device != "cpu" and not re.fullmatch(r"cuda(:\d+)?", self.device):
             raise UsageError(f"--device {self.device!r} is unknown", "choose from: cpu, cuda, cuda:N")
         self._check_task()

@@ -91,6 +91,7 @@ def quantize(
     group: int | None = None,
     device: str = "cpu",
     plans: bool = False,
+    rotate: bool = False,
 ) -> list[Pass]:
     """What --quant and the options beside it ask for; empty for "none".
 
@@ -99,6 +100,7 @@ def quantize(
     """
     from .quantize.awq import QuantizeAwq
     from .quantize.gptq import QuantizeGptq
+    from .quantize.rotate import Rotate
     from .quantize.rtn import QuantizeRtn
     from .quantize.smooth import QuantizeSmooth
 
@@ -122,7 +124,9 @@ def quantize(
             *passes["gptq"](),
         ],
     }
-    return ordered(passes[chosen.method](), canonicalize())
+    table = HEAD_FORMATS[head] if HEAD_FORMATS[head] == "q8" else None
+    rotations: list[Pass] = [Rotate(table=table, required=True)] if rotate else []
+    return ordered([*rotations, *passes[chosen.method]()], canonicalize())
 
 
 def ordered(passes: list[Pass], before: Sequence[Pass] = ()) -> list[Pass]:

@@ -36,6 +36,7 @@ PASSES: dict[str, str] = {
     "quantize-smooth": "quantize.smooth:QuantizeSmooth",
     "recognize-norms": "canonicalize.recognize_norms:RecognizeNorms",
     "recognize-rope": "attention.recognize_rope:RecognizeRope",
+    "rotate": "quantize.rotate:Rotate",
     "select-logit-rows": "attention.select_logit_rows:SelectLogitRows",
     "simplify": "canonicalize.simplify:Simplify",
     "sort-columns": "fuse.sort_columns:SortColumns",

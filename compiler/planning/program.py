@@ -60,4 +60,5 @@ def _quantize(options: CompileOptions, graph: Graph) -> Sequence[Pass]:
     """The quantization passes of the options, without calibration: the format of each weight is the same."""
     if options.quant == "auto":
         return (QuantizeAuto(keep=options.keep, budget=byte_budget(options, graph), searches=False),)
-    return pipelines.quantize(options.quant, options.quant_head, options.keep, (), options.group_size, plans=True)
+    asked = (options.quant, options.quant_head, options.keep, (), options.group_size)
+    return pipelines.quantize(*asked, plans=True, rotate=options.rotate)

@@ -15,11 +15,12 @@ from ....program.steps import linear as steps
 from ....program.steps.base import QuantizedRows
 from ...render import render
 from ..layouts.codes import CodeGroups
+from ..layouts.int8 import Int8Rows
 from ..layouts.registry import LAYOUTS
 from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel
 from ..tiling.choice import Tuner
 from ..tiling.linear import Product, pick
-from .linear_source import SortSource, Source, Tiling, epilogue_operands
+from .linear_source import RowsSource, SortSource, Source, Tiling, epilogue_operands
 
 LOGIT_ROWS = 64  # beyond decoding, seldom more rows than this are wanted
 P = TypeVar("P", bound=steps.Product)
@@ -77,7 +78,9 @@ class RowProducts(StepKernel[P]):
 
     @property
     def mode(self) -> str:
-        """How operands meet: "dense" and "codes" in 16 bits on matrix units, "wide" in float32."""
+        """How operands meet: "dense" and "codes" in 16 bits on matrix units, "int8" in 8, "wide" in float32."""
+        if isinstance(self.layout, Int8Rows):
+            return "wide" if self.experts else "int8"
         narrow = self.x.dtype in ("bf16", "f16")
         if self.codes:
             return "codes" if narrow and self.codes.fits_matrix_units else "wide"
@@ -85,6 +88,8 @@ class RowProducts(StepKernel[P]):
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         tile = self._tile(shape, tuner)
+        if self.mode == "int8":
+            return (self._int8_rows(), self._int8(tile, tuner))
         if tile.decode:
             return (self._decode(tile, tuner),)
         first = self._sort(tile) if self.experts else ()
@@ -94,6 +99,8 @@ class RowProducts(StepKernel[P]):
     def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:
         tile = self._tile(shape, tuner)
         areas = {}
+        if self.mode == "int8":
+            areas |= {"codes": shape.max_tokens * self.step.k, "scales": 4 * shape.max_tokens}
         if tile.splits > 1:
             parts = len(epilogue_operands(self).parts)
             areas["sums"] = 4 * tile.splits * parts * shape.max_tokens * self.step.columns
@@ -135,6 +142,20 @@ class RowProducts(StepKernel[P]):
         if self.experts:
             return self._spec(f"decode_{self.mode}", tile, tuner, args, (columns, self._slots, ONE))
         return self._spec(f"decode_{self.mode}", tile, tuner, [*args, self.count], (columns, ONE, ONE))
+
+    def _int8_rows(self) -> LaunchSpec:
+        """x as int8, in scratch."""
+        source = render(f"{self.template}/rows_int8.py.jinja", RowsSource(self), self.step)
+        args = (self._args()["x_ptr"], *_int8_scratch(), self.count)
+        return LaunchSpec(source, "linear_rows", args, (extent(self.num_rows), ONE, ONE), num_warps=4)
+
+    def _int8(self, tile: Tiling, tuner: Tuner) -> LaunchSpec:
+        args = [arg for name, arg in self._args().items() if name != "x_ptr"]
+        columns, blocks = -(-self.step.columns // tile.n), extent(self.num_rows, tile.m)
+        tiles = Extent(
+            blocks.constant * columns, tuple(Term(t.size, t.divide, t.times * columns) for t in blocks.terms)
+        )
+        return self._spec("int8", tile, tuner, [*_int8_scratch(), *args, self.count], (tiles, ONE, ONE))
 
     def _many(self, tile: Tiling, tuner: Tuner) -> LaunchSpec:
         args = self._args()
@@ -203,6 +224,10 @@ class ExpertLinear(RowProducts[steps.ExpertProduct]):
     @property
     def x_per_slot(self) -> bool:
         return self.step.x_per_slot
+
+
+def _int8_scratch() -> tuple[Arg, Arg]:
+    return _scratch("codes", "*i8"), _scratch("scales", "*fp32")
 
 
 def _scratch(name: str, kind: str = "*i32") -> Arg:

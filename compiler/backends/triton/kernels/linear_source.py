@@ -304,3 +304,15 @@ class SortSource:
 
     def most_blocks(self, rows: str) -> str:
         return self.op.most_blocks(self.block, rows)
+
+
+@dataclass(frozen=True)
+class RowsSource:
+    """The rows of a product, as int8."""
+
+    op: RowProducts[Any]
+
+    @property
+    def chunk(self) -> int:
+        """Values of a row that are read together: a power of two."""
+        return min(1 << (self.op.step.k - 1).bit_length(), 1024)

@@ -93,6 +93,8 @@ class Machine:
         """All tilings worth a try."""
         if p.mode == "wide":
             return self._wide(p)
+        if p.mode == "int8":
+            return self._int8(p)
         found = [*(self._decode(p) if p.rows <= 16 else []), *self._tiles(p)]
         return [config for config in found if self._keeps_registers(p, config)]
 
@@ -149,6 +151,18 @@ class Machine:
         most = 64 if c["n"] < 64 else 32 if p.doubled and p.parts > 1 and old else 128
         crowded = old and p.parts > 1 and (c["n"] > 64 or (c["n"] == 64 and c["m"] == 64))
         return sums * p.parts <= limit and c["m"] <= most and not crowded
+
+    def _int8(self, p: Product) -> list[Config]:
+        """Products of int8 on matrix units, which take at least 16 rows and 32 of K; sums are whole numbers."""
+        m = [min(max(p.rows, 16), 128)] + ([64] if p.rows >= 128 else [])
+        return [
+            {"decode": 0, "m": rows, "n": n, "k": k, "warps": warps, "stages": depth, "splits": 1}
+            for rows in m
+            for n, warps in ((32, 4), (64, 4), (128, 8))
+            for k in (64, 128)
+            for depth in ((2,) if self.hip else (3, 4))
+            if rows * n * p.parts <= 64 * self.target.warp_size * warps
+        ]
 
     def _wide(self, p: Product) -> list[Config]:
         """Products in float32, on the ordinary units: small tiles, for these are rare."""

@@ -1,0 +1,279 @@
+"""Rotations that do not change the model, but leave no channel much larger than the others (QuaRot, Ashkboos et al.
+2024, arXiv:2404.00456; SpinQuant, Liu et al. 2024, arXiv:2405.16406).
+
+The residual stream x becomes x Q. Whatever writes it takes Q in its rows (linear layers, embeddings), whatever reads it
+takes Q in its columns; an RMSNorm in between does not see Q once its gain has moved to the layers that read it. The
+values that are the stream are found by data flow: from the inputs of norms along additions, scalings and views, until
+every path ends at a writer or a reader. Where one ends at something else the stream stays as it is, and the reason is
+told. The same is done within each head between the values of attention and what reads its result.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx
+
+from ...compiler.errors import UsageError
+from ...compiler.graph.facts import Fact
+from ...compiler.graph.graph import Graph
+from ...compiler.graph.printer import target_name
+from ...compiler.ops import OPS, traits_of
+from ...compiler.weights.formats.registry import find_format
+from ...compiler.weights.handles import Derived, RoundedWeight, Weight
+from ..base import Pass, PassContext, PassResult, Refusal
+from .element_ties import full_shape
+from .hadamard import Rotation
+from .select import EMBEDDING, EXPERT, LINEAR, retype, set_weight
+
+aten = torch.ops.aten
+RMS, REDUCE = OPS["rms_norm"].overload, OPS["reduce"].overload
+
+
+class _Pinned(Exception):
+    """Why values cannot be rotated."""
+
+
+@dataclass(frozen=True)
+class Rotate(Pass):
+    """Before quantization. table: the storage format of an embedding that was one matrix with the LM head, of which the
+    head alone takes the gain of the last norm; None leaves it a float matrix. required: UsageError where nothing can be
+    rotated."""
+
+    name: ClassVar[str] = "rotate"
+    requires: ClassVar[frozenset[str]] = frozenset({Fact.NORMS})
+    tolerance: ClassVar[float | None] = 1e-4
+
+    table: str | None = None
+    seed: int = 0
+    required: bool = False
+
+    def run(self, graph: Graph, ctx: PassContext) -> PassResult:
+        counts: Counter[str] = Counter()
+        refusals: list[Refusal] = []
+        for node in _heads(graph):
+            self._try(graph, node, _rotate_heads, "rotated-heads", counts, refusals)
+        seen: set[fx.Node] = set()
+        for node in list(graph.nodes):
+            if node.target is RMS and node.args[0] not in seen and node.args[1] is not None:
+                self._try(graph, node, lambda g, n, p: _rotate_stream(g, n, p, seen), "rotated", counts, refusals)
+        ctx.refusals += refusals
+        if self.required and not counts:
+            reason = refusals[-1].reason if refusals else "it has no RMSNorm and no attention"
+            raise UsageError(f"--rotate: nothing of this model can be rotated: {reason}", "leave --rotate out")
+        retype(graph)
+        return PassResult(bool(counts), counts)
+
+    def _try(
+        self,
+        graph: Graph,
+        node: fx.Node,
+        rotate: Callable[[Graph, fx.Node, Rotate], None],
+        rule: str,
+        counts: Counter[str],
+        refusals: list[Refusal],
+    ) -> None:
+        try:
+            rotate(graph, node, self)
+            counts[rule] += 1
+        except _Pinned as pinned:
+            refusals.append(Refusal("rotate", node.name, str(pinned)))
+
+
+# -- the residual stream ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Stream:
+    """The values that are rotated together, and what is at their ends."""
+
+    graph: Graph
+    width: int
+    inside: dict[fx.Node, None] = field(default_factory=dict)
+    pending: list[fx.Node] = field(default_factory=list)
+    writers: list[fx.Node] = field(default_factory=list)
+    tables: list[fx.Node] = field(default_factory=list)
+    readers: list[tuple[fx.Node, fx.Node | None]] = field(default_factory=list)
+    norms: list[fx.Node] = field(default_factory=list)
+
+    def add(self, node: Any) -> None:
+        """A value is of the stream."""
+        if node in self.inside:
+            return
+        if not isinstance(node, fx.Node) or full_shape(node)[-1:] != (self.width,):
+            raise _Pinned("a constant is added to the residual stream")
+        self.inside[node] = None
+        self.pending.append(node)
+
+    def grow(self) -> None:
+        """Follow every value to its ends."""
+        while self.pending:
+            node = self.pending.pop()
+            self._definition(node)
+            for user in list(node.users):
+                self._use(node, user)
+
+    def _definition(self, node: fx.Node) -> None:
+        if node.target in (LINEAR, EXPERT):
+            self.writers.append(node)
+        elif node.target is EMBEDDING:
+            self.tables.append(node)
+        else:
+            operands = list(self._through(node))
+            if not operands:
+                gain = " with a gain" if node.target is RMS else ""
+                raise _Pinned(f"the residual stream is written by {target_name(node.target)}{gain}")
+            for operand in operands:
+                self.add(operand)
+
+    def _use(self, node: fx.Node, user: fx.Node) -> None:
+        if user.op == "output":
+            raise _Pinned("the residual stream is an output of the model")
+        if user.target in (LINEAR, EXPERT) and user.args[0] is node:
+            self.readers.append((user, None))
+        elif user.target is RMS and user.args[0] is node and user.args[1] is not None:
+            self.norms.append(user)
+            self._normed(user, user)
+        elif node in self._through(user):
+            self.add(user)
+        else:
+            raise _Pinned(f"the residual stream is read by {target_name(user.target)}")
+
+    def _normed(self, norm: fx.Node, value: fx.Node) -> None:
+        for user in value.users:
+            if user.target in (LINEAR, EXPERT) and user.args[0] is value:
+                self.readers.append((user, norm))
+            elif user.op == "call_function" and traits_of(user.target).moves_only and _keeps_last(user):
+                self._normed(norm, user)
+            else:
+                what = "an output of the model" if user.op == "output" else f"read by {target_name(user.target)}"
+                raise _Pinned(f"a norm's result is {what}")
+
+    def _through(self, node: fx.Node) -> Iterator[Any]:
+        """The operands that are rotated where the result is; none where the op does not commute with a rotation."""
+        args = node.args
+        if node.op != "call_function" or isinstance(node.meta["type"], tuple):
+            return
+        if node.target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs:
+            yield from args[:2]
+        elif node.target is aten.mul.Tensor or node.target is aten.div.Tensor:
+            wide = [a for a in args[:2] if isinstance(a, fx.Node) and full_shape(a)[-1:] == (self.width,)]
+            if len(wide) == 1 and (node.target is aten.mul.Tensor or wide[0] is args[0]):
+                yield wide[0]
+        elif (node.target is RMS and args[1] is None) or (
+            node.target is REDUCE and args[1] in ("sum", "mean") and not _over_last(node)
+        ):
+            yield args[0]
+        elif traits_of(node.target).moves_only and isinstance(args[0], fx.Node) and _keeps_last(node):
+            yield args[0]
+
+
+def _over_last(node: fx.Node) -> bool:
+    """Whether a reduction is over the last axis."""
+    rank = len(full_shape(node.args[0]))  # type: ignore[arg-type]
+    return int(node.args[2]) % rank == rank - 1  # type: ignore[call-overload]
+
+
+def _keeps_last(node: fx.Node) -> bool:
+    """Whether an op that moves elements keeps the rows of the last axis whole."""
+    x = node.args[0]
+    if not isinstance(x, fx.Node) or full_shape(x)[-1:] != full_shape(node)[-1:]:
+        return False
+    shape, width = full_shape(x), full_shape(x)[-1]
+    index = node.target(torch.arange(shape.numel()).view(shape), *node.args[1:])  # type: ignore[operator]
+    first = index[..., :1]
+    return bool((first % width == 0).all() and (index == first + torch.arange(width)).all())
+
+
+def _rotate_stream(graph: Graph, norm: fx.Node, options: Rotate, seen: set[fx.Node]) -> None:
+    source: Any = norm.args[0]
+    stream = _Stream(graph, full_shape(source)[-1])
+    stream.add(source)
+    try:
+        stream.grow()
+    finally:
+        seen.update(stream.inside)
+    q = Rotation(stream.width, options.seed)
+    for node in stream.tables:
+        _rotate_table(graph, node, q, options)
+    for node, gain in stream.readers:
+        scale = graph.weight(gain.args[1]) if gain is not None else None  # type: ignore[arg-type]
+        _derive(graph, node, 1, lambda w, *g: q(w.to(torch.float32) * g[0].to(torch.float32)) if g else q(w), scale)
+    for node in stream.writers:
+        _rotate_output(graph, node, q)
+    for node in stream.norms:
+        node.update_arg(1, None)
+
+
+def _rotate_table(graph: Graph, node: fx.Node, q: Rotation, options: Rotate) -> None:
+    source: Any = node.args[1]
+    weight, tied = graph.weight(source), any(user.target is LINEAR for user in _readers(graph, source))
+    rotated: Weight = Derived(lambda w: q(w).to(w.dtype), (weight,), weight.shape, weight.dtype)
+    if tied and options.table is not None:
+        rotated = RoundedWeight(rotated, find_format(options.table).fitted(weight.shape[-1]))
+    set_weight(graph, [(node, 1)], rotated)
+
+
+def _readers(graph: Graph, weight: fx.Node) -> Iterator[fx.Node]:
+    for node in graph.nodes:
+        if node.op == "get_attr" and node.target == weight.target:
+            yield from node.users
+
+
+def _rotate_output(graph: Graph, node: fx.Node, q: Rotation) -> None:
+    _derive(graph, node, 1, q.rows)
+    if node.args[2] is not None:
+        _derive(graph, node, 2, q)
+
+
+def _derive(graph: Graph, node: fx.Node, arg: int, fn: Callable[..., Tensor], *more: Weight | None) -> None:
+    """Make weight `arg` of a node `fn` of what it is, and of `more`."""
+    source: Any = node.args[arg]
+    weight = graph.weight(source)
+    sources = (weight, *(extra for extra in more if extra is not None))
+    set_weight(graph, [(node, arg)], Derived(fn, sources, weight.shape, torch.float32))
+
+
+# -- heads ------------------------------------------------------------------------------------------------------------
+
+
+def _heads(graph: Graph) -> list[fx.Node]:
+    return [n for n in graph.nodes if n.op == "call_function" and traits_of(n.target).attention]
+
+
+def _rotate_heads(graph: Graph, node: fx.Node, options: Rotate) -> None:
+    """The values of attention, head by head, between the layer that makes them and the one that reads the result."""
+    maker: Any = node.args[2]
+    size = full_shape(maker)[-1]
+    while maker.target is not LINEAR:
+        if len(maker.users) != 1 or not _is_view(maker):
+            raise _Pinned(f"the values of attention come through {target_name(maker.target)}")
+        maker = maker.args[0]
+    if len(maker.users) != 1:
+        raise _Pinned("the values of attention are read by something else")
+    value = node
+    while True:
+        if len(value.users) != 1:
+            raise _Pinned("the result of attention is read by several ops")
+        [reader] = value.users
+        if reader.target is LINEAR and reader.args[0] is value:
+            break
+        if not _is_view(reader):
+            raise _Pinned(f"the result of attention is read by {target_name(reader.target)}")
+        value = reader
+    q = Rotation(size, options.seed + 1)
+    _rotate_output(graph, maker, q)
+    _derive(graph, reader, 1, q)
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether elements stay in their order."""
+    if node.op != "call_function" or not traits_of(node.target).moves_only or not isinstance(node.args[0], fx.Node):
+        return False
+    shape = full_shape(node.args[0])
+    index = node.target(torch.arange(shape.numel()).view(shape), *node.args[1:]).reshape(-1)  # type: ignore[operator]
+    return torch.equal(index, torch.arange(shape.numel()))
