@@ -29,7 +29,7 @@ class Affine:
         """The format as this, or None for one that is something else."""
         if isinstance(storage, GroupAffine) and storage.bits in (4, 8):
             return Affine(storage.bits, storage.group, None)
-        if not isinstance(storage, BlockFormat) or storage.levels or storage.mins or storage.power:
+        if not isinstance(storage, BlockFormat) or storage.table or storage.mins or storage.power:
             return None
         if storage.group_scales != "none" or storage.bits not in (4, 8):
             return None
@@ -159,8 +159,8 @@ class Weights:
         """Levels of codes times scales, minus offsets."""
         b = self._b
         codes = _unpacked(b, stored["codes"]) if _halves(storage) else stored["codes"]
-        if storage.levels:
-            levels = b.constant([float(v) for v in storage.levels], torch.float32)
+        if storage.table:
+            levels = b.constant([float(v) for v in storage.table], torch.float32)
             value = b.add("Gather", levels, b.cast(codes, torch.int64), axis=0)
         else:
             value = b.cast(codes, torch.float32)
