@@ -15,6 +15,8 @@ from icc.compiler.backends.triton.backend import check_resources
 from icc.compiler.backends.triton.objects.compile import Compiled
 from icc.compiler.backends.triton.plan import make_plan, occupancy, phase_shapes, plan_program
 from icc.compiler.backends.triton.tiling.choice import Tuner
+from icc.compiler.options import CompileOptions
+from icc.compiler.planning.plan import make_plan as plan_model
 from icc.compiler.program.program import decode_program
 from icc.compiler.program.steps.base import Step
 from icc.runtime.errors import EngineFieldError
@@ -115,6 +117,18 @@ def test_a_runtime_walks_ops_that_it_has_never_heard_of(engine: GpuEngine) -> No
     assert found == known
     with pytest.raises(EngineFieldError, match="odd"):
         decode_program(msgspec.json.encode(raw), "program.json")
+
+
+def test_icc_plan_knows_the_scratch_of_config_json_alone(engine: GpuEngine, tiny: Any, tmp_path: Path) -> None:
+    """The same bytes as the launch plan of the engine has."""
+    tiny.save_tiny(tiny.tiny_configs()["mixtral"], tmp_path, "bfloat16")
+    for weights in tmp_path.glob("*.safetensors"):
+        weights.unlink()
+    limits = {name: getattr(LIMITS, name) for name in ("max_seq_len", "max_batch_size", "max_step_tokens")}
+    options = CompileOptions(model=tmp_path, output=Path(), target=TARGET.name, quant="rtn4", **limits)
+    [planned] = plan_model(options, [TARGET.name]).targets
+    assert engine.program.plan is not None
+    assert planned.planned.memory.scratch == engine.program.plan.scratch_bytes > 0
 
 
 def test_a_plan_survives_json(engine: GpuEngine) -> None:
