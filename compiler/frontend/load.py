@@ -15,6 +15,7 @@ from ..weights.handles import Weight
 from .convert import aten_handlers, index_handlers, reduce_handlers, state_handlers
 from .convert.conversion import Conversion
 from .convert.picked import PickedTokens
+from .convert.rotations import ComplexRotation
 from .convert.scores import WrittenOutAttention
 from .convert.table import joined
 from .ending import Ending, append_ending
@@ -103,7 +104,7 @@ def convert(
     """
     replay = Replay(traced.repeats)
     renames = [repeat.renames for repeat in traced.repeats]
-    followers = (WrittenOutAttention(), PickedTokens(), replay) if picks else (WrittenOutAttention(), replay)
+    followers = (ComplexRotation(), WrittenOutAttention(), *([PickedTokens()] if picks else []), replay)
     graph = Conversion(traced.program, weights, info, max_tokens, HANDLERS, followers, renames).run()
     replay.check()
     return graph

@@ -11,11 +11,12 @@ from ..errors import UnsupportedModel
 @dataclass(frozen=True)
 class MaskSpec:
     """What a mask allows, in the words of icc::attention: by default, to be causal. Models hand it to the attention
-    function without looking inside."""
+    function without looking inside. refused: why it cannot be compiled, where some attention uses it."""
 
     window: int = 0
     chunk: int = 0
     ahead: int = 0
+    refused: str = ""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -175,7 +175,7 @@ class Conversion:
     def _table(self, node: fx.Node) -> Value | None:
         """What depends on the position alone, read from a table of all positions; None if that is not so."""
         value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor) or value.is_complex():
             return None
         try:
             dims = dims_of(value)

@@ -67,7 +67,8 @@ def icc_mask(*args: Any, mask_function: Callable[..., Any] | None = None, **kwar
         fitting = [spec for spec in candidates if torch.equal(table, _allowed(spec, q, k))]
     if fitting:
         return fitting[0]
-    raise UnsupportedModel("the attention mask is neither causal, bidirectional, sliding-window nor chunked")
+    # a model may have a mask that no layer of it uses
+    return MaskSpec(refused="the attention mask is neither causal, bidirectional, sliding-window nor chunked")
 
 
 def _ask(mask_function: Callable[..., Any], local: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,6 +119,8 @@ def icc_attention(
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     ahead = 0 if causal else ALL_AHEAD
     spec = attention_mask if isinstance(attention_mask, MaskSpec) else MaskSpec(int(sliding_window or 0), ahead=ahead)
+    if spec.refused:
+        raise UnsupportedModel(spec.refused)
     sinks = s_aux if s_aux is not None else kwargs.get("sinks")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     softcap = float(softcap or 0.0)
