@@ -79,4 +79,7 @@ def tokenize(text: str, tokenizer_file: Path) -> list[int]:
     """Token ids of a text, without special tokens."""
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(str(tokenizer_file)).encode(text, add_special_tokens=False).ids
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.no_truncation()  # settings for training batches that a checkpoint may have stored
+    tokenizer.no_padding()
+    return tokenizer.encode(text, add_special_tokens=False).ids

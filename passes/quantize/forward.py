@@ -38,16 +38,18 @@ def _attention(
     window: int,
     chunk: int,
     softcap: float,
+    ahead: int = 0,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """icc::attention by torch's fused kernels, which skip what a causal mask hides."""
-    if sinks is not None or alibi is not None or softcap or q.device.type == "meta":
-        return _ATTENTION.reference(q, k, v, sinks, alibi, layer, scale, window, chunk, softcap)
+    if any(given is not None for given in (sinks, alibi, bias)) or softcap or q.device.type == "meta":
+        return _ATTENTION.reference(q, k, v, sinks, alibi, layer, scale, window, chunk, softcap, ahead, bias)
     tokens, groups = len(q), q.shape[1] // k.shape[1]
     keys, values = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (k, v))
-    limited = 0 < window < tokens or 0 < chunk < tokens
-    mask = visible(torch.arange(tokens, device=q.device), window, chunk) if limited else None
+    limited = 0 < window < tokens or 0 < chunk < tokens or ahead > 0
+    mask = visible(torch.arange(tokens, device=q.device), window, chunk, ahead) if limited else None
     heads = [x.transpose(0, 1).unsqueeze(0) for x in (q, keys, values)]
-    found = F.scaled_dot_product_attention(*heads, attn_mask=mask, is_causal=not limited, scale=scale)
+    found = F.scaled_dot_product_attention(*heads, attn_mask=mask, is_causal=not limited and not ahead, scale=scale)
     return found.squeeze(0).transpose(0, 1).contiguous()
 
 
