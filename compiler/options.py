@@ -18,7 +18,17 @@ from .targets import find_target
 
 TASKS = ("generate", "embed")
 POOLINGS = get_args(Pooling)
-KV_DTYPES = {"auto": "", "f32": "f32", "bf16": "bf16", "f16": "f16", "fp16": "f16", "int8": "i8"}
+KV_DTYPES = {
+    "auto": "",
+    "f32": "f32",
+    "bf16": "bf16",
+    "f16": "f16",
+    "fp16": "f16",
+    "int8": "i8",
+    "fp8": "f8",
+    "int4": "i4",
+    "int2": "i2",
+}
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,13 @@ from cpu_attention import LENGTHS, MIXED, SHAPES, Model, build_model, play, sequ
 from cpu_harness import Batch, Runner
 from icc.compiler.backends.cpu.build import build_libraries
 from icc.compiler.backends.cpu.isa import host_isas
+from kv_codes import stored
+from sizes import soak
 
 pytestmark = pytest.mark.slow
 
+CODED = ("f8", "i4", "i2")
+FEWER = (SHAPES[4], SHAPES[7])  # several blocks that are mixed, and widths of no whole byte
 ISAS = [isa.name for isa in host_isas()]
 
 
@@ -33,6 +37,9 @@ def reference(model: Model, layer: int, qkv: np.ndarray) -> np.ndarray:
     q, k, v = q.reshape(t, s.q_heads, -1), k.reshape(t, s.kv_heads, -1), v.reshape(t, s.kv_heads, -1)
     if s.rotary_dim:
         q, k = (rotate(x, model.cos[layer][:t], model.sin[layer][:t], s.rope_style) for x in (q, k))
+    dtype = model.builder.kv_dtype
+    if dtype in CODED:
+        k, v = stored(k, dtype), stored(v, dtype)
     group = s.q_heads // s.kv_heads
     q, k, v = (x.transpose(1, 0, 2) for x in (q, np.repeat(k, group, 1), np.repeat(v, group, 1)))
     scores = q @ k.transpose(0, 2, 1) * s.key_dim**-0.5
@@ -54,17 +61,21 @@ def reference(model: Model, layer: int, qkv: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture(
-    scope="session", params=[("f32", 16), ("bf16", 32), ("f16", 48), ("i8", 16)], ids=lambda p: f"{p[0]}_b{p[1]}"
+    scope="session",
+    params=[("f32", 16), ("bf16", 32), ("f16", 48), ("i8", 16), ("f8", 48), ("i4", 16), *soak((("i2", 32),))],
+    ids=lambda p: f"{p[0]}_b{p[1]}",
 )
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, dict[str, Path]]:
-    model = build_model(*request.param)
+    dtype, block = request.param
+    model = build_model(dtype, block, FEWER if dtype in CODED else SHAPES)
     folder = tmp_path_factory.mktemp("attention") / "kernels"
     isas = host_isas() if request.param[0] == "f32" else host_isas()[::2]
     libraries = build_libraries(model.builder.program(), folder, isas, optimize="-O1")
     return model, {library.isa: folder.parent / library.path for library in libraries}
 
 
-TOLERANCE = {"f32": 3e-6, "bf16": 2e-2, "f16": 3e-3, "i8": 3e-2}
+# of f8, i4 and i2 against what they hold: numbers in the middle between two codes may be rounded either way
+TOLERANCE = {"f32": 3e-6, "bf16": 2e-2, "f16": 3e-3, "i8": 3e-2, "f8": 1e-3, "i4": 1e-2, "i2": 2e-2}
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -77,7 +88,7 @@ def test_paged_attention(built: tuple[Model, dict[str, Path]], isa: str) -> None
     data, outputs = play(runner, LENGTHS, MIXED)
     runner.close()
     for qkv, got in zip(data, outputs, strict=True):
-        for layer in range(len(SHAPES)):
+        for layer in range(len(model.shapes)):
             expected = reference(model, layer, qkv[f"qkv{layer}"])
             error = np.abs(got[f"o{layer}"] - expected).max() / np.abs(expected).max()
             assert error < TOLERANCE[layout.dtype], (layer, error)
@@ -113,7 +124,7 @@ def test_long_context_split_over_threads(built: tuple[Model, dict[str, Path]]) -
         data, outputs = play(runner, [1200], schedule)
         results.append(outputs[0])
         runner.close()
-    for layer in range(len(SHAPES)):
+    for layer in range(len(model.shapes)):
         name = f"o{layer}"
         assert np.array_equal(results[0][name], results[1][name]), (isa, layer)
         expected = reference(model, layer, data[0][f"qkv{layer}"])
@@ -153,7 +164,7 @@ def test_a_tree_of_drafts_has_the_bits_of_its_branches(built: tuple[Model, dict[
                 one = {k: v[context + t : context + t + 1] for k, v in tree.items()}
                 got = plain.step(Batch([(context + depth, 1, table)], size), one)
             plain.close()
-            for layer in range(len(SHAPES)):
+            for layer in range(len(model.shapes)):
                 assert np.array_equal(got[f"o{layer}"][0], verified[f"o{layer}"][1 + token]), (isa, token, layer)
 
 
@@ -183,5 +194,5 @@ def test_an_accepted_path_is_moved_and_read_as_if_decoded(built: tuple[Model, di
         plain.step(Batch([(0, len(rows), table)], size), {k: v[rows] for k, v in data.items()})
         expected = plain.step(Batch([(len(rows), 1, table)], size), last)
         plain.close()
-        for layer in range(len(SHAPES)):
+        for layer in range(len(model.shapes)):
             assert np.array_equal(got[f"o{layer}"], expected[f"o{layer}"]), (isa, layer)
