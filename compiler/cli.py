@@ -18,6 +18,7 @@ COMMANDS = {
     "cache list": Lazy(f"{_HERE}.cache", "list_command"),
     "cache prune": Lazy(f"{_HERE}.cache", "prune_command"),
     "inspect": Lazy(f"{_HERE}.inspect", "inspect_command"),
+    "export": Lazy(f"{_HERE}.export", "export_command"),
     "opt": Lazy(f"{_HERE}.opt", "opt_command"),
     "train-heads": Lazy(f"{_HERE}.train_heads", "train_heads_command"),
     "tune": Lazy(f"{_HERE}.tune", "tune_command"),

@@ -10,13 +10,15 @@ import msgspec
 
 from ..passes import pipelines
 from ..passes.base import Pass, PassContext
-from ..runtime.format.manifest import EmbeddingFacts, QuantFacts
+from ..runtime.format.manifest import QuantFacts
 from . import measure
 from .backends.registry import backend_for
 from .calibration import load_calibration
+from .calibrations import Calibrations, open_calibrations
 from .canaries import make_canaries
 from .engine import directory as writer
-from .engine.manifest import make_limits, make_manifest, read_bos
+from .engine.manifest import embedding_facts, make_limits, make_manifest, read_bos
+from .frontend.ending import ending_of
 from .frontend.load import load_graph
 from .frontend.source.pooling import read_pooling
 from .frontend.source.source import open_source
@@ -44,23 +46,29 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
     for warning in request.warnings:
         reporter.warn(warning)
     heads = choice.read_heads() if choice else ()
-    source = open_source(options.model)
+    source = open_source(options.model, options.task)
     options = replace(options, model=source.files)
     pooling = read_pooling(options.model, options.pooling) if options.task == "embed" else None
     with reporter.stage("trace"):
-        graph = load_graph(source, options.max_seq_len, embeds=pooling is not None)
+        longest = options.max_seq_len or (pooling and pooling.max_tokens) or None
+        graph = load_graph(source, longest, task=options.task, ending=pooling and ending_of(pooling))
     backend = backend_for(target, weight_dtype(graph), options.deterministic)
     limits = make_limits(graph, options)
     gates = _gates(options, graph, target)
     with reporter.stage("optimize"):
-        phases = Phases(graph, PassContext(progress=reporter.progress), options.dump_passes)
+        context = PassContext(progress=reporter.progress)
+        phases = Phases(graph, context, options.dump_passes)
         phases.run("canonicalize", pipelines.canonicalize())
     original = graph.copy()
-    if options.quant != "none":
+    kept = Calibrations()
+    if (chosen := QUANTIZATIONS[options.quant]) is not None:
         if any(map(is_quantized, graph.weights.values())):
             reporter.warn(f"the model comes quantized: --quant {options.quant} starts from its quantized values")
         with reporter.stage("quantize"):
-            phases.run("quantize", _quantize(options, graph, reporter))
+            sequences = _calibration(options, graph, reporter) if chosen.calibrated else ()
+            kept = open_calibrations(request.options, sequences) if sequences else kept
+            context.calibrations = kept.folder
+            phases.run("quantize", _quantize(options, sequences))
     with reporter.stage("answers"):
         kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
         quantized, canaries = graph.copy(), make_canaries(graph, _tokenizer(options), kv_dtype)
@@ -97,7 +105,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
             tokenizer = writer.copy_tokenizer(stage, options.model)
             writer.copy_runtime(stage)
             facts = QuantFacts(options.quant, report.bits_per_weight, report.kept)
-            embedding = pooling and EmbeddingFacts(pooling.kind, pooling.normalize, lowered.program.vocab_size)
+            embedding = embedding_facts(graph, options, pooling)
             answers = writer.write_canaries(stage, canaries)
             manifest = make_manifest(graph, lowered, facts, options, target, built, tokenizer, embedding, answers)
             manifest = writer.write_manifest(stage, manifest)
@@ -105,14 +113,15 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
             with reporter.stage("gate"):
                 loss = measure.measure_loss(stage, gates, original, quantized, phases.records, reporter.progress)
                 writer.seal(stage, msgspec.structs.replace(manifest, gate=loss))
+    kept.done()
     return replace(report, engine_bytes=sum(p.stat().st_size for p in options.output.rglob("*") if p.is_file()))
 
 
-def _quantize(options: CompileOptions, graph: Graph, reporter: Reporter) -> list[Pass]:
-    """The quantization pass; calibrated methods read and tokenize their text here."""
-    chosen = QUANTIZATIONS[options.quant]
-    sequences = _calibration(options, graph, reporter) if chosen and chosen.calibrated else ()
-    return pipelines.quantize(options.quant, options.quant_head, options.keep, sequences)
+def _quantize(options: CompileOptions, sequences: Sequence[Sequence[int]]) -> list[Pass]:
+    """The quantization passes; `sequences` are what calibrated methods read."""
+    return pipelines.quantize(
+        options.quant, options.quant_head, options.keep, sequences, options.group_size, options.device
+    )
 
 
 def _calibration(options: CompileOptions, graph: Graph, reporter: Reporter) -> Sequence[Sequence[int]]:

@@ -6,6 +6,7 @@ from ..runtime.errors import IccError, UsageError
 
 __all__ = [
     "CheckpointError",
+    "ExportError",
     "ExtensionError",
     "GateError",
     "GraphTextError",
@@ -99,6 +100,12 @@ class ExtensionError(IccError):
     """What another package registers through an entry point cannot be loaded, or is not what it should be."""
 
     exit_code = 34
+
+
+class ExportError(IccError):
+    """A graph holds what ONNX has no words for."""
+
+    exit_code = 35
 
 
 class GraphTextError(IccError):

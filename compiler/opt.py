@@ -75,9 +75,18 @@ class Optimized:
         return "".join([*counts, *dict.fromkeys(refusals)])
 
 
+def is_text(source: Path) -> bool:
+    """Whether a path is a text file of `icc opt`, and no model."""
+    if not source.is_file() or source.name == "config.json":
+        return False
+    with source.open("rb") as file:
+        start = file.read(1 << 12)
+    return b"\0" not in start and source.suffix != ".onnx"
+
+
 def read_graph(source: Path, max_seq_len: int | None = None) -> tuple[Graph, str]:
-    """The graph of a checkpoint directory or a text file, and the passes that the file names."""
-    if source.is_dir():
+    """The graph of a model or a text file, and the passes that the file names."""
+    if not is_text(source):
         from .frontend.load import load_graph
 
         return load_graph(source, max_seq_len), ""
@@ -134,6 +143,11 @@ def explain(reports: Sequence[PassReport], name: str) -> str:
         if report.name == name:
             lines.append(f"{name}: {dict(report.counts) or 'nothing to do'}")
     return "\n".join(lines) or f"{name} refused nothing"
+
+
+def uncalibrated(passes: Sequence[Pass]) -> list[str]:
+    """The names of those passes that calibrate and were given nothing to read."""
+    return [item.name for item in passes if _calibrated(item, []) is not item]
 
 
 def _calibrated(item: Pass, ids: list[int]) -> Pass:

@@ -11,13 +11,13 @@ from pathlib import Path
 from ..runtime.errors import MissingExtraError, install
 from .backends.errors import ToolchainError
 from .calibration import check_text
-from .engine.output import check_output
+from .engine.output import check_file, check_output
 from .errors import CheckpointError, UsageError
 from .frontend.source import hub
 from .frontend.source.identify import Found, find_checkpoint
 from .frontend.source.lengths import check_length
 from .frontend.source.pooling import read_pooling
-from .frontend.source.refuse import check_config, check_head
+from .frontend.source.refuse import check_config, check_head, check_scores
 from .frontend.source.shards import weight_files
 from .options import CompileOptions
 from .quantization import QUANTIZATIONS
@@ -66,6 +66,18 @@ def check(options: CompileOptions) -> Request:
     return Request(options, target, choice, () if has_tokenizer else _warnings(model))
 
 
+def check_export(source: Path, output: Path, force: bool) -> Path:
+    """The model or text file that `icc export` is to write to `output`; a model from the hub is downloaded."""
+    if find_spec("onnx") is None:
+        raise MissingExtraError("this needs onnx, which is not installed", install("onnx"))
+    if lacking := lacking_module():
+        raise MissingExtraError(f"tracing needs {lacking}, which is not installed", install("compile"))
+    check_file(output, force)
+    if hub.is_hub_name(source):
+        return hub.fetch(source)
+    return source
+
+
 def lacking_module() -> str:
     """A library of the extra `compile` that is not installed; "" if all are."""
     return next((name for name in _NEEDED if find_spec(name) is None), "")
@@ -81,9 +93,11 @@ def check_found(found: Found, options: CompileOptions) -> None:
     check_length(found.config, options.max_seq_len)
     if found.is_gguf:
         return
-    check_config(found.path, found.config)
+    check_config(found.path, found.config, options.task)
     if options.task == "generate":
         check_head(found.path, found.config)
+    elif options.task == "rerank":
+        check_scores(found.path, found.config)
 
 
 def _check_places(options: CompileOptions, target: Target, choice: SpecChoice | None) -> None:
@@ -99,12 +113,29 @@ def _check_places(options: CompileOptions, target: Target, choice: SpecChoice | 
                 f"--calib is not used by --quant {options.quant}, which reads no text",
                 f"leave it out, or choose from: {calibrated}",
             )
+    _check_device(options)
     if options.dump_passes is not None and options.dump_passes.exists() and not options.dump_passes.is_dir():
         raise UsageError(f"--dump-passes {options.dump_passes} is not a directory")
     check_output(options.output, options.force)
     compiler = os.environ.get("CXX", "g++")
     if target.backend == "cpu" and shutil.which(compiler) is None:
         raise ToolchainError([compiler], f"error: {compiler} is not installed")
+
+
+def _check_device(options: CompileOptions) -> None:
+    """UsageError where --device is not there, or nothing would compute on it."""
+    if options.device == "cpu":
+        return
+    chosen = QUANTIZATIONS[options.quant]
+    if not (chosen and chosen.calibrated):
+        raise UsageError(f"--device is where calibration computes, and --quant {options.quant} needs none")
+    import torch
+
+    _, _, number = options.device.partition(":")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(number or 0) >= count:
+        seen = f"{count} GPU{'' if count == 1 else 's'}" if count else "no GPU"
+        raise UsageError(f"--device {options.device}: torch {torch.__version__} sees {seen} here", "use --device cpu")
 
 
 def _warnings(model: Path) -> tuple[str, ...]:

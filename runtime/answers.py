@@ -13,10 +13,9 @@ from .errors import UsageError, WrongAnswersError
 from .executor.base import Executor
 from .format.canaries import Canary
 from .format.load import Engine
-from .format.manifest import Manifest
 from .kv.group import GroupConfig
+from .kv.policy import WithinStep
 from .loop.engine_loop import EngineLoop
-from .requests.scores import Scores
 
 
 def verify_answers(engine: Engine, executor: Executor, required: bool = True) -> float | None:
@@ -33,10 +32,13 @@ def verify_answers(engine: Engine, executor: Executor, required: bool = True) ->
             )
         return None
     worst = 0.0
-    for runner, how in ((executor, "prompts"), (_OneToken(executor), "single tokens")):
+    runners: list[tuple[Executor, str]] = [(executor, "prompts")]
+    if not any(isinstance(group.policy, WithinStep) for group in executor.groups):
+        runners.append((_OneToken(executor), "single tokens"))
+    for runner, how in runners:
         loop = EngineLoop(engine.manifest, runner, None)
         for number, canary in enumerate(canaries.prompts):
-            found = deviation(_rows(loop, engine.manifest, canary), canary)
+            found = deviation(_rows(loop, canary), canary)
             if not found <= canaries.allowed:  # which NaN is not, either
                 raise WrongAnswersError(number, how, found, canaries.allowed)
             worst = max(worst, found / canaries.allowed)
@@ -52,13 +54,9 @@ def deviation(rows: np.ndarray, canary: Canary) -> float:
     return float(np.median(off)) if np.isfinite(off).all() else float("nan")
 
 
-def _rows(loop: EngineLoop, manifest: Manifest, canary: Canary) -> np.ndarray:
+def _rows(loop: EngineLoop, canary: Canary) -> np.ndarray:
     """What the engine gives for every token of a canary: float32 [T, vocab]."""
-    scores: Scores
-    if manifest.embedding is None:
-        scores = loop.add_score(canary.tokens)
-    else:
-        scores = loop.add_embedding(canary.tokens).scores
+    scores = loop.requests.add_rows(canary.tokens)
     chunks: list[np.ndarray] = []
     try:
         while sum(map(len, chunks)) < len(canary.tokens):

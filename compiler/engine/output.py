@@ -15,10 +15,22 @@ def check_output(path: Path, force: bool) -> None:
         raise OutputExistsError(f"{path} exists", "give --force to replace it, or another path with -o")
     if path.exists() and not (path / "engine.json").is_file():
         raise OutputExistsError(f"{path} exists and is not an engine, so --force does not replace it", "remove it")
+    _check_parent(path, "-o")
+
+
+def check_file(path: Path, force: bool) -> None:
+    """The same of a file that `icc export` writes."""
+    if path.exists() and (not force or not path.is_file()):
+        hint = "give --force to replace it, or another path" if path.is_file() else "give another path"
+        raise OutputExistsError(f"{path} exists{'' if path.is_file() else ' and is no file'}", hint)
+    _check_parent(path, "--onnx")
+
+
+def _check_parent(path: Path, option: str) -> None:
     parent = path.resolve().parent
     if not parent.is_dir():
         raise WriteError(f"{parent} is not a directory", "create it first")
     try:  # as `engine_directory` will: permissions alone do not tell of a read-only or full file system
         os.rmdir(tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}.", suffix=".partial", dir=parent))
     except OSError as error:
-        raise WriteError(f"cannot write into {parent}: {error.strerror}", "give another path with -o") from error
+        raise WriteError(f"cannot write into {parent}: {error.strerror}", f"give another path with {option}") from error

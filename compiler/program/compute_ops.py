@@ -12,7 +12,7 @@ from ...runtime.format.program import LOGITS
 from ..graph.graph import type_of
 from ..ops import OPS
 from ..ops.body import Body
-from .context import Lowerer, row_kind
+from .context import WITHIN_STEP, Lowerer, row_kind
 from .placed import Placed
 from .steps.attention import Attention, KVSpec, KvWrite, Rotary
 from .steps.embedding import Embedding, SelectRows
@@ -248,9 +248,10 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     """Two steps: write rotated K and V into the pages, then attend."""
     q, k, v = (low.dense(low.placed(n)) for n in node.args[:3])
     q_cos, q_sin, k_cos, k_sin, sinks, alibi = (low.vector(a) for a in node.args[4:10])
-    layer, scale, window, chunk, softcap, style = node.args[10:]
-    layer = low.kv_layer(int(layer))  # type: ignore[call-overload]
-    low.cache(layer, KVLayer(k.shape[0], k.shape[1], v.shape[1]), int(window))  # type: ignore[call-overload]
+    layer, scale, window, chunk, softcap, style, ahead, bias = (*node.args[10:], *(0, None)[len(node.args) - 16 :])
+    cached = KVLayer(k.shape[0], k.shape[1], v.shape[1])
+    layer = low.scratch_layer(cached) if ahead else low.kv_layer(int(layer))  # type: ignore[call-overload]
+    low.cache(layer, cached, WITHIN_STEP if ahead else int(window))  # type: ignore[call-overload]
     kv = KVSpec(k.shape[0], k.shape[1], v.shape[1], low.options.kv_dtype, low.options.block_size)
 
     def rotary(cos: Any) -> Rotary:
@@ -265,7 +266,8 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     attend = Attention(
         rows=row_kind(out), layer=layer, q=q.operand, cos=q_cos, sin=q_sin, sinks=sinks, alibi=alibi, o=out.operand,
         kv=kv, rotary=rotary(node.args[4]), q_heads=q.shape[0], scale=float(scale), window=int(window),  # type: ignore[arg-type, call-overload]
-        chunk=int(chunk), softcap=float(softcap),  # type: ignore[arg-type, call-overload]
+        chunk=int(chunk), softcap=float(softcap), ahead=int(ahead), bias=low.vector(bias),  # type: ignore[arg-type, call-overload]
+        bias_width=0 if bias is None else type_of(bias).shape[1],  # type: ignore[arg-type]
     )  # fmt: skip
     low.emit(attend, node)
     return out

@@ -13,6 +13,8 @@ KERNEL_ABI = {"cpu": 5, "cuda": 2, "hip": 2}
 
 PIECE = 4 << 20  # bytes; part of the format
 
+TEMPLATE_DIR = "additional_chat_templates"  # of a tokenizer: templates besides its own, as transformers saves them
+
 Pooling = Literal["last", "mean", "cls"]  # which hidden states of a prompt make its vector
 
 
@@ -93,13 +95,21 @@ class GpuFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deterministic: bool = False
 
 
-class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How the hidden states of a prompt's tokens become one vector of `dimension`: that of its last token, their mean
-    or that of its first token; then scaled to length 1, or not."""
+    or that of its first token; then scaled to length 1, or not.
+
+    pooled: the program has taken the mean itself, and gives it with any row. scores: the vector has one number or two
+    for a pair of texts, of which a score is made, by "sigmoid" one within 0..1. token_types: how many kinds of tokens a
+    pair has, token v of type t being t * vocabulary + v; 0 if they are alike.
+    """
 
     pooling: Pooling
     normalize: bool
     dimension: int
+    pooled: bool = False
+    scores: Literal["", "sigmoid", "identity"] = ""
+    token_types: int = 0
 
 
 class GateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,3 +150,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     canaries_file: str | None = None  # see canaries.py; None where the engine has none
     kernel_abi: int = 0  # see KERNEL_ABI; 0 where it was not stated yet
     digest: str = ""  # seals this file itself, see engine/digest.py; "" if it is not sealed
+
+    @property
+    def tokenizer_names(self) -> list[str]:
+        """The files of the tokenizer, relative to its directory."""
+        start = f"{self.tokenizer_dir}/"
+        return [name.removeprefix(start) for name in self.files if name.startswith(start)]

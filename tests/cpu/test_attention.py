@@ -11,7 +11,7 @@ from cpu_harness import Batch, Runner
 from icc.compiler.backends.cpu.build import build_libraries
 from icc.compiler.backends.cpu.isa import host_isas
 from kv_codes import stored
-from sizes import soak
+from sizes import SOAK, soak
 
 pytestmark = pytest.mark.slow
 
@@ -66,8 +66,9 @@ def reference(model: Model, layer: int, qkv: np.ndarray) -> np.ndarray:
     ids=lambda p: f"{p[0]}_b{p[1]}",
 )
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, dict[str, Path]]:
-    dtype, block = request.param
-    model = build_model(dtype, block, FEWER if dtype in CODED else SHAPES)
+    dtype, size = request.param
+    some = FEWER if dtype in CODED else SHAPES if dtype == "f32" else SHAPES[:4] if dtype == "i8" else SHAPES[:2]
+    model = build_model(dtype, size, SHAPES if SOAK else some)
     folder = tmp_path_factory.mktemp("attention") / "kernels"
     isas = host_isas() if request.param[0] == "f32" else host_isas()[::2]
     libraries = build_libraries(model.builder.program(), folder, isas, optimize="-O1")

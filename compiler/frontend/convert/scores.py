@@ -211,11 +211,17 @@ class WrittenOutAttention:
         if _kv_heads(scores.q.dims[:-2], v.dims[:-2]) != shared:
             raise ValueError("keys and values with different numbers of heads")
         mask = self._mask(conv, scores.steps, heads) if not causal or scores.steps else Mask()
+        if causal:
+            mask = replace(mask, ahead=0)
         q = conv.view(scores.q, (heads, T, scores.q.dims[-1])).node
         k = conv.view(scores.k, (shared, T, scores.k.dims[-2])).node
         value = conv.view(v, (shared, T, v.dims[-1])).node
         slopes = conv.constant("alibi_slopes", mask.slopes).node if mask.slopes is not None else None
-        options = (conv.next_layer(), scores.scale, mask.window, mask.chunk, scores.softcap)
+        options: list[Any] = [conv.next_layer(), scores.scale, mask.window, mask.chunk, scores.softcap]
+        if mask.ahead or mask.bias is not None:
+            options.append(mask.ahead)
+        if mask.bias is not None:
+            options.append(conv.constant("distance_bias", mask.bias).node)
         out = conv.emit(OPS["attention"].overload, q, k, value, None, slopes, *options)
         return conv.view(Value(out, (T, *type_of(out).shape)), dims)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,4 +29,24 @@ def model_info(model: nn.Module, config: Any, weights: Mapping[str, Weight]) -> 
         num_parameters=sum(parameters.values()),
         max_position_embeddings=position_limit(text),
         dtype=max(set(floats), key=floats.count) if floats else torch.float32,
+        padding=padding if isinstance(padding := getattr(text, "pad_token_id", None), int) else None,
     )
+
+
+def unused_positions(model: nn.Module) -> int:
+    """How many positions belong to padding and what comes before it: tokens count from behind it."""
+    for path, module in model.named_modules():
+        if (
+            isinstance(module, nn.Embedding)
+            and "position" in path.rsplit(".", 1)[-1]
+            and module.padding_idx is not None
+        ):
+            return module.padding_idx + 1
+    return 0
+
+
+def token_types(model: nn.Module, config: Any) -> int:
+    """How many kinds of tokens the model tells apart, such as those of the two texts of a pair; 0 if none."""
+    takes = "token_type_ids" in inspect.signature(model.forward).parameters
+    count = int(getattr(config.get_text_config(), "type_vocab_size", 0) or 0)
+    return count if takes and count > 1 else 0

@@ -44,9 +44,9 @@ class Source(Protocol):
 class CheckpointDirectory:
     """A Hugging Face directory: config.json and safetensors, in one file or in shards."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, task: str = "generate") -> None:
         found = find_checkpoint(path)
-        packing = check_config(found.path, found.config)
+        packing = check_config(found.path, found.config, task)
         self.files = found.path
         self.config = load_config(found.path)
         self._tensors: Mapping[str, Weight] = open_checkpoint(found.path)
@@ -61,7 +61,7 @@ class CheckpointDirectory:
         return model_weights(model, self._tensors, computed_buffers(model))
 
 
-def open_source(path: Path) -> Source:
-    """The source at a path; CheckpointError or UnsupportedModel where there is none that icc reads."""
+def open_source(path: Path, task: str = "generate") -> Source:
+    """The source at a path; CheckpointError or UnsupportedModel where there is none that icc reads for the task."""
     path = find_checkpoint(path).path
-    return GgufFile(path) if is_gguf(path) else CheckpointDirectory(path)
+    return GgufFile(path) if is_gguf(path) else CheckpointDirectory(path, task)

@@ -32,9 +32,9 @@ class Unread(Weight):
 class ConfigOnly:
     """A directory with config.json. Weights are as the model's code has them, floats in the configuration's type."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, task: str = "generate") -> None:
         found = find_checkpoint(path)
-        check_config(found.path, found.config)
+        check_config(found.path, found.config, task)
         self.files = found.path
         self.config = load_config(found.path)
         self._dtype = _stated_dtype(self.config)
@@ -53,13 +53,13 @@ class ConfigOnly:
         return found
 
 
-def planned_source(path: Path) -> Source:
+def planned_source(path: Path, task: str = "generate") -> Source:
     """The checkpoint in a directory where its files are there, whose headers know each weight's type; else what its
     config.json says."""
     try:
-        return open_source(path)
+        return open_source(path, task)
     except IccError:
-        return ConfigOnly(path)
+        return ConfigOnly(path, task)
 
 
 def _stated_dtype(config: Any) -> torch.dtype:

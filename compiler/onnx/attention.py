@@ -1,0 +1,133 @@
+"""Attention of a batch of sequences, written out: MatMul, Softmax, MatMul, with its mask computed once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .builder import Builder
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The shape of the token ids, [batch, tokens]: int64 [2], and [tokens] a scalar."""
+
+    shape: str
+    length: str
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What a call of icc.attention says of its operands besides their values."""
+
+    q: int
+    kv: int
+    dim: int
+    value_dim: int
+    scale: float
+    window: int
+    chunk: int
+    softcap: float
+
+    @property
+    def groups(self) -> int:
+        """Query heads to a key head."""
+        return self.q // self.kv
+
+
+def attention(b: Builder, seq: Sequences, q: str, k: str, v: str, sinks: str, alibi: str, heads: Heads) -> str:
+    """q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, Dv] -> [T, Hq, Dv], as icc.attention; sinks and alibi may be ""."""
+    # [B, S, Hkv, G, D] -> [B, Hkv, G, S, D]; keys and values have G = 1, which broadcasts
+    queries = b.add("Transpose", _split(b, seq, q, heads.kv, heads.groups, heads.dim), perm=[0, 2, 3, 1, 4])
+    keys = b.add("Transpose", _split(b, seq, k, heads.kv, 1, heads.dim), perm=[0, 2, 3, 4, 1])
+    values = b.add("Transpose", _split(b, seq, v, heads.kv, 1, heads.value_dim), perm=[0, 2, 3, 1, 4])
+    scores = b.add("Mul", b.add("MatMul", queries, keys), b.number(heads.scale))
+    if heads.softcap:
+        capped = b.add("Tanh", b.add("Div", scores, b.number(heads.softcap)))
+        scores = b.add("Mul", capped, b.number(heads.softcap))
+    if alibi:
+        slopes = b.reshape(alibi, heads.kv, heads.groups, 1, 1)
+        scores = b.add("Add", scores, b.add("Mul", slopes, _distance(b, seq)))
+    scores = b.add("Where", _visible(b, seq, heads.window, heads.chunk), scores, b.number(float("-inf")))
+    weights = _with_sinks(b, scores, sinks, heads) if sinks else b.add("Softmax", scores, axis=-1)
+    mixed = b.add("Transpose", b.add("MatMul", weights, values), perm=[0, 3, 1, 2, 4])
+    return b.reshape(mixed, -1, heads.q, heads.value_dim)
+
+
+def rotate(b: Builder, x: str, cos: str, sin: str, width: int, dim: int, style: str) -> str:
+    """Rotary embedding of the first `width` of `dim` values of x [T, H, D] by cos, sin [T, width]; see icc.rope."""
+    cos, sin = b.add("Unsqueeze", cos, b.ints(1)), b.add("Unsqueeze", sin, b.ints(1))
+    head = x if width == dim else _part(b, x, 0, width)
+    if style == "half":
+        half = width // 2
+        turned = b.add("Concat", b.add("Neg", _part(b, head, half, width)), _part(b, head, 0, half), axis=-1)
+    else:
+        odd, even = (b.add("Unsqueeze", _part(b, head, at, width, 2), b.ints(-1)) for at in (1, 0))
+        pairs = b.add("Concat", b.add("Neg", odd), even, axis=-1)
+        turned = b.add("Reshape", pairs, b.ints(0, 0, width))
+    done = b.add("Add", b.add("Mul", head, cos), b.add("Mul", turned, sin))
+    return done if width == dim else b.add("Concat", done, _part(b, x, width, dim), axis=-1)
+
+
+def _part(b: Builder, x: str, start: int, end: int, step: int = 1) -> str:
+    return b.add("Slice", x, b.ints(start), b.ints(end), b.ints(-1), b.ints(step))
+
+
+def _split(b: Builder, seq: Sequences, x: str, *inner: int) -> str:
+    """Rows of tokens as [batch, tokens, *inner]."""
+    shape = b.once(("shape", inner), lambda: b.add("Concat", seq.shape, b.ints(*inner), axis=0), "sequences")
+    return b.add("Reshape", x, shape)
+
+
+def _with_sinks(b: Builder, scores: str, sinks: str, heads: Heads) -> str:
+    """The softmax over one more column, which no value belongs to."""
+    shape = b.add("Concat", b.add("Slice", b.add("Shape", scores), b.ints(0), b.ints(-1)), b.ints(1), axis=0)
+    column = b.add("Expand", b.reshape(sinks, heads.kv, heads.groups, 1, 1), shape)
+    whole = b.add("Softmax", b.add("Concat", scores, column, axis=-1), axis=-1)
+    return b.add("Slice", whole, b.ints(0), b.ints(-1), b.ints(-1))
+
+
+def _positions(b: Builder, seq: Sequences) -> tuple[str, str]:
+    """Places of queries [S, 1] and of keys [1, S]."""
+
+    def along(axis: int) -> str:
+        places = b.once(
+            "places",
+            lambda: b.add("Range", _int(b, 0), seq.length, _int(b, 1)),
+            "mask",
+        )
+        return b.add("Unsqueeze", places, b.ints(axis))
+
+    return b.once("queries", lambda: along(1), "mask"), b.once("keys", lambda: along(0), "mask")
+
+
+def _visible(b: Builder, seq: Sequences, window: int, chunk: int) -> str:
+    """Boolean [S, S]: which keys a query sees."""
+
+    def made() -> str:
+        q, k = _positions(b, seq)
+        allowed = b.add("LessOrEqual", k, q)
+        if window:
+            allowed = b.add("And", allowed, b.add("Greater", k, b.add("Sub", q, _int(b, window))))
+        if chunk:
+            same = b.add("Equal", b.add("Div", q, _int(b, chunk)), b.add("Div", k, _int(b, chunk)))
+            allowed = b.add("And", allowed, same)
+        return allowed
+
+    return b.once(("visible", window, chunk), made, "mask")
+
+
+def _distance(b: Builder, seq: Sequences) -> str:
+    """Key place - query place, float32 [S, S]."""
+
+    def made() -> str:
+        q, k = _positions(b, seq)
+        return b.cast(b.add("Sub", k, q), torch.float32)
+
+    return b.once("distance", made, "mask")
+
+
+def _int(b: Builder, value: Any) -> str:
+    return b.constant(int(value), torch.int64)

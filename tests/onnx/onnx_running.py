@@ -1,0 +1,40 @@
+"""onnxruntime as an oracle: what it computes with an exported graph, checked by `onnx` first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from icc.compiler.graph.graph import Graph
+from icc.compiler.onnx.export import export_graph
+from icc.compiler.onnx.write import write_model
+
+
+def session(path: Path) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 3, 1
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def feeds(found: onnxruntime.InferenceSession, ids: list[int], batch: int = 1) -> dict[str, Any]:
+    """What the inputs of a session are for one sequence, or for `batch` times the same."""
+    tokens = len(ids)
+    known = {
+        "input_ids": np.array([ids] * batch, np.int64),
+        "position_ids": np.tile(np.arange(tokens), (batch, 1)),
+        "attention_mask": np.ones((batch, tokens), np.int64),
+        "logit_rows": np.arange(tokens),
+    }
+    return {i.name: known[i.name] for i in found.get_inputs()}
+
+
+def run_exported(graph: Graph, path: Path, ids: list[int], external: bool = False) -> np.ndarray:
+    """The logits [T, vocab] of the exported graph; the file must be valid, and shapes inferable."""
+    write_model(export_graph(graph), path, external)
+    onnx.checker.check_model(str(path), full_check=True)
+    found = session(path)
+    [logits] = found.run(["logits"], feeds(found, ids))
+    return np.asarray(logits).reshape(-1, logits.shape[-1])
