@@ -23,7 +23,17 @@ POOLINGS: dict[Pooling, str] = {
     "mean": "the mean over all tokens",
     "cls": "the hidden state of the first token",
 }
-KV_DTYPES = {"auto": "", "f32": "f32", "bf16": "bf16", "f16": "f16", "fp16": "f16", "int8": "i8"}
+KV_DTYPES = {
+    "auto": "",
+    "f32": "f32",
+    "bf16": "bf16",
+    "f16": "f16",
+    "fp16": "f16",
+    "int8": "i8",
+    "fp8": "f8",
+    "int4": "i4",
+    "int2": "i2",
+}
 _KV_SAID = {
     "auto": "what suits the target: 2 bytes each, of f32 weights on a CPU 4",
     "f32": "4 bytes each",
@@ -31,6 +41,9 @@ _KV_SAID = {
     "f16": "2 bytes, rounded to 11 bits of precision",
     "fp16": "the same as f16",
     "int8": "1 byte, with scales: about half the memory of bf16",
+    "fp8": "1 byte, 8-bit floats (e4m3) with scales",
+    "int4": "half a byte, after mixing: a little over a quarter of bf16",
+    "int2": "a quarter of a byte; for trying out: most models lose too much",
 }
 
 

@@ -2,8 +2,8 @@
 //
 // Chunks and segments start at multiples of their length in absolute key positions. A row starts afresh in every
 // segment and the segments are merged in order, so a long context can be split over threads without changing a bit,
-// and a row's bits depend on its own position only. Keys and values are read where they lie. Those of an int8 cache are
-// multiplied as integers: by queries and by weights of 16 bits, each row of them with a scale of its own (weights in every
+// and a row's bits depend on its own position only. Keys and values are read where they lie. Codes of integers are
+// multiplied as such: by queries and by weights of 16 bits, each row of them with a scale of its own (weights in every
 // chunk), while the scales of keys multiply the scores and those of values the weights. The generated kernel gives the
 // shape as a traits class S:
 //   T, KD, VD, HEADS (kv), GROUP (query heads per kv head), BLOCK (a multiple of 16), WINDOW, CHUNK, AHEAD (later keys
@@ -25,16 +25,21 @@ template <class T> struct Chunk {
 };
 
 // The rows of a tile: queries, the scores or weights of one chunk, and sums so far.
-template <class T, int ROWS, int KD, int WIDTH> struct Rows {
+template <class T, bool INTEGER, int ROWS, int KD, int WIDTH> struct Rows {
     float q[ROWS * KD], s[ROWS * KEYS], o[ROWS * WIDTH], peak[ROWS], sum[ROWS][16];
 
     void set_query(int r, const float* x) { memcpy(q + r * KD, x, sizeof(float) * KD); }
     // The weights e of sixteen keys each, of which `seen` are seen.
-    void set_weights(int r, const VF* e, const VB*, const Chunk<T>&) {
-        for (int u = 0; u < LANES; ++u) vstore(s + r * KEYS + 16 * u, e[u]);
+    void set_weights(int r, const VF* e, const VB* seen, const Chunk<T>& chunk) {
+        for (int u = 0; u < LANES; ++u) {
+            VF w = e[u];
+            if (sizeof(T) == 1) w = w * vload(chunk.v_scale[u]);
+            if (sizeof(T) == 1 && seen) w = select(seen[u], w, vf(0.0f));
+            vstore(s + r * KEYS + 16 * u, w);
+        }
     }
 };
-template <int ROWS, int KD, int WIDTH> struct Rows<int8_t, ROWS, KD, WIDTH> {
+template <class T, int ROWS, int KD, int WIDTH> struct Rows<T, true, ROWS, KD, WIDTH> {
     static constexpr int PADDED = (KD + 1) / 2 * 2;
     static constexpr int LARGEST = 2147483647 / (127 * PADDED) < 32767 ? 2147483647 / (127 * PADDED) : 32767;
     float s[ROWS * KEYS], o[ROWS * WIDTH], peak[ROWS], sum[ROWS][16], q_scale[ROWS], p_scale[ROWS];
@@ -47,7 +52,7 @@ template <int ROWS, int KD, int WIDTH> struct Rows<int8_t, ROWS, KD, WIDTH> {
         for (int d = 0; d < PADDED; ++d) q[r * PADDED + d] = d < KD ? (int16_t)lrintf(x[d] * inverse) : (int16_t)0;
         q_scale[r] = poison == 0.0f ? top / LARGEST : NAN;
     }
-    void set_weights(int r, const VF* e, const VB* seen, const Chunk<int8_t>& chunk) {
+    void set_weights(int r, const VF* e, const VB* seen, const Chunk<T>& chunk) {
         VF w[LANES], top = vf(0.0f), poison = vload(sum[r]);
         for (int u = 0; u < LANES; ++u) {
             w[u] = e[u] * vload(chunk.v_scale[u]);
@@ -69,7 +74,7 @@ template <class S> struct AttentionTile {
     static constexpr bool SCALED = sizeof(T) == 1;
     typedef KvBlock<T, S::HEADS, S::KD, S::VD, S::BLOCK> Block;
     typedef KvBlock<T, 1, S::KD, S::VD, KEYS> Copied;
-    struct Work : Rows<T, ROWS, S::KD, WIDTH> {  // lies in the thread's scratch
+    struct Work : Rows<T, is_integer<T>(), ROWS, S::KD, WIDTH> {  // lies in the thread's scratch
         alignas(16) char copied[Copied::BYTES + 64];  // a chunk of a tree of drafts; vectors may read beyond its end
     };
     struct State {  // of one row over the segments so far
@@ -248,5 +253,6 @@ template <class S> struct AttentionTile {
         const VF scale = vf(sum == 0.0f ? 0.0f : keep / sum);
         for (int d = 0; d < S::VD; d += 16)
             vstore_n(y + d, vload(state.o + d) * scale, S::VD - d < 16 ? S::VD - d : 16);
+        if (Cell<T>::PER > 1) mix<S::VD>(y);
     }
 };

@@ -1,49 +1,136 @@
 // The inside of one KV block, shared by the kernel that writes it and the kernel that reads it.
 //
 // Keys lie transposed by sixteen, [head][slot / 16][dim][slot % 16], so that scores are computed for sixteen tokens at a
-// time; values lie [head][slot][dim]. An i8 cache begins with one float scale per head and slot, keys then values; its
-// products multiply pairs of integers, so two neighbouring dims of a key, and two neighbouring slots of values, lie side by
-// side: keys [head][slot / 16][dim / 2][slot % 16][dim % 2] (a last odd dim alone), values [head][slot / 2][dim][slot % 2].
+// time; values lie [head][slot][dim]. Codes of 8, 4 or 2 bits have one float scale per head and slot at the block's begin,
+// keys then values. Products multiply pairs of integers: of int8, two neighbouring dims of a key, and two neighbouring
+// slots of values, lie side by side: keys [head][slot / 16][dim / 2][slot % 16][dim % 2] (a last odd dim alone), values
+// [head][slot / 2][dim][slot % 2]. Smaller codes fill bytes with neighbouring dims, from the low bits up:
+// keys [head][slot / 16][byte][slot % 16], values [head][slot][byte].
 #pragma once
+#include <type_traits>
+
 #include "rows.h"
+
+// Codes of 4 and 2 bits stand for the odd numbers from -TOP to TOP, so that none is lost and none is zero. What they hold is
+// mixed first (see `mix`): then the dims of a vector are about alike, whatever channels stood out.
+struct I4 { uint8_t h; };
+struct I2 { uint8_t h; };
+template <class T> struct Cell { static constexpr int PER = 1, TOP = 0; };  // codes per byte
+template <> struct Cell<I4> { static constexpr int PER = 2, TOP = 15; };
+template <> struct Cell<I2> { static constexpr int PER = 4, TOP = 3; };
+template <class T> constexpr bool is_integer() { return Cell<T>::PER > 1; }
+template <> constexpr bool is_integer<int8_t>() { return true; }
 
 template <class T_, int HEADS, int KD, int VD, int BLOCK> struct KvBlock {
     typedef T_ T;
     static constexpr bool SCALED = sizeof(T) == 1;
-    static constexpr int PAIR = SCALED ? 2 : 1;
-    static constexpr int64_t BYTES = HEADS * BLOCK * ((KD + VD) * (int64_t)sizeof(T) + (SCALED ? 8 : 0));
+    static constexpr int PER = Cell<T>::PER, PAIR = SCALED && PER == 1 && is_integer<T>() ? 2 : 1;
+    static constexpr int KW = (KD + PER - 1) / PER, VW = (VD + PER - 1) / PER;  // elements of a vector
+    static constexpr int64_t BYTES = HEADS * BLOCK * ((KW + VW) * (int64_t)sizeof(T) + (SCALED ? 8 : 0));
     char* base;
 
     float* key_scale(int head) const { return (float*)base + head * BLOCK; }
     float* value_scale(int head) const { return (float*)base + (HEADS + head) * BLOCK; }
     T* data() const { return (T*)(base + (SCALED ? 8 * HEADS * BLOCK : 0)); }
-    T* keys(int head) const { return data() + (int64_t)head * KD * BLOCK; }
-    T* values(int head) const { return data() + (int64_t)HEADS * KD * BLOCK + (int64_t)head * BLOCK * VD; }
+    T* keys(int head) const { return data() + (int64_t)head * KW * BLOCK; }
+    T* values(int head) const { return data() + (int64_t)HEADS * KW * BLOCK + (int64_t)head * BLOCK * VW; }
+    // Element d of a vector: dim d, or the codes of PER dims.
     T& key(int head, int slot, int d) const {
         const bool alone = PAIR == 1 || (KD % 2 && d == KD - 1);
-        T* sixteen = keys(head) + slot / 16 * 16 * KD;
+        T* sixteen = keys(head) + slot / 16 * 16 * KW;
         return sixteen[d / PAIR * PAIR * 16 + (alone ? slot % 16 : slot % 16 * PAIR + d % PAIR)];
     }
     T& value(int head, int slot, int d) const {
-        return values(head)[slot / PAIR * PAIR * VD + d * PAIR + slot % PAIR];
+        return values(head)[slot / PAIR * PAIR * VW + d * PAIR + slot % PAIR];
     }
 };
 
-// Stores one head's vector of n floats, dst(i) being where element i goes; returns through *scale what multiplies int8 codes.
+// An orthonormal Walsh-Hadamard transform, which is its own inverse, of every 64 of a vector's N elements, and of the powers
+// of two that the rest is a sum of. Mixed vectors have the products that they had (QuaRot: Ashkboos et al. 2024).
+template <int N> static void mix(float* x) {
+    for (int at = 0, size = 64; at < N; at += size) {
+        while (size > N - at) size /= 2;
+        float* y = x + at;
+        for (int half = 1; half < size; half *= 2)
+            for (int i = 0; i < size; i += 2 * half)
+                for (int j = i; j < i + half; ++j) {
+                    const float a = y[j], b = y[j + half];
+                    y[j] = a + b, y[j + half] = a - b;
+                }
+        const float scale = 1.0f / sqrtf((float)size);
+        for (int i = 0; i < size; ++i) y[i] *= scale;
+    }
+}
+
+// The code of x in units of a scale: the nearest odd number.
+template <int TOP> ICC_INLINE int odd_code(float x) {
+    const float code = floorf(x * 0.5f) + (float)((TOP + 1) / 2);
+    return code < 0.0f ? 0 : code > (float)TOP ? TOP : (int)code;
+}
+
+// What the odd numbers are multiplied by: with 15, the largest is reached; with 3, what loses least of normal numbers.
+template <int TOP> ICC_INLINE float code_unit(const float* x, int n, float peak) {
+    if (TOP > 3) return peak / (float)TOP;
+    float sum = 0.0f;
+    for (int i = 0; i < n; ++i) sum += x[i] * x[i];
+    return 0.498f * sqrtf(sum / (float)n);
+}
+
+// Stores one head's vector of n floats, dst(i) being where element i goes; returns through *scale what multiplies codes.
 template <class F> ICC_INLINE void store_kv(F dst, const float* x, int n, float* scale) {
-    if constexpr (sizeof(dst(0)) == 1) {
+    typedef typename std::remove_reference<decltype(dst(0))>::type T;
+    if constexpr (sizeof(T) == 1) {
         float peak = 0.0f, poison = 0.0f;
         for (int i = 0; i < n; ++i) {
             peak = fabsf(x[i]) > peak ? fabsf(x[i]) : peak;
             poison += x[i] * 0.0f;
         }
         const bool finite = poison == 0.0f;
-        const float inverse = finite && peak > 1e-30f ? 127.0f / peak : 0.0f;
-        for (int i = 0; i < n; ++i) dst(i) = finite ? (int8_t)lrintf(x[i] * inverse) : (int8_t)0;
-        *scale = finite ? peak / 127.0f : NAN;
+        if constexpr (std::is_same<T, E4m3>::value) {
+            const float inverse = finite && peak > 1e-30f ? E4M3_TOP / peak : 0.0f;
+            for (int i = 0; i < n; ++i) dst(i).h = finite ? e4m3_bits(x[i] * inverse) : (uint8_t)0;
+            *scale = finite ? peak / E4M3_TOP * E4M3_UNIT : NAN;  // of what vload gives
+        } else if constexpr (Cell<T>::PER > 1) {
+            constexpr int PER = Cell<T>::PER, TOP = Cell<T>::TOP, BITS = 8 / PER;
+            const float unit = finite ? code_unit<TOP>(x, n, peak) : 0.0f, inverse = unit > 1e-30f ? 1.0f / unit : 0.0f;
+            for (int i = 0; i < n; i += PER) {
+                int byte = 0;
+                for (int j = 0; j < PER && i + j < n; ++j) byte |= odd_code<TOP>(finite ? x[i + j] * inverse : 0.0f) << (BITS * j);
+                dst(i / PER).h = (uint8_t)byte;
+            }
+            *scale = finite ? unit : NAN;
+        } else {
+            const float inverse = finite && peak > 1e-30f ? 127.0f / peak : 0.0f;
+            for (int i = 0; i < n; ++i) dst(i) = finite ? (int8_t)lrintf(x[i] * inverse) : (int8_t)0;
+            *scale = finite ? peak / 127.0f : NAN;
+        }
     } else {
         for (int i = 0; i < n; ++i) assign(dst(i), x[i]);
     }
+}
+
+// How products read codes by sixteen, pairs of 16-bit integers in 32-bit lanes. keys: dims d and d + 1 (`both`, or the last
+// one alone) of sixteen slots; `next_keys` is how far the next two are. values: columns of a slot and the slot after, `width`
+// elements further; n of sixteen where there are fewer.
+ICC_INLINE VI code_keys(const int8_t* k, int, bool both) { return both ? load_pairs(k) : load_singles(k); }
+ICC_INLINE VI code_keys(const I4* k, int, bool) {
+    const VI x = load_bytes((const uint8_t*)k);
+    return odd_pairs<15>((x & vi(15)) | shl<12>(x & vi(0xf0)));
+}
+ICC_INLINE VI code_keys(const I2* k, int d, bool) {
+    VI x = load_bytes((const uint8_t*)k);
+    if (d % 4) x = shr<4>(x);
+    return odd_pairs<3>((x & vi(3)) | shl<14>(x & vi(12)));
+}
+template <class T> ICC_INLINE int next_keys(int d) {
+    return Cell<T>::PER == 1 ? (is_integer<T>() ? 32 : 16) : Cell<T>::PER == 2 || d % 4 == 2 ? 16 : 0;
+}
+ICC_INLINE VI code_values(const int8_t* v, int, int n) { return n < 16 ? load_pairs_n(v, n) : load_pairs(v); }
+template <class T> ICC_INLINE VI code_values(const T* v, int width, int n) {
+    constexpr int PER = Cell<T>::PER;
+    uint64_t x = 0, y = 0;
+    memcpy(&x, v, (size_t)(n + PER - 1) / PER), memcpy(&y, v + width, (size_t)(n + PER - 1) / PER);
+    return odd_pairs<Cell<T>::TOP>(fields<8 / PER>(x) | shl<16>(fields<8 / PER>(y)));
 }
 
 // Copies K and V of one head and slot of one block to those of another, which may be of another length.
@@ -54,8 +141,8 @@ ICC_INLINE void copy_slot(const KvBlock<T, HEADS, KD, VD, BLOCK>& source, int he
         target.key_scale(to_head)[to] = source.key_scale(head)[slot];
         target.value_scale(to_head)[to] = source.value_scale(head)[slot];
     }
-    for (int d = 0; d < KD; ++d) target.key(to_head, to, d) = source.key(head, slot, d);
-    for (int d = 0; d < VD; ++d) target.value(to_head, to, d) = source.value(head, slot, d);
+    for (int d = 0; d < source.KW; ++d) target.key(to_head, to, d) = source.key(head, slot, d);
+    for (int d = 0; d < source.VW; ++d) target.value(to_head, to, d) = source.value(head, slot, d);
 }
 
 // Copies K and V of slot `from` to slot `to` in one layer, whose blocks are block_bytes apart.

@@ -59,6 +59,9 @@ ICC_INLINE VI load_pairs_n(const int8_t* p, int n) {
     return load_pairs(t);
 }
 
+// Codes in pairs of 16 bits, which stand for the odd numbers from -TOP to TOP.
+template <int TOP> ICC_INLINE VI odd_pairs(VI codes) { return sub16(shl<1>(codes), vi(TOP * 0x10001)); }
+
 ICC_INLINE float hsum(VF x) {
     const __m256 h = fold(x);
     __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
@@ -111,6 +114,19 @@ ICC_INLINE __m256i e4m3_halves(const uint8_t* p) {
     const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(x), 7);
     return _mm256_or_si256(_mm256_and_si256(shifted, _mm256_set1_epi16((short)0xbfff)), _mm256_cvtepi8_epi16(nan));
 }
+constexpr float E4M3_TOP = 448.0f;
+ICC_INLINE uint8_t e4m3_bits(float f) {  // to nearest even, at most E4M3_TOP
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    const uint32_t sign = u >> 24 & 0x80;
+    u &= 0x7fffffff;
+    if (u > 0x43e00000) u = 0x43e00000;
+    if (u < 0x3c800000) {  // below 2^-6: multiples of 2^-9
+        memcpy(&f, &u, 4);
+        return (uint8_t)(sign | (uint32_t)lrintf(f * 512.0f));
+    }
+    return (uint8_t)(sign | (((u + 0x7ffff + (u >> 20 & 1)) >> 20) - 960));
+}
 ICC_INLINE float e4m3_value(uint8_t c) {
     if ((c & 0x7f) == 0x7f) return NAN;
     return f16_value((uint16_t)((c & 0x80) << 8 | (c & 0x7f) << 7)) * E4M3_UNIT;
@@ -130,6 +146,11 @@ template <class T> ICC_INLINE VF vload_n16(const T* p, int n) {
 }
 ICC_INLINE VF vload_n(const Bf16* p, int n) { return vload_n16(p, n); }
 ICC_INLINE VF vload_n(const Half* p, int n) { return vload_n16(p, n); }
+ICC_INLINE VF vload_n(const E4m3* p, int n) {
+    E4m3 t[16] = {};
+    memcpy(t, p, (size_t)n);
+    return vload(t);
+}
 ICC_INLINE float value(float x) { return x; }
 ICC_INLINE float value(Bf16 x) { return bf16_value(x.h); }
 ICC_INLINE float value(Half x) { return f16_value(x.h); }

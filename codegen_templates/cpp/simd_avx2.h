@@ -85,6 +85,18 @@ ICC_INLINE VF load_i8(const int8_t* p) {
     const __m128i x = _mm_loadu_si128((const __m128i*)p);
     return to_float({_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))});
 }
+ICC_INLINE VI load_bytes(const uint8_t* p) {
+    const __m128i x = _mm_loadu_si128((const __m128i*)p);
+    return {_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))};
+}
+// Sixteen fields of BITS (4 or 2), from the low bits up.
+template <int BITS> ICC_INLINE VI fields(uint64_t x) {
+    const __m256i at = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), mask = _mm256_set1_epi32((1 << BITS) - 1);
+    const __m256i shift = _mm256_mullo_epi32(at, _mm256_set1_epi32(BITS));
+    const __m256i a = _mm256_set1_epi32((int)(uint32_t)x), b = _mm256_set1_epi32((int)(uint32_t)(x >> (8 * BITS)));
+    return {_mm256_and_si256(_mm256_srlv_epi32(a, shift), mask), _mm256_and_si256(_mm256_srlv_epi32(b, shift), mask)};
+}
+ICC_INLINE VI sub16(VI x, VI y) { return {_mm256_sub_epi16(x.a, y.a), _mm256_sub_epi16(x.b, y.b)}; }
 ICC_INLINE VF load_u8(const uint8_t* p) {
     const __m128i x = _mm_loadu_si128((const __m128i*)p);
     return to_float({_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))});

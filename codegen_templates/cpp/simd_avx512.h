@@ -63,6 +63,16 @@ ICC_INLINE VF halves_to_float(__m256i h) { return {_mm512_cvtph_ps(h)}; }
 ICC_INLINE VF load_i8(const int8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
 }
+ICC_INLINE VI load_bytes(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
+// Sixteen fields of BITS (4 or 2), from the low bits up.
+template <int BITS> ICC_INLINE VI fields(uint64_t x) {
+    const __m512i at = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
+    const __m512i shift = _mm512_mullo_epi32(at, _mm512_set1_epi32(BITS));
+    const __m256i a = _mm256_set1_epi32((int)(uint32_t)x), b = _mm256_set1_epi32((int)(uint32_t)(x >> (8 * BITS)));
+    const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+    return {_mm512_and_si512(_mm512_srlv_epi32(both, shift), _mm512_set1_epi32((1 << BITS) - 1))};
+}
+ICC_INLINE VI sub16(VI x, VI y) { return {_mm512_sub_epi16(x.v, y.v)}; }
 ICC_INLINE VF load_u8(const uint8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))};
 }

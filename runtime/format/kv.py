@@ -10,9 +10,15 @@ import msgspec
 from ..kv.policy import POLICIES, CachePolicy, WithinStep
 from .manifest import Limits
 
-KV_DTYPES = ("f32", "bf16", "f16", "i8")
-_ITEM_SIZE = {"f32": 4, "bf16": 2, "f16": 2, "i8": 1}
+_BITS = {"f32": 32, "bf16": 16, "f16": 16, "i8": 8, "f8": 8, "i4": 4, "i2": 2}
+KV_DTYPES = tuple(_BITS)
+SCALED = ("i8", "f8", "i4", "i2")  # have a float32 scale per token, head and tensor
 MAX_BLOCK_SIZE = 4096  # tokens
+
+
+def vector_bytes(dim: int, dtype: str) -> int:
+    """Bytes of one key or value; whole ones."""
+    return (dim * _BITS[dtype] + 7) // 8
 
 
 class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -30,14 +36,15 @@ class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         """Bytes of one block, keys and values or a state, rounded up to 64."""
         if self.state:
             return (4 * self.state + 63) // 64 * 64
-        raw = block_size * self.kv_heads * (self.key_dim + self.value_dim) * _ITEM_SIZE[dtype]
-        if dtype == "i8":  # one float32 scale per token, head and tensor
-            raw += block_size * self.kv_heads * 2 * 4
+        vectors = block_size * self.kv_heads
+        raw = vectors * (vector_bytes(self.key_dim, dtype) + vector_bytes(self.value_dim, dtype))
+        if dtype in SCALED:
+            raw = (raw + 3) // 4 * 4 + vectors * 2 * 4
         return (raw + 63) // 64 * 64
 
 
 class KVGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Layers that share block tables: blocks of `block_size` tokens, `dtype` f32, bf16, f16 or i8.
+    """Layers that share block tables: blocks of `block_size` tokens, `dtype` one of KV_DTYPES.
 
     keeps: the name of a CachePolicy, "all", "window", "step" or "state", that is made of `size`. layers: by the number
     that the steps of the program know them by.

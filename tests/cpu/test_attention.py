@@ -10,10 +10,13 @@ from cpu_attention import LENGTHS, MIXED, SHAPES, Model, build_model, play, sequ
 from cpu_harness import Batch, Runner
 from icc.compiler.backends.cpu.build import build_libraries
 from icc.compiler.backends.cpu.isa import host_isas
-from sizes import SOAK
+from kv_codes import stored
+from sizes import SOAK, soak
 
 pytestmark = pytest.mark.slow
 
+CODED = ("f8", "i4", "i2")
+FEWER = (SHAPES[4], SHAPES[7])  # several blocks that are mixed, and widths of no whole byte
 ISAS = [isa.name for isa in host_isas()]
 
 
@@ -34,6 +37,9 @@ def reference(model: Model, layer: int, qkv: np.ndarray) -> np.ndarray:
     q, k, v = q.reshape(t, s.q_heads, -1), k.reshape(t, s.kv_heads, -1), v.reshape(t, s.kv_heads, -1)
     if s.rotary_dim:
         q, k = (rotate(x, model.cos[layer][:t], model.sin[layer][:t], s.rope_style) for x in (q, k))
+    dtype = model.builder.kv_dtype
+    if dtype in CODED:
+        k, v = stored(k, dtype), stored(v, dtype)
     group = s.q_heads // s.kv_heads
     q, k, v = (x.transpose(1, 0, 2) for x in (q, np.repeat(k, group, 1), np.repeat(v, group, 1)))
     scores = q @ k.transpose(0, 2, 1) * s.key_dim**-0.5
@@ -55,18 +61,22 @@ def reference(model: Model, layer: int, qkv: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture(
-    scope="session", params=[("f32", 16), ("bf16", 32), ("f16", 48), ("i8", 16)], ids=lambda p: f"{p[0]}_b{p[1]}"
+    scope="session",
+    params=[("f32", 16), ("bf16", 32), ("f16", 48), ("i8", 16), ("f8", 48), ("i4", 16), *soak((("i2", 32),))],
+    ids=lambda p: f"{p[0]}_b{p[1]}",
 )
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, dict[str, Path]]:
     dtype, size = request.param
-    model = build_model(dtype, size, SHAPES if SOAK or dtype == "f32" else SHAPES[:4] if dtype == "i8" else SHAPES[:2])
+    some = FEWER if dtype in CODED else SHAPES if dtype == "f32" else SHAPES[:4] if dtype == "i8" else SHAPES[:2]
+    model = build_model(dtype, size, SHAPES if SOAK else some)
     folder = tmp_path_factory.mktemp("attention") / "kernels"
     isas = host_isas() if request.param[0] == "f32" else host_isas()[::2]
     libraries = build_libraries(model.builder.program(), folder, isas, optimize="-O1")
     return model, {library.isa: folder.parent / library.path for library in libraries}
 
 
-TOLERANCE = {"f32": 3e-6, "bf16": 2e-2, "f16": 3e-3, "i8": 3e-2}
+# of f8, i4 and i2 against what they hold: numbers in the middle between two codes may be rounded either way
+TOLERANCE = {"f32": 3e-6, "bf16": 2e-2, "f16": 3e-3, "i8": 3e-2, "f8": 1e-3, "i4": 1e-2, "i2": 2e-2}
 
 
 @pytest.mark.parametrize("isa", ISAS)

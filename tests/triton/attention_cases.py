@@ -11,7 +11,7 @@ from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.ops.attention import rotate
 from icc.runtime.format.manifest import Limits
 from interpreting import TUNER, make_kernel, run_kernel
-from paged import DTYPES, Pool, tables
+from paged import CODES, DTYPES, Pool, tables
 from step_making import cache, rotary
 from torch import Tensor
 
@@ -58,7 +58,7 @@ class Step:
     def __post_init__(self) -> None:
         torch.manual_seed(self.seed)
         layer = self.layer
-        self.kind = self.kind or {"i8": "bf16"}.get(self.cache, self.cache)
+        self.kind = self.kind or ("bf16" if self.cache in CODES else self.cache)
         self.tokens = sum(max(n, 1) for _, n in self.sequences)
         self.q = torch.randn(self.tokens, layer.q_heads * layer.key_dim + self.gap).to(DTYPES[self.kind])
         self.cos, self.sin = tables(POSITIONS, layer.rotary_dim, layer.rope_style) if layer.rotary_dim else (None, None)

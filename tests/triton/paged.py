@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from kv_codes import decode, encode
 from torch import Tensor
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i8": torch.int8}
+DTYPES |= {"f8": torch.uint8, "i4": torch.uint8, "i2": torch.uint8}
+PACKED = {"i4": 2, "i2": 4}  # codes in a byte
+CODES = ("i8", "f8", "i4", "i2")
 
 
 @dataclass
@@ -23,45 +27,54 @@ class Pool:
     bytes: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
+        each = PACKED.get(self.dtype, 1)
+        self.key_width, self.value_width = (-(-dim // each) for dim in (self.key_dim, self.value_dim))
         self.bytes = torch.full((self.blocks, self.block_bytes), 255, dtype=torch.uint8)  # NaN, and scales of NaN
 
     @property
     def _codes(self) -> int:
-        return self.kv_heads * self.block_size * (self.key_dim + self.value_dim) * DTYPES[self.dtype].itemsize
+        return self.kv_heads * self.block_size * (self.key_width + self.value_width) * DTYPES[self.dtype].itemsize
+
+    @property
+    def _scales_at(self) -> int:
+        return (self._codes + 3) // 4 * 4
 
     @property
     def block_bytes(self) -> int:
-        scales = self.kv_heads * self.block_size * 8 if self.dtype == "i8" else 0
-        return (self._codes + scales + 63) // 64 * 64
+        scales = self.kv_heads * self.block_size * 8 if self.dtype in CODES else 0
+        return (self._scales_at + scales + 63) // 64 * 64
 
     def _vectors(self, block: int) -> tuple[Tensor, Tensor]:
         data = self.bytes[block, : self._codes].view(DTYPES[self.dtype])
-        keys = self.kv_heads * self.block_size * self.key_dim
-        k = data[:keys].view(self.kv_heads, self.block_size, self.key_dim)
-        return k, data[keys:].view(self.kv_heads, self.block_size, self.value_dim)
+        keys = self.kv_heads * self.block_size * self.key_width
+        k = data[:keys].view(self.kv_heads, self.block_size, self.key_width)
+        return k, data[keys:].view(self.kv_heads, self.block_size, self.value_width)
 
     def _scales(self, block: int) -> Tensor:
         size = self.kv_heads * self.block_size * 8
-        data = self.bytes[block, self._codes : self._codes + size]
+        data = self.bytes[block, self._scales_at : self._scales_at + size]
         return data.view(torch.float32).view(2, self.kv_heads, self.block_size)
 
     def write(self, slot: int, k: Tensor, v: Tensor) -> None:
-        """Store k [kv_heads, key_dim] and v; int8 codes with one scale per head."""
+        """Store k [kv_heads, key_dim] and v; codes with one scale per head."""
         block, at = divmod(slot, self.block_size)
         for i, (place, x) in enumerate(zip(self._vectors(block), (k, v), strict=True)):
-            if self.dtype == "i8":
-                peak = x.abs().amax(-1, keepdim=True)
-                self._scales(block)[i, :, at] = peak[:, 0] / 127
-                x = torch.round(x * (127 / peak.clamp(min=1e-30)))
+            if self.dtype in CODES:
+                x, scale = encode(x.numpy(), self.dtype)
+                self._scales(block)[i, :, at] = torch.from_numpy(scale[:, 0])
+                x = torch.from_numpy(x)
             place[:, at] = x.to(place.dtype)
 
     def read(self, slot: int) -> tuple[Tensor, Tensor]:
         """The stored k and v as float64."""
         block, at = divmod(slot, self.block_size)
-        k, v = (x[:, at].double() for x in self._vectors(block))
-        if self.dtype == "i8":
-            scales = self._scales(block)[:, :, at, None].double()
-            k, v = k * scales[0], v * scales[1]
+        vectors = [x[:, at] for x in self._vectors(block)]
+        if self.dtype in CODES:
+            scales = self._scales(block)[:, :, at, None].double().numpy()
+            dims = (self.key_dim, self.value_dim)
+            found = [decode(x.numpy(), scales[i], self.dtype, dims[i]) for i, x in enumerate(vectors)]
+            return torch.from_numpy(found[0]), torch.from_numpy(found[1])
+        k, v = (x.double() for x in vectors)
         return k, v
 
 

@@ -18,9 +18,10 @@ from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.program.steps.attention import KVSpec, Rotary
 from icc.compiler.targets import TARGETS
 from interpreting import TUNER
+from sizes import soak
 
 # Of the largest output: one rounding of q, of the weights and of the output.
-TOLERANCE = {"f32": 2e-6, "bf16": 1e-2, "f16": 1e-3, "i8": 1e-2}
+TOLERANCE = {"f32": 2e-6, "bf16": 1e-2, "f16": 1e-3, "i8": 1e-2, "f8": 1e-2, "i4": 1e-2, "i2": 1e-2}
 LAYERS = {
     "grouped": Layer(8, 2, 64, 64, 64),
     "odd": Layer(6, 2, 24, 16, 8),
@@ -93,7 +94,7 @@ def test_float32(name: str) -> None:
     check(Step(LAYERS[name], [(0, 1), (77, 1), (0, 0)], "f32"), True)
 
 
-@pytest.mark.parametrize("cache", ["f16", "i8"])
+@pytest.mark.parametrize("cache", ["f16", "i8", "f8", "i4", *soak("i2")])
 def test_cache_types(cache: str) -> None:
     layer = Layer(6, 2, 24, 40, 24, sinks=True)
     check(Step(layer, MIXED, cache, 8), False)
@@ -150,8 +151,8 @@ def test_refusals_name_the_fact() -> None:
     step = Step(LAYERS["odd"], [(1, 1)], "bf16").kernel().step
     with pytest.raises(CodegenError, match="scale -1"):
         kernel_of(msgspec.structs.replace(step, scale=-1.0))
-    with pytest.raises(CodegenError, match="int8 pages of 147 bytes"):
-        kernel_of(msgspec.structs.replace(step, rotary=Rotary(), cos=None, sin=None, kv=KVSpec(1, 3, 4, "i8", 21)))
+    with pytest.raises(CodegenError, match="unknown cache type 'i3'"):
+        kernel_of(msgspec.structs.replace(step, rotary=Rotary(), cos=None, sin=None, kv=KVSpec(1, 3, 4, "i3", 21)))
 
 
 def test_phases_share_objects_and_decode_does_not_spill() -> None:

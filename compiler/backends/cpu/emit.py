@@ -17,7 +17,7 @@ from .kernels.base import KernelParams
 from .kernels.linear import SCREENED_ROWS
 from .kernels.micro import micro_sources
 from .kernels.table import CPU_KERNELS
-from .layouts.elements import C_TYPES, round_up
+from .layouts.elements import KV_TYPES, round_up
 
 HEADERS = (
     "abi.h", "simd.h", "sha256.h", "vmath.h", "team.h", "rows.h", "gemm.h", "screen.h", "kv.h", "attention.h",
@@ -118,7 +118,7 @@ def _layers(program: Program) -> dict[int, LayerParams]:
         for layer, kv in group.layers.items():
             shape = (kv.kv_heads, kv.key_dim, kv.value_dim, group.block_size)
             nbytes = group.layer_bytes(layer)
-            found[layer] = LayerParams(number, offset, nbytes, C_TYPES[group.dtype], *shape)
+            found[layer] = LayerParams(number, offset, nbytes, KV_TYPES[group.dtype], *shape)
             offset += nbytes
     return dict(sorted(found.items()))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
+from .....runtime.format.kv import KV_DTYPES
 from ....program.steps.attention import Attention, KvWrite
-from ..layouts.elements import C_TYPES, round_up
+from ..layouts.elements import KV_TYPES, round_up
 from .base import KernelParams
 
 KEYS = 64  # keys of one chunk, as in attention.h
@@ -22,7 +23,7 @@ class CacheParams(KernelParams[C]):
     @classmethod
     def refusal(cls, step: C) -> str:
         kv = step.kv
-        if kv.dtype not in ("f32", "bf16", "f16", "i8"):
+        if kv.dtype not in KV_DTYPES:
             return f"unknown cache type {kv.dtype!r}"
         if kv.block_size % 16:
             return f"blocks of {kv.block_size} tokens: must be a multiple of 16"
@@ -31,7 +32,17 @@ class CacheParams(KernelParams[C]):
     @property
     def ctype(self) -> str:
         """Of the cache."""
-        return C_TYPES[self.step.kv.dtype]
+        return KV_TYPES[self.step.kv.dtype]
+
+    @property
+    def integer(self) -> bool:
+        """Whether its products are of integers."""
+        return self.step.kv.dtype in ("i8", "i4", "i2")
+
+    @property
+    def mixed(self) -> bool:
+        """Whether its vectors are mixed before they are rounded, see kv.h."""
+        return self.step.kv.dtype in ("i4", "i2")
 
     @property
     def interleaved(self) -> str:
@@ -48,7 +59,7 @@ class KvWriteParams(CacheParams[KvWrite]):
 @dataclass(frozen=True)
 class AttentionMicroParams:
     """A micro-kernel of `mr` query rows by `nv` sixteen-lane vectors: keys for qk, value columns for pv, whose last
-    vector has `last` columns. `integer`: of an int8 cache."""
+    vector has `last` columns. `integer`: of codes of integers, whatever their size."""
 
     kind: str  # "qk" or "pv"
     mr: int
@@ -103,7 +114,7 @@ class AttentionParams(CacheParams[Attention]):
 
     def qk(self, rows: int) -> AttentionMicroParams:
         """The score kernel for `rows` rows."""
-        return AttentionMicroParams("qk", rows, self._vectors(rows), integer=self.step.kv.dtype == "i8")
+        return AttentionMicroParams("qk", rows, self._vectors(rows), integer=self.integer)
 
     def pv(self, rows: int) -> tuple[tuple[int, AttentionMicroParams], ...]:
         """(first column, kernel) of the pieces that the value columns are cut into."""
@@ -111,7 +122,7 @@ class AttentionParams(CacheParams[Attention]):
         while done < total:
             take = next(n for n in (4, 2, 1) if n <= min(total - done, self._vectors(rows)))
             last = self.step.kv.value_dim - 16 * (total - 1) if done + take == total else 16
-            pieces.append((16 * done, AttentionMicroParams("pv", rows, take, last, self.step.kv.dtype == "i8")))
+            pieces.append((16 * done, AttentionMicroParams("pv", rows, take, last, self.integer)))
             done += take
         return tuple(pieces)
 

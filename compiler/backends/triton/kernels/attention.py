@@ -7,14 +7,13 @@ from math import e, log2
 
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, ScratchArg, Term
-from .....runtime.format.program import ITEM_SIZE
 from ....program.steps.attention import Attention as AttentionStep
 from ...errors import CodegenError
 from ...render import render
 from ..spec import ONE, Arg, LaunchSpec, Shape, batch_arg, size_arg
 from ..tiling.attention import Tiling, Workload, decode_tiling, mixed_tiling, split_count
 from ..tiling.choice import Tuner, power_of_two
-from .kv_cache import KvKernel, Piece, pieces
+from .kv_cache import KvKernel, Piece, item_size, pieces
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Attention(KvKernel[AttentionStep]):
 
     @property
     def key_pieces(self) -> tuple[Piece, ...]:
-        return pieces(self.step.kv.key_dim)
+        return self.mixing(self.step.kv.key_dim) if self.packed else pieces(self.step.kv.key_dim)
 
     def span(self, limits: Limits) -> int:
         """The most keys that a query sees."""
@@ -58,7 +57,7 @@ class Attention(KvKernel[AttentionStep]):
         kv = self.step.kv
         key, value = (sum(piece.width for piece in pieces(dim)) for dim in (kv.key_dim, kv.value_dim))
         multiplied = 4 if self.qk_type == "float32" else 2
-        return Workload(kv.heads, self.step.group, key, value, ITEM_SIZE[kv.dtype], multiplied, kv.block_size)
+        return Workload(kv.heads, self.step.group, key, value, item_size(kv.dtype), multiplied, kv.block_size)
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         if shape.decode:
@@ -150,7 +149,8 @@ class AttentionSource:
 
     @property
     def value_pieces(self) -> tuple[Piece, ...]:
-        return pieces(self.layer.step.kv.value_dim, self.widest)
+        dim = self.layer.step.kv.value_dim
+        return self.layer.mixing(dim) if self.layer.packed else pieces(dim, self.widest)
 
     @property
     def queries(self) -> str:

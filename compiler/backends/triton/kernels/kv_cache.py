@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from math import gcd
 from typing import ClassVar, TypeVar
 
-from .....runtime.format.kv import KVLayer
+from .....runtime.format.kv import KV_DTYPES, SCALED, KVLayer, vector_bytes
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, KVArg, extent
 from .....runtime.format.program import ITEM_SIZE
 from ....program.steps.attention import Attention as AttentionStep
-from ....program.steps.attention import KVSpec
 from ....program.steps.attention import KvWrite as KvWriteStep
 from ...render import render
 from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg, size_arg
 from ..tiling.choice import Tuner, power_of_two
 
+MIXED = 64  # dims that are mixed with each other, at most
 _ROWS = 16  # (token, head) pairs that one program writes
 C = TypeVar("C", KvWriteStep, AttentionStep)
 
@@ -33,6 +33,26 @@ class Piece:
         return self.first + self.width
 
 
+@dataclass(frozen=True)
+class MixedPiece(Piece):
+    """A piece with the sizes of the blocks that are transformed in it: those from each `(start, size)` on, in order."""
+
+    blocks: tuple[tuple[int, int], ...] = ()
+
+    @staticmethod
+    def of(piece: Piece, dim: int) -> MixedPiece:
+        """Every 64 dims are a block, and so are the powers of two that the rest is a sum of; what pads is left."""
+        found, at, size = [], piece.first, MIXED
+        while at < min(piece.end, dim):
+            while size > dim - at:
+                size //= 2
+            found.append((at - piece.first, size))
+            at += size
+        if at < piece.end:
+            found.append((at - piece.first, 1))
+        return MixedPiece(piece.first, piece.width, tuple(found))
+
+
 def pieces(dim: int, widest: int = 256) -> tuple[Piece, ...]:
     """`dim` cut into pieces of 16 to `widest` dims: two where that pads less than one, 192 = 128 + 64."""
     first = 1 << (dim.bit_length() - 1)
@@ -47,14 +67,15 @@ class KvKernel(StepKernel[C]):
     """The geometry of one layer's pages, which begin `page_stride` elements after each other.
 
     A page holds keys [heads, block_size, key_dim], then values [heads, block_size, value_dim], of the cache's type; for
-    i8 there follow float32 scales [heads, block_size] of the keys, then of the values.
+    codes there follow float32 scales [heads, block_size] of the keys, then of the values. Codes of 4 and 2 bits are
+    packed, from the low bits of a byte up; what they stand for, and that vectors are mixed before they are rounded, is
+    told in codegen_templates/cpp/kv.h.
     """
 
     @classmethod
     def refusal(cls, step: C) -> str:
-        codes = _elements(step.kv)
-        if step.kv.dtype == "i8" and codes % 4:
-            return f"int8 pages of {codes} bytes: their scales would not be aligned"
+        if step.kv.dtype not in KV_DTYPES:
+            return f"unknown cache type {step.kv.dtype!r}"
         return super().refusal(step)
 
     @property
@@ -67,8 +88,40 @@ class KvKernel(StepKernel[C]):
 
     @property
     def scaled(self) -> bool:
-        """Whether the cache holds int8 codes with scales."""
-        return self.step.kv.dtype == "i8"
+        """Whether the cache holds codes with scales."""
+        return self.step.kv.dtype in SCALED
+
+    @property
+    def packed(self) -> int:
+        """Codes in a byte; 0 where elements are not packed."""
+        return {"i4": 2, "i2": 4}.get(self.step.kv.dtype, 0)
+
+    @property
+    def top(self) -> int:
+        """Packed codes stand for the odd numbers from -top to top."""
+        return 2 ** (8 // max(self.packed, 1)) - 1
+
+    @property
+    def key_width(self) -> int:
+        """Elements of a key in a page; bytes of packed ones."""
+        return _width(self.step.kv.key_dim, self.step.kv.dtype)
+
+    @property
+    def value_width(self) -> int:
+        """The same of a value."""
+        return _width(self.step.kv.value_dim, self.step.kv.dtype)
+
+    @property
+    def key_width_pad(self) -> int:
+        return power_of_two(self.key_width)
+
+    @property
+    def value_width_pad(self) -> int:
+        return power_of_two(self.value_width)
+
+    def mixing(self, dim: int) -> tuple[MixedPiece, ...]:
+        """Pieces of a vector that are mixed on their own."""
+        return tuple(MixedPiece.of(piece, dim) for piece in pieces(dim, MIXED))
 
     @property
     def _page_bytes(self) -> int:
@@ -77,12 +130,12 @@ class KvKernel(StepKernel[C]):
 
     @property
     def page_stride(self) -> int:
-        return self._page_bytes // ITEM_SIZE[self.step.kv.dtype]
+        return self._page_bytes // item_size(self.step.kv.dtype)
 
     @property
     def values_offset(self) -> int:
         kv = self.step.kv
-        return kv.heads * kv.block_size * kv.key_dim
+        return kv.heads * kv.block_size * self.key_width
 
     @property
     def scale_page_stride(self) -> int:
@@ -91,7 +144,8 @@ class KvKernel(StepKernel[C]):
 
     @property
     def key_scales_offset(self) -> int:
-        return _elements(self.step.kv) // 4
+        kv = self.step.kv
+        return (kv.heads * kv.block_size * (self.key_width + self.value_width) + 3) // 4
 
     @property
     def value_scales_offset(self) -> int:
@@ -105,12 +159,16 @@ class KvKernel(StepKernel[C]):
     def kv_args(self) -> tuple[Arg, ...]:
         """The layer's pages, and their scales as float32 if there are any."""
         scales = (Arg("scales_ptr", "*fp32", KVArg()),) if self.scaled else ()
-        return (Arg("kv_ptr", "*" + ELEMENTS[self.step.kv.dtype], KVArg()), *scales)
+        return (Arg("kv_ptr", "*" + ELEMENTS.get(self.step.kv.dtype, "u8"), KVArg()), *scales)
 
 
-def _elements(kv: KVSpec) -> int:
-    """Keys and values of one page."""
-    return kv.heads * kv.block_size * (kv.key_dim + kv.value_dim)
+def item_size(dtype: str) -> int:
+    """Bytes of an element of a page."""
+    return ITEM_SIZE.get(dtype, 1)
+
+
+def _width(dim: int, dtype: str) -> int:
+    return vector_bytes(dim, dtype) // item_size(dtype)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 // FETCH dims of the next chunk's keys are fetched into L2 beside every key. Params: AttentionMicroParams.
 template <int FETCH, int VD, int WIDTH, class Work, class T>
 static void pv_m2_v1(Work& w, int r, int column, const Chunk<T>& chunk) {
-    constexpr int PAIR = 1, BYTES = FETCH * PAIR * sizeof(T);
+    constexpr int PAIR = 1, BYTES = FETCH * PAIR * sizeof(T) / Cell<T>::PER;
     const auto* p = w.s + r * KEYS;
     float* o = w.o + r * WIDTH + column;
     VF acc0_0 = vload(o + 0 * WIDTH + 0);

@@ -6,7 +6,7 @@
 template <bool FETCH, int KD, int VD, class Work, class T>
 static void qk_i8_m1_v4(Work& w, int r, const Chunk<T>& chunk) {
     constexpr int PAIR = 2, DIMS = (KD + PAIR - 1) / PAIR * PAIR;
-    constexpr int64_t STEP = 16 * VD * PAIR * sizeof(T) / KD;  // bytes of values of sixteen keys, per step over the dims
+    constexpr int64_t STEP = 16 * VD * PAIR * sizeof(T) / KD / Cell<T>::PER;  // bytes of values of sixteen keys, per step over the dims
     const auto* q = w.q + r * DIMS;
     float* s = w.s + r * KEYS;
     const T* k0 = chunk.k[0];
@@ -22,14 +22,14 @@ static void qk_i8_m1_v4(Work& w, int r, const Chunk<T>& chunk) {
         if (FETCH) _mm_prefetch((const char*)chunk.next_v[1] + d / PAIR * STEP, _MM_HINT_T1);
         if (FETCH) _mm_prefetch((const char*)chunk.next_v[2] + d / PAIR * STEP, _MM_HINT_T1);
         if (FETCH) _mm_prefetch((const char*)chunk.next_v[3] + d / PAIR * STEP, _MM_HINT_T1);
-        const VI x0 = d + 1 < KD ? load_pairs(k0) : load_singles(k0);
-        k0 += 16 * PAIR;
-        const VI x1 = d + 1 < KD ? load_pairs(k1) : load_singles(k1);
-        k1 += 16 * PAIR;
-        const VI x2 = d + 1 < KD ? load_pairs(k2) : load_singles(k2);
-        k2 += 16 * PAIR;
-        const VI x3 = d + 1 < KD ? load_pairs(k3) : load_singles(k3);
-        k3 += 16 * PAIR;
+        const VI x0 = code_keys(k0, d, d + 1 < KD);
+        k0 += next_keys<T>(d);
+        const VI x1 = code_keys(k1, d, d + 1 < KD);
+        k1 += next_keys<T>(d);
+        const VI x2 = code_keys(k2, d, d + 1 < KD);
+        k2 += next_keys<T>(d);
+        const VI x3 = code_keys(k3, d, d + 1 < KD);
+        k3 += next_keys<T>(d);
         acc0_0 = dot_pairs_at(acc0_0, x0, q + 0 * DIMS + d);
         acc0_1 = dot_pairs_at(acc0_1, x1, q + 0 * DIMS + d);
         acc0_2 = dot_pairs_at(acc0_2, x2, q + 0 * DIMS + d);

@@ -6,7 +6,7 @@
 template <bool FETCH, int KD, int VD, class Work, class T>
 static void qk_m2_v2(Work& w, int r, const Chunk<T>& chunk) {
     constexpr int PAIR = 1, DIMS = (KD + PAIR - 1) / PAIR * PAIR;
-    constexpr int64_t STEP = 16 * VD * PAIR * sizeof(T) / KD;  // bytes of values of sixteen keys, per step over the dims
+    constexpr int64_t STEP = 16 * VD * PAIR * sizeof(T) / KD / Cell<T>::PER;  // bytes of values of sixteen keys, per step over the dims
     const auto* q = w.q + r * DIMS;
     float* s = w.s + r * KEYS;
     {
@@ -20,9 +20,9 @@ static void qk_m2_v2(Work& w, int r, const Chunk<T>& chunk) {
         if (FETCH) _mm_prefetch((const char*)chunk.next_v[0] + d / PAIR * STEP, _MM_HINT_T1);
         if (FETCH) _mm_prefetch((const char*)chunk.next_v[1] + d / PAIR * STEP, _MM_HINT_T1);
         const VF x0 = vload(k0);
-        k0 += 16 * PAIR;
+        k0 += next_keys<T>(d);
         const VF x1 = vload(k1);
-        k1 += 16 * PAIR;
+        k1 += next_keys<T>(d);
         const VF q0 = vf(q[0 * DIMS + d]);
         acc0_0 = fma(q0, x0, acc0_0);
         acc0_1 = fma(q0, x1, acc0_1);
@@ -46,9 +46,9 @@ static void qk_m2_v2(Work& w, int r, const Chunk<T>& chunk) {
         if (FETCH) _mm_prefetch((const char*)chunk.next_v[2] + d / PAIR * STEP, _MM_HINT_T1);
         if (FETCH) _mm_prefetch((const char*)chunk.next_v[3] + d / PAIR * STEP, _MM_HINT_T1);
         const VF x0 = vload(k0);
-        k0 += 16 * PAIR;
+        k0 += next_keys<T>(d);
         const VF x1 = vload(k1);
-        k1 += 16 * PAIR;
+        k1 += next_keys<T>(d);
         const VF q0 = vf(q[0 * DIMS + d]);
         acc0_0 = fma(q0, x0, acc0_0);
         acc0_1 = fma(q0, x1, acc0_1);
