@@ -61,7 +61,7 @@ def engine_of(options: CompileOptions, reporter: Callable[[], Reporter]) -> Cach
     check_found(found, options)
     lacking = lacking_module()
     options = replace(options, model=_local(asked, found.path, lacking))
-    if not found.is_gguf:
+    if not found.is_file:
         weight_files(options.model)
     cell = open_cell(engine_key(options))
     try:
@@ -112,7 +112,7 @@ def _missing(asked: str, lacking: str) -> MissingExtraError:
 def _name(asked: str, model: Path) -> str:
     """What an engine's directory is called: the server gives it as the model's name."""
     path = Path(asked)
-    name = path.name.partition("@")[0] if hub.is_hub_name(path) else model.resolve().name.removesuffix(".gguf")
+    name = path.name.partition("@")[0] if hub.is_hub_name(path) else model.resolve().name.removesuffix(".gguf").removesuffix(".onnx")
     if not name:
         raise UsageError(f"{asked!r} names no model")
     return name

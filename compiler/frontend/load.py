@@ -21,9 +21,8 @@ from .export.trace import Traced, export
 from .layers.kinds import LayerKinds
 from .layers.replay import Replay
 from .mask_spec import MaskUsed
-from .source.facts import model_info
+from .source.facts import completed_info, model_info
 from .source.lengths import sequence_length
-from .source.model import build_meta_model
 from .source.source import Source, open_source
 
 HANDLERS = joined(aten_handlers.HANDLERS, index_handlers.HANDLERS, reduce_handlers.HANDLERS)
@@ -40,8 +39,10 @@ def load_graph(
     source = open_source(model) if isinstance(model, Path) else model
 
     def attempt(written_out: bool) -> Graph:
-        model = build_meta_model(source.config, written_out, embeds)
-        graph = trace_model(model, source.config, source.weights(model), max_seq_len, every_layer)
+        model = source.build(written_out, embeds)
+        weights = source.weights(model)
+        graph = trace_model(model, source.config, weights, max_seq_len, every_layer or not source.layered)
+        graph.info = completed_info(graph)
         if embeds:
             graph.rename_output(LOGITS, HIDDEN)
         return graph

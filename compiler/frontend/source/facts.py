@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from ...graph.graph import ModelInfo
+from ...graph.graph import Graph, ModelInfo, type_of
+from ...ops import OPS, traits_of
 from ...weights.handles import QuantizedWeight, Weight
 from .lengths import position_limit
 
@@ -28,4 +30,17 @@ def model_info(model: nn.Module, config: Any, weights: Mapping[str, Weight]) -> 
         num_parameters=sum(parameters.values()),
         max_position_embeddings=position_limit(text),
         dtype=max(set(floats), key=floats.count) if floats else torch.float32,
+    )
+
+
+def completed_info(graph: Graph) -> ModelInfo:
+    """The facts of a model, those that no configuration tells as the graph shows them."""
+    embedding, info = OPS["embedding"].overload, graph.info
+    tables = [n.args[1] for n in graph.nodes if n.target is embedding and n.args[0] is graph.input("token_ids")]
+    hidden = next((type_of(table).shape[-1] for table in tables), 0)  # type: ignore[arg-type]
+    return replace(
+        info,
+        vocab_size=info.vocab_size or type_of(graph.output).shape[-1],
+        hidden_size=info.hidden_size or hidden,
+        num_layers=info.num_layers or sum(traits_of(n.target).attention for n in graph.nodes),
     )

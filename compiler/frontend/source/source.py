@@ -14,7 +14,7 @@ from .conversion import model_weights
 from .gguf.container import is_gguf
 from .gguf.source import GgufFile
 from .identify import find_checkpoint
-from .model import computed_buffers, load_config
+from .model import build_meta_model, computed_buffers, load_config
 from .packed import unpacked
 from .refuse import check_config
 
@@ -40,8 +40,17 @@ class Source(Protocol):
         ...
 
 
+    layered: bool  # whether layers are modules that are alike, of which one of each kind may be traced
+
+    def build(self, written_out: bool, headless: bool) -> nn.Module:
+        """The model on meta; see `build_meta_model`."""
+        ...
+
+
 class CheckpointDirectory:
     """A Hugging Face directory: config.json and safetensors, in one file or in shards."""
+
+    layered = True
 
     def __init__(self, path: Path) -> None:
         found = find_checkpoint(path)
@@ -59,7 +68,16 @@ class CheckpointDirectory:
         return model_weights(model, self._tensors, computed_buffers(model))
 
 
+    def build(self, written_out: bool, headless: bool) -> nn.Module:
+        """See Source."""
+        return build_meta_model(self.config, written_out, headless)
+
+
 def open_source(path: Path) -> Source:
     """The source at a path; CheckpointError or UnsupportedModel where there is none that icc reads."""
-    path = find_checkpoint(path).path
-    return GgufFile(path) if is_gguf(path) else CheckpointDirectory(path)
+    found = find_checkpoint(path)
+    if found.is_onnx:
+        from .onnx.source import OnnxFile  # needs the package onnx, which nothing else here does
+
+        return OnnxFile(found.path)
+    return GgufFile(found.path) if is_gguf(found.path) else CheckpointDirectory(found.path)
