@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .runtime.async_llm import AsyncLLM, load_async
     from .runtime.errors import IccError
     from .runtime.llm import LLM, load
+    from .runtime.reading.parts import ToolCall
     from .runtime.requests.generation import Completion
     from .runtime.requests.increment import Increment
     from .runtime.requests.params import SamplingParams
@@ -23,6 +24,7 @@ __all__ = [
     "IccError",
     "Increment",
     "SamplingParams",
+    "ToolCall",
     "__version__",
     "compile",
     "load",
@@ -40,6 +42,7 @@ _LAZY = {
     "Completion": (".runtime.requests.generation", "Completion"),
     "Increment": (".runtime.requests.increment", "Increment"),
     "SamplingParams": (".runtime.requests.params", "SamplingParams"),
+    "ToolCall": (".runtime.reading.parts", "ToolCall"),
     "IccError": (".runtime.errors", "IccError"),
 }
 

@@ -18,25 +18,11 @@ from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.weights.handles import Constant
-from icc.passes.base import Pass, PassContext
+from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
-from icc.passes.pipelines import canonicalize
-from icc.passes.quantize.awq import QuantizeAwq
-from icc.passes.quantize.gptq import QuantizeGptq
-from icc.passes.quantize.rtn import QuantizeRtn
+from icc.passes.pipelines import canonicalize, quantize
 
 SAMPLE = Path(__file__).resolve().parents[1] / "samples" / "pystd"
-
-
-def quantization(name: str, sequences: Sequence[Sequence[int]]) -> list[Pass]:
-    """The passes of one column of the table."""
-    makers = {
-        "none": list,
-        "rtn4": lambda: [QuantizeRtn()],
-        "awq4": lambda: [QuantizeAwq(sequences=sequences)],
-        "gptq4": lambda: [QuantizeGptq(sequences=sequences)],
-    }
-    return makers[name]()
 
 
 def windows(model: Path, text: Path, length: int, limit: int) -> list[list[int]]:
@@ -71,7 +57,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=SAMPLE)
     parser.add_argument("--text", type=Path, default=SAMPLE / "heldout")
     parser.add_argument("--calib", type=Path)
-    parser.add_argument("--quant", default="none,rtn4,awq4,gptq4")
+    parser.add_argument("--quant", default="none,rtn4,awq4,gptq4,awqgptq4")
+    parser.add_argument("--group-size", type=int)
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=20000)
     parser.add_argument("--json", action="store_true")
@@ -82,8 +69,9 @@ def main() -> None:
     held_out = windows(options.model, options.text, options.window, options.tokens)
     rows: dict[str, float] = {}
     for name in options.quant.split(","):
+        passes = quantize(name, "int8", (), calibration.sequences, options.group_size)
         graph, ctx, start = load_graph(options.model), PassContext(), time.perf_counter()
-        run_passes(graph, [*canonicalize(), *quantization(name, calibration.sequences)], ctx)
+        run_passes(graph, [*canonicalize(), *passes], ctx)
         seconds = time.perf_counter() - start
         hold_values(graph)
         rows[name] = perplexity(graph, held_out)
@@ -91,7 +79,7 @@ def main() -> None:
         if {"none", "rtn4"} <= rows.keys() and name not in ("none", "rtn4"):
             closed = f"  closes {(rows['rtn4'] - rows[name]) / (rows['rtn4'] - rows['none']):.0%} of the gap"
         if not options.json:
-            print(f"{name:6} perplexity {rows[name]:.4f}  passes {seconds:.1f} s{closed}", flush=True)
+            print(f"{name:8} perplexity {rows[name]:.4f}  passes {seconds:.1f} s{closed}", flush=True)
     if options.json:
         print(json.dumps(rows))
 

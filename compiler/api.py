@@ -14,7 +14,7 @@ from .options import CompileOptions, default_output
 from .progress import CompileProgress, LoggingReporter, Reporter
 
 PathLike = str | os.PathLike[str]
-_PATHS = ("calib", "dump_passes")
+_PATHS = ("calib", "gate_text", "dump_passes")
 
 
 class CompileFields(TypedDict, total=False):
@@ -29,6 +29,8 @@ class CompileFields(TypedDict, total=False):
     calib: PathLike | None
     calib_sequences: int
     calib_length: int
+    gate: tuple[str, ...]
+    gate_text: PathLike | None
     kv_cache: str
     max_seq_len: int | None
     max_batch_size: int

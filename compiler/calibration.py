@@ -51,16 +51,16 @@ def load_calibration(
 
 
 def check_text(path: Path, has_tokenizer: bool) -> None:
-    """UsageError for a calibration text that cannot be used, as far as shows before it is tokenized.
+    """UsageError for a text, to calibrate or measure on, that cannot be used, as far as shows before it is tokenized.
 
     has_tokenizer: whether the model has one."""
     if not has_tokenizer:
         raise UsageError(
-            f"calibration text {path} cannot be used: the model has no tokenizer.json",
-            "leave --calib out to calibrate on random token ids",
+            f"text {path} cannot be used: the model has no tokenizer.json",
+            "without --calib, calibration uses random token ids",
         )
     if not read_text(path).strip():
-        raise UsageError(f"calibration text {path} is empty")
+        raise UsageError(f"text {path} is empty")
 
 
 def read_text(path: Path) -> str:
@@ -68,11 +68,11 @@ def read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError as error:
-        raise UsageError(f"calibration text {path}: no such file") from error
+        raise UsageError(f"text {path}: no such file") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"calibration text {path} is not UTF-8 (byte {error.start})") from error
+        raise UsageError(f"text {path} is not UTF-8 (byte {error.start})") from error
     except OSError as error:
-        raise UsageError(f"calibration text {path} cannot be read: {error.strerror}") from error
+        raise UsageError(f"text {path} cannot be read: {error.strerror}") from error
 
 
 def tokenize(text: str, tokenizer_file: Path) -> list[int]:

@@ -74,6 +74,7 @@ def show_summary(options: CompileOptions, report: CompileReport, reporter: Repor
 
 def given_formats(given: Mapping[str, int]) -> str:
     """Which formats a checkpoint's weights are kept in, and what is stored in more bits than it has there."""
+    from .weights.formats.float8 import Float8
     from .weights.formats.ggml import file_bits
     from .weights.formats.registry import find_format
 
@@ -84,7 +85,8 @@ def given_formats(given: Mapping[str, int]) -> str:
         more = (
             f" (re-encoded without loss: {kept:.2f} bits per weight instead of {own:.2f})" if kept > 1.05 * own else ""
         )
-        found.append(f"{name} {count}{more}")
+        floats = " (activations are not rounded)" if isinstance(form, Float8) else ""
+        found.append(f"{name} {count}{more}{floats}")
     return ", ".join(found)
 
 

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+
+import msgspec
 
 from ..passes import pipelines
 from ..passes.base import Pass, PassContext
-from ..runtime.format.manifest import EmbeddingFacts, QuantFacts
+from ..runtime.format.manifest import QuantFacts
 from . import measure
 from .backends.registry import backend_for
 from .calibration import load_calibration
+from .calibrations import Calibrations, open_calibrations
+from .canaries import make_canaries
 from .engine import directory as writer
-from .engine.manifest import make_limits, make_manifest
+from .engine.manifest import embedding_facts, make_limits, make_manifest, read_bos
+from .frontend.ending import ending_of
 from .frontend.load import load_graph
 from .frontend.source.pooling import read_pooling
 from .frontend.source.source import open_source
+from .gates import GatePlan, gate_sequences, parse_gates
 from .graph.graph import Graph
 from .options import KV_DTYPES, CompileOptions
 from .phases import Phases
@@ -27,8 +34,9 @@ from .report import CompileReport, make_report
 from .request import check
 from .speculate.cost import modelled_cost
 from .speculate.plan import acceptance_of, speculation, with_speculation
+from .targets import Target
 from .weights.formats.dense import short_dtype
-from .weights.handles import QuantizedWeight
+from .weights.handles import is_quantized
 
 
 def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport:
@@ -38,21 +46,32 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
     for warning in request.warnings:
         reporter.warn(warning)
     heads = choice.read_heads() if choice else ()
-    source = open_source(options.model)
+    source = open_source(options.model, options.task)
     options = replace(options, model=source.files)
     pooling = read_pooling(options.model, options.pooling) if options.task == "embed" else None
     with reporter.stage("trace"):
-        graph = load_graph(source, options.max_seq_len, embeds=pooling is not None)
+        longest = options.max_seq_len or (pooling and pooling.max_tokens) or None
+        graph = load_graph(source, longest, task=options.task, ending=pooling and ending_of(pooling))
     backend = backend_for(target, weight_dtype(graph), options.deterministic)
     limits = make_limits(graph, options)
+    gates = _gates(options, graph, target)
     with reporter.stage("optimize"):
-        phases = Phases(graph, PassContext(progress=reporter.progress), options.dump_passes)
+        context = PassContext(progress=reporter.progress)
+        phases = Phases(graph, context, options.dump_passes)
         phases.run("canonicalize", pipelines.canonicalize())
-    if options.quant != "none":
-        if any(isinstance(weight, QuantizedWeight) for weight in graph.weights.values()):
+    original = graph.copy()
+    kept = Calibrations()
+    if (chosen := QUANTIZATIONS[options.quant]) is not None:
+        if any(map(is_quantized, graph.weights.values())):
             reporter.warn(f"the model comes quantized: --quant {options.quant} starts from its quantized values")
         with reporter.stage("quantize"):
-            phases.run("quantize", _quantize(options, graph, reporter))
+            sequences = _calibration(options, graph, reporter) if chosen.calibrated else ()
+            kept = open_calibrations(request.options, sequences) if sequences else kept
+            context.calibrations = kept.folder
+            phases.run("quantize", _quantize(options, sequences))
+    with reporter.stage("answers"):
+        kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
+        quantized, canaries = graph.copy(), make_canaries(graph, _tokenizer(options), kv_dtype)
     acceptance: list[list[float]] = []
     if added := pipelines.speculate(heads, choice.layers if choice else 0, options.quant, options.quant_head):
         with reporter.stage("speculate"):
@@ -62,7 +81,6 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
     with reporter.stage("lower"):
         phases.run("attention", pipelines.attention())
         phases.run("fuse", pipelines.fuse())
-        kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
         lowered = lower(graph, LowerOptions(kv_dtype, backend.profile, max_seq_len=limits.max_seq_len))
         verify_lowered(lowered.program, backend.refusal)
     with writer.engine_directory(options.output) as stage:
@@ -87,25 +105,30 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
             tokenizer = writer.copy_tokenizer(stage, options.model)
             writer.copy_runtime(stage)
             facts = QuantFacts(options.quant, report.bits_per_weight, report.kept)
-            embedding = pooling and EmbeddingFacts(pooling.kind, pooling.normalize, lowered.program.vocab_size)
-            manifest = make_manifest(graph, lowered, facts, options, target, built, tokenizer, embedding)
-            writer.write_manifest(stage, manifest)
+            embedding = embedding_facts(graph, options, pooling)
+            answers = writer.write_canaries(stage, canaries)
+            manifest = make_manifest(graph, lowered, facts, options, target, built, tokenizer, embedding, answers)
+            manifest = writer.write_manifest(stage, manifest)
+        if gates:
+            with reporter.stage("gate"):
+                loss = measure.measure_loss(stage, gates, original, quantized, phases.records, reporter.progress)
+                writer.seal(stage, msgspec.structs.replace(manifest, gate=loss))
+    kept.done()
     return replace(report, engine_bytes=sum(p.stat().st_size for p in options.output.rglob("*") if p.is_file()))
 
 
-def _quantize(options: CompileOptions, graph: Graph, reporter: Reporter) -> list[Pass]:
-    """The quantization pass; calibrated methods read and tokenize their text here."""
-    chosen = QUANTIZATIONS[options.quant]
-    sequences = _calibration(options, graph, reporter) if chosen and chosen.calibrated else ()
-    return pipelines.quantize(options.quant, options.quant_head, options.keep, sequences)
+def _quantize(options: CompileOptions, sequences: Sequence[Sequence[int]]) -> list[Pass]:
+    """The quantization passes; `sequences` are what calibrated methods read."""
+    return pipelines.quantize(
+        options.quant, options.quant_head, options.keep, sequences, options.group_size, options.device
+    )
 
 
 def _calibration(options: CompileOptions, graph: Graph, reporter: Reporter) -> Sequence[Sequence[int]]:
     """Token sequences of the calibration text."""
-    tokenizer = options.model / "tokenizer.json"
     calibration = load_calibration(
         options.calib,
-        tokenizer if tokenizer.is_file() else None,
+        _tokenizer(options),
         graph.info.vocab_size,
         num_sequences=options.calib_sequences,
         sequence_length=min(options.calib_length, graph.max_seq_len),
@@ -114,6 +137,23 @@ def _calibration(options: CompileOptions, graph: Graph, reporter: Reporter) -> S
     if calibration.warning:
         reporter.warn(calibration.warning)
     return calibration.sequences
+
+
+def _gates(options: CompileOptions, graph: Graph, target: Target) -> GatePlan | None:
+    """What --gate asks for, its text tokenized; None without it."""
+    if not options.gate:
+        return None
+    measure.check_device(target)
+    bos = read_bos(options.model)
+    length = graph.max_seq_len
+    sequences = gate_sequences(options.gate_text, _tokenizer(options), graph.info.vocab_size, bos, length)
+    return GatePlan(parse_gates(options.gate), sequences, str(options.gate_text or "bundled"))
+
+
+def _tokenizer(options: CompileOptions) -> Path | None:
+    """The model's tokenizer.json, if it has one."""
+    file = options.model / "tokenizer.json"
+    return file if file.is_file() else None
 
 
 def weight_dtype(graph: Graph) -> str:

@@ -8,6 +8,7 @@ __all__ = [
     "CheckpointError",
     "ExportError",
     "ExtensionError",
+    "GateError",
     "GraphTextError",
     "HeadMismatch",
     "HubError",
@@ -149,3 +150,13 @@ class OutOfMemory(IccError):
             "free memory, or compile on a machine that has more: `icc plan MODEL` says what a compile takes",
         )
         self.stage = stage
+
+
+class GateError(IccError):
+    """The engine does not keep what --gate asks for. `metric` is "ppl" or "kl", `found` and `limit` its values."""
+
+    exit_code = 45
+
+    def __init__(self, metric: str, found: float, limit: float, message: str, hint: str) -> None:
+        super().__init__(message, hint)
+        self.metric, self.found, self.limit = metric, found, limit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -12,10 +13,11 @@ from . import quantization, targets
 from .errors import UsageError
 from .frontend.source.hub import is_hub_name
 from .frontend.source.identify import CONFIG
-from .quantization import HEAD_FORMATS, QUANTIZATIONS
+from .gates import parse_gates
+from .quantization import GROUPS, HEAD_FORMATS, QUANTIZATIONS
 from .targets import find_target
 
-TASKS = ("generate", "embed")
+TASKS = {"generate": "text", "embed": "one vector per text", "rerank": "one score per pair of texts"}
 POOLINGS = get_args(Pooling)
 KV_DTYPES = {"auto": "", "f32": "f32", "bf16": "bf16", "f16": "f16", "fp16": "f16", "int8": "i8"}
 
@@ -25,8 +27,11 @@ class CompileOptions:
     """Options of one compile. Limits are in tokens and sequences; None means the default for the model.
 
     task: "embed" for an engine that makes one vector per prompt of its hidden states. pooling: which of them make it;
-    None means what the checkpoint says.
-    quant_head: how the LM head is stored when `quant` is not none. keep: patterns of linears to leave unquantized.
+    None means what the checkpoint says. "rerank" for one that scores pairs of texts.
+    quant_head: how the LM head is stored when `quant` is not none. group_size: weights per scale, of the head too; None
+    means 128, or fewer where a layer's width demands it. keep: patterns of linears to leave unquantized.
+    gate: what the engine, kernels included, may lose against the model that it is made of: "ppl=2%" (perplexity rises
+    by at most so much), "kl=0.01" (mean Kullback-Leibler divergence per token, in nats); GateError if it loses more.
     spec: the drafter of speculative decoding, "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none". spec_guesses: the
     size of the tree of draft heads at every batch size, instead of what its cost says. deterministic: a request's
     logits have the same bits whatever else is in its steps; on a CPU they always do. tune: choose the blocks of CPU
@@ -36,21 +41,29 @@ class CompileOptions:
     model: Path
     output: Path
     target: str = setting("cpu", "What to compile for.", values=targets.explained, open=True, metavar="TARGET")
-    task: str = setting("generate", "Text, or embeddings.", values=lambda: dict.fromkeys(TASKS, ""))
+    task: str = setting("generate", "What the engine gives.", values=lambda: TASKS)
     pooling: Pooling | None = setting(
         None,
         "How --task embed makes one vector of many.",
         values=lambda: dict.fromkeys(POOLINGS, ""),
-        unset="the checkpoint's, or last",
+        unset="the checkpoint's, or last, or of encoders mean",
     )
     quant: str = setting("none", "Weights of the linear layers.", values=quantization.explained)
     quant_head: str = setting(
         "int8", "The LM head, where the linear layers are quantized.", values=quantization.heads_explained
     )
+    group_size: int | None = setting(
+        None, "Weights that share a scale.", metavar="16|32|64|128", unset="128, fewer where a layer demands it"
+    )
     keep: tuple[str, ...] = setting((), "Leave matching linears unquantized (repeatable).", metavar="PATTERN")
     calib: Path | None = setting(None, "UTF-8 text to calibrate on.", metavar="FILE", unset="a bundled one")
     calib_sequences: int = setting(32, "Sequences to calibrate on.")
     calib_length: int = setting(512, "Tokens per calibration sequence.")
+    device: str = setting("cpu", "Where calibration computes: cpu, cuda or cuda:N.", metavar="cpu|cuda")
+    gate: tuple[str, ...] = setting(
+        (), "Fail if the engine loses more: ppl=2%, kl=0.01 (repeatable).", metavar="METRIC=LIMIT"
+    )
+    gate_text: Path | None = setting(None, "UTF-8 text to measure --gate on.", metavar="FILE", unset="a bundled one")
     kv_cache: str = setting("auto", "Numbers of the KV cache.", values=lambda: dict.fromkeys(KV_DTYPES, ""))
     max_seq_len: int | None = setting(
         None, "Longest sequence, prompt included.", unset="the model's, at most 4096", metavar="TOKENS"
@@ -77,7 +90,7 @@ class CompileOptions:
     force: bool = setting(False, "Replace an engine that exists.")
 
     def __post_init__(self) -> None:
-        _choice("--task", self.task, TASKS)
+        _choice("--task", self.task, tuple(TASKS))
         _choice("--quant", self.quant, tuple(QUANTIZATIONS))
         _choice("--quant-head", self.quant_head, tuple(HEAD_FORMATS))
         _choice("--kv-cache", self.kv_cache, tuple(KV_DTYPES))
@@ -86,7 +99,13 @@ class CompileOptions:
                 f"--tune measures this machine, and --target {self.target} is not only for it",
                 "use --target native; for a GPU: icc tune ENGINE, on a host that has it",
             )
+        self._check_group()
+        if self.device != "cpu" and not re.fullmatch(r"cuda(:\d+)?", self.device):
+            raise UsageError(f"--device {self.device!r} is unknown", "choose from: cpu, cuda, cuda:N")
         self._check_task()
+        parse_gates(self.gate)
+        if self.gate_text is not None and not self.gate:
+            raise UsageError("--gate-text is for --gate", "add --gate ppl=2%, or leave --gate-text out")
         for name in (
             "max_seq_len",
             "max_batch_size",
@@ -99,13 +118,26 @@ class CompileOptions:
             if value is not None and value < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
 
+    def _check_group(self) -> None:
+        if self.group_size is None:
+            return
+        if self.group_size not in GROUPS:
+            sizes = ", ".join(map(str, reversed(GROUPS)))
+            raise UsageError(f"--group-size {self.group_size}: there are no kernels for it", f"choose from: {sizes}")
+        chosen = QUANTIZATIONS[self.quant]
+        if chosen is None or not chosen.grouped:
+            grouped = ", ".join(name for name, found in QUANTIZATIONS.items() if found is not None and found.grouped)
+            raise UsageError(f"--group-size is not used by --quant {self.quant}", f"choose from: {grouped}")
+
     def _check_task(self) -> None:
         if self.pooling is not None:
             _choice("--pooling", self.pooling, POOLINGS)
             if self.task != "embed":
                 raise UsageError("--pooling is for engines that embed", "add --task embed")
-        if self.task == "embed" and (self.spec != "none" or self.spec_guesses is not None):
-            raise UsageError("--task embed generates no tokens that --spec could guess", "leave --spec out")
+        if self.task != "generate" and self.gate:
+            raise UsageError(f"--gate compares predictions, and --task {self.task} makes none", "leave --gate out")
+        if self.task != "generate" and (self.spec != "none" or self.spec_guesses is not None):
+            raise UsageError(f"--task {self.task} generates no tokens that --spec could guess", "leave --spec out")
 
 
 def _choice(option: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+GROUPS = (128, 64, 32, 16)  # values per scale that kernels have
+
 
 @dataclass(frozen=True)
 class Quantization:
     """How the weights of a compile are quantized.
 
-    method: the pass that chooses the codes, "rtn" for quantize-rtn. format: what it stores, by the name that
-    `find_format` knows. summary: what help says of it. calibrated: whether it reads text.
+    method: the pass that chooses the codes, "rtn" for quantize-rtn; "awq+gptq" for the scales of the one and the codes
+    of the other. format: what it stores, by the name that `find_format` knows. summary: what help says of it.
+    calibrated: whether it reads text.
     """
 
     method: str
@@ -18,12 +21,19 @@ class Quantization:
     summary: str
     calibrated: bool = False
 
+    @property
+    def grouped(self) -> bool:
+        """Whether --group-size says how many weights share a scale."""
+        return self.format in ("q4", "q8")
+
 
 QUANTIZATIONS: dict[str, Quantization | None] = {
     "none": None,
     "rtn4": Quantization("rtn", "q4", "4 bits, rounded to the nearest value"),
+    "fp8": Quantization("rtn", "e4m3", "8-bit floats (e4m3), a scale per output channel"),
     "awq4": Quantization("awq", "q4", "4 bits, scaled by how large activations are (AWQ)", calibrated=True),
     "gptq4": Quantization("gptq", "q4", "4 bits, each error made up for by later weights (GPTQ)", calibrated=True),
+    "awqgptq4": Quantization("awq+gptq", "q4", "4 bits, scaled as by awq4, then rounded as by gptq4", calibrated=True),
 }
 HEAD_FORMATS: dict[str, str | None] = {"none": None, "int8": "q8", "4bit": "q4"}  # None: left as stored
 _HEADS = {"none": "as in the checkpoint", "int8": "8 bits", "4bit": "4 bits, rounded to the nearest value"}

@@ -17,7 +17,7 @@ from .frontend.source import hub
 from .frontend.source.identify import Found, find_checkpoint, onnx_files
 from .frontend.source.lengths import check_length
 from .frontend.source.pooling import read_pooling
-from .frontend.source.refuse import check_config, check_head
+from .frontend.source.refuse import check_config, check_head, check_scores
 from .frontend.source.shards import weight_files
 from .options import CompileOptions
 from .quantization import QUANTIZATIONS
@@ -59,8 +59,11 @@ def check(options: CompileOptions) -> Request:
         weight_files(model)
         if options.task == "embed":
             read_pooling(model, options.pooling)
-    if options.calib is not None:
-        check_text(options.calib, has_tokenizer)
+    for text in (options.calib, options.gate_text):
+        if text is not None:
+            check_text(text, has_tokenizer)
+    if options.gate and not has_tokenizer:
+        raise UsageError("--gate reads a text, and the model has no tokenizer.json", "leave --gate out")
     return Request(options, target, choice, () if has_tokenizer else _warnings(files))
 
 
@@ -93,9 +96,11 @@ def check_found(found: Found, options: CompileOptions) -> None:
         raise MissingExtraError(f"{found.path} needs the package onnx, which is not installed", install("onnx"))
     if found.is_file:
         return
-    check_config(found.path, found.config)
+    check_config(found.path, found.config, options.task)
     if options.task == "generate":
         check_head(found.path, found.config)
+    elif options.task == "rerank":
+        check_scores(found.path, found.config)
 
 
 def _check_places(options: CompileOptions, target: Target, choice: SpecChoice | None) -> None:
@@ -111,12 +116,29 @@ def _check_places(options: CompileOptions, target: Target, choice: SpecChoice | 
                 f"--calib is not used by --quant {options.quant}, which reads no text",
                 f"leave it out, or choose from: {calibrated}",
             )
+    _check_device(options)
     if options.dump_passes is not None and options.dump_passes.exists() and not options.dump_passes.is_dir():
         raise UsageError(f"--dump-passes {options.dump_passes} is not a directory")
     check_output(options.output, options.force)
     compiler = os.environ.get("CXX", "g++")
     if target.backend == "cpu" and shutil.which(compiler) is None:
         raise ToolchainError([compiler], f"error: {compiler} is not installed")
+
+
+def _check_device(options: CompileOptions) -> None:
+    """UsageError where --device is not there, or nothing would compute on it."""
+    if options.device == "cpu":
+        return
+    chosen = QUANTIZATIONS[options.quant]
+    if not (chosen and chosen.calibrated):
+        raise UsageError(f"--device is where calibration computes, and --quant {options.quant} needs none")
+    import torch
+
+    _, _, number = options.device.partition(":")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(number or 0) >= count:
+        seen = f"{count} GPU{'' if count == 1 else 's'}" if count else "no GPU"
+        raise UsageError(f"--device {options.device}: torch {torch.__version__} sees {seen} here", "use --device cpu")
 
 
 def _warnings(model: Path) -> tuple[str, ...]:

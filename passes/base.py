@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 from ..compiler.graph.graph import Graph
@@ -27,12 +28,14 @@ class Refusal:
 class PassContext:
     """What passes may use besides the graph: where refusals and quantization records go, and a progress callback.
 
-    The callback takes (text, done, total).
+    The callback takes (text, done, total). calibrations: a folder where calibrations keep what they have found, each
+    pass in its own; None keeps nothing.
     """
 
     refusals: list[Refusal] = field(default_factory=list)
     progress: Callable[[str, int, int], None] = lambda text, done, total: None
     quant_records: list[QuantRecord] = field(default_factory=list)
+    calibrations: Path | None = None
 
 
 @dataclass

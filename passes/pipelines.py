@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..compiler.quantization import HEAD_FORMATS, QUANTIZATIONS
@@ -19,6 +19,7 @@ from .canonicalize.simplify import Simplify
 from .fuse.add_norm import FuseAddNorm
 from .fuse.fuse_pointwise import FusePointwise
 from .fuse.merge_linears import MergeLinears
+from .fuse.sort_columns import SortColumns
 from .manager import check_order
 
 
@@ -48,6 +49,7 @@ def fuse() -> list[Pass]:
     """Fewer, larger kernels; afterwards the graph holds only ops of the dialect."""
     return _ordered(
         [
+            SortColumns(),
             MergeLinears(),
             FuseAddNorm(),
             FoldConstants(),
@@ -81,8 +83,20 @@ def speculate(heads: Sequence[Any], layers: int, quant: str, head: str) -> list[
     return _ordered(inserted, canonicalize())
 
 
-def quantize(quant: str, head: str, keep: tuple[str, ...], calibration: Sequence[Sequence[int]]) -> list[Pass]:
-    """What --quant and --quant-head ask for; empty for "none". calibration: token sequences, for methods that read."""
+def quantize(
+    quant: str,
+    head: str,
+    keep: tuple[str, ...],
+    calibration: Sequence[Sequence[int]],
+    group: int | None = None,
+    device: str = "cpu",
+    plans: bool = False,
+) -> list[Pass]:
+    """What --quant and the options beside it ask for; empty for "none".
+
+    calibration: token sequences, for methods that read. group: values per scale, where the user says so. plans: the
+    graph only has to look as it will; nothing is read or computed.
+    """
     from .quantize.awq import QuantizeAwq
     from .quantize.gptq import QuantizeGptq
     from .quantize.rtn import QuantizeRtn
@@ -90,11 +104,22 @@ def quantize(quant: str, head: str, keep: tuple[str, ...], calibration: Sequence
     chosen = QUANTIZATIONS[quant]
     if chosen is None:
         return []
-    method = {"rtn": QuantizeRtn, "awq": QuantizeAwq, "gptq": QuantizeGptq}[chosen.method]
     options: dict[str, Any] = {"format": chosen.format, "head": HEAD_FORMATS[head], "keep": keep}
-    if chosen.calibrated:
-        options["sequences"] = calibration
-    return _ordered([method(**options)], canonicalize())
+    if group is not None:
+        options |= {"group": group, "any_group": False}
+    reads: dict[str, Any] = {"sequences": calibration, "device": device} if chosen.calibrated else {}
+    # AWQ scales what lies between linears too, nearly always: a plan has some scale there
+    searches: dict[str, Any] = {"searches": not plans, **reads}
+    passes: dict[str, Callable[[], list[Pass]]] = {
+        "rtn": lambda: [QuantizeRtn(**options)],
+        "awq": lambda: [QuantizeAwq(**options, **searches)],
+        "gptq": lambda: [QuantizeRtn(**options) if plans else QuantizeGptq(**options, **reads)],
+        "awq+gptq": lambda: [
+            QuantizeAwq(**{**options, "head": None}, **searches, rounds=False),
+            *passes["gptq"](),
+        ],
+    }
+    return _ordered(passes[chosen.method](), canonicalize())
 
 
 def _ordered(passes: list[Pass], before: Sequence[Pass] = ()) -> list[Pass]:

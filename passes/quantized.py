@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..compiler.weights.handles import QuantizedWeight
+from ..compiler.weights.handles import QuantizedWeight, Weight
 
 
 @dataclass
 class QuantRecord:
     """One quantized weight: how, and how well. `scaled` tells whether AWQ folded scales into what produces its input.
 
-    `output_snr_db` compares the layer's outputs on calibration inputs (None where there were none).
+    `output_snr_db` compares the layer's outputs on calibration inputs (None where there were none). source: the weight
+    before it was rounded, scaled as it is.
     """
 
     name: str
@@ -21,6 +22,7 @@ class QuantRecord:
     weight: QuantizedWeight = field(repr=False)
     output_snr_db: float | None = None
     scaled: bool = False
+    source: Weight | None = field(default=None, repr=False)
 
     @property
     def weight_snr_db(self) -> float:

@@ -36,6 +36,7 @@ PASSES: dict[str, str] = {
     "recognize-rope": "attention.recognize_rope:RecognizeRope",
     "select-logit-rows": "attention.select_logit_rows:SelectLogitRows",
     "simplify": "canonicalize.simplify:Simplify",
+    "sort-columns": "fuse.sort_columns:SortColumns",
 }
 # The rules of these passes, and the choices that name their reasons; with the names of passes, what --explain knows.
 RULES = (

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TypeVar, Unpack, cast, overload
+
+import numpy as np
 
 from .errors import IccError, RequestError
 from .format.manifest import Manifest
 from .llm import LLM, load_with_fields, open_llm
-from .loop.engine_thread import EngineThread, News, Question
+from .loop.engine_thread import EngineThread, News, Question, Reading
 from .options import LoadOptions
-from .prompting import ChatOptions, Prompt, Prompting, params_for
+from .prompting import ChatOptions, Prompt, Prompting, Query
+from .reading.answer import Answer
 from .requests.generation import Completion
 from .requests.increment import Increment
 from .requests.params import SamplingParams
@@ -98,9 +102,7 @@ class AsyncLLM:
     ) -> list[Completion]:
         """Complete every prompt (text, or token ids); see `LLM.generate`."""
         given = [prompts] if isinstance(prompts, str) else list(prompts)
-        each = params_for(len(given), params)
-        prompting = self.prompting
-        return await self._complete(await asyncio.to_thread(lambda: [prompting.encode(p) for p in given]), each)
+        return await self._complete(await asyncio.to_thread(self.prompting.queries, given, params))
 
     @overload
     async def chat(
@@ -126,59 +128,85 @@ class AsyncLLM:
         conversations = [messages] if one else cast(Sequence[Messages], messages)
         if one and isinstance(params, SamplingParams) and params.n != 1:
             raise RequestError("n must be 1 for one conversation", "give a list of conversations", field="n")
-        prepared = await asyncio.to_thread(self.prompting.prepare_chats, conversations, params, options)
-        completions = await self._complete(*prepared)
+        completions = await self._complete(
+            await asyncio.to_thread(self.prompting.chats, conversations, params, options)
+        )
         return completions[0] if one else completions
 
     async def stream(
         self, prompt: Prompt | Messages, params: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> AsyncIterator[Increment]:
         """One completion in pieces as it comes, of a prompt or of messages; see `LLM.stream`."""
-        encoded, params = await asyncio.to_thread(self.prompting.prepare, prompt, params, options)
-        if params.n != 1:
+        query = await asyncio.to_thread(self.prompting.query, prompt, params, options)
+        if query.params.n != 1:
             raise RequestError("n must be 1 when streaming", "use generate", field="n")
-        question, news = await self._ask(encoded, params, streamed=True)
+        question, news = await self._ask(query, streamed=True)
+        answer = None if query.read is None else Answer(query.read)
         try:
             while isinstance(told := await news.get(), Increment):
-                yield told
+                yield (increment := told.read_by(answer))
+                if increment.finish_reason is not None and told.finish_reason is None:
+                    return  # all calls that are wanted are here
             if isinstance(told, BaseException):
                 raise told
         finally:
             self._cancel([question])
 
-    async def _complete(self, encoded: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Completion]:
+    async def embed(self, prompts: Sequence[Prompt] | str) -> np.ndarray:
+        """One vector per prompt, float32 `[n, dimension]`; see `LLM.embed`."""
+        given = [prompts] if isinstance(prompts, str) else list(prompts)
+        encoded = await asyncio.to_thread(lambda: [self.prompting.encode(prompt) for prompt in given])
+        loop, readings = asyncio.get_running_loop(), list[Reading]()
+        news: list[asyncio.Queue[np.ndarray | BaseException]] = []
+        try:
+            for token_ids in encoded:
+                news.append(asyncio.Queue())
+                readings.append(Reading(token_ids, partial(_post, loop, news[-1].put_nowait)))
+                self._send(readings[-1])
+            vectors = []
+            for queue in news:
+                told = await queue.get()
+                if isinstance(told, BaseException):
+                    raise told
+                vectors.append(told)
+        finally:
+            self._cancel(readings)
+        return np.stack(vectors) if vectors else np.empty((0, self._loaded.executor.vocab_size), dtype=np.float32)
+
+    async def _complete(self, queries: Sequence[Query]) -> list[Completion]:
         questions: list[Question] = []
         try:
             asked = []
-            for token_ids, one in zip(encoded, params, strict=True):
-                question, news = await self._ask(token_ids, one)
+            for query in queries:
+                question, news = await self._ask(query)
                 questions.append(question)
                 asked.append(news)
             completions: list[Completion] = []
-            for news in asked:
+            for query, news in zip(queries, asked, strict=True):
                 told = await news.get()
                 if isinstance(told, BaseException):
                     raise told
-                completions += cast("list[Completion]", told)
+                completions += [one.read_by(query.read) for one in cast("list[Completion]", told)]
             return completions
         finally:
             self._cancel(questions)
 
-    async def _ask(
-        self, token_ids: Sequence[int], params: SamplingParams, streamed: bool = False
-    ) -> tuple[Question, asyncio.Queue[News]]:
+    async def _ask(self, query: Query, streamed: bool = False) -> tuple[Question, asyncio.Queue[News]]:
         """Put a question to the engine; what it tells comes in the queue."""
-        constrain = None
-        if params.asks_for_a_form:
-            params, constrain = await asyncio.to_thread(self.prompting.constrained, params)
+        params, constrain = query.params, None
+        if params.asks_for_a_form or query.grammar:
+            params, constrain = await asyncio.to_thread(self.prompting.constrained, params, query.grammar)
         loop, news = asyncio.get_running_loop(), asyncio.Queue[News]()
-        question = Question(token_ids, params, constrain, lambda told: _post(loop, news.put_nowait, told), streamed)
+        question = Question(query.token_ids, params, constrain, partial(_post, loop, news.put_nowait), streamed)
+        self._send(question)
+        return question, news
+
+    def _send(self, question: Question | Reading) -> None:
         if self._thread is None:
             raise IccError("the engine was closed")
         self._thread.ask(question)
-        return question, news
 
-    def _cancel(self, questions: Sequence[Question]) -> None:
+    def _cancel(self, questions: Sequence[Question | Reading]) -> None:
         """End what has not ended of them."""
         for question in questions:
             if self._thread is not None:

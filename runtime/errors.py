@@ -126,3 +126,18 @@ class BatchFailed(IccError):
     def __init__(self, failed: int, requests: int, output: str) -> None:
         super().__init__(f"{failed} of {requests} requests failed", f"their lines in {output} say why")
         self.failed, self.requests = failed, requests
+
+
+class WrongAnswersError(IccError):
+    """The engine's kernels give other answers to its canary prompts here than the compiler had: on this machine they
+    are wrong. `prompt` is the canary's number, `how` what the steps had."""
+
+    exit_code = 46
+
+    def __init__(self, prompt: int, how: str, found: float, allowed: float) -> None:
+        super().__init__(
+            f"the engine gives wrong answers on this machine: canary prompt {prompt}, in steps of {how}, "
+            f"is off by {found:.3g}, and {allowed:.3g} is allowed",
+            "another kernel library may be right (--isa, see icc inspect); else compile the model again here",
+        )
+        self.prompt, self.how, self.found, self.allowed = prompt, how, found, allowed

@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar, Unpack, cast, overload
 
 import numpy as np
 
+from .answers import verify_answers
 from .errors import RequestError
 from .executor.base import Executor
 from .executor.open import open_executor, open_gpu
@@ -18,7 +19,8 @@ from .format.load import Engine, open_engine
 from .format.manifest import Manifest
 from .loop.engine_loop import EngineLoop
 from .options import LoadOptions
-from .prompting import ChatOptions, Prompt, Prompting, params_for
+from .prompting import ChatOptions, Prompt, Prompting, Query, RenderOptions
+from .reading.answer import Answer, MakeReader
 from .requests.embedding import Embedding
 from .requests.generation import Completion, Generation
 from .requests.increment import Increment
@@ -65,6 +67,8 @@ def open_llm(options: LoadOptions) -> LLM:
     try:
         make = partial(open_executor, gpu=gpu, threads=options.threads)
         executor = make(engine, kv_bytes=options.kv_bytes, swap_bytes=options.swap_bytes)
+        if options.verify_answers:
+            _check_answers(engine, executor)
         tokenizer_json = engine.tokenizer_json()
         tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json)
         second = partial(make, swap_bytes=0)
@@ -73,6 +77,14 @@ def open_llm(options: LoadOptions) -> LLM:
         engine.close()
         raise
     return LLM(engine.manifest, executor, tokenizer, engine, speculator)
+
+
+def _check_answers(engine: Engine, executor: Executor) -> None:
+    try:
+        verify_answers(engine, executor)
+    except BaseException:
+        executor.close()
+        raise
 
 
 def _hasher(image: bytes, name: str) -> HashPieces:
@@ -117,8 +129,8 @@ class LLM:
         other. `progress` is told how many of all completions have ended, after every step in which one did.
         RequestError (nothing has run then) if a prompt or a parameter is invalid.
         """
-        encoded = [self.encode(prompt) for prompt in ([prompts] if isinstance(prompts, str) else prompts)]
-        return self._complete(encoded, params_for(len(encoded), params), progress)
+        given = [prompts] if isinstance(prompts, str) else prompts
+        return self._complete(self.prompting.queries(given, params), progress)
 
     @overload
     def chat(
@@ -143,15 +155,15 @@ class LLM:
 
         One conversation gives one Completion, several give a list as `generate` does. Without `params` an answer may
         fill the context. Sampling that they leave out is the model's, and at temperature 1.0 where it says nothing, as
-        in OpenAI's API. options: see ChatOptions. RequestError if the engine has no template, or that refuses the
-        messages.
+        in OpenAI's API. options: see ChatOptions. With `tools`, the calls that the answer makes of them are its
+        `tool_calls`; put its `message` and their results behind the messages to go on. RequestError if the engine has
+        no template, or that refuses the messages.
         """
         if not is_messages(messages):
-            prepared = self.prompting.prepare_chats(cast(Sequence[Messages], messages), params, options)
-            return self._complete(*prepared)
+            return self._complete(self.prompting.chats(cast(Sequence[Messages], messages), params, options))
         if isinstance(params, SamplingParams) and params.n != 1:
             raise RequestError("n must be 1 for one conversation", "give a list of conversations", field="n")
-        [completion] = self._complete(*self.prompting.prepare_chats([messages], params, options))
+        [completion] = self._complete(self.prompting.chats([messages], params, options))
         return completion
 
     def stream(
@@ -159,29 +171,26 @@ class LLM:
     ) -> Iterator[Increment]:
         """One completion in pieces as it comes: of a prompt, or of messages (see `generate` and `chat`).
 
-        An Increment is a text that knows its token ids; the last one says why the completion ended. Closing the
-        iterator ends the request.
+        An Increment is a text that knows its token ids, and the calls of tools that are whole with it; the last one
+        says why the completion ended. Closing the iterator ends the request.
         """
-        encoded, params = self.prompting.prepare(prompt, params, options)
-        if params.n != 1:
+        query = self.prompting.query(prompt, params, options)
+        if query.params.n != 1:
             raise RequestError("n must be 1 when streaming", "use generate", field="n")
-        return self._increments(encoded, params)
+        return self._increments(query)
 
-    def add(self, token_ids: Sequence[int], params: SamplingParams) -> list[Generation]:
-        """Queue a prompt with the engine loop, under the grammar that `params` ask for."""
-        params, constrain = self.prompting.constrained(params)
+    def add(self, token_ids: Sequence[int], params: SamplingParams, grammar: str = "") -> list[Generation]:
+        """Queue a prompt with the engine loop, under the grammar that `params` or the caller ask for."""
+        params, constrain = self.prompting.constrained(params, grammar)
         return self.loop.add(token_ids, params, constrain=constrain)
 
-    def _complete(
-        self,
-        encoded: Sequence[Sequence[int]],
-        params: Sequence[SamplingParams],
-        progress: Progress | None = None,
-    ) -> list[Completion]:
+    def _complete(self, queries: Sequence[Query], progress: Progress | None = None) -> list[Completion]:
         generations: list[Generation] = []
+        reads: list[MakeReader | None] = []
         try:
-            for token_ids, one in zip(encoded, params, strict=True):
-                generations += self.add(token_ids, one)
+            for query in queries:
+                generations += self.add(query.token_ids, query.params, query.grammar)
+                reads += [query.read] * query.params.n
             left = len(generations) + 1
             while running := sum(generation.finish_reason is None for generation in generations):
                 if progress is not None and running < left:
@@ -193,14 +202,15 @@ class LLM:
         finally:  # after an error or an interrupt nothing may run on
             for generation in generations:
                 self.loop.end(generation)
-        return [generation.completion() for generation in generations]
+        return [one.completion().read_by(read) for one, read in zip(generations, reads, strict=True)]
 
-    def _increments(self, token_ids: Sequence[int], params: SamplingParams) -> Iterator[Increment]:
-        [generation] = self.add(token_ids, params)
+    def _increments(self, query: Query) -> Iterator[Increment]:
+        [generation] = self.add(query.token_ids, query.params, query.grammar)
+        answer = None if query.read is None else Answer(query.read)
         try:
             while True:
                 while generation.outputs:
-                    increment = Increment.of(generation.outputs.popleft())
+                    increment = Increment.of(generation.outputs.popleft()).read_by(answer)
                     yield increment
                     if increment.finish_reason is not None:
                         return
@@ -246,7 +256,7 @@ class LLM:
         """Token ids of a prompt: text through the tokenizer with its special tokens, token ids as they are."""
         return self.prompting.encode(prompt)
 
-    def render(self, messages: Messages, **options: Unpack[ChatOptions]) -> str:
+    def render(self, messages: Messages, **options: Unpack[RenderOptions]) -> str:
         """The text of a conversation in the engine's chat template, as `chat` gives it to the model."""
         return self.prompting.render(messages, **options)
 

@@ -20,7 +20,9 @@ class LoadOptions:
     """An engine directory and how to load it. UsageError if a value is none that any engine takes.
 
     threads: of the kernels (default: the physical cores this process may use). isa: a library of the engine by name
-    instead of the best for this machine. verify: compare every file with its sha256 first. kv_bytes: memory for the KV
+    instead of the best for this machine. verify: compare every file with its sha256 first. verify_answers: let the
+    engine answer its canary prompts first, and raise WrongAnswersError if its kernels are wrong on this machine; `icc
+    serve` always does. kv_bytes: memory for the KV
     cache (default: a full batch of full sequences, within 40 % of the available memory). swap_bytes: of a GPU engine,
     host memory for the KV of preempted requests (default: if its cache can run out, 4 GiB, within 25 % of the available
     memory; 0: it is computed again). spec: the drafter of speculative decoding, "none", "medusa", "ngram",
@@ -36,6 +38,7 @@ class LoadOptions:
         None, "Kernel library to use instead of the best one; also ICC_ISA.", unset="the best for this CPU", needs="cpu"
     )
     verify: bool = setting(True, "Compare every file with its hash first.")
+    verify_answers: bool = setting(False, "Run the engine's canary prompts first: are its kernels right here?")
     kv_bytes: int | None = setting(
         None,
         "Memory for the KV cache in MiB.",
@@ -86,7 +89,8 @@ class LoadOptions:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
                 raise UsageError(f"{name} = {value!r}: must be an integer, at least {least}")
-        for name, kind in (("isa", str | None), ("spec", str | None), ("spec_accept", str), ("verify", bool)):
+        flags = (("verify", bool), ("verify_answers", bool))
+        for name, kind in (("isa", str | None), ("spec", str | None), ("spec_accept", str), *flags):
             if not isinstance(getattr(self, name), kind):
                 raise UsageError(f"{name} = {getattr(self, name)!r}: must be {getattr(kind, '__name__', kind)}")
         _ = self.acceptance

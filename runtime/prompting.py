@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from operator import index
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
@@ -14,6 +14,14 @@ from .format.load import Engine
 from .format.manifest import Manifest
 from .grammars.constraints import Grammars
 from .grammars.sources import of_lark, of_regex, of_schema
+from .reading.answer import MakeReader
+from .reading.forced import tool_grammar
+from .reading.formats import AnswerFormat
+from .reading.history import fitted
+from .reading.ids import maker_of_ids
+from .reading.probe import find_format, now
+from .reading.reader import AnswerReader
+from .reading.tools import ToolChoice, Tools, offered
 from .requests.params import SamplingParams
 from .requests.sampler import Constrain
 from .templates.messages import Messages, is_messages, prepared
@@ -26,8 +34,8 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int]
 
 
-class ChatOptions(TypedDict, total=False):
-    """How a conversation becomes a prompt. tools: what the model may call, as in OpenAI's API. add_generation_prompt:
+class RenderOptions(TypedDict, total=False):
+    """How a conversation becomes a text. tools: what the model may call, as in OpenAI's API. add_generation_prompt:
     the answer begins behind the last message (default); continue_final_message: it goes on with the last message
     instead. chat_template_kwargs: more variables of the template, such as enable_thinking."""
 
@@ -35,6 +43,25 @@ class ChatOptions(TypedDict, total=False):
     add_generation_prompt: bool
     continue_final_message: bool
     chat_template_kwargs: Mapping[str, Any] | None
+
+
+class ChatOptions(RenderOptions, total=False):
+    """How a conversation is answered: see RenderOptions; tool_choice: "auto" (default), "none", "required", or the
+    tool that must be called, by its name or as in OpenAI's API; parallel_tool_calls: whether several may be."""
+
+    tool_choice: ToolChoice | None
+    parallel_tool_calls: bool
+
+
+@dataclass(frozen=True)
+class Query:
+    """A prompt, ready for the engine loop. grammar: what the answer must follow besides what `params` say, a text of
+    `grammars.sources`. read: makes a reader of the answer, where that may hold more than words."""
+
+    token_ids: Sequence[int]
+    params: SamplingParams
+    grammar: str = ""
+    read: MakeReader | None = None
 
 
 class Prompting:
@@ -66,11 +93,24 @@ class Prompting:
         """The chat template; None if the engine has none. TemplateRefused or MissingExtraError if it cannot be used."""
         return self.source.open()
 
+    @cached_property
+    def form(self) -> AnswerFormat:
+        """How the model writes calls and thoughts, as its template tells."""
+        if self.template is None:
+            return AnswerFormat()
+        special_tokens = {} if self._tokenizer is None else self._tokenizer.special_tokens
+        return now(find_format(self.source.text, self._rendered, special_tokens))
+
+    async def _rendered(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None, prompt: bool) -> str:
+        assert self.template is not None
+        return self._render(messages, tools, prompt, False, {})
+
     def use_template(self, text: str) -> None:
         """Take a chat template instead of the engine's own. TemplateRefused or MissingExtraError if it cannot be
         used."""
         self.source = TemplateSource(text, self.source.special_tokens)
         self.template = self.source.open()
+        self.__dict__.pop("form", None)
 
     @cached_property
     def grammars(self) -> Grammars | None:
@@ -104,42 +144,94 @@ class Prompting:
         """The text of a conversation in the engine's chat template; see ChatOptions."""
         if self.template is None:
             raise RequestError("the engine has no chat template", "complete a text as it is (--raw)", field="messages")
-        given = prepared(messages)
+        given = fitted(prepared(messages), self.form)
+        return self._render(given, tools, add_generation_prompt, continue_final_message, chat_template_kwargs or {})
+
+    def _render(
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None,
+        prompt: bool,
+        goes_on: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        assert self.template is not None
         try:
-            return self.template.render(
-                given, tools, add_generation_prompt, continue_final_message, **(chat_template_kwargs or {})
-            )
+            return self.template.render(messages, tools, prompt, goes_on, **variables)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             message = f"the chat template cannot use these messages: {error}"
             raise RequestError(message, field="messages") from error
 
-    def encode_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> list[int]:
+    def encode_chat(self, messages: Messages, **options: Unpack[RenderOptions]) -> list[int]:
         """Token ids of a conversation. The template has written its special tokens itself."""
-        return self._text_tokenizer.encode(self.render(messages, **options), add_special_tokens=False)
+        return self._encode_rendered(self.render(messages, **options))
 
-    def prepare(
-        self, prompt: Prompt | Messages, params: SamplingParams | None, options: ChatOptions
-    ) -> tuple[list[int], SamplingParams]:
-        """The token ids of a prompt or of messages, and the parameters with the defaults that hold for either."""
+    def _encode_rendered(self, text: str) -> list[int]:
+        return self._text_tokenizer.encode(text, add_special_tokens=False)
+
+    # -- queries -----------------------------------------------------------------------------------------------------
+
+    def queries(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Query]:
+        """Every prompt with its parameters."""
+        given = params_for(len(prompts), params)
+        return [Query(self.encode(prompt), one) for prompt, one in zip(prompts, given, strict=True)]
+
+    def query(self, prompt: Prompt | Messages, params: SamplingParams | None, options: ChatOptions) -> Query:
+        """A prompt, or messages, with the defaults that hold for either."""
         if is_messages(prompt):
-            encoded = self.encode_chat(prompt, **options)
-            return encoded, self.chat_params(params, len(encoded))
+            return self._chat(prompt, params, options)
         if options:
             raise RequestError(f"{', '.join(options)}: for messages only", "give a list of messages", field="messages")
-        return self.encode(cast(Prompt, prompt)), params or SamplingParams()
+        return Query(self.encode(cast(Prompt, prompt)), params or SamplingParams())
 
-    def prepare_chats(
+    def chats(
         self,
         conversations: Sequence[Messages],
         params: SamplingParams | Sequence[SamplingParams] | None,
         options: ChatOptions,
-    ) -> tuple[list[list[int]], list[SamplingParams]]:
-        """Token ids and parameters of every conversation."""
-        encoded = [self.encode_chat(messages, **options) for messages in conversations]
-        if params is None:
-            return encoded, [self.chat_params(None, len(token_ids)) for token_ids in encoded]
-        given = params_for(len(encoded), params)
-        return encoded, [self.chat_params(one, len(ids)) for one, ids in zip(given, encoded, strict=True)]
+    ) -> list[Query]:
+        """Every conversation with its parameters."""
+        given = [None] * len(conversations) if params is None else params_for(len(conversations), params)
+        return [self._chat(messages, one, options) for messages, one in zip(conversations, given, strict=True)]
+
+    def _chat(self, messages: Messages, params: SamplingParams | None, options: ChatOptions) -> Query:
+        chosen = {name: value for name, value in options.items() if name in RenderOptions.__annotations__}
+        tools = offered(
+            options.get("tools"), options.get("tool_choice"), options.get("parallel_tool_calls") is not False
+        )
+        rendering = cast(RenderOptions, {**chosen, "tools": tools.shown or None})
+        form, constrained = self.form, tools.must or (params is not None and params.asks_for_a_form)
+        text = self.render(messages, **rendering)
+        if tools.shown and form.calls is None:
+            raise RequestError("this model's chat template has no tool format that icc can read", field="tools")
+        if constrained and not (tools.must and form.messages):
+            text = form.without_thought(text)
+        read = None if constrained and not tools.must else self._reader(messages, tools, text, options)
+        token_ids = self._encode_rendered(text)
+        resolved = self.chat_params(params, len(token_ids))
+        if read is not None and form.special:
+            resolved = replace(resolved, skip_special_tokens=False)
+        return Query(token_ids, resolved, self._call_grammar(tools, resolved) if tools.must else "", read)
+
+    def _call_grammar(self, tools: Tools, params: SamplingParams) -> str:
+        """What an answer follows that must call a tool."""
+        if params.asks_for_a_form:
+            raise RequestError("tool_choice: a call cannot follow a schema or a grammar too", field="tool_choice")
+        special_tokens = {} if self._tokenizer is None else self._tokenizer.special_tokens
+        end_ids = self._manifest.model.eos_token_ids
+        return tool_grammar(self.form, tools.schemas, tools.most, special_tokens, end_ids)
+
+    def _reader(self, messages: Messages, tools: Tools, text: str, options: ChatOptions) -> MakeReader | None:
+        """Makes readers of the answers, if they may hold more than words."""
+        form, last = self.form, messages[-1]
+        if not (tools.shown or form.messages or form.thinking is not None):
+            return None
+        goes_on = bool(options.get("continue_final_message")) and last["role"] == "assistant"
+        thinking = form.thinks_after(text, str(last.get("content")) if goes_on else "")
+        make_id = maker_of_ids(form, sum(len(message.get("tool_calls") or ()) for message in messages))
+        return partial(AnswerReader, form, tools.schemas, tools.most, thinking=thinking, begun=goes_on, make_id=make_id)
 
     @property
     def _text_tokenizer(self) -> Tokenizer:
@@ -156,9 +248,9 @@ class Prompting:
             params = SamplingParams(max_tokens=max(self._manifest.limits.max_seq_len - prompt_tokens, 1))
         return params.resolve(self._manifest.sampling.of_conversations())
 
-    def constrained(self, params: SamplingParams) -> tuple[SamplingParams, Constrain | None]:
-        """The parameters, and the grammar that they ask for, compiled."""
-        if not params.asks_for_a_form:
+    def constrained(self, params: SamplingParams, grammar: str = "") -> tuple[SamplingParams, Constrain | None]:
+        """The parameters, and the grammar that they or the caller ask for, compiled."""
+        if not params.asks_for_a_form and not grammar:
             return params, None
         if self.grammars is None:
             raise RequestError(
@@ -166,14 +258,13 @@ class Prompting:
             )
         try:
             with self._compiling:
-                constrain = self.grammars.compile(_source(params))
+                constrain = self.grammars.compile(grammar or _source(params))
         except ModuleNotFoundError as error:
             raise MissingExtraError(
                 f"schemas, regular expressions and grammars need {error.name}, which is not installed",
                 install("structured"),
             ) from error
-        # the grammar says itself where a text may end
-        return replace(params, ignore_eos=False, min_tokens=0), constrain
+        return params.of_a_form(), constrain
 
 
 def _source(params: SamplingParams) -> str:

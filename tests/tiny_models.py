@@ -44,6 +44,7 @@ def tiny_configs() -> dict[str, Any]:
     opt = {k: v for k, v in BASE.items() if k != "intermediate_size"} | {"ffn_dim": 96, "word_embed_proj_dim": 64}
     gemma2 = {**GQA, "head_dim": 16, "sliding_window": 8}
     moe = {**GQA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "decoder_sparse_step": 1}
+    conv = {**GQA, "num_hidden_layers": 4, "max_position_embeddings": 256, "conv_L_cache": 3, "conv_bias": True}
     oss = {**GQA, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}
     return {
         "llama": t.LlamaConfig(**GQA),
@@ -120,6 +121,9 @@ def tiny_configs() -> dict[str, Any]:
         "cohere-interleaved_rotary": t.CohereConfig(**GQA),
         "granite-multipliers": t.GraniteConfig(
             **GQA, embedding_multiplier=3.0, residual_multiplier=0.5, logits_scaling=4.0, attention_multiplier=0.2
+        ),
+        "lfm2-short_convolutions": t.Lfm2Config(
+            **conv, block_multiple_of=16, layer_types=["conv", "conv", "full_attention", "conv"]
         ),
         "deepseek_v3-latent_grouped_routing": t.DeepseekV3Config(
             **BASE,

@@ -1,4 +1,4 @@
-// Paged causal attention for a tile of query rows: online softmax over chunks of 64 keys, merged over segments.
+// Paged attention for a tile of query rows: online softmax over chunks of 64 keys, merged over segments.
 //
 // Chunks and segments start at multiples of their length in absolute key positions. A row starts afresh in every
 // segment and the segments are merged in order, so a long context can be split over threads without changing a bit,
@@ -6,14 +6,15 @@
 // multiplied as integers: by queries and by weights of 16 bits, each row of them with a scale of its own (weights in every
 // chunk), while the scales of keys multiply the scores and those of values the weights. The generated kernel gives the
 // shape as a traits class S:
-//   T, KD, VD, HEADS (kv), GROUP (query heads per kv head), BLOCK (a multiple of 16), WINDOW, CHUNK, SOFTCAP, TILE
-//   (tokens per tile), qk(rows, r, n, chunk, fetch): scores of rows [r, r + n) in a chunk, pv(...): adds a chunk's values.
+//   T, KD, VD, HEADS (kv), GROUP (query heads per kv head), BLOCK (a multiple of 16), WINDOW, CHUNK, AHEAD (later keys
+//   that are seen, ALL_AHEAD for all), BIAS (columns of a bias by distance, or 0), SOFTCAP, TILE (tokens per tile), qk(rows, r, n, chunk, fetch): scores of rows [r, r + n) in a chunk, pv(...): adds a chunk's values.
 #pragma once
 #include "kv.h"
 
 constexpr int KEYS = 64;         // keys of one chunk
 constexpr int LANES = KEYS / 16; // vectors of them
 constexpr int SEGMENT = 1024;    // keys of one segment
+constexpr int ALL_AHEAD = -1;
 
 // A chunk: its keys and values by sixteen, with their scales if they have any, and what a product fetches meanwhile.
 template <class T> struct Chunk {
@@ -85,6 +86,11 @@ template <class S> struct AttentionTile {
         return low;
     }
 
+    static int last_key(int position, int context) {
+        if (S::AHEAD == 0) return position;
+        return S::AHEAD == ALL_AHEAD || position + S::AHEAD >= context ? context - 1 : position + S::AHEAD;
+    }
+
     static Block block_of(const Ctx& c, const int32_t* table, int j) {
         return Block{c.kv + table[j / S::BLOCK] * c.kv_block_bytes};
     }
@@ -101,10 +107,12 @@ template <class S> struct AttentionTile {
     }
 
     // Online softmax of one row over the chunk: scores become weights, the row's output is rescaled.
-    static void soften(Work& w, const Chunk<T>& chunk, int row, int base, int position, float slope) {
+    // last: the last key that it sees. bias: of distance 0, for the row's head.
+    static void soften(Work& w, const Chunk<T>& chunk, int row, int base, int position, int last, float slope,
+                       const float* bias) {
         const float* s = w.s + row * KEYS;
         const int low = first_key(position);
-        const bool whole = low <= base && position >= base + KEYS - 1;
+        const bool whole = low <= base && last >= base + KEYS - 1;
         VF x[LANES], top = vf(-INFINITY);
         VB seen[LANES];
         for (int u = 0; u < LANES; ++u) {
@@ -113,8 +121,9 @@ template <class S> struct AttentionTile {
             const VI j = iota() + vi(base + 16 * u);
             if (S::SOFTCAP != 0.0f) x[u] = vf(S::SOFTCAP) * vtanh(x[u] * vf(1.0f / (S::SOFTCAP != 0.0f ? S::SOFTCAP : 1.0f)));
             if (S::ALIBI) x[u] = fma(vf(slope), to_float(j - vi(position)), x[u]);
+            if (S::BIAS) x[u] = x[u] + vload(bias + (base + 16 * u - position));
             if (!whole) {
-                seen[u] = both(ge(j, vi(low)), le(j, vi(position)));
+                seen[u] = both(ge(j, vi(low)), le(j, vi(last)));
                 x[u] = select(seen[u], x[u], vf(-INFINITY));
             }
             top = max_raw(top, x[u]);
@@ -161,7 +170,8 @@ template <class S> struct AttentionTile {
             copy_path(w, c, head, t, base, low > start ? low : start, high);
             chunk.low = low - base, chunk.high = high - base;
             S::qk(w, r, S::GROUP, chunk, false);
-            for (int g = 0; g < S::GROUP; ++g) soften(w, chunk, r + g, base, position, S::ALIBI ? slopes[g] : 0.0f);
+            for (int g = 0; g < S::GROUP; ++g)
+                soften(w, chunk, r + g, base, position, position, S::ALIBI ? slopes[g] : 0.0f, nullptr);
             S::pv(w, r, S::GROUP, chunk, false);
         }
     }
@@ -169,13 +179,14 @@ template <class S> struct AttentionTile {
     // One chunk in which all rows see keys of the same blocks: [low, high). Where they are those of one token, reading keys
     // and values is most of the work: the products fetch the next chunk as they go.
     static void whole(Work& w, const Ctx& c, const int32_t* table, int head, int rows, const int32_t* positions, int base,
-                      int low, int high, const float* slopes) {
-        const bool alone = rows == S::GROUP, more = alone && base + KEYS <= positions[0];
+                      int context, int low, int high, const float* slopes, const float* bias) {
+        const int last = last_key(positions[0], context);
+        const bool alone = rows == S::GROUP, more = alone && base + KEYS <= last;
         Chunk<T> chunk;
         chunk.low = low - base, chunk.high = high - base;
         for (int u = 0; u < LANES; ++u) {
             int j = base + 16 * u;
-            const int next = more && j + KEYS <= positions[0] ? j + KEYS : low;
+            const int next = more && j + KEYS <= last ? j + KEYS : low;
             if (j + 16 <= low || j >= high) j = low / 16 * 16;  // sixteen keys that nobody sees: any will do
             point(chunk, u, block_of(c, table, j), head, j % S::BLOCK);
             const Block after = block_of(c, table, next);
@@ -187,15 +198,18 @@ template <class S> struct AttentionTile {
             }
         }
         S::qk(w, 0, rows, chunk, more);
-        for (int r = 0; r < rows; ++r)
-            soften(w, chunk, r, base, positions[r / S::GROUP], S::ALIBI ? slopes[r % S::GROUP] : 0.0f);
+        for (int r = 0; r < rows; ++r) {
+            const int position = positions[r / S::GROUP];
+            soften(w, chunk, r, base, position, last_key(position, context), S::ALIBI ? slopes[r % S::GROUP] : 0.0f,
+                   S::BIAS ? bias + (int64_t)(r % S::GROUP) * S::BIAS : nullptr);
+        }
         S::pv(w, 0, rows, chunk, more);
     }
 
     // All chunks of one segment for `rows` rows; row r is token `token` + r / GROUP, query head r % GROUP. The tile is
     // part of a tree of drafts that begins at position `start`, or of none (INT_MAX).
-    static void segment(Work& w, const Ctx& c, const int32_t* table, int head, int rows, int token, int start, int from,
-                        int to, const float* slopes) {
+    static void segment(Work& w, const Ctx& c, const int32_t* table, int head, int rows, int token, int start,
+                        int context, int from, int to, const float* slopes, const float* bias) {
         const int32_t* positions = c.batch->positions + token;
         for (int r = 0; r < rows; ++r) {
             w.peak[r] = -INFINITY;
@@ -207,7 +221,7 @@ template <class S> struct AttentionTile {
             if (high > start)
                 branches(w, c, table, head, rows, token, start, base, low, to, slopes);
             else
-                whole(w, c, table, head, rows, positions, base, low, high, slopes);
+                whole(w, c, table, head, rows, positions, base, context, low, high, slopes, bias);
         }
     }
 

@@ -14,11 +14,11 @@ from ..errors import HubError, UsageError
 from ..frontend.source import hub
 from ..frontend.source.identify import knows
 from ..frontend.source.shards import weight_files
+from ..identity import engine_key, sources_digest, stated
 from ..options import CompileOptions
 from ..progress import Reporter
 from ..request import check, check_found, find_model, lacking_module
 from ..targets import find_target
-from .identity import engine_key, sources_digest, stated
 from .store import Cell, Facts, open_cell
 
 _HINT = f"{install('compile')}, or compile the engine elsewhere: an engine that exists runs without it"
@@ -112,7 +112,11 @@ def _missing(asked: str, lacking: str) -> MissingExtraError:
 def _name(asked: str, model: Path) -> str:
     """What an engine's directory is called: the server gives it as the model's name."""
     path = Path(asked)
-    name = path.name.partition("@")[0] if hub.is_hub_name(path) else model.resolve().name.removesuffix(".gguf").removesuffix(".onnx")
+    name = (
+        path.name.partition("@")[0]
+        if hub.is_hub_name(path)
+        else model.resolve().name.removesuffix(".gguf").removesuffix(".onnx")
+    )
     if not name:
         raise UsageError(f"{asked!r} names no model")
     return name

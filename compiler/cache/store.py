@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import WriteError
+from ..places import user_cache
 
 _ENTRY, _LOCK, _COMPILING = "entry.json", "lock", "compiling"
 
 
 def cache_root() -> Path:
-    """Where the engines are: in the user's cache directory, as the XDG specification has it."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".cache") / "icc" / "engines"
+    """Where the engines are."""
+    return user_cache() / "engines"
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from rich.table import Table
 
 from ...runtime.cli.group import command
 from ...runtime.format.footprint import size_text
+from .. import calibrations
 from ..cache import store
-from ..cache.identity import sources_digest
 from ..cache.store import Entry
 from ..errors import UsageError
+from ..identity import sources_digest
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -63,7 +64,8 @@ def list_command(as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="All of them.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed.")
 def prune_command(older_than: str | None, everything: bool, dry_run: bool) -> None:
-    """Remove engines: without options those that nothing can use, of another icc or half made."""
+    """Remove engines: without options those that nothing can use, of another icc or half made; --all takes what
+    interrupted calibrations have found too."""
     least = None if older_than is None else _seconds(older_than)
     found = [
         entry for entry in store.entries() if everything or _stale(entry) or (least is not None and entry.age >= least)
@@ -73,6 +75,8 @@ def prune_command(older_than: str | None, everything: bool, dry_run: bool) -> No
         what = entry.facts.model if entry.facts else "a compile that did not end"
         verb = ("would remove" if dry_run else "removed") if gone else "in use, kept:"
         click.echo(f"{verb} {entry.key[:12]} {what} ({size_text(entry.nbytes)}, unused for {_age(entry.age)})")
+    if everything and not dry_run and (count := calibrations.prune()):
+        click.echo(f"removed what {count} interrupted calibration{'' if count == 1 else 's'} had found")
     total = sum(entry.nbytes for entry, gone in removed if gone)
     click.echo(f"{'would free' if dry_run else 'freed'} {size_text(total)}")
 

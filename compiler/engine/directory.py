@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from ...runtime.format.canaries import CANARIES_FILE, Canaries
 from ...runtime.format.digest import encode_sealed
 from ...runtime.format.manifest import PIECE, FileEntry, Manifest
 from ...runtime.format.program import Program
@@ -213,12 +214,24 @@ def _write_bytecode(source: Path, name: str) -> None:
     target.write_bytes(MAGIC_NUMBER + checked_hash + source_hash(content) + code)
 
 
-def write_manifest(stage: Path, manifest: Manifest) -> None:
-    """engine.json with size and sha256 of every file written before it."""
+def write_canaries(stage: Path, canaries: Canaries) -> str:
+    """canaries.json; its name."""
+    (stage / CANARIES_FILE).write_bytes(msgspec.json.encode(canaries) + b"\n")
+    return CANARIES_FILE
+
+
+def write_manifest(stage: Path, manifest: Manifest) -> Manifest:
+    """engine.json with size and sha256 of every file written before it; what it says."""
     files: dict[str, FileEntry] = {}
     for path in sorted(p for p in stage.rglob("*") if p.is_file()):
         files[path.relative_to(stage).as_posix()] = file_entry(path)
-    (stage / "engine.json").write_bytes(encode_sealed(msgspec.structs.replace(manifest, files=files)))
+    return seal(stage, msgspec.structs.replace(manifest, files=files))
+
+
+def seal(stage: Path, manifest: Manifest) -> Manifest:
+    """engine.json as it is to be."""
+    (stage / "engine.json").write_bytes(encode_sealed(manifest))
+    return manifest
 
 
 def file_entry(path: Path) -> FileEntry:

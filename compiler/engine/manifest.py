@@ -20,7 +20,9 @@ from ...runtime.format.manifest import (
     SamplingDefaults,
 )
 from ..backends.base import Built
-from ..graph.graph import Graph
+from ..errors import UnsupportedModel
+from ..frontend.source.pooling import Pooling
+from ..graph.graph import Graph, type_of
 from ..options import CompileOptions
 from ..program.lower import Lowered
 from ..targets import Target
@@ -35,6 +37,7 @@ def make_manifest(
     built: Built,
     tokenizer: str | None,
     embedding: EmbeddingFacts | None = None,
+    canaries_file: str | None = None,
 ) -> Manifest:
     """The manifest without its file table."""
     config = _read_json(options.model / "config.json")
@@ -56,6 +59,7 @@ def make_manifest(
         sampling=sampling_defaults(generation),
         tokenizer_dir=tokenizer,
         embedding=embedding,
+        canaries_file=canaries_file,
     )
 
 
@@ -83,8 +87,33 @@ def kernel_manifest(
 
 
 def make_limits(graph: Graph, options: CompileOptions) -> Limits:
-    """What the engine is compiled for."""
-    return Limits(graph.max_seq_len, options.max_batch_size, min(options.max_step_tokens, graph.max_seq_len))
+    """What the engine is compiled for. Where tokens see later ones, a step has room for the longest sequence."""
+    tokens = min(options.max_step_tokens, graph.max_seq_len)
+    if graph.looks_ahead:
+        tokens = max(options.max_step_tokens, graph.max_seq_len)
+    return Limits(graph.max_seq_len, options.max_batch_size, tokens)
+
+
+def embedding_facts(graph: Graph, options: CompileOptions, pooling: Pooling | None) -> EmbeddingFacts | None:
+    """What the engine makes of a prompt's hidden states; None of one that generates."""
+    [width] = type_of(graph.output).shape
+    if options.task == "rerank":
+        return rerank_facts(graph, _read_json(options.model / "config.json"), width)
+    if pooling is None:
+        return None
+    kind = pooling.settled(graph.looks_ahead)
+    return EmbeddingFacts(kind, pooling.normalize, width, pooled=kind == "mean" and graph.looks_ahead)
+
+
+def rerank_facts(graph: Graph, config: dict[str, Any], labels: int) -> EmbeddingFacts:
+    """How the engine scores a pair of texts: as sentence-transformers does, whose settings are in config.json."""
+    stated = (config.get("sentence_transformers") or {}).get("activation_fn")
+    stated = stated or config.get("sbert_ce_default_activation_function") or "Sigmoid"
+    name = str(stated).rsplit(".", 1)[-1].lower()
+    if name not in ("sigmoid", "identity"):
+        raise UnsupportedModel(f"config.json has the activation function {stated} for scores")
+    kind: Any = "cls" if graph.picked == "first" else "last"
+    return EmbeddingFacts(kind, False, labels, scores=name, token_types=graph.token_types)  # type: ignore[arg-type]
 
 
 def sampling_defaults(generation: dict[str, Any]) -> SamplingDefaults:
@@ -99,6 +128,13 @@ def sampling_defaults(generation: dict[str, Any]) -> SamplingDefaults:
         top_k=generation.get("top_k"),
         min_p=generation.get("min_p"),
         repetition_penalty=penalty,
+    )
+
+
+def read_bos(model: Path) -> int | None:
+    """The token that begins a text, if the checkpoint says so."""
+    return _first(
+        _token_ids(_read_json(model / "config.json"), _read_json(model / "generation_config.json"), "bos_token_id")
     )
 
 

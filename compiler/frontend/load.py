@@ -12,39 +12,54 @@ from torch import nn
 from ..errors import UnsupportedModel
 from ..graph.graph import HIDDEN, LOGITS, Graph, ModelInfo
 from ..weights.handles import Weight
-from .convert import aten_handlers, index_handlers, reduce_handlers
+from .convert import aten_handlers, index_handlers, reduce_handlers, state_handlers
 from .convert.conversion import Conversion
+from .convert.picked import PickedTokens
 from .convert.scores import WrittenOutAttention
 from .convert.table import joined
+from .ending import Ending, append_ending
 from .export.rope import settle_rope
 from .export.trace import Traced, export
 from .layers.kinds import LayerKinds
 from .layers.replay import Replay
 from .mask_spec import MaskUsed
-from .source.facts import completed_info, model_info
+from .source.facts import completed_info, model_info, token_types, unused_positions
 from .source.lengths import sequence_length
 from .source.source import Source, open_source
 
-HANDLERS = joined(aten_handlers.HANDLERS, index_handlers.HANDLERS, reduce_handlers.HANDLERS)
+HANDLERS = joined(aten_handlers.HANDLERS, index_handlers.HANDLERS, reduce_handlers.HANDLERS, state_handlers.HANDLERS)
 
 
 def load_graph(
-    model: Path | Source, max_seq_len: int | None = None, every_layer: bool = False, *, embeds: bool = False
+    model: Path | Source,
+    max_seq_len: int | None = None,
+    every_layer: bool = False,
+    *,
+    task: str = "generate",
+    ending: Ending | None = None,
 ) -> Graph:
     """Read, build and trace a model; nothing but headers and small constants is in memory afterwards.
 
-    The graph is the same with `every_layer`, which traces each layer instead of one of each kind. With `embeds` it ends
-    with the hidden states behind the last norm, and the checkpoint needs no LM head.
+    The graph is the same with `every_layer`, which traces each layer instead of one of each kind. For the task "embed"
+    it ends with the hidden states behind the last norm, and the checkpoint needs no LM head; for "rerank" with scores.
+    ending: what comes behind the hidden states.
     """
-    source = open_source(model) if isinstance(model, Path) else model
+    source = open_source(model, task) if isinstance(model, Path) else model
 
     def attempt(written_out: bool) -> Graph:
-        model = source.build(written_out, embeds)
+        model = source.build(written_out, task)
         weights = source.weights(model)
-        graph = trace_model(model, source.config, weights, max_seq_len, every_layer or not source.layered)
+        every = every_layer or not source.layered
+        graph = trace_model(model, source.config, weights, max_seq_len, every, task == "rerank")
         graph.info = completed_info(graph)
-        if embeds:
+        if task != "generate":
             graph.rename_output(LOGITS, HIDDEN)
+            append_ending(graph, ending or Ending())
+        elif graph.looks_ahead:
+            raise UnsupportedModel(
+                "attention is bidirectional: the model is an encoder, not a causal decoder, and generates no text",
+                "--task embed for embeddings, --task rerank for scores",
+            )
         return graph
 
     try:
@@ -62,26 +77,34 @@ def trace_model(
     weights: dict[str, Weight],
     max_seq_len: int | None = None,
     every_layer: bool = False,
+    scores: bool = False,
 ) -> Graph:
-    """Trace a model on meta and bring it into the IR; see `load_graph`."""
-    length = sequence_length(config.get_text_config(), max_seq_len)
+    """Trace a model on meta and bring it into the IR; see `load_graph`. scores: it ends with one row for a text."""
+    length = sequence_length(config.get_text_config(), max_seq_len, unused_positions(model))
     info = model_info(model, config, weights)
     settle_rope(model, weights, length)
+    types = token_types(model, config) if scores else 0
     graph = None
     if not every_layer:
         with contextlib.suppress(UnsupportedModel):  # the trace of every layer then works, or gives the reason
-            graph = convert(export(model, length, LayerKinds(model, weights)), weights, info, length)
+            traced = export(model, length, LayerKinds(model, weights), types)
+            graph = convert(traced, weights, info, length, scores)
     if graph is None:
-        graph = convert(export(model, length), weights, info, length)
-    graph.max_seq_len = length
+        graph = convert(export(model, length, None, types), weights, info, length, scores)
+    graph.max_seq_len, graph.token_types = length, types
     return graph
 
 
-def convert(traced: Traced, weights: Mapping[str, Weight], info: ModelInfo, max_tokens: int) -> Graph:
-    """The token-major graph of an exported model. NotRepeatable where a layer may not stand for those like it."""
+def convert(
+    traced: Traced, weights: Mapping[str, Weight], info: ModelInfo, max_tokens: int, picks: bool = False
+) -> Graph:
+    """The token-major graph of an exported model, which may end with one token of a sequence if it `picks`.
+
+    NotRepeatable where a layer may not stand for those like it.
+    """
     replay = Replay(traced.repeats)
     renames = [repeat.renames for repeat in traced.repeats]
-    followers = (WrittenOutAttention(), replay)
+    followers = (WrittenOutAttention(), PickedTokens(), replay) if picks else (WrittenOutAttention(), replay)
     graph = Conversion(traced.program, weights, info, max_tokens, HANDLERS, followers, renames).run()
     replay.check()
     return graph

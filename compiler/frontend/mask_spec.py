@@ -10,11 +10,12 @@ from ..errors import UnsupportedModel
 
 @dataclass(frozen=True)
 class MaskSpec:
-    """What a causal mask allows beyond causality; models hand it to the attention function without looking inside."""
+    """What a mask allows, in the words of icc::attention: by default, to be causal. Models hand it to the attention
+    function without looking inside."""
 
     window: int = 0
     chunk: int = 0
-    bidirectional: bool = False
+    ahead: int = 0
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

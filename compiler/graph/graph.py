@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -56,7 +56,8 @@ class TensorType:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Facts of the model that the graph does not show. `architecture` is for people only."""
+    """Facts of the model that the graph does not show. `architecture` is for people only. padding: the token that fills
+    batches up where they have a shape, which no sequence has here."""
 
     architecture: str
     vocab_size: int
@@ -65,6 +66,7 @@ class ModelInfo:
     num_parameters: int
     max_position_embeddings: int | None
     dtype: torch.dtype
+    padding: int | None = None
 
 
 @dataclass
@@ -77,11 +79,19 @@ class Graph:
     facts: set[str] = field(default_factory=set)
     max_seq_len: int = 0
     draft_heads: int = 0
+    picked: str = ""  # which token's row a graph that scores gives: "first" or "last"
+    token_types: int = 0  # token v of type t is given as t * vocabulary + v
 
     @property
     def nodes(self) -> Iterable[fx.Node]:
         """Nodes in execution order."""
         return self.fx.nodes
+
+    def copy(self) -> Graph:
+        """A graph of its own, with nodes of the same names, over the same weights, which nobody modifies."""
+        fresh = fx.Graph()
+        fresh.output(fresh.graph_copy(self.fx, {}))
+        return replace(self, fx=fresh, weights=dict(self.weights), facts=set(self.facts))
 
     def input(self, name: str) -> fx.Node | None:
         """The placeholder of that name."""
@@ -112,6 +122,16 @@ class Graph:
     def embeds(self) -> bool:
         """Whether the output are hidden states, not logits."""
         return HIDDEN in self.outputs
+
+    @property
+    def attention_nodes(self) -> list[fx.Node]:
+        """The calls of attention, in order."""
+        return [n for n in self.nodes if n.op == "call_function" and traits_of(n.target).attention]
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether some attention sees later tokens, so that a sequence must run in one step."""
+        return any(_argument(n, "ahead") for n in self.attention_nodes)
 
     @property
     def output(self) -> fx.Node:
@@ -176,6 +196,13 @@ class Graph:
         return removed
 
 
+def _argument(node: fx.Node, name: str) -> Any:
+    """An argument of a call by its name; None where the call leaves it out, or its op has none of that name."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    place = names.index(name) if name in names else len(names)
+    return node.args[place] if place < len(node.args) else None
+
+
 def weight_type(weight: Weight) -> TensorType:
     """The type of a weight in the graph: whatever it is stored as, floating point computes in float32."""
     return TensorType(None, weight.shape, torch.float32 if weight.dtype.is_floating_point else weight.dtype)
@@ -216,6 +243,28 @@ def infer_type(node: fx.Node) -> TensorType | tuple[TensorType, ...]:
     if node.target is operator.getitem:
         source, index = node.args
         return source.meta["type"][index]  # type: ignore[union-attr, index]
+    call = node.target, _signature(node.args), _signature(node.kwargs)
+    if call not in _INFERRED:
+        _INFERRED[call] = _infer(node)
+    return _INFERRED[call]
+
+
+# By target and operands: layers repeat, and the verifier asks again after each pass.
+_INFERRED: dict[Any, TensorType | tuple[TensorType, ...]] = {}
+
+
+def _signature(value: Any) -> Any:
+    """What the type of a call depends on in its operands. Numbers that are equal but of different types differ."""
+    if isinstance(value, fx.Node):
+        return value.meta["type"]
+    if isinstance(value, (list, tuple)):
+        return type(value) is tuple, *map(_signature, value)
+    if isinstance(value, dict):
+        return tuple((name, _signature(v)) for name, v in value.items())
+    return type(value), value
+
+
+def _infer(node: fx.Node) -> TensorType | tuple[TensorType, ...]:
     args = fx.map_arg(node.args, lambda n: n.meta["type"].meta())
     result = node.target(*args, **node.kwargs)  # type: ignore[operator]
     rows = _rows_of(node)

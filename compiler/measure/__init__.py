@@ -3,15 +3,18 @@ functions, and nothing is loaded before they are called."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ...passes.quantized import QuantRecord
     from ...runtime.commands.evaluate import Evaluation
-    from ...runtime.format.manifest import Limits
+    from ...runtime.format.manifest import GateFacts, Limits
     from ..backends.base import Built
     from ..backends.triton.tiling.tuned import TuningFile
+    from ..gates import GatePlan
+    from ..graph.graph import Graph
     from ..speculate.tree import Cost
     from ..targets import Target
 
@@ -50,6 +53,27 @@ def perplexity(checkpoint: Path, engine: Path, text: Path) -> Evaluation:
     from .baseline import evaluate_checkpoint
 
     return evaluate_checkpoint(checkpoint, engine, text)
+
+
+def check_device(target: Target) -> None:
+    """UsageError if engines for the target cannot be run on this machine."""
+    from . import gate
+
+    gate.check_device(target)
+
+
+def measure_loss(
+    engine: Path,
+    plan: GatePlan,
+    reference: Graph,
+    quantized: Graph,
+    records: Sequence[QuantRecord],
+    progress: Progress,
+) -> GateFacts:
+    """`icc compile --gate`: what an engine loses against the model that it was made of; GateError if too much."""
+    from . import gate
+
+    return gate.gate(engine, plan, reference, quantized, records, progress)
 
 
 def available_bytes() -> int:

@@ -3,7 +3,7 @@
 Another package's ops are found through its entry points (see docs/extending.md) or declared where they are imported.
 """
 
-from . import aten, attention, embedding, linear, moves, norm, pointwise, rowwise
+from . import aten, attention, convolution, embedding, linear, moves, norm, pointwise, rowwise
 from .base import OPS, Cost, Op, op, op_of, tensor_bytes, traits_of
 from .traits import Traits
 
@@ -14,6 +14,7 @@ __all__ = [
     "Traits",
     "aten",
     "attention",
+    "convolution",
     "embedding",
     "linear",
     "moves",

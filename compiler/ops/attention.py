@@ -1,4 +1,4 @@
-"""Causal attention, before and after it meets the paged KV cache, and rotary position embedding."""
+"""Attention, causal or not, before and after it meets the paged KV cache, and rotary position embedding."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from torch import Tensor
 from .base import Cost, op, tensor_bytes
 from .traits import Traits
 
+ALL_AHEAD = -1  # every later token of the sequence
+BIAS_MARGIN = 64  # columns of a bias by distance beyond the longest sequence, which kernels may read
 
-def visible(positions: Tensor, window: int, chunk: int) -> Tensor:
+
+def visible(positions: Tensor, window: int, chunk: int, ahead: int = 0) -> Tensor:
     """Boolean [T, T]: may the query at positions[i] attend to the key at positions[j]?"""
     q, k = positions[:, None], positions[None, :]
-    allowed = k <= q
+    allowed = torch.ones_like(k <= q) if ahead == ALL_AHEAD else k <= q + ahead
     if window:
         allowed = allowed & (k > q - window)
     if chunk:
@@ -22,7 +25,7 @@ def visible(positions: Tensor, window: int, chunk: int) -> Tensor:
     return allowed
 
 
-@op(Traits(mixes_tokens=True, stateful=True, attention=True, weights=(3, 4), abstract=True))
+@op(Traits(mixes_tokens=True, stateful=True, attention=True, weights=(3, 4, 11), abstract=True))
 def attention(
     q: Tensor,
     k: Tensor,
@@ -34,12 +37,17 @@ def attention(
     window: int,
     chunk: int,
     softcap: float,
+    ahead: int = 0,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of one sequence: q[T, Hq, D], k[T, Hkv, D], v[T, Hkv, Dv] -> [T, Hq, Dv], Hq a multiple of Hkv.
+    """Attention of one sequence: q[T, Hq, D], k[T, Hkv, D], v[T, Hkv, Dv] -> [T, Hq, Dv], Hq a multiple of Hkv.
 
     window: keys further back are not seen (0: all). chunk: only keys of the query's own chunk are seen (0: all).
-    softcap: scores become softcap * tanh(score / softcap). sinks[Hq] add exp(sink) to the denominator. alibi[Hq] adds
-    slope * (key position - query position). `layer` numbers the KV cache.
+    ahead: how many of the later keys are seen too (0: none, causal; ALL_AHEAD: all); then the whole sequence must be in
+    one step, and nothing of it is kept. softcap: scores become softcap * tanh(score / softcap). sinks[Hq] add exp(sink)
+    to the denominator. alibi[Hq] adds slope * (key position - query position). bias[Hq, 2 * P] adds column
+    P + key position - query position, where P is at least the longest sequence and BIAS_MARGIN. `layer` numbers the KV
+    cache. Scale 0 weighs all that is seen alike: a mean of values.
     """
     tokens, heads, _ = q.shape
     if q.device.type == "meta":
@@ -53,7 +61,9 @@ def attention(
         scores = softcap * torch.tanh(scores / softcap)
     if alibi is not None:
         scores = scores + alibi[:, None, None] * (positions[None, :] - positions[:, None])
-    scores = scores.masked_fill(~visible(positions, window, chunk), float("-inf"))
+    if bias is not None:
+        scores = scores + bias[:, bias.shape[1] // 2 + positions[None, :] - positions[:, None]]
+    scores = scores.masked_fill(~visible(positions, window, chunk, ahead), float("-inf"))
     if sinks is not None:
         scores = torch.cat([scores, sinks[:, None, None].expand(heads, tokens, 1)], dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., :tokens]
@@ -74,6 +84,8 @@ def _attention_samples() -> Iterator[tuple[object, ...]]:
     yield *qkv(19, 6, 2, 40, 24), None, None, 0, 0.2, 5, 0, 0.0
     yield *qkv(9, 3, 3, 8, 8), torch.randn(3), None, 0, 0.3, 0, 0, 20.0
     yield *qkv(9, 4, 2, 8, 8), None, torch.rand(4), 0, 0.3, 0, 4, 0.0
+    yield *qkv(21, 4, 2, 8, 8), None, None, 0, 0.3, 3, 0, 0.0, 2  # as many tokens as the tests run: all are seen
+    yield *qkv(21, 4, 4, 8, 8), None, None, 0, 0.3, 0, 0, 0.0, ALL_AHEAD, torch.randn(4, 160)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
@@ -108,7 +120,7 @@ def _rope_samples() -> Iterator[tuple[Tensor, Tensor, Tensor, str]]:
     yield torch.randn(3, 1, 8), torch.randn(3, 8), torch.randn(3, 8), "interleaved"
 
 
-@op(Traits(mixes_tokens=True, stateful=True, attention=True, product=(0, 1, 2), weights=(4, 5, 6, 7, 8, 9)))
+@op(Traits(mixes_tokens=True, stateful=True, attention=True, product=(0, 1, 2), weights=(4, 5, 6, 7, 8, 9, 17)))
 def paged_attention(
     q: Tensor,
     k: Tensor,
@@ -126,6 +138,8 @@ def paged_attention(
     chunk: int,
     softcap: float,
     rope_style: str,
+    ahead: int = 0,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Attention over the paged KV cache with rotary embedding and KV write fused.
 
@@ -140,7 +154,7 @@ def paged_attention(
         q = rotate(q, q_cos[positions], q_sin[positions], rope_style)
     if k_cos is not None and k_sin is not None:
         k = rotate(k, k_cos[positions], k_sin[positions], rope_style)
-    return attention.reference(q, k, v, sinks, alibi, layer, scale, window, chunk, softcap)
+    return attention.reference(q, k, v, sinks, alibi, layer, scale, window, chunk, softcap, ahead, bias)
 
 
 @paged_attention.set_cost
@@ -155,3 +169,5 @@ def _paged_samples() -> Iterator[tuple[object, ...]]:
     q, k, v = torch.randn(t, 4, d), torch.randn(t, 2, d), torch.randn(t, 2, d)
     yield q, k, v, torch.arange(t), *tables, None, None, 0, 0.25, 0, 0, 0.0, "half"
     yield q, k, v, torch.arange(t), None, None, None, None, torch.randn(4), None, 0, 0.25, 7, 0, 0.0, "half"
+    yield q, k, v, torch.arange(t), *tables, None, None, 0, 0.25, 5, 0, 0.0, "half", 4
+    yield q, k, v, torch.arange(t), *tables, None, None, 0, 0.0, 0, 0, 0.0, "half", ALL_AHEAD, torch.randn(4, 192)

@@ -50,6 +50,12 @@ def gather(x: Tensor, index: Tensor) -> Tensor:
     return torch.gather(x, -1, index.long())
 
 
+@op(Traits(weights=(1,)))
+def columns(x: Tensor, order: Tensor) -> Tensor:
+    """x[..., order]: values x[T, ..., K] in the order in which the columns of a weight are stored."""
+    return x[..., order.long()]
+
+
 @op(Traits(routes=True))
 def scatter(x: Tensor, index: Tensor, src: Tensor | None, value: float, accumulate: bool) -> Tensor:
     """A copy of x where the last axis at `index` is set to (or has added) src, or `value` where src is absent."""
@@ -64,7 +70,7 @@ def cumsum(x: Tensor) -> Tensor:
     return torch.cumsum(x, dim=-1, dtype=x.dtype)
 
 
-for _op in (reduce, softmax, topk, gather, scatter, cumsum):
+for _op in (reduce, softmax, topk, gather, columns, scatter, cumsum):
     _op.set_cost(_cost)
 
 
@@ -91,6 +97,12 @@ def _topk_samples() -> Iterator[tuple[Tensor, int, bool]]:
 @gather.set_samples
 def _gather_samples() -> Iterator[tuple[Tensor, Tensor]]:
     yield torch.randn(3, 7), torch.randint(0, 7, (3, 4))
+
+
+@columns.set_samples
+def _columns_samples() -> Iterator[tuple[Tensor, Tensor]]:
+    yield torch.randn(3, 37), torch.randperm(37).to(torch.int32)
+    yield torch.randn(3, 2, 16), torch.randperm(16).to(torch.int32)
 
 
 @scatter.set_samples

@@ -102,7 +102,7 @@ def make_plan(
     found = find_model(options.model)
     check_found(found, options)
     options = replace(options, model=found.path)
-    graph, kept = plan_graph(planned_source(found.path), options)
+    graph, kept = plan_graph(planned_source(found.path, options.task), options)
     plans: list[TargetPlan] = []
     for name in targets:
         target = _as_here(find_target(name))

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...passes import pipelines
 from ...passes.base import Pass, PassContext
 from ...passes.manager import run_passes
-from ...passes.quantize.awq import QuantizeAwq
-from ...passes.quantize.rtn import QuantizeRtn
 from ...runtime.format.footprint import Footprint, footprint
 from ...runtime.format.manifest import Limits
 from ..backends.base import Backend
@@ -23,7 +20,6 @@ from ..graph.graph import Graph
 from ..options import KV_DTYPES, CompileOptions
 from ..program.lower import LowerOptions, lower
 from ..program.program import Program
-from ..quantization import HEAD_FORMATS, QUANTIZATIONS
 from ..targets import Target
 
 
@@ -41,7 +37,7 @@ class Planned:
 
 def plan_graph(source: Source, options: CompileOptions) -> tuple[Graph, tuple[str, ...]]:
     """The optimized graph of `source`, and which linears are left as stored. Raises what `compile_engine` raises."""
-    graph = load_graph(source, options.max_seq_len, embeds=options.task == "embed")
+    graph = load_graph(source, options.max_seq_len, task=options.task)
     context = PassContext()
     for phase in (pipelines.canonicalize(), _quantize(options), pipelines.attention(), pipelines.fuse()):
         run_passes(graph, phase, context)
@@ -59,11 +55,5 @@ def plan_program(graph: Graph, kept: tuple[str, ...], options: CompileOptions, t
 
 
 def _quantize(options: CompileOptions) -> Sequence[Pass]:
-    """The quantization pass of the options, without its calibration: the format of each weight is the same."""
-    chosen = QUANTIZATIONS[options.quant]
-    if chosen is None:
-        return ()
-    shared: dict[str, Any] = {"format": chosen.format, "head": HEAD_FORMATS[options.quant_head], "keep": options.keep}
-    if chosen.method == "awq":  # it scales what lies between linears too, nearly always: some scale is better than none
-        return (QuantizeAwq(**shared, searches=False),)
-    return (QuantizeRtn(**shared),)
+    """The quantization passes of the options, without calibration: the format of each weight is the same."""
+    return pipelines.quantize(options.quant, options.quant_head, options.keep, (), options.group_size, plans=True)

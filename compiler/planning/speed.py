@@ -10,7 +10,7 @@ from ..graph.graph import LOGIT_ROWS, TOKENS
 from ..ops import OPS
 from ..report import node_cost
 from ..targets import Target
-from ..weights.handles import QuantizedWeight
+from ..weights.handles import is_quantized
 from .program import Planned
 
 _PAGED = OPS["paged_attention"].overload
@@ -45,7 +45,7 @@ def rates(plan: Planned, target: Target, sequences: int, length: int) -> list[Ra
 def _rate(plan: Planned, target: Target, kind: str, sequences: int, length: int, tokens: int) -> Rate:
     memory = arithmetic = 0.0
     rows = sequences if kind == "decode" else 1
-    quantized = any(isinstance(weight, QuantizedWeight) for weight in plan.graph.weights.values())
+    quantized = any(map(is_quantized, plan.graph.weights.values()))
     peak = (target.peak_i8 if quantized and target.backend == "cpu" else target.peak_f16) * 1e12
     for node in plan.graph.nodes:
         cost = node_cost(plan.graph, node, {TOKENS: tokens, LOGIT_ROWS: rows}, plan.backend.profile)

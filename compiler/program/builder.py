@@ -73,7 +73,7 @@ class ProgramBuilder:
     records: list[Record] = field(default_factory=list)
     buffers: dict[str, VirtualBuffer] = field(default_factory=dict)
     weights: dict[str, WeightSource] = field(default_factory=dict)
-    kv_layers: dict[int, tuple[KVLayer, int]] = field(default_factory=dict)  # each with its window, 0 for none
+    kv_layers: dict[int, tuple[KVLayer, int]] = field(default_factory=dict)  # with its window, see Lowerer.cache
 
     def buffer(self, shape: tuple[int, ...], dtype: str, rows: str) -> Placed:
         """A new contiguous buffer."""

@@ -12,7 +12,7 @@ from ...runtime.format.program import LOGITS
 from ..graph.graph import type_of
 from ..ops import OPS
 from ..ops.body import Body
-from .context import Lowerer, row_kind
+from .context import WITHIN_STEP, Lowerer, row_kind
 from .placed import Placed
 from .steps.attention import Attention, KVSpec, KvWrite, Rotary
 from .steps.embedding import Embedding, SelectRows
@@ -197,6 +197,19 @@ def gather(low: Lowerer, node: fx.Node) -> Placed:
     return out
 
 
+def columns(low: Lowerer, node: fx.Node) -> Placed:
+    """An indexed read with one index for all lines."""
+    x = low.dense(low.placed(node.args[0]))
+    out = low.new(node)
+    index = low.plain(node.args[1])
+    n = x.shape[-1]
+    step = Gather(
+        rows=row_kind(out), x=x.operand, index=index, y=out.operand, outer=x.size // n, n=n, m=n, one_index=True
+    )
+    low.emit(step, node)
+    return out
+
+
 def scatter(low: Lowerer, node: fx.Node) -> Placed:
     """Indexed write along the last axis."""
     x, index = (low.dense(low.placed(n)) for n in node.args[:2])
@@ -235,9 +248,10 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     """Two steps: write rotated K and V into the pages, then attend."""
     q, k, v = (low.dense(low.placed(n)) for n in node.args[:3])
     q_cos, q_sin, k_cos, k_sin, sinks, alibi = (low.vector(a) for a in node.args[4:10])
-    layer, scale, window, chunk, softcap, style = node.args[10:]
-    layer = low.kv_layer(int(layer))  # type: ignore[call-overload]
-    low.cache(layer, KVLayer(k.shape[0], k.shape[1], v.shape[1]), int(window))  # type: ignore[call-overload]
+    layer, scale, window, chunk, softcap, style, ahead, bias = (*node.args[10:], *(0, None)[len(node.args) - 16 :])
+    cached = KVLayer(k.shape[0], k.shape[1], v.shape[1])
+    layer = low.scratch_layer(cached) if ahead else low.kv_layer(int(layer))  # type: ignore[call-overload]
+    low.cache(layer, cached, WITHIN_STEP if ahead else int(window))  # type: ignore[call-overload]
     kv = KVSpec(k.shape[0], k.shape[1], v.shape[1], low.options.kv_dtype, low.options.block_size)
 
     def rotary(cos: Any) -> Rotary:
@@ -252,7 +266,8 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     attend = Attention(
         rows=row_kind(out), layer=layer, q=q.operand, cos=q_cos, sin=q_sin, sinks=sinks, alibi=alibi, o=out.operand,
         kv=kv, rotary=rotary(node.args[4]), q_heads=q.shape[0], scale=float(scale), window=int(window),  # type: ignore[arg-type, call-overload]
-        chunk=int(chunk), softcap=float(softcap),  # type: ignore[arg-type, call-overload]
+        chunk=int(chunk), softcap=float(softcap), ahead=int(ahead), bias=low.vector(bias),  # type: ignore[arg-type, call-overload]
+        bias_width=0 if bias is None else type_of(bias).shape[1],  # type: ignore[arg-type]
     )  # fmt: skip
     low.emit(attend, node)
     return out
@@ -262,6 +277,6 @@ _FUNCTIONS = {
     "embedding": embedding, "select_rows": select_rows, "linear": linear, "expert_linear": expert_linear,
     "bmm": bmm, "rms_norm": norm, "layer_norm": norm, "add_rms_norm": add_norm, "add_layer_norm": add_norm,
     "pointwise": pointwise, "reduce": reduce, "softmax": along_last, "cumsum": along_last, "topk": topk,
-    "gather": gather, "scatter": scatter, "rope": rope, "paged_attention": paged_attention,
+    "gather": gather, "columns": columns, "scatter": scatter, "rope": rope, "paged_attention": paged_attention,
 }  # fmt: skip
 COMPUTE_LOWERING = {OPS[name].overload: fn for name, fn in _FUNCTIONS.items()}

@@ -29,6 +29,7 @@ aten = torch.ops.aten
 LINEAR = OPS["linear"].overload
 POINT = OPS["pointwise"].overload
 _COPY = Body.parse("t0 = copy a0")
+WITHIN_STEP = -1  # the window of a KV layer that is written and read in the same step, and then free
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Lowerer:
         self.values: dict[fx.Node, Any] = {}
         self.ends: dict[fx.Node, int] = {}  # how many records there were once a node was lowered
         self.current: fx.Node = graph.output
-        self._kv_layers: dict[int, int] = {}
+        self._kv_layers: dict[int | KVLayer, int] = {}
         self._quantized: dict[tuple[Operand, int, int], QuantizedRows] = {}
         self._in_output = _written_to_output(graph, graph.output)
         if graph.exit is not None:
@@ -146,8 +147,13 @@ class Lowerer:
         """The number of a graph's attention layer in the program: without gaps where passes removed one."""
         return self._kv_layers.setdefault(layer, len(self._kv_layers))
 
+    def scratch_layer(self, shape: KVLayer) -> int:
+        """The number of the KV layer of attention that keeps nothing: one for all layers of the same shape."""
+        return self._kv_layers.setdefault(shape, len(self._kv_layers))
+
     def cache(self, layer: int, shape: KVLayer, window: int) -> None:
-        """What a KV layer holds of a token; `window` tokens are read of it, or all. Several may read it."""
+        """What a KV layer holds of a token; `window` tokens are read of it, or all. Several may read it; WITHIN_STEP:
+        it is read in the step that writes it only."""
         before = self.builder.kv_layers.get(layer, (shape, window))[1]
         self.builder.kv_layers[layer] = shape, max(window, before) if window and before else 0
 

@@ -11,10 +11,11 @@ from ..ops import Op
 from .compute_ops import COMPUTE_LOWERING
 from .context import Lowerer
 from .shape_ops import SHAPE_LOWERING
+from .state_ops import STATE_LOWERING
 
 Lowering = Callable[[Lowerer, fx.Node], Any]  # gives the places of a node's results
 
-LOWERINGS: dict[Any, Lowering] = {**SHAPE_LOWERING, **COMPUTE_LOWERING}  # by the target of a node
+LOWERINGS: dict[Any, Lowering] = {**SHAPE_LOWERING, **COMPUTE_LOWERING, **STATE_LOWERING}  # by the target of a node
 
 
 def register_lowering(op: Op, lowering: Lowering) -> None:

@@ -12,10 +12,10 @@ from ...runtime.errors import EngineFieldError
 from ...runtime.format import program as format
 from ...runtime.format.load import Engine
 from ...runtime.format.load import decode_program as decode_untyped
-from .steps import attention, embedding, linear, norm, pointwise, rowwise
+from .steps import attention, embedding, linear, norm, pointwise, rowwise, state
 from .steps.base import STEPS, Step
 
-FAMILIES = (attention, embedding, linear, norm, pointwise, rowwise)  # importing them makes their steps known
+FAMILIES = (attention, embedding, linear, norm, pointwise, rowwise, state)  # importing them makes their steps known
 
 
 class Program(format.Program, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -18,6 +18,7 @@ from .memory import ALIGN
 from .program import Program
 from .steps.attention import Attention, KvWrite
 from .steps.base import Step
+from .steps.state import StateStep
 
 Refusal = Callable[[Step], str]
 _INPUTS = {"token_ids": "tokens", "positions": "tokens", "logit_rows": "logit_rows"}
@@ -108,6 +109,10 @@ def _step_problems(program: Program, buffers: dict[str, Buffer], step: Step) -> 
         ]
         if shapes != [(kv.heads, kv.key_dim, kv.value_dim, kv.dtype, kv.block_size)]:
             yield f"its cache is not that of KV layer {step.layer}"
+    elif isinstance(step, StateStep):
+        states = [(group.layers[step.layer].state, group.block_size) for group in groups]
+        if states != [(step.state, step.block_size)]:
+            yield f"its state is not that of KV layer {step.layer}"
 
 
 def _operand_problem(program: Program, buffers: dict[str, Buffer], step: Step, name: str, operand: Operand) -> str:

@@ -174,18 +174,74 @@ class GivenRows(QuantizedWeight):
 
 
 @dataclass
+class GatheredRows(QuantizedWeight):
+    """A weight [..., N, K] of rows of matrices [n, K] that the checkpoint has in one format, such as those of its
+    experts: row number index[..., N] of all rows of `pieces`, one piece after the other."""
+
+    pieces: tuple[QuantizedWeight, ...]
+    index: Tensor
+    format: StorageFormat = field(init=False)
+    shape: tuple[int, ...] = field(init=False)
+    dtype: torch.dtype = field(init=False, default=torch.float32)
+    given: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self.format = self.pieces[0].format
+        assert all(self.format.merges_with(p.format) for p in self.pieces), "stored differently"
+        self.shape = (*self.index.shape, self.pieces[0].shape[-1])
+
+    def parts(self) -> Parts:
+        rows, found, start = self.index.reshape(-1), {}, 0
+        for piece in self.pieces:
+            here = torch.nonzero((rows >= start) & (rows < start + piece.shape[0])).squeeze(-1)
+            for name, value in piece.parts().items():
+                if name not in found:
+                    found[name] = value.new_empty(len(rows), *value.shape[1:])
+                found[name][here] = value[rows[here] - start]
+            start += piece.shape[0]
+        return {name: value.reshape(*self.index.shape, -1) for name, value in found.items()}
+
+
+@dataclass
 class Transposed(Weight):
-    """A matrix [K, N] whose transpose `source` [N, K] is stored, in blocks along K. Who transposes it gets that."""
+    """Matrices [..., K, N] whose transpose `source` [..., N, K] is stored, in blocks along K. Who transposes them gets
+    that."""
 
     source: QuantizedWeight
     shape: tuple[int, ...] = field(init=False)
     dtype: torch.dtype = field(init=False)
 
     def __post_init__(self) -> None:
-        self.shape, self.dtype = self.source.shape[::-1], self.source.dtype
+        *lead, n, k = self.source.shape
+        self.shape, self.dtype = (*lead, k, n), self.source.dtype
 
     def load(self) -> Tensor:
-        return self.source.load().T
+        return self.source.load().mT
+
+
+@dataclass
+class SortedColumns(Weight):
+    """A weight [..., N, K] whose columns are stored in another order: column j of `source` is column order[j] of this.
+    Whoever puts its input in that order reads `source`."""
+
+    source: QuantizedWeight
+    order: Tensor
+    shape: tuple[int, ...] = field(init=False)
+    dtype: torch.dtype = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shape, self.dtype = self.source.shape, self.source.dtype
+
+    def load(self) -> Tensor:
+        stored = self.source.load()
+        values = torch.empty_like(stored)
+        values[..., self.order] = stored
+        return values
+
+
+def is_quantized(weight: Weight) -> bool:
+    """Whether the values of a weight are those of a storage format with codes, in whatever order."""
+    return isinstance(weight, (QuantizedWeight, Transposed, SortedColumns))
 
 
 @dataclass

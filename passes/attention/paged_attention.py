@@ -45,7 +45,7 @@ class PagedAttention(Pass):
 
 
 def _rewrite(graph: Graph, node: fx.Node) -> int:
-    q, k, v, sinks, alibi, layer, scale, window, chunk, softcap = node.args
+    q, k, v, sinks, alibi, layer, scale, window, chunk, softcap, *sight = node.args
     positions = graph.input("positions")
     assert positions is not None and isinstance(q, fx.Node) and isinstance(k, fx.Node)
     q_in, q_tables = _unrope(q, positions)
@@ -55,8 +55,9 @@ def _rewrite(graph: Graph, node: fx.Node) -> int:
     style = (q_tables or k_tables or (None, None, "half"))[2]
     tables = [t for pair in (q_tables, k_tables) for t in (pair[:2] if pair else (None, None))]
     new = graph.call(
-        PAGED, q_in, k_in, v, positions, *tables, sinks, alibi, layer, scale, window, chunk, softcap, style, origin=node
-    )
+        PAGED, q_in, k_in, v, positions, *tables, sinks, alibi, layer, scale, window, chunk, softcap, style, *sight,
+        origin=node,
+    )  # fmt: skip
     graph.replace(node, new)
     return int(bool(q_tables)) + int(bool(k_tables))
 

@@ -72,10 +72,10 @@ def _fold(graph: Graph, node: fx.Node) -> Weight:
 
 
 def _transposes(move: Callable[..., Tensor], weight: Weight) -> bool:
-    """Whether an operation on a matrix swaps its axes and does nothing else."""
+    """Whether an operation on matrices swaps their last two axes and does nothing else."""
     matrix = torch.empty(weight.shape, device="meta")
     moved = move(matrix)
-    return moved.shape == matrix.T.shape and moved.stride() == matrix.T.stride()
+    return moved.shape == matrix.mT.shape and moved.stride() == matrix.mT.stride()
 
 
 def _compute_dtype(value: Tensor) -> Tensor:

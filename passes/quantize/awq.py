@@ -23,7 +23,11 @@ from .awq_search import Member, search_clip, search_scales
 from .fold import FoldGroup, apply_fold, factors, fold_group
 from .inputs import LayerInputs, expert_rows, output_energy, summarize
 from .select import EXPERT, LINEAR, Job, QuantizePass, as_float, retype
-from .stream import Inputs, stream
+from .store import Store
+from .stream import Inputs, on, stream
+
+_Found = dict[fx.Node, tuple[Tensor | None, dict[str, Any]]]
+"""Per job: clips, and the facts for its record."""
 
 
 @dataclass
@@ -68,43 +72,49 @@ class QuantizeAwq(QuantizePass):
         retype(graph)
         return PassResult(bool(jobs), counts)
 
-    def _search(
-        self, graph: Graph, groups: list[_Group], ctx: PassContext
-    ) -> dict[fx.Node, tuple[Tensor | None, dict[str, Any]]]:
+    def _search(self, graph: Graph, groups: list[_Group], ctx: PassContext) -> _Found:
         """Run the calibration text through the float model; search each group as soon as its inputs are there."""
-        where = {job.node: (group, job) for group in groups for job in group.jobs}
-        found: dict[fx.Node, tuple[Tensor | None, dict[str, Any]]] = {}
-        done, total = 0, sum(prod(job.shape) for _, job in where.values())
+        store = Store(ctx.calibrations / self.name if ctx.calibrations else None)
+        numbers = {group.jobs[0].node: number for number, group in enumerate(groups)}
+        found: _Found = {}
+        waiting = [group for group in groups if not _restore(group, store, numbers[group.jobs[0].node], found)]
+        where = {job.node: group for group in waiting for job in group.jobs}
+        total = sum(prod(job.shape) for group in groups for job in group.jobs)
+        done = total - sum(prod(job.shape) for group in waiting for job in group.jobs)
 
         def visit(node: fx.Node, inputs: Inputs) -> None:
-            group, _ = where[node]
+            group = where[node]
             source: Any = node.args[0]
-            if node.target is EXPERT:
-                group.inputs[node] = summarize(expert_rows(node, inputs))
-            else:
-                twin = next((n for n in group.inputs if n.args[0] is source and n.target is LINEAR), None)
-                group.inputs[node] = group.inputs[twin] if twin else summarize(expert_rows(node, inputs))
+            twin = next((n for n in group.inputs if n.args[0] is source and n.target is LINEAR), None)
+            with on(self.device):
+                known = twin if node.target is not EXPERT else None
+                group.inputs[node] = group.inputs[known] if known else summarize(expert_rows(node, inputs))
             if len(group.inputs) == len(group.jobs):
                 nonlocal done
                 ctx.progress(group.jobs[0].name, done, total)
-                found.update(self._solve(graph, group))
+                solved = self._solve(graph, group)
                 group.inputs.clear()
+                found.update(solved)
+                _keep(group, store, numbers[group.jobs[0].node], solved)
                 done += sum(prod(job.shape) for job in group.jobs)
 
         if where:
-            stream(graph, self.sequences, where.keys(), visit)
+            stream(graph, self.sequences, list(where), visit, self.device, store)
         return found
 
-    def _solve(self, graph: Graph, group: _Group) -> dict[fx.Node, tuple[Tensor | None, dict[str, Any]]]:
+    def _solve(self, graph: Graph, group: _Group) -> _Found:
         columns = {end.node: end.classes for end in group.fold.consumers}
-        members: list[Member] = []
-        for job in group.jobs:
-            weight = as_float(graph.weight(job.node.args[1]))  # type: ignore[arg-type]
-            classes = columns.get(job.node)
-            members.append(Member(weight, group.inputs[job.node], classes, job.format))
-        if group.fold.count:
-            group.scales = search_scales(members, group.fold.count)
-        return {job.node: self._clip(member, group.scales) for job, member in zip(group.jobs, members, strict=True)}
+        weights = [as_float(graph.weight(job.node.args[1])) for job in group.jobs]  # type: ignore[arg-type]
+        with on(self.device):
+            members: list[Member] = []
+            for job, weight in zip(group.jobs, weights, strict=True):
+                classes = columns.get(job.node)
+                where = None if classes is None else classes.to(self.device)
+                members.append(Member(weight.to(self.device), group.inputs[job.node], where, job.format))
+            scales = search_scales(members, group.fold.count) if group.fold.count else None
+            found = [self._clip(member, scales) for member in members]
+        group.scales = None if scales is None else scales.cpu()
+        return dict(zip((job.node for job in group.jobs), found, strict=True))
 
     def _clip(self, member: Member, scales: Tensor | None) -> tuple[Tensor | None, dict[str, Any]]:
         if not self.rounds:
@@ -120,10 +130,36 @@ class QuantizeAwq(QuantizePass):
         noise = (rounded - weight).reshape(planes.shape)
         signal_energy = sum(output_energy(w, r) for w, r in zip(planes, rows, strict=True))
         noise_energy = sum(output_energy(w, r) for w, r in zip(noise, rows, strict=True))
-        return clip, {"output_snr_db": decibels(signal_energy, noise_energy), "scaled": scaled}
+        return clip.cpu(), {"output_snr_db": decibels(signal_energy, noise_energy), "scaled": scaled}
 
 
-def _ones(groups: list[_Group]) -> dict[fx.Node, tuple[Tensor | None, dict[str, Any]]]:
+def _keep(group: _Group, store: Store, number: int, found: _Found) -> None:
+    """Keep what the search found for a group."""
+    arrays = {f"clip{i}": clip for i, job in enumerate(group.jobs) if (clip := found[job.node][0]) is not None}
+    if group.scales is not None:
+        arrays["scales"] = group.scales
+    facts = [found[job.node][1] for job in group.jobs]
+    store.put(number, arrays, jobs=_identity(group), facts=facts)
+
+
+def _restore(group: _Group, store: Store, number: int, found: _Found) -> bool:
+    """Whether an earlier run has searched for a group; then that is what was found."""
+    kept = store.get(number, jobs=_identity(group))
+    if kept is None:
+        return False
+    arrays, facts = kept
+    group.scales = arrays.get("scales")
+    for i, (job, known) in enumerate(zip(group.jobs, facts["facts"], strict=True)):
+        found[job.node] = (arrays.get(f"clip{i}"), known)
+    return True
+
+
+def _identity(group: _Group) -> list[list[Any]]:
+    """What must be the same for what was found for a group to be right."""
+    return [[job.name, job.format.name, list(job.shape)] for job in group.jobs]
+
+
+def _ones(groups: list[_Group]) -> _Found:
     """Scales that change nothing."""
     for group in groups:
         if group.fold.count:

@@ -20,7 +20,8 @@ from ..base import PassContext, PassResult, Refusal
 from .gptq_solver import Hessian, Solved, solve
 from .inputs import expert_rows
 from .select import EXPERT, Job, QuantizePass, as_float, retype
-from .stream import Inputs, stream
+from .store import Store
+from .stream import Inputs, on, stream
 
 MIN_EXPERT_TOKENS = 16
 
@@ -42,65 +43,115 @@ class QuantizeGptq(QuantizePass):
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         jobs = self.jobs(graph, ctx)
-        solved = {job.node: job for job in jobs if job.own}
-        hessians: dict[fx.Node, Hessian] = {}
-        done, total = 0, sum(map(_work, solved.values()))
-
-        def visit(node: fx.Node, inputs: Inputs) -> None:
-            job = solved[node]
-            nonlocal done
-            ctx.progress(job.name, done, total)
-            self._quantize(graph, ctx, job, expert_rows(node, inputs), hessians)
-            done += _work(job)
-
-        if solved:
-            stream(graph, self.sequences, solved.keys(), visit)
+        if any(job.own for job in jobs):
+            _Calibration(self, graph, ctx, {job.node: job for job in jobs if job.own}).run()
         for job in jobs:
-            if job.node not in solved:
+            if not job.own:
                 source = graph.weight(job.node.args[1])  # type: ignore[arg-type]
                 self.finish(graph, ctx, job, RoundedWeight(source, job.format))
         retype(graph)
         return PassResult(bool(jobs), Counter({"quantized": len(jobs)} if jobs else {}))
 
-    def _quantize(
-        self, graph: Graph, ctx: PassContext, job: Job, rows: list[Tensor], hessians: dict[fx.Node, Hessian]
-    ) -> None:
-        form = job.format
+
+@dataclass
+class _Calibration:
+    """One run of the text through the model: `jobs` by node, each solved where the run comes to it."""
+
+    options: QuantizeGptq
+    graph: Graph
+    ctx: PassContext
+    jobs: dict[fx.Node, Job]
+
+    def __post_init__(self) -> None:
+        folder = self.ctx.calibrations
+        self._store = Store(folder / self.options.name if folder else None)
+        self._numbers = {node: number for number, node in enumerate(self.jobs)}
+        self._tokens = sum(map(len, self.options.sequences))
+        self._total = sum(self._cost(job) for job in self.jobs.values())
+
+    def run(self) -> None:
+        """Solve all jobs, or take what an earlier run found."""
+        self._waiting = {node: job for node, job in self.jobs.items() if not self._restore(job)}
+        if self._waiting:
+            device = self.options.device
+            stream(self.graph, self.options.sequences, list(self._waiting), self._visit, device, self._store)
+
+    def _visit(self, node: fx.Node, inputs: Inputs) -> None:
+        if node not in self._waiting:  # it was solved together with another
+            return
+        jobs = _together(self._waiting, node)
+        done = self._total - sum(self._cost(job) for job in self._waiting.values())
+        self.ctx.progress(jobs[0].name, done, self._total)
+        self._solve(jobs, expert_rows(node, inputs))
+        for job in jobs:
+            del self._waiting[job.node]
+
+    def _solve(self, jobs: list[Job], rows: list[list[Tensor]]) -> None:
+        """Choose the codes of weights that read one value and are of one format."""
+        form, device = jobs[0].format, self.options.device
         if not isinstance(form, GroupFormat):
             raise UsageError(f"gptq cannot choose codes of {form.name}", "use awq: it rounds in any format")
-        weight = as_float(graph.weight(job.node.args[1]))  # type: ignore[arg-type]
-        planes = weight.reshape(-1, *weight.shape[-2:])
-        results: list[Solved] = []
-        for number, (plane, inputs) in enumerate(zip(planes, rows, strict=True)):
-            if job.node.target is EXPERT and len(inputs) < MIN_EXPERT_TOKENS:
-                reason = f"expert {number}: {len(inputs)} calibration tokens, rounded to nearest"
-                ctx.refusals.append(Refusal("gptq", job.name, reason))
-                hessian = Hessian.identity(plane.shape[-1])
-            else:
-                hessian = self._hessian(job.node, inputs, hessians)
-            results.append(solve(plane, hessian, form))
-        parts = _stack([r.parts for r in results], weight.shape)
-        noise, signal = sum(r.noise for r in results), sum(r.signal for r in results)
-        snr = decibels(float(weight.square().sum()), float((form.decode(parts) - weight).square().sum()))
-        packed = PackedWeight.pack(parts, form, weight.shape, snr)
-        self.finish(graph, ctx, job, packed, output_snr_db=decibels(signal, noise))
+        weights = [as_float(self.graph.weight(job.node.args[1])) for job in jobs]  # type: ignore[arg-type]
+        planes = torch.cat([weight.reshape(len(rows), -1, weight.shape[-1]) for weight in weights], 1)
+        results: list[list[Solved]] = [[] for _ in jobs]
+        few: list[Refusal] = []
+        for number, inputs in enumerate(rows):
+            with on(device):
+                hessian = self._hessian(jobs[0], number, inputs, few)
+                whole = solve(planes[number].to(device), hessian, form)
+            for found, piece in zip(results, whole.split([weight.shape[-2] for weight in weights]), strict=True):
+                found.append(piece)
+        for job, weight, found in zip(jobs, weights, results, strict=True):
+            parts = _stack([r.parts for r in found], weight.shape)
+            snr = decibels(float(weight.square().sum()), float((form.decode(parts) - weight).square().sum()))
+            packed = PackedWeight.pack(parts, form, weight.shape, snr)
+            output_snr = decibels(sum(r.signal for r in found), sum(r.noise for r in found))
+            facts = {"snr": snr, "output_snr": output_snr, "few": [refusal.reason for refusal in few]}
+            self._store.put(self._numbers[job.node], packed.held, **_identity(job), **facts)
+            self._finish(job, packed, facts)
 
-    def _hessian(self, node: fx.Node, rows: Tensor, known: dict[fx.Node, Hessian]) -> Hessian:
-        """Linear layers that read one value share its Hessian; only the latest is kept."""
-        source: Any = node.args[0]
-        if node.target is EXPERT:
-            return Hessian.of(rows, self.damping, self.act_order)
-        if source not in known:
-            known.clear()
-            known[source] = Hessian.of(rows, self.damping, self.act_order)
-        return known[source]
+    def _hessian(self, job: Job, expert: int, rows: list[Tensor], few: list[Refusal]) -> Hessian:
+        count = sum(map(len, rows))
+        if job.node.target is EXPERT and count < MIN_EXPERT_TOKENS:
+            few.append(Refusal("gptq", job.name, f"expert {expert}: {count} calibration tokens, rounded to nearest"))
+            return Hessian.identity(rows[0].shape[-1])
+        return Hessian.of(rows, self.options.damping, self.options.act_order)
+
+    def _restore(self, job: Job) -> bool:
+        """Whether an earlier run has solved a job; then its weight is what that found."""
+        found = self._store.get(self._numbers[job.node], **_identity(job))
+        if found is None:
+            return False
+        held, facts = found
+        self._finish(job, PackedWeight(held, job.format, job.shape, facts["snr"]), facts)
+        return True
+
+    def _finish(self, job: Job, weight: PackedWeight, facts: dict[str, Any]) -> None:
+        self.ctx.refusals += [Refusal("gptq", job.name, reason) for reason in facts["few"]]
+        self.options.finish(self.graph, self.ctx, job, weight, output_snr_db=facts["output_snr"])
+
+    def _cost(self, job: Job) -> int:
+        """Operations: the product of the forward pass, and each column of the weight [..., N, K] changes later ones."""
+        return prod(job.shape) * (2 * self._tokens + job.shape[-1])
 
 
-def _work(job: Job) -> int:
-    """What choosing the codes of a weight [..., N, K] costs, in proportion: each column changes all later ones."""
-    return prod(job.shape) * job.shape[-1]
+def _identity(job: Job) -> dict[str, Any]:
+    """What must be the same for what was found for a job to be right."""
+    return {"name": job.name, "format": job.format.name, "shape": list(job.shape)}
+
+
+def _together(waiting: dict[fx.Node, Job], node: fx.Node) -> list[Job]:
+    """The job of `node`, and those of linear layers that read the same value and store alike: they share a Hessian."""
+    first = waiting[node]
+    if node.target is EXPERT:
+        return [first]
+    return [
+        job
+        for other, job in waiting.items()
+        if other.args[0] is node.args[0] and other.target is node.target and job.format == first.format
+    ]
 
 
 def _stack(parts: list[Parts], shape: torch.Size) -> Parts:
     """The parts of a weight [..., N, K] from those of its planes [N, K]."""
-    return {name: torch.stack([p[name] for p in parts]).reshape(*shape[:-1], -1) for name in parts[0]}
+    return {name: torch.stack([p[name].cpu() for p in parts]).reshape(*shape[:-1], -1) for name in parts[0]}

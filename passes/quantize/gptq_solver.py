@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,8 +10,9 @@ from torch import Tensor
 
 from ...compiler.weights.formats.base import Parts
 from ...compiler.weights.formats.grouped import GroupFormat
+from .inputs import gram
 
-_BLOCK = 128
+_LEAF = 16  # columns that are quantized one by one before their errors reach the columns behind them
 CLIPS = tuple(1.0 - i / 20 for i in range(11))
 
 
@@ -26,9 +28,9 @@ class Hessian:
     factor: Tensor
 
     @classmethod
-    def of(cls, rows: Tensor, damping: float, act_order: bool) -> Hessian:
-        """From inputs [n, K]."""
-        return cls.from_gram(rows.T @ rows / max(len(rows), 1), damping, act_order)
+    def of(cls, rows: Sequence[Tensor], damping: float, act_order: bool) -> Hessian:
+        """From inputs [n, K] of every sequence."""
+        return cls.from_gram(gram(rows) / max(sum(map(len, rows)), 1), damping, act_order)
 
     @classmethod
     def identity(cls, width: int) -> Hessian:
@@ -44,7 +46,8 @@ class Hessian:
         work = gram[order][:, order].to(torch.float64)
         level = float(diagonal.mean()) or 1.0
         for _ in range(8):
-            damped = work + torch.eye(len(work), dtype=torch.float64) * (damping * level)
+            damped = work.clone()
+            damped.diagonal().add_(damping * level)
             lower, failed = torch.linalg.cholesky_ex(damped)
             if not failed:
                 upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
@@ -56,33 +59,81 @@ class Hessian:
 
 @dataclass(frozen=True)
 class Solved:
-    """The quantized matrix, and the energy of its outputs and of their error under the gram matrix."""
+    """The quantized matrix, and per row [N] the energy of its outputs and of their error under the gram matrix."""
 
     parts: Parts
-    signal: float
-    noise: float
+    signals: Tensor
+    noises: Tensor
+
+    @property
+    def signal(self) -> float:
+        """The energy of all outputs."""
+        return float(self.signals.sum(dtype=torch.float64))
+
+    @property
+    def noise(self) -> float:
+        """The energy of their error."""
+        return float(self.noises.sum(dtype=torch.float64))
+
+    def split(self, rows: Sequence[int]) -> list[Solved]:
+        """Of a matrix whose rows were those of several."""
+        parts = {name: value.split(list(rows)) for name, value in self.parts.items()}
+        energies = zip(self.signals.split(list(rows)), self.noises.split(list(rows)), strict=True)
+        return [Solved({name: value[i] for name, value in parts.items()}, *pair) for i, pair in enumerate(energies)]
 
 
 def solve(weight: Tensor, hessian: Hessian, form: GroupFormat) -> Solved:
-    """Quantize weight [N, K] with error feedback along `hessian.order`."""
+    """Quantize weight [N, K] with error feedback along `hessian.order`.
+
+    Rows do not know of each other: matrices that read one input are solved as one, their rows joined.
+    """
     fitted = _static_groups(weight, hessian.gram.diagonal(), form)
-    levels = [level.repeat_interleave(form.group, dim=1)[:, hessian.order] for level in form.levels(fitted)]
-    work = weight[:, hessian.order].clone()
-    codes = torch.empty_like(work)
-    for start in range(0, work.shape[1], _BLOCK):
-        end = min(start + _BLOCK, work.shape[1])
-        errors = torch.empty(len(work), end - start)
+    levels = [level.T.contiguous() for level in form.levels(fitted)]
+    work = weight.T[hessian.order].contiguous()  # [K, N], so that a column of the weight is contiguous
+    columns = _Columns(work, torch.empty_like(work), levels, (hessian.order // form.group).tolist(), hessian, form)
+    columns.quantize(0, len(work))
+    codes = torch.empty_like(columns.work, dtype=torch.uint8)
+    codes[hessian.order] = columns.work.to(torch.uint8)
+    parts = form.with_codes(codes.T.contiguous(), fitted)
+    return Solved(parts, _energies(weight, hessian.gram), _energies(form.decode(parts) - weight, hessian.gram))
+
+
+@dataclass
+class _Columns:
+    """A matrix [K, N] whose rows, the columns of a weight, become codes one after the other.
+
+    errors [K, N]: of the columns that are done, as the columns behind them subtract them. groups: which entry of
+    `levels` [K / group, N] each column has.
+    """
+
+    work: Tensor
+    errors: Tensor
+    levels: list[Tensor]
+    groups: list[int]
+    hessian: Hessian
+    form: GroupFormat
+
+    def quantize(self, start: int, end: int) -> None:
+        """Columns start to end, by halves: the errors of the first half reach the second in one product, which is the
+        paper's lazy batch of updates at every size."""
+        if end - start <= _LEAF:
+            return self._leaf(start, end)
+        middle = start + (end - start + 1) // 2
+        self.quantize(start, middle)
+        factor = self.hessian.factor[start:middle, middle:end]
+        self.work[middle:end].addmm_(factor.T, self.errors[start:middle], alpha=-1)
+        return self.quantize(middle, end)
+
+    def _leaf(self, start: int, end: int) -> None:
+        work, factor = self.work, self.hessian.factor
+        scales = factor.diagonal()[start:end].tolist()
         for j in range(start, end):
-            here = [level[:, j] for level in levels]
-            codes[:, j] = form.code(work[:, j], *here)
-            error = (work[:, j] - form.value(codes[:, j], *here)) / hessian.factor[j, j]
-            work[:, j + 1 : end] -= error[:, None] * hessian.factor[j, j + 1 : end]
-            errors[:, j - start] = error
-        work[:, end:] -= errors @ hessian.factor[start:end, end:]
-    original = torch.empty(codes.shape, dtype=torch.uint8)
-    original[:, hessian.order] = codes.to(torch.uint8)
-    parts = form.with_codes(original, fitted)
-    return Solved(parts, _energy(weight, hessian.gram), _energy(form.decode(parts) - weight, hessian.gram))
+            here = [level[self.groups[j]] for level in self.levels]
+            codes = self.form.code(work[j], *here)
+            error = torch.sub(work[j], self.form.value(codes, *here), out=self.errors[j]).div_(scales[j - start])
+            work[j] = codes
+            if j + 1 < end:
+                work[j + 1 : end].addr_(factor[j, j + 1 : end], error, alpha=-1)
 
 
 def _static_groups(weight: Tensor, importance: Tensor, form: GroupFormat) -> Parts:
@@ -100,5 +151,5 @@ def _static_groups(weight: Tensor, importance: Tensor, form: GroupFormat) -> Par
     return form.fit(grouped, best_clip)
 
 
-def _energy(weight: Tensor, gram: Tensor) -> float:
-    return float(((weight @ gram) * weight).sum(dtype=torch.float64))
+def _energies(weight: Tensor, gram: Tensor) -> Tensor:
+    return ((weight @ gram) * weight).sum(1)

@@ -1,7 +1,8 @@
-"""What calibration keeps of a linear layer's inputs: rows whose Gram matrix stands for all of them."""
+"""What calibration keeps of a linear layer's inputs: their second moments, which stand for all of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from .stream import Inputs
 
 # up to this K the Gram matrix is exact; above it, this many rows (more for wider layers) are sampled evenly
 EXACT_WIDTH = 1024
+_PANEL = 384  # columns of a symmetric product that are computed together
 
 
 @dataclass(frozen=True)
@@ -23,34 +25,47 @@ class LayerInputs:
     magnitude: Tensor
 
 
-def expert_rows(node: fx.Node, inputs: Inputs) -> list[Tensor]:
-    """The inputs [n, K] that each expert gets over all sequences; one entry for a plain linear layer."""
+def expert_rows(node: fx.Node, inputs: Inputs) -> list[list[Tensor]]:
+    """The inputs [n, K] that each expert gets of each sequence: [expert][sequence]; a linear layer is one expert."""
     x: Any = node.args[0]
     if node.target is not EXPERT:
-        return [torch.cat([value.reshape(-1, value.shape[-1]) for value in inputs[x]])]
+        return [[value.reshape(-1, value.shape[-1]) for value in inputs[x]]]
     index: Any = node.args[3]
     count = node.args[1].meta["type"].shape[0]  # type: ignore[union-attr]
-    tokens = torch.cat(inputs[x])
-    routes = torch.cat(inputs[index])
-    slots = tokens if tokens.dim() == 3 else tokens.unsqueeze(1).expand(-1, routes.shape[1], -1)
-    return [slots[routes == e] for e in range(count)]
+    found: list[list[Tensor]] = [[] for _ in range(count)]
+    for tokens, routes in zip(inputs[x], inputs[index], strict=True):
+        slots = tokens if tokens.dim() == 3 else tokens.unsqueeze(1).expand(-1, routes.shape[1], -1)
+        for expert, rows in enumerate(found):
+            rows.append(slots[routes == expert])
+    return found
 
 
-def summarize(rows: list[Tensor]) -> LayerInputs:
+def gram(rows: Sequence[Tensor]) -> Tensor:
+    """The sum of x^T x over inputs [n, K] of every sequence: float32 [K, K]. Half of it is computed, and mirrored."""
+    width = rows[0].shape[-1]
+    total = rows[0].new_zeros(width, width)
+    for x in rows:
+        for start in range(0, width, _PANEL):
+            end = min(start + _PANEL, width)
+            total[start:end, start:].addmm_(x[:, start:end].T, x[:, start:])
+    return total.triu_().add_(total.triu(1).T)
+
+
+def summarize(rows: list[list[Tensor]]) -> LayerInputs:
     """Shrink the inputs of a layer to what the AWQ searches need."""
-    total = sum(len(r) for r in rows)
-    magnitude = torch.stack([r.abs().sum(0) for r in rows]).sum(0) / max(total, 1)
-    return LayerInputs(tuple(_compress(r) for r in rows), magnitude)
+    total = sum(len(x) for expert in rows for x in expert)
+    magnitude = torch.stack([x.abs().sum(0) for expert in rows for x in expert]).sum(0) / max(total, 1)
+    return LayerInputs(tuple(_compress(expert) for expert in rows), magnitude)
 
 
-def _compress(rows: Tensor) -> Tensor:
-    count, width = rows.shape
+def _compress(rows: list[Tensor]) -> Tensor:
+    """R rows [R, K] with the Gram matrix of all: its square root, or a sample where K is large."""
+    count, width = sum(len(x) for x in rows), rows[0].shape[-1]
     if count <= width:
-        return rows.clone()
+        return torch.cat(rows)
     if width > EXACT_WIDTH:
-        return rows[:: max(1, count // EXACT_WIDTH)].clone()
-    gram = (rows.T @ rows).to(torch.float64)
-    values, vectors = torch.linalg.eigh(gram)
+        return torch.cat(rows)[:: max(1, count // EXACT_WIDTH)].clone()
+    values, vectors = torch.linalg.eigh(gram(rows).to(torch.float64))
     return (vectors * values.clamp(min=0).sqrt()).T.to(torch.float32).contiguous()
 
 

@@ -16,6 +16,7 @@ from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import Graph, TensorType, infer_type, type_of
 from ...compiler.ops import OPS, traits_of
 from ...compiler.weights.formats.base import Misfit, StorageFormat
+from ...compiler.weights.formats.grouped import GROUPS, GroupFormat
 from ...compiler.weights.formats.registry import find_format
 from ...compiler.weights.handles import QuantizedWeight, Weight
 from ..base import Pass, PassContext, Refusal
@@ -54,11 +55,12 @@ class Job:
 class QuantizePass(Pass):
     """The options that every quantization has.
 
-    format: the storage format by name (see `find_format`). group: values per scale; smaller where K is not a multiple.
+    format: the storage format by name (see `find_format`). group: values per scale. any_group: fewer where K is not a
+    multiple; else that is a UsageError.
     keep: patterns (fnmatch) over names of weights and modules that are left as stored. head: the format of the LM head;
     None leaves it as stored. A token embedding that is the same matrix is stored once with it if the format serves
     tables, and stays as stored if not. only: weights whose name begins otherwise are left alone, as if they were not
-    there.
+    there. device: where calibrated passes compute, as torch names it.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({Fact.NORMS})
@@ -68,6 +70,8 @@ class QuantizePass(Pass):
     keep: tuple[str, ...] = field(default=())
     head: str | None = "q8"
     only: str = ""
+    device: str = "cpu"
+    any_group: bool = True
 
     def jobs(self, graph: Graph, ctx: PassContext) -> list[Job]:
         """What to quantize, in execution order; refusals go to `ctx`."""
@@ -75,9 +79,10 @@ class QuantizePass(Pass):
 
     def finish(self, graph: Graph, ctx: PassContext, job: Job, weight: QuantizedWeight, **facts: Any) -> None:
         """Store `weight` as the job's weight and record it."""
+        source = graph.weight(job.node.args[1])  # type: ignore[arg-type]
         set_weight(graph, [(node, 1) for node in (*job.nodes, *job.tables)], weight)
         method = self.name.removeprefix("quantize-") if job.own else "rtn"
-        ctx.quant_records.append(QuantRecord(job.name, method, job.format.name, weight, **facts))
+        ctx.quant_records.append(QuantRecord(job.name, method, job.format.name, weight, source=source, **facts))
 
 
 def plain_name(node: fx.Node) -> str:
@@ -134,6 +139,8 @@ def _job(
         reason = "router: its outputs choose experts"
     else:
         fitted = _fit(find_format(wanted, options.group), weight_node.meta["type"].shape)
+        if not options.any_group:
+            _check_group(name, weight_node.meta["type"].shape[-1], options.group, fitted)
         if not isinstance(fitted, str):
             tables = _tables(weight_node) if is_head and fitted.serves_tables else ()
             return Job(name, tuple(nodes), fitted, wanted == options.format, tables)
@@ -149,6 +156,16 @@ def _fit(wanted: StorageFormat, shape: Sequence[int]) -> StorageFormat | str:
     except Misfit as misfit:
         return str(misfit)
     return fitted if n >= MIN_OUTPUTS else f"only {n} outputs: nothing to gain"
+
+
+def _check_group(name: str, k: int, group: int, fitted: StorageFormat | str) -> None:
+    """UsageError where a weight cannot have the groups that were asked for."""
+    if isinstance(fitted, GroupFormat) and fitted.group != group:
+        sizes = ", ".join(str(size) for size in reversed(GROUPS) if k % size == 0)
+        raise UsageError(
+            f"--group-size {group} does not divide the {k} inputs of {name}",
+            f"groups that do: {sizes}; or leave the layer as it is: --keep {name.removesuffix('.weight')}",
+        )
 
 
 def _tables(weight: fx.Node) -> tuple[fx.Node, ...]:

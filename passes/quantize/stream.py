@@ -1,4 +1,4 @@
-"""The reference interpreter over many sequences at once, layer by layer, for calibration.
+"""The float model over many sequences at once, layer by layer, for calibration.
 
 Each node runs for every sequence before the next node does, so that a weight is loaded once, a pass can replace it
 right before it is used, and later layers see what the layers before them are by then. Values go after their last use.
@@ -6,14 +6,18 @@ right before it is used, and later layers see what the layers before them are by
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from ...compiler.graph.graph import Graph
-from ...compiler.graph.interpret import as_compute, eager
+from ...compiler.graph.interpret import as_compute
+from .forward import fast
+from .store import NOWHERE, Store, Values
 
 Inputs = dict[fx.Node, list[Any]]
 Visit = Callable[[fx.Node, Inputs], None]
@@ -29,30 +33,70 @@ def _needed(graph: Graph, wanted: Collection[fx.Node]) -> list[fx.Node]:
 
 
 @torch.no_grad()
-def stream(graph: Graph, sequences: Sequence[Sequence[int]], wanted: Collection[fx.Node], visit: Visit) -> None:
+def stream(
+    graph: Graph,
+    sequences: Sequence[Sequence[int]],
+    wanted: Collection[fx.Node],
+    visit: Visit,
+    device: str = "cpu",
+    store: Store = NOWHERE,
+) -> None:
     """Call `visit(node, inputs)` right before each node of `wanted` would run; `inputs` has a value per sequence.
 
-    The run ends at the last wanted node, which does not run (LM head logits for all sequences are large).
+    The run ends at the last wanted node, which does not run (LM head logits for all sequences are large). device: of
+    the values, as torch names it; weights are decoded on the CPU and moved there one at a time. store: where the values
+    are kept from time to time, right before a wanted node; where no wanted node lies before it, the run begins there.
     """
     remaining, env = set(wanted), Inputs()
     order = _needed(graph, remaining)
     last_use = {arg: node for node in order for arg in node.all_input_nodes}
+    order = _resume(order, remaining, store, env, device)
     for node in order:
         if node.op == "placeholder":
-            env[node] = [_placeholder(str(node.target), ids) for ids in sequences]
+            env[node] = [_placeholder(str(node.target), ids).to(device) for ids in sequences]
             continue
         if node.op != "call_function":
             continue
         if node in remaining:
+            store.keep_values(node.name, partial(_live, env))
             visit(node, {arg: env[arg] for arg in node.all_input_nodes if arg in env})
             remaining.discard(node)
             if not remaining:
                 return
-        weights = {a: as_compute(graph.weight(a).load()) for a in node.all_input_nodes if a.op == "get_attr"}
-        env[node] = [_call(node, env, weights, i) for i in range(len(sequences))]
+        gets = [a for a in node.all_input_nodes if a.op == "get_attr"]
+        weights = {a: as_compute(graph.weight(a).load()).to(device) for a in gets}
+        with on(device):
+            env[node] = [_call(node, env, weights, i) for i in range(len(sequences))]
         for arg in node.all_input_nodes:
             if last_use[arg] is node:
                 env.pop(arg, None)
+
+
+def _resume(order: list[fx.Node], wanted: Collection[fx.Node], store: Store, env: Inputs, device: str) -> list[fx.Node]:
+    """What is left of `order` behind kept values, which are put into `env`; all of it where there are none."""
+    found = store.values()
+    places = {node.name: number for number, node in enumerate(order)}
+    if found is None or found[0] not in places:
+        return order
+    start, values = places[found[0]], found[1]
+    if any(node in wanted for node in order[:start]):
+        return order
+    for name, kept in values.items():
+        if name in places:  # what nothing needs any more is left out
+            env[order[places[name]]] = [value.to(device) for value in kept]
+    return order[start:]
+
+
+def _live(env: Inputs) -> Values | None:
+    """The values as a store keeps them; None where one is no tensor."""
+    if not all(isinstance(value, Tensor) and value.dim() for values in env.values() for value in values):
+        return None
+    return {node.name: values for node, values in env.items()}
+
+
+def on(device: str) -> contextlib.AbstractContextManager[Any]:
+    """What is created inside is created on that device."""
+    return contextlib.nullcontext() if device == "cpu" else torch.device(device)
 
 
 def _placeholder(name: str, ids: Sequence[int]) -> Tensor:
@@ -61,4 +105,4 @@ def _placeholder(name: str, ids: Sequence[int]) -> Tensor:
 
 def _call(node: fx.Node, env: Inputs, weights: dict[fx.Node, Tensor], index: int) -> Any:
     args = fx.map_arg(node.args, lambda n: weights[n] if n in weights else env[n][index])
-    return eager(node.target)(*args, **node.kwargs)
+    return fast(node.target)(*args, **node.kwargs)

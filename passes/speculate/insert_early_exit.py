@@ -46,6 +46,8 @@ class InsertEarlyExit(Pass):
     def _places(self, graph: Graph) -> tuple[fx.Node, fx.Node]:
         """The value behind the first `layers` layers, and the one behind all of them."""
         order = {node: index for index, node in enumerate(graph.nodes)}
+        if any(traits_of(n.target).stateful and not traits_of(n.target).attention for n in graph.nodes):
+            raise UsageError("--spec layer-skip: a model with recurrent states cannot take guesses back")
         attentions = [order[node] for node in graph.nodes if traits_of(node.target).stateful]
         if not 0 < self.layers < len(attentions):
             raise UsageError(f"--spec layer-skip:{self.layers}: the model has {len(attentions)} layers")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from ..format.batch import INPUTS, MOVES_MULTIPLE, BatchArray, BatchLimits
 from ..kv.sequence import slot_of
-from .scheduled import Draft, ScheduledBatch
+from ..kv.state_group import state_places
+from .scheduled import Draft, ScheduledBatch, ScheduledSequence
 
 DTYPES = {"i32": np.dtype(np.int32), "f32": np.dtype(np.float32)}
 
@@ -21,6 +22,7 @@ def host_arrays(arrays: Sequence[BatchArray], limits: BatchLimits) -> dict[str, 
 class PackedBatch:
     """The arrays of `INPUTS` for the largest possible step; `pack` fills their beginnings.
 
+    In a group that holds states, slot_mapping[t] is the block that is left with the state behind token t, or -1.
     Of a sequence's block table in a group only the first `ceil(context_lens[s] / block_size)` entries mean something,
     and of these only those that it still has; logit_rows ascend. Trees of guesses: positions tell depths, and a context
     length counts the places in the cache; parents are indices into the batch, -1 outside of trees; tree_masks have bit
@@ -28,10 +30,15 @@ class PackedBatch:
     """
 
     def __init__(
-        self, limits: BatchLimits, block_sizes: Sequence[int], arrays: Mapping[str, np.ndarray] | None = None
+        self,
+        limits: BatchLimits,
+        block_sizes: Sequence[int],
+        arrays: Mapping[str, np.ndarray] | None = None,
+        states: Collection[int] = (),
     ) -> None:
-        """block_sizes: of each KV group. arrays: where those that are needed elsewhere lie; others are made here."""
-        self.limits, self.block_sizes = limits, tuple(block_sizes)
+        """block_sizes: of each KV group. arrays: where those that are needed elsewhere lie; others are made here.
+        states: the numbers of the groups that hold states."""
+        self.limits, self.block_sizes, self.states = limits, tuple(block_sizes), frozenset(states)
         given = arrays or {}
         self.arrays = {**given, **host_arrays([array for array in INPUTS if array.name not in given], limits)}
         self.token_ids, self.positions = self.arrays["token_ids"], self.arrays["positions"]
@@ -70,12 +77,15 @@ class PackedBatch:
             if count == 1:
                 self._pack_token(token, sequence.token_ids[0], sequence.start, sequence.block_tables)
             else:
-                self._pack_chunk(token, sequence.token_ids, sequence.start, index)
+                self._pack_chunk(token, sequence, index)
                 if sequence.is_tree:
                     assert sequence.draft is not None
                     self._pack_tree(token, sequence.start, sequence.draft)
             token += count
-            if sequence.num_logits:
+            if sequence.first_row:
+                self.logit_rows[row] = token - count
+                row += 1
+            elif sequence.num_logits:
                 self.logit_rows[row : row + sequence.num_logits] = range(token - sequence.num_logits, token)
                 row += sequence.num_logits
         self.seq_starts[len(batch.sequences)] = token
@@ -112,12 +122,21 @@ class PackedBatch:
         self.token_ids[at] = token_id
         self.positions[at] = position
         for group, table in enumerate(tables):
-            self.slot_mapping[group, at] = slot_of(table, position, self.block_sizes[group])
+            size = self.block_sizes[group]
+            slot = table[position // size] if group in self.states else slot_of(table, position, size)
+            self.slot_mapping[group, at] = slot
 
-    def _pack_chunk(self, at: int, token_ids: tuple[int, ...], start: int, row: int) -> None:
-        end = at + len(token_ids)
-        positions = np.arange(start, start + len(token_ids), dtype=np.int32)
-        self.token_ids[at:end] = token_ids
+    def _pack_chunk(self, at: int, sequence: ScheduledSequence, row: int) -> None:
+        start, end = sequence.start, at + len(sequence.token_ids)
+        positions = np.arange(start, start + len(sequence.token_ids), dtype=np.int32)
+        self.token_ids[at:end] = sequence.token_ids
         self.positions[at:end] = positions
         for group, block_size in enumerate(self.block_sizes):
-            self.slot_mapping[group, at:end] = slot_of(self.block_tables[row, group], positions, block_size)
+            slots = self.slot_mapping[group, at:end]
+            if group not in self.states:
+                slots[:] = slot_of(self.block_tables[row, group], positions, block_size)
+                continue
+            slots[:] = -1
+            table, known = sequence.block_tables[group], start + sequence.num_known
+            for position, block in state_places(table, start, known, block_size):
+                slots[position - start] = block

@@ -44,6 +44,16 @@ class Draft:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return depths
 
+    def first_chain(self) -> Draft:
+        """The guesses that follow one another from the first one on."""
+        if self.is_chain:
+            return self
+        kept: list[int] = []
+        for guess, parent in enumerate(self.parents):
+            if parent == (kept[-1] if kept else -1):
+                kept.append(guess)
+        return Draft.chain([self.token_ids[guess] for guess in kept])
+
     def limited(self, count: int, depth: int) -> Draft:
         """The first `count` guesses that are at most `depth` deep."""
         if len(self) <= count and len(self) <= depth:
@@ -64,7 +74,9 @@ class ScheduledSequence:
     `token_ids` take positions `start .. start + len(token_ids) - 1`; the KV of everything before `start` is in the
     cache, as far as it is read. `block_tables` has a table for each KV group: position p lives in block
     `table[p // block_size]` at offset `p % block_size`; an entry is NO_BLOCK where no layer of the group reads any
-    more. The logits of the last `num_logits` tokens are wanted (0: the chunk ends before the sequence does).
+    more. In a group that holds states, the one that is read is that of position start - 1, and states are left only
+    behind tokens that are no guesses. The logits of the last `num_logits` tokens are wanted (0: the chunk ends before
+    the sequence does), or with `first_row` those of the first one.
 
     With a `draft`, `token_ids` are the request's last token and then the guesses, all of whose logits are wanted. A
     guess at depth d takes position `start + d` and sees, from `start` on, only the tokens that it follows; but its KV
@@ -77,11 +89,17 @@ class ScheduledSequence:
     block_tables: tuple[tuple[int, ...], ...]
     num_logits: int
     draft: Draft | None = None
+    first_row: bool = False
 
     @property
     def end(self) -> int:
         """Places in the cache that are written after the step; without guesses, the tokens in it."""
         return self.start + len(self.token_ids)
+
+    @property
+    def num_known(self) -> int:
+        """Tokens that are no guesses."""
+        return len(self.token_ids) - (len(self.draft) if self.draft is not None else 0)
 
     @property
     def is_tree(self) -> bool:

@@ -6,10 +6,12 @@ import os
 from collections import Counter
 from pathlib import Path
 
+import msgspec
+
 from ..format.files import EngineFiles
 from ..format.footprint import size_text
 from ..format.isa import cpu_flags
-from ..format.kv import KVLayout, KVMemory
+from ..format.kv import KVGroup, KVLayout, KVMemory
 from ..format.load import decode_program, read_manifest
 from ..format.manifest import Limits, Manifest
 from ..format.program import Program
@@ -39,6 +41,7 @@ def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
         "quantization": manifest.quantization.method,
         "bits_per_weight": manifest.quantization.bits_per_weight,
         "kept": list(manifest.quantization.kept),
+        **({} if manifest.gate is None else {"gate": msgspec.to_builtins(manifest.gate)}),
         "limits": {
             "max_seq_len": limits.max_seq_len,
             "max_batch_size": limits.max_batch_size,
@@ -63,11 +66,12 @@ def _kv_facts(kv: KVLayout, limits: Limits) -> dict[str, object]:
     one, batch = (kv.blocks_needed(limits, sequences) for sequences in (1, limits.max_batch_size))
     groups = [
         {
-            "keeps": group.keeps if group.keeps == "all" else f"{group.keeps} of {group.size}",
+            "keeps": _kept(group),
             "layers": len(group.layers),
             "dtype": group.dtype,
             "block_size": group.block_size,
-            "bytes_per_token": group.block_bytes() / group.block_size,
+            "bytes_per_token": group.bytes_per_token(),
+            **({"bytes_per_state": group.block_bytes()} if group.holds_states else {}),
             "bytes_one_sequence": least * group.block_bytes(),
             "bytes_full_batch": most * group.block_bytes(),
         }
@@ -78,6 +82,13 @@ def _kv_facts(kv: KVLayout, limits: Limits) -> dict[str, object]:
         "bytes_full_batch": KVMemory(kv, batch).nbytes,
         "groups": groups,
     }
+
+
+def _kept(group: KVGroup) -> str:
+    """What of a sequence a group keeps."""
+    if group.holds_states:
+        return f"the state, and {group.size} checkpoints per sequence"
+    return group.keeps if group.keeps == "all" else f"{group.keeps} of {group.size}"
 
 
 def _embedding_facts(manifest: Manifest) -> dict[str, object]:

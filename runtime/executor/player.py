@@ -48,7 +48,8 @@ class Player(Generic[D]):
         try:
             turns = range(device.turns)
             sizes = [group.block_size for group in self.groups]
-            self._packed = [PackedBatch(device.limits, sizes, device.arrays(turn)) for turn in turns]
+            states = [number for number, group in enumerate(self.groups) if group.holds_states]
+            self._packed = [PackedBatch(device.limits, sizes, device.arrays(turn), states) for turn in turns]
             self._turn = self._tokens = 0  # whose turn is next, and the tokens of the last step
             for phase in device.plan.phases if device.plan is not None else ():
                 if phase.decode and phase.max_tokens <= self.max_batch_size:

@@ -87,11 +87,7 @@ def length_within(kv: KVLayout, limits: Limits, nbytes: int) -> int:
 
 def kv_bytes_read(kv: KVLayout, length: int) -> float:
     """Bytes of the cache that the next token of a sequence of `length` tokens reads."""
-    total = 0.0
-    for group in kv.groups:
-        kept = sum(len(part) for part in group.policy.kept(length))
-        total += kept * group.block_bytes() / group.block_size
-    return total
+    return sum(group.bytes_read(length) for group in kv.groups)
 
 
 def size_text(count: float) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..kv.policy import POLICIES, CachePolicy
+from ..kv.policy import POLICIES, CachePolicy, WithinStep
 from .manifest import Limits
 
 KV_DTYPES = ("f32", "bf16", "f16", "i8")
@@ -15,15 +15,21 @@ _ITEM_SIZE = {"f32": 4, "bf16": 2, "f16": 2, "i8": 1}
 MAX_BLOCK_SIZE = 4096  # tokens
 
 
-class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one attention layer caches of a token: keys [kv_heads, key_dim] and values [kv_heads, value_dim]."""
+class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What one attention layer caches of a token: keys [kv_heads, key_dim] and values [kv_heads, value_dim].
 
-    kv_heads: int
-    key_dim: int
-    value_dim: int
+    state: of a layer with a recurrent state, its float32 elements instead; it is kept once, whatever a block's size.
+    """
+
+    kv_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    state: int = 0
 
     def block_bytes(self, block_size: int, dtype: str) -> int:
-        """Bytes of one block, keys and values, rounded up to 64."""
+        """Bytes of one block, keys and values or a state, rounded up to 64."""
+        if self.state:
+            return (4 * self.state + 63) // 64 * 64
         raw = block_size * self.kv_heads * (self.key_dim + self.value_dim) * _ITEM_SIZE[dtype]
         if dtype == "i8":  # one float32 scale per token, head and tensor
             raw += block_size * self.kv_heads * 2 * 4
@@ -33,8 +39,8 @@ class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class KVGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Layers that share block tables: blocks of `block_size` tokens, `dtype` f32, bf16, f16 or i8.
 
-    keeps: the name of a CachePolicy, "all" or "window", that is made of `size`. layers: by the number that the steps of
-    the program know them by.
+    keeps: the name of a CachePolicy, "all", "window", "step" or "state", that is made of `size`. layers: by the number
+    that the steps of the program know them by.
     """
 
     block_size: int
@@ -56,6 +62,21 @@ class KVGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         """Bytes that one block id takes over all layers."""
         return sum(map(self.layer_bytes, self.layers))
 
+    @property
+    def holds_states(self) -> bool:
+        """Whether a block holds one state, whatever the number of its tokens."""
+        return self.keeps == "state"
+
+    def bytes_per_token(self) -> float:
+        """What a token takes, as long as it is kept; nothing of what is kept once per sequence."""
+        return 0.0 if self.holds_states else self.block_bytes() / self.block_size
+
+    def bytes_read(self, length: int) -> float:
+        """What the next token of a sequence of `length` tokens reads."""
+        if self.holds_states:
+            return float(self.block_bytes())
+        return sum(map(len, self.policy.kept(length))) * self.bytes_per_token()
+
     def blocks_for(self, num_tokens: int) -> int:
         """The length of a block table for so many tokens."""
         return -(-num_tokens // self.block_size)
@@ -63,6 +84,10 @@ class KVGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     def blocks_of_batch(self, max_seq_len: int, sequences: int, step_tokens: int) -> int:
         """How many blocks so many of the longest sequences can have at once, in steps of up to `step_tokens` tokens."""
         more = self.blocks_for(step_tokens) + sequences  # a chunk may end, and begin, within a block
+        if isinstance(self.policy, WithinStep):
+            return more + sequences  # of which the scheduler leaves one free for each
+        if self.holds_states:  # two while one grows, another two for who reads a prompt, and the checkpoints
+            return min((2 + self.size) * sequences + 2, self.blocks_for(max_seq_len) * sequences)
         kept = self.policy.most_blocks(max_seq_len, self.block_size) * sequences
         return min(kept + more, self.blocks_for(max_seq_len) * sequences)
 
@@ -88,7 +113,7 @@ class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def bytes_per_token(self) -> float:
         """What a token takes in all layers, as long as it is kept in all."""
-        return sum(group.block_bytes() / group.block_size for group in self.groups)
+        return sum(group.bytes_per_token() for group in self.groups)
 
     def blocks_needed(self, limits: Limits, sequences: int) -> tuple[int, ...]:
         """Of each group, how many blocks so many sequences of full length need: then nobody is ever preempted."""

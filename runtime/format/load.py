@@ -12,6 +12,7 @@ import msgspec
 
 from ..errors import EngineAbiError, EngineFieldError, EngineFormatError, EngineVersionError, KVLayoutError
 from ..kv.policy import POLICIES
+from .canaries import Canaries
 from .digest import digest_of
 from .files import EngineFiles, HashPieces
 from .isa import cpu_flags, select_library
@@ -51,6 +52,11 @@ class Engine:
         """The content of another file of the tokenizer, if there is one of this name."""
         file = f"{self.manifest.tokenizer_dir}/{name}"
         return self.files.read(file) if file in self.manifest.files else None
+
+    def canaries(self) -> Canaries | None:
+        """Prompts with known answers; None where the engine has none."""
+        file = self.manifest.canaries_file
+        return None if file is None else _decode(self.files.read(file), file, Canaries)
 
     def close(self) -> None:
         self.weights.close()

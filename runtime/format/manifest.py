@@ -93,13 +93,37 @@ class GpuFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deterministic: bool = False
 
 
-class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How the hidden states of a prompt's tokens become one vector of `dimension`: that of its last token, their mean
-    or that of its first token; then scaled to length 1, or not."""
+    or that of its first token; then scaled to length 1, or not.
+
+    pooled: the program has taken the mean itself, and gives it with any row. scores: the vector has one number or two
+    for a pair of texts, of which a score is made, by "sigmoid" one within 0..1. token_types: how many kinds of tokens a
+    pair has, token v of type t being t * vocabulary + v; 0 if they are alike.
+    """
 
     pooling: Pooling
     normalize: bool
     dimension: int
+    pooled: bool = False
+    scores: Literal["", "sigmoid", "identity"] = ""
+    token_types: int = 0
+
+
+class GateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the engine, kernels included, loses against the model that it was made of, measured when it was compiled.
+
+    asked: the conditions that it had to keep, as --gate has them. text: the file, or "bundled". perplexity: relative
+    increase. kl: mean Kullback-Leibler divergence per token, in nats.
+    """
+
+    asked: list[str]
+    text: str
+    tokens: int
+    reference_perplexity: float
+    perplexity: float
+    perplexity_increase: float
+    kl: float
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -120,5 +144,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     files: dict[str, FileEntry]
     gpu: GpuFacts | None = None
     embedding: EmbeddingFacts | None = None  # of an engine that embeds; None of one that generates
+    gate: GateFacts | None = None  # None where no --gate was given
+    canaries_file: str | None = None  # see canaries.py; None where the engine has none
     kernel_abi: int = 0  # see KERNEL_ABI; 0 where it was not stated yet
     digest: str = ""  # seals this file itself, see engine/digest.py; "" if it is not sealed

@@ -18,6 +18,8 @@ def check_paths(manifest: Manifest) -> None:
     for path in manifest.files:
         _check_relative(path)
     named = [manifest.weights_file, manifest.program_file, *(library.path for library in manifest.libraries)]
+    if manifest.canaries_file is not None:
+        named.append(manifest.canaries_file)
     for path in named:
         if path not in manifest.files:
             raise EngineFormatError(f"{MANIFEST_FILE}: {path!r} is used but not listed under files", _HINT)

@@ -94,12 +94,15 @@ class BlockPool:
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Assert free + cached + owned == all, and that reference counts are the number of tables holding a block."""
         held = Counter(block for table in tables for block in table)
-        assert all(self._refs[block] == held[block] for block in range(self.num_blocks)), "reference counts"
-        free, cached = set(self._free), set(self._cached)
+        references = [0] * self.num_blocks
+        for block, count in held.items():
+            references[block] = count
+        assert self._refs == references, "reference counts"
+        free, cached, owned = set(self._free), set(self._cached), held.keys()
         assert len(free) == len(self._free), "a block is free twice"
-        owned = {block for block, count in enumerate(self._refs) if count}
-        assert not (free & cached or free & owned or cached & owned), "a block is in two states"
+        states = (free, cached), (free, owned), (cached, owned)
+        assert all(one.isdisjoint(other) for one, other in states), "a block is in two states"
         assert len(free) + len(cached) + len(owned) == self.num_blocks, "a block is lost"
-        assert all(self._cache.holds(block) for block in cached), "a cached block has no content"
-        assert not any(self._cache.holds(block) for block in free), "a free block has content"
+        assert self._cache.blocks >= cached, "a cached block has no content"
+        assert free.isdisjoint(self._cache.blocks), "a free block has content"
         self._cache.check()

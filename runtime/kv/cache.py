@@ -9,6 +9,7 @@ from math import lcm
 from .group import Group, GroupConfig, Opening
 from .prefix_cache import BlockKey
 from .sequence import BlockTable, CachedSequence, slot_of
+from .state_group import make_group
 from .upkeep import Upkeep
 
 
@@ -24,8 +25,10 @@ class KVCache:
     """The groups side by side. A prefix is cached if every group has what it keeps of it."""
 
     def __init__(self, configs: Sequence[GroupConfig]) -> None:
-        self.groups = tuple(Group(config) for config in configs)
+        self.groups = tuple(make_group(config) for config in configs)
+        self.keeps_states = any(group.holds_states for group in self.groups)
         self._multiple = lcm(*(group.block_size for group in self.groups))  # tokens that fill blocks in every group
+        self.whole = any(group.within_step for group in self.groups)  # a sequence runs in one step, and nothing is kept
         self._pending: dict[BlockKey, CachedSequence] = {}  # blocks that a running sequence is about to compute
 
     @property
@@ -50,18 +53,21 @@ class KVCache:
         """How many tokens fit in tables that are made for so many."""
         return min(group.blocks_for(num_tokens) * group.block_size for group in self.groups)
 
-    def can_grow(self, wanted: Sequence[tuple[CachedSequence, int]]) -> bool:
-        """Whether these sequences can all have tables for so many tokens."""
+    def can_grow(self, wanted: Sequence[tuple[CachedSequence, int]], guesses: bool = False) -> bool:
+        """Whether these sequences can all have tables for so many tokens; no state is left behind `guesses`."""
         for index, group in enumerate(self.groups):
+            if guesses and group.holds_states:
+                continue
             missing = sum(group.missing(sequence.tables[index], length) for sequence, length in wanted)
             if not group.pool.can_allocate(missing):
                 return False
         return True
 
-    def grow(self, sequence: CachedSequence, num_tokens: int) -> None:
+    def grow(self, sequence: CachedSequence, num_tokens: int, guesses: bool = False) -> None:
         """Give it blocks for so many tokens. Requires `can_grow`."""
         for group, table in zip(self.groups, sequence.tables, strict=True):
-            group.grow(table, num_tokens)
+            if not (guesses and group.holds_states):
+                group.grow(table, num_tokens)
 
     def span(self, sequence: CachedSequence, num_tokens: int) -> int:
         """For how many of so many tokens it may have blocks at once."""
@@ -77,7 +83,7 @@ class KVCache:
     def cached_length(self, sequence: CachedSequence) -> int:
         """How many of a waiting sequence's tokens every group has; at least one of them stays to be computed."""
         length, before = 0, -1
-        if sequence.use_cache:
+        if sequence.use_cache and not self.whole:
             length = (sequence.num_tokens - 1) // self._multiple * self._multiple
         while length != before:  # until no group wants it shorter
             before = length
@@ -88,7 +94,7 @@ class KVCache:
     def is_being_computed(self, sequence: CachedSequence, cached: int) -> bool:
         """Whether a running sequence is about to compute the first block that this one has nowhere."""
         index = max(cached, sequence.num_saved_tokens) // self._multiple
-        if not sequence.use_cache or (index + 1) * self._multiple >= sequence.num_tokens:
+        if not sequence.use_cache or self.whole or (index + 1) * self._multiple >= sequence.num_tokens:
             return False
         return sequence.key(index, self._multiple) in self._pending
 
@@ -109,7 +115,7 @@ class KVCache:
             group.open(table, opening, prefix.length)
         sequence.num_computed_tokens = max(prefix.length, sequence.num_saved_tokens)
         sequence.num_saved_tokens = 0
-        for index in range(prefix.length // self._multiple, sequence.num_tokens // self._multiple):
+        for index in range(prefix.length // self._multiple, 0 if self.whole else sequence.num_tokens // self._multiple):
             self._pending.setdefault(sequence.key(index, self._multiple), sequence)
 
     def publish(self, sequence: CachedSequence) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from .block_pool import BlockPool
 from .host_blocks import HostBlocks
-from .policy import CachePolicy, KeepAll
+from .policy import CachePolicy, KeepAll, Latest, WithinStep
 from .prefix_cache import PrefixCache
 from .sequence import NO_BLOCK, BlockTable, CachedSequence
 from .upkeep import Due
@@ -25,6 +26,11 @@ class GroupConfig:
     host_blocks: int = 0
     policy: CachePolicy = field(default_factory=KeepAll)
 
+    @property
+    def holds_states(self) -> bool:
+        """Whether a block holds one state, and not something of each token."""
+        return isinstance(self.policy, Latest)
+
     def __post_init__(self) -> None:
         assert self.num_blocks >= 1 and self.block_size >= 1 and self.host_blocks >= 0, self
 
@@ -34,13 +40,15 @@ class Opening:
     """What a sequence gets of a group when it is let in: a table of `size` blocks.
 
     shared: cached blocks, by their numbers in the table. restored: the numbers of those that are filled from host
-    memory. From number `begin` on the blocks are for tokens that are computed next; the others are NO_BLOCK.
+    memory. From number `begin` on the blocks are for tokens that are computed next; the others are NO_BLOCK. reserve:
+    how many more there must be room for, which it gets as it goes on.
     """
 
     shared: dict[int, int]
     restored: list[int]
     begin: int
     size: int
+    reserve: int = 0
 
     @property
     def num_fresh(self) -> int:
@@ -51,8 +59,11 @@ class Opening:
 class Group:
     """Gives blocks to sequences and takes them back; all that a sequence has of the group is in its `BlockTable`."""
 
+    holds_states: ClassVar[bool] = False  # whether a block holds one state, and not something of each token
+
     def __init__(self, config: GroupConfig) -> None:
         self.block_size, self.policy = config.block_size, config.policy
+        self.within_step = isinstance(config.policy, WithinStep)
         self.cache = PrefixCache()
         self.pool = BlockPool(config.num_blocks, self.cache)
         self.due = Due()
@@ -136,7 +147,7 @@ class Group:
         """Whether there are blocks for it, and `headroom` more."""
         # cached blocks stop being available once they are shared
         revived = sum(self.pool.references(block) == 0 for block in opening.shared.values())
-        return self.pool.can_allocate(opening.num_fresh + revived + headroom)
+        return self.pool.can_allocate(opening.num_fresh + opening.reserve + revived + headroom)
 
     def open(self, table: BlockTable, opening: Opening, cached: int) -> None:
         """Give it what is planned. Requires `has_room`."""
@@ -155,7 +166,7 @@ class Group:
     def publish(self, sequence: CachedSequence, table: BlockTable) -> None:
         """Make the blocks that are full and computed by now findable, and take back those that nothing reads again."""
         full = sequence.num_computed_tokens // self.block_size
-        if full == table.num_published:
+        if full == table.num_published or self.within_step:
             return
         for number in range(table.num_published, full):
             block = table.blocks[number]

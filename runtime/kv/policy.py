@@ -34,6 +34,17 @@ class KeepAll:
 
 
 @dataclass(frozen=True, slots=True)
+class WithinStep:
+    """Tokens read later ones too: all of a sequence must be in one step, and nothing is kept after it."""
+
+    def kept(self, position: int) -> Sequence[range]:
+        return ()
+
+    def most_blocks(self, length: int, block_size: int) -> int:
+        return -(-length // block_size)
+
+
+@dataclass(frozen=True, slots=True)
 class Window:
     """A token reads the last `size` tokens, itself among them."""
 
@@ -48,5 +59,27 @@ class Window:
         return min(-(-length // block_size), across)
 
 
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """A token reads only what the one before it left behind: a recurrent state, of which each block holds one.
+
+    checkpoints: how many states per sequence of a full batch there is room for beside those in use, so that the prefix
+    cache finds them.
+    """
+
+    checkpoints: int = 0
+
+    def kept(self, position: int) -> Sequence[range]:
+        return (range(position - 1, position),) if position else ()
+
+    def most_blocks(self, length: int, block_size: int) -> int:
+        return min(-(-length // block_size), 3)  # what is read, and what the last two blocks of a chunk are left with
+
+
 # What an engine's program can ask for, by name; made of the size that stands beside it.
-POLICIES: dict[str, Callable[[int], CachePolicy]] = {"all": lambda size: KeepAll(), "window": Window}
+POLICIES: dict[str, Callable[[int], CachePolicy]] = {
+    "all": lambda size: KeepAll(),
+    "window": Window,
+    "step": lambda size: WithinStep(),
+    "state": Latest,
+}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import KeysView, Sequence
 from dataclasses import dataclass
 
 
@@ -47,6 +47,11 @@ class PrefixCache:
         """Whether the block can be found by a key."""
         return block in self._key_of
 
+    @property
+    def blocks(self) -> KeysView[int]:
+        """All blocks that can be found."""
+        return self._key_of.keys()
+
     def can_publish(self, key: BlockKey, block: int) -> bool:
         """False if the content is cached already (the first block that held it stays) or the block has a key."""
         return key not in self._block_of and block not in self._key_of
@@ -65,4 +70,5 @@ class PrefixCache:
 
     def check(self) -> None:
         """Assert that both directions of the map agree."""
-        assert {key: block for block, key in self._key_of.items()} == self._block_of
+        assert len(self._key_of) == len(self._block_of)
+        assert all(self._key_of.get(block) is key for key, block in self._block_of.items())

@@ -8,7 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
+
 from ..errors import IccError
+from ..requests.embedding import Embedding
 from ..requests.generation import Completion, Generation
 from ..requests.increment import Increment
 from ..requests.params import SamplingParams
@@ -46,9 +49,19 @@ class Question:
     generations: list[Generation] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
+class Reading:
+    """A prompt that is to become one vector. `tell` is called in the engine's thread, once: with the vector, or why
+    there is none."""
+
+    token_ids: Sequence[int]
+    tell: Callable[[np.ndarray | BaseException], object]
+    embedding: Embedding | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class _Cancel:
-    question: Question
+    question: Question | Reading
 
 
 class _Close:
@@ -61,17 +74,18 @@ class EngineThread(Generic[Model]):
 
     def __init__(self, open_model: Callable[[], Model], opened: Callable[[Model | BaseException], object]) -> None:
         """opened: is called in the thread with the model, or with why it could not be opened."""
-        self._messages: queue.SimpleQueue[Question | _Cancel | _Close] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Question | Reading | _Cancel | _Close] = queue.SimpleQueue()
         self._open_model, self._opened = open_model, opened
         self._asked: dict[int, Question] = {}  # by the loop's ids of their completions
+        self._readings: list[Reading] = []
         self._end: BaseException | None = None  # why nothing can be asked any more
         self._thread = threading.Thread(target=self._run, name="icc-engine", daemon=True)
         self._thread.start()
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: Question | Reading) -> None:
         self._messages.put(question)
 
-    def cancel(self, question: Question) -> None:
+    def cancel(self, question: Question | Reading) -> None:
         """Nobody waits for the answer any more: its requests end, and nothing more is told."""
         self._messages.put(_Cancel(question))
 
@@ -111,11 +125,15 @@ class EngineThread(Generic[Model]):
         self._step(loop)
         return True
 
-    def _take_up(self, question: Question, loop: EngineLoop) -> None:
+    def _take_up(self, question: Question | Reading, loop: EngineLoop) -> None:
         if self._end is not None:
             question.tell(self._end)
             return
         try:
+            if isinstance(question, Reading):
+                question.embedding = loop.add_embedding(question.token_ids)
+                self._readings.append(question)
+                return
             found = loop.add(question.token_ids, question.params, DEFAULT_STANDING, question.constrain)
         except Exception as error:
             question.tell(error)
@@ -129,12 +147,27 @@ class EngineThread(Generic[Model]):
             outputs = loop.step()
         except Exception as error:  # the device has failed for good
             self._end = error
-            for question in set(self._asked.values()):
+            for question in [*set(self._asked.values()), *self._readings]:
                 self._forget(question, loop)
                 question.tell(error)
             return
+        self._read(loop)
         for question in {self._asked[o.request_id]: None for o in outputs if o.request_id in self._asked}:
             self._report(question)
+
+    def _read(self, loop: EngineLoop) -> None:
+        """Take in what a step has read; tell the vectors that are complete."""
+        for reading in list(self._readings):
+            assert reading.embedding is not None
+            try:
+                reading.embedding.advance()
+                if not reading.embedding.complete:
+                    continue
+                told = reading.embedding.vector()
+            except Exception as error:  # the fault that ended it
+                told = error
+            self._forget(reading, loop)
+            reading.tell(told)
 
     def _report(self, question: Question) -> None:
         generations = question.generations
@@ -152,17 +185,22 @@ class EngineThread(Generic[Model]):
         except Exception as error:  # the fault that ended it
             question.tell(error)
 
-    def _forget(self, question: Question, loop: EngineLoop) -> None:
+    def _forget(self, question: Question | Reading, loop: EngineLoop) -> None:
+        if isinstance(question, Reading):
+            if question in self._readings and question.embedding is not None:
+                self._readings.remove(question)
+                loop.end(question.embedding.scores)
+            return
         for generation in question.generations:
             loop.end(generation)
             self._asked.pop(generation.request_id, None)
 
     def _close(self, loop: EngineLoop) -> None:
         self._end = IccError("the engine was closed")
-        for question in set(self._asked.values()):
+        for question in [*set(self._asked.values()), *self._readings]:
             self._forget(question, loop)
             question.tell(self._end)
         while not self._messages.empty():
             message = self._messages.get()
-            if isinstance(message, Question):
+            if isinstance(message, Question | Reading):
                 message.tell(self._end)

@@ -19,7 +19,7 @@ class Embedding:
     def __init__(self, scores: Scores, facts: EmbeddingFacts) -> None:
         self.scores = scores
         self._facts = facts
-        self._missing = len(scores.prompt) if facts.pooling == "mean" else 1
+        self._missing = len(scores.prompt) if facts.pooling == "mean" and not facts.pooled else 1
         self._count = self._missing
         self._sum = np.zeros(facts.dimension, dtype=np.float64)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..batch.scheduled import StepOutcome, Verdict
+from ..reading.answer import Answer, MakeReader
+from ..reading.parts import ToolCall
 from .params import SamplingParams
 from .request import Output, Request
 from .sampler import Sample, Sampler, TokenLogprob, Walk
@@ -31,6 +33,8 @@ class Completion:
     finish_reason: "stop" (end token, stop id or stop string), "length" (max_tokens or the engine's max_seq_len),
     "abort", or "error" (the model's logits were not numbers; the tokens before are kept). `token_ids` include the token
     that ended it, `text` does not. `logprobs` are per token, if wanted. `index` counts the completions of one prompt.
+    Of a conversation `text` is what is said to the user; `reasoning` is what the model thought before, if it did, and
+    `tool_calls` are the tools that it wants called: finish_reason is "tool_calls" then.
     """
 
     text: str
@@ -40,6 +44,31 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] | None = None
     index: int = 0
     timing: Timing = field(default=Timing(0.0, 0.0), compare=False)
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message, to be put behind the conversation that it answers."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [call.message for call in self.tool_calls]
+        return message
+
+    def read_by(self, make: MakeReader | None) -> Completion:
+        """What it is as an answer that is read: words, thoughts and calls."""
+        if make is None:
+            return self
+        told = Answer(make).push(self.text, self.finish_reason)
+        return replace(
+            self,
+            text=told.text,
+            reasoning=told.reasoning or None,
+            tool_calls=told.calls,
+            finish_reason=told.reason or self.finish_reason,
+        )
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

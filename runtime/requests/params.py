@@ -56,7 +56,7 @@ class SamplingParams:
     What the text must be, at most one of: json_schema, a JSON value that this schema allows (a dict, or its text);
     regex, a text that this regular expression (in the syntax of Rust's `regex` crate) matches as a whole; grammar, a
     text that this grammar in Lark's EBNF derives from its rule `start`. The text is whole if the finish reason is
-    "stop"; ignore_eos and min_tokens do not count then, as the grammar says where a text may end.
+    "stop"; stop, stop_token_ids, ignore_eos and min_tokens do not count then, as the grammar says where a text may end.
     """
 
     max_tokens: int = setting(128, "Most tokens to generate.")
@@ -116,6 +116,11 @@ class SamplingParams:
     def asks_for_a_form(self) -> bool:
         """Whether the text must follow a schema, a regular expression or a grammar."""
         return self.json_schema is not None or self.regex is not None or self.grammar is not None
+
+    def of_a_form(self) -> SamplingParams:
+        """The same parameters for a text that follows a grammar, which alone says where it ends: what a stop string or
+        token cuts would be no such text."""
+        return replace(self, ignore_eos=False, min_tokens=0, stop=(), stop_token_ids=(), include_stop=False)
 
     def resolve(self, defaults: SamplingDefaults) -> SamplingParams:
         """The same parameters with every None that has a default filled in."""

@@ -69,19 +69,30 @@ class RequestTable:
         spec = self._spec(self._intake.prompt(token_ids), standing, all_rows=True)
         return self._admit(Scores(spec=spec))
 
+    def add_rows(self, token_ids: Sequence[int]) -> Scores:
+        """Take up a sequence of which every row is wanted that the program gives: logits, or what it embeds with."""
+        return self._admit(Scores(spec=self._spec(self._intake.prompt(token_ids), Standing(), all_rows=True)))
+
     def add_embedding(self, token_ids: Sequence[int], standing: Standing) -> Embedding:
         """Take up a sequence of which one vector is wanted."""
         facts = self._intake.embedding()
         tokens = self._intake.prompt(token_ids)
-        if facts.pooling == "cls":  # attention is causal: nothing that comes behind the first token changes its state
+        whole = self.scheduler.kv.whole
+        if facts.pooling == "cls" and not whole:  # nothing that comes behind the first token changes its state
             tokens = tokens[:1]
-        spec = self._spec(tokens, standing, all_rows=facts.pooling == "mean")
+        all_rows = facts.pooling == "mean" and not facts.pooled
+        spec = self._spec(tokens, standing, all_rows=all_rows, first_row=facts.pooling == "cls" and whole)
         return Embedding(self._admit(Scores(spec=spec, finite=True)), facts)
 
     def _spec(
-        self, tokens: tuple[int, ...], standing: Standing, max_new_tokens: int = 0, all_rows: bool = False
+        self,
+        tokens: tuple[int, ...],
+        standing: Standing,
+        max_new_tokens: int = 0,
+        all_rows: bool = False,
+        first_row: bool = False,
     ) -> RequestSpec:
-        """all_rows: the rows of every token are wanted, else only those of the last."""
+        """all_rows: the rows of every token are wanted, else only that of the last, or of the first."""
         self._next_id += 1
         return RequestSpec(
             self._next_id,
@@ -92,6 +103,7 @@ class RequestTable:
             all_logits=all_rows,
             use_cache=not all_rows,  # what is cached gives no rows
             client=standing.client,
+            first_row=first_row,
         )
 
     def _admit(self, request: Admitted) -> Admitted:

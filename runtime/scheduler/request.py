@@ -14,7 +14,8 @@ class RequestSpec:
 
     priority: lower runs first; among equals the clients are served fairly, and one client's requests in order of
     arrival. max_new_tokens: how many tokens may be sampled; 0 for a
-    request that only wants the logits of its prompt. all_logits: the logits of every token are wanted. salt: requests
+    request that only wants the logits of its prompt. all_logits: the logits of every token are wanted. first_row: those
+    of the first one, where all of it runs in one step. salt: requests
     share KV blocks only with requests of the same salt. use_cache: False to compute every token even if its KV is
     cached.
     """
@@ -27,6 +28,7 @@ class RequestSpec:
     all_logits: bool = False
     use_cache: bool = True
     client: str = ""
+    first_row: bool = False
 
     @property
     def max_cached_tokens(self) -> int:
@@ -73,12 +75,14 @@ class Request(CachedSequence):
         """Tokens that were asked for and not sampled."""
         return max(self.spec.max_new_tokens - self.num_new_tokens, 0)
 
-    def take_accepted(self, accepted: tuple[int, ...]) -> list[tuple[int, int]]:
+    def take_accepted(self, accepted: tuple[int, ...], again: bool) -> list[tuple[int, int]]:
         """Count the accepted guesses of the draft as tokens whose KV is there; from which place each must be moved, and
-        where to."""
+        where to. again: they are computed once more, as no state was left behind them."""
         draft, first = self.draft, self.num_computed_tokens
         assert draft is not None and len(accepted) <= len(draft)
         self.tokens += [draft.token_ids[guess] for guess in accepted]
+        if again:
+            return []
         self.num_computed_tokens += len(accepted)
         places = enumerate(accepted)  # guesses ascend, so that none is overwritten before it is moved
         return [(first + guess, first + depth) for depth, guess in places if guess != depth]

@@ -52,6 +52,12 @@ class Scheduler:
             raise RequestError(f"request id {spec.request_id} is in use")
         if not spec.token_ids:
             raise RequestError("a request needs at least one token")
+        if self.kv.whole and len(spec.token_ids) > self.config.max_step_tokens:
+            raise CapacityError(
+                f"the request has {len(spec.token_ids)} tokens, which must all be in one step of at most "
+                f"{self.config.max_step_tokens}",
+                "shorten it",
+            )
         if (group := self.kv.too_small([spec.max_cached_tokens])) is not None:
             needed = group.most_blocks(spec.max_cached_tokens)
             raise CapacityError(
@@ -89,7 +95,7 @@ class Scheduler:
         preempted or kept waiting for blocks, and none runs less of its own tokens, because of another's guesses.
         """
         assert not self._steps, "schedule() called twice without update()"
-        step = Step(self.config.max_step_tokens, self.config.max_logit_rows)
+        step = Step(self.config.max_step_tokens, self.config.max_logit_rows, self.kv.whole)
         preempted = self._schedule_decodes(step, drafts or {})
         for request in self._running:
             if request.num_scheduled_tokens == 0:
@@ -205,11 +211,13 @@ class Scheduler:
         """Let the request verify as much of its draft as there is room for: tokens, logit rows, blocks of its own."""
         longest = self.kv.places_for(request.spec.max_cached_tokens)
         depth = request.spec.max_new_tokens - request.num_new_tokens - 1
+        if self.kv.keeps_states:  # which follow one token after the other
+            draft = draft.first_chain()
         draft = draft.limited(min(spare.tokens, spare.logit_rows, longest - request.num_tokens), depth)
         longest = request.num_tokens + len(draft)
-        if not len(draft) or not self.kv.can_grow([(request, longest)]):
+        if not len(draft) or not self.kv.can_grow([(request, longest)], guesses=True):
             return
-        self.kv.grow(request, longest)
+        self.kv.grow(request, longest, guesses=True)
         request.draft = draft
         spare.tokens -= len(draft)
         spare.logit_rows -= len(draft)
@@ -248,7 +256,7 @@ class Scheduler:
             if self.kv.is_being_computed(request, cached):
                 return  # wait for it rather than do it twice
             prefix = self.kv.prefix(request, cached)
-            if not self._can_admit(request, prefix):
+            if not self._can_admit(request, prefix) or (self.kv.whole and not step.chunk(request)):
                 return
             del self._waiting[0]
             self._admit(request, prefix)
@@ -292,7 +300,7 @@ class Scheduler:
         if request is None or request.num_remaining > 0:
             return None  # aborted since, or not all of its prompt is computed
         if outcome.accepted:
-            places = request.take_accepted(outcome.accepted)
+            places = request.take_accepted(outcome.accepted, again=self.kv.keeps_states)
             if outcome.verdict is not Verdict.ERROR:  # then its blocks are zeroed instead
                 self.kv.move(request, places)
         if outcome.token_id is not None:

@@ -9,7 +9,9 @@ from .request import Request
 class Step:
     """The step under construction and what is left of its budgets."""
 
-    def __init__(self, tokens: int, logit_rows: int) -> None:
+    def __init__(self, tokens: int, logit_rows: int, whole: bool = False) -> None:
+        """whole: a request runs all of its tokens in one step, or none."""
+        self._whole = whole
         self.tokens = tokens
         self.logit_rows = logit_rows
         self.sequences: list[ScheduledSequence] = []
@@ -22,7 +24,8 @@ class Step:
         if not self.has_room():
             return 0
         count = min(request.num_remaining, self.tokens)
-        return min(count, self.logit_rows) if request.spec.all_logits else count
+        count = min(count, self.logit_rows) if request.spec.all_logits else count
+        return 0 if self._whole and count < request.num_remaining else count
 
     def add(self, request: Request, count: int) -> None:
         """Schedule `count` of its remaining tokens, no more than `chunk` allows, and its draft. Its tables must be long
@@ -44,5 +47,7 @@ class Step:
             token_ids += request.draft.token_ids
             num_logits += len(request.draft)
         self.sequences.append(
-            ScheduledSequence(request.id, token_ids, start, request.frozen_tables(), num_logits, request.draft)
+            ScheduledSequence(
+                request.id, token_ids, start, request.frozen_tables(), num_logits, request.draft, request.spec.first_row
+            )
         )

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from ..batch.scheduled import Draft, ScheduledBatch, ScheduledSequence
+from ..errors import UsageError
 from ..executor.base import Executor, screening
 from ..executor.sampling import GREEDY, sampling
 from ..kv.cache import KVCache
@@ -57,6 +58,8 @@ class EngineDrafter(Drafter):
         self._executor, self._max_seq_len, self._engine = executor, max_seq_len, engine
         self._screening, self._sampling = screening(executor), sampling(executor)
         self._kv = KVCache(executor.groups)
+        if self._kv.keeps_states:
+            raise UsageError("the draft engine's model has recurrent states, which cannot take guesses back")
         self._sequences: dict[int, _Sequence] = {}
 
     def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:

@@ -10,6 +10,7 @@ from cpu_attention import LENGTHS, MIXED, SHAPES, Model, build_model, play, sequ
 from cpu_harness import Batch, Runner
 from icc.compiler.backends.cpu.build import build_libraries
 from icc.compiler.backends.cpu.isa import host_isas
+from sizes import SOAK
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +58,8 @@ def reference(model: Model, layer: int, qkv: np.ndarray) -> np.ndarray:
     scope="session", params=[("f32", 16), ("bf16", 32), ("f16", 48), ("i8", 16)], ids=lambda p: f"{p[0]}_b{p[1]}"
 )
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, dict[str, Path]]:
-    model = build_model(*request.param)
+    dtype, size = request.param
+    model = build_model(dtype, size, SHAPES if SOAK or dtype == "f32" else SHAPES[:4] if dtype == "i8" else SHAPES[:2])
     folder = tmp_path_factory.mktemp("attention") / "kernels"
     isas = host_isas() if request.param[0] == "f32" else host_isas()[::2]
     libraries = build_libraries(model.builder.program(), folder, isas, optimize="-O1")

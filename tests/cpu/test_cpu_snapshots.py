@@ -85,6 +85,7 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
     "scatter__value": ("scatter", {"outer": 2, "n": 7, "m": 4, "value": "-inf"}),
     "scatter__add_tensor": ("scatter", {"outer": 2, "n": 7, "m": 4, "reduce": "add", "present": ("src",)}),
     "cumsum__f32": ("cumsum", {"outer": 2, "n": 9}),
+    "causal_conv__bias": ("causal_conv", {"channels": 24, "taps": 4, "block_size": 32, "present": ("bias",)}),
     "bmm__weight": ("bmm", {"batch": 2, "m": 3, "k": 9, "n": 17, "strides": {"b": 0}}),
     "bmm__transposed": ("bmm", {"batch": 2, "m": 3, "k": 9, "n": 17, "b_transposed": True}),
     "pointwise__silu_mul": (

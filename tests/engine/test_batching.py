@@ -12,7 +12,7 @@ import icc
 import numpy as np
 import pytest
 from icc.runtime.kv.sequence import NO_BLOCK
-from sizes import size_of
+from sizes import size_of, soak
 
 pytestmark = pytest.mark.slow
 
@@ -44,8 +44,14 @@ def alone(engine: Any, **load: Any) -> list[tuple[int, ...]]:
         return [llm.generate([p], GREEDY)[0].token_ids for p in prompts()]
 
 
-@pytest.mark.parametrize("name", ["llama", "mixtral", "gemma2"])
-@pytest.mark.parametrize("quant", ["none", "rtn4"])
+@pytest.mark.parametrize(
+    ("name", "quant"),
+    [
+        ("gemma2", "rtn4"),
+        ("mixtral", "none"),
+        *soak(("llama", "none"), ("llama", "rtn4"), ("mixtral", "rtn4"), ("gemma2", "none")),
+    ],
+)
 def test_batch_mates_change_nothing(name: str, quant: str, compiled: Callable[..., Any]) -> None:
     engine = compiled(name, quant=quant, **LIMITS).engine
     expected = alone(engine, threads=1)

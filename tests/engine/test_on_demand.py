@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from icc.compiler.cache import identity, ondemand, store
+from icc.compiler import identity
+from icc.compiler.cache import ondemand, store
 from icc.compiler.cache.ondemand import CachedEngine, engine_of
 from icc.compiler.cli import main
 from icc.compiler.options import CompileOptions

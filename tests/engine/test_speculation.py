@@ -17,10 +17,11 @@ from icc.runtime.llm import LLM, load
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.drafter import Drafter, Proposal, Wish
 from icc.runtime.speculate.speculator import Speculator
+from sizes import soak
 
 pytestmark = pytest.mark.slow
 
-FAMILIES = ["llama", "gemma2", "gpt_oss"]  # rotary; windows and softcaps; experts and sinks
+FAMILIES = ["gemma2", *soak("llama", "gpt_oss")]  # windows and softcaps; rotary; experts and sinks
 PROMPTS = [[1, 5, 9, 5, 9, 5], [1, 7], [1, *range(10, 40)], [1, *range(10, 40)], [3, 4, 3, 4, 3, 4, 3]]
 
 
@@ -126,7 +127,8 @@ def test_an_engine_with_heads_gives_what_one_without_gives(
                 assert llm.loop.speculator.counts.accepted > 0
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])  # one KV group, and two of which the exit's layers have one
+# one KV group, and two of which the exit's layers have one
+@pytest.mark.parametrize("family", [*soak("llama"), "gemma2"])
 def test_the_first_layers_and_a_second_engine_guess(compiled: Callable[..., Any], family: str) -> None:
     """Self-speculation behind one of two layers, and an engine that is the model itself, which guesses all right."""
     engine = compiled(family, spec="layer-skip:1").engine
@@ -142,7 +144,7 @@ def test_the_first_layers_and_a_second_engine_guess(compiled: Callable[..., Any]
             assert counts.accepted == counts.guesses > 20 if spec else counts.guesses > 20
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("family", [*soak("llama"), "gemma2"])
 def test_an_early_exit_gives_the_logits_of_the_first_layers(compiled: Callable[..., Any], family: str) -> None:
     from icc.compiler.frontend.load import load_graph
     from icc.compiler.graph.interpret import interpret_exit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import products
@@ -14,11 +15,16 @@ from icc.compiler.backends.cpu.isa import host_isas
 from icc.compiler.backends.cpu.layouts.registry import LAYOUTS as CPU_LAYOUTS
 from icc.compiler.backends.triton.layouts.registry import LAYOUTS as TRITON_LAYOUTS
 from icc.compiler.backends.triton.spec import Shape
+from icc.compiler.frontend.load import load_graph
+from icc.compiler.graph.interpret import interpret
 from icc.compiler.graph.parser import parse_graph
 from icc.compiler.weights.formats.base import Parts
 from icc.compiler.weights.formats.float8 import Float8
 from icc.compiler.weights.formats.registry import find_format
 from icc.compiler.weights.handles import PackedWeight
+from icc.passes import pipelines
+from icc.passes.base import PassContext
+from icc.passes.manager import run_passes
 from interpreting import make_kernel, run_kernel
 from run_lowered import lower_graph, optimize, run_lowered
 from sizes import soak
@@ -132,3 +138,18 @@ def test_in_float32(kind: str, group: int) -> None:
     kernel = make_kernel("linear_q", k=k, n=n, types=(kind, "u8", "", kind), stored=form.name)
     run_kernel(kernel, [x, torch.from_numpy(packed), None], [y], shape=Shape(4, True))
     products.check(y, x.double() @ form.decode(parts).double().T, kind)
+
+
+def test_the_quantization(tiny: ModuleType, tmp_path: Path) -> None:
+    tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path)
+    graph = load_graph(tmp_path, 64)
+    ids = np.random.default_rng(0).integers(3, 119, 13).tolist()
+    before = interpret(graph, ids)
+    run_passes(graph, pipelines.canonicalize(), PassContext())
+    context = PassContext()
+    run_passes(graph, pipelines.quantize("fp8", "none", (), ()), context)
+    assert len(context.quant_records) == 14 and {record.format for record in context.quant_records} == {"e4m3"}
+    assert min(record.weight_snr_db for record in context.quant_records) > 30
+    after = torch.log_softmax(interpret(graph, ids), -1)
+    wanted = torch.log_softmax(before, -1)
+    assert float(((wanted - after) * wanted.exp()).sum(-1).mean()) < 1e-2

@@ -9,19 +9,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_models
 import torch
-from icc.compiler.errors import UnsupportedModel
+from building import build
+from icc.compiler.errors import TensorError, UnsupportedModel
 from icc.compiler.frontend.load import load_graph
-from icc.compiler.frontend.source.packed import PackedLayer, Packing
+from icc.compiler.frontend.source.packed import PackedLayer, Packing, unpacked
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.graph.parser import parse_graph
+from icc.compiler.ops import OPS
 from icc.compiler.weights.formats.registry import find_format
-from icc.compiler.weights.handles import Constant
+from icc.compiler.weights.handles import Constant, SortedColumns
+from icc.runtime.format.manifest import Limits
 from run_lowered import lower_graph, optimize, run_lowered
 from safetensors.torch import load_file, save_file
+from sizes import soak
 from test_ggml_kernels import few_blocks, int8_rows
 
 __all__ = ["few_blocks"]
+IDS = np.random.default_rng(0).integers(3, 119, 13).tolist()
 Layer = tuple[dict[str, torch.Tensor], torch.Tensor]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the columns that the fields of a word hold
 
@@ -34,19 +40,24 @@ def packed(codes: torch.Tensor, bits: int, axis: int, order: tuple[int, ...] = (
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32).movedim(-1, axis).contiguous()
 
 
-def layer(kind: str, n: int, k: int, bits: int, group: int, seed: int = 0, dtype: torch.dtype = torch.float16) -> Layer:
-    """The tensors of a layer and its float32 values [n, k]."""
+def layer(
+    kind: str, n: int, k: int, bits: int, group: int, seed: int = 0, dtype: torch.dtype = torch.float16, act: int = 0
+) -> Layer:
+    """The tensors of a layer and its float32 values [n, k]. act: seed of the order in which columns have groups."""
     rng = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 2**bits, (n, k), generator=rng)
     zeros = torch.randint(1, 2**bits, (n, k // group), generator=rng)
     scales = (torch.rand(n, k // group, generator=rng) * 0.02 + 0.001).to(dtype)
     if kind == "int8":
         zeros[:] = 128
-    values = (codes - zeros.repeat_interleave(group, 1)) * scales.float().repeat_interleave(group, 1)
+    index = torch.arange(k) // group
+    if act:
+        index = index[torch.randperm(k, generator=torch.Generator().manual_seed(act))]
+    values = (codes - zeros[:, index]) * scales.float()[:, index]
     if kind.startswith("gptq"):
         shown = zeros if kind == "gptq_v2" else zeros - 1
         found = {"qweight": packed(codes.T, bits, 0), "qzeros": packed(shown.T, bits, 1), "scales": scales.T}
-        found["g_idx"] = (torch.arange(k) // group).to(torch.int32)
+        found["g_idx"] = index.to(torch.int32)
     elif kind == "awq":
         found = {"qweight": packed(codes.T, 4, 1, AWQ_ORDER), "qzeros": packed(zeros.T, 4, 1, AWQ_ORDER)}
         found["scales"] = scales.T
@@ -55,6 +66,7 @@ def layer(kind: str, n: int, k: int, bits: int, group: int, seed: int = 0, dtype
     else:
         found = {"weight_packed": packed(codes, bits, 1), "weight_scale": scales, "weight_shape": torch.tensor([n, k])}
         found["weight_zero_point"] = packed(zeros, bits, 0)
+        found |= {"weight_g_idx": index.to(torch.int32)} if act else {}
     return {name: value.contiguous() for name, value in found.items()}, values
 
 
@@ -76,6 +88,7 @@ def test_values_of_a_layer(kind: str, packing: Packing, bits: int, group: int) -
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 32},
+    "act-order": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"},
     "compressed": {
         "quant_method": "compressed-tensors",
@@ -91,7 +104,15 @@ def test_models(kind: str, tiny: ModuleType, tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "model.safetensors")
     for number, name in enumerate(sorted(n for n in tensors if "proj" in n)):
         n, k = tensors.pop(name).shape
-        own, values = layer(kind, n, k, 4, 32, number)
+        ordered = kind == "act-order"
+        act = (
+            0
+            if not ordered
+            else 1
+            if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+            else number + 2
+        )
+        own, values = layer("gptq" if ordered else kind, n, k, 4, 32, number, act=act)
         tensors |= {f"{name.removesuffix('.weight')}.{part}": value for part, value in own.items()}
         model.get_parameter(name).data.copy_(values)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
@@ -99,9 +120,69 @@ def test_models(kind: str, tiny: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": CONFIGS[kind]}))
     ids = np.random.default_rng(0).integers(3, 119, 13).tolist()
     graph = load_graph(tmp_path, 64)
-    assert sum(w.describe().startswith("zq4g32") for w in graph.weights.values()) == 14
+    stored = [w.source if isinstance(w, SortedColumns) else w for w in graph.weights.values()]
+    assert sum(w.describe().startswith("zq4g32") for w in stored) == 14
     expected = tiny.reference_logits(model, ids)
     assert float((interpret(graph, ids) - expected).abs().max() / expected.abs().max()) < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    [("gptq", "mixtral"), *soak(("awq", "qwen3_moe"), ("compressed", "deepseek_v3-latent_grouped_routing"))],
+)
+def test_experts(kind: str, family: str, tiny: ModuleType, tmp_path: Path) -> None:
+    """A tensor per expert in the file, one weight of all experts in the graph, stored as it is."""
+    model = tiny.save_tiny(tiny.tiny_configs()[family], tmp_path, dtype="float16")
+    tensors = load_file(tmp_path / "model.safetensors")
+    kept = dict(tensors)
+    for number, name in enumerate(sorted(n for n in tensors if ".experts." in n)):
+        n, k = tensors.pop(name).shape
+        own, kept[name] = layer(kind, n, k, 4, 16, number)
+        tensors |= {f"{name.removesuffix('.weight')}.{part}": value for part, value in own.items()}
+    config = json.loads((tmp_path / "config.json").read_text())
+    expected = with_values(model, tmp_path, kept)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": CONFIGS[kind]}))
+    graph = load_graph(tmp_path, 64)
+    stored = [w.describe() for name, w in graph.weights.items() if ".experts." in name]
+    assert stored and all(text.startswith("zq4g16[") for text in stored)
+    assert float((interpret(graph, IDS) - expected).abs().max() / expected.abs().max()) < 2e-5
+
+
+def with_values(model: Any, folder: Path, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The logits of transformers' model with these tensors."""
+    save_file({name: value.float() for name, value in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    again = type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    return tiny_models.reference_logits(again, IDS)
+
+
+def test_experts_in_the_order_of_activations_are_refused(tiny: ModuleType, tmp_path: Path) -> None:
+    tiny.save_tiny(tiny.tiny_configs()["mixtral"], tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for number, name in enumerate(sorted(n for n in tensors if ".experts." in n)):
+        own, _ = layer("gptq", *tensors.pop(name).shape, 4, 16, number, act=number + 1)
+        tensors |= {f"{name.removesuffix('.weight')}.{part}": value for part, value in own.items()}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": CONFIGS["act-order"]}))
+    with pytest.raises(UnsupportedModel, match="columns in the order of their activations"):
+        load_graph(tmp_path, 64)
+
+
+def test_an_engine_with_columns_in_order_in_the_interpreted_plan(tiny: ModuleType, tmp_path: Path) -> None:
+    tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for number, name in enumerate(sorted(n for n in tensors if "proj" in n)):
+        own, _ = layer("gptq", *tensors.pop(name).shape, 4, 16, number, act=number + 1)
+        tensors |= {f"{name.removesuffix('.weight')}.{part}": value for part, value in own.items()}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": CONFIGS["act-order"]}))
+    engine = build(tmp_path, limits=Limits(max_seq_len=20, max_batch_size=2, max_step_tokens=16), block_size=4)
+    ordered = [node for node in engine.graph.nodes if node.target is OPS["columns"].overload]
+    assert len(ordered) == 12  # all layers have orders of their own; the rows of gate and up are as down wants them
+    found, expected = engine.llm().logits(IDS), interpret(engine.graph, IDS).numpy()
+    assert np.abs(found - expected).max() < 1e-2 * np.abs(expected).max()  # activations are bf16
 
 
 def test_other_packings_are_refused_by_name(tiny: ModuleType, tmp_path: Path) -> None:
@@ -110,15 +191,29 @@ def test_other_packings_are_refused_by_name(tiny: ModuleType, tmp_path: Path) ->
     for facts, words in (
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, r"already quantized \(awq gemv\)"),
         ({"quant_method": "gptq", "bits": 3}, r"already quantized \(gptq\)"),
-        ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "compressed-tensors float-quantized"),
+        ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "compressed-tensors marlin-24"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "already quantized"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": facts}))
         with pytest.raises(UnsupportedModel, match=words):
             load_graph(tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("gptq", 4), ("gptq", 8), ("compressed", 4)])
+def test_columns_in_the_order_of_activations(kind: str, bits: int) -> None:
+    """Stored group by group, and the values are those of the file."""
+    tensors, values = layer(kind, 24, 128, bits, 32, act=7)
+    handles = {f"a.b.{name}": Constant(value) for name, value in tensors.items()}
+    weight = unpacked(handles, Packing(kind, bits, True))["a.b.weight"]  # type: ignore[arg-type]
+    assert isinstance(weight, SortedColumns) and weight.source.describe() == f"zq{bits}g32[24, 128]"
+    assert torch.equal(weight.load(), values)
+
+
+@pytest.mark.parametrize("wrong", [[0] * 128, [0, 1, 2, 9] * 32, [-3] * 128, [0, 1, 2, 3]])
+def test_a_damaged_order_is_refused(wrong: list[int]) -> None:
     tensors, _ = layer("gptq", 24, 128, 4, 32)
-    tensors["g_idx"] = tensors["g_idx"].flip(0)
-    with pytest.raises(UnsupportedModel, match=r"'a\.b' has columns in the order of their activations"):
+    tensors["g_idx"] = torch.tensor(wrong, dtype=torch.int32)
+    with pytest.raises(TensorError, match="a g_idx that does not give each group 32 of 128 columns"):
         PackedLayer("a.b", {name: Constant(value) for name, value in tensors.items()}, Packing("gptq", 4, True))
 
 

@@ -17,19 +17,19 @@ pytestmark = pytest.mark.slow
 TOLERANCE = 2e-5
 IDS = torch.randint(3, 119, (21,), generator=torch.Generator().manual_seed(1)).tolist()
 NAMES = """
-    llama llama-odd llama-linear llama-yarn llama-dynamic mistral-odd qwen2-window qwen3-odd_tied_biases gemma2-no_caps
-    phi3-longrope gpt2-untied_scaled_relu gpt_neox-sequential_full_rotary opt-projected_untied opt-post_norm_no_bias
-    mixtral-top1_window qwen3_moe-mixed_renormalized bloom-alibi gptj-written_out_attention falcon-written_out_mqa
-    gpt_neo-local_attention granite-multipliers
+    llama-linear llama-yarn llama-dynamic qwen3-odd_tied_biases gpt_neox-sequential_full_rotary opt-projected_untied
+    opt-post_norm_no_bias mixtral-top1_window qwen3_moe-mixed_renormalized bloom-alibi gptj-written_out_attention
+    falcon-written_out_mqa granite-multipliers
 """.split()
-# the engines of test_equal_transformers.py go through the same traces
+# tests of engines go through the same traces
 COMPILED = """
     llama-mqa_tied_biases_llama3 gemma2 gemma3-odd_untied phi3-mha_partial_tied gpt2 gpt_neox opt mixtral
     gpt_oss-yarn_odd cohere-interleaved_rotary deepseek_v3-latent_grouped_routing
 """.split()
 # others have what is special of each
 OTHERS = """
-    llama-mha mistral mistral-no_window_tied qwen2 qwen2-tied_yarn qwen3 gemma2-odd gemma3 phi3 gpt2-odd
+    llama llama-odd llama-mha mistral mistral-odd mistral-no_window_tied qwen2-window gemma2-no_caps phi3-longrope
+    gpt2-untied_scaled_relu gpt_neo-local_attention qwen2 qwen2-tied_yarn qwen3 gemma2-odd gemma3 phi3 gpt2-odd
     gpt_neox-no_bias_tied mixtral-odd qwen3_moe gpt_oss
 """.split()
 
@@ -71,14 +71,14 @@ def test_longrope_is_chosen_by_the_longest_sequence(tiny: ModuleType, tmp_path: 
     assert relative_error(interpret(graph, ids), tiny.reference_logits(model, ids)) < TOLERANCE
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["llama-odd", "gpt2", "qwen3_moe"])
+@pytest.mark.parametrize("dtype", ["bfloat16", *soak("float16")])
+@pytest.mark.parametrize("name", ["qwen3_moe", *soak("llama-odd", "gpt2")])
 def test_half_precision_checkpoints(tiny: ModuleType, name: str, dtype: str, tmp_path: Path) -> None:
     graph = check(tiny, name, tmp_path, dtype=dtype)
     assert graph.info.dtype == getattr(torch, dtype)
 
 
-@pytest.mark.parametrize("name", ["llama", "mixtral", "gemma2"])
+@pytest.mark.parametrize("name", ["mixtral", *soak("llama", "gemma2")])
 def test_sharded_checkpoints(tiny: ModuleType, name: str, tmp_path: Path) -> None:
     check(tiny, name, tmp_path, max_shard_size="40KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2

@@ -218,13 +218,3 @@ def test_state_space_layers_are_named(tiny: ModuleType, tmp_path: Path) -> None:
     tiny.save_tiny(config, tmp_path)
     error = refuse(tmp_path, UnsupportedModel, "conv1d", "layers.0.mixer")
     assert isinstance(error, UnsupportedModel) and error.op and error.module
-
-
-def test_attention_of_another_kind_is_named(tiny: ModuleType, tmp_path: Path) -> None:
-    """RoBERTa's positions count the tokens that are not padding, which is a sum over tokens."""
-    import transformers
-
-    base = {k: v for k, v in tiny.BASE.items() if "token" not in k}
-    tiny.save_tiny(transformers.RobertaConfig(**base, pad_token_id=1, is_decoder=True), tmp_path)
-    error = refuse(tmp_path, UnsupportedModel, "cumsum", "module")
-    assert isinstance(error, UnsupportedModel) and "cumsum" in error.op

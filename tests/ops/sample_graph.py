@@ -83,8 +83,8 @@ class SampleGraph:
                 )
             else:
                 values.append(arg)
-        if name in ("attention", "paged_attention"):
-            values[5 if name == "attention" else 10] = number  # each its own KV cache
+        if OPS[name].traits.stateful:  # each has a KV cache, or a state, of its own
+            values[[a.name for a in OPS[name].overload._schema.arguments].index("layer")] = number
         if name == "paged_attention":
             values[3] = self._inputs["positions"]
         real = results(OPS[name].reference(*map_tensors(as_double, args)))

@@ -95,5 +95,6 @@ def test_the_pipeline_names_are_those_of_the_cli() -> None:
     names = {item.name for item in PIPELINE}
     assert names == {
         "dead-code", "fold-constants", "simplify", "eliminate-common", "position-tables", "recognize-norms",
-        "recognize-rope", "paged-attention", "select-logit-rows", "merge-linears", "fuse-add-norm", "fuse-pointwise",
+        "recognize-rope", "paged-attention", "select-logit-rows", "sort-columns", "merge-linears", "fuse-add-norm",
+        "fuse-pointwise",
     }  # fmt: skip

@@ -65,6 +65,11 @@ def run_lowered(lowered: Lowered, folder: Path, ids: list[int], logit_rows: list
     sizes = {"num_tokens": tokens, "num_seqs": 1, "num_logit_rows": len(rows), "max_blocks": blocks}
     addresses = {name: array.ctypes.data for name, array in arrays.items()}
     batch = IccBatch(**sizes, **addresses, logits=logits.ctypes.data)
-    library.step(handle, (IccBatch * groups)(*[batch] * groups))
+    views = (IccBatch * groups)(*[batch] * groups)
+    last = np.array([-1] * (tokens - 1) + [0], np.int32)  # the block that gets the state behind the last token
+    for view, group in zip(views, program.kv.groups, strict=True):
+        if group.holds_states:
+            view.slot_mapping = last.ctypes.data
+    library.step(handle, views)
     library.destroy(handle)
     return logits

@@ -29,7 +29,7 @@ def correlated(rows: int, width: int) -> torch.Tensor:
 @pytest.mark.parametrize("act_order", [False, True])
 def test_better_than_rounding_on_correlated_inputs(act_order: bool) -> None:
     x, weight = correlated(500, 192), torch.randn(40, 192, generator=torch.Generator().manual_seed(1))
-    solved = solve(weight, Hessian.of(x, 0.01, act_order), Q4)
+    solved = solve(weight, Hessian.of([x[:200], x[200:]], 0.01, act_order), Q4)
     ours = (x @ (Q4.decode(solved.parts) - weight).T).square().mean()
     nearest = (x @ (Q4.rounded(weight) - weight).T).square().mean()
     assert ours < 0.5 * nearest
@@ -48,7 +48,7 @@ def test_dead_and_repeated_columns() -> None:
     x[:, 5] = 0
     x[:, 9] = x[:, 8]
     for inputs in (x, x * 0):
-        solved = solve(torch.randn(8, 64), Hessian.of(inputs, 0.01, True), SMALL)
+        solved = solve(torch.randn(8, 64), Hessian.of([inputs], 0.01, True), SMALL)
         assert torch.isfinite(SMALL.decode(solved.parts)).all()
 
 
@@ -101,4 +101,4 @@ def test_stream_sees_what_the_interpreter_sees(traced: Callable[[str], Graph]) -
     stream(graph, TEXT[:2], wanted, lambda node, inputs: seen.__setitem__(node, inputs[node.args[0]]))
     assert list(seen) == wanted
     for node in wanted:
-        assert all(torch.equal(a, b) for a, b in zip(seen[node], expected[node], strict=True))
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(seen[node], expected[node], strict=True))

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import icc
+import numpy as np
 import pytest
 from icc.runtime.async_llm import AsyncLLM
 from icc.runtime.errors import EngineFormatError, IccError, RequestError
 from icc.runtime.executor.base import Executor
+from icc.runtime.format.manifest import EmbeddingFacts
 from icc.runtime.llm import LLM
 from icc.runtime.loop.fake import FakeDevice, FakeExecutor, successor
 from icc.runtime.requests.params import SamplingParams
@@ -165,6 +167,31 @@ def test_a_device_that_fails_tells_everybody(opened: tuple[AsyncLLM, Any]) -> No
                     pass
             with pytest.raises(OSError, match="lost"):
                 await llm.generate("a")
+
+    asyncio.run(main())
+
+
+def test_texts_become_the_same_vectors_as_without_asyncio(make_engine: Callable[..., Path]) -> None:
+    facts = EmbeddingFacts("mean", True, VOCAB)
+    root = make_engine(embedding=facts, max_seq_len=64, max_step_tokens=16)
+    texts = ["abc", "x" * 40, "b"]
+    with icc.load(root, threads=1) as llm:
+        expected = llm.embed(texts)
+
+    async def main() -> None:
+        async with icc.load_async(root, threads=1) as llm:
+            found = await asyncio.gather(llm.embed(texts), llm.embed([[97, 98]]), llm.embed("b"), llm.embed([]))
+            np.testing.assert_array_equal(found[0], expected)
+            assert [len(one) for one in found] == [3, 1, 1, 0]
+            for wrong in ([[1, VOCAB]], [""]):
+                with pytest.raises(RequestError):
+                    await llm.embed(wrong)
+            asked = asyncio.create_task(llm.embed(["a" * 60] * 20))
+            await until(llm._loaded.loop.has_work)
+            asked.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asked
+            await until(lambda: idle(llm))
 
     asyncio.run(main())
 

@@ -7,6 +7,7 @@ from icc.runtime.batch.scheduled import ScheduledBatch, StepOutcome, Verdict
 from icc.runtime.errors import CapacityError, RequestError
 from icc.runtime.kv.block_pool import BlockPool
 from icc.runtime.kv.group import GroupConfig
+from icc.runtime.kv.policy import WithinStep
 from icc.runtime.kv.prefix_cache import PrefixCache, child_key, root_key
 from icc.runtime.scheduler.request import RequestSpec
 from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -21,7 +22,7 @@ def shape(batch: ScheduledBatch) -> list[tuple[int, int, int, int]]:
     return [(s.request_id, s.start, len(s.token_ids), s.num_logits) for s in batch.sequences]
 
 
-def step(s: Scheduler, token: int = 1, verdict: Verdict = Verdict.CONTINUE) -> list[tuple[int, int, int, int]]:
+def step(s: Scheduler, token: int | None = 1, verdict: Verdict = Verdict.CONTINUE) -> list[tuple[int, int, int, int]]:
     """Run a step in which every sequence that wants logits samples `token`."""
     batch = s.schedule()
     s.update([StepOutcome(q.request_id, token, verdict) for q in batch.sequences if q.num_logits])
@@ -38,6 +39,25 @@ def test_a_long_prompt_is_cut_into_chunks_beside_decodes() -> None:
     assert step(s) == [(1, 4, 1, 1), (2, 7, 7, 0)]
     assert step(s) == [(1, 5, 1, 1), (2, 14, 3, 1)]
     assert step(s) == [(1, 6, 1, 1), (2, 17, 1, 1)]
+
+
+def test_a_sequence_whose_tokens_see_later_ones_runs_in_one_step_and_leaves_nothing() -> None:
+    s = Scheduler(SchedulerConfig(4, 16, 8, (GroupConfig(20, 4, policy=WithinStep()),)))
+    for request_id, length in enumerate((9, 6, 3, 1, 16, 2), start=1):
+        s.add(RequestSpec(request_id, tuple(range(length)), 0, first_row=request_id == 2))
+    batch = s.schedule()  # the third would fit, but not be served before those that come first
+    assert shape(batch) == [(1, 0, 9, 1), (2, 0, 6, 1)] and [q.first_row for q in batch.sequences] == [False, True]
+    assert [done.request_id for done in s.update([StepOutcome(1, None), StepOutcome(2, None)])] == [1, 2]
+    assert [step(s, None), step(s, None), step(s, None)] == [
+        [(3, 0, 3, 1), (4, 0, 1, 1)],
+        [(5, 0, 16, 1)],
+        [(6, 0, 2, 1)],
+    ]
+    assert s.kv.is_idle and not s.kv.groups[0].pool.num_cached
+    s.add(RequestSpec(7, tuple(range(9)), 0))
+    assert step(s, None) == [(7, 0, 9, 1)], "nothing of the first is found again"
+    with pytest.raises(CapacityError, match="one step"):
+        s.add(RequestSpec(8, tuple(range(17)), 0))
 
 
 def test_a_cached_prefix_is_not_computed_again() -> None:

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from icc.runtime.batch.scheduled import Draft, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict
 from icc.runtime.errors import CapacityError
 from icc.runtime.kv.group import Group, GroupConfig
-from icc.runtime.kv.policy import CachePolicy, KeepAll, Window
+from icc.runtime.kv.policy import CachePolicy, KeepAll, Latest, Window
 from icc.runtime.kv.sequence import NO_BLOCK, slot_of
 from icc.runtime.kv.upkeep import Upkeep
 from icc.runtime.scheduler.request import RequestSpec
@@ -22,6 +22,7 @@ from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
 from kv_policies import Chunks, Sinks
 from sizes import size_of
 
+Tokens = tuple[int, ...]
 ALPHABET = 2  # so few tokens that prefixes collide all the time
 
 
@@ -69,13 +70,48 @@ class Memory:
             assert table[place // self.size] != NO_BLOCK, "a block is gone that is read"
             assert self.slots[slot_of(table, place, self.size)] == (salt, tokens[: place + 1]), "wrong KV"
 
+    def run(self, sequence: ScheduledSequence, table: tuple[int, ...], salt: bytes, prefixes: list[Tokens]) -> None:
+        """A step of a sequence; prefixes: what the sequence is with each of its tokens."""
+        for place, prefix in enumerate(prefixes, start=sequence.start):
+            self.write(table, place, (salt, prefix))
+        self.check_read(table, sequence.start, salt, prefixes[sequence.num_known - 1])
+
+    def spoil(self, table: tuple[int, ...], place: int) -> None:
+        """What is written for a request that has ended."""
+        assert self.group.pool.references(table[place // self.size]) == 0, "a block of another request is written"
+        self.slots[slot_of(table, place, self.size)] = (b"spoilt", ())
+
+
+class States(Memory):
+    """Shadow memory of a group of states: each block carries the salt and the prefix behind which it is the state."""
+
+    def __init__(self, group: Group, config: GroupConfig) -> None:
+        super().__init__(group, config)
+        self.tokens, self.size = self.size, 1  # of a block, and of the memory's slots
+
+    def upkeep(self, upkeep: Upkeep) -> None:
+        super().upkeep(replace(upkeep, moves=()))
+
+    def run(self, sequence: ScheduledSequence, table: tuple[int, ...], salt: bytes, prefixes: list[Tokens]) -> None:
+        start, known = sequence.start, prefixes[sequence.num_known - 1]
+        if start:
+            assert self.slots[table[(start - 1) // self.tokens]] == (salt, known[:start]), "the state of another prefix"
+        for number in range(start // self.tokens, (len(known) - 1) // self.tokens + 1):
+            if table[number] != NO_BLOCK:
+                self.write(table, number, (salt, known[: min((number + 1) * self.tokens, len(known))]))
+        assert table[(len(known) - 1) // self.tokens] != NO_BLOCK, "the last state is lost"
+
+    def spoil(self, table: tuple[int, ...], place: int) -> None:
+        super().spoil(table, place // self.tokens)
+
 
 class Device:
     """Executes batches on shadow memory."""
 
     def __init__(self, config: SchedulerConfig, scheduler: Scheduler) -> None:
         self.config, self.scheduler = config, scheduler
-        self.memories = list(map(Memory, scheduler.kv.groups, config.groups))
+        pairs = zip(scheduler.kv.groups, config.groups, strict=True)
+        self.memories = [(States if of.holds_states else Memory)(group, of) for group, of in pairs]
         self.tokens: dict[int, tuple[int, ...]] = {}  # request -> all its tokens
         self.salts: dict[int, bytes] = {}
         self.scoring: set[int] = set()
@@ -115,10 +151,9 @@ class Device:
                 outcomes.append(self._verify(sequence, tokens, salt))
                 continue
             assert sequence.token_ids == tokens[sequence.start : sequence.end] and sequence.token_ids
+            prefixes = [tokens[: position + 1] for position in range(sequence.start, sequence.end)]
             for memory, table in zip(self.memories, sequence.block_tables, strict=True):
-                for position in range(sequence.start, sequence.end):
-                    memory.write(table, position, (salt, tokens[: position + 1]))
-                memory.check_read(table, sequence.start, salt, tokens[: sequence.end])
+                memory.run(sequence, table, salt, prefixes)
             assert sequence.num_logits <= len(sequence.token_ids)
             if sequence.num_logits:
                 token = None if sequence.request_id in self.scoring else following(tokens)
@@ -148,9 +183,7 @@ class Device:
         for guess, parent in zip(draft.token_ids, draft.parents, strict=True):
             prefixes.append((*prefixes[parent + 1], guess))
         for memory, table in zip(self.memories, sequence.block_tables, strict=True):
-            for place, prefix in enumerate(prefixes, start=sequence.start):
-                memory.write(table, place, (salt, prefix))
-            memory.check_read(table, sequence.start, salt, tokens)
+            memory.run(sequence, table, salt, prefixes)
         accepted: list[int] = []
         while True:
             here = accepted[-1] if accepted else -1
@@ -184,9 +217,7 @@ class Device:
     def _spoil(self, sequence: ScheduledSequence) -> None:
         """What a step writes for a request that has ended must never be read."""
         for memory, table in zip(self.memories, sequence.block_tables, strict=True):
-            block = table[sequence.start // memory.size]
-            assert memory.group.pool.references(block) == 0, "a block of another request is written"
-            memory.slots[slot_of(table, sequence.start, memory.size)] = (b"spoilt", ())
+            memory.spoil(table, sequence.start)
 
     def sampled(self, outcomes: list[StepOutcome]) -> None:
         for outcome in outcomes:
@@ -201,7 +232,7 @@ class Device:
 
 
 POLICIES: list[CachePolicy] = [
-    KeepAll(), Window(1), Window(2), Window(3), Window(5), Window(8), Sinks(2, 3), Sinks(1, 1), Chunks(4),
+    KeepAll(), Window(1), Window(2), Window(3), Window(5), Window(8), Sinks(2, 3), Sinks(1, 1), Chunks(4), Latest(),
 ]  # fmt: skip
 
 

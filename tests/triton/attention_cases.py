@@ -34,6 +34,8 @@ class Layer:
     softcap: float = 0.0
     sinks: bool = False
     alibi: bool = False
+    ahead: int = 0
+    bias: bool = False
 
 
 @dataclass
@@ -62,6 +64,7 @@ class Step:
         self.cos, self.sin = tables(POSITIONS, layer.rotary_dim, layer.rope_style) if layer.rotary_dim else (None, None)
         self.sinks = torch.randn(layer.q_heads) * 2 if layer.sinks else None
         self.alibi = torch.rand(layer.q_heads) if layer.alibi else None
+        self.bias = torch.randn(layer.q_heads, 2 * POSITIONS) if layer.bias else None
         self._fill_pages()
 
     def _fill_pages(self) -> None:
@@ -105,13 +108,14 @@ class Step:
     def kernel(self) -> Any:
         """The kernel of the layer."""
         layer, rotated = self.layer, "f32" if self.cos is not None else ""
-        types = (self.kind, rotated, rotated, "f32" if layer.sinks else "", "f32" if layer.alibi else "", self.kind)
+        vectors = ["f32" if given else "" for given in (layer.sinks, layer.alibi, layer.bias)]
+        types = (self.kind, rotated, rotated, *vectors, self.kind)
         return make_kernel(
             "attention", kv=cache(layer.kv_heads, layer.key_dim, layer.value_dim, self.cache, self.block_size),
             rotary=rotary(layer.rotary_dim, POSITIONS, layer.rope_style), q_heads=layer.q_heads,
             scale=layer.key_dim**-0.5, window=layer.window, chunk=layer.chunk, softcap=layer.softcap,
             strides={"q": self.q.shape[1], "o": layer.q_heads * layer.value_dim + self.gap}, types=types,
-            aligned=(False,) * 6,
+            aligned=(False,) * 7, ahead=layer.ahead, bias_width=2 * POSITIONS if layer.bias else 0,
         )  # fmt: skip
 
     def run(self, decode: bool, tuner: Tuner = TUNER, max_tokens: int = 0) -> Tensor:
@@ -128,7 +132,8 @@ class Step:
         }
         sizes = {"num_tokens": self.tokens, "num_seqs": len(self.sequences), "max_blocks": self.block_tables.shape[1]}
         run_kernel(
-            self.kernel(), [self.q, self.cos, self.sin, self.sinks, self.alibi], [o], limits=LIMITS, tuner=tuner,
+            self.kernel(), [self.q, self.cos, self.sin, self.sinks, self.alibi, self.bias], [o], limits=LIMITS,
+            tuner=tuner,
             shape=Shape(max_tokens or self.tokens, decode), batch=batch, sizes=sizes, kv=self.pool.bytes,
         )  # fmt: skip
         assert o[:, width:].isnan().all()
@@ -160,7 +165,9 @@ class Step:
             scores = layer.softcap * torch.tanh(scores / layer.softcap)
         if self.alibi is not None:
             scores = scores + self.alibi.double()[:, None, None] * (j - i)
-        seen = j <= i
+        if self.bias is not None:
+            scores = scores + self.bias.double()[:, POSITIONS + j - i]
+        seen = j <= i + layer.ahead if layer.ahead >= 0 else torch.ones_like(j <= i)
         if row in self.trees:
             seen = torch.cat([torch.ones(n, before, dtype=torch.bool), self.ancestors(row)], dim=1)
         if layer.window:

@@ -78,7 +78,7 @@ def build(
     engine that embeds, scaled to length 1.
     """
     limits = limits or Limits(max_seq_len=64, max_batch_size=4, max_step_tokens=24)
-    graph = load_graph(model, limits.max_seq_len, embeds=pooling is not None)
+    graph = load_graph(model, limits.max_seq_len, task="generate" if pooling is None else "embed")
     phases = [pipelines.canonicalize()]
     if quant != "none":
         rng = np.random.default_rng(0)

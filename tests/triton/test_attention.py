@@ -46,6 +46,20 @@ def test_mixed(name: str) -> None:
     check(Step(LAYERS[name], MIXED, "bf16"), False)
 
 
+WHOLE = [(0, 19), (0, 1), (0, 70), (0, 23)]  # sequences of which every token is in the step
+AHEAD = {
+    "all": Layer(4, 4, 32, 32, ahead=-1),
+    "window to both sides": Layer(4, 2, 16, 16, 16, window=9, ahead=8),
+    "bias by distance": Layer(2, 2, 24, 24, ahead=-1, bias=True),
+}
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_tokens_that_see_later_ones(name: str) -> None:
+    check(Step(AHEAD[name], WHOLE, "bf16"), False)
+    check(Step(AHEAD[name], [(0, 1), (0, 1)], "f32"), True)
+
+
 # a bushy tree, one of more than 32 tokens, and one across the end of a page and of a tile, beside what has none
 TREES = {
     0: [0, 0, 1, 1, 2, 3, 3, 6, 0, 9],

@@ -26,17 +26,16 @@ pytestmark = pytest.mark.slow
 FAMILIES = (
     "llama-mqa_tied_biases_llama3", "llama-linear", "mistral", "qwen2-window", "qwen3", "gemma2", "gemma3-odd_untied",
     "phi3-mha_partial_tied", "gpt2", "gpt_neox", "opt", "mixtral", "qwen3_moe", "gpt_oss-yarn_odd",
-    "deepseek_v3-latent_grouped_routing",
+    "deepseek_v3-latent_grouped_routing", "lfm2-short_convolutions",
 )  # fmt: skip
-# Each with what it alone has: biases and a tied head; windows, soft caps; learned positions, layer norms; experts;
-# a norm of queries and keys; odd sizes; partial rotation; parallel blocks; sinks; a latent cache with grouped routing.
+# Each with what it alone has: learned positions, layer norms, biases; experts; partial rotation and a tied head;
+# windows and sinks, odd sizes; a latent cache with grouped routing; a recurrent state.
 USUAL = [
-    *((name, "none") for name in ("llama-mqa_tied_biases_llama3", "gemma2", "opt", "mixtral")),
-    *((name, "awq4") for name in ("gemma3-odd_untied", "phi3-mha_partial_tied", "gpt_neox")),
-    ("qwen3", "gptq4"),
-    *((name, "awq4") for name in ("gpt_oss-yarn_odd", "deepseek_v3-latent_grouped_routing")),
+    *((name, "none") for name in ("opt", "mixtral", "lfm2-short_convolutions")),
+    *((name, "awq4") for name in ("phi3-mha_partial_tied", "gpt_oss-yarn_odd", "deepseek_v3-latent_grouped_routing")),
 ]
-OTHERS = [(name, quant) for name in FAMILIES for quant in ("none", "awq4") if (name, quant) not in USUAL]
+OTHERS = [("qwen3", "gptq4")]
+OTHERS += [(name, quant) for name in FAMILIES for quant in ("none", "awq4") if (name, quant) not in USUAL]
 # float32 checkpoints compute in float32: what is left is the order of additions
 TOLERANCE = 5e-5
 LIMITS = Limits(max_seq_len=20, max_batch_size=2, max_step_tokens=8)

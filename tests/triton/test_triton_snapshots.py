@@ -187,7 +187,7 @@ POINTS: dict[str, Point] = {
         tiling=MANY,
     ),
     "attention_mixed__bf16": Point(
-        "attention", {"kv": cache(2, 16, 24, "bf16", 16), **QUERY}, ("bf16", "", "", "", "", "bf16"), tiling=HEADS
+        "attention", {"kv": cache(2, 16, 24, "bf16", 16), **QUERY}, ("bf16", "", "", "", "", "", "bf16"), tiling=HEADS
     ),
     "attention_mixed__i8_rope_window_softcap_sinks_alibi": Point(
         "attention",
@@ -199,27 +199,27 @@ POINTS: dict[str, Point] = {
             "chunk": 32,
             "softcap": 5.0,
         },
-        ("bf16", "f32", "f32", "f32", "f32", "f32"),
+        ("bf16", "f32", "f32", "f32", "f32", "", "f32"),
         tiling=HEADS,
     ),
     "attention_decode__f16_rope": Point(
         "attention",
         {"kv": cache(2, 16, 24, "f16", 16), **QUERY, **FULL_ROPE},
-        ("f16", "f32", "f32", "", "", "f16"),
+        ("f16", "f32", "f32", "", "", "", "f16"),
         DECODE,
         tiling=HEADS,
     ),
     "attention_decode__i8_one_program_sinks": Point(
         "attention",
         {"kv": cache(2, 16, 24, "i8", 24), **QUERY, "window": 4},
-        ("f32", "", "", "f32", "", "f32"),
+        ("f32", "", "", "f32", "", "", "f32"),
         DECODE,
         tiling=HEADS,
     ),
     "attention_merge__plain": Point(
         "attention",
         {"kv": cache(2, 16, 24, "bf16", 16), **QUERY},
-        ("bf16", "", "", "", "", "bf16"),
+        ("bf16", "", "", "", "", "", "bf16"),
         DECODE,
         1,
         tiling=HEADS,
@@ -227,7 +227,7 @@ POINTS: dict[str, Point] = {
     "attention_merge__sinks_window": Point(
         "attention",
         {"kv": cache(2, 16, 24, "f32", 16), **QUERY, "window": 40},
-        ("f32", "", "", "f32", "", "f32"),
+        ("f32", "", "", "f32", "", "", "f32"),
         DECODE,
         1,
         tiling=HEADS,
@@ -297,6 +297,11 @@ POINTS: dict[str, Point] = {
         "softmax", {"outer": 1, "n": 8200, "strides": {"x": 8200, "y": 8200}}, ("bf16", "bf16")
     ),
     "cumsum__f32": Point("cumsum", {**LINE, "n": 9, "strides": {"x": 18, "y": 18}}, ("f32", "f32")),
+    "causal_conv__bias_bf16": Point(
+        "causal_conv",
+        {"channels": 24, "taps": 4, "block_size": 32, "strides": {"x": 72, "y": 24}},
+        ("bf16", "f32", "f32", "f32"),
+    ),
     "cumsum__long_i32": Point("cumsum", {"outer": 1, "n": 4100, "strides": {"x": 4100, "y": 4100}}, ("i32", "i32")),
     "topk__largest": Point(
         "topk",

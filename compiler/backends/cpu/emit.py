@@ -40,7 +40,8 @@ class StepParams:
 
 @dataclass(frozen=True)
 class LayerParams:
-    """The KV cache of one layer: where it lies in its group, in bytes, and the shape of its blocks."""
+    """The KV cache of one layer: where it lies in its group, in bytes, and the shape of its blocks; of a layer that
+    keeps a state, no shape."""
 
     group: int
     offset: int
@@ -154,9 +155,11 @@ def emit_source(program: Program, isa: Isa) -> str:
             f"ICC_SHARED_BYTES = {shared};\nconstexpr int SCREENED_ROWS = {SCREENED_ROWS};"
         ),
         *(_header(path) for path in HEADERS[1:]),
+        *(_header(path) for path in dict.fromkeys(header for kernel in kernels for header in kernel.headers)),
         *micro_sources(kernels, isa),
         *(k.source() for k in kernels),
     ]
     group_bytes = tuple(group.block_bytes() for group in program.kv.groups)
-    table = ProgramParams(_steps(program, functions), _sections(program), tuple(_layers(program).values()), group_bytes)
+    layers = tuple(layer for layer in _layers(program).values() if layer.heads)
+    table = ProgramParams(_steps(program, functions), _sections(program), layers, group_bytes)
     return "\n".join([*parts, render(table.template, table)])

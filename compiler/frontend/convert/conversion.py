@@ -16,10 +16,11 @@ from torch.export.graph_signature import InputKind
 
 from ...errors import UnsupportedModel
 from ...graph.graph import TOKENS, Graph, ModelInfo, TensorType
+from ...ops import OPS
 from ...weights.handles import Constant, Weight
 from .static_values import StaticValues
 from .table import Handlers
-from .values import Dims, T, Unrepresentable, Value, first_unrepresentable, module_path, op_name
+from .values import Dims, T, Unrepresentable, Value, dims_of, first_unrepresentable, module_path, op_name
 
 
 class Follower(Protocol):
@@ -50,7 +51,7 @@ class Conversion:
         self.program = program
         self.weights = weights
         self.max_tokens = max_tokens
-        self.static = StaticValues(program, weights)
+        self.static = StaticValues(program, weights, info.padding)
         self.graph = Graph(fx.Graph(), {}, info)
         self.values: dict[fx.Node, Any] = {}
         self._handlers = handlers
@@ -142,6 +143,8 @@ class Conversion:
 
     def _call(self, node: fx.Node) -> Any:
         self._current = node
+        if node in self.static.padding:
+            return Unrepresentable("a comparison with padding, which no sequence has", node)
         try:
             for follower in self._followers:
                 found = follower.follow(self, node)
@@ -152,7 +155,26 @@ class Conversion:
         args = [self._arg(a) for a in node.args]
         kwargs = {k: self._arg(v) for k, v in node.kwargs.items()}
         bad = first_unrepresentable([*args, *kwargs.values()])
-        return bad if bad is not None else self._handle(node, args, kwargs)
+        found = bad if bad is not None else self._handle(node, args, kwargs)
+        if isinstance(found, Unrepresentable) and node in self.static.nodes:
+            table = self._table(node)
+            return found if table is None else table
+        return found
+
+    def _table(self, node: fx.Node) -> Value | None:
+        """What depends on the position alone, read from a table of all positions; None if that is not so."""
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            return None
+        try:
+            dims = dims_of(value)
+            if T not in dims:
+                return None
+            table = self.static.table(node, dims.index(T), self.max_tokens)
+        except ValueError:
+            return None
+        rows = self.constant("positions_table", table.float() if table.is_floating_point() else table).node
+        return Value(self.emit(OPS["embedding"].overload, self.graph.input("positions"), rows), dims)
 
     def _handle(self, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
         handler = self._handlers.get(op_name(node.target))
@@ -190,5 +212,7 @@ class Conversion:
             )
         if not value.per_token:
             raise UnsupportedModel("the logits do not depend on the tokens")
+        if self.graph.picked and T in value.dims:
+            raise UnsupportedModel("the model picks one token out of the sequence, and gives all")
         vocab = value.features[-1]
         self.graph.returns(logits=self.view(value, (T, vocab)).node)

@@ -1,4 +1,5 @@
-"""What is done to attention scores before their softmax, and what it comes to: a window or chunks, and ALiBi at most.
+"""What is done to attention scores before their softmax, and what it comes to: what is seen, and a bias by
+distance at most.
 
 What was added or masked is computed for a number of tokens and looked at.
 """
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ...ops.attention import visible
+from ...ops.attention import ALL_AHEAD, BIAS_MARGIN, visible
 from .static_values import StaticValues
 from .values import Dims
 
@@ -33,11 +34,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Mask:
-    """Causal attention to `window` tokens or within chunks of `chunk` (0: to all), with ALiBi `slopes` per head."""
+    """Attention to `window` tokens or within chunks of `chunk` (0: to all), and to tokens `ahead`; with ALiBi `slopes`
+    per head, or a `bias` per head and distance: see icc::attention."""
 
     window: int = 0
     chunk: int = 0
+    ahead: int = 0
     slopes: Tensor | None = None
+    bias: Tensor | None = None
 
 
 def analyse(static: StaticValues, max_tokens: int, steps: tuple[Step, ...], heads: int) -> Mask:
@@ -49,10 +53,16 @@ def analyse(static: StaticValues, max_tokens: int, steps: tuple[Step, ...], head
     flat = allowed.reshape(-1, tokens, tokens)
     if not bool((flat == flat[0]).all()):
         raise ValueError("an attention mask that differs between heads")
-    window, chunk = _mask_of(flat[0])
+    window, chunk, ahead = _mask_of(flat[0])
     if tokens < max_tokens and max(window, chunk) == 0 and tokens < _LARGEST_TABLE // 4:
         raise ValueError("an attention bias that is too large to analyse")
-    return Mask(window, chunk, _slopes(small, window, chunk, heads))
+    biases = _relative(small, window, chunk, ahead)
+    if biases is None:
+        return Mask(window, chunk, ahead)
+    slopes = None if ahead else _slopes(biases, visible(torch.arange(SMALL_TABLE), window, chunk), heads)
+    if slopes is not None:
+        return Mask(window, chunk, ahead, slopes=slopes)
+    return Mask(window, chunk, ahead, bias=_by_distance(_table(static, steps, max_tokens), window, chunk, ahead, heads))
 
 
 def _table(static: StaticValues, steps: tuple[Step, ...], tokens: int) -> Tensor:
@@ -84,36 +94,59 @@ def _view(table: Tensor, before: Dims, after: Dims, tokens: int) -> Tensor:
     return full.reshape(*after[:-2], tokens, tokens)
 
 
-def _mask_of(allowed: Tensor) -> tuple[int, int]:
-    """(window, chunk) of a boolean table over (query, key)."""
+def _mask_of(allowed: Tensor) -> tuple[int, int, int]:
+    """(window, chunk, ahead) of a boolean table over (query, key)."""
     tokens = allowed.shape[0]
     positions = torch.arange(tokens)
-    if bool((allowed & (positions[None, :] > positions[:, None])).any()):
-        raise ValueError("attention that is bidirectional: the model is an encoder, not a causal decoder")
-    seen_by_last = int(allowed[-1].sum())
+    seen_by_last, seen_by_first = int(allowed[-1].sum()), int(allowed[0].sum())
     lost = (~allowed[:, 0]).nonzero()
-    candidates = [(0, 0), (seen_by_last, 0), (0, int(lost[0]) if lost.numel() else 0)]
-    for window, chunk in candidates:
-        if torch.equal(allowed, visible(positions, window, chunk)):
-            return window, chunk
-    raise ValueError("an attention mask that is neither causal, sliding-window nor chunked")
+    candidates = [(0, 0, 0), (seen_by_last, 0, 0), (0, int(lost[0]) if lost.numel() else 0, 0)]
+    candidates += [(0, 0, ALL_AHEAD), (seen_by_last, 0, seen_by_first - 1)]
+    for window, chunk, ahead in candidates:
+        if torch.equal(allowed, visible(positions, window, chunk, ahead)):
+            return window, chunk, ahead
+    raise ValueError("an attention mask that is neither causal, bidirectional, sliding-window nor chunked")
 
 
-def _slopes(table: Tensor, window: int, chunk: int, heads: int) -> Tensor | None:
-    """ALiBi slopes per head of an additive table, None if it only masks.
+def _relative(table: Tensor, window: int, chunk: int, ahead: int) -> Tensor | None:
+    """What a table adds to the scores that are seen, [heads, T, T], None if it only masks.
 
     A softmax does not see what a row has in common, so only differences within a row count.
     """
     tokens = table.shape[-1]
-    allowed = visible(torch.arange(tokens), window, chunk)
+    allowed = visible(torch.arange(tokens), window, chunk, ahead)
     flat = table.reshape(-1, tokens, tokens).double()
     relative = flat - flat.diagonal(dim1=1, dim2=2)[:, :, None]
     relative = relative.masked_fill(~allowed, 0.0)
-    if float(relative.abs().max()) == 0.0:
-        return None
+    return None if float(relative.abs().max()) == 0.0 else relative
+
+
+def _slopes(relative: Tensor, allowed: Tensor, heads: int) -> Tensor | None:
+    """ALiBi slopes per head of what `_relative` gives, None if it is not linear in the distance."""
+    tokens = relative.shape[-1]
     slopes = -relative[:, 1, 0]
     distance = torch.arange(tokens)[None, :] - torch.arange(tokens)[:, None]
     ideal = (slopes[:, None, None] * distance).masked_fill(~allowed, 0.0)
     if float((relative - ideal).abs().max()) > 1e-5 * max(1.0, float(ideal.abs().max())):
-        raise ValueError("a bias of the attention scores that is not linear in the distance")
+        return None
     return slopes.expand(heads).to(torch.float32).contiguous()
+
+
+def _by_distance(table: Tensor, window: int, chunk: int, ahead: int, heads: int) -> Tensor:
+    """[heads, 2 * P]: what a table [.., T, T] of the longest sequence adds at each distance; see icc::attention.
+    ValueError if that is not the same at the same distance."""
+    tokens = table.shape[-1]
+    relative = _relative(table, window, chunk, ahead)
+    assert relative is not None
+    middle = (tokens + BIAS_MARGIN + 15) // 16 * 16
+    found = torch.zeros(relative.shape[0], 2 * middle)
+    found[:, middle : middle + tokens] = relative[:, 0].float()
+    found[:, middle - tokens + 1 : middle + 1] = relative[:, -1].float()
+    columns = middle + torch.arange(tokens)[None, :] - torch.arange(tokens)[:, None]
+    allowed = visible(torch.arange(tokens), window, chunk, ahead)
+    for head, expected in zip(found, relative, strict=True):
+        if float((head[columns] - expected).masked_fill(~allowed, 0.0).abs().max()) > 1e-5 * max(
+            1.0, float(head.abs().max())
+        ):
+            raise ValueError("a bias of the attention scores that is more than one of the distance")
+    return found.expand(heads, -1).contiguous()

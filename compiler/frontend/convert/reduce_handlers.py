@@ -246,14 +246,15 @@ def rms_norm(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str,
 
 @HANDLERS.handles("icc_trace.attention")
 def attention(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    q, k, v, sinks, scale, window, chunk, softcap = args
+    q, k, v, sinks, scale, window, chunk, softcap, ahead = args
     heads = []
     for value in (q, k, v):
         if value.dims[0] != 1 or value.dims[2] is not T:
             raise ValueError(f"attention over a tensor of dims {value.dims}")
         heads.append(conv.view(value, (value.dims[1], T, value.dims[3])).node)
     layer = conv.next_layer()
-    out = conv.emit(icc("attention"), *heads, sinks.node if sinks else None, None, layer, scale, window, chunk, softcap)
+    sight = (layer, scale, window, chunk, softcap, *([ahead] if ahead else []))
+    out = conv.emit(icc("attention"), *heads, sinks.node if sinks else None, None, *sight)
     return conv.view(Value(out, (T, *type_of(out).shape)), dims_of(_val(node)))
 
 

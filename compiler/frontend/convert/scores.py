@@ -150,7 +150,12 @@ def _unrepeated(conv: Conversion, value: Value, dim: int, heads: int) -> Value |
     source: fx.Node = node.args[0]  # type: ignore[assignment]
     before, after = type_of(source).shape, type_of(node).shape
     grown = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
-    if len(grown) != 1 or len(before) != len(after) or after[grown[0] + 1 :] != (dim,) or math.prod(after[:-1]) != heads:
+    if (
+        len(grown) != 1
+        or len(before) != len(after)
+        or after[grown[0] + 1 :] != (dim,)
+        or math.prod(after[:-1]) != heads
+    ):
         return None
     own = math.prod(before[: grown[0]])
     return conv.view(Value(source, (*before[:-1], T, dim)), (own, T, dim))
@@ -233,13 +238,19 @@ class WrittenOutAttention:
         if _kv_heads(scores.q.dims[:-2], v.dims[:-2]) != shared:
             raise ValueError("keys and values with different numbers of heads")
         mask = self._mask(conv, scores.steps, heads) if not causal or scores.steps else Mask()
+        if causal:
+            mask = replace(mask, ahead=0)
         q = conv.view(scores.q, (heads, T, scores.q.dims[-1])).node
         k, value = _unrepeated(conv, scores.k, scores.k.dims[-2], shared), _unrepeated(conv, v, v.dims[-1], shared)
         if k is None or value is None or k.dims[0] != value.dims[0]:
             k = conv.view(scores.k, (shared, T, scores.k.dims[-2]))
             value = conv.view(v, (shared, T, v.dims[-1]))
         slopes = conv.constant("alibi_slopes", mask.slopes).node if mask.slopes is not None else None
-        options = (conv.next_layer(), scores.scale, mask.window, mask.chunk, scores.softcap)
+        options: list[Any] = [conv.next_layer(), scores.scale, mask.window, mask.chunk, scores.softcap]
+        if mask.ahead or mask.bias is not None:
+            options.append(mask.ahead)
+        if mask.bias is not None:
+            options.append(conv.constant("distance_bias", mask.bias).node)
         out = conv.emit(OPS["attention"].overload, q, k.node, value.node, None, slopes, *options)
         return conv.view(Value(out, (T, *type_of(out).shape)), dims)
 

@@ -17,6 +17,8 @@ from torch.export.graph_signature import InputKind
 from ...graph.interpret import as_compute
 from ...weights.handles import Weight
 
+_SHORT = 5  # tokens of a sequence that is compared with a long one
+
 # ops that look at the shape of their first operand only
 _SHAPE_ONLY = (
     "sym_size",
@@ -43,12 +45,14 @@ class StaticValues:
     `looked_at` and `loaded` are the nodes and weights that some evaluation depended on.
     """
 
-    def __init__(self, program: ExportedProgram, weights: Mapping[str, Weight]) -> None:
+    def __init__(self, program: ExportedProgram, weights: Mapping[str, Weight], padding: int | None = None) -> None:
+        """padding: the token that fills batches up; no sequence has one, so that it is known where it is asked for."""
         self._program = program
         self._weights = weights
         self._specs = {s.arg.name: s for s in program.graph_signature.input_specs}
         self._users = [n for n in program.graph.nodes if n.op == "placeholder" and self._is_user(n)]
         self.nodes: set[fx.Node] = set()
+        self.padding: set[fx.Node] = set()  # the nodes that ask which tokens are padding
         self.looked_at: set[fx.Node] = set()
         self.loaded: set[str] = set()
         for node in program.graph.nodes:
@@ -59,6 +63,9 @@ class StaticValues:
                 if _short(node) in _SHAPE_ONLY:
                     inputs = inputs[1:]
                 static = node.op == "call_function" and all(i in self.nodes for i in inputs)
+                if padding is not None and self._asks_for_padding(node, padding):
+                    static = True
+                    self.padding.add(node)
             if static:
                 self.nodes.add(node)
 
@@ -69,6 +76,8 @@ class StaticValues:
             current = pending.pop()
             if current not in needed:
                 needed.add(current)
+                if current in self.padding:
+                    continue
                 pending.extend(current.all_input_nodes)
         self.looked_at |= needed
         env: dict[fx.Node, Any] = {}
@@ -77,12 +86,34 @@ class StaticValues:
                 env[current] = self._run(current, env, tokens)
         return env[node]
 
+    def table(self, node: fx.Node, axis: int, tokens: int) -> Tensor:
+        """The value of a static node with a token axis, for every position: that axis is the first. ValueError where a
+        position's value depends on the length of the sequence."""
+        whole = self.evaluate(node, tokens).movedim(axis, 0)
+        part = self.evaluate(node, min(tokens, _SHORT)).movedim(axis, 0)
+        if not torch.equal(part, whole[: len(part)]):
+            raise ValueError("a value of a position that depends on the number of tokens")
+        return whole.contiguous()
+
+    def _asks_for_padding(self, node: fx.Node, padding: int) -> bool:
+        if _short(node) not in ("ne", "eq") or len(node.args) != 2 or node.args[1] != padding:
+            return False
+        source: Any = node.args[0]
+        while source.op == "call_function" and _short(source) in ("_to_copy", "alias", "clone", "detach"):
+            source = source.args[0]
+        if source.op == "call_function" and _short(source) == "sub":  # tokens without their types, see trace.py
+            source = source.args[0]
+        return bool(self._users) and source is self._users[0]
+
     def _is_user(self, node: fx.Node) -> bool:
         return self._specs[node.name].kind == InputKind.USER_INPUT
 
     def _run(self, node: fx.Node, env: dict[fx.Node, Any], tokens: int) -> Any:
         if node.op == "placeholder":
             return self._placeholder(node, tokens)
+        if node in self.padding:
+            shape = [tokens if isinstance(s, torch.SymInt) else int(s) for s in node.meta["val"].shape]
+            return torch.full(shape, _short(node) == "ne")
         if node not in self.nodes:  # only its shape is asked for
             shape = [tokens if isinstance(s, torch.SymInt) else int(s) for s in node.meta["val"].shape]
             return torch.zeros(shape, dtype=node.meta["val"].dtype)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import UnsupportedModel
+from ...ops.attention import ALL_AHEAD
 from ..mask_spec import MaskSpec
 
 NAME = "icc"
@@ -30,7 +31,15 @@ def traced(fake: Callable[..., Tensor]) -> None:
 
 @traced
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scale: float, window: int, chunk: int, softcap: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    scale: float,
+    window: int,
+    chunk: int,
+    softcap: float,
+    ahead: int,
 ) -> Tensor:
     """icc::attention as the models call it: q[1, Hq, T, D], k[1, Hkv, T, D], v[1, Hkv, T, Dv] -> [1, T, Hq, Dv]."""
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
@@ -47,21 +56,24 @@ def icc_mask(*args: Any, mask_function: Callable[..., Any] | None = None, **kwar
     local = int(kwargs.get("local_size") or 0)
     if mask_function is None:
         return MaskSpec()
-    candidates = [MaskSpec()] + ([MaskSpec(window=local), MaskSpec(chunk=local)] if local else [])
+    candidates = [MaskSpec(), MaskSpec(ahead=ALL_AHEAD)]
+    candidates += [MaskSpec(window=local), MaskSpec(chunk=local)] if local else []
     table, q, k = _ask(mask_function, local)
     with _disable_current_modes():
+        last = (table & (k > q)).long() * (k - q)
+        back, ahead = int((table.long() * (q - k)).max()), int(last.max())
+        if ahead and ahead < int(k.max()):  # how far it looks, in both directions
+            candidates.append(MaskSpec(window=back + 1, ahead=ahead))
         fitting = [spec for spec in candidates if torch.equal(table, _allowed(spec, q, k))]
-        looks_ahead = bool((table & (k > q)).any())
     if fitting:
         return fitting[0]
-    if looks_ahead:
-        return MaskSpec(bidirectional=True)  # refused where it is used: a decoder may have one it does not need
-    raise UnsupportedModel("the attention mask is neither causal, sliding-window nor chunked")
+    raise UnsupportedModel("the attention mask is neither causal, bidirectional, sliding-window nor chunked")
 
 
 def _ask(mask_function: Callable[..., Any], local: int) -> tuple[Tensor, Tensor, Tensor]:
     """(allowed[Q, K], q[Q, 1], k[1, K]) at small indices and around multiples of the local size."""
-    near = {d for base in (0, local, 2 * local, 3 * local) for d in range(base - 2, base + 3) if d >= 0}
+    bases = (0, local // 2, local, 3 * local // 2, 2 * local, 3 * local)
+    near = {d for base in bases for d in range(base - 2, base + 3) if d >= 0}
     places = sorted(near | set(range(24)))
     with _disable_current_modes():  # the trace is under way, and these are real numbers
         q, k = torch.tensor(places)[:, None], torch.tensor(places)[None, :]
@@ -75,7 +87,7 @@ def _ask(mask_function: Callable[..., Any], local: int) -> tuple[Tensor, Tensor,
 
 def _allowed(spec: MaskSpec, q: Tensor, k: Tensor) -> Tensor:
     with _disable_current_modes():
-        allowed = k <= q
+        allowed = torch.ones_like(k <= q) if spec.ahead == ALL_AHEAD else k <= q + spec.ahead
         if spec.window:
             allowed = allowed & (k > q - spec.window)
         if spec.chunk:
@@ -104,17 +116,13 @@ def icc_attention(
         raise UnsupportedModel("attention with a learned position bias is not supported", op="position_bias")
     is_causal = kwargs.get("is_causal")
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    bidirectional = isinstance(attention_mask, MaskSpec) and attention_mask.bidirectional
-    if bidirectional or (attention_mask is None and causal is False):
-        raise UnsupportedModel(
-            "attention is bidirectional: the model is an encoder, not a causal decoder",
-            "icc compiles causal language models",
-        )
-    spec = attention_mask if isinstance(attention_mask, MaskSpec) else MaskSpec(window=int(sliding_window or 0))
+    ahead = 0 if causal else ALL_AHEAD
+    spec = attention_mask if isinstance(attention_mask, MaskSpec) else MaskSpec(int(sliding_window or 0), ahead=ahead)
     sinks = s_aux if s_aux is not None else kwargs.get("sinks")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     softcap = float(softcap or 0.0)
-    out = torch.ops.icc_trace.attention(query, key, value, sinks, scale, spec.window, spec.chunk, softcap)
+    sight = (spec.window, spec.chunk, softcap, spec.ahead)
+    out = torch.ops.icc_trace.attention(query, key, value, sinks, scale, *sight)
     return out, None
 
 

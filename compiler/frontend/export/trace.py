@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -16,6 +17,7 @@ from ...errors import IccError, TraceError, UnsupportedModel
 from ..layers.kinds import LayerKinds, Repeat
 from ..layers.marks import join_repeated
 from .interfaces import tracing_interfaces
+from .recurrent import recurrent_functions
 
 # Kept whole instead of decomposed, because the dialect has them or their decomposition would lose precision.
 KEPT_ATEN = (
@@ -35,21 +37,31 @@ KEPT_ATEN = (
 
 class _Forward(nn.Module):
     """The traced signature: (input_ids[1, T], position_ids[1, T]) -> logits[1, T, vocab], or hidden states[1, T, H]
-    of a model without LM head.
+    of a model without LM head, or [1, labels] of one that scores a text.
 
     The model makes its own positions, as it does for any caller: some count from another number than 0, and a given
     position_ids would hide that. What it makes from `arange` becomes the graph's `positions` input.
     """
 
-    def __init__(self, model: nn.Module, kinds: LayerKinds | None) -> None:
+    def __init__(self, model: nn.Module, kinds: LayerKinds | None, typed_vocab: int = 0) -> None:
+        """typed_vocab: token v of type t is given as t * typed_vocab + v; 0: tokens have no types."""
         super().__init__()
         self.model = model
         self.kinds = kinds
+        self.typed_vocab = typed_vocab
+        parameters = inspect.signature(model.forward).parameters
+        self.caches = "use_cache" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
     def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         if self.kinds is not None:
             self.kinds.start()
-        result = self.model(input_ids=input_ids, use_cache=False, return_dict=True)
+        given: dict[str, Any] = {"input_ids": input_ids}
+        if self.typed_vocab:
+            types = torch.div(input_ids, self.typed_vocab, rounding_mode="floor")
+            given = {"input_ids": input_ids - types * self.typed_vocab, "token_type_ids": types}
+        if self.caches:
+            given["use_cache"] = False
+        result = self.model(**given, return_dict=True)
         return result.logits if hasattr(result, "logits") else result.last_hidden_state
 
 
@@ -71,10 +83,11 @@ class Traced:
     repeats: tuple[Repeat, ...] = ()
 
 
-def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None) -> Traced:
+def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None, token_types: int = 0) -> Traced:
     """Trace `model` (on meta) for 2..max_tokens tokens; raises TraceError with the first line of the reason.
 
-    With `kinds`, one layer of each kind is traced.
+    With `kinds`, one layer of each kind is traced. token_types: of the tokens of a pair of texts, which then come as
+    type * vocabulary + token; 0 if tokens have none.
     """
     # One less, as code that slices a table of max_tokens rows treats the whole table as a case of its own.
     tokens = torch.export.Dim("tokens", min=2, max=max(max_tokens, 16) - 1)
@@ -82,13 +95,14 @@ def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None) -
     dynamic = {"input_ids": {1: tokens}, "position_ids": {1: tokens}}
     try:
         with contextlib.ExitStack() as stack:
-            for context in (torch.no_grad(), tracing_interfaces(), _without_stack_traces()):
+            for context in (torch.no_grad(), tracing_interfaces(), recurrent_functions(model), _without_stack_traces()):
                 stack.enter_context(context)
+            typed_vocab = model.config.get_text_config().vocab_size if token_types else 0  # type: ignore[union-attr, operator]
+            forward = _Forward(model, kinds, typed_vocab)
             if kinds is not None:
-                kinds.scout(lambda: model(input_ids=ids, use_cache=False))
+                kinds.scout(lambda: forward(ids, positions))
                 stack.enter_context(kinds.intercepted())
                 stack.enter_context(kinds.emptied())
-            forward = _Forward(model, kinds)
             program = torch.export.export(forward, (ids, positions), dynamic_shapes=dynamic, strict=False)
             if kinds is not None:
                 kinds.check(program.graph)

@@ -15,16 +15,13 @@ import torch
 from torch import fx
 
 from ...graph.graph import type_of
-from ...ops import OPS
+from ...ops import traits_of
 from ...weights.handles import Constant
 from ..convert.conversion import Conversion
 from ..convert.index_handlers import LOOKED_THROUGH
 from ..convert.values import Unrepresentable, Value
 from .kinds import NotRepeatable, Repeat
 from .marks import ENTER, LEAVE, REPEATED
-
-_ATTENTION = OPS["attention"].overload
-_LAYER = [a.name for a in _ATTENTION._schema.arguments].index("layer")
 
 
 @dataclass(frozen=True)
@@ -163,8 +160,8 @@ def _copy(conv: Conversion, old: fx.Node, copies: dict[fx.Node, fx.Node], repeat
         assert isinstance(weight, Constant)
         return graph.add_weight(str(old.target).split("#")[0], Constant(weight.value))
     new = graph.fx.node_copy(old, lambda arg: _operand(conv, arg, copies))
-    if new.target is _ATTENTION:
-        new.update_arg(_LAYER, conv.next_layer())
+    if traits_of(new.target).stateful:
+        new.update_arg([a.name for a in new.target._schema.arguments].index("layer"), conv.next_layer())  # type: ignore[union-attr]
     module = str(new.meta.get("module", ""))
     if module == repeat.source or module.startswith(f"{repeat.source}."):
         new.meta["module"] = repeat.path + module[len(repeat.source) :]

@@ -30,6 +30,9 @@ _DTYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,  # codes: float8.py reads them with their scales
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 _MAX_HEADER = 100_000_000
 
@@ -65,7 +68,7 @@ class CheckpointTensor(Weight):
         return value
 
     def _check_finite(self, value: Tensor) -> None:
-        if not value.is_floating_point() or value.numel() == 0:
+        if not value.is_floating_point() or value.dtype.itemsize == 1 or value.numel() == 0:
             return
         low, high = (float(v) for v in torch.aminmax(value))
         if not (math.isfinite(low) and math.isfinite(high)):

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...errors import CheckpointError, TensorError
-from ...weights.handles import Constant, Weight
+from ...errors import CheckpointError, TensorError, UnsupportedModel
+from ...weights.handles import Constant, GatheredRows, QuantizedWeight, SortedColumns, Transposed, Weight
 
 
 @dataclass
@@ -123,9 +125,50 @@ def _rename_and_convert(
             raise
         except Exception as error:
             raise CheckpointError(f"cannot convert the tensors of {group.first_key!r}: {error}") from error
+        stored = _stored(group, results)
         for name, value in results.items():
             dtype = value.dtype
-            found[name] = Converted(group, name, tuple(value.shape), dtype)
+            found[name] = stored.get(name) or Converted(group, name, tuple(value.shape), dtype)
+    return found
+
+
+def _stored(group: _Group, results: Mapping[str, Tensor]) -> dict[str, Weight]:
+    """The results of a conversion that puts rows of quantized matrices elsewhere, as they are stored.
+
+    Found by running it on matrices of one column that hold the numbers of their rows.
+    """
+    weights = [weight for _, _, weight in group.sources]
+    pieces = [weight.source if isinstance(weight, SortedColumns) else weight for weight in weights]
+    quantized = tuple(piece for piece in pieces if isinstance(piece, QuantizedWeight) and len(piece.shape) == 2)
+    first = quantized[0].format if quantized else None
+    if first is None or len(quantized) < len(pieces) or first.block[0] != 1:
+        return {}
+    if not all(first.merges_with(piece.format) for piece in quantized):
+        return {}
+    orders = [weight.order for weight in weights if isinstance(weight, SortedColumns)]
+    if orders and not all(len(value.shape) == 2 for value in results.values()):
+        raise UnsupportedModel(
+            f"the experts of {group.first_key!r} have columns in the order of their activations (act-order)",
+            "icc reads experts whose groups lie in order",
+        )
+    if orders and (len(orders) < len(weights) or not all(torch.equal(order, orders[0]) for order in orders)):
+        return {}
+    starts = np.cumsum([0, *(piece.shape[0] for piece in quantized)]).tolist()
+    numbers = [torch.arange(a, b).unsqueeze(1) for a, b in pairwise(starts)]
+    probe = _Group(group.converter, group.first_key, [], group.model)
+    probe.sources = [(k, p, Constant(n)) for (k, p, _), n in zip(group.sources, numbers, strict=True)]
+    try:
+        moved = probe.convert(on_meta=False)
+    except Exception:  # it looks at columns, too
+        return {}
+    found: dict[str, Weight] = {}
+    for name, rows in moved.items():
+        *lead, n, k = results[name].shape
+        if rows.shape == (*lead, n, 1) and k == quantized[0].shape[1]:
+            rows_ = GatheredRows(quantized, rows.squeeze(-1))
+            found[name] = SortedColumns(rows_, orders[0]) if orders else rows_
+        elif rows.shape == (*lead, 1, k) and n == quantized[0].shape[1] and not orders:
+            found[name] = Transposed(GatheredRows(quantized, rows.squeeze(-2)))
     return found
 
 

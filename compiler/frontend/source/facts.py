@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from torch import nn
 
 from ...graph.graph import Graph, ModelInfo, type_of
 from ...ops import OPS, traits_of
-from ...weights.handles import QuantizedWeight, Weight
+from ...weights.handles import Weight, is_quantized
 from .lengths import position_limit
 
 
@@ -21,7 +22,7 @@ def model_info(model: nn.Module, config: Any, weights: Mapping[str, Weight]) -> 
     text = config.get_text_config()
     parameters = {id(p): p.numel() for p in model.parameters()}
     matrices = [w for w in weights.values() if w.dtype.is_floating_point and len(w.shape) > 1]
-    floats = [torch.bfloat16 if isinstance(w, QuantizedWeight) else w.dtype for w in matrices]
+    floats = [torch.bfloat16 if is_quantized(w) else w.dtype for w in matrices]
     return ModelInfo(
         architecture=type(model).__name__,
         vocab_size=int(text.vocab_size),
@@ -30,6 +31,7 @@ def model_info(model: nn.Module, config: Any, weights: Mapping[str, Weight]) -> 
         num_parameters=sum(parameters.values()),
         max_position_embeddings=position_limit(text),
         dtype=max(set(floats), key=floats.count) if floats else torch.float32,
+        padding=padding if isinstance(padding := getattr(text, "pad_token_id", None), int) else None,
     )
 
 
@@ -44,3 +46,22 @@ def completed_info(graph: Graph) -> ModelInfo:
         hidden_size=info.hidden_size or hidden,
         num_layers=info.num_layers or sum(traits_of(n.target).attention for n in graph.nodes),
     )
+
+
+def unused_positions(model: nn.Module) -> int:
+    """How many positions belong to padding and what comes before it: tokens count from behind it."""
+    for path, module in model.named_modules():
+        if (
+            isinstance(module, nn.Embedding)
+            and "position" in path.rsplit(".", 1)[-1]
+            and module.padding_idx is not None
+        ):
+            return module.padding_idx + 1
+    return 0
+
+
+def token_types(model: nn.Module, config: Any) -> int:
+    """How many kinds of tokens the model tells apart, such as those of the two texts of a pair; 0 if none."""
+    takes = "token_type_ids" in inspect.signature(model.forward).parameters
+    count = int(getattr(config.get_text_config(), "type_vocab_size", 0) or 0)
+    return count if takes and count > 1 else 0

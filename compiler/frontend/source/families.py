@@ -13,12 +13,13 @@ from typing import Any
 @dataclass(frozen=True)
 class Families:
     """Model types by what transformers has for them: any class, one that generates, one that fills masks in, one that
-    reads a text and writes another. causal: with the name of the class that generates."""
+    reads a text and writes another, one that sorts texts. causal: with the name of the class that generates."""
 
     known: frozenset[str]
     causal: dict[str, str]
     masked: frozenset[str]
     seq2seq: frozenset[str]
+    sorting: frozenset[str]
 
 
 @functools.cache
@@ -32,12 +33,11 @@ def families() -> Families | None:
         classes, configs = (_tables(folder / name) for name in ("modeling_auto.py", "auto_mappings.py"))
         causal = classes["MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"]
         known = {*configs["CONFIG_MAPPING_NAMES"], *causal, *classes["MODEL_MAPPING_NAMES"]}
-        masked, seq2seq = (
-            frozenset(classes[f"MODEL_FOR_{kind}_MAPPING_NAMES"]) for kind in ("MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM")
-        )
+        kinds = ("MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SEQUENCE_CLASSIFICATION")
+        masked, seq2seq, sorting = (frozenset(classes[f"MODEL_FOR_{kind}_MAPPING_NAMES"]) for kind in kinds)
     except (OSError, SyntaxError, KeyError):
         return None
-    return Families(frozenset(known), causal, masked, seq2seq)
+    return Families(frozenset(known), causal, masked, seq2seq, sorting)
 
 
 def _tables(file: Path) -> dict[str, dict[str, Any]]:

@@ -18,12 +18,13 @@ _POSITION_LIMITS = (
 )
 
 
-def sequence_length(config: Any, wanted: int | None) -> int:
+def sequence_length(config: Any, wanted: int | None, unused: int = 0) -> int:
     """Tokens of the longest sequence: `wanted`, or what the model and a default allow; SequenceLengthError.
 
-    config: transformers' configuration of the text model.
+    config: transformers' configuration of the text model. unused: how many of its positions no token ever has.
     """
     limit = position_limit(config)
+    limit = limit - unused if limit is not None else None
     if wanted is not None and limit is not None and wanted > limit:
         raise SequenceLengthError(
             f"--max-seq-len {wanted} is above the {limit} positions of the model",

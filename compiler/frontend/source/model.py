@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from pathlib import Path
 from typing import Any
@@ -26,29 +27,37 @@ def load_config(model_dir: Path) -> Any:
         raise UnsupportedModel(f"{model_dir / 'config.json'}: {reason}") from error
 
 
-def attention_implementation(config: Any) -> str:
+def _builder(task: str) -> Any:
+    """transformers' class of models that end as a task needs it: in logits, hidden states, or scores of a text."""
+    import transformers
+
+    names = {"generate": "AutoModelForCausalLM", "embed": "AutoModel", "rerank": "AutoModelForSequenceClassification"}
+    return getattr(transformers, names[task])
+
+
+def attention_implementation(config: Any, task: str = "generate") -> str:
     """icc's attention function where the model's code asks an interface for one, else its own written-out attention."""
     import sys
 
-    from transformers import AutoModelForCausalLM
-
-    cls: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    cls: Any = _builder(task)._model_mapping[type(config)]
+    if isinstance(cls, tuple):
+        cls = cls[0]
     asks = hasattr(sys.modules[cls.__module__], "ALL_ATTENTION_FUNCTIONS") or cls._supports_attention_backend
     return NAME if asks else "eager"
 
 
-def build_meta_model(config: Any, written_out: bool = False, headless: bool = False) -> nn.Module:
-    """The causal language model of `config` on meta, float32, with icc's attention and expert functions.
+def build_meta_model(config: Any, written_out: bool = False, task: str = "generate") -> nn.Module:
+    """The model of `config` for a task on meta, float32, with icc's attention and expert functions.
 
-    `written_out` keeps the model's own attention code, which the frontend then recognises by data flow. `headless`
-    leaves the LM head out: the model ends with its hidden states.
+    `written_out` keeps the model's own attention code, which the frontend then recognises by data flow. "embed" leaves
+    the LM head out: the model ends with its hidden states. "rerank": it ends with a score per label.
     """
-    from transformers import AutoModel, AutoModelForCausalLM
-
-    if type(config) not in AutoModelForCausalLM._model_mapping:
+    builder = _builder(task)
+    if type(config) not in builder._model_mapping:
+        kind = {"generate": "a causal language model", "embed": "a model of text", "rerank": "a classifier of texts"}
         raise UnsupportedModel(
-            f"model type {config.model_type!r} is not a causal language model in transformers",
-            "icc compiles decoders that AutoModelForCausalLM can load",
+            f"model type {config.model_type!r} is not {kind[task]} in transformers",
+            f"icc compiles what {builder.__name__} can load",
         )
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"model type {config.model_type!r} is an encoder-decoder")
@@ -57,22 +66,28 @@ def build_meta_model(config: Any, written_out: bool = False, headless: bool = Fa
     for part in {id(config): config, id(text): text}.values():
         part._experts_implementation = NAME
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    attention = "eager" if written_out else attention_implementation(config)
+    attention = "eager" if written_out else attention_implementation(config, task)
     try:
         with torch.device("meta"):
-            build = AutoModel if headless else AutoModelForCausalLM
-            model = build.from_config(config, dtype=torch.float32, attn_implementation=attention)
+            options = _without_pooler(builder._model_mapping[type(config)]) if task == "embed" else {}
+            model = builder.from_config(config, dtype=torch.float32, attn_implementation=attention, **options)
     except (IccError, MemoryError):
         raise
     except Exception as error:
         if not written_out and isinstance(error, KeyError) and error.args == (NAME,):
-            return build_meta_model(config, True, headless)  # a table of attention classes of its own
+            return build_meta_model(config, True, task)  # a table of attention classes of its own
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UnsupportedModel(f"transformers cannot build {config.model_type!r}: {reason}") from error
     for module in model.modules():
         if hasattr(module, "config") and hasattr(module.config, "_experts_implementation"):
             module.config._experts_implementation = NAME
     return model.eval()
+
+
+def _without_pooler(cls: Any) -> dict[str, bool]:
+    """What leaves out the layer behind the hidden states that some encoders were trained with."""
+    has = not isinstance(cls, tuple) and "add_pooling_layer" in inspect.signature(cls.__init__).parameters
+    return {"add_pooling_layer": False} if has else {}
 
 
 def computed_buffers(model: nn.Module) -> dict[str, Tensor]:

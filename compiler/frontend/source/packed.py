@@ -1,7 +1,7 @@
 """Checkpoints whose linear layers are packed integers with a scale and a zero per group.
 
 GPTQ, AWQ (gemm) and compressed-tensors (pack-quantized, int-quantized). Each layer's tensors become one handle by the
-name of its weight, whose values are (code - zero) scale as they are.
+name of its weight, whose values are (code - zero) scale as they are. 8-bit floats are float8.py's.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ from torch import Tensor
 from ...errors import TensorError, UnsupportedModel
 from ...weights.formats.base import Parts
 from ...weights.formats.blocks import STEP, BlockFormat, ScaleType, grouped
-from ...weights.handles import QuantizedWeight, Weight
+from ...weights.handles import QuantizedWeight, SortedColumns, Weight
+from .float8 import with_scales
 from .packing import Packing
 
 _SCALES: dict[torch.dtype, ScaleType] = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+_AGAIN = "download the checkpoint again"
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where the fields of a word are that hold columns 0 to 7
 Tensors = dict[str, Weight]
 
 
 def unpacked(tensors: Mapping[str, Weight], packing: Packing) -> dict[str, Weight]:
     """The checkpoint with a handle in place of each layer's packed tensors; TensorError where some are missing."""
+    if packing.kind == "float8":
+        return with_scales(tensors, packing.block)
     marks = {"gptq": "qweight", "awq": "qweight", "compressed": "weight_packed", "int8": "weight_scale"}
     mark = marks[packing.kind]
     layers = [name.removesuffix(f".{mark}") for name in tensors if name.endswith(f".{mark}")]
@@ -35,7 +39,8 @@ def unpacked(tensors: Mapping[str, Weight], packing: Packing) -> dict[str, Weigh
     for layer in layers:
         own = {n: tensors[f"{layer}.{n}"] for n in _NAMES if f"{layer}.{n}" in tensors}
         taken |= {f"{layer}.{n}" for n in own}
-        found[f"{layer}.weight"] = PackedLayer(layer, own, packing)
+        weight = PackedLayer(layer, own, packing)
+        found[f"{layer}.weight"] = weight if weight.order is None else SortedColumns(weight, weight.order)
     return {**{name: weight for name, weight in tensors.items() if name not in taken}, **found}
 
 
@@ -47,11 +52,12 @@ _NAMES = (
 
 @dataclass
 class PackedLayer(QuantizedWeight):
-    """The weight [N, K] of one linear layer."""
+    """The weight [N, K] of one linear layer, its columns in `order` where groups do not lie in that of the inputs."""
 
     layer: str
     tensors: Tensors
     packing: Packing
+    order: Tensor | None = field(init=False, default=None)
     format: BlockFormat = field(init=False)
     shape: tuple[int, ...] = field(init=False)
     dtype: torch.dtype = field(init=False, default=torch.float32)
@@ -67,16 +73,43 @@ class PackedLayer(QuantizedWeight):
             raise TensorError(
                 self.layer, f"has {groups} groups of {scales.dtype} scales for K = {k}", "icc has none such"
             )
-        self.format = grouped(self.packing.bits, group, kind)
+        self.format = grouped(self.bits, group, kind)
+        index = self.tensors.get("g_idx") or self.tensors.get("weight_g_idx")
+        if index is not None:
+            self.order = self._order(index, group)
 
     def tensor(self, name: str) -> Weight:
         """A packed tensor of the layer."""
         if name not in self.tensors:
-            raise TensorError(f"{self.layer}.{name}", "is missing from the checkpoint", "download it again")
+            raise TensorError(f"{self.layer}.{name}", "is missing from the checkpoint", _AGAIN)
         return self.tensors[name]
+
+    @property
+    def bits(self) -> int:
+        """Of a code: what the tensors say where they do, since layers of a model may differ."""
+        if self.packing.kind != "gptq":
+            return self.packing.bits
+        words, n = self.tensor("qzeros").shape[-1], self.tensor("scales").shape[-1]
+        bits = 32 * words // max(n, 1)
+        if bits not in (4, 8):
+            raise UnsupportedModel(f"layer {self.layer!r} is GPTQ of {bits} bits", "icc reads 4 and 8 bits")
+        return bits
+
+    def _order(self, index: Weight, group: int) -> Tensor | None:
+        """The columns group by group; None if they lie so. TensorError where groups are not all of one size."""
+        groups, k = index.load().to(torch.int64), self.shape[1]
+        if groups.numel() and int(groups.min()) < 0 and bool((groups == -1).all()):
+            return None  # compressed-tensors: an index that was never filled in
+        whole = groups.shape == (k,) and 0 <= int(groups.min()) and int(groups.max()) < k // group
+        if not whole or not bool((torch.bincount(groups, minlength=k // group) == group).all()):
+            raise TensorError(self.layer, f"has a g_idx that does not give each group {group} of {k} columns", _AGAIN)
+        order = torch.argsort(groups, stable=True)
+        return None if torch.equal(order, torch.arange(k)) else order
 
     def parts(self) -> Parts:
         codes, scales, zeros = _READERS[self.packing.kind](self)
+        if self.order is not None:
+            codes = codes[:, self.order]
         return {"codes": codes, "scales": scales.to(torch.float32).contiguous(), "zeros": zeros.contiguous()}
 
 
@@ -93,21 +126,11 @@ def _columns(words: Tensor, bits: int) -> Tensor:
 
 def _gptq_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight]:
     rows, n = layer.tensor("qweight").shape
-    k = rows * (32 // layer.packing.bits)
-    scales = layer.tensor("scales")
-    index = layer.tensors.get("g_idx")
-    if index is not None:
-        group = k // scales.shape[0]
-        if not torch.equal(index.load().to(torch.int64), torch.arange(k) // group):
-            raise UnsupportedModel(
-                f"layer {layer.layer!r} has columns in the order of their activations (GPTQ desc_act)",
-                "icc reads GPTQ weights whose groups lie in order",
-            )
-    return (n, k), scales
+    return (n, rows * (32 // layer.bits)), layer.tensor("scales")
 
 
 def _gptq_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
-    bits = layer.packing.bits
+    bits = layer.bits
     codes = _fields(layer.tensor("qweight").load().T, bits).flatten(-2)  # [N, words, fields] along K
     zeros = _columns(layer.tensor("qzeros").load(), bits).T
     if layer.packing.one_less:
@@ -132,8 +155,6 @@ def _compressed_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight]:
     words = layer.tensor("weight_packed").shape
     if words != (n, ceil(k * layer.packing.bits / 32)):
         raise TensorError(f"{layer.layer}.weight_packed", f"has shape {list(words)} for a weight [{n}, {k}]")
-    if "weight_g_idx" in layer.tensors:
-        raise UnsupportedModel(f"layer {layer.layer!r} has columns in the order of their activations")
     return (n, k), layer.tensor("weight_scale")
 
 

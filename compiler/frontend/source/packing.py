@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ...errors import UnsupportedModel
+from ...errors import CheckpointError, UnsupportedModel
 
 
 @dataclass(frozen=True)
 class Packing:
-    """kind: whose layout the tensors have. bits: of a code. one_less: zeros are stored one smaller (GPTQ v1)."""
+    """kind: whose layout the tensors have. bits: of a code. one_less: zeros are stored one smaller (GPTQ v1). block:
+    the rows and columns that share a scale, where the configuration says so (8-bit floats)."""
 
-    kind: Literal["gptq", "awq", "compressed", "int8"]
+    kind: Literal["gptq", "awq", "compressed", "int8", "float8"]
     bits: int
     one_less: bool = False
+    block: tuple[int, int] | None = None
 
 
 def packing_of(config: Mapping[str, Any], path: Path) -> Packing | None:
     """How a checkpoint is packed, by its config.json; None if it is not. UnsupportedModel names what is not read."""
-    facts = _stated(config)
+    facts = _stated(config) or _beside(path)
     if facts is None:
         return None
     method = str(facts.get("quant_method") or "unknown method")
-    made = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed}.get(method)
+    made = _READ.get(method)
     packing = made(facts) if made else None
     if packing is None:
-        what = facts.get("format") or facts.get("checkpoint_format") or facts.get("version") or ""
+        names = ("quant_algo", "format", "checkpoint_format", "version", "fmt")
+        what = next((facts[name] for name in names if facts.get(name)), "")
         raise UnsupportedModel(
             f"{path} is already quantized ({' '.join([method, str(what)]).strip()})",
-            "icc reads GPTQ, AWQ gemm and pack-quantized weights of 4 and 8 bits, or give the unquantized checkpoint",
+            "icc reads GPTQ, AWQ gemm and pack-quantized weights of 4 and 8 bits, and 8-bit floats (e4m3); or give the "
+            "unquantized checkpoint",
         )
     return packing
 
@@ -49,11 +54,61 @@ def _awq(facts: Mapping[str, Any]) -> Packing | None:
 def _compressed(facts: Mapping[str, Any]) -> Packing | None:
     groups = [g for g in (facts.get("config_groups") or {}).values() if isinstance(g, dict)]
     schemes = [g.get("weights") or {} for g in groups]
-    bits = {s.get("num_bits") for s in schemes}
-    if len(bits) != 1 or any(s.get("type") != "int" for s in schemes) or not bits <= {4, 8}:
+    bits, kinds = {s.get("num_bits") for s in schemes}, {s.get("type") for s in schemes}
+    sparse = (facts.get("sparsity_config") or {}).get("format") or "dense"
+    if len(bits) != 1 or len(kinds) != 1 or not bits <= {4, 8} or sparse != "dense" or facts.get("transform_config"):
         return None
-    kind = {"pack-quantized": "compressed", "int-quantized": "int8"}.get(str(facts.get("format")))
+    form = str(facts.get("format"))
+    if kinds == {"float"}:
+        known = bits == {8} and form in ("float-quantized", "naive-quantized", "mixed-precision")
+        return Packing("float8", 8, block=_one_block(s.get("block_structure") for s in schemes)) if known else None
+    kind = {"pack-quantized": "compressed", "int-quantized": "int8"}.get(form) if kinds == {"int"} else None
     return Packing(kind, bits.pop()) if kind else None  # type: ignore[arg-type]
+
+
+def _fp8(facts: Mapping[str, Any]) -> Packing | None:
+    """Hugging Face's own, and what AutoFP8 wrote under the same name."""
+    known = facts.get("fmt") in (None, "e4m3", "float8_e4m3fn") and facts.get("expert_dtype") in (None, "fp8")
+    return Packing("float8", 8, block=_one_block([facts.get("weight_block_size")])) if known else None
+
+
+def _modelopt(facts: Mapping[str, Any]) -> Packing | None:
+    algorithms = {str(facts.get("quant_algo") or "").upper()}
+    if algorithms == {"MIXED_PRECISION"}:
+        layers = (facts.get("quantized_layers") or {}).values()
+        algorithms = {str(layer.get("quant_algo") or "").upper() for layer in layers if isinstance(layer, dict)}
+    known = bool(algorithms) and algorithms <= {"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO"}
+    return Packing("float8", 8) if known else None
+
+
+def _one_block(stated: Iterable[Any]) -> tuple[int, int] | None:
+    """The block that all state, [rows, columns] or "rows x columns"; None where they state none, or several."""
+    try:
+        found = {tuple(size.lower().split("x") if isinstance(size, str) else size or ()) for size in stated}
+        ((rows, columns),) = [[int(size) for size in block] for block in found]
+    except (TypeError, ValueError):
+        return None
+    return (rows, columns) if rows > 0 and columns > 0 else None
+
+
+_READ: dict[str, Callable[[Mapping[str, Any]], Packing | None]] = {
+    "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8, "modelopt": _modelopt,
+    "fbgemm_fp8": lambda facts: Packing("float8", 8),
+}  # fmt: skip
+
+
+def _beside(path: Path) -> Mapping[str, Any] | None:
+    """What ModelOpt's hf_quant_config.json says, if there is one; CheckpointError where that is not JSON."""
+    file = path / "hf_quant_config.json"
+    if not file.is_file():
+        return None
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        facts = found["quantization"]
+        producer = (found.get("producer") or {}).get("name", "modelopt")
+        return {"quant_method": producer, **facts} if facts.get("quant_algo") else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{file} does not say how the model is quantized", "download it again") from error
 
 
 def _stated(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -64,4 +119,7 @@ def _stated(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     found = config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
     if not found:
         return None
-    return found if isinstance(found, dict) else {"quant_method": str(found)}
+    if not isinstance(found, dict):
+        return {"quant_method": str(found)}
+    inner = found.get("quantization")  # as hf_quant_config.json has it
+    return {**found, **inner} if isinstance(inner, dict) else found

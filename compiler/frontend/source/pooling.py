@@ -16,46 +16,95 @@ _MODES: dict[str, Kind] = {
     "pooling_mode_cls_token": "cls",
 }
 _HINT = "give --pooling last, mean or cls"
+_ACTIVATIONS = {
+    "Identity": "identity",
+    "Tanh": "tanh",
+    "ReLU": "relu",
+    "GELU": "gelu",
+    "Sigmoid": "sigmoid",
+    "SiLU": "silu",
+}
+
+
+@dataclass(frozen=True)
+class DenseModule:
+    """A dense layer behind the pooling: the directory of its weights, and what is done to its result."""
+
+    path: Path
+    activation: str
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """kind: "last", "mean" or "cls". normalize: vectors are scaled to length 1."""
+    """kind: "last", "mean" or "cls"; None where nothing says it. normalize: vectors are scaled to length 1. dense: the
+    layers between. max_tokens: the longest text that the model is meant for, 0 if nothing says it."""
 
-    kind: Kind = "last"
+    kind: Kind | None = None
     normalize: bool = True
+    dense: tuple[DenseModule, ...] = ()
+    max_tokens: int = 0
+
+    def settled(self, looks_ahead: bool) -> Kind:
+        """Which hidden states count: where nothing says it, the mean if tokens see later ones, or else the last."""
+        return self.kind or ("mean" if looks_ahead else "last")
 
 
 def read_pooling(model_dir: Path, kind: Kind | None = None) -> Pooling:
     """The pooling of a checkpoint; `kind` overrules what its files say of which hidden states count.
 
-    modules.json lists what sentence-transformers runs one after the other: Transformer, Pooling, perhaps Normalize.
-    Without it, the last token counts and vectors are normalized. UnsupportedModel for a module or mode that icc lacks.
+    modules.json lists what sentence-transformers runs one after the other: Transformer, Pooling, perhaps Dense layers
+    and Normalize. Without it, vectors are normalized. UnsupportedModel for a module or mode that icc lacks.
     """
     listing = model_dir / "modules.json"
     if not listing.is_file():
-        return Pooling(kind or Pooling.kind)
+        return Pooling(kind)
     modules = _read(listing, list)
     names = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules if isinstance(module, dict)]
-    if names[:2] != ["Transformer", "Pooling"] or names[2:] not in ([], ["Normalize"]) or len(names) != len(modules):
+    behind = names[2:-1] if names[-1:] == ["Normalize"] else names[2:]
+    if names[:2] != ["Transformer", "Pooling"] or set(behind) - {"Dense"} or len(names) != len(modules):
         raise UnsupportedModel(
             f"{listing} has the modules {', '.join(names)}",
-            "icc computes Transformer, Pooling and Normalize, in this order",
+            "icc computes Transformer, Pooling, Dense and Normalize, in this order",
         )
-    normalize = names[2:] == ["Normalize"]
-    return Pooling(kind or _kind(model_dir, str(modules[1].get("path", ""))), normalize)
+    folders = [_folder(model_dir, module) for module in modules]
+    dense = tuple(_dense(folder) for folder, name in zip(folders, names, strict=True) if name == "Dense")
+    return Pooling(kind or _kind(folders[1]), names[-1] == "Normalize", dense, _max_tokens(folders[0]))
 
 
-def _kind(model_dir: Path, folder: str) -> Kind:
-    path = model_dir / folder / "config.json"
+def _folder(model_dir: Path, module: dict[str, Any]) -> Path:
+    """Where the files of a module lie."""
+    name = str(module.get("path", ""))
+    path = model_dir / name
     if not path.resolve().is_relative_to(model_dir.resolve()):
-        raise CheckpointError(f"{model_dir / 'modules.json'} names a folder outside of the checkpoint: {folder!r}")
+        raise CheckpointError(f"{model_dir / 'modules.json'} names a folder outside of the checkpoint: {name!r}")
+    return path
+
+
+def _kind(folder: Path) -> Kind:
+    path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(f"{path} is missing", _HINT)
-    modes = [name for name, value in _read(path, dict).items() if name.startswith("pooling_mode_") and value is True]
+    config = _read(path, dict)
+    modes = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
+    if not modes and isinstance(named := config.get("pooling_mode"), str):  # one name, as newer versions write
+        modes = [next((mode for mode in _MODES if mode.removeprefix("pooling_mode_").startswith(named)), named)]
     if len(modes) != 1 or modes[0] not in _MODES:
         raise UnsupportedModel(f"{path} asks for {' and '.join(modes) or 'no pooling mode'}", _HINT)
     return _MODES[modes[0]]
+
+
+def _dense(folder: Path) -> DenseModule:
+    config = _read(folder / "config.json", dict)
+    name = str(config.get("activation_function", "torch.nn.modules.linear.Identity")).rsplit(".", 1)[-1]
+    if name not in _ACTIVATIONS:
+        raise UnsupportedModel(f"{folder / 'config.json'} has the activation function {name}")
+    return DenseModule(folder, _ACTIVATIONS[name])
+
+
+def _max_tokens(folder: Path) -> int:
+    path = folder / "sentence_bert_config.json"
+    found = _read(path, dict).get("max_seq_length") if path.is_file() else None
+    return found if isinstance(found, int) and found > 0 else 0
 
 
 def _read(path: Path, kind: type) -> Any:

@@ -10,20 +10,20 @@ from ...errors import UnsupportedModel
 from .families import families
 from .packing import Packing, packing_of
 
-_DECODERS = "icc compiles causal decoders; --task embed makes embeddings with one of those"
+_TASKS = "icc compiles causal decoders, and encoders of text with --task embed or --task rerank"
 _NEWER = "a newer transformers may know it: pip install -U transformers"
 _HEADLESS = ("Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForRewardModel")
 
 
-def check_config(path: Path, config: dict[str, Any]) -> Packing | None:
+def check_config(path: Path, config: dict[str, Any], task: str = "generate") -> Packing | None:
     """How the weights of the checkpoint in `path` are packed, if they are.
 
-    UnsupportedModel where its config.json says that icc cannot compile it.
+    UnsupportedModel where its config.json says that icc cannot compile it for a task: "generate", "embed" or "rerank".
 
     What it does not say (operations, sizes that do not go together) is refused when the model is built and traced.
     """
     packing = packing_of(config, path)
-    _check_type(path, config)
+    _check_type(path, config, task)
     return packing
 
 
@@ -37,7 +37,23 @@ def check_head(path: Path, config: dict[str, Any]) -> None:
         )
 
 
-def _check_type(path: Path, config: dict[str, Any]) -> None:
+def check_scores(path: Path, config: dict[str, Any]) -> None:
+    """UnsupportedModel for a checkpoint that has no head to sort texts with, or one that tells more than two kinds."""
+    names = [str(name) for name in config.get("architectures") or []]
+    if names and not names[0].endswith("ForSequenceClassification"):
+        raise UnsupportedModel(
+            f"{path} has the architecture {names[0]}, which gives a pair of texts no score",
+            "--task rerank is for sequence classification with one or two labels; for embeddings: --task embed",
+        )
+    labels = config.get("id2label") or config.get("num_labels") or 1
+    labels = len(labels) if isinstance(labels, dict) else labels
+    if labels not in (1, 2):
+        raise UnsupportedModel(
+            f"{path} tells {labels} kinds of texts from one another", "--task rerank is for one or two labels"
+        )
+
+
+def _check_type(path: Path, config: dict[str, Any], task: str) -> None:
     kind, tables = config["model_type"], families()
     if tables is None or (kind not in tables.known and "transformers" in sys.modules):
         return  # it knows more types than its tables say, those that were registered: the frontend asks it
@@ -48,12 +64,16 @@ def _check_type(path: Path, config: dict[str, Any]) -> None:
             "the checkpoint brings code of its own, which icc never runs" if own_code else _NEWER,
         )
     if config.get("is_encoder_decoder") or (kind in tables.seq2seq and config.get("is_encoder_decoder") is not False):
-        raise UnsupportedModel(f"model type {kind!r} is an encoder-decoder, not a causal language model", _DECODERS)
+        raise UnsupportedModel(f"model type {kind!r} is an encoder-decoder, not a causal language model", _TASKS)
+    if task == "rerank" and kind not in tables.sorting:
+        raise UnsupportedModel(f"model type {kind!r} has no head in transformers that scores a text", _TASKS)
+    if task != "generate" and (kind in tables.masked or kind in tables.sorting):
+        return
     decodes = bool(config.get("is_decoder") or config.get("causal"))
     if kind in tables.masked and not (kind in tables.causal and decodes):
         raise UnsupportedModel(
             f"model type {kind!r} is a bidirectional encoder, not a causal language model: it generates no text",
-            _DECODERS,
+            "--task embed for embeddings, --task rerank for scores",
         )
     if kind not in tables.causal:
-        raise UnsupportedModel(f"model type {kind!r} is not a causal language model in transformers", _DECODERS)
+        raise UnsupportedModel(f"model type {kind!r} is not a causal language model in transformers", _TASKS)

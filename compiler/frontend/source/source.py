@@ -11,6 +11,7 @@ from torch import nn
 from ...weights.handles import Weight
 from .checkpoint import open_checkpoint
 from .conversion import model_weights
+from .float8 import refuse_bare
 from .gguf.container import is_gguf
 from .gguf.source import GgufFile
 from .identify import find_checkpoint
@@ -39,10 +40,9 @@ class Source(Protocol):
         """
         ...
 
-
     layered: bool  # whether layers are modules that are alike, of which one of each kind may be traced
 
-    def build(self, written_out: bool, headless: bool) -> nn.Module:
+    def build(self, written_out: bool, task: str) -> nn.Module:
         """The model on meta; see `build_meta_model`."""
         ...
 
@@ -52,9 +52,9 @@ class CheckpointDirectory:
 
     layered = True
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, task: str = "generate") -> None:
         found = find_checkpoint(path)
-        packing = check_config(found.path, found.config)
+        packing = check_config(found.path, found.config, task)
         self.files = found.path
         self.config = load_config(found.path)
         self._tensors: Mapping[str, Weight] = open_checkpoint(found.path)
@@ -62,22 +62,22 @@ class CheckpointDirectory:
             for part in (self.config, self.config.get_text_config()):
                 vars(part).pop("quantization_config", None)
             self._tensors = unpacked(self._tensors, packing)
+        refuse_bare(self._tensors)
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
         """See Source; names and layouts are converted as transformers does when it loads the checkpoint."""
         return model_weights(model, self._tensors, computed_buffers(model))
 
-
-    def build(self, written_out: bool, headless: bool) -> nn.Module:
+    def build(self, written_out: bool, task: str) -> nn.Module:
         """See Source."""
-        return build_meta_model(self.config, written_out, headless)
+        return build_meta_model(self.config, written_out, task)
 
 
-def open_source(path: Path) -> Source:
-    """The source at a path; CheckpointError or UnsupportedModel where there is none that icc reads."""
+def open_source(path: Path, task: str = "generate") -> Source:
+    """The source at a path; CheckpointError or UnsupportedModel where there is none that icc reads for the task."""
     found = find_checkpoint(path)
     if found.is_onnx:
         from .onnx.source import OnnxFile  # needs the package onnx, which nothing else here does
 
         return OnnxFile(found.path)
-    return GgufFile(found.path) if is_gguf(found.path) else CheckpointDirectory(found.path)
+    return GgufFile(found.path) if is_gguf(found.path) else CheckpointDirectory(found.path, task)

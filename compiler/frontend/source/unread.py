@@ -34,16 +34,16 @@ class ConfigOnly:
 
     layered = True
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, task: str = "generate") -> None:
         found = find_checkpoint(path)
-        check_config(found.path, found.config)
+        check_config(found.path, found.config, task)
         self.files = found.path
         self.config = load_config(found.path)
         self._dtype = _stated_dtype(self.config)
 
-    def build(self, written_out: bool, headless: bool) -> nn.Module:
+    def build(self, written_out: bool, task: str) -> nn.Module:
         """See Source."""
-        return build_meta_model(self.config, written_out, headless)
+        return build_meta_model(self.config, written_out, task)
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
         """See Source."""
@@ -59,15 +59,15 @@ class ConfigOnly:
         return found
 
 
-def planned_source(path: Path) -> Source:
+def planned_source(path: Path, task: str = "generate") -> Source:
     """The checkpoint in a directory where its files are there, whose headers know each weight's type; else what its
     config.json says."""
     try:
-        return open_source(path)
+        return open_source(path, task)
     except IccError:
         if path.is_file():
             raise
-        return ConfigOnly(path)
+        return ConfigOnly(path, task)
 
 
 def _stated_dtype(config: Any) -> torch.dtype:

@@ -69,6 +69,7 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
     sin: Operand | None = None
     sinks: Operand | None = None
     alibi: Operand | None = None
+    bias: Operand | None = None
     o: Operand
     kv: KVSpec
     rotary: Rotary = Rotary()
@@ -77,6 +78,8 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
     window: int = 0
     chunk: int = 0
     softcap: float = 0.0
+    ahead: int = 0
+    bias_width: int = 0
 
     @property
     def group(self) -> int:
@@ -86,7 +89,8 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
     def widths(self) -> dict[str, int]:
         rows = {"q": self.q_heads * self.kv.key_dim, "o": self.q_heads * self.kv.value_dim}
         heads = dict.fromkeys(("sinks", "alibi"), self.q_heads)
-        return {**rows, **heads, **dict.fromkeys(("cos", "sin"), self.rotary.size)}
+        tables = dict.fromkeys(("cos", "sin"), self.rotary.size)
+        return {**rows, **heads, **tables, "bias": self.q_heads * self.bias_width}
 
     def problem(self) -> str:
         if self.q_heads % self.kv.heads:

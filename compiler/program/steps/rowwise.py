@@ -68,15 +68,17 @@ class Topk(Lines, frozen=True, kw_only=True, tag="topk"):
 
 @step_type
 class Gather(Lines, frozen=True, kw_only=True, tag="gather"):
-    """y [outer, m] = x[..., index[..., j]]; indices are clamped."""
+    """y [outer, m] = x[..., index[..., j]]; indices are clamped. one_index: all lines read the same one, index [m]."""
 
     DTYPES: ClassVar = {"x": VALUES, "index": _INDEX, "y": VALUES}
     index: Operand
     y: Operand
     m: int
+    one_index: bool = False
 
     def widths(self) -> dict[str, int]:
-        return {"x": self.outer * self.n, **dict.fromkeys(("index", "y"), self.outer * self.m)}
+        indices = self.m if self.one_index else self.outer * self.m
+        return {"x": self.outer * self.n, "index": indices, "y": self.outer * self.m}
 
 
 @step_type

@@ -10,9 +10,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from ...quantization import GROUPS
 from .base import Encoded, Misfit, Parts, StorageFormat, decibels
 
-GROUPS = (128, 64, 32, 16)  # sizes that kernels have
 # rows are rounded in blocks of this many values, so that temporaries stay small beside the largest weight
 _BLOCK = 1 << 22
 

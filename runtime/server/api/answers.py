@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from ...reading.parts import CallArguments, CallBegun, Part, Said, Thought
 from ...requests.sampler import TokenLogprob
 from ..engine.engine_client import EngineFailed, Stream
 from ..engine.messages import Delta, merge
-from ..reading.parts import CallArguments, CallBegun, Part, Said, Thought
 from .errors import HttpError
 from .jobs import Job
 from .logprobs import chat_logprobs, completion_logprobs, prompt_logprobs

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ...options import LoadOptions
+from ...reading.formats import AnswerFormat
+from ...reading.probe import find_format
 from ...templates.source import read_template_file
 from ..engine.admission import Admission, Budget
 from ..engine.engine_client import EngineClient, worker_command
 from ..log import LogOptions
-from ..reading.formats import AnswerFormat
-from ..reading.probe import find_format
 from .generate import Generator
 from .jobs import Jobs
 from .keys import ApiKeys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -68,12 +69,18 @@ def decode(raw: bytes, kind: type[T]) -> T:
 
 def _without_nothing(body: dict[str, Any], kind: type) -> dict[str, Any]:
     """The fields that say something, and those that must be there."""
-    fields = {field.name: field.required for field in msgspec.structs.fields(kind)}
+    fields = _required(kind)
     return {
         name: value
         for name, value in body.items()
         if fields.get(name) or not (value is None or (name not in fields and _is_default(name, value)))
     }
+
+
+@functools.cache  # reading a type's annotations takes a millisecond
+def _required(kind: type) -> dict[str, bool]:
+    """The fields of a body, and whether each must be there."""
+    return {field.name: field.required for field in msgspec.structs.fields(kind)}
 
 
 def _is_default(name: str, value: Any) -> bool:

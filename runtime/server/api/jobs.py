@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import msgspec
 
 from ...errors import RequestError
+from ...reading.forced import tool_grammar
+from ...reading.formats import AnswerFormat
+from ...reading.history import fitted
+from ...reading.ids import maker_of_ids
+from ...reading.reader import AnswerReader
 from ...requests.params import SamplingParams
 from ..engine.admission import Price
 from ..engine.messages import Submit
-from ..reading.formats import AnswerFormat
-from ..reading.reader import AnswerReader
 from . import limits, structured
 from .constraints import format_of
 from .conversation import AssistantMessage
 from .errors import conflict, context_overflow
 from .fill import fill_marks
-from .history import template_messages
 from .keys import ApiKeys
 from .model import ServedModel
 from .offers import Offer, offer_of
 from .requests import ChatRequest, Common, CompletionRequest, EmbeddingRequest, prompts
 from .sandbox import Sandbox
 from .sandbox_main import Render
-from .tool_grammars import tool_grammar
 
 _SLOW_CHARS = 16 << 10  # a longer text is tokenized in a thread, so that the loop goes on
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
@@ -131,7 +132,9 @@ class Jobs:
         if offer.must:
             if grammar:
                 raise conflict("tool_choice: a call cannot follow a response_format too", "tool_choice")
-            grammar = tool_grammar(self.model, form, offer.tools, offer.most)
+            special_tokens = {} if self.model.tokenizer is None else self.model.tokenizer.special_tokens
+            end_ids = self.model.manifest.model.eos_token_ids
+            grammar = tool_grammar(form, offer.schemas, offer.most, special_tokens, end_ids)
         if grammar and not (offer.must and form.messages):
             prompt = form.without_thought(prompt)
         read = None if grammar and not offer.must else self._reader(request, offer, prompt)
@@ -172,7 +175,7 @@ class Jobs:
             variables["enable_thinking"] = False
         return await self._sandbox.render(
             Render(
-                template_messages(request.messages, self.form),
+                fitted([msgspec.to_builtins(message) for message in request.messages], self.form),
                 [msgspec.to_builtins(tool) for tool in offer.tools] or None,
                 not goes_on and request.add_generation_prompt is not False,
                 goes_on,
@@ -188,12 +191,9 @@ class Jobs:
         last = request.messages[-1]
         goes_on = request.continue_final_message and isinstance(last, AssistantMessage)
         thinking = form.thinks_after(prompt, str(last.content) if goes_on else "")
-        make_id = {"any": None, "short": _short_id, "named": _NamedIds(request)}[form.ids]
-
-        def read() -> AnswerReader:
-            return AnswerReader(form, offer.schemas, offer.most, thinking=thinking, begun=goes_on, make_id=make_id)
-
-        return read
+        said = [message.tool_calls or () for message in request.messages if isinstance(message, AssistantMessage)]
+        make_id = maker_of_ids(form, sum(map(len, said)))
+        return partial(AnswerReader, form, offer.schemas, offer.most, thinking=thinking, begun=goes_on, make_id=make_id)
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. RequestError if the engine has no tokenizer."""
@@ -275,8 +275,8 @@ class Jobs:
             raise conflict(f"{name}: what may come is said by a grammar already", name)
         if params.allowed_token_ids is not None and {(token,) for token in params.allowed_token_ids} <= set(words):
             raise conflict("bad_words: forbid all allowed_token_ids", "bad_words")
-        if grammar:  # which decides itself when the answer ends
-            params = replace(params, ignore_eos=False, min_tokens=0)
+        if grammar:
+            params = params.of_a_form()
         for name in ("stop_token_ids", "allowed_token_ids"):
             self._check(getattr(request, name) or (), name)
         if request.prompt_logprobs is not None:
@@ -323,18 +323,3 @@ def _sampling(request: Common, max_tokens: int, logprobs: int | None, vocab_size
         include_stop=request.include_stop_str_in_output,
         allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
     )
-
-
-class _NamedIds:
-    """Ids that name the tool and count the calls of a conversation, as some templates write them."""
-
-    def __init__(self, request: ChatRequest) -> None:
-        said = [message.tool_calls or () for message in request.messages if isinstance(message, AssistantMessage)]
-        self._before = sum(map(len, said))
-
-    def __call__(self, name: str, index: int) -> str:
-        return f"functions.{name}:{self._before + index}"
-
-
-def _short_id(name: str, index: int) -> str:
-    return secrets.token_hex(5)[:9]

@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 
+from ...answers import verify_answers
 from ...errors import IccError
 from ...llm import open_llm
 from ...options import LoadOptions
@@ -27,7 +28,10 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=int(arguments[0])))
     try:
-        llm = open_llm(LoadOptions.from_json(arguments[1]))
+        options = LoadOptions.from_json(arguments[1])
+        llm = open_llm(options)
+        if llm.engine is not None and not options.verify_answers:
+            verify_answers(llm.engine, llm.executor, required=False)
     except IccError as error:
         channel.send(Fatal(error.message, error.hint, error.exit_code))
         return error.exit_code

@@ -101,12 +101,12 @@ def test_openai_says_what_key_is_missing(start: StartServer) -> None:
 def test_schemathesis_positive_and_negative(
     start: StartServer, write_engine, tmp_path: Path, chat_engine: Path
 ) -> None:
-    """All operations, phases and checks, as they come; schemathesis_formats.py says what two formats look like."""
+    """All operations, phases and checks, as they come; schemathesis_formats.py says which cases and what texts."""
     files = {"tokenizer_config.json": (chat_engine / "tokenizer" / "tokenizer_config.json").read_text()}
-    limits = {"max_seq_len": 1 << 18, "max_batch_size": 16, "max_step_tokens": 512}  # what a schema allows fits
+    limits = {"max_seq_len": 1 << 18, "max_batch_size": 4, "max_step_tokens": 512}  # what a schema allows fits
     key = "a-key-of-some-length"
     engine = write_engine(tmp_path / "toy.engine", tokenizer_files=files, **limits)
-    server = start("--batch-store", str(tmp_path / "batches.db"), "--max-seconds", "0.05", engine=engine, key=key)
+    server = start("--batch-store", str(tmp_path / "batches.db"), "--max-seconds", "0.02", engine=engine, key=key)
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"]
     command += ["-H", f"Authorization: Bearer {key}", "--seed", "1", "--no-shrink", "--continue-on-failure"]
     for counting in ("/v1/responses/input_tokens", "/v1/messages/count_tokens"):  # bodies of routes that are looked at

@@ -15,6 +15,7 @@ import numpy as np
 import openai
 import pytest
 from icc.runtime.format.manifest import EmbeddingFacts
+from sizes import size_of
 
 from .conftest import HERE, Served, StartServer, running, serve_command
 
@@ -173,7 +174,15 @@ def test_a_key_is_asked_for_and_schemathesis(
     assert server.metric("icc:prefix_cache_hits_total") >= 36
 
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"]
-    command += ["-H", f"Authorization: Bearer {key}", "--max-examples", "60", "--seed", "1", "--no-shrink"]
+    command += [
+        "-H",
+        f"Authorization: Bearer {key}",
+        "--max-examples",
+        str(size_of("schemathesis_examples")),
+        "--seed",
+        "1",
+        "--no-shrink",
+    ]
     command += ["--include-path", "/v1/embeddings", "--continue-on-failure"]
     environment = {**os.environ, "SCHEMATHESIS_HOOKS": str(HERE / "schemathesis_formats.py")}
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)

@@ -6,14 +6,15 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from icc.runtime.errors import RequestError
+from icc.runtime.reading.formats import AnswerFormat, CallFormat
+from icc.runtime.reading.history import fitted
 from icc.runtime.server.api.decoding import decoded
 from icc.runtime.server.api.errors import HttpError
-from icc.runtime.server.api.history import template_messages
 from icc.runtime.server.api.offers import Offer, offer_of
 from icc.runtime.server.api.requests import ChatRequest, CompletionRequest
-from icc.runtime.server.reading.formats import AnswerFormat, CallFormat
 
 PLAIN = AnswerFormat(CallFormat("object"))
 USER = {"role": "user", "content": "x"}
@@ -24,7 +25,7 @@ def request(**fields: Any) -> ChatRequest:
 
 
 def history(*messages: dict[str, Any], form: AnswerFormat = PLAIN) -> list[dict[str, Any]]:
-    return template_messages(request(messages=list(messages)).messages, form)
+    return fitted([msgspec.to_builtins(message) for message in request(messages=list(messages)).messages], form)
 
 
 def call(number: int, name: str = "f", arguments: Any = '{"a": 1}') -> dict[str, Any]:

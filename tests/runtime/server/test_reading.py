@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from icc.runtime.errors import RequestError
+from icc.runtime.reading.formats import AnswerFormat, CallFormat, Thinking
+from icc.runtime.reading.parts import CallArguments, CallBegun, Said, Thought
+from icc.runtime.reading.probe import _shared, find_format
+from icc.runtime.reading.reader import AnswerReader
 from icc.runtime.server.api.sandbox_main import Render, answer
-from icc.runtime.server.reading.formats import AnswerFormat, CallFormat, Thinking
-from icc.runtime.server.reading.parts import CallArguments, CallBegun, Said, Thought
-from icc.runtime.server.reading.probe import _shared, find_format
-from icc.runtime.server.reading.reader import AnswerReader
 from icc.runtime.templates.template import ChatTemplate
 
 from .call_templates import CALL_TEMPLATES

@@ -22,6 +22,7 @@ class KernelParams(Generic[S]):
     """
 
     template: ClassVar[str]
+    headers: ClassVar[tuple[str, ...]] = ()  # that it needs beside those of every library
     step: S
     fn: str
     isa: Isa

@@ -10,6 +10,7 @@ from ....program.steps.embedding import Embedding, SelectRows
 from ....program.steps.linear import ExpertLinear, ExpertLinearQ, Linear, LinearQ, QuantizeRows
 from ....program.steps.pointwise import Pointwise
 from ....program.steps.rowwise import Bmm, Cumsum, Gather, Reduce, Scatter, Softmax, Topk
+from ....program.steps.state import CausalConv
 from ...kernel_table import KernelTable
 from .attention import AttentionParams, KvWriteParams
 from .base import KernelParams
@@ -18,6 +19,7 @@ from .linear import ExpertLinearParams, ExpertLinearQParams, LinearParams, Linea
 from .norm import NORMS
 from .pointwise import PointwiseParams
 from .rowwise import BmmParams, CumsumParams, GatherParams, ReduceParams, ScatterParams, SoftmaxParams, TopkParams
+from .state import CausalConvParams
 
 _KERNELS: dict[type[Step], type[KernelParams[Any]]] = {
     Linear: LinearParams, LinearQ: LinearQParams, QuantizeRows: QuantizeRowsParams,
@@ -26,6 +28,7 @@ _KERNELS: dict[type[Step], type[KernelParams[Any]]] = {
     Reduce: ReduceParams, Softmax: SoftmaxParams, Cumsum: CumsumParams, Topk: TopkParams, Gather: GatherParams,
     Scatter: ScatterParams, Bmm: BmmParams,
     KvWrite: KvWriteParams, Attention: AttentionParams, Pointwise: PointwiseParams, **NORMS,
+    CausalConv: CausalConvParams,
 }  # fmt: skip
 
 CPU_KERNELS: KernelTable[type[KernelParams[Any]]] = KernelTable("CPU")

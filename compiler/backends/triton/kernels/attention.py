@@ -23,8 +23,8 @@ class Attention(KvKernel[AttentionStep]):
 
     @classmethod
     def refusal(cls, step: AttentionStep) -> str:
-        if step.scale <= 0:
-            return f"scale {step.scale}: only positive ones are supported"
+        if step.scale < 0:
+            return f"scale {step.scale}: negative ones are not supported"
         return super().refusal(step)
 
     @property
@@ -42,7 +42,7 @@ class Attention(KvKernel[AttentionStep]):
     def unit(self) -> float:
         """What makes a score of the kernel's loop a logarithm to base 2: it may have been scaled before."""
         s = self.step
-        return 1.0 if s.softcap or s.alibi else s.scale * log2(e)
+        return 1.0 if s.softcap or s.alibi or s.bias else s.scale * log2(e)
 
     @property
     def key_pieces(self) -> tuple[Piece, ...]:
@@ -113,7 +113,8 @@ class Attention(KvKernel[AttentionStep]):
         )
 
     def _operands(self) -> tuple[Arg, ...]:
-        return self.pointers(q="q_ptr", cos="cos_ptr", sin="sin_ptr", sinks="sinks_ptr", alibi="alibi_ptr", o="o_ptr")
+        names = ("q", "cos", "sin", "sinks", "alibi", "bias", "o")
+        return self.pointers(**{name: f"{name}_ptr" for name in names})
 
 
 _LONG = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}

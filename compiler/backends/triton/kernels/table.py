@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....program.steps import attention, embedding, linear, norm, pointwise, rowwise
+from ....program.steps import attention, embedding, linear, norm, pointwise, rowwise, state
 from ....program.steps.base import Step
 from ...kernel_table import KernelTable
 from ..spec import StepKernel
@@ -16,6 +16,7 @@ from .linear import ExpertLinear, Linear
 from .norm import Norm
 from .pointwise import Pointwise
 from .rowwise import Cumsum, Reduce, Softmax
+from .state import CausalConv
 
 _KERNELS: dict[type[Step], type[StepKernel[Any]]] = {
     linear.Linear: Linear, linear.LinearQ: Linear,
@@ -25,6 +26,7 @@ _KERNELS: dict[type[Step], type[StepKernel[Any]]] = {
     rowwise.Reduce: Reduce, rowwise.Softmax: Softmax, rowwise.Cumsum: Cumsum, rowwise.Topk: Topk,
     rowwise.Gather: Gather, rowwise.Scatter: Scatter, rowwise.Bmm: Bmm,
     attention.KvWrite: KvWrite, attention.Attention: Attention, pointwise.Pointwise: Pointwise,
+    state.CausalConv: CausalConv,
 }  # fmt: skip
 
 TRITON_KERNELS: KernelTable[type[StepKernel[Any]]] = KernelTable("Triton")

@@ -36,9 +36,9 @@ class GgufFile:
         computed = self._with_factors(computed_buffers(model))
         return completed(model, weights_of(self.container, model, self.config), computed)
 
-    def build(self, written_out: bool, headless: bool) -> nn.Module:
+    def build(self, written_out: bool, task: str) -> nn.Module:
         """See Source."""
-        return build_meta_model(self.config, written_out, headless)
+        return build_meta_model(self.config, written_out, task)
 
     def _with_factors(self, computed: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rotary frequencies divided by the file's factors, if it has some."""

@@ -67,7 +67,7 @@ def _rotary(c: Call, cos: Any, sin: Any, positions: Any, interleaved: str) -> Te
     value, count = c.tensor(0), c.attribute("num_heads", 0)
     if value.dim() == 3 and not count:
         rows = c.as_tensor(cos).shape[-1]
-        count = value.shape[-1] // (c.attribute("rotary_embedding_dim", 0) and 0 or 2 * rows)
+        count = value.shape[-1] // ((c.attribute("rotary_embedding_dim", 0) and 0) or 2 * rows)
     x = _heads(value, count)
     if isinstance(positions, Known) or (positions is not None and positions.dim() != 2):
         positions = None  # where the first token is: 0

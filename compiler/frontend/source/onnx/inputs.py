@@ -84,9 +84,7 @@ def _kind(info: ValueInfoProto) -> int:
 
 def _dims(info: ValueInfoProto) -> list[int | str]:
     """Sizes, and names of those that are free."""
-    return [
-        d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in info.type.tensor_type.shape.dim
-    ]
+    return [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in info.type.tensor_type.shape.dim]
 
 
 def _empty_cache(path: Path, name: str, dims: list[int | str]) -> list[int]:

@@ -122,7 +122,9 @@ def extremum(c: Call) -> Any:
 @HANDLERS.handles("Clip")
 def clip(c: Call) -> Any:
     low, high = (
-        self if (self := c.attributes.get(name)) is not None else (c.known(i).item() if c.given(i) is not None else None)
+        self
+        if (self := c.attributes.get(name)) is not None
+        else (c.known(i).item() if c.given(i) is not None else None)
         for i, name in ((1, "min"), (2, "max"))
     )
     return torch.clamp(c.tensor(0), low, high)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ....errors import CheckpointError
+from ....errors import CheckpointError, UnsupportedModel
 from ....weights.handles import Weight
 from ..identify import onnx_config, onnx_files
 from .container import open_container
@@ -35,9 +35,13 @@ class OnnxFile:
         assert isinstance(model, OnnxModel)
         return model.handles
 
-    def build(self, written_out: bool, headless: bool) -> nn.Module:
+    def build(self, written_out: bool, task: str) -> nn.Module:
         """See Source; attention always is as the file has it."""
-        return OnnxModel(self.container, headless).eval()
+        if task == "rerank":
+            raise UnsupportedModel(
+                f"{self.path} is an ONNX file, of which icc makes no reranker", "give the checkpoint"
+            )
+        return OnnxModel(self.container, hidden=task == "embed").eval()
 
 
 def _config(found: dict[str, Any]) -> Any:

@@ -6,7 +6,7 @@
 struct k0_attention_shape {
     typedef int8_t T;
     static constexpr int KD = 16, VD = 24, HEADS = 2, GROUP = 2, BLOCK = 16;
-    static constexpr int WINDOW = 20, CHUNK = 32, TILE = 8;
+    static constexpr int WINDOW = 20, CHUNK = 32, AHEAD = 0, BIAS = 0, TILE = 8;
     static constexpr float SOFTCAP = 5.0f;
     static constexpr bool ALIBI = true;
     static constexpr int WIDTH = (VD + 15) / 16 * 16;
@@ -64,6 +64,7 @@ static void k0_attention(const Ctx& c) {
     auto& w = *(typename Tile::Work*)c.scratch;
     const float* sinks = c.input<const float>(3);
     const float* slopes = c.input<const float>(4);
+    const float* bias = nullptr;
 
     int64_t items = 0;
     int longest = 0;
@@ -107,8 +108,9 @@ static void k0_attention(const Ctx& c) {
         low = INT_MAX, high = 0;
         for (int t = at.token; t < at.token + at.tokens; ++t) {
             const int position = b.positions[t], first = Tile::first_key(position);
+            const int last = Tile::last_key(position, b.context_lens[at.seq]);
             if (first < low) low = first;
-            if (position + 1 > high) high = position + 1;
+            if (last + 1 > high) high = last + 1;
         }
     };
     const auto run_segment = [&](const Place& at, int part) {
@@ -119,7 +121,9 @@ static void k0_attention(const Ctx& c) {
         const int root = b.seq_starts[at.seq];
         const bool tree = b.parents && root + 1 < b.seq_starts[at.seq + 1] && b.parents[root + 1] >= 0;
         Tile::segment(w, c, b.block_tables + (int64_t)at.seq * b.max_blocks, at.head, at.tokens * GROUP, at.token,
-                      tree ? b.positions[root] : INT_MAX, from, to, slopes ? slopes + at.head * GROUP : nullptr);
+                      tree ? b.positions[root] : INT_MAX, b.context_lens[at.seq], from, to,
+                      slopes ? slopes + at.head * GROUP : nullptr,
+                      bias ? bias + (int64_t)at.head * GROUP * S::BIAS : nullptr);
     };
     const auto write = [&](const Place& at, int r, typename Tile::State& state) {
         const int head = at.head * GROUP + r % GROUP;

@@ -10,14 +10,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ... import __version__
-from ...runtime.format.isa import cpu_flags
-from ..frontend.source.identify import is_onnx, onnx_files
-from ..options import CompileOptions
-from ..targets import find_target
+from .. import __version__
+from ..runtime.format.isa import cpu_flags
+from .frontend.source.identify import is_onnx, onnx_files
+from .options import CompileOptions
+from .targets import find_target
 
 _SMALL = 4 << 20  # bytes; of a larger file the place is what tells it from others, not its content
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[1]
 _SOURCES = ("compiler", "passes", "codegen_templates", "runtime")
 _SUFFIXES = (".py", ".jinja", ".h", ".json")
 _NOT_THE_ENGINE = ("model", "output", "force", "dump_passes")  # options that an engine's content does not depend on
@@ -65,7 +65,7 @@ def _files(model: Path) -> list[Path]:
         beside = [p for p in folder.glob("*") if p.is_file() and p.suffix.lower() != ".onnx"]
         return sorted({model, *beside, *(p for p in model.parent.glob(f"{model.stem}*") if p.is_file())})
     if model.is_file():
-        from ..frontend.source.gguf.split import open_container  # needs numpy, which a command that is parsed does not
+        from .frontend.source.gguf.split import open_container  # needs numpy, which a command that is parsed does not
 
         return sorted({entry.path for entry in open_container(model).tensors.values()})
     return sorted(p for pattern in ("*", "*/*") for p in model.glob(pattern) if p.is_file())

@@ -1,4 +1,4 @@
-"""A conversation as the model's chat template takes it."""
+"""A conversation as a model's chat template takes it, by what the template has shown of itself."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 import msgspec
 
-from ...errors import RequestError
-from ...nesting import JSON_DEPTH, depth
-from ..reading.formats import AnswerFormat
-from .conversation import Message
+from ..errors import RequestError
+from ..nesting import JSON_DEPTH, depth
+from .formats import AnswerFormat
 
 
-def template_messages(messages: Sequence[Message], form: AnswerFormat) -> list[dict[str, Any]]:
+def fitted(messages: Sequence[dict[str, Any]], form: AnswerFormat) -> list[dict[str, Any]]:
     """Messages as templates expect them: texts joined, arguments of calls as objects, absent fields absent; and as this
-    one does: with ids that it takes, with one call per message if it knows no more, without roles that it drops."""
-    built = [_message(msgspec.to_builtins(message), form) for message in messages]
+    one does: with ids that it takes, with one call per message if it knows no more, without roles that it drops. The
+    messages given may be changed."""
+    built = [_message(message, form) for message in messages]
     _fit_ids(built, form)
     if form.calls is not None and not form.calls.parallel:
         built = _one_call_each(built)
@@ -93,7 +93,7 @@ def _fit_ids(messages: list[dict[str, Any]], form: AnswerFormat) -> None:
             call["id"] = known[given] = _fitting(given, call["function"]["name"], number, form)
             number += 1
         if message["role"] == "tool":
-            given = message["tool_call_id"]
+            given = message.get("tool_call_id", "")
             message["tool_call_id"] = known.get(given) or _fitting(given, message.get("name") or given, 0, form)
 
 

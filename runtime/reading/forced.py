@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from ...errors import RequestError
-from ...grammars.sources import embedded, of_lark
-from ..reading.formats import ID, AnswerFormat, CallFormat
-from .conversation import Tool
-from .model import ServedModel
+from ..errors import RequestError
+from ..grammars.sources import embedded, of_lark
+from .calls import Schemas
+from .formats import ID, AnswerFormat, CallFormat
 
 _ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 _TEXT = "/(.|\\n)*/"
 
 
-def tool_grammar(model: ServedModel, form: AnswerFormat, tools: Sequence[Tool], most: int | None) -> str:
-    """The source of a grammar for calls of the tools, at least one and at most so many. RequestError if a schema is
-    nested too deep or too large."""
+def tool_grammar(
+    form: AnswerFormat,
+    schemas: Schemas,
+    most: int | None,
+    special_tokens: Mapping[str, int] | None = None,
+    end_ids: Collection[int] = (),
+) -> str:
+    """The source of a grammar for calls of tools, at least one and at most so many. schemas: of their parameters, by
+    name. special_tokens, end_ids: of the tokenizer. RequestError if a schema is nested too deep or too large."""
     assert form.calls is not None
     try:
-        return _Writer(model, form, form.calls).write(tools, 1 if not form.calls.parallel else most)
+        writer = _Writer(form, form.calls, special_tokens or {}, end_ids)
+        return writer.write(schemas, 1 if not form.calls.parallel else most)
     except RequestError as error:
         raise RequestError(error.message, error.hint, field="tools") from error
 
@@ -39,24 +45,26 @@ def _as_object(calls: CallFormat, name: str, arguments: Any) -> dict[str, Any]:
 class _Writer:
     """Writes one grammar: rules in Lark, and the schemas of those that are JSON."""
 
-    def __init__(self, model: ServedModel, form: AnswerFormat, calls: CallFormat) -> None:
-        self._model, self._form, self._calls = model, form, calls
+    def __init__(
+        self, form: AnswerFormat, calls: CallFormat, special_tokens: Mapping[str, int], end_ids: Collection[int]
+    ) -> None:
+        self._form, self._calls = form, calls
+        self._special_tokens, self._end_ids = special_tokens, end_ids
         self._rules: list[str] = []
         self._schemas: dict[str, Any] = {}
 
-    def write(self, tools: Sequence[Tool], most: int | None) -> str:
+    def write(self, schemas: Schemas, most: int | None) -> str:
         calls = self._calls
         opening, closing, separator = (self._text(text) for text in (calls.opening, calls.closing, calls.separator))
         more = "" if most == 1 else f"({separator} call){'*' if most is None else f'~0..{most - 1}'}"
         self._rules.append(f"start: {opening} call {more} {closing}")
-        self._rules.append(f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}")
-        for number, tool in enumerate(tools):
-            self._rules.append(f"call_{number}: {self._call(number, tool)}")
+        self._rules.append(f"call: {' | '.join(f'call_{number}' for number in range(len(schemas)))}")
+        for number, (name, schema) in enumerate(schemas.items()):
+            self._rules.append(f"call_{number}: {self._call(number, name, schema or _ANY_ARGUMENTS)}")
         return of_lark("\n".join(self._rules) + "\n", self._schemas)
 
-    def _call(self, number: int, tool: Tool) -> str:
-        calls, name = self._calls, tool.function.name
-        schema = tool.function.parameters or _ANY_ARGUMENTS
+    def _call(self, number: int, name: str, schema: dict[str, Any]) -> str:
+        calls = self._calls
         before, between, after = calls.before + name, calls.between, calls.after
         if calls.shape == "object":
             call = self._json(f"call_json_{number}", _as_object(calls, name, embedded(schema, number)))
@@ -124,17 +132,15 @@ class _Writer:
         return f" {'/[a-zA-Z0-9]{9}/' if self._form.ids == 'short' else '/:[0-9]+/'} ".join(pieces).strip()
 
     def _literal(self, text: str) -> str:
-        tokenizer, parts, plain = self._model.tokenizer, [], ""
-        if tokenizer is None:
-            return json.dumps(text) if text else ""
+        parts, plain = [], ""
         while text:
-            found = [(text.find(mark), mark) for mark in tokenizer.special_tokens if mark in text]
+            found = [(text.find(mark), mark) for mark in self._special_tokens if mark in text]
             at, mark = min(found, default=(-1, ""))
             plain, text = (text, "") if at < 0 else (text[:at], text[at + len(mark) :])
             if plain:
                 parts.append(json.dumps(plain, ensure_ascii=False))
-            token = tokenizer.special_tokens.get(mark)
-            if token is not None and token not in self._model.manifest.model.eos_token_ids:
+            token = self._special_tokens.get(mark)
+            if token is not None and token not in self._end_ids:
                 parts.append(f"<[{token}]>")
         return " ".join(parts)
 

@@ -6,6 +6,7 @@ import re
 import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,27 @@ class CallArguments:
 
 
 Part = Said | Thought | CallBegun | CallArguments
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool that the model wants. `arguments` is JSON text as the model wrote it: of an answer that was cut
+    off it may be no JSON."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The call as a part of an assistant's message, as OpenAI's API has it."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
 _MARK_BEGUN = re.compile(r"[<\[][^<>\[\]\s]{0,40}$")
 
 
-def long_id() -> str:
+def any_id(name: str, index: int) -> str:
     """An id as OpenAI makes them."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
@@ -61,7 +79,7 @@ class Parts:
         names: Collection[str] = (),
         most: int | None = None,
         hidden: Collection[str] = (),
-        make_id: Callable[[str, int], str] = lambda name, index: long_id(),
+        make_id: Callable[[str, int], str] = any_id,
     ) -> None:
         self.names = frozenset(names)
         self.calls = 0

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from .calls import Schemas, read_calls
 from .formats import AnswerFormat
 from .messages import read_messages
-from .parts import Part, Parts
+from .parts import Part, Parts, any_id
 from .tape import Reading, Tape
 
 
@@ -24,11 +23,10 @@ class AnswerReader:
         *,
         thinking: bool = False,
         begun: bool = False,
-        make_id: Callable[[str, int], str] | None = None,
+        make_id: Callable[[str, int], str] = any_id,
     ) -> None:
         self._tape = Tape()
-        options: dict[str, Any] = {} if make_id is None else {"make_id": make_id}
-        self._parts = Parts(schemas or (), most, form.hidden if form.special else (), **options)
+        self._parts = Parts(schemas or (), most, form.hidden if form.special else (), make_id)
         self._reading = self._read(form, schemas or {}, thinking, begun)
         next(self._reading, None)
 

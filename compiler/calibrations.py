@@ -1,0 +1,79 @@
+"""Where a compile keeps what its calibration has found, until it has succeeded: one that was interrupted goes on.
+
+$XDG_CACHE_HOME/icc/calibrations/KEY/
+  PASS/    what passes/quantize/store.py says
+  lock     held by the compile that uses it; another one at the same time keeps nothing
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from .identity import checkpoint_files, sources_digest, stated
+from .options import CompileOptions
+from .places import user_cache
+
+# options that no calibration depends on
+_OF_THE_ENGINE = frozenset(
+    ("target", "kv_cache", "max_batch_size", "max_step_tokens", "spec", "spec_guesses", "deterministic", "tune")
+)
+
+
+@dataclass
+class Calibrations:
+    """The folder, where there may be one."""
+
+    folder: Path | None = None
+    lock: IO[str] | None = None
+
+    def done(self) -> None:
+        """The compile has succeeded: nothing stays."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        if self.lock is not None:
+            self.lock.close()
+
+
+def open_calibrations(options: CompileOptions, sequences: Sequence[Sequence[int]]) -> Calibrations:
+    """The folder of what these options and this text give for this checkpoint, by content."""
+    facts = {
+        "icc": sources_digest(),
+        "options": {name: value for name, value in stated(options).items() if name not in _OF_THE_ENGINE},
+        "files": checkpoint_files(options.model),
+        "text": [list(ids) for ids in sequences],
+    }
+    folder = calibrations_root() / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    lock: IO[str] | None = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("a")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # it is in use, or there is no place for it
+        if lock is not None:
+            lock.close()
+        return Calibrations()
+    return Calibrations(folder, lock)
+
+
+def calibrations_root() -> Path:
+    """Where the folders are."""
+    return user_cache() / "calibrations"
+
+
+def prune() -> int:
+    """Remove what compiles that were interrupted have kept, but what is in use; the number of folders."""
+    root, removed = calibrations_root(), 0
+    for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        with contextlib.suppress(OSError), (folder / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+            removed += 1
+    return removed

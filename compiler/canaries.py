@@ -1,0 +1,69 @@
+"""Canary prompts: what an engine must answer on any machine, by the reference interpreter on the stored weights."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..runtime.format.canaries import Canaries, Canary
+from .calibration import tokenize
+from .graph.graph import Graph
+from .graph.together import logits_of
+
+# Texts that any model has seen the like of: its answers are then sharp, and kernels that are right agree well.
+TEXTS = (
+    "The capital of France is Paris, and the capital of Italy is Rome. One of them is",
+    "def add(first, second):\n    return first + second\n\n\ndef multiply(first, second):\n",
+)
+TOKENS = 16  # of a prompt
+POSITIONS = 4
+IDS = 32  # of a position: half of them the most likely, half spread over all others
+ALLOWED = 0.1
+"""See Canaries. Right kernels were off by 0.0002 (float32) to 0.014 (8-bit activations). In a model of six layers half
+of one weight set to zero made 0.16 to 1.1, and a sixteenth of its codes flipped 0.04 to 0.14."""
+_CACHES = {"f32": 0.0, "f16": 0.0, "bf16": 0.02, "i8": 0.05}
+_COARSE = 0.3  # caches of fewer bits
+
+
+def make_canaries(graph: Graph, tokenizer: Path | None, kv_dtype: str) -> Canaries:
+    """The canaries of a graph whose weights are as they will be stored, and whose cache will hold `kv_dtype`.
+    tokenizer: its tokenizer.json, if there is one; else the prompts are drawn."""
+    prompts = [_fitted(graph, ids) for ids in _prompts(graph, tokenizer)]
+    found = [_canary(ids, rows) for ids, rows in zip(prompts, logits_of(graph, prompts), strict=True)]
+    return Canaries(ALLOWED + _CACHES.get(kv_dtype, _COARSE), found)
+
+
+def _prompts(graph: Graph, tokenizer: Path | None) -> list[list[int]]:
+    if tokenizer is not None:
+        found = [tokenize(text, tokenizer) for text in TEXTS]
+        if all(len(ids) >= POSITIONS for ids in found):
+            return found
+    source = random.Random(0)
+    return [[source.randrange(graph.info.vocab_size) for _ in range(TOKENS)] for _ in TEXTS]
+
+
+def _fitted(graph: Graph, ids: Sequence[int]) -> list[int]:
+    known = [token for token in ids if token < graph.info.vocab_size]
+    return known[: min(TOKENS, graph.max_seq_len)]
+
+
+def _canary(tokens: list[int], rows: Tensor) -> Canary:
+    count = len(tokens)
+    positions = sorted({(i + 1) * count // POSITIONS - 1 for i in range(POSITIONS)} - {-1})
+    ids: list[list[int]] = []
+    for at in positions:
+        order = torch.argsort(rows[at], descending=True, stable=True)
+        best, rest = order[: IDS // 2], order[IDS // 2 :]
+        spread = rest[torch.linspace(0, len(rest) - 1, min(IDS // 2, len(rest))).long()] if len(rest) else rest
+        ids.append(sorted(torch.cat([best, spread]).tolist()))
+    logits = [[_rounded(value) for value in rows[at][own].tolist()] for at, own in zip(positions, ids, strict=True)]
+    return Canary(tokens, positions, ids, logits)
+
+
+def _rounded(value: float) -> float:
+    """Four digits say enough."""
+    return float(f"{value:.4g}")

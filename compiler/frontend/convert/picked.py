@@ -1,0 +1,94 @@
+"""A token that a model picks out of its sequence, or the mean of all: how models end that score a whole text.
+
+What follows is computed for every token, and the graph says which token's row counts. A mean is attention that weighs
+all tokens alike, so that every row has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...graph.graph import Graph, type_of
+from ...ops import OPS
+from ...ops.attention import ALL_AHEAD
+from .conversion import Conversion
+from .values import T, Value, dims_of, op_name
+
+_WIDEST = 64  # of the heads over which a mean is shared
+
+
+@dataclass(frozen=True)
+class TokenSum:
+    """The sum of a value over all tokens, of which models make a mean by dividing it by their number."""
+
+    value: Value
+
+
+class PickedTokens:
+    """The Follower of x[:, 0], x[:, -1], x[arange(1), last], x.mean(1) and x.sum(1) / number over tokens."""
+
+    def follow(self, conv: Conversion, node: fx.Node) -> Any:
+        """The Value of a node that picks a token or takes their mean; None of any other."""
+        short = op_name(node.target)
+        if short not in ("aten.select", "aten.index", "aten.mean", "aten.sum", "aten.div"):
+            return None
+        value = conv.values.get(node.args[0])  # type: ignore[arg-type]
+        if short == "aten.div":
+            counts = isinstance(value, TokenSum) and self._is_number_of_tokens(conv, node.args[1])
+            return self._mean(conv, node, value.value) if counts else None  # type: ignore[union-attr]
+        if not isinstance(value, Value) or not value.per_token or value.axis is None:
+            return None
+        if short in ("aten.mean", "aten.sum"):
+            axes: Any = node.args[1] if len(node.args) > 1 else None
+            if not isinstance(axes, (list, tuple)) or [axis % len(value.dims) for axis in axes] != [value.axis]:
+                return None
+            return TokenSum(value) if short == "aten.sum" else self._mean(conv, node, value)
+        if short == "aten.select":
+            axis, place = node.args[1:]
+            index = place if axis % len(value.dims) == value.axis else None  # type: ignore[operator]
+        else:
+            index = self._index(conv, node, value)
+        if index not in (0, -1):
+            return None
+        picked = "first" if index == 0 else "last"
+        if conv.graph.picked not in ("", picked):
+            raise ValueError("two different tokens picked out of the sequence")
+        conv.graph.picked = picked
+        return Value(value.node, dims_of(node.meta["val"]))
+
+    def _index(self, conv: Conversion, node: fx.Node, value: Value) -> int | None:
+        """Which token x[rows, tokens] picks out of any sequence: 0, -1 for the last, or None."""
+        places: Any = node.args[1]
+        if len(places) != 2 or value.axis != 1 or any(place not in conv.static.nodes for place in places):
+            return None
+        found = [(count, conv.static.evaluate(places[1], count)) for count in (7, 12)]
+        for index in (0, -1):
+            if all(value.numel() == 1 and int(value) % count == index % count for count, value in found):
+                return index
+        return None
+
+    def _is_number_of_tokens(self, conv: Conversion, operand: Any) -> bool:
+        if not isinstance(operand, fx.Node) or operand not in conv.static.nodes:
+            return False
+        return all(bool((torch.as_tensor(conv.static.evaluate(operand, n)) == n).all()) for n in (7, 12))
+
+    def _mean(self, conv: Conversion, node: fx.Node, value: Value) -> Value:
+        flat = conv.view(value, (T, prod(value.features)))
+        mean = mean_of_rows(conv.graph, flat.node, conv.next_layer())
+        conv.graph.picked = conv.graph.picked or "last"  # every row has it
+        return Value(conv.view(Value(mean, flat.dims), value.dims).node, dims_of(node.meta["val"]))
+
+
+def mean_of_rows(graph: Graph, node: fx.Node, layer: int) -> fx.Node:
+    """[T, N] of which every row is the mean of the rows of `node`, [T, .., N], that belong to its sequence."""
+    width = type_of(node).shape[-1]
+    head = gcd(width, _WIDEST)
+    heads = graph.call(torch.ops.aten.view.default, node, [-1, width // head, head])
+    options = (layer, 0.0, 0, 0, 0.0, ALL_AHEAD)
+    mean = graph.call(OPS["attention"].overload, heads, heads, heads, None, None, *options)
+    return graph.call(torch.ops.aten.view.default, mean, [-1, width])

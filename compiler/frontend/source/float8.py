@@ -1,0 +1,137 @@
+"""Checkpoints whose matrices are 8-bit floats (E4M3) with scales beside them, in whoever's layout.
+
+Hugging Face's `fp8` (DeepSeek-V3, Qwen3-FP8), vLLM's and FBGEMM's, compressed-tensors (float-quantized) and ModelOpt
+differ in what they call the scales, and in how many there are: one, one per output channel, or one per block.
+Scales of activations are left: products read float rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil, prod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...errors import TensorError, UnsupportedModel
+from ...weights.formats.base import Parts
+from ...weights.formats.float8 import NAN, Float8
+from ...weights.handles import QuantizedWeight, Weight
+
+E4M3 = torch.float8_e4m3fn
+_FLOATS = (E4M3, torch.float8_e5m2)
+_SCALES = ("weight_scale_inv", "weight_scale", "scale", "qscale_weight")  # of `layer.weight`
+_SUFFIXES = ("_scale_inv", "_scale")  # of a parameter that is no layer's weight
+_AGAIN = "download the checkpoint again"
+
+
+def with_scales(tensors: Mapping[str, Weight], block: tuple[int, int] | None) -> dict[str, Weight]:
+    """The checkpoint with a handle in place of each matrix of 8-bit floats and its scales.
+
+    block: rows and columns of a block, where the configuration says so. TensorError where scales are missing or do not
+    fit their matrix.
+    """
+    taken: set[str] = set()
+    found: dict[str, Weight] = {}
+    for name, weight in tensors.items():
+        if weight.dtype == E4M3 and len(weight.shape) > 1:
+            scales = _scales_of(name, tensors)
+            found[name] = Float8Layer(name, weight, tensors[scales], block)
+            taken |= {name, scales}
+    return {**{name: weight for name, weight in tensors.items() if name not in taken}, **found}
+
+
+def refuse_bare(tensors: Mapping[str, Weight]) -> None:
+    """UnsupportedModel names a tensor of 8-bit floats that nothing scales."""
+    for name, weight in tensors.items():
+        if weight.dtype in _FLOATS:
+            raise UnsupportedModel(
+                f"tensor {name!r} is stored as {str(weight.dtype).removeprefix('torch.')}",
+                "icc reads float8_e4m3fn with the scales that its quantization_config tells of",
+            )
+
+
+def _scales_of(name: str, tensors: Mapping[str, Weight]) -> str:
+    """The name of a matrix' scales."""
+    layer, _, last = name.rpartition(".")
+    names = [f"{layer}.{scale}" for scale in _SCALES] if last == "weight" else []
+    names += [name + suffix for suffix in _SUFFIXES]
+    found = next((candidate for candidate in names if candidate in tensors), None)
+    if found is None:
+        raise TensorError(names[0], f"is missing from the checkpoint, and {name!r} has no scales", _AGAIN)
+    return found
+
+
+@dataclass
+class Float8Layer(QuantizedWeight):
+    """A matrix [N, K], or matrices of experts [E, N, K], with one scale, or [.., rows of blocks, columns of blocks]."""
+
+    name: str
+    codes: Weight
+    scales: Weight
+    block: tuple[int, int] | None = None
+    format: Float8 = field(init=False)
+    rows: int = field(init=False)  # that share a scale
+    shape: tuple[int, ...] = field(init=False)
+    dtype: torch.dtype = field(init=False, default=torch.float32)
+    given: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self.shape = self.codes.shape
+        height, width = self._grid()
+        self.rows, group = self._blocks(height, width)
+        self.format = Float8(group if width > 1 else 0)
+
+    def parts(self) -> Parts:
+        codes = self.codes.load().view(torch.uint8)
+        if bool(((codes & NAN) == NAN).any()):
+            raise TensorError(self.name, "holds NaN", "the checkpoint is damaged")
+        scales = _floats(self.scales.load())
+        if not bool(torch.isfinite(scales).all()):
+            raise TensorError(f"scales of {self.name}", "hold NaN or Inf", "the checkpoint is damaged")
+        *lead, n, _ = self.shape
+        height, width = self._grid()
+        grid = scales.reshape(*([1] * len(lead) if scales.numel() == 1 else lead), height, width)
+        spread = grid.repeat_interleave(self.rows, -2)[..., :n, :].expand(*lead, n, width)
+        return {"codes": codes, "scales": spread.contiguous()}
+
+    def _grid(self) -> tuple[int, int]:
+        """Rows and columns of the scales of one matrix."""
+        lead, given = self.shape[:-2], self.scales.shape
+        if prod(given) == 1:
+            return 1, 1
+        if len(given) == len(lead) + 4 and given[-1] == given[-3] == 1:  # ModelOpt: [rows, 1, columns, 1]
+            given = (*lead, given[-4], given[-2])
+        own = given[len(lead) :]
+        kind = self.scales.dtype
+        known = kind.is_floating_point or kind == torch.uint8
+        if given[: len(lead)] != lead or len(own) > 2 or not known:
+            raise self._misfit()
+        height, width = (*own, 1, 1)[:2]
+        return height, width
+
+    def _blocks(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of a block."""
+        *_, n, k = self.shape
+        if self.block is not None:
+            rows, columns = self.block
+            if (ceil(n / rows), ceil(k / columns)) == (height, width):
+                return rows, columns
+        if not height or not width or n % height or k % width:
+            raise self._misfit()
+        return n // height, k // width
+
+    def _misfit(self) -> TensorError:
+        blocks = f" in blocks of {self.block[0]} x {self.block[1]}" if self.block else ""
+        return TensorError(
+            f"scales of {self.name}", f"have shape {list(self.scales.shape)} for {list(self.shape)}{blocks}", _AGAIN
+        )
+
+
+def _floats(scales: Tensor) -> Tensor:
+    """As float32, exactly. Bytes are exponents, 2^(e - 127)."""
+    if scales.dtype == torch.uint8:
+        return torch.ldexp(torch.ones(()), scales.to(torch.int32) - 127)
+    return scales.to(torch.float32)

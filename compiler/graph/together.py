@@ -1,0 +1,135 @@
+"""The reference interpreter over many sequences at once, node by node, so that every weight is loaded once.
+
+A variant is the model with some of its weights replaced: whatever differs from the model itself is computed beside it,
+from the first replaced weight on. So what each of many weights does to the logits costs much less than as many runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..ops import OPS
+from ..weights.handles import Weight
+from .graph import LOGIT_ROWS, Graph
+from .interpret import as_compute, eager
+
+Variant = Mapping[fx.Node, Weight]
+"""For calls whose argument 1 is a weight, the weight that they read instead."""
+MODEL = -1
+Lane = tuple[int, int]  # the number of a variant, or MODEL, and of a sequence
+_LINEAR = OPS["linear"].overload
+
+
+@dataclass(frozen=True)
+class Found:
+    """The logits float32 [T, vocab] of one sequence, of the model (MODEL) or of a variant by its number."""
+
+    sequence: int
+    variant: int
+    logits: Tensor
+
+
+@torch.no_grad()
+def run_together(graph: Graph, sequences: Sequence[Sequence[int]], variants: Sequence[Variant] = ()) -> Iterator[Found]:
+    """The logits (or hidden states, of a graph that embeds) of all sequences, of the model and of each variant.
+
+    What needs the logits of one sequence is done for one sequence after the other, because logits are large: all
+    variants of a sequence follow the model's own.
+    """
+    order = _needed(graph)
+    first = _large(graph, order)
+    body, tail = order[:first], order[first:]
+    env: dict[fx.Node, dict[Lane, Any]] = {}
+    last_use = {arg: node for node in order for arg in node.all_input_nodes}
+    lanes = range(len(sequences))
+    for node in body:
+        if node.op == "call_function":
+            weights = _Weights(graph, node, variants)
+            touched = _touched(node, env, weights)
+            env[node] = {(v, s): _call(node, env, weights, v, s) for v in touched for s in lanes}
+        elif node.op == "placeholder":
+            env[node] = {(MODEL, s): _placeholder(str(node.target), sequences[s]) for s in lanes}
+        for arg in node.all_input_nodes:
+            if last_use[arg] is node:
+                env.pop(arg, None)
+    held = {node: _Weights(graph, node, variants) for node in tail if node.op == "call_function"}
+    for s in lanes:
+        for v in range(MODEL, len(variants)):
+            yield Found(s, v, _finish(graph, tail, held, env, v, s))
+
+
+def logits_of(graph: Graph, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The logits of each sequence, float32 [T, vocab]."""
+    return [found.logits for found in run_together(graph, sequences)]
+
+
+class _Weights:
+    """The weights that one call reads, loaded: those of the model, and the one that a variant has instead."""
+
+    def __init__(self, graph: Graph, node: fx.Node, variants: Sequence[Variant]) -> None:
+        self.own = {a: as_compute(graph.weight(a).load()) for a in node.all_input_nodes if a.op == "get_attr"}
+        self.other = {v: as_compute(variant[node].load()) for v, variant in enumerate(variants) if node in variant}
+
+
+def _touched(node: fx.Node, env: Mapping[fx.Node, Mapping[Lane, Any]], weights: _Weights) -> list[int]:
+    """The variants whose value of this node differs from the model's, and the model."""
+    found = {v for arg in node.all_input_nodes if arg in env for v, _ in env[arg]}
+    return sorted({MODEL, *found, *weights.other})
+
+
+def _call(
+    node: fx.Node, env: Mapping[fx.Node, Mapping[Lane, Any]], weights: _Weights, variant: int, sequence: int
+) -> Any:
+    def value(arg: fx.Node) -> Any:
+        if arg in weights.own:
+            return weights.own[arg]
+        known = env[arg]
+        return known[variant, sequence] if (variant, sequence) in known else known[MODEL, sequence]
+
+    args = list(fx.map_arg(tuple(node.args), value))
+    if variant in weights.other:
+        args[1] = weights.other[variant]
+    return eager(node.target)(*args, **node.kwargs)
+
+
+def _finish(
+    graph: Graph,
+    tail: Sequence[fx.Node],
+    held: Mapping[fx.Node, _Weights],
+    env: Mapping[fx.Node, Mapping[Lane, Any]],
+    variant: int,
+    sequence: int,
+) -> Tensor:
+    known: dict[fx.Node, Mapping[Lane, Any]] = dict(env)
+    for node in tail:
+        if node.op == "call_function":
+            known[node] = {(variant, sequence): _call(node, known, held[node], variant, sequence)}
+    found = known[graph.output]
+    return found[variant, sequence] if (variant, sequence) in found else found[MODEL, sequence]
+
+
+def _needed(graph: Graph) -> list[fx.Node]:
+    """The nodes that the first output depends on, in execution order."""
+    wanted = {graph.output}
+    for node in reversed(list(graph.nodes)):
+        if node in wanted:
+            wanted.update(node.all_input_nodes)
+    return [node for node in graph.nodes if node in wanted]
+
+
+def _large(graph: Graph, order: Sequence[fx.Node]) -> int:
+    """Where the last linear layer is: its values are as wide as the vocabulary. Of a graph that embeds, the end."""
+    places = [i for i, node in enumerate(order) if node.op == "call_function" and node.target is _LINEAR]
+    return places[-1] if places and not graph.embeds else len(order)
+
+
+def _placeholder(name: str, ids: Sequence[int]) -> Tensor:
+    if name == "token_ids":
+        return torch.tensor(list(ids), dtype=torch.int64)
+    assert name in ("positions", LOGIT_ROWS), f"no value for the input {name}"
+    return torch.arange(len(ids))

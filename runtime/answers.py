@@ -1,0 +1,90 @@
+"""Are the kernels right on this machine? The engine answers its canary prompts, whose answers are known.
+
+Hashes tell that the files are those that were written; this tells that this CPU or GPU computes with them what the
+compiler meant. Each prompt runs twice: whole, as prompts do, and token by token, as answers are generated.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .batch.scheduled import ScheduledBatch
+from .errors import UsageError, WrongAnswersError
+from .executor.base import Executor
+from .format.canaries import Canary
+from .format.load import Engine
+from .kv.group import GroupConfig
+from .kv.policy import WithinStep
+from .loop.engine_loop import EngineLoop
+
+
+def verify_answers(engine: Engine, executor: Executor, required: bool = True) -> float | None:
+    """The largest deviation that was found, relative to what is allowed; WrongAnswersError if it is too large.
+
+    required: whether an engine without canaries is refused; else the answer is None for one.
+    """
+    canaries = engine.canaries()
+    if canaries is None:
+        if required:
+            raise UsageError(
+                "the engine has no canary prompts to verify its answers with",
+                "compile the model again with this version of icc, or leave --verify-answers out",
+            )
+        return None
+    worst = 0.0
+    runners: list[tuple[Executor, str]] = [(executor, "prompts")]
+    if not any(isinstance(group.policy, WithinStep) for group in executor.groups):
+        runners.append((_OneToken(executor), "single tokens"))
+    for runner, how in runners:
+        loop = EngineLoop(engine.manifest, runner, None)
+        for number, canary in enumerate(canaries.prompts):
+            found = deviation(_rows(loop, canary), canary)
+            if not found <= canaries.allowed:  # which NaN is not, either
+                raise WrongAnswersError(number, how, found, canaries.allowed)
+            worst = max(worst, found / canaries.allowed)
+    return worst
+
+
+def deviation(rows: np.ndarray, canary: Canary) -> float:
+    """How far rows [T, vocab] are from a canary's answers; NaN where they are not numbers."""
+    wanted = np.array(canary.logits, np.float64)
+    found = np.stack([rows[at][ids] for at, ids in zip(canary.positions, canary.ids, strict=True)]).astype(np.float64)
+    spread = np.sqrt(np.mean((wanted - wanted.mean(axis=1, keepdims=True)) ** 2, axis=1))
+    off = np.sqrt(np.mean((found - wanted) ** 2, axis=1)) / np.maximum(spread, 1e-6)
+    return float(np.median(off)) if np.isfinite(off).all() else float("nan")
+
+
+def _rows(loop: EngineLoop, canary: Canary) -> np.ndarray:
+    """What the engine gives for every token of a canary: float32 [T, vocab]."""
+    scores = loop.requests.add_rows(canary.tokens)
+    chunks: list[np.ndarray] = []
+    try:
+        while sum(map(len, chunks)) < len(canary.tokens):
+            loop.step()
+            chunks += scores.take()
+    finally:
+        loop.end(scores)
+    return np.concatenate(chunks)
+
+
+class _OneToken:
+    """An executor whose steps are to have one token."""
+
+    max_step_tokens, max_batch_size, max_logit_rows = 1, 1, 1
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    @property
+    def groups(self) -> tuple[GroupConfig, ...]:
+        return self._executor.groups
+
+    @property
+    def vocab_size(self) -> int:
+        return self._executor.vocab_size
+
+    def step(self, batch: ScheduledBatch) -> np.ndarray:
+        return self._executor.step(batch)
+
+    def close(self) -> None:
+        """The executor is closed by whoever opened it."""

@@ -1,0 +1,56 @@
+"""StateGroup: the blocks of a KV group whose layers keep one recurrent state of a sequence, whatever its length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import ClassVar
+
+from .group import Group, GroupConfig, Opening
+from .sequence import NO_BLOCK, BlockTable, CachedSequence
+
+_NEW = 2  # blocks at the end of a chunk that it gets: for the state behind its last full block, and behind its end
+_UNLIMITED = 1 << 40  # tokens
+
+
+class StateGroup(Group):
+    """Block n of a sequence holds the state behind the last computed token among tokens n * size .. (n + 1) * size - 1.
+
+    A full one is a checkpoint: with it the sequence, and every other that begins so, can go on behind these tokens. A
+    step reads the state at its first token and leaves one in each block that the table has for its tokens, behind the
+    block's last token or the step's own. Of a chunk only the last two blocks are there, so that states are kept where
+    steps end: a prompt's end, a turn's end, every few hundred tokens of a long prompt. The pool gives the memory of the
+    least recently used away.
+    """
+
+    holds_states: ClassVar[bool] = True
+
+    def missing(self, table: BlockTable, num_tokens: int) -> int:
+        return max(min(self.blocks_for(num_tokens) - len(table), _NEW), 0)
+
+    def grow(self, table: BlockTable, num_tokens: int) -> None:
+        if missing := self.missing(table, num_tokens):
+            passed = self.blocks_for(num_tokens) - len(table) - missing
+            table.extend([NO_BLOCK] * passed + self.pool.allocate(missing))
+
+    def span(self, table: BlockTable, num_tokens: int) -> int:
+        return num_tokens
+
+    def room(self, table: BlockTable) -> int:
+        return _UNLIMITED if self.pool.num_available >= _NEW else super().room(table)
+
+    def opening(self, sequence: CachedSequence, table: BlockTable, cached: int) -> Opening:
+        found = super().opening(sequence, table, cached)
+        return replace(found, size=found.begin, reserve=min(self.blocks_for(sequence.num_tokens) - found.begin, _NEW))
+
+
+def make_group(config: GroupConfig) -> Group:
+    """The group of a configuration."""
+    return (StateGroup if config.holds_states else Group)(config)
+
+
+def state_places(table: tuple[int, ...], start: int, end: int, block_size: int) -> Iterator[tuple[int, int]]:
+    """(position, block) for every token of start .. end - 1 behind which a state is kept."""
+    for number in range(start // block_size, (end - 1) // block_size + 1):
+        if table[number] != NO_BLOCK:
+            yield min((number + 1) * block_size, end) - 1, table[number]

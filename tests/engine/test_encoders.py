@@ -1,0 +1,129 @@
+"""Encoders: tokens see later ones, a sequence runs in one step, and nothing of it is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import icc
+import numpy as np
+import pytest
+from icc.compiler.errors import UnsupportedModel
+from icc.compiler.frontend.ending import Dense, Ending
+from icc.compiler.frontend.load import load_graph
+from icc.compiler.graph.interpret import interpret
+from icc.compiler.weights.handles import Constant
+from icc.passes import pipelines
+from icc.passes.base import PassContext
+from icc.passes.manager import run_passes
+from sizes import soak
+
+SIZES = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "vocab_size": 60,
+    "max_position_embeddings": 70,
+}  # fmt: skip
+DISTILLED = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 48, "vocab_size": 60, "max_position_embeddings": 70}
+MODERN = {"local_attention": 8, "pad_token_id": 0, "num_hidden_layers": 3, "classifier_pooling": "mean"}
+GEMMA = {
+    "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 8, "use_bidirectional_attention": True,
+    "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+# a class of configurations of transformers, and what is said of it besides SIZES
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertConfig", {}),
+    "roberta": ("XLMRobertaConfig", {"type_vocab_size": 1}),  # positions that count from behind the padding token
+    "mpnet": ("MPNetConfig", {}),  # a bias by distance
+    "distilbert": ("DistilBertConfig", DISTILLED),
+    "modernbert": ("ModernBertConfig", MODERN),  # windows to both sides
+    "gemma": ("Gemma3TextConfig", GEMMA),
+}
+TOKENS = 23
+
+
+def saved(kind: str, path: Path, task: str, **more: Any) -> Any:
+    """A random model of a kind, written to `path`."""
+    import torch
+    import transformers
+
+    name, own = KINDS[kind]
+    config = getattr(transformers, name)(**({} if kind == "distilbert" else SIZES) | own | more)
+    torch.manual_seed(0)
+    build = transformers.AutoModel if task == "embed" else transformers.AutoModelForSequenceClassification
+    model = build.from_config(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(path)
+    return model
+
+
+def ids_of(length: int) -> list[int]:
+    return np.random.default_rng(length).integers(5, 60, length).tolist()
+
+
+def run_model(model: Any, ids: list[int], types: list[int] | None = None) -> Any:
+    """By transformers: hidden states [T, H], or scores [labels]."""
+    import torch
+
+    given = {"token_type_ids": torch.tensor([types])} if types else {}
+    with torch.no_grad():
+        out = model(input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), **given)
+    return out.logits[0] if hasattr(out, "logits") else out.last_hidden_state[0]
+
+
+def through_passes(graph: Any) -> Any:
+    run_passes(graph, [*pipelines.canonicalize(), *pipelines.attention(), *pipelines.fuse()], PassContext())
+    return graph
+
+
+@pytest.mark.parametrize("kind", ["roberta", "mpnet", *soak("bert", "distilbert", "modernbert", "gemma")])
+def test_the_graph_has_the_hidden_states_of_the_model(kind: str, tmp_path: Path) -> None:
+    """Of the first token, or a dense layer behind the mean of all."""
+    import torch
+
+    model = saved(kind, tmp_path, "embed")
+    weight, bias = torch.randn(16, 32), torch.randn(16)
+    ending = Ending(True, (Dense(Constant(weight), Constant(bias), "tanh"),)) if kind != "roberta" else Ending()
+    graph = through_passes(load_graph(tmp_path, task="embed", ending=ending))
+    assert graph.looks_ahead and graph.max_seq_len == (68 if kind in ("roberta", "mpnet") else 70)
+    hidden = run_model(model, ids_of(TOKENS))
+    expected = torch.tanh(hidden.mean(0) @ weight.T + bias)[None] if kind != "roberta" else hidden[:1]
+    found = interpret(graph, ids_of(TOKENS), [0])
+    np.testing.assert_allclose(found, expected, atol=3e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("kind", ["modernbert", *soak("bert", "roberta", "mpnet", "distilbert", "gemma")])
+def test_the_graph_has_the_scores_of_the_model(kind: str, tmp_path: Path) -> None:
+    model = saved(kind, tmp_path, "rerank", num_labels=2)
+    graph = through_passes(load_graph(tmp_path, task="rerank"))
+    ids, types = ids_of(TOKENS), [0] * 10 + [1] * 13
+    typed = [token + 60 * kind for token, kind in zip(ids, types, strict=True)] if graph.token_types else ids
+    assert graph.token_types == (2 if kind == "bert" else 0)
+    row = 0 if graph.picked == "first" else TOKENS - 1
+    found = interpret(graph, typed, [row])[0]
+    expected = run_model(model, ids, types if graph.token_types else None)
+    np.testing.assert_allclose(found, expected, atol=3e-5 * float(expected.abs().max()))
+
+
+def test_an_engine_embeds_whole_prompts(tmp_path: Path) -> None:
+    """Prompts of odd lengths, more than a batch; alone and together they have the same bits."""
+    model = saved("bert", tmp_path, "embed", num_hidden_layers=1)
+    icc.compile(tmp_path, tmp_path / "x.engine", task="embed", target="native", max_batch_size=4, max_step_tokens=16)
+    prompts = [ids_of(length) for length in (1, 2, 23, 40, 70, 17, 33)]
+    hidden = [run_model(model, prompt).mean(0) for prompt in prompts]
+    with icc.load(tmp_path / "x.engine", threads=1, verify_answers=True) as llm:
+        found = llm.embed(prompts)
+        expected = np.stack([row / row.norm() for row in hidden])
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        assert all((llm.embed([prompt])[0] == row).all() for prompt, row in zip(prompts, found, strict=True))
+        assert llm.loop.scheduler.kv.is_idle and llm.manifest.limits.max_step_tokens == 70
+        [group] = llm.executor.device.program.kv.groups  # type: ignore[attr-defined]
+        assert group.keeps == "step" and len(group.layers) == 2, "layers share what they need within a step"
+
+
+@pytest.mark.soak
+def test_an_encoder_generates_nothing(tmp_path: Path) -> None:
+    saved("gemma", tmp_path, "embed")  # of a type that decodes elsewhere
+    with pytest.raises(UnsupportedModel, match="bidirectional") as refused:
+        icc.compile(tmp_path, tmp_path / "x.engine")
+    assert "--task embed" in refused.value.hint

@@ -1,0 +1,140 @@
+"""Tools from Python: calls in answers, whole, streamed and from asyncio; and that they can be forced."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from icc.runtime.async_llm import AsyncLLM
+from icc.runtime.errors import RequestError
+from icc.runtime.llm import LLM
+from icc.runtime.loop.fake import FakeExecutor
+from icc.runtime.requests.params import SamplingParams
+from icc.runtime.templates.source import TemplateSource
+from icc.runtime.tokenizer import Tokenizer
+
+from .server.call_templates import CALL_TEMPLATES
+
+EOS, VOCAB = 257, 258
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+ASKED = [{"role": "user", "content": "Rain?"}]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+GREEDY = SamplingParams(max_tokens=300, temperature=0.0)
+
+
+def saying(answer: str) -> Callable[[Sequence[int], int], int]:
+    """The model gives this answer to whatever is asked."""
+    mark, said = b"<|im_start|>assistant\n", answer.encode()
+
+    def rule(context: Sequence[int], vocab_size: int) -> int:
+        text = bytes(token if token < 256 else 0 for token in context)
+        done = len(text) - text.rindex(mark) - len(mark)
+        return said[done] if done < len(said) else EOS
+
+    return rule
+
+
+@pytest.fixture
+def model(toy_manifest: Callable[..., Any], byte_tokenizer_file: Path) -> Callable[..., LLM]:
+    """model(answer, template=...): a model that says so, with the chat template of a published one."""
+    tokenizer = Tokenizer(byte_tokenizer_file.read_bytes())
+
+    def make(answer: str, template: str = "qwen-3") -> LLM:
+        executor = FakeExecutor(vocab_size=VOCAB, num_blocks=4000, max_step_tokens=512, rule=saying(answer))
+        manifest = toy_manifest(max_seq_len=3000, max_step_tokens=512)
+        return LLM(manifest, executor, tokenizer, template=TemplateSource(*CALL_TEMPLATES[template]))
+
+    return make
+
+
+def test_a_call_is_read_answered_and_gone_on_from(model: Callable[..., LLM]) -> None:
+    llm = model(f"<think>\nHm.\n</think>\n\nI look.\n{CALL}")
+    answer = llm.chat(ASKED, GREEDY, tools=[TOOL])
+    [call] = answer.tool_calls
+    assert (answer.text, answer.reasoning, answer.finish_reason) == ("I look.", "Hm.", "tool_calls")
+    assert call.name == "weather" and json.loads(call.arguments) == {"city": "Oslo"} and call.id.startswith("call_")
+    assert answer.message["tool_calls"][0]["function"] == {"name": "weather", "arguments": call.arguments}
+    result = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+    shown = llm.render([*ASKED, answer.message, result], tools=[TOOL])
+    assert '"arguments": {"city": "Oslo"}' in shown and "<|im_start|>tool\nrain<|im_end|>" in shown
+    two = llm.chat([ASKED, ASKED], GREEDY, tools=[TOOL["function"]])  # the older form of a tool
+    assert [one.tool_calls[0].name for one in two] == ["weather", "weather"]
+
+
+def test_calls_and_thoughts_are_streamed_as_they_become_whole(model: Callable[..., LLM]) -> None:
+    llm = model(f"<think>\nHm.\n</think>\n\nI look.\n{CALL}\n{CALL.replace('Oslo', 'Rome')}")
+    pieces = list(llm.stream(ASKED, GREEDY, tools=[TOOL]))
+    assert "".join(pieces) == "I look." and "".join(piece.reasoning for piece in pieces) == "Hm."
+    calls = [call for piece in pieces for call in piece.tool_calls]
+    assert [json.loads(call.arguments)["city"] for call in calls] == ["Oslo", "Rome"]
+    assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["tool_calls"]
+    one = list(llm.stream(ASKED, GREEDY, tools=[TOOL], parallel_tool_calls=False))
+    assert len(one) < len(pieces) and sum(len(piece.tool_calls) for piece in one) == 1
+    assert one[-1].finish_reason == "tool_calls" and not llm.loop.has_work()
+
+
+def test_from_asyncio_too(model: Callable[..., LLM]) -> None:
+    async def main() -> None:
+        async with AsyncLLM(lambda: model(f"I look.\n{CALL}")) as llm:
+            answer = await llm.chat(ASKED, GREEDY, tools=[TOOL])
+            assert (answer.text, answer.tool_calls[0].name) == ("I look.", "weather")
+            pieces = [piece async for piece in llm.stream(ASKED, GREEDY, tools=[TOOL], parallel_tool_calls=False)]
+            assert [call.name for piece in pieces for call in piece.tool_calls] == ["weather"]
+            assert pieces[-1].finish_reason == "tool_calls"
+
+    asyncio.run(main())
+
+
+def test_a_call_that_is_cut_off_says_so(model: Callable[..., LLM]) -> None:
+    answer = model(CALL).chat(ASKED, SamplingParams(max_tokens=50, temperature=0.0), tools=[TOOL])
+    assert answer.finish_reason == "length" and answer.tool_calls[0].name == "weather"
+    assert model("No rain.").chat(ASKED, GREEDY, tools=[TOOL]).finish_reason == "stop"
+    plain = model(CALL).chat(ASKED, GREEDY, tools=[TOOL], tool_choice="none")
+    assert plain.text == CALL and not plain.tool_calls  # it was shown none
+
+
+@pytest.mark.parametrize("choice", ["required", "weather", {"type": "function", "function": {"name": "weather"}}])
+def test_a_call_can_be_forced(model: Callable[..., LLM], choice: Any) -> None:
+    answer = model("No.").chat(ASKED, GREEDY, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False)
+    assert answer.tool_calls[0].name == "weather" and answer.finish_reason == "tool_calls"
+    assert json.loads(answer.tool_calls[0].arguments)["city"] in ("Oslo", "Rome")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tools": [{"type": "function"}]}, "no name"),
+        ({"tools": [{"name": "f", "parameters": 1}]}, "no JSON schema"),
+        ({"tools": [TOOL], "tool_choice": "g"}, "none of the tools"),
+        ({"tool_choice": "required"}, "no tools"),
+        ({"tools": [TOOL], "tool_choice": "required", "params": SamplingParams(regex="a")}, "cannot follow"),
+    ],
+)
+def test_what_cannot_be_offered_is_refused(model: Callable[..., LLM], options: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        model("x").chat(ASKED, **options)
+
+
+def test_a_schema_is_followed_behind_a_thought_and_no_stop_cuts_it(model: Callable[..., LLM]) -> None:
+    llm = model("<think>", "qwen-3-thinking")
+    schema = {"type": "object", "properties": {"a": {"const": "x"}}, "required": ["a"], "additionalProperties": False}
+    params = SamplingParams(max_tokens=50, temperature=0.0, json_schema=schema, stop=("x",), stop_token_ids=(34,))
+    answer = llm.chat(ASKED, params)
+    assert json.loads(answer.text) == {"a": "x"} and answer.finish_reason == "stop"
+    assert llm.tokenizer is not None and llm.tokenizer.decode(answer.prompt_token_ids).endswith("</think>\n\n")
