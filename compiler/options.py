@@ -146,7 +146,7 @@ def _choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def default_output(model: Path) -> Path:
-    """model/, model.gguf or model.onnx -> model.engine beside it; the name of a hub model, ORG/NAME -> NAME.engine here."""
+    """model/, model.gguf or model.onnx -> model.engine beside it; a name on the hub, ORG/NAME -> NAME.engine here."""
     if is_hub_name(model):
         return Path.cwd() / (model.name.partition("@")[0] + ".engine")
     resolved = model.resolve()

@@ -39,7 +39,7 @@ class Found:
 
 
 def find_checkpoint(path: Path) -> Found:
-    """The checkpoint at `path`: its directory, its config.json, a GGUF or ONNX file, or a directory with just one of them.
+    """The checkpoint at `path`: its directory, its config.json, a GGUF or ONNX file, or a directory with one of them.
 
     CheckpointError where there is none; UnsupportedModel for a kind of model file that icc does not read.
     """
@@ -123,13 +123,23 @@ _GGUF = "give one of them; of a model on the hub: hf download ORG/NAME FILE"
 _ONNX = "give one of them, or the Hugging Face checkpoint that it was exported from"
 
 
+_ONNX_TAGS = (b"\x08", b"\x12", b"\x1a", b"\x22", b"\x28", b"\x32", b"\x3a", b"\x42", b"\x72")  # of a ModelProto
+
+
 def is_onnx(path: Path) -> bool:
     """Whether a file is an ONNX model by its name: protobuf messages have no mark of their own."""
     return path.suffix.lower() == ".onnx"
 
 
 def _onnx(path: Path) -> Found:
-    """An ONNX file; what it holds is found out when it is read."""
+    """An ONNX file; what it holds is found out when it is read. It begins with the tag of a field."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(1)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    if start not in _ONNX_TAGS:
+        raise CheckpointError(f"{path} is truncated or not an ONNX file", _AGAIN)
     return Found(path, onnx_config(onnx_files(path)), is_onnx=True)
 
 

@@ -78,8 +78,8 @@ def _rotary(c: Call, cos: Any, sin: Any, positions: Any, interleaved: str) -> Te
 
 @HANDLERS.handles("com.microsoft.GroupQueryAttention")
 def group_query_attention(c: Call) -> Any:
-    """Causal by definition. (query, key, value, past_key, past_value, lengths, total, cos, sin, positions, bias, sinks);
-    the first may hold all three."""
+    """Causal. (query, key, value, past_key, past_value, lengths, total, cos, sin, positions, bias, sinks); the first
+    may hold all three."""
     count, shared = c.attribute("num_heads", 0), c.attribute("kv_num_heads", 0)
     q = c.tensor(0)
     if c.given(1) is None:
@@ -100,7 +100,7 @@ def group_query_attention(c: Call) -> Any:
     window = max(0, c.attribute("local_window_size", -1))
     sinks = c.tensor(11) if c.given(11) is not None else None
     softcap = float(c.attribute("softcap", 0.0))
-    out = torch.ops.icc_trace.attention(q, k, v, sinks, float(scale), window, 0, softcap)
+    out = torch.ops.icc_trace.attention(q, k, v, sinks, float(scale), window, 0, softcap, 0)
     return [out.flatten(2), None, None]
 
 
@@ -141,7 +141,7 @@ def attention(c: Call) -> Any:
         if mask is not None or not causal:
             raise Refused("soft caps with a mask")
         own = scale or q.shape[-1] ** -0.5
-        out = torch.ops.icc_trace.attention(q, k, v, None, float(own), 0, 0, softcap).transpose(1, 2)
+        out = torch.ops.icc_trace.attention(q, k, v, None, float(own), 0, 0, softcap, 0).transpose(1, 2)
     else:
         out = _attended(q, k, v, mask, causal, scale)
     return [out if rank == 4 else _rows(out), None, None, None]
@@ -151,7 +151,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
     """[1, H, T, Dv], left whole for the frontend, which looks at the mask."""
     if causal and mask is None:
         own = scale or q.shape[-1] ** -0.5
-        return torch.ops.icc_trace.attention(q, k, v, None, float(own), 0, 0, 0.0).transpose(1, 2)
+        return torch.ops.icc_trace.attention(q, k, v, None, float(own), 0, 0, 0.0, 0).transpose(1, 2)
     if causal and mask is not None:
         raise Refused("causal attention with a mask besides")
     grouped = q.shape[1] != k.shape[1]

@@ -121,13 +121,11 @@ def extremum(c: Call) -> Any:
 
 @HANDLERS.handles("Clip")
 def clip(c: Call) -> Any:
-    low, high = (
-        self
-        if (self := c.attributes.get(name)) is not None
-        else (c.known(i).item() if c.given(i) is not None else None)
-        for i, name in ((1, "min"), (2, "max"))
-    )
-    return torch.clamp(c.tensor(0), low, high)
+    bounds = [c.attributes.get("min"), c.attributes.get("max")]
+    for index in (1, 2):
+        if c.given(index) is not None:
+            bounds[index - 1] = c.known(index).item()
+    return torch.clamp(c.tensor(0), *bounds)
 
 
 @HANDLERS.handles("Mod")

@@ -157,7 +157,7 @@ class OnnxModel(_Scope):
         return {n.output[0]: _constant_weight(container.path, n) for n in self._nodes if n.op_type == "Constant"}
 
     def _place(self, name: str, weight: Weight) -> _Place:
-        """A parameter on meta for a weight; a small constant is known, and has its parameter for where one is needed."""
+        """A parameter on meta for a weight; a small constant is known too."""
         *path, last = name.split(".")
         owner, last = self._scope(path), _free(last)
         dtype = torch.float32 if weight.dtype.is_floating_point else weight.dtype

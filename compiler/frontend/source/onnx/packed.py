@@ -51,7 +51,7 @@ def _unpacked(packed: Tensor, bits: int) -> Tensor:
 
 
 def packed_weights(nodes: Sequence[NodeProto], tensors: Mapping[str, Weight]) -> dict[str, Weight]:
-    """Weights of packed parts by the name that stands for them: the codes of a MatMulNBits, whose parts are kept, and the
+    """Weights of packed parts by the name that stands for them: the codes of a MatMulNBits, whose parts are kept; the
     output of a DequantizeLinear, which is computed at every load."""
     found: dict[str, Weight] = {}
     for node in nodes:

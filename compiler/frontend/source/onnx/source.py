@@ -16,8 +16,8 @@ from .module import OnnxModel
 
 
 class OnnxFile:
-    """One file. `files` is the folder of config.json and tokenizer.json, if they are there. The configuration is asked for
-    lengths and names only: what the model computes, its graph says."""
+    """One file. `files` is the folder of config.json and tokenizer.json, if they are there. The configuration is asked
+    for lengths and names only: what the model computes, its graph says."""
 
     layered = False
 
