@@ -141,7 +141,7 @@ class Lowerer:
 
     def product_rows(self, x: Placed, k: int, weight: Matrix) -> Operand | QuantizedRows:
         """The rows `x` as the kernel of a product with `weight` reads them."""
-        return self.quantized_rows(x, k, weight.layout.format.block[1]) if weight.layout.int8_rows else x.operand
+        return self.quantized_rows(x, k, weight.layout.format.row_group) if weight.layout.int8_rows else x.operand
 
     def kv_layer(self, layer: int) -> int:
         """The number of a graph's attention layer in the program: without gaps where passes removed one."""

@@ -1,7 +1,8 @@
 """Checkpoints whose linear layers are packed integers with a scale and a zero per group.
 
 GPTQ, AWQ (gemm) and compressed-tensors (pack-quantized, int-quantized). Each layer's tensors become one handle by the
-name of its weight, whose values are (code - zero) scale as they are. 8-bit floats are float8.py's.
+name of its weight, whose values are (code - zero) scale as they are. 8-bit floats are float8.py's, 4-bit floats
+e2m1.py's, and what bitsandbytes makes has a file of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from ...errors import TensorError, UnsupportedModel
 from ...weights.formats.base import Parts
 from ...weights.formats.blocks import STEP, BlockFormat, ScaleType, grouped
 from ...weights.handles import QuantizedWeight, SortedColumns, Weight
+from .bitsandbytes import with_states
+from .e2m1 import with_floats
 from .float8 import with_scales
 from .packing import Packing
 
@@ -31,6 +34,10 @@ def unpacked(tensors: Mapping[str, Weight], packing: Packing) -> dict[str, Weigh
     """The checkpoint with a handle in place of each layer's packed tensors; TensorError where some are missing."""
     if packing.kind == "float8":
         return with_scales(tensors, packing.block)
+    if packing.kind == "e2m1":
+        return with_scales(with_floats(tensors), packing.block)  # of some models layers are of 8 bits
+    if packing.kind == "bitsandbytes":
+        return with_states(tensors)
     marks = {"gptq": "qweight", "awq": "qweight", "compressed": "weight_packed", "int8": "weight_scale"}
     mark = marks[packing.kind]
     layers = [name.removesuffix(f".{mark}") for name in tensors if name.endswith(f".{mark}")]

@@ -16,7 +16,7 @@ class Packing:
     """kind: whose layout the tensors have. bits: of a code. one_less: zeros are stored one smaller (GPTQ v1). block:
     the rows and columns that share a scale, where the configuration says so (8-bit floats)."""
 
-    kind: Literal["gptq", "awq", "compressed", "int8", "float8"]
+    kind: Literal["gptq", "awq", "compressed", "int8", "float8", "e2m1", "bitsandbytes"]
     bits: int
     one_less: bool = False
     block: tuple[int, int] | None = None
@@ -35,8 +35,8 @@ def packing_of(config: Mapping[str, Any], path: Path) -> Packing | None:
         what = next((facts[name] for name in names if facts.get(name)), "")
         raise UnsupportedModel(
             f"{path} is already quantized ({' '.join([method, str(what)]).strip()})",
-            "icc reads GPTQ, AWQ gemm and pack-quantized weights of 4 and 8 bits, and 8-bit floats (e4m3); or give the "
-            "unquantized checkpoint",
+            "icc reads GPTQ, AWQ gemm and pack-quantized weights of 4 and 8 bits, bitsandbytes, MXFP4, NVFP4 and 8-bit "
+            "floats (e4m3); or give the unquantized checkpoint",
         )
     return packing
 
@@ -56,9 +56,14 @@ def _compressed(facts: Mapping[str, Any]) -> Packing | None:
     schemes = [g.get("weights") or {} for g in groups]
     bits, kinds = {s.get("num_bits") for s in schemes}, {s.get("type") for s in schemes}
     sparse = (facts.get("sparsity_config") or {}).get("format") or "dense"
-    if len(bits) != 1 or len(kinds) != 1 or not bits <= {4, 8} or sparse != "dense" or facts.get("transform_config"):
+    if len(kinds) != 1 or not bits or not bits <= {4, 8} or sparse != "dense" or facts.get("transform_config"):
         return None
     form = str(facts.get("format"))
+    if kinds == {"float"} and 4 in bits:
+        own = {str(g.get("format") or form) for g in groups if (g.get("weights") or {}).get("num_bits") == 4}
+        return Packing("e2m1", 4) if own <= {"nvfp4-pack-quantized", "mxfp4-pack-quantized"} else None
+    if len(bits) != 1:
+        return None
     if kinds == {"float"}:
         known = bits == {8} and form in ("float-quantized", "naive-quantized", "mixed-precision")
         return Packing("float8", 8, block=_one_block(s.get("block_structure") for s in schemes)) if known else None
@@ -77,8 +82,14 @@ def _modelopt(facts: Mapping[str, Any]) -> Packing | None:
     if algorithms == {"MIXED_PRECISION"}:
         layers = (facts.get("quantized_layers") or {}).values()
         algorithms = {str(layer.get("quant_algo") or "").upper() for layer in layers if isinstance(layer, dict)}
-    known = bool(algorithms) and algorithms <= {"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO"}
-    return Packing("float8", 8) if known else None
+    known = bool(algorithms) and algorithms <= {"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4"}
+    floats = any(algorithm.endswith("NVFP4") for algorithm in algorithms)
+    return (Packing("e2m1", 4) if floats else Packing("float8", 8)) if known else None
+
+
+def _bitsandbytes(facts: Mapping[str, Any]) -> Packing | None:
+    eight = facts.get("load_in_8bit") or facts.get("_load_in_8bit")
+    return Packing("bitsandbytes", 8 if eight else 4)
 
 
 def _one_block(stated: Iterable[Any]) -> tuple[int, int] | None:
@@ -93,7 +104,8 @@ def _one_block(stated: Iterable[Any]) -> tuple[int, int] | None:
 
 _READ: dict[str, Callable[[Mapping[str, Any]], Packing | None]] = {
     "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8, "modelopt": _modelopt,
-    "fbgemm_fp8": lambda facts: Packing("float8", 8),
+    "fbgemm_fp8": lambda facts: Packing("float8", 8), "mxfp4": lambda facts: Packing("e2m1", 4),
+    "bitsandbytes": _bitsandbytes,
 }  # fmt: skip
 
 

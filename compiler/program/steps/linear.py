@@ -56,7 +56,7 @@ class Product(Step, frozen=True, kw_only=True):
         """Of rows of `x` elements and results of `y`."""
         found = {"x": x, "bias": matrices * self.n, "y": y}
         if isinstance(self.x, QuantizedRows):
-            groups = x // self.stored.storage.block[1]
+            groups = x // self.stored.storage.row_group
             found |= {"x.codes": x, "x.scales": groups, "x.sums": groups}
         others = [part for part in (self.epilogue.inputs if self.epilogue else ()) if isinstance(part, Extra)]
         return found | {f"extras.{i}": (y - 1) * part.stride + 1 for i, part in enumerate(others)}

@@ -59,6 +59,11 @@ class StorageFormat(ABC):
         return (1, 1)
 
     @property
+    def row_group(self) -> int:
+        """Values of a row that share a scale where products read rows as int8."""
+        return self.block[1]
+
+    @property
     def serves_tables(self) -> bool:
         """Whether a token embedding keeps its worth in it: rows are read one by one, and no sum averages errors."""
         return False

@@ -10,21 +10,22 @@ import torch
 from torch import Tensor
 
 from .base import Array, Misfit, Parts, StorageFormat
+from .float8 import e4m3_values
 from .grouped import per_group
 
-GroupScale = Literal["none", "u4", "u6", "i8"]
+GroupScale = Literal["none", "u4", "u6", "i8", "e4m3"]
 ScaleType = Literal["f16", "bf16", "f32", "e8m0"]
-_SCALES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+SCALE_TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 STEP = 16
-_GROUP_SCALES = {"u4": (torch.uint8, 4), "u6": (torch.uint8, 6), "i8": (torch.int8, 8)}
+_GROUP_SCALES = {"u4": (torch.uint8, 4), "u6": (torch.uint8, 6), "i8": (torch.int8, 8), "e4m3": (torch.uint8, 8)}
 
 
 @dataclass(frozen=True)
 class BlockFormat(StorageFormat):
-    """w = scale level(code) - min, with level(code) = code - zero, or an entry of `levels`. All in float32.
+    """w = scale level(code) - min, with level(code) = code - zero, or an entry of `table`. All in float32.
 
     A block is `size` values along K, a group is `group` of them. The scale of a group is that of its block (a number of
-    type `scale`) times `factor`, a power of two, times its own integer where `group_scales` says so; with `mins`, so is
+    type `scale`) times `factor`, a power of two, times its own number where `group_scales` says so; with `mins`, so is
     what is taken off, which then is never below zero. With `zeros` every block has its own zero.
 
     Parts: codes uint8 [..., N, K]; scales float32 [..., N, K / size] (values of type `scale`), or exponents uint8;
@@ -37,7 +38,7 @@ class BlockFormat(StorageFormat):
     group: int
     size: int
     zero: int = 0
-    levels: tuple[int, ...] = ()
+    table: tuple[float, ...] = ()
     mins: bool = False
     group_scales: GroupScale = "none"
     scale: ScaleType = "f16"
@@ -55,8 +56,17 @@ class BlockFormat(StorageFormat):
 
     @property
     def block(self) -> tuple[int, int]:
-        """Products read their rows as int8 with a scale per 16 values, whatever a group is: twice as exact as 32."""
-        return (1, STEP)
+        return (1, self.group)
+
+    @property
+    def row_group(self) -> int:
+        """Twice as exact as 32."""
+        return STEP
+
+    @property
+    def values(self) -> Tensor:
+        """The table, float32."""
+        return torch.tensor(self.table, dtype=torch.float32)
 
     def fitted(self, k: int) -> BlockFormat:
         """Itself: a file's blocks are what they are."""
@@ -70,7 +80,7 @@ class BlockFormat(StorageFormat):
         if self.power:
             found["exponents"] = Array(blocks, torch.uint8, 8)
         else:
-            kind = _SCALES[self.scale]
+            kind = SCALE_TYPES[self.scale]
             found["scales"] = Array(blocks, kind, 8 * kind.itemsize)
         if self.zeros:
             found["zeros"] = Array(blocks, torch.uint8, 8)
@@ -86,8 +96,8 @@ class BlockFormat(StorageFormat):
     def decode(self, parts: Parts) -> Tensor:
         codes = parts["codes"].unflatten(-1, (-1, self.group))
         scale, offset = self.levels_of(parts)
-        if self.levels:
-            level = torch.tensor(self.levels, dtype=torch.float32)[codes.to(torch.int64)]
+        if self.table:
+            level = self.values[codes.to(torch.int64)]
         else:
             zero = self._spread(parts["zeros"]).unsqueeze(-1) if self.zeros else self.zero
             level = codes.to(torch.float32).sub_(zero)
@@ -104,7 +114,9 @@ class BlockFormat(StorageFormat):
     def _of_groups(self, values: Tensor, parts: Parts, own: str) -> Tensor:
         """Values of blocks, for each of their groups, times what the groups have of their own."""
         spread = self._spread(values)
-        return spread if self.group_scales == "none" else spread * parts[own].to(torch.float32)
+        if self.group_scales == "none":
+            return spread
+        return spread * (e4m3_values(parts[own]) if self.group_scales == "e4m3" else parts[own].to(torch.float32))
 
     def _spread(self, values: Tensor) -> Tensor:
         """Values of blocks, for each of their groups."""

@@ -14,9 +14,8 @@ from torch import Tensor
 from .base import Parts
 from .blocks import BlockFormat
 from .ggml_tables import TABLE_FORMATS, codes_of_table
+from .tables import IQ4_NL, IQ4_NL_FORMAT, MXFP4_FORMAT
 
-_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled, so that they are whole
 Arrays = dict[str, np.ndarray]
 
 GGML_FORMATS: dict[str, BlockFormat] = {
@@ -32,9 +31,9 @@ GGML_FORMATS: dict[str, BlockFormat] = {
         BlockFormat("q4_k", 4, 32, 256, mins=True, group_scales="u6"),
         BlockFormat("q5_k", 5, 32, 256, mins=True, group_scales="u6"),
         BlockFormat("q6_k", 6, 16, 256, zero=32, group_scales="i8"),
-        BlockFormat("iq4_nl", 4, 32, 32, levels=_NL),
-        BlockFormat("iq4_xs", 4, 32, 256, levels=_NL, group_scales="i8"),
-        BlockFormat("mxfp4", 4, 32, 32, levels=_E2M1, scale="e8m0"),
+        IQ4_NL_FORMAT,
+        BlockFormat("iq4_xs", 4, 32, 256, table=IQ4_NL, group_scales="i8"),
+        MXFP4_FORMAT,
         *TABLE_FORMATS,
     )
 }

@@ -13,24 +13,24 @@ import numpy as np
 import torch
 
 from .blocks import BlockFormat
+from .tables import GGML_NVFP4
 
 Arrays = dict[str, np.ndarray]
 _IQ1 = (-9, -7, -1, 1, 7, 9)
 _IQ2 = (-43, -25, -8, 8, 25, 43)
 _IQ3_XXS = (-62, -52, -44, -36, -28, -20, -12, -4, 4, 12, 20, 28, 36, 44, 52, 62)
-_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 TABLE_FORMATS = (
-    BlockFormat("iq1_s", 3, 32, 256, levels=_IQ1, group_scales="i8", factor=0.125),
-    BlockFormat("iq1_m", 3, 16, 256, levels=_IQ1, group_scales="i8", factor=0.125),
-    BlockFormat("iq2_xxs", 3, 32, 256, levels=_IQ2, group_scales="i8", factor=0.125),
-    BlockFormat("iq2_xs", 3, 16, 256, levels=_IQ2, group_scales="i8", factor=0.125),
-    BlockFormat("iq2_s", 3, 16, 256, levels=_IQ2, group_scales="i8", factor=0.125),
-    BlockFormat("iq3_xxs", 4, 32, 256, levels=_IQ3_XXS, group_scales="i8", factor=0.25),
-    BlockFormat("iq3_s", 4, 32, 256, levels=tuple(range(-15, 16, 2)), group_scales="i8"),
+    BlockFormat("iq1_s", 3, 32, 256, table=_IQ1, group_scales="i8", factor=0.125),
+    BlockFormat("iq1_m", 3, 16, 256, table=_IQ1, group_scales="i8", factor=0.125),
+    BlockFormat("iq2_xxs", 3, 32, 256, table=_IQ2, group_scales="i8", factor=0.125),
+    BlockFormat("iq2_xs", 3, 16, 256, table=_IQ2, group_scales="i8", factor=0.125),
+    BlockFormat("iq2_s", 3, 16, 256, table=_IQ2, group_scales="i8", factor=0.125),
+    BlockFormat("iq3_xxs", 4, 32, 256, table=_IQ3_XXS, group_scales="i8", factor=0.25),
+    BlockFormat("iq3_s", 4, 32, 256, table=tuple(range(-15, 16, 2)), group_scales="i8"),
     BlockFormat("tq1_0", 2, 256, 256, zero=1),
     BlockFormat("tq2_0", 2, 256, 256, zero=1),
-    BlockFormat("nvfp4", 4, 16, 16, levels=_E2M1),
+    GGML_NVFP4,
 )
 
 
@@ -45,10 +45,10 @@ def codes_of_table(form: BlockFormat, blocks: np.ndarray) -> Arrays:
     values = gguf.quants.dequantize(blocks.reshape(-1, blocks.shape[-1]), number).reshape(*blocks.shape[:-1], form.size)
     scale, _ = form.levels_of({name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in beside.items()})
     unit = scale.numpy().repeat(form.group, -1)
-    levels = np.array(form.levels or range(-form.zero, 2**form.bits - 1 - form.zero), np.float32)
+    levels = np.array(form.table or range(-form.zero, 2**form.bits - 1 - form.zero), np.float32)
     between = (levels[1:] + levels[:-1]) / 2
     with np.errstate(divide="ignore", invalid="ignore"):
-        places = np.where(unit == 0, np.float32(form.levels[0] if form.levels else 0), values / unit)
+        places = np.where(unit == 0, np.float32(form.table[0] if form.table else 0), values / unit)
     return {"codes": np.searchsorted(between, places).astype(np.uint8), **beside}
 
 

@@ -10,9 +10,11 @@ from ...errors import UsageError
 from .affine import GroupAffine
 from .base import StorageFormat
 from .blocks import grouped
+from .channel import ChannelInt8
 from .dense import BF16, F16, F32, I32
 from .float8 import Float8
 from .ggml import GGML_FORMATS
+from .tables import fp4, nf4, nvfp4
 
 GROUP = "icc.formats"  # entry points of other packages: a FormatMaker by its format's name
 DEFAULT_GROUP = 128
@@ -24,12 +26,17 @@ _FORMATS: dict[str, FormatMaker] = {
     "i32": lambda group: I32,
     "q4": lambda group: GroupAffine(group, 4),
     "q8": lambda group: GroupAffine(group, 8),
+    "i8": lambda group: ChannelInt8(group, 8),
     "zq4": lambda group: grouped(4, group),
     "zq8": lambda group: grouped(8, group),
     "zq4_bf16": lambda group: grouped(4, group, "bf16"),
     "zq8_bf16": lambda group: grouped(8, group, "bf16"),
     "zq4_f32": lambda group: grouped(4, group, "f32"),
     "zq8_f32": lambda group: grouped(8, group, "f32"),
+    "nf4": nf4,
+    "nf4_f32": lambda group: nf4(group, "f32"),
+    "fp4_f32": fp4,
+    "nvfp4_x": nvfp4,
     "e4m3": lambda group: Float8(),
     "e4m3_k": Float8,
     **{name: (lambda group, form=form: form) for name, form in GGML_FORMATS.items()},

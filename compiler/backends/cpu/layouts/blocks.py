@@ -11,6 +11,7 @@ bytes here.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,16 +103,29 @@ class BlockReader(Reader):
 
     @property
     def unsigned_levels(self) -> tuple[int, ...]:
-        """The entries of a table, from zero up."""
+        """The entries of a table in units, from zero up."""
         assert self.form is not None
-        entries = [level + self.shift for level in self.form.levels]
+        entries = [round(level * self.units) + self.shift for level in self.form.table]
         return (*entries, *[0] * (16 - len(entries)))
 
     @property
     def shift(self) -> int:
         """What codes, or entries of a table, are more than the levels that they stand for."""
         assert self.form is not None
-        return -min(self.form.levels) if self.form.levels else self.form.zero
+        return -min(round(level * self.units) for level in self.form.table) if self.form.table else self.form.zero
+
+    @property
+    def units(self) -> float:
+        """What the entries of a table are multiplied by, to be bytes: 1 where they are whole. Others are rounded, and
+        the number is the one that is kindest to them: products see them to 8 bits, as they see activations."""
+        assert self.form is not None
+        return _units(self.form.table)
+
+    @property
+    def factor(self) -> float:
+        """What scales are multiplied by in products."""
+        assert self.form is not None
+        return self.form.factor / self.units
 
     @property
     def load(self) -> str:
@@ -120,6 +134,18 @@ class BlockReader(Reader):
         kinds = {"f16": ("load_f16", "uint16_t"), "bf16": ("load_bf16", "uint16_t"), "f32": ("vload", "float")}
         name, kind = kinds[self.form.scale]
         return f"{name}((const {kind}*)"
+
+
+@functools.cache
+def _units(table: tuple[float, ...]) -> float:
+    if all(level == int(level) for level in table):
+        return 1.0
+    wide = 254 / (max(table) - min(table))
+
+    def error(units: float) -> float:
+        return sum((level - round(level * units) / units) ** 2 for level in table)
+
+    return min((wide * (1 - i / 1024) for i in range(128)), key=error)
 
 
 def _span(form: BlockFormat) -> int:
@@ -131,7 +157,8 @@ def _span(form: BlockFormat) -> int:
 def reader_of(form: BlockFormat) -> BlockReader:
     """How products read a format."""
     base = form.bits if form.bits in (2, 4, 8) else 2 if form.bits == 3 else 4
-    wide = form.bits == 8 or max(form.levels, default=0) - min(form.levels, default=0) > 127
+    span = max(form.table, default=0) - min(form.table, default=0)
+    wide = form.bits == 8 or span * _units(form.table) > 127
     return BlockReader(
         f"a product with {form.name} blocks", "cpp/layouts/blocks.cpp.jinja", _PIECES[base],
         "dot_u8" if wide else "dot_u4", 0, form, base, _span(form),

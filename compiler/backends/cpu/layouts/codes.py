@@ -56,6 +56,11 @@ class CodeTiles(MatrixLayout):
         """How products read the codes."""
 
     @property
+    def group(self) -> int:
+        """Values along K between two scales of the rows."""
+        return self.format.row_group
+
+    @property
     def macros(self) -> str:
         """The template with the macros that tables are read with, too."""
         return self.reader.macros

@@ -5,8 +5,10 @@ from __future__ import annotations
 from ....program.layout import Layout, Layouts, Role
 from ....weights.formats.affine import GroupAffine
 from ....weights.formats.blocks import BlockFormat
+from ....weights.formats.channel import ChannelInt8
 from ....weights.formats.dense import Dense
 from ....weights.formats.float8 import Float8
+from ....weights.formats.tables import GroupedTable, TableFormat
 from .affine import AffineTiles
 from .blocks import BlockTiles
 from .dense import ROWS, TILES, stored_type
@@ -29,7 +31,8 @@ LAYOUTS = Layouts(
     {
         Dense: _dense,
         GroupAffine: _affine,
-        BlockFormat: lambda form, role: BlockTiles.of(form),
+        ChannelInt8: lambda form, role: AffineTiles.of(form),
+        **dict.fromkeys((BlockFormat, TableFormat, GroupedTable), lambda form, role: BlockTiles.of(form)),
         Float8: lambda form, role: Float8Tiles.of(form),
     },
 )

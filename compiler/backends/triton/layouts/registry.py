@@ -10,6 +10,7 @@ from ....weights.formats.affine import GroupAffine
 from ....weights.formats.blocks import BlockFormat
 from ....weights.formats.dense import Dense
 from ....weights.formats.float8 import Float8
+from ....weights.formats.tables import GroupedTable, TableFormat
 from ...cpu.layouts.dense import ROWS, stored_type
 from .affine import AffineGroups
 from .blocks import BlockRows
@@ -21,7 +22,7 @@ LAYOUTS = Layouts(
     {
         Dense: lambda form, role: ROWS[stored_type(form)],
         GroupAffine: lambda form, role: AffineGroups.of(form),
-        BlockFormat: lambda form, role: BlockRows.of(form),
+        **dict.fromkeys((BlockFormat, TableFormat, GroupedTable), lambda form, role: BlockRows.of(form)),
         Float8: lambda form, role: Float8Rows.of(form),
     },
 )
