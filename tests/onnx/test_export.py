@@ -112,7 +112,7 @@ def random_parts(storage: StorageFormat, shape: Sequence[int]) -> Parts:
         elif array.dtype.is_floating_point:
             found[part] = torch.rand(array.shape).to(array.dtype).to(array.working)
         else:
-            levels = len(storage.levels) if isinstance(storage, BlockFormat) and storage.levels else 2**array.bits
+            levels = len(storage.table) if isinstance(storage, BlockFormat) and storage.table else 2**array.bits
             found[part] = torch.randint(0, levels if part == "codes" else 2 ** min(4, array.bits), array.shape)
             found[part] = found[part].to(array.dtype)
     return found

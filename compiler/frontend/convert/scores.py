@@ -143,11 +143,12 @@ def _unrepeated(conv: Conversion, value: Value, dim: int, heads: int) -> Value |
     """Keys or values before their heads were repeated for the queries' groups, as (heads, T, dim); None where they were
     not. A cache of what is repeated would be as many times larger."""
     aten, node = torch.ops.aten, value.node
-    while node.target is aten.view.default:
-        node = node.args[0]  # type: ignore[assignment]
-    if node.target is not aten.expand.default:
+    while isinstance(node, fx.Node) and node.target is aten.view.default:
+        node = node.args[0]
+    if not isinstance(node, fx.Node) or node.target is not aten.expand.default:
         return None
-    source: fx.Node = node.args[0]  # type: ignore[assignment]
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
     before, after = type_of(source).shape, type_of(node).shape
     grown = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
     if (

@@ -16,7 +16,7 @@ from ....weights.handles import Weight
 from ..checkpoint import mapped
 
 _LIMIT = 1 << 31  # bytes of a protobuf message
-DTYPES = {
+DTYPES: dict[int, torch.dtype] = {
     TensorProto.FLOAT: torch.float32,
     TensorProto.DOUBLE: torch.float64,
     TensorProto.FLOAT16: torch.float16,
@@ -28,7 +28,7 @@ DTYPES = {
     TensorProto.UINT8: torch.uint8,
     TensorProto.BOOL: torch.bool,
 }
-_HALVES = {TensorProto.UINT4: False, TensorProto.INT4: True}  # two to a byte; whether they have a sign
+_HALVES: dict[int, bool] = {TensorProto.UINT4: False, TensorProto.INT4: True}  # two to a byte; whether they have a sign
 _FIELDS = {  # where a tensor without raw data has its values
     torch.float32: "float_data", torch.float64: "double_data", torch.int64: "int64_data",
 }  # fmt: skip
