@@ -12,6 +12,7 @@ from typing import Any
 
 from .. import __version__
 from ..runtime.format.isa import cpu_flags
+from .frontend.source.identify import is_onnx, onnx_files
 from .options import CompileOptions
 from .targets import find_target
 
@@ -45,7 +46,7 @@ def checkpoint_files(model: Path) -> dict[str, str]:
     """Every file of a checkpoint directory, or of a GGUF model, by name: the digest of a small one; where a large one
     lies, its size and when it was written. A file in the cache of huggingface_hub lies where its own digest says."""
     found: dict[str, str] = {}
-    folder = model.parent if model.is_file() else model
+    folder = onnx_files(model) if is_onnx(model) else model.parent if model.is_file() else model
     for path in _files(model):
         place = path.resolve()
         status = place.stat()
@@ -59,6 +60,10 @@ def checkpoint_files(model: Path) -> dict[str, str]:
 
 
 def _files(model: Path) -> list[Path]:
+    if is_onnx(model):
+        folder = onnx_files(model)
+        beside = [p for p in folder.glob("*") if p.is_file() and p.suffix.lower() != ".onnx"]
+        return sorted({model, *beside, *(p for p in model.parent.glob(f"{model.stem}*") if p.is_file())})
     if model.is_file():
         from .frontend.source.gguf.split import open_container  # needs numpy, which a command that is parsed does not
 

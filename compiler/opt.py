@@ -21,6 +21,7 @@ from torch import Tensor
 from ..passes.base import Pass, PassContext
 from ..passes.manager import PassReport, run_passes
 from .errors import PassError
+from .frontend.source.identify import is_onnx
 from .graph.graph import Graph
 from .graph.interpret import interpret
 from .graph.parser import parse_graph
@@ -81,7 +82,7 @@ def is_text(source: Path) -> bool:
         return False
     with source.open("rb") as file:
         start = file.read(1 << 12)
-    return b"\0" not in start and source.suffix != ".onnx"
+    return b"\0" not in start and not is_onnx(source)
 
 
 def read_graph(source: Path, max_seq_len: int | None = None) -> tuple[Graph, str]:

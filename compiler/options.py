@@ -195,9 +195,9 @@ def _choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def default_output(model: Path) -> Path:
-    """model/ or model.gguf -> model.engine beside it; the name of a hub model, ORG/NAME -> NAME.engine here."""
+    """model/, model.gguf or model.onnx -> model.engine beside it; a name on the hub, ORG/NAME -> NAME.engine here."""
     if is_hub_name(model):
         return Path.cwd() / (model.name.partition("@")[0] + ".engine")
     resolved = model.resolve()
     resolved = resolved.parent if resolved.is_file() and resolved.name == CONFIG else resolved
-    return resolved.with_name(resolved.name.removesuffix(".gguf") + ".engine")
+    return resolved.with_name(resolved.name.removesuffix(".gguf").removesuffix(".onnx") + ".engine")

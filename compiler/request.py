@@ -14,7 +14,7 @@ from .calibration import check_text
 from .engine.output import check_file, check_output
 from .errors import CheckpointError, UsageError
 from .frontend.source import hub
-from .frontend.source.identify import Found, find_checkpoint
+from .frontend.source.identify import Found, find_checkpoint, onnx_files
 from .frontend.source.lengths import check_length
 from .frontend.source.pooling import read_pooling
 from .frontend.source.refuse import check_config, check_head, check_scores
@@ -53,8 +53,9 @@ def check(options: CompileOptions) -> Request:
     check_found(found, options)
     model = hub.fetch(options.model) if hub.is_hub_name(options.model) else found.path
     options = replace(options, model=model)
-    has_tokenizer = found.is_gguf or (model / TOKENIZER).is_file()
-    if not found.is_gguf:
+    files = onnx_files(model) if found.is_onnx else model
+    has_tokenizer = found.is_gguf or (files / TOKENIZER).is_file()
+    if not found.is_file:
         weight_files(model)
         if options.task == "embed":
             read_pooling(model, options.pooling)
@@ -63,7 +64,7 @@ def check(options: CompileOptions) -> Request:
             check_text(text, has_tokenizer)
     if options.gate and not has_tokenizer:
         raise UsageError("--gate reads a text, and the model has no tokenizer.json", "leave --gate out")
-    return Request(options, target, choice, () if has_tokenizer else _warnings(model))
+    return Request(options, target, choice, () if has_tokenizer else _warnings(files))
 
 
 def check_export(source: Path, output: Path, force: bool) -> Path:
@@ -91,7 +92,9 @@ def find_model(model: Path) -> Found:
 def check_found(found: Found, options: CompileOptions) -> None:
     """What config.json says against a compile with these options, or the header of a GGUF file."""
     check_length(found.config, options.max_seq_len)
-    if found.is_gguf:
+    if found.is_onnx and find_spec("onnx") is None:
+        raise MissingExtraError(f"{found.path} needs the package onnx, which is not installed", install("onnx"))
+    if found.is_file:
         return
     check_config(found.path, found.config, options.task)
     if options.task == "generate":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -61,7 +62,7 @@ def engine_of(options: CompileOptions, reporter: Callable[[], Reporter]) -> Cach
     check_found(found, options)
     lacking = lacking_module()
     options = replace(options, model=_local(asked, found.path, lacking))
-    if not found.is_gguf:
+    if not found.is_file:
         weight_files(options.model)
     cell = open_cell(engine_key(options))
     try:
@@ -112,7 +113,8 @@ def _missing(asked: str, lacking: str) -> MissingExtraError:
 def _name(asked: str, model: Path) -> str:
     """What an engine's directory is called: the server gives it as the model's name."""
     path = Path(asked)
-    name = path.name.partition("@")[0] if hub.is_hub_name(path) else model.resolve().name.removesuffix(".gguf")
+    stem = re.sub(r"\.(gguf|onnx)$", "", model.resolve().name)
+    name = path.name.partition("@")[0] if hub.is_hub_name(path) else stem
     if not name:
         raise UsageError(f"{asked!r} names no model")
     return name

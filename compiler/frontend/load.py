@@ -24,9 +24,8 @@ from .export.trace import Traced, export
 from .layers.kinds import LayerKinds
 from .layers.replay import Replay
 from .mask_spec import MaskUsed
-from .source.facts import model_info, token_types, unused_positions
+from .source.facts import completed_info, model_info, token_types, unused_positions
 from .source.lengths import sequence_length
-from .source.model import build_meta_model
 from .source.source import Source, open_source
 
 HANDLERS = joined(aten_handlers.HANDLERS, index_handlers.HANDLERS, reduce_handlers.HANDLERS, state_handlers.HANDLERS)
@@ -49,9 +48,11 @@ def load_graph(
     source = open_source(model, task) if isinstance(model, Path) else model
 
     def attempt(written_out: bool) -> Graph:
-        model = build_meta_model(source.config, written_out, task)
+        model = source.build(written_out, task)
         weights = source.weights(model)
-        graph = trace_model(model, source.config, weights, max_seq_len, every_layer, task == "rerank")
+        every = every_layer or not source.layered
+        graph = trace_model(model, source.config, weights, max_seq_len, every, task == "rerank")
+        graph.info = completed_info(graph)
         if task != "generate":
             graph.rename_output(LOGITS, HIDDEN)
             append_ending(graph, ending or Ending())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
 
+from ..ops.attention import ALL_AHEAD
 from .builder import Builder
 
 
@@ -30,6 +32,7 @@ class Heads:
     window: int
     chunk: int
     softcap: float
+    ahead: int
 
     @property
     def groups(self) -> int:
@@ -37,21 +40,36 @@ class Heads:
         return self.q // self.kv
 
 
-def attention(b: Builder, seq: Sequences, q: str, k: str, v: str, sinks: str, alibi: str, heads: Heads) -> str:
-    """q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, Dv] -> [T, Hq, Dv], as icc.attention; sinks and alibi may be ""."""
+@dataclass(frozen=True)
+class Extras:
+    """Values that some attentions have, or "": sinks [Hq], slopes [Hq], and a bias [Hq, 2 * centre] by distance."""
+
+    sinks: str
+    alibi: str
+    bias: str
+    centre: int
+
+
+def attention(b: Builder, seq: Sequences, q: str, k: str, v: str, extras: Extras, heads: Heads) -> str:
+    """q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, Dv] -> [T, Hq, Dv], as icc.attention has it."""
     # [B, S, Hkv, G, D] -> [B, Hkv, G, S, D]; keys and values have G = 1, which broadcasts
-    queries = b.add("Transpose", _split(b, seq, q, heads.kv, heads.groups, heads.dim), perm=[0, 2, 3, 1, 4])
-    keys = b.add("Transpose", _split(b, seq, k, heads.kv, 1, heads.dim), perm=[0, 2, 3, 4, 1])
-    values = b.add("Transpose", _split(b, seq, v, heads.kv, 1, heads.value_dim), perm=[0, 2, 3, 1, 4])
+    queries = b.add("Transpose", split(b, seq, q, heads.kv, heads.groups, heads.dim), perm=[0, 2, 3, 1, 4])
+    keys = b.add("Transpose", split(b, seq, k, heads.kv, 1, heads.dim), perm=[0, 2, 3, 4, 1])
+    values = b.add("Transpose", split(b, seq, v, heads.kv, 1, heads.value_dim), perm=[0, 2, 3, 1, 4])
     scores = b.add("Mul", b.add("MatMul", queries, keys), b.number(heads.scale))
     if heads.softcap:
         capped = b.add("Tanh", b.add("Div", scores, b.number(heads.softcap)))
         scores = b.add("Mul", capped, b.number(heads.softcap))
-    if alibi:
-        slopes = b.reshape(alibi, heads.kv, heads.groups, 1, 1)
-        scores = b.add("Add", scores, b.add("Mul", slopes, _distance(b, seq)))
-    scores = b.add("Where", _visible(b, seq, heads.window, heads.chunk), scores, b.number(float("-inf")))
-    weights = _with_sinks(b, scores, sinks, heads) if sinks else b.add("Softmax", scores, axis=-1)
+    if extras.alibi:
+        slopes = b.reshape(extras.alibi, heads.kv, heads.groups, 1, 1)
+        scores = b.add("Add", scores, b.add("Mul", slopes, b.cast(_distance(b, seq), torch.float32)))
+    if extras.bias:
+        column = b.add("Add", _distance(b, seq), _int(b, extras.centre))
+        by_head = b.reshape(extras.bias, heads.kv, heads.groups, 2 * extras.centre)
+        scores = b.add("Add", scores, b.add("Gather", by_head, column, axis=2))
+    if seen := _visible(b, seq, heads):
+        scores = b.add("Where", seen, scores, b.number(float("-inf")))
+    weights = _with_sinks(b, scores, extras.sinks, heads) if extras.sinks else b.add("Softmax", scores, axis=-1)
     mixed = b.add("Transpose", b.add("MatMul", weights, values), perm=[0, 3, 1, 2, 4])
     return b.reshape(mixed, -1, heads.q, heads.value_dim)
 
@@ -75,7 +93,7 @@ def _part(b: Builder, x: str, start: int, end: int, step: int = 1) -> str:
     return b.add("Slice", x, b.ints(start), b.ints(end), b.ints(-1), b.ints(step))
 
 
-def _split(b: Builder, seq: Sequences, x: str, *inner: int) -> str:
+def split(b: Builder, seq: Sequences, x: str, *inner: int) -> str:
     """Rows of tokens as [batch, tokens, *inner]."""
     shape = b.once(("shape", inner), lambda: b.add("Concat", seq.shape, b.ints(*inner), axis=0), "sequences")
     return b.add("Reshape", x, shape)
@@ -103,28 +121,30 @@ def _positions(b: Builder, seq: Sequences) -> tuple[str, str]:
     return b.once("queries", lambda: along(1), "mask"), b.once("keys", lambda: along(0), "mask")
 
 
-def _visible(b: Builder, seq: Sequences, window: int, chunk: int) -> str:
-    """Boolean [S, S]: which keys a query sees."""
+def _visible(b: Builder, seq: Sequences, heads: Heads) -> str:
+    """Boolean [S, S]: which keys a query sees; "" where it sees them all."""
+    window, chunk, ahead = heads.window, heads.chunk, heads.ahead
 
     def made() -> str:
         q, k = _positions(b, seq)
-        allowed = b.add("LessOrEqual", k, q)
+        rules = []
+        if ahead != ALL_AHEAD:
+            rules.append(b.add("LessOrEqual", k, b.add("Add", q, _int(b, ahead)) if ahead else q))
         if window:
-            allowed = b.add("And", allowed, b.add("Greater", k, b.add("Sub", q, _int(b, window))))
+            rules.append(b.add("Greater", k, b.add("Sub", q, _int(b, window))))
         if chunk:
-            same = b.add("Equal", b.add("Div", q, _int(b, chunk)), b.add("Div", k, _int(b, chunk)))
-            allowed = b.add("And", allowed, same)
-        return allowed
+            rules.append(b.add("Equal", b.add("Div", q, _int(b, chunk)), b.add("Div", k, _int(b, chunk))))
+        return reduce(lambda one, other: b.add("And", one, other), rules) if rules else ""
 
-    return b.once(("visible", window, chunk), made, "mask")
+    return b.once(("visible", window, chunk, ahead), made, "mask")
 
 
 def _distance(b: Builder, seq: Sequences) -> str:
-    """Key place - query place, float32 [S, S]."""
+    """Key place - query place, int64 [S, S]."""
 
     def made() -> str:
         q, k = _positions(b, seq)
-        return b.cast(b.add("Sub", k, q), torch.float32)
+        return b.add("Sub", k, q)
 
     return b.once("distance", made, "mask")
 

@@ -27,9 +27,9 @@ class Affine:
     @staticmethod
     def of(storage: StorageFormat) -> Affine | None:
         """The format as this, or None for one that is something else."""
-        if isinstance(storage, GroupAffine) and storage.bits in (4, 8):
+        if type(storage) is GroupAffine and storage.bits in (4, 8):
             return Affine(storage.bits, storage.group, None)
-        if not isinstance(storage, BlockFormat) or storage.table or storage.mins or storage.power:
+        if type(storage) is not BlockFormat or storage.table or storage.mins or storage.power:
             return None
         if storage.group_scales != "none" or storage.bits not in (4, 8):
             return None
@@ -82,7 +82,7 @@ class Weights:
         affine = Affine.of(storage)
         if affine is not None and affine.block % 2 == 0:
             return self._affine(weight, affine, {k: take(v) for k, v in self._packed(weight, name, affine).items()})
-        if isinstance(storage, BlockFormat):
+        if type(storage) is BlockFormat:
             stored = self._blocks(weight, name, storage)
             return self._of_blocks(weight, storage, {k: take(v) for k, v in stored.items()})
         if not isinstance(storage, Dense):  # another package's, or a new one: as the values that it stands for

@@ -28,7 +28,13 @@ def feeds(found: onnxruntime.InferenceSession, ids: list[int], batch: int = 1) -
         "attention_mask": np.ones((batch, tokens), np.int64),
         "logit_rows": np.arange(tokens),
     }
-    return {i.name: known[i.name] for i in found.get_inputs()}
+    return {i.name: known[i.name] if i.name in known else _nothing(i.shape) for i in found.get_inputs()}
+
+
+def _nothing(shape: list[Any]) -> np.ndarray:
+    """A KV cache of one sequence without tokens."""
+    sizes = [1 if axis == 0 else 0 if isinstance(size, str) else size for axis, size in enumerate(shape)]
+    return np.zeros(sizes, np.float32)
 
 
 def run_exported(graph: Graph, path: Path, ids: list[int], external: bool = False) -> np.ndarray:

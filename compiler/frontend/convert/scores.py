@@ -36,6 +36,11 @@ class Scores:
     steps: tuple[Step, ...] = ()
     probabilities: bool = False
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether nothing was added or masked yet."""
+        return all(step.kind == "view" for step in self.steps)
+
 
 def pair_dims(val: Any) -> tuple[Any, ...]:
     """Dims as `dims_of` gives them, where two token axes are allowed."""
@@ -81,7 +86,7 @@ def _arithmetic(conv: Conversion, node: fx.Node, short: str, scores: Scores) -> 
     others = [a for i, a in enumerate(args) if i != at]
     if not all(_is_static(conv, o) for o in others):
         _refuse_dynamic()
-    if short == "tanh" and not scores.steps and not scores.softcap:
+    if short == "tanh" and not scores.softcap and scores.is_bare:
         return replace(scores, softcap=1.0)
     if short in ("maximum", "clamp_min", "clamp") and len(others) == 1:
         if _number(conv, others[0]) > MASKED:
@@ -119,7 +124,7 @@ def _scaled(conv: Conversion, short: str, at: int, scores: Scores, operand: Any)
         if at != 0:
             raise ValueError("a division by attention scores")
         factor = 1 / factor
-    steps = scores.steps if not scores.steps else (*scores.steps, Step("mul", factor))
+    steps = scores.steps if scores.is_bare else (*scores.steps, Step("mul", factor))
     return replace(scores, scale=scores.scale * factor, softcap=scores.softcap * factor, steps=steps)
 
 
@@ -132,6 +137,29 @@ def _kv_heads(q: Dims, kv: Dims) -> int:
     if any(d != 1 for d in lead_kv[same:]):
         raise ValueError("heads that share keys in another way than by groups")
     return math.prod(lead_kv[:same])
+
+
+def _unrepeated(conv: Conversion, value: Value, dim: int, heads: int) -> Value | None:
+    """Keys or values before their heads were repeated for the queries' groups, as (heads, T, dim); None where they were
+    not. A cache of what is repeated would be as many times larger."""
+    aten, node = torch.ops.aten, value.node
+    while isinstance(node, fx.Node) and node.target is aten.view.default:
+        node = node.args[0]
+    if not isinstance(node, fx.Node) or node.target is not aten.expand.default:
+        return None
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    before, after = type_of(source).shape, type_of(node).shape
+    grown = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+    if (
+        len(grown) != 1
+        or len(before) != len(after)
+        or after[grown[0] + 1 :] != (dim,)
+        or math.prod(after[:-1]) != heads
+    ):
+        return None
+    own = math.prod(before[: grown[0]])
+    return conv.view(Value(source, (*before[:-1], T, dim)), (own, T, dim))
 
 
 class WrittenOutAttention:
@@ -214,15 +242,17 @@ class WrittenOutAttention:
         if causal:
             mask = replace(mask, ahead=0)
         q = conv.view(scores.q, (heads, T, scores.q.dims[-1])).node
-        k = conv.view(scores.k, (shared, T, scores.k.dims[-2])).node
-        value = conv.view(v, (shared, T, v.dims[-1])).node
+        k, value = _unrepeated(conv, scores.k, scores.k.dims[-2], shared), _unrepeated(conv, v, v.dims[-1], shared)
+        if k is None or value is None or k.dims[0] != value.dims[0]:
+            k = conv.view(scores.k, (shared, T, scores.k.dims[-2]))
+            value = conv.view(v, (shared, T, v.dims[-1]))
         slopes = conv.constant("alibi_slopes", mask.slopes).node if mask.slopes is not None else None
         options: list[Any] = [conv.next_layer(), scores.scale, mask.window, mask.chunk, scores.softcap]
         if mask.ahead or mask.bias is not None:
             options.append(mask.ahead)
         if mask.bias is not None:
             options.append(conv.constant("distance_bias", mask.bias).node)
-        out = conv.emit(OPS["attention"].overload, q, k, value, None, slopes, *options)
+        out = conv.emit(OPS["attention"].overload, q, k.node, value.node, None, slopes, *options)
         return conv.view(Value(out, (T, *type_of(out).shape)), dims)
 
     def _mask(self, conv: Conversion, steps: tuple[Step, ...], heads: int) -> Mask:

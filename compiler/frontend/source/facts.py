@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from ...graph.graph import ModelInfo
+from ...graph.graph import Graph, ModelInfo, type_of
+from ...ops import OPS, traits_of
 from ...weights.handles import Weight, is_quantized
 from .lengths import position_limit
 
@@ -30,6 +32,19 @@ def model_info(model: nn.Module, config: Any, weights: Mapping[str, Weight]) -> 
         max_position_embeddings=position_limit(text),
         dtype=max(set(floats), key=floats.count) if floats else torch.float32,
         padding=padding if isinstance(padding := getattr(text, "pad_token_id", None), int) else None,
+    )
+
+
+def completed_info(graph: Graph) -> ModelInfo:
+    """The facts of a model, those that no configuration tells as the graph shows them."""
+    embedding, info = OPS["embedding"].overload, graph.info
+    tables = [n.args[1] for n in graph.nodes if n.target is embedding and n.args[0] is graph.input("token_ids")]
+    hidden = next((type_of(table).shape[-1] for table in tables), 0)  # type: ignore[arg-type]
+    return replace(
+        info,
+        vocab_size=info.vocab_size or type_of(graph.output).shape[-1],
+        hidden_size=info.hidden_size or hidden,
+        num_layers=info.num_layers or sum(traits_of(n.target).attention for n in graph.nodes),
     )
 
 

@@ -24,21 +24,28 @@ _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz", ".zst")
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint directory, and config.json as it stands there; or a GGUF file, and what of it its header says."""
+    """A checkpoint directory, and config.json as it stands there; or a GGUF file, and what of it its header says; or an
+    ONNX file, and what config.json beside it says."""
 
     path: Path
     config: dict[str, Any]
     is_gguf: bool = False
+    is_onnx: bool = False
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the model is one file, which says itself what it computes."""
+        return self.is_gguf or self.is_onnx
 
 
 def find_checkpoint(path: Path) -> Found:
-    """The checkpoint at `path`: its directory, its config.json, or a GGUF file, or a directory with just one of them.
+    """The checkpoint at `path`: its directory, its config.json, a GGUF or ONNX file, or a directory with one of them.
 
     CheckpointError where there is none; UnsupportedModel for a kind of model file that icc does not read.
     """
     path = path.parent if path.name == CONFIG and path.is_file() else path
     if path.is_file():
-        return _gguf(path)
+        return _onnx(path) if is_onnx(path) else _gguf(path)
     if not path.exists():
         raise CheckpointError(
             f"{path} does not exist: there is no directory with a config.json",
@@ -50,6 +57,8 @@ def find_checkpoint(path: Path) -> Found:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     if CONFIG not in names and (models := _gguf_models(names)):
         return _gguf(path / _only(path, models))
+    if not any(map(_WEIGHTS.fullmatch, names)) and (models := [n for n in names if is_onnx(Path(n))]):
+        return _onnx(path / _only(path, _onnx_models(models), "ONNX"))
     adapter = "adapter_config.json" in names and not any(map(_WEIGHTS.fullmatch, names))
     if CONFIG not in names or adapter or not any(name.endswith((".safetensors", *_PICKLES)) for name in names):
         if (other := _other_kind(str(path), names, path)) is not None:
@@ -106,12 +115,53 @@ def _other_kind(where: str, names: list[str], path: Path | None) -> IccError | N
     if gguf := [name for name in names if name.endswith(".gguf")]:
         return UnsupportedModel(f"{where} holds GGUF files ({gguf[0]}) and no checkpoint", _GGUF)
     if onnx := [name for name in names if name.endswith(".onnx")]:
-        return UnsupportedModel(f"{where} holds an ONNX model ({onnx[0]}), which icc does not read", _ONNX)
+        return UnsupportedModel(f"{where} holds ONNX models ({onnx[0]}) and no checkpoint", _ONNX)
     return None
 
 
 _GGUF = "give one of them; of a model on the hub: hf download ORG/NAME FILE"
-_ONNX = "give the Hugging Face checkpoint that the ONNX model was exported from"
+_ONNX = "give one of them, or the Hugging Face checkpoint that it was exported from"
+
+
+_ONNX_TAGS = (b"\x08", b"\x12", b"\x1a", b"\x22", b"\x28", b"\x32", b"\x3a", b"\x42", b"\x72")  # of a ModelProto
+
+
+def is_onnx(path: Path) -> bool:
+    """Whether a file is an ONNX model by its name: protobuf messages have no mark of their own."""
+    return path.suffix.lower() == ".onnx"
+
+
+def _onnx(path: Path) -> Found:
+    """An ONNX file; what it holds is found out when it is read. It begins with the tag of a field."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(1)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    if start not in _ONNX_TAGS:
+        raise CheckpointError(f"{path} is truncated or not an ONNX file", _AGAIN)
+    return Found(path, onnx_config(onnx_files(path)), is_onnx=True)
+
+
+def onnx_files(path: Path) -> Path:
+    """The folder with the other files of an ONNX model: its own, or the one above a folder that is called onnx."""
+    folder = path.resolve().parent
+    above = folder.parent
+    if folder.name == "onnx" and not (folder / CONFIG).is_file() and (above / CONFIG).is_file():
+        return above
+    return folder
+
+
+def onnx_config(files: Path) -> dict[str, Any]:
+    """config.json beside an ONNX model, if there is one, with the configuration of the text model over it."""
+    found = _object(files / CONFIG) if (files / CONFIG).is_file() else {}
+    text = found.get("text_config")
+    return {**found, **text} if isinstance(text, dict) else found
+
+
+def _onnx_models(names: list[str]) -> list[str]:
+    """The file to take of several: that which is called model.onnx, as exporters call the whole model in 32 bits."""
+    return next(([name] for name in ("model.onnx", "onnx/model.onnx") if name in names), names)
 
 
 def _gguf(path: Path) -> Found:
@@ -136,17 +186,15 @@ def _gguf_models(names: list[str]) -> list[str]:
     return [name for name in models if not later.search(name) and not name.startswith("mmproj")]
 
 
-def _only(path: Path, models: list[str]) -> str:
+def _only(path: Path, models: list[str], kind: str = "GGUF") -> str:
     if len(models) > 1:
-        raise CheckpointError(f"{path} holds {len(models)} GGUF models: {', '.join(models[:4])}", "give one of them")
+        raise CheckpointError(f"{path} holds {len(models)} {kind} models: {', '.join(models[:4])}", "give one of them")
     return models[0]
 
 
 def _file(path: Path) -> IccError:
     """Why a file is not a checkpoint."""
     suffix = path.suffix.lower()
-    if suffix == ".onnx":
-        return UnsupportedModel(f"{path} is an ONNX model, which icc does not read", _ONNX)
     if suffix == ".safetensors" or path.name.endswith(".index.json"):
         config = "" if (path.parent / CONFIG).is_file() else ", which needs a config.json too"
         return CheckpointError(f"{path} is one file of a checkpoint", f"give its directory: {path.parent}{config}")

@@ -15,7 +15,7 @@ from .float8 import refuse_bare
 from .gguf.container import is_gguf
 from .gguf.source import GgufFile
 from .identify import find_checkpoint
-from .model import computed_buffers, load_config
+from .model import build_meta_model, computed_buffers, load_config
 from .packed import unpacked
 from .refuse import check_config
 
@@ -40,9 +40,17 @@ class Source(Protocol):
         """
         ...
 
+    layered: bool  # whether layers are modules that are alike, of which one of each kind may be traced
+
+    def build(self, written_out: bool, task: str) -> nn.Module:
+        """The model on meta; see `build_meta_model`."""
+        ...
+
 
 class CheckpointDirectory:
     """A Hugging Face directory: config.json and safetensors, in one file or in shards."""
+
+    layered = True
 
     def __init__(self, path: Path, task: str = "generate") -> None:
         found = find_checkpoint(path)
@@ -60,8 +68,16 @@ class CheckpointDirectory:
         """See Source; names and layouts are converted as transformers does when it loads the checkpoint."""
         return model_weights(model, self._tensors, computed_buffers(model))
 
+    def build(self, written_out: bool, task: str) -> nn.Module:
+        """See Source."""
+        return build_meta_model(self.config, written_out, task)
+
 
 def open_source(path: Path, task: str = "generate") -> Source:
     """The source at a path; CheckpointError or UnsupportedModel where there is none that icc reads for the task."""
-    path = find_checkpoint(path).path
-    return GgufFile(path) if is_gguf(path) else CheckpointDirectory(path, task)
+    found = find_checkpoint(path)
+    if found.is_onnx:
+        from .onnx.source import OnnxFile  # needs the package onnx, which nothing else here does
+
+        return OnnxFile(found.path)
+    return GgufFile(found.path) if is_gguf(found.path) else CheckpointDirectory(found.path, task)

@@ -13,7 +13,7 @@ from ...errors import IccError
 from ...weights.handles import Constant, Weight
 from .conversion import follow_ties
 from .identify import find_checkpoint
-from .model import computed_buffers, load_config
+from .model import build_meta_model, computed_buffers, load_config
 from .refuse import check_config
 from .source import Source, open_source
 
@@ -32,12 +32,18 @@ class Unread(Weight):
 class ConfigOnly:
     """A directory with config.json. Weights are as the model's code has them, floats in the configuration's type."""
 
+    layered = True
+
     def __init__(self, path: Path, task: str = "generate") -> None:
         found = find_checkpoint(path)
         check_config(found.path, found.config, task)
         self.files = found.path
         self.config = load_config(found.path)
         self._dtype = _stated_dtype(self.config)
+
+    def build(self, written_out: bool, task: str) -> nn.Module:
+        """See Source."""
+        return build_meta_model(self.config, written_out, task)
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
         """See Source."""
@@ -59,6 +65,8 @@ def planned_source(path: Path, task: str = "generate") -> Source:
     try:
         return open_source(path, task)
     except IccError:
+        if path.is_file():
+            raise
         return ConfigOnly(path, task)
 
 

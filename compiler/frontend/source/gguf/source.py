@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ....weights.handles import Weight
 from ..conversion import completed
-from ..model import computed_buffers
+from ..model import build_meta_model, computed_buffers
 from .config import read_config, rope_factors
 from .split import open_container
 from .tensors import handle, weights_of
@@ -20,6 +20,8 @@ from .tokenizer import write_files
 class GgufFile:
     """One file, or any file of a split model. `files` is a directory with the other files of a checkpoint, made of the
     metadata, which is there as long as this is."""
+
+    layered = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,6 +35,10 @@ class GgufFile:
         """See Source; blocks stay as they are."""
         computed = self._with_factors(computed_buffers(model))
         return completed(model, weights_of(self.container, model, self.config), computed)
+
+    def build(self, written_out: bool, task: str) -> nn.Module:
+        """See Source."""
+        return build_meta_model(self.config, written_out, task)
 
     def _with_factors(self, computed: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rotary frequencies divided by the file's factors, if it has some."""

@@ -1,0 +1,158 @@
+"""Handlers of whole attentions and rotary embeddings: ONNX's own of opset 23, and those of onnxruntime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .errors import Refused
+from .known import Known
+from .table import Call, HandlerTable
+
+HANDLERS = HandlerTable()
+
+
+def _heads(x: Tensor, count: int) -> Tensor:
+    """[1, T, count * D] or [1, count, T, D] as the latter."""
+    return x if x.dim() == 4 else x.unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[1, H, T, D] as [1, T, H * D]."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """x [1, H, T, D] rotated in its first 2 R values by cos, sin [1, T, R]."""
+    half = cos.shape[-1]
+    head, tail = x[..., : 2 * half], x[..., 2 * half :]
+    if interleaved:
+        cos, sin = (v.repeat_interleave(2, dim=-1) for v in (cos, sin))
+        turned = torch.stack((-head[..., 1::2], head[..., ::2]), dim=-1).flatten(-2)
+    else:
+        cos, sin = (torch.cat((v, v), dim=-1) for v in (cos, sin))
+        turned = torch.cat((-head[..., half:], head[..., :half]), dim=-1)
+    done = head * cos.unsqueeze(1) + turned * sin.unsqueeze(1)
+    return torch.cat((done, tail), dim=-1) if tail.shape[-1] else done
+
+
+def _angles(c: Call, cos: Any, sin: Any, positions: Tensor | None, tokens: Any) -> tuple[Tensor, Tensor]:
+    """Rows of the tables of positions; tables that are rows already as they are."""
+    tables = c.as_tensor(cos), c.as_tensor(sin)
+    if tables[0].dim() == 3:
+        return tables
+    if positions is None:
+        positions = torch.arange(tokens, device=c.device)[None]
+    return tuple(functional.embedding(positions, table) for table in tables)  # type: ignore[return-value]
+
+
+@HANDLERS.handles("RotaryEmbedding")
+def rotary(c: Call) -> Any:
+    """(x, cos, sin, positions)."""
+    return _rotary(c, c.inputs[1], c.inputs[2], c.given(3), "interleaved")
+
+
+@HANDLERS.handles("com.microsoft.RotaryEmbedding")
+def rotary_microsoft(c: Call) -> Any:
+    """(x, positions, cos, sin)."""
+    if c.attribute("scale", 1.0) != 1.0:
+        raise Refused("scaled positions")
+    return _rotary(c, c.inputs[2], c.inputs[3], c.given(1), "interleaved")
+
+
+def _rotary(c: Call, cos: Any, sin: Any, positions: Any, interleaved: str) -> Tensor:
+    value, count = c.tensor(0), c.attribute("num_heads", 0)
+    if value.dim() == 3 and not count:
+        rows = c.as_tensor(cos).shape[-1]
+        count = value.shape[-1] // ((c.attribute("rotary_embedding_dim", 0) and 0) or 2 * rows)
+    x = _heads(value, count)
+    if isinstance(positions, Known) or (positions is not None and positions.dim() != 2):
+        positions = None  # where the first token is: 0
+    angles = _angles(c, cos, sin, positions, x.shape[2])
+    done = rotated(x, *angles, bool(c.attribute(interleaved, 0)))
+    return done if value.dim() == 4 else _rows(done)
+
+
+@HANDLERS.handles("com.microsoft.GroupQueryAttention")
+def group_query_attention(c: Call) -> Any:
+    """Causal. (query, key, value, past_key, past_value, lengths, total, cos, sin, positions, bias, sinks); the first
+    may hold all three."""
+    count, shared = c.attribute("num_heads", 0), c.attribute("kv_num_heads", 0)
+    q = c.tensor(0)
+    if c.given(1) is None:
+        dim = q.shape[-1] // (count + 2 * shared)
+        q, k, v = q.split([count * dim, shared * dim, shared * dim], dim=-1)
+    else:
+        k, v = c.tensor(1), c.tensor(2)
+    q, k, v = _heads(q, count), _heads(k, shared), _heads(v, shared)
+    if c.given(10) is not None:
+        raise Refused("a bias of the attention scores")
+    if c.attribute("smooth_softmax", 0) or c.attribute("k_quant_type", "NONE") != "NONE":
+        raise Refused("a smooth softmax, or a quantized cache")
+    if c.attribute("do_rotary", 0):
+        positions = c.given(9) if isinstance(c.given(9), Tensor) else None
+        cos, sin = _angles(c, c.given(7), c.given(8), positions, q.shape[2])
+        q, k = (rotated(x, cos, sin, bool(c.attribute("rotary_interleaved", 0))) for x in (q, k))
+    scale = c.attribute("scale", 0.0) or q.shape[-1] ** -0.5
+    window = max(0, c.attribute("local_window_size", -1))
+    sinks = c.tensor(11) if c.given(11) is not None else None
+    softcap = float(c.attribute("softcap", 0.0))
+    out = torch.ops.icc_trace.attention(q, k, v, sinks, float(scale), window, 0, softcap, 0)
+    return [out.flatten(2), None, None]
+
+
+@HANDLERS.handles("com.microsoft.MultiHeadAttention")
+def multi_head_attention(c: Call) -> Any:
+    """(query, key, value, bias, padding mask, score bias, ...)."""
+    count = c.attribute("num_heads", 0)
+    if c.given(1) is None or c.given(2) is None:
+        raise Refused("packed queries, keys and values")
+    q, k, v = (c.tensor(i) for i in range(3))
+    if c.given(3) is not None:
+        sizes = [q.shape[-1], k.shape[-1], v.shape[-1]]
+        q, k, v = (x + b for x, b in zip((q, k, v), c.tensor(3).split(sizes), strict=True))
+    q, k, v = (_heads(x, count) for x in (q, k, v))
+    mask = c.given(4)
+    if mask is not None and (not isinstance(mask, Tensor) or mask.dim() > 2):
+        raise Refused("a padding mask of this form")  # [batch] or [batch, tokens] without padding masks nothing
+    bias = c.tensor(5) if c.given(5) is not None else None
+    causal = bool(c.attribute("unidirectional", 0))
+    scale = c.attribute("scale", 0.0) or None
+    return [_rows(_attended(q, k, v, bias, causal, scale)), None, None, None]
+
+
+@HANDLERS.handles("Attention")
+def attention(c: Call) -> Any:
+    """ONNX's of opset 23: (query, key, value, mask, past_key, past_value)."""
+    if c.node.domain == "com.microsoft":
+        raise Refused("the attention of com.microsoft that projects its own queries, keys and values")
+    q, k, v = (c.tensor(i) for i in range(3))
+    count, shared = c.attribute("q_num_heads", 0), c.attribute("kv_num_heads", 0)
+    rank = q.dim()
+    q, k, v = _heads(q, count), _heads(k, shared), _heads(v, shared)
+    mask, causal = (None if c.given(3) is None else c.tensor(3)), bool(c.attribute("is_causal", 0))
+    scale, softcap = c.attribute("scale", 0.0) or None, float(c.attribute("softcap", 0.0))
+    if c.attribute("qk_matmul_output_mode", 0) and len(c.node.output) > 3:
+        raise Refused("scores that are handed out")
+    if softcap:
+        if mask is not None or not causal:
+            raise Refused("soft caps with a mask")
+        own = scale or q.shape[-1] ** -0.5
+        out = torch.ops.icc_trace.attention(q, k, v, None, float(own), 0, 0, softcap, 0).transpose(1, 2)
+    else:
+        out = _attended(q, k, v, mask, causal, scale)
+    return [out if rank == 4 else _rows(out), None, None, None]
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
+    """[1, H, T, Dv], left whole for the frontend, which looks at the mask."""
+    if causal and mask is None:
+        own = scale or q.shape[-1] ** -0.5
+        return torch.ops.icc_trace.attention(q, k, v, None, float(own), 0, 0, 0.0, 0).transpose(1, 2)
+    if causal and mask is not None:
+        raise Refused("causal attention with a mask besides")
+    grouped = q.shape[1] != k.shape[1]
+    return functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)

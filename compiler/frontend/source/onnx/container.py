@@ -1,0 +1,179 @@
+"""An ONNX file, checked before anything is allocated from a number in it: its graph, and its tensors as handles."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from onnx import GraphProto, ModelProto, TensorProto
+from torch import Tensor
+
+from ....errors import CheckpointError, TensorError, UnsupportedModel
+from ....weights.handles import Weight
+from ..checkpoint import mapped
+
+_LIMIT = 1 << 31  # bytes of a protobuf message
+DTYPES: dict[int, torch.dtype] = {
+    TensorProto.FLOAT: torch.float32,
+    TensorProto.DOUBLE: torch.float64,
+    TensorProto.FLOAT16: torch.float16,
+    TensorProto.BFLOAT16: torch.bfloat16,
+    TensorProto.INT64: torch.int64,
+    TensorProto.INT32: torch.int32,
+    TensorProto.INT16: torch.int16,
+    TensorProto.INT8: torch.int8,
+    TensorProto.UINT8: torch.uint8,
+    TensorProto.BOOL: torch.bool,
+}
+_HALVES: dict[int, bool] = {TensorProto.UINT4: False, TensorProto.INT4: True}  # two to a byte; whether they have a sign
+_FIELDS = {  # where a tensor without raw data has its values
+    torch.float32: "float_data", torch.float64: "double_data", torch.int64: "int64_data",
+}  # fmt: skip
+_DOMAINS = ("", "ai.onnx", "com.microsoft", "ai.onnx.ml")
+
+
+@dataclass
+class OnnxTensor(Weight):
+    """One tensor of the file; 4-bit integers come one to a byte."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    proto: TensorProto = field(repr=False)
+    path: Path | None = None  # of the external data, and where in it
+    start: int = 0
+    end: int = 0
+
+    def load(self) -> Tensor:
+        if self.proto.data_type in _HALVES:
+            return self._halves()
+        if self.path is not None or self.proto.raw_data:
+            value = self._raw().view(self.dtype)
+        elif self.dtype in _FIELDS:
+            value = torch.tensor(list(getattr(self.proto, _FIELDS[self.dtype])), dtype=self.dtype)
+        elif self.dtype in (torch.float16, torch.bfloat16):
+            value = torch.tensor(list(self.proto.int32_data), dtype=torch.int32).to(torch.uint16).view(self.dtype)
+        else:
+            value = torch.tensor(list(self.proto.int32_data), dtype=torch.int32).to(self.dtype)
+        if value.is_floating_point() and bool(value.isnan().any()):
+            raise TensorError(self.name, "holds NaN", "the file is damaged")
+        return value.view(self.shape)
+
+    def _raw(self) -> Tensor:
+        if self.path is None:
+            return torch.frombuffer(bytearray(self.proto.raw_data or b"\0"), dtype=torch.uint8)
+        raw = mapped(self.path)[self.start : self.end]
+        return raw.clone() if self.start % self.dtype.itemsize else raw
+
+    def _halves(self) -> Tensor:
+        if self.path is None and not self.proto.raw_data:
+            packed = torch.tensor(list(self.proto.int32_data), dtype=torch.int32).to(torch.uint8)
+        else:
+            packed = self._raw()
+        codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten()[: math.prod(self.shape)].view(self.shape)
+        if not _HALVES[self.proto.data_type]:
+            return codes
+        return ((codes ^ 8).to(torch.int8) - 8).to(torch.int8)
+
+
+@dataclass(frozen=True)
+class Container:
+    """A model file: its graph, with functions written out, and its initializers by name."""
+
+    path: Path
+    graph: GraphProto
+    tensors: dict[str, OnnxTensor]
+
+
+def open_container(path: Path) -> Container:
+    """Read and check a file; CheckpointError or TensorError in one line where it is damaged."""
+    model = _parsed(path)
+    if not model.graph.node or not model.graph.output:
+        raise CheckpointError(f"{path} is not an ONNX model, or an empty one", "export it again")
+    foreign = {o.domain for o in model.opset_import} - set(_DOMAINS)
+    if model.functions:
+        model = _inlined(path, model)
+        foreign = {node.domain for node in model.graph.node} - set(_DOMAINS)
+    used = {node.domain for node in model.graph.node}
+    if bad := sorted(foreign & used):
+        raise UnsupportedModel(f"{path} has ops of the domain {bad[0]!r}, which icc does not know")
+    if model.graph.sparse_initializer:
+        raise UnsupportedModel(f"{path} has sparse tensors")
+    return Container(path, model.graph, {t.name: open_tensor(path, t) for t in model.graph.initializer})
+
+
+def _parsed(path: Path) -> ModelProto:
+    from google.protobuf.message import DecodeError
+
+    size = path.stat().st_size
+    if size >= _LIMIT:
+        raise CheckpointError(f"{path} has {size} bytes: an ONNX file has less than 2 GiB", "export with external data")
+    try:
+        return ModelProto.FromString(path.read_bytes())
+    except DecodeError as error:
+        raise CheckpointError(f"{path} is truncated or not an ONNX file", "download or export it again") from error
+
+
+def _inlined(path: Path, model: ModelProto) -> ModelProto:
+    from onnx import inliner
+
+    try:
+        return inliner.inline_local_functions(model)
+    except Exception as error:  # of the C++ library, without a class of its own
+        raise CheckpointError(f"{path}: its functions cannot be written out: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def open_tensor(path: Path, proto: TensorProto) -> OnnxTensor:
+    """The handle of a tensor, whose size is what its shape says and lies in the file or beside it."""
+    name, kind = proto.name, proto.data_type
+    if kind not in DTYPES and kind not in _HALVES:
+        known = TensorProto.DataType.Name(kind) if kind in TensorProto.DataType.values() else str(kind)
+        raise TensorError(name, f"has the type {known}, which icc does not read")
+    shape = tuple(int(size) for size in proto.dims)
+    if any(size < 0 for size in shape):
+        raise TensorError(name, f"has the shape {list(shape)}", "the file is damaged")
+    count = math.prod(shape)
+    dtype = DTYPES.get(kind, torch.int8 if _HALVES.get(kind) else torch.uint8)
+    nbytes = -(-count // 2) if kind in _HALVES else count * dtype.itemsize
+    if proto.data_location == TensorProto.EXTERNAL:
+        return OnnxTensor(name, shape, dtype, proto, *_outside(path, proto, nbytes))
+    held = len(proto.raw_data) if proto.raw_data else _typed(proto, dtype)
+    if held != (nbytes if proto.raw_data or kind in _HALVES else count):
+        raise TensorError(name, f"does not have the values of its shape {list(shape)}", "the file is damaged")
+    return OnnxTensor(name, shape, dtype, proto)
+
+
+def _typed(proto: TensorProto, dtype: torch.dtype) -> int:
+    return len(getattr(proto, _FIELDS.get(dtype, "int32_data")))
+
+
+def _outside(path: Path, proto: TensorProto, nbytes: int) -> tuple[Path, int, int]:
+    """(file, start, end) of external data, which must lie in the folder of the model."""
+    entries: dict[str, Any] = {entry.key: entry.value for entry in proto.external_data}
+    location = entries.get("location", "")
+    folder = path.resolve().parent
+    file = (folder / location).resolve()
+    if not location or Path(location).is_absolute() or not file.is_relative_to(folder):
+        raise CheckpointError(f"{path} names data outside its folder: {location!r}")
+    if not file.is_file():
+        raise CheckpointError(f"{path} lacks its data file {location}", "download or export it again")
+    try:
+        start, length = int(entries.get("offset", 0)), int(entries.get("length", nbytes))
+    except ValueError as error:
+        raise TensorError(proto.name, f"has external data at {entries}", "the file is damaged") from error
+    if length != nbytes:
+        raise TensorError(proto.name, f"has {length} bytes for the shape {list(proto.dims)}", "the file is damaged")
+    if start < 0 or start + length > file.stat().st_size:
+        raise CheckpointError(
+            f"{file} is truncated: tensor {proto.name!r} ends at byte {start + length}, the file at "
+            f"{file.stat().st_size}",
+            "download or export it again",
+        )
+    return file, start, start + length

@@ -1,0 +1,130 @@
+"""Weights that a file holds as integers with scales, as handles: what MatMulNBits and DequantizeLinear read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from onnx import NodeProto, helper
+from torch import Tensor
+
+from ....errors import TensorError
+from ....weights.formats.base import Parts
+from ....weights.formats.blocks import STEP, BlockFormat, grouped
+from ....weights.handles import Derived, QuantizedWeight, Weight
+
+PACKED = ("MatMulNBits", "DequantizeLinear")
+
+
+@dataclass
+class NBits(QuantizedWeight):
+    """The weight [N, K] of a MatMulNBits: w = (code - zero) scale, per block along K."""
+
+    codes: Weight  # [N, blocks, bytes of a block]
+    scales: Weight
+    zeros: Weight | None
+    bits: int
+    shape: tuple[int, ...]
+    format: BlockFormat
+    dtype: torch.dtype = field(init=False, default=torch.float32)
+    given: ClassVar[bool] = True
+
+    def parts(self) -> Parts:
+        n, k = self.shape
+        blocks = k // self.format.size
+        scales = self.scales.load().to(torch.float32).reshape(n, blocks)
+        if self.zeros is None:
+            zeros = torch.full((n, blocks), 1 << (self.bits - 1), dtype=torch.uint8)
+        else:
+            zeros = _unpacked(self.zeros.load().reshape(n, -1), self.bits)[:, :blocks].contiguous()
+        return {"codes": _unpacked(self.codes.load(), self.bits).reshape(n, k), "scales": scales, "zeros": zeros}
+
+
+def _unpacked(packed: Tensor, bits: int) -> Tensor:
+    """The codes of bytes, from the low bits up."""
+    if bits == 8:
+        return packed
+    fields = [(packed >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
+    return torch.stack(fields, dim=-1).flatten(-2)
+
+
+def packed_weights(nodes: Sequence[NodeProto], tensors: Mapping[str, Weight]) -> dict[str, Weight]:
+    """Weights of packed parts by the name that stands for them: the codes of a MatMulNBits, whose parts are kept; the
+    output of a DequantizeLinear, which is computed at every load."""
+    found: dict[str, Weight] = {}
+    for node in nodes:
+        if node.op_type not in PACKED:
+            continue
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        given = [tensors.get(name) for name in node.input]
+        if node.op_type == "MatMulNBits":
+            if given[1] is not None and given[2] is not None:
+                found[node.input[1]] = _nbits(node, attributes, given)
+        elif node.op_type == "DequantizeLinear" and given[0] is not None and given[1] is not None:
+            found[node.output[0]] = _dequantized(node, attributes, given)
+    return found
+
+
+def plain_reads(node: NodeProto, derived: Mapping[str, Weight]) -> list[str]:
+    """What a node reads besides the parts of a packed weight."""
+    if node.op_type == "MatMulNBits" and node.input[1] in derived:
+        return [node.input[0], *node.input[5:]]
+    return [] if node.op_type == "DequantizeLinear" and node.output[0] in derived else list(node.input)
+
+
+def _nbits(node: NodeProto, attributes: Mapping[str, int], given: list[Weight | None]) -> Weight:
+    name = node.input[1]
+    n, k, bits = int(attributes["N"]), int(attributes["K"]), int(attributes.get("bits", 4))
+    block = int(attributes["block_size"])
+    codes, scales, zeros = given[1], given[2], given[3] if len(given) > 3 else None
+    assert codes is not None and scales is not None
+    if (len(node.input) > 4 and node.input[4]) or (len(node.input) > 3 and node.input[3] and zeros is None):
+        raise TensorError(name, "has columns in another order, or zero points that are computed")
+    if bits not in (4, 8) or block < STEP or k % block or block * bits % 8:
+        raise TensorError(name, f"has {bits} bits in blocks of {block} for K = {k}", "icc has none such")
+    blocks, per_byte = k // block, 8 // bits
+    wanted = (n, blocks, block // per_byte)
+    expected = [(codes, n * blocks * wanted[2]), (scales, n * blocks)]
+    if zeros is not None:
+        if zeros.dtype != torch.uint8:
+            raise TensorError(name, f"has zero points of {zeros.dtype}", "icc reads packed integers")
+        expected.append((zeros, n * -(-blocks // per_byte)))
+    for weight, count in expected:
+        if _count(weight) != count:
+            raise TensorError(name, f"has {list(weight.shape)} where {wanted} says {count} values")
+    return NBits(codes, scales, zeros, bits, (n, k), grouped(bits, block, "f32"))
+
+
+def _count(weight: Weight) -> int:
+    count = 1
+    for size in weight.shape:
+        count *= size
+    return count
+
+
+def _dequantized(node: NodeProto, attributes: Mapping[str, int], given: list[Weight | None]) -> Weight:
+    """(x - zero) scale, per tensor, along an axis, or per block of it."""
+    x, scale, zero = given[0], given[1], given[2] if len(given) > 2 else None
+    assert x is not None and scale is not None
+    axis, block = int(attributes.get("axis", 1)), int(attributes.get("block_size", 0))
+
+    def spread(value: Tensor) -> Tensor:
+        if value.dim() == 0 or value.numel() == 1:
+            return value.reshape(())
+        if block:
+            return value.repeat_interleave(block, axis).narrow(axis, 0, x.shape[axis])
+        shape = [1] * len(x.shape)
+        shape[axis] = -1
+        return value.reshape(shape)
+
+    def compute(*values: Tensor) -> Tensor:
+        codes, scales, *rest = values
+        wide = codes.to(torch.float32)
+        if rest:
+            wide = wide - spread(rest[0].to(torch.float32))
+        return wide * spread(scales.to(torch.float32))
+
+    sources = (x, scale) if zero is None else (x, scale, zero)
+    return Derived(compute, sources, tuple(x.shape), torch.float32)

@@ -1,0 +1,50 @@
+"""An ONNX file as a source of a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from torch import nn
+
+from ....errors import CheckpointError, UnsupportedModel
+from ....weights.handles import Weight
+from ..identify import onnx_config, onnx_files
+from .container import open_container
+from .module import OnnxModel
+
+
+class OnnxFile:
+    """One file. `files` is the folder of config.json and tokenizer.json, if they are there. The configuration is asked
+    for lengths and names only: what the model computes, its graph says."""
+
+    layered = False
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files = onnx_files(path)
+        self.config = _config(onnx_config(self.files))
+        try:
+            self.container = open_container(path)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+    def weights(self, model: nn.Module) -> dict[str, Weight]:
+        """See Source."""
+        assert isinstance(model, OnnxModel)
+        return model.handles
+
+    def build(self, written_out: bool, task: str) -> nn.Module:
+        """See Source; attention always is as the file has it."""
+        if task == "rerank":
+            raise UnsupportedModel(
+                f"{self.path} is an ONNX file, of which icc makes no reranker", "give the checkpoint"
+            )
+        return OnnxModel(self.container, hidden=task == "embed").eval()
+
+
+def _config(found: dict[str, Any]) -> Any:
+    config = SimpleNamespace(**{"vocab_size": 0, "hidden_size": 0, "num_hidden_layers": 0, **found})
+    config.get_text_config = lambda: config
+    return config

@@ -1,0 +1,101 @@
+"""Which function runs an ONNX op: the table of handlers, one part per module of handlers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from onnx import NodeProto
+from torch import Tensor
+
+from .errors import Refused
+from .known import Known
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node while it runs. inputs: a Tensor, a Known, or None for an absent one; weights: which are constants."""
+
+    node: NodeProto
+    attributes: Mapping[str, Any]
+    inputs: list[Any]
+    device: torch.device
+    weights: list[bool]
+    makers: Mapping[str, Call]
+
+    def maker(self, index: int, op: str) -> Call | None:
+        """The call that made an operand, if it is one of `op`."""
+        found = self.makers.get(self.node.input[index])
+        return found if found is not None and found.node.op_type == op else None
+
+    def given(self, index: int) -> Any:
+        """An operand, None where it is absent."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def tensor(self, index: int) -> Tensor:
+        """An operand as a tensor."""
+        return self.as_tensor(self.given(index))
+
+    def as_tensor(self, value: Any) -> Tensor:
+        """A value as a tensor."""
+        if isinstance(value, Tensor):
+            return value
+        if isinstance(value, Known):
+            return value.as_tensor(self.device)
+        raise Refused("an operand is missing")
+
+    def known(self, index: int, default: Any = None) -> Known:
+        """An operand that must be known while tracing; `default` where it is absent."""
+        value = self.given(index)
+        if value is None and default is not None:
+            return Known.of(default)
+        if not isinstance(value, Known):
+            raise Refused(f"operand {index} depends on the tokens")
+        return value
+
+    def attribute(self, name: str, default: Any) -> Any:
+        """An attribute, text as str."""
+        value = self.attributes.get(name, default)
+        return value.decode() if isinstance(value, bytes) else value
+
+    def axes(self, index: int, name: str = "axes") -> list[int] | None:
+        """Axes as newer opsets have them, an operand, or older ones, an attribute; None where there are none."""
+        if self.given(index) is not None:
+            return [int(v) for v in self.known(index).ints()]
+        found = self.attributes.get(name)
+        return None if found is None else list(found)
+
+    @property
+    def all_known(self) -> bool:
+        """Whether every operand is known."""
+        return bool(self.inputs) and all(isinstance(value, Known) for value in self.inputs)
+
+
+Handler = Callable[[Call], Any]
+Handlers = Mapping[str, Handler]
+
+
+class HandlerTable(dict[str, Handler]):
+    """Handlers by an op's name, with its domain where that is not ONNX's own."""
+
+    def handles(self, *names: str) -> Callable[[Handler], Handler]:
+        """Declare the decorated function the handler of these ops."""
+
+        def declare(handler: Handler) -> Handler:
+            for name in names:
+                assert name not in self, f"{name} has two handlers"
+                self[name] = handler
+            return handler
+
+        return declare
+
+
+def joined(*tables: Handlers) -> Handlers:
+    """One table of several."""
+    found = HandlerTable()
+    for table in tables:
+        for name, handler in table.items():
+            found.handles(name)(handler)
+    return found

@@ -1,0 +1,197 @@
+"""ONNX files as models: what torch, onnxruntime's builder and icc itself write, against onnxruntime."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from types import ModuleType
+
+import icc
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from contributed import write_decoder
+from icc.compiler.cli import main
+from icc.compiler.errors import CheckpointError, TensorError, UnsupportedModel
+from icc.compiler.frontend.load import load_graph
+from icc.compiler.frontend.source.onnx.container import open_container
+from icc.compiler.graph.graph import Graph, type_of
+from icc.compiler.graph.interpret import interpret
+from icc.passes.base import PassContext
+from icc.passes.manager import run_passes
+from icc.passes.registry import parse_passes
+from onnx import TensorProto, helper, numpy_helper
+from onnx_running import feeds, run_exported, session
+from sizes import soak
+from tiny_models import tiny_configs
+from torch_exports import export
+
+IDS = [5, 7, 9, 3, 20, 11, 40, 60, 1, 2, 33, 17, 90]
+
+
+def reference(path: Path) -> np.ndarray:
+    found = session(path)
+    [logits] = found.run(["logits"], feeds(found, IDS))
+    return logits.reshape(len(IDS), -1)
+
+
+def close(found: np.ndarray, wanted: np.ndarray, bound: float = 2e-5) -> None:
+    assert found.shape == wanted.shape and np.abs(found - wanted).max() <= bound * np.abs(wanted).max()
+
+
+def ops_of(graph: Graph) -> set[str]:
+    return {str(node.target) for node in graph.nodes if node.op == "call_function"}
+
+
+# grouped queries, a cache and rotary embedding; other families and torch's newer exporter
+CASES = [("llama", True, False), *soak(("gpt2", True, False), ("gemma2", True, False), ("llama", False, True))]
+CASES += soak(*((f, False, False) for f in ("gemma3", "qwen3", "phi3-mha_partial_tied", "mistral", "gpt_neox", "opt")))
+
+
+@pytest.mark.parametrize(("family", "cached", "dynamo"), CASES)
+def test_what_torch_exports(family: str, cached: bool, dynamo: bool, tiny: ModuleType, tmp_path: Path) -> None:
+    model = tiny.save_tiny(tiny_configs()[family], tmp_path / "checkpoint")
+    path = tmp_path / "model.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        export(model, path, cached, dynamo)
+    graph = load_graph(path, 64)
+    close(interpret(graph, IDS).numpy(), reference(path))
+    config = model.config.get_text_config()
+    assert graph.info.num_layers == config.num_hidden_layers and graph.info.vocab_size == config.vocab_size
+    shared = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    assert [type_of(node.args[1]).shape[0] for node in graph.attention_nodes] == [shared] * config.num_hidden_layers  # type: ignore[arg-type]
+    run_passes(graph, parse_passes("canonicalize,attention"), PassContext())
+    assert not any("aten.cos" in op or "rsqrt" in op for op in ops_of(graph))  # rotary tables and norms were seen
+    close(interpret(graph, IDS).numpy(), reference(path))
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("decoder") / "model.onnx"
+    write_decoder(path, window=5)
+    return path
+
+
+def test_an_engine_of_a_file_alone(decoder: Path) -> None:
+    """No config.json, no tokenizer; 4 and 8-bit weights as the file has them."""
+    engine = decoder.with_name("engine")
+    done = CliRunner().invoke(
+        main, ["compile", str(decoder.parent), "-o", str(engine), "--target", "native", "--max-seq-len", "64"]
+    )
+    assert done.exit_code == 0, done.output
+    wanted = reference(decoder)
+    with icc.load(engine, threads=1) as llm:
+        close(np.asarray(llm.logits(IDS)), wanted, 2e-2)
+        assert (np.asarray(llm.logits(IDS)).argmax(-1) == wanted.argmax(-1)).mean() > 0.9
+
+
+def test_names_are_those_of_the_model(decoder: Path) -> None:
+    graph = load_graph(decoder, 64)
+    close(interpret(graph, IDS).numpy(), reference(decoder))
+    stored = {name: weight.storage.name for name, weight in graph.weights.items()}
+    assert stored["model.embed_tokens.weight"] == "f32"
+    assert stored["model.layers.1.mlp.up_proj.MatMul.weight_Q"] == "zq8_f32g16"
+    assert "model.layers.0.attn.q_proj" in {node.meta.get("module") for node in graph.nodes}
+    assert [node.args[7] for node in graph.attention_nodes] == [5, 5]
+
+
+def test_there_and_back(decoder: Path, tmp_path: Path) -> None:
+    """A graph of a file, written after its passes, read again: the same logits, and the same 4-bit weights."""
+    graph = load_graph(decoder, 64)
+    run_passes(graph, parse_passes("canonicalize,attention,fuse"), PassContext())
+    path = tmp_path / "again.onnx"
+    wanted = run_exported(graph, path, IDS)
+    again = load_graph(path, 64)
+    close(interpret(again, IDS).numpy(), wanted)
+    assert (
+        sorted(w.storage.name for w in again.weights.values() if "zq" in w.storage.name)
+        == ["zq4_f32g16"] * 2 + ["zq8_f32g16"] * 2
+    )
+
+
+def small(path: Path, **changes: object) -> Path:
+    """Embedding times a matrix, with fields of the matrix's tensor replaced."""
+    tensor = numpy_helper.from_array(np.ones((8, 16), np.float32), "w")
+    for name, value in changes.items():
+        if name == "dims":
+            del tensor.dims[:]
+            tensor.dims.extend(value)  # type: ignore[arg-type]
+        elif name == "external":
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, entry in value.items():  # type: ignore[attr-defined]
+                tensor.external_data.add(key=key, value=str(entry))
+        else:
+            setattr(tensor, name, value)
+    table = numpy_helper.from_array(np.ones((128, 8), np.float32), "table")
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["x"]),
+        helper.make_node("MatMul", ["x", "w"], ["logits"]),
+    ]
+    info = helper.make_tensor_value_info
+    inputs = [info("input_ids", TensorProto.INT64, ["batch", "sequence"])]
+    outputs = [info("logits", TensorProto.FLOAT, ["batch", "sequence", 16])]
+    model = helper.make_model(helper.make_graph(nodes, "g", inputs, outputs, [table, tensor]), ir_version=9)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "inside").write_bytes(bytes(600))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "short").write_bytes(bytes(100))
+    wrong = {
+        "more than there is": {"dims": [1 << 40, 16]},
+        "less than nothing": {"dims": [-8, 16]},
+        "another type": {"data_type": TensorProto.STRING},
+        "no type": {"data_type": 4711},
+        "outside": {"external": {"location": "../inside"}},
+        "absolute": {"external": {"location": str(tmp_path / "inside")}},
+        "absent": {"external": {"location": "none"}},
+        "short": {"external": {"location": "short"}},
+        "beyond": {"external": {"location": "short", "offset": 2**62}},
+        "another length": {"external": {"location": "short", "length": 99}},
+        "no number": {"external": {"location": "short", "offset": "x"}},
+    }
+    for what, changes in wrong.items():
+        with pytest.raises((CheckpointError, TensorError)) as caught:
+            open_container(small(folder / "m.onnx", **changes))
+        assert "\n" not in caught.value.message and len(caught.value.message) < 300, what
+    whole = small(folder / "m.onnx").read_bytes()
+    for length in (1, 40, len(whole) // 2, len(whole) - 1):
+        (folder / "m.onnx").write_bytes(whole[:length])
+        with pytest.raises((CheckpointError, TensorError)):
+            open_container(folder / "m.onnx")
+
+
+def refusal(path: Path, nodes: list[onnx.NodeProto], *inputs: onnx.ValueInfoProto) -> str:
+    info = helper.make_tensor_value_info
+    given = inputs or (info("input_ids", TensorProto.INT64, ["batch", "sequence"]),)
+    outputs = [info("logits", TensorProto.FLOAT, ["batch", "sequence", 8])]
+    table = numpy_helper.from_array(np.ones((128, 8), np.float32), "table")
+    graph = helper.make_graph(nodes, "g", list(given), outputs, [table])
+    path.write_bytes(helper.make_model(graph, ir_version=9).SerializeToString())
+    with pytest.raises(UnsupportedModel) as caught:
+        load_graph(path, 64)
+    return caught.value.message
+
+
+def test_what_cannot_be_compiled_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    embed = helper.make_node("Gather", ["table", "input_ids"], ["x"], name="/model/embed/Gather")
+    unknown = helper.make_node("Det", ["x"], ["logits"], name="/model/layers.0/Det")
+    assert "Det (node '/model/layers.0/Det' of m.onnx) cannot be compiled" in refusal(path, [embed, unknown])
+    mixing = helper.make_node("CumSum", ["x", "one"], ["logits"], name="/sum")
+    one = helper.make_node("Constant", [], ["one"], value_int=1)
+    assert "a running sum over the tokens" in refusal(path, [embed, one, mixing])
+    info = helper.make_tensor_value_info
+    pixels = info("pixel_values", TensorProto.FLOAT, ["batch", 3, 224, 224])
+    assert "no input_ids" in refusal(path, [helper.make_node("Identity", ["pixel_values"], ["logits"])], pixels)
+    ids = info("input_ids", TensorProto.INT64, ["batch", "sequence"])
+    plain = helper.make_node("Identity", ["x"], ["logits"])
+    assert "has the input 'pixel_values'" in refusal(path, [embed, plain], ids, pixels)
+    mask = info("attention_mask", TensorProto.FLOAT, ["batch", 1, "sequence", "sequence"])
+    assert "which icc has no value for" in refusal(path, [embed, plain], ids, mask)
