@@ -31,9 +31,9 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LayerKinds | None]]
     made: list[LayerKinds | None] = []
     export = trace.export
 
-    def spy(model: nn.Module, length: int, kinds: LayerKinds | None = None) -> Any:
+    def spy(model: nn.Module, length: int, kinds: LayerKinds | None = None, *options: Any) -> Any:
         made.append(kinds)
-        return export(model, length, kinds)
+        return export(model, length, kinds, *options)
 
     monkeypatch.setattr(load, "export", spy)
     yield made
