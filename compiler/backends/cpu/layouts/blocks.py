@@ -102,17 +102,19 @@ class BlockReader(Reader):
         return self.group_scales_at + own * self.groups * TILE
 
     @property
-    def unsigned_levels(self) -> tuple[int, ...]:
-        """The entries of a table in units, from zero up."""
+    def entries(self) -> tuple[int, ...]:
+        """The entries of a table in units."""
         assert self.form is not None
-        entries = [round(level * self.units) + self.shift for level in self.form.table]
+        entries = [round(level * self.units) for level in self.form.table]
         return (*entries, *[0] * (16 - len(entries)))
 
     @property
-    def shift(self) -> int:
-        """What codes, or entries of a table, are more than the levels that they stand for."""
+    def shift(self) -> str:
+        """What codes, or entries of a table, are more than the levels that they stand for, in C++."""
         assert self.form is not None
-        return -min(round(level * self.units) for level in self.form.table) if self.form.table else self.form.zero
+        if self.dot == "dot_table":
+            return "TABLE_BIAS"
+        return str(-min(self.entries) if self.form.table else self.form.zero)
 
     @property
     def units(self) -> float:
@@ -140,7 +142,7 @@ class BlockReader(Reader):
 def _units(table: tuple[float, ...]) -> float:
     if all(level == int(level) for level in table):
         return 1.0
-    wide = 254 / (max(table) - min(table))
+    wide = 127 / max(abs(level) for level in table)
 
     def error(units: float) -> float:
         return sum((level - round(level * units) / units) ** 2 for level in table)
@@ -158,10 +160,10 @@ def reader_of(form: BlockFormat) -> BlockReader:
     """How products read a format."""
     base = form.bits if form.bits in (2, 4, 8) else 2 if form.bits == 3 else 4
     span = max(form.table, default=0) - min(form.table, default=0)
-    wide = form.bits == 8 or span * _units(form.table) > 127
+    dot = "dot_u8" if form.bits == 8 else "dot_table" if span * _units(form.table) > 127 else "dot_u4"
     return BlockReader(
         f"a product with {form.name} blocks", "cpp/layouts/blocks.cpp.jinja", _PIECES[base],
-        "dot_u8" if wide else "dot_u4", 0, form, base, _span(form),
+        dot, 0, form, base, _span(form),
     )  # fmt: skip
 
 
