@@ -35,7 +35,15 @@ QUANTIZATIONS: dict[str, Quantization | None] = {
     "fp8": Quantization("rtn", "e4m3", "8-bit floats (e4m3), a scale per output channel"),
     "awq4": Quantization("awq", "q4", "4 bits, scaled by how large activations are (AWQ)", calibrated=True),
     "gptq4": Quantization("gptq", "q4", "4 bits, each error made up for by later weights (GPTQ)", calibrated=True),
-    "awqgptq4": Quantization("awq+gptq", "q4", "4 bits, scaled as by awq4, then rounded as by gptq4", calibrated=True),
+    "awqgptq4": Quantization(
+        "awq+gptq",
+        "q4",
+        "4 bits, scaled as by awq4, then rounded as by gptq4, and each code chosen again",
+        calibrated=True,
+    ),
+    "int8": Quantization(
+        "smooth", "i8", "8 bits per output channel, for products with int8 activations (SmoothQuant)", calibrated=True
+    ),
 }
 HEAD_FORMATS: dict[str, str | None] = {"none": None, "int8": "q8", "4bit": "q4"}  # None: left as stored
 _HEADS = {"none": "as in the checkpoint", "int8": "8 bits", "4bit": "4 bits, rounded to the nearest value"}

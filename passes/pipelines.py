@@ -100,6 +100,7 @@ def quantize(
     from .quantize.awq import QuantizeAwq
     from .quantize.gptq import QuantizeGptq
     from .quantize.rtn import QuantizeRtn
+    from .quantize.smooth import QuantizeSmooth
 
     chosen = QUANTIZATIONS[quant]
     if chosen is None:
@@ -108,14 +109,16 @@ def quantize(
     if group is not None:
         options |= {"group": group, "any_group": False}
     reads: dict[str, Any] = {"sequences": calibration, "device": device} if chosen.calibrated else {}
+    better: dict[str, Any] = {"sweeps": 8} if chosen.method == "awq+gptq" else {}
     # AWQ scales what lies between linears too, nearly always: a plan has some scale there
     searches: dict[str, Any] = {"searches": not plans, **reads}
     passes: dict[str, Callable[[], list[Pass]]] = {
         "rtn": lambda: [QuantizeRtn(**options)],
         "awq": lambda: [QuantizeAwq(**options, **searches)],
-        "gptq": lambda: [QuantizeRtn(**options) if plans else QuantizeGptq(**options, **reads)],
+        "smooth": lambda: [QuantizeSmooth(**options, **searches)],
+        "gptq": lambda: [QuantizeRtn(**options) if plans else QuantizeGptq(**options, **reads, **better)],
         "awq+gptq": lambda: [
-            QuantizeAwq(**{**options, "head": None}, **searches, rounds=False),
+            QuantizeAwq(**{**options, "head": None}, **searches, rounds=False, for_gptq=True),
             *passes["gptq"](),
         ],
     }

@@ -32,6 +32,7 @@ PASSES: dict[str, str] = {
     "quantize-awq": "quantize.awq:QuantizeAwq",
     "quantize-gptq": "quantize.gptq:QuantizeGptq",
     "quantize-rtn": "quantize.rtn:QuantizeRtn",
+    "quantize-smooth": "quantize.smooth:QuantizeSmooth",
     "recognize-norms": "canonicalize.recognize_norms:RecognizeNorms",
     "recognize-rope": "attention.recognize_rope:RecognizeRope",
     "select-logit-rows": "attention.select_logit_rows:SelectLogitRows",

@@ -37,9 +37,13 @@ Prompt = str | Sequence[int]
 class RenderOptions(TypedDict, total=False):
     """How a conversation becomes a text. tools: what the model may call, as in OpenAI's API. add_generation_prompt:
     the answer begins behind the last message (default); continue_final_message: it goes on with the last message
-    instead. chat_template_kwargs: more variables of the template, such as enable_thinking."""
+    instead. chat_template: one of several templates by its name, such as "rag" (else "tool_use" is taken where there
+    are tools, or "default"). chat_template_kwargs: more variables of the template, such as enable_thinking. documents:
+    what a template for retrieval shows the model."""
 
     tools: Sequence[Mapping[str, Any]] | None
+    chat_template: str | None
+    documents: Sequence[Mapping[str, Any]] | None
     add_generation_prompt: bool
     continue_final_message: bool
     chat_template_kwargs: Mapping[str, Any] | None
@@ -86,7 +90,11 @@ class Prompting:
     @cached_property
     def source(self) -> TemplateSource:
         """The text of the chat template, and its special tokens."""
-        return TemplateSource("", {}) if self._engine is None else read_template(self._engine.tokenizer_file)
+        return (
+            TemplateSource("", {})
+            if self._engine is None
+            else read_template(self._engine.tokenizer_file, self._manifest.tokenizer_names)
+        )
 
     @cached_property
     def template(self) -> ChatTemplate | None:
@@ -99,16 +107,16 @@ class Prompting:
         if self.template is None:
             return AnswerFormat()
         special_tokens = {} if self._tokenizer is None else self._tokenizer.special_tokens
-        return now(find_format(self.source.text, self._rendered, special_tokens))
+        return now(find_format(self.source.all_texts, self._rendered, special_tokens))
 
     async def _rendered(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None, prompt: bool) -> str:
         assert self.template is not None
-        return self._render(messages, tools, prompt, False, {})
+        return self._render(messages, tools, prompt, False, None, {})
 
-    def use_template(self, text: str) -> None:
-        """Take a chat template instead of the engine's own. TemplateRefused or MissingExtraError if it cannot be
-        used."""
-        self.source = TemplateSource(text, self.source.special_tokens)
+    def use_template(self, given: str) -> None:
+        """Take a chat template instead of the engine's own, or one of its own by its name; see
+        `TemplateSource.replaced`. TemplateRefused or MissingExtraError if it cannot be used."""
+        self.source = self.source.replaced(given)
         self.template = self.source.open()
         self.__dict__.pop("form", None)
 
@@ -139,13 +147,17 @@ class Prompting:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The text of a conversation in the engine's chat template; see ChatOptions."""
+        """The text of a conversation in the engine's chat template; see RenderOptions."""
         if self.template is None:
             raise RequestError("the engine has no chat template", "complete a text as it is (--raw)", field="messages")
         given = fitted(prepared(messages), self.form)
-        return self._render(given, tools, add_generation_prompt, continue_final_message, chat_template_kwargs or {})
+        self.source.check(chat_template)
+        variables = {**({"documents": documents} if documents else {}), **(chat_template_kwargs or {})}
+        return self._render(given, tools, add_generation_prompt, continue_final_message, chat_template, variables)
 
     def _render(
         self,
@@ -153,11 +165,12 @@ class Prompting:
         tools: Sequence[Mapping[str, Any]] | None,
         prompt: bool,
         goes_on: bool,
+        name: str | None,
         variables: Mapping[str, Any],
     ) -> str:
         assert self.template is not None
         try:
-            return self.template.render(messages, tools, prompt, goes_on, **variables)
+            return self.template.render(messages, tools, prompt, goes_on, name, **variables)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             message = f"the chat template cannot use these messages: {error}"
             raise RequestError(message, field="messages") from error

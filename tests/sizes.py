@@ -21,8 +21,8 @@ _SIZES = {  # name: in `make test`, in `make soak`
     "real_limits": (0, 1),  # wait for the server's own time limits
     "schemathesis_cases_every": (5, 1),  # of the cases that follow from the document, each so-manieth is tried
     "schemathesis_examples": (6, 5000),  # drawn per operation
-    "sigterms": (3, 1000),
-    "soak_requests": (300, 10_000),
+    "sigterms": (2, 1000),
+    "soak_requests": (150, 10_000),
     "state_machine": (120, 10_000),  # runs of the scheduler
     "state_machine_steps": (40, 200),
     "timing_guesses": (0, 1000),

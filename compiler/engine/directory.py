@@ -26,7 +26,7 @@ import numpy as np
 
 from ...runtime.format.canaries import CANARIES_FILE, Canaries
 from ...runtime.format.digest import encode_sealed
-from ...runtime.format.manifest import PIECE, FileEntry, Manifest
+from ...runtime.format.manifest import PIECE, TEMPLATE_DIR, FileEntry, Manifest
 from ...runtime.format.program import Program
 from ..errors import WriteError
 from ..interrupt import removed_if_interrupted
@@ -171,6 +171,9 @@ def copy_tokenizer(stage: Path, model: Path) -> str | None:
     for name in TOKENIZER_FILES:
         if (model / name).is_file():
             shutil.copyfile(model / name, stage / "tokenizer" / name)
+    for template in sorted((model / TEMPLATE_DIR).glob("*.jinja")):
+        (stage / "tokenizer" / TEMPLATE_DIR).mkdir(exist_ok=True)
+        shutil.copyfile(template, stage / "tokenizer" / TEMPLATE_DIR / template.name)
     return "tokenizer"
 
 

@@ -17,8 +17,13 @@ _MEASURED_CORES = 2
 _START, _PER_NODE = 4.0, 0.002  # imports and the trace of one layer of each kind; passes over the graph
 _PER_KERNEL = {"cpu": 0.33, "native": 0.2, "gpu": 1.0}  # C++ of three instruction sets, of one; Triton's phases
 _PACK = {"none": 4e-9, "q4": 16e-9}  # per value, by how it is stored
-_CALIBRATE = {"awq": 3.0e-11, "gptq": 3.0e-11, "awq+gptq": 6.0e-11}  # per value and calibration token
-_SEARCH = {"awq": 4.5e-7, "gptq": 4.5e-7, "awq+gptq": 9.0e-7}  # per value
+_CALIBRATE = {
+    "awq": 3.0e-11,
+    "gptq": 3.0e-11,
+    "awq+gptq": 6.0e-11,
+    "smooth": 3.0e-11,
+}  # per value and calibration token
+_SEARCH = {"awq": 4.5e-7, "gptq": 4.5e-7, "awq+gptq": 9.0e-7, "smooth": 3.0e-7}  # per value
 # Bytes of memory beside mapped files.
 _BASE = 600 << 20  # imports and the trace
 _PER_VALUE = 4.0  # of the largest weight: one float32 copy at a time

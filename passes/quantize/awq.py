@@ -19,7 +19,8 @@ from ...compiler.graph.graph import Graph
 from ...compiler.weights.formats.base import decibels
 from ...compiler.weights.handles import RoundedWeight
 from ..base import PassContext, PassResult, Refusal
-from .awq_search import Member, search_clip, search_scales
+from .awq_gptq import GptqLoss
+from .awq_search import Member, nearest_loss, search_clip, search_scales
 from .fold import FoldGroup, apply_fold, factors, fold_group
 from .inputs import LayerInputs, expert_rows, output_energy, summarize
 from .select import EXPERT, LINEAR, Job, QuantizePass, as_float, retype
@@ -42,7 +43,8 @@ class _Group:
 
 @dataclass(frozen=True)
 class QuantizeAwq(QuantizePass):
-    """`sequences` are the calibration token ids. rounds=False folds scales without rounding anything (for tests).
+    """`sequences` are the calibration token ids. rounds=False folds scales without rounding what has calibrated codes:
+    for tests, or with for_gptq because GPTQ does it next, and scales are those that suit it.
     searches=False reads and computes nothing: wherever there may be scales there are ones, so that shapes are right."""
 
     name: ClassVar[str] = "quantize-awq"
@@ -51,6 +53,7 @@ class QuantizeAwq(QuantizePass):
     sequences: Sequence[Sequence[int]] = field(default=(), repr=False)
     rounds: bool = True
     searches: bool = True
+    for_gptq: bool = False
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         jobs = self.jobs(graph, ctx)
@@ -111,12 +114,16 @@ class QuantizeAwq(QuantizePass):
                 classes = columns.get(job.node)
                 where = None if classes is None else classes.to(self.device)
                 members.append(Member(weight.to(self.device), group.inputs[job.node], where, job.format))
-            scales = search_scales(members, group.fold.count) if group.fold.count else None
-            found = [self._clip(member, scales) for member in members]
+            scales = self._scales(members, group.fold.count) if group.fold.count else None
+            found = [self._choose(member, scales) for member in members]
         group.scales = None if scales is None else scales.cpu()
         return dict(zip((job.node for job in group.jobs), found, strict=True))
 
-    def _clip(self, member: Member, scales: Tensor | None) -> tuple[Tensor | None, dict[str, Any]]:
+    def _scales(self, members: list[Member], count: int) -> Tensor | None:
+        """The scales of layers that are scaled together; None where none is better than those."""
+        return search_scales(members, count, GptqLoss() if self.for_gptq else nearest_loss)
+
+    def _choose(self, member: Member, scales: Tensor | None) -> tuple[Tensor | None, dict[str, Any]]:
         if not self.rounds:
             return None, {}
         scaled = scales is not None and member.classes is not None

@@ -28,7 +28,11 @@ class Member:
     format: StorageFormat
 
 
-def search_scales(members: list[Member], count: int) -> Tensor | None:
+Loss = Callable[[Member, Tensor], float]
+"""The error of a layer's outputs where its input channels have these scales."""
+
+
+def search_scales(members: list[Member], count: int, loss: Loss) -> Tensor | None:
     """Scales [count] = magnitude ** alpha for the alpha with the least output error; None where no scale is better."""
     magnitude = _class_magnitude(members, count)
 
@@ -36,12 +40,12 @@ def search_scales(members: list[Member], count: int) -> Tensor | None:
         scales = magnitude.pow(step / ALPHA_STEPS).clamp(min=1e-4)
         return scales / (scales.max() * scales.min()).sqrt()
 
-    best = _least(lambda step: sum(_loss(member, at(step)) for member in members), range(ALPHA_STEPS))
+    best = least(lambda step: sum(loss(member, at(step)) for member in members), range(ALPHA_STEPS))
     return at(best) if best else None
 
 
-def _least(loss: Callable[[int], float], steps: range) -> int:
-    """The step with the least loss, of every fourth, then beside the best by two and by one: 9 losses of 20."""
+def least(loss: Callable[[int], float], steps: range) -> int:
+    """The step with the least loss: of every fourth, then beside the best by two and by one; 9 losses of 20."""
     known = {step: loss(step) for step in steps[::4]}
     for width in (2, 1):
         best = min(known, key=lambda step: (known[step], step))
@@ -59,7 +63,7 @@ def _class_magnitude(members: list[Member], count: int) -> Tensor:
     return total / seen.clamp(min=1)
 
 
-def _loss(member: Member, scales: Tensor) -> float:
+def nearest_loss(member: Member, scales: Tensor) -> float:
     """Squared error of the layer's outputs when its scaled weights are rounded."""
     spread = max(1, member.weight.shape[-2] // _OUTPUTS)
     weight = member.weight[..., ::spread, :]

@@ -31,7 +31,8 @@ class QuantizeGptq(QuantizePass):
     """`sequences` are the calibration token ids; each layer sees the outputs of the quantized layers before it.
 
     damping: added to the Hessian's diagonal, relative to its mean. act_order: columns with large inputs first; groups
-    stay those of the original column order, so that the stored layout does not change.
+    stay those of the original column order, so that the stored layout does not change. sweeps: how often codes and
+    scales are chosen again afterwards, see descent.py.
     """
 
     name: ClassVar[str] = "quantize-gptq"
@@ -40,6 +41,7 @@ class QuantizeGptq(QuantizePass):
     sequences: Sequence[Sequence[int]] = field(default=(), repr=False)
     damping: float = 0.01
     act_order: bool = True
+    sweeps: int = 0
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         jobs = self.jobs(graph, ctx)
@@ -98,7 +100,7 @@ class _Calibration:
         for number, inputs in enumerate(rows):
             with on(device):
                 hessian = self._hessian(jobs[0], number, inputs, few)
-                whole = solve(planes[number].to(device), hessian, form)
+                whole = solve(planes[number].to(device), hessian, form, self.options.sweeps, self.options.damping)
             for found, piece in zip(results, whole.split([weight.shape[-2] for weight in weights]), strict=True):
                 found.append(piece)
         for job, weight, found in zip(jobs, weights, results, strict=True):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...compiler.weights.formats.base import Parts
 from ...compiler.weights.formats.grouped import GroupFormat
+from .descent import refine
 from .inputs import gram
 
 _LEAF = 16  # columns that are quantized one by one before their errors reach the columns behind them
@@ -56,6 +57,10 @@ class Hessian:
             damping = max(damping * 10, 1e-6)
         return cls(gram, order, torch.eye(len(gram)))
 
+    def scaled(self, factor: Tensor) -> Hessian:
+        """For the same inputs divided by factor [K]; the order and, in proportion, the damping stay."""
+        return Hessian(self.gram / factor / factor[:, None], self.order, self.factor * factor[self.order])
+
 
 @dataclass(frozen=True)
 class Solved:
@@ -82,10 +87,11 @@ class Solved:
         return [Solved({name: value[i] for name, value in parts.items()}, *pair) for i, pair in enumerate(energies)]
 
 
-def solve(weight: Tensor, hessian: Hessian, form: GroupFormat) -> Solved:
+def solve(weight: Tensor, hessian: Hessian, form: GroupFormat, sweeps: int = 0, damping: float = 0.01) -> Solved:
     """Quantize weight [N, K] with error feedback along `hessian.order`.
 
-    Rows do not know of each other: matrices that read one input are solved as one, their rows joined.
+    Rows do not know of each other: matrices that read one input are solved as one, their rows joined. sweeps: of
+    descent.py, with that damping.
     """
     fitted = _static_groups(weight, hessian.gram.diagonal(), form)
     levels = [level.T.contiguous() for level in form.levels(fitted)]
@@ -95,6 +101,8 @@ def solve(weight: Tensor, hessian: Hessian, form: GroupFormat) -> Solved:
     codes = torch.empty_like(columns.work, dtype=torch.uint8)
     codes[hessian.order] = columns.work.to(torch.uint8)
     parts = form.with_codes(codes.T.contiguous(), fitted)
+    if sweeps:
+        parts = refine(weight, parts, hessian.gram, damping, form, sweeps)
     return Solved(parts, _energies(weight, hessian.gram), _energies(form.decode(parts) - weight, hessian.gram))
 
 

@@ -14,15 +14,19 @@ from .stream import Inputs
 
 # up to this K the Gram matrix is exact; above it, this many rows (more for wider layers) are sampled evenly
 EXACT_WIDTH = 1024
+_SAMPLED = 512  # inputs that are kept of an expert, about
 _PANEL = 384  # columns of a symmetric product that are computed together
 
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """rows[e]: float32 [R, K] with the Gram matrix of expert e's inputs, up to a factor; magnitude[K]: mean |x|."""
+    """rows[e]: float32 [R, K] with the Gram matrix of expert e's inputs, up to a factor; magnitude[K]: mean |x|;
+    peak[K]: the largest |x|. sample[e]: some of the inputs themselves."""
 
     rows: tuple[Tensor, ...]
     magnitude: Tensor
+    peak: Tensor
+    sample: tuple[Tensor, ...]
 
 
 def expert_rows(node: fx.Node, inputs: Inputs) -> list[list[Tensor]]:
@@ -54,8 +58,12 @@ def gram(rows: Sequence[Tensor]) -> Tensor:
 def summarize(rows: list[list[Tensor]]) -> LayerInputs:
     """Shrink the inputs of a layer to what the AWQ searches need."""
     total = sum(len(x) for expert in rows for x in expert)
-    magnitude = torch.stack([x.abs().sum(0) for expert in rows for x in expert]).sum(0) / max(total, 1)
-    return LayerInputs(tuple(_compress(expert) for expert in rows), magnitude)
+    sizes = [x.abs() for expert in rows for x in expert if len(x)] or [rows[0][0].new_zeros(1, rows[0][0].shape[-1])]
+    magnitude = torch.stack([x.sum(0) for x in sizes]).sum(0) / max(total, 1)
+    peak = torch.stack([x.amax(0) for x in sizes]).amax(0)
+    some = max(1, total // (_SAMPLED * len(rows)))
+    sample = tuple(torch.cat([x[::some] for x in expert]) for expert in rows)
+    return LayerInputs(tuple(_compress(expert) for expert in rows), magnitude, peak, sample)
 
 
 def _compress(rows: list[Tensor]) -> Tensor:

@@ -16,7 +16,9 @@ from .load import loads
 
 @command("chat")
 @click.option("--system", metavar="TEXT", default="", help="System message of the conversation.")
-@click.option("--chat-template", type=PATH, metavar="FILE", help="Chat template to use instead of the model's.")
+@click.option(
+    "--chat-template", type=PATH, metavar="FILE|NAME", help="Chat template to use, or one of the model's by name."
+)
 @click.option("--max-tokens", type=int, default=512, help="Most tokens of an answer.")
 @field_options(SamplingParams, leave_out=["max_tokens", "min_tokens", "ignore_eos"])
 @click.option("--markdown/--plain", default=True, help="Show answers as Markdown, at a terminal.")

@@ -61,7 +61,7 @@ def _has_template(folder: Path) -> bool:
         file = folder / name
         return file.read_bytes() if file.exists() else None
 
-    return bool(read_template(read).text)
+    return bool(read_template(read, [str(file.relative_to(folder)) for file in folder.rglob("*.jinja")]))
 
 
 def own_engine(context: click.Context) -> OwnEngine | None:

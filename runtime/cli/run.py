@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 @click.option(
     "--chat-template",
     type=PATH,
-    metavar="FILE",
+    metavar="FILE|NAME",
     cls=Option,
     needs="tokenizer",
-    help="Chat template to use instead of the model's.",
+    help="Chat template to use instead of the model's, or one of its own by name.",
 )
 @click.option(
     "--max-tokens",

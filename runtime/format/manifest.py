@@ -13,6 +13,8 @@ KERNEL_ABI = {"cpu": 5, "cuda": 2, "hip": 2}
 
 PIECE = 4 << 20  # bytes; part of the format
 
+TEMPLATE_DIR = "additional_chat_templates"  # of a tokenizer: templates besides its own, as transformers saves them
+
 Pooling = Literal["last", "mean", "cls"]  # which hidden states of a prompt make its vector
 
 
@@ -148,3 +150,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     canaries_file: str | None = None  # see canaries.py; None where the engine has none
     kernel_abi: int = 0  # see KERNEL_ABI; 0 where it was not stated yet
     digest: str = ""  # seals this file itself, see engine/digest.py; "" if it is not sealed
+
+    @property
+    def tokenizer_names(self) -> list[str]:
+        """The files of the tokenizer, relative to its directory."""
+        start = f"{self.tokenizer_dir}/"
+        return [name.removeprefix(start) for name in self.files if name.startswith(start)]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterable
 from decimal import Decimal
-from fractions import Fraction
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +14,17 @@ from . import patterns
 from .arrays import array_rules
 from .characters import encoded
 from .documents import Document, satisfiable, validator
+from .multiples import integer_rules, number_rules
 from .numbers import integers, numbers
 from .objects import object_rules
-from .rules import Alternative, Rules, Symbol, Verbatim, literal
+from .rules import Alternative, Rules, Symbol, literal
 
 if TYPE_CHECKING:
     from jsonschema_rs import CanonicalSchema
-    from jsonschema_rs.canonical import IntegerView, NumberView, StringView
+    from jsonschema_rs.canonical import StringView
 
 _MOST_CASES = 512  # that one schema is taken apart into
 _MOST_SECONDS = 1.5  # of a processor, for one document
-_EXACT = 2**53  # integers up to here are exact wherever they are read
-_MOST_REMAINDERS = 10_000  # that a number is divided with; each is a state
 
 
 class Values:
@@ -159,8 +156,8 @@ class Values:
             "ConstView": lambda: [self.constant(view.value)],
             "EnumView": lambda: [self.constant(value) for value in view.values],
             "StringView": lambda: [(self.rules.terminal(f'"\\"" ({self._characters(view)}) "\\""'),)],
-            "IntegerView": lambda: self._integers(view),
-            "NumberView": lambda: self._numbers(view),
+            "IntegerView": lambda: integer_rules(self, view),
+            "NumberView": lambda: number_rules(self, view),
             "ArrayView": lambda: array_rules(self, view),
             "ObjectView": lambda: object_rules(self, view),
         }
@@ -237,47 +234,6 @@ class Values:
             parts.append(patterns.ANY)  # a complement alone has what is no string
         return " & ".join(parts)
 
-    # -- numbers -----------------------------------------------------------------------------------------------------
-
-    def _integers(self, view: IntegerView) -> list[Alternative]:
-        self.wider = self.wider or bool(view.not_multiple_of)
-        if not view.multiple_of:
-            return [(self.rules.terminal(integers(view.minimum, view.maximum)),)]
-        step = _common([*view.multiple_of, 1])
-        least, most = view.minimum, view.maximum
-        if least is not None and most is not None and (most - least) / step <= _MOST_CASES:
-            first = math.ceil(least / step)
-            values = [step * number for number in range(first, math.floor(most / step) + 1)]
-            return [(literal(str(int(value))),) for value in values if value.denominator == 1]
-        return [self._multiples("integer", step, least, most, {})]
-
-    def _numbers(self, view: NumberView) -> list[Alternative]:
-        least, most = view.minimum, view.maximum
-        fractional = view.excludes_integers or 1 in view.not_multiple_of
-        if any(step != 1 for step in view.not_multiple_of) or (view.multiple_of and fractional):
-            self.wider = True
-        above, below = view.exclusive_minimum, view.exclusive_maximum
-        if view.multiple_of:
-            edges = {"exclusiveMinimum": above, "exclusiveMaximum": below}
-            return [self._multiples("number", _common(view.multiple_of), least, most, edges)]
-        return [(self.rules.terminal(numbers(least, most, above, below, not fractional)),)]
-
-    def _multiples(self, kind: str, step: Fraction, least: Any, most: Any, edges: dict[str, bool]) -> Alternative:
-        """llguidance counts remainders, within what a double holds."""
-        bounds = [bound for bound in (least, most) if bound is not None]
-        states = step.numerator
-        while states % 10 == 0:  # zeros at the end are cheap
-            states //= 10
-        if any(abs(bound) > _EXACT for bound in bounds) or step > _EXACT or states > _MOST_REMAINDERS:
-            raise RequestError("the schema is not supported: multiples of a number so large", field="response_format")
-        schema: dict[str, Any] = {"type": kind, "x-guidance": {"whitespace_flexible": False}}
-        schema["multipleOf"] = int(step) if step.denominator == 1 else float(step)
-        for name, bound in (("inimum", least), ("aximum", most)):
-            if bound is not None:
-                exclusive = edges.get(f"exclusiveM{name}", False)
-                schema[f"exclusiveM{name}" if exclusive else f"m{name}"] = _plain(bound)
-        return (Verbatim(f"%json {json.dumps(schema)}"),)
-
 
 def _key(name: str) -> str:
     """The terminal of a property's name."""
@@ -289,16 +245,6 @@ def scalar(value: Any) -> str:
     if isinstance(value, str):
         return f'"{encoded(value)}"'
     return str(value) if isinstance(value, Decimal) else json.dumps(value)
-
-
-def _plain(bound: int | float | Decimal) -> int | float:
-    return float(bound) if isinstance(bound, Decimal) else bound
-
-
-def _common(steps: list[Any]) -> Fraction:
-    """The least common multiple."""
-    exact = [Fraction(Decimal(str(step))) for step in steps]
-    return Fraction(math.lcm(*(f.numerator for f in exact)), math.gcd(*(f.denominator for f in exact)))
 
 
 def _union(nodes: list[CanonicalSchema]) -> CanonicalSchema:

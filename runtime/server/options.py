@@ -45,7 +45,9 @@ class ServeOptions:
     max_seconds: float | None = setting(None, "A request ends after so long.", metavar="S", unset="never")
     watchdog_s: float = setting(10.0, "An engine silent for so long hangs.", names="--watchdog", metavar="S")
     drain_s: float = setting(30.0, "Time to finish requests after SIGTERM.", names="--drain", metavar="S")
-    chat_template: Path | None = setting(None, "A Jinja chat template, instead of the model's.", metavar="FILE")
+    chat_template: Path | None = setting(
+        None, "A Jinja chat template instead of the model's, or one of its own by name.", metavar="FILE|NAME"
+    )
     batch_store: Path | None = setting(None, "SQLite file; with it there is a Batch API.", metavar="FILE")
     cors_origins: tuple[str, ...] = setting(
         (), "Let the pages of this origin ask; repeatable, * is every origin.", names="--cors-origin", metavar="ORIGIN"

@@ -3,34 +3,67 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import EngineFormatError, MissingExtraError, UsageError
+from ..errors import EngineFormatError, MissingExtraError, RequestError, UsageError
+from ..format.manifest import TEMPLATE_DIR
 
 if TYPE_CHECKING:
     from .template import ChatTemplate
 
 MAX_BYTES = 1 << 20  # of a template
+_WORD = re.compile(r"[\w-]+")
 _SPECIAL = re.compile(r"^(bos|eos|unk|sep|pad|cls|mask)_token$")
 
 
 @dataclass(frozen=True)
 class TemplateSource:
     """The text of a chat template, "" where there is none; `special_tokens` are its variables bos_token, eos_token and
-    so on."""
+    so on. `named` are the model's other templates, by their names: "tool_use" is taken where there are tools, others
+    where they are asked for."""
 
     text: str
     special_tokens: dict[str, str]
+    named: dict[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.named)
+
+    @property
+    def names(self) -> list[str]:
+        return [*(["default"] if self.text else []), *self.named]
+
+    @property
+    def all_texts(self) -> str:
+        return "\n".join([self.text, *self.named.values()])
+
+    def check(self, name: str | None) -> None:
+        """RequestError if this is the name of none of them."""
+        if name is not None and name not in self.names:
+            has = f"it has {', '.join(self.names)}" if self else "it has none"
+            raise RequestError(
+                f"chat_template: the model has no template named {name[:60]!r}; {has}", field="chat_template"
+            )
+
+    def replaced(self, given: str) -> TemplateSource:
+        """This template instead: a text as `read_template_file` gives it, or the name of one. UsageError if a word is
+        no such name."""
+        if given in self.names:
+            return TemplateSource(self.named.get(given, self.text), self.special_tokens)
+        if _WORD.fullmatch(given):
+            has = f"templates of the model: {', '.join(self.names) or 'none'}"
+            raise UsageError(f"--chat-template {given}: is no file, and no template of the model", has)
+        return TemplateSource(given, self.special_tokens)
 
     def open(self) -> ChatTemplate | None:
         """The template, ready to render; None where there is none. TemplateRefused if it is in no language that
         minijinja knows, MissingExtraError without minijinja."""
-        if not self.text:
+        if not self:
             return None
         try:
             from .template import ChatTemplate
@@ -38,11 +71,14 @@ class TemplateSource:
             raise MissingExtraError(
                 f"chat templates need {error.name}, which is not installed", f"pip install {error.name}"
             ) from error
-        return ChatTemplate(self.text, self.special_tokens)
+        return ChatTemplate(self.text, self.special_tokens, self.named)
 
 
 def read_template_file(file: Path) -> str:
-    """A chat template that somebody gives. UsageError if it cannot be read as text, or is no template's size."""
+    """A chat template that somebody gives, or the name of one of the model's. UsageError if it cannot be read as text,
+    or is no template's size."""
+    if _WORD.fullmatch(str(file)) and not file.exists():
+        return str(file)
     try:
         with file.open("rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
@@ -55,14 +91,20 @@ def read_template_file(file: Path) -> str:
         raise UsageError(f"--chat-template {file}: is not UTF-8 text") from error
 
 
-def read_template(read: Callable[[str], bytes | None]) -> TemplateSource:
-    """The template among an engine's tokenizer files; `read` gives the content of one by its name, or None.
-    EngineFormatError if a file is not what its name says."""
+def read_template(read: Callable[[str], bytes | None], names: Iterable[str] = ()) -> TemplateSource:
+    """The templates among an engine's tokenizer files; `read` gives the content of one by its name, or None; `names`
+    are those of all. EngineFormatError if a file is not what its name says."""
     config = _json(read("tokenizer_config.json"), "tokenizer_config.json")
     special = _json(read("special_tokens_map.json"), "special_tokens_map.json")
     template = read("chat_template.jinja")
-    text = _text(template) if template is not None else _template_of(config)
-    return TemplateSource(text, _special_tokens({**special, **config}))
+    named = _templates_of(config)
+    if template is not None:
+        named["default"] = _text(template, "chat_template.jinja")
+    for name in names:
+        folder, _, file = name.rpartition("/")
+        if folder == TEMPLATE_DIR and file.endswith(".jinja"):
+            named[file.removesuffix(".jinja")] = _text(read(name) or b"", name)
+    return TemplateSource(named.pop("default", ""), _special_tokens({**special, **config}), named)
 
 
 def _json(raw: bytes | None, name: str) -> dict[str, Any]:
@@ -72,20 +114,21 @@ def _json(raw: bytes | None, name: str) -> dict[str, Any]:
         raise EngineFormatError(f"{name}: {error}", "compile the model again") from error
 
 
-def _text(raw: bytes) -> str:
+def _text(raw: bytes, name: str) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise EngineFormatError(f"chat_template.jinja: {error}", "compile the model again") from error
+        raise EngineFormatError(f"{name}: {error}", "compile the model again") from error
 
 
-def _template_of(config: dict[str, Any]) -> str:
-    """The template in tokenizer_config.json: a text, or a list of named ones, of which "default" is meant."""
+def _templates_of(config: dict[str, Any]) -> dict[str, str]:
+    """The templates in tokenizer_config.json by their names: a text is "default", a list has named ones."""
     found = config.get("chat_template")
-    if isinstance(found, list):
-        named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
-        found = named.get("default")
-    return found if isinstance(found, str) else ""
+    if isinstance(found, str):
+        return {"default": found}
+    items = [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+    named = {item.get("name"): item.get("template") for item in items}
+    return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str) and text}
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

@@ -11,6 +11,7 @@ import minijinja
 
 from ..errors import RequestError
 
+DEFAULT, TOOL_USE = "default", "tool_use"  # names that transformers knows
 FUEL = 1_000_000  # steps of minijinja's machine for one rendering
 MAX_OUTPUT = 8 << 20  # characters
 # transformers marks what an assistant said; training needs that, a prompt does not
@@ -28,11 +29,13 @@ class TemplateRefused(RequestError):
 class ChatTemplate:
     """A template with the settings and globals that transformers gives it.
 
-    special_tokens: variables such as bos_token. Raises TemplateRefused if the text is no template of this language.
+    special_tokens: variables such as bos_token. named: further templates, by their names; without any other, `source`
+    is "". Raises TemplateRefused if a text is no template of this language.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], named: Mapping[str, str] | None = None) -> None:
         self._special_tokens = special_tokens
+        self._names = [*([DEFAULT] if source else []), *(named or {})]
         self._environment = minijinja.Environment(
             fuel=FUEL,
             trim_blocks=True,
@@ -43,7 +46,8 @@ class ChatTemplate:
             globals={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
         )
         try:
-            self._environment.add_template("chat", _without_generation_marks(source))
+            for name, text in {**(named or {}), **({DEFAULT: source} if source or not named else {})}.items():
+                self._environment.add_template(name, _without_generation_marks(text))
         except minijinja.TemplateError as error:
             raise TemplateRefused(f"the chat template cannot be used: {_words(error)}") from error
 
@@ -53,16 +57,27 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        template: str | None = None,
         **variables: Any,
     ) -> str:
         """The prompt for a conversation: it ends where the next message begins (`add_generation_prompt`), or in the
-        middle of the last one, which the model is to go on with (`continue_final_message`). Raises TemplateRefused."""
+        middle of the last one, which the model is to go on with (`continue_final_message`). `template` chooses among
+        several templates, else "tool_use" is taken where there are tools, or "default". Raises TemplateRefused."""
+        chosen = self._chosen(template, bool(tools))
         if continue_final_message:
-            return self._render_continued(messages, tools, variables)
-        return self._render(messages, tools, add_generation_prompt, variables)
+            return self._render_continued(chosen, messages, tools, variables)
+        return self._render(chosen, messages, tools, add_generation_prompt, variables)
+
+    def _chosen(self, name: str | None, tools: bool) -> str:
+        chosen = name or (TOOL_USE if tools and TOOL_USE in self._names else DEFAULT)
+        if self._names and chosen not in self._names:
+            wanted = "has no chat template named " + repr(chosen) if name else "has no default chat template"
+            raise TemplateRefused(f"the model {wanted}: choose one of {', '.join(self._names)} by chat_template")
+        return chosen
 
     def _render_continued(
         self,
+        name: str,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         variables: dict[str, Any],
@@ -72,7 +87,7 @@ class ChatTemplate:
         if not isinstance(content, str):
             raise TemplateRefused("the last message has no text that could be continued")
         marked = [*messages[:-1], {**messages[-1], "content": content + _CONTINUED}]
-        text = self._render(marked, tools, False, variables)
+        text = self._render(name, marked, tools, False, variables)
         at = text.rfind(_CONTINUED.strip())
         if at < 0 or content.strip() not in text:
             raise TemplateRefused("the chat template leaves out the last message, so that it cannot be continued")
@@ -81,6 +96,7 @@ class ChatTemplate:
 
     def _render(
         self,
+        name: str,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
@@ -88,12 +104,11 @@ class ChatTemplate:
     ) -> str:
         try:
             text = self._environment.render_template(
-                "chat",
+                name,
                 messages=messages,
                 tools=tools,
-                documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **{**self._special_tokens, **variables},
+                **{"documents": None, **self._special_tokens, **variables},
             )
         except minijinja.TemplateError as error:
             raise TemplateRefused(f"the chat template refuses these messages: {_words(error)}") from error

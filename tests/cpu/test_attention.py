@@ -79,7 +79,7 @@ def test_paged_attention(built: tuple[Model, dict[str, Path]], isa: str) -> None
     data, outputs = play(runner, LENGTHS, MIXED)
     runner.close()
     for qkv, got in zip(data, outputs, strict=True):
-        for layer in range(len(SHAPES)):
+        for layer in range(len(model.shapes)):
             expected = reference(model, layer, qkv[f"qkv{layer}"])
             error = np.abs(got[f"o{layer}"] - expected).max() / np.abs(expected).max()
             assert error < TOLERANCE[layout.dtype], (layer, error)
@@ -115,7 +115,7 @@ def test_long_context_split_over_threads(built: tuple[Model, dict[str, Path]]) -
         data, outputs = play(runner, [1200], schedule)
         results.append(outputs[0])
         runner.close()
-    for layer in range(len(SHAPES)):
+    for layer in range(len(model.shapes)):
         name = f"o{layer}"
         assert np.array_equal(results[0][name], results[1][name]), (isa, layer)
         expected = reference(model, layer, data[0][f"qkv{layer}"])
@@ -155,7 +155,7 @@ def test_a_tree_of_drafts_has_the_bits_of_its_branches(built: tuple[Model, dict[
                 one = {k: v[context + t : context + t + 1] for k, v in tree.items()}
                 got = plain.step(Batch([(context + depth, 1, table)], size), one)
             plain.close()
-            for layer in range(len(SHAPES)):
+            for layer in range(len(model.shapes)):
                 assert np.array_equal(got[f"o{layer}"][0], verified[f"o{layer}"][1 + token]), (isa, token, layer)
 
 
@@ -185,5 +185,5 @@ def test_an_accepted_path_is_moved_and_read_as_if_decoded(built: tuple[Model, di
         plain.step(Batch([(0, len(rows), table)], size), {k: v[rows] for k, v in data.items()})
         expected = plain.step(Batch([(len(rows), 1, table)], size), last)
         plain.close()
-        for layer in range(len(SHAPES)):
+        for layer in range(len(model.shapes)):
             assert np.array_equal(got[f"o{layer}"], expected[f"o{layer}"]), (isa, layer)

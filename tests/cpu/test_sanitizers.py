@@ -129,6 +129,7 @@ class TestThreads:
         done = self.drive(libtsan, "all" if SOAK else "small", tmp_path)
         assert done.returncode == 0 and "clean" in done.stdout, done.stderr[-4000:]
 
+    @pytest.mark.soak
     def test_a_barrier_that_orders_nothing_is_reported(
         self, libtsan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

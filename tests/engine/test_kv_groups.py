@@ -20,13 +20,14 @@ from icc.runtime.kv.policy import POLICIES
 from icc.runtime.kv.sequence import NO_BLOCK
 from icc.runtime.llm import LLM
 from kv_policies import Sinks
+from sizes import soak
 
 LENGTH, WINDOW, STEP, BATCH = 480, 40, 48, 4
 SINKS = 5
 NEW = 260
 LIMITS = {"max_seq_len": LENGTH, "max_step_tokens": STEP, "max_batch_size": BATCH}
 GREEDY = icc.SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
-NAMES = ["mistral", "gemma2", "qwen2-window"]
+NAMES = ["gemma2", *soak("mistral", "qwen2-window")]
 
 
 @pytest.fixture(scope="module")

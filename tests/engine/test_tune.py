@@ -42,8 +42,8 @@ def test_a_tuned_engine_says_what_it_chose_and_gives_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_llama: Path
 ) -> None:
     """The clock is replaced: every row count finds the last candidate fastest."""
-    monkeypatch.setattr(tune, "VARIANTS", ((4, 256), (1, 2048)))
-    monkeypatch.setattr(tune, "_least", lambda executors, rows, limits: [3.0, 2.0, 1.0][: len(executors)])
+    monkeypatch.setattr(tune, "VARIANTS", ((1, 2048),))
+    monkeypatch.setattr(tune, "_least", lambda executors, rows, limits: [3.0, 2.0][: len(executors)])
     ids, logits = [5, 9, 2, 40, 7], []
     for name, options in (("plain", {}), ("tuned", {"tune": True})):
         engine = icc.compile(tiny_llama, tmp_path / name, target="native", quant="rtn4", max_seq_len=64, **options)
@@ -58,6 +58,7 @@ def test_a_tuned_engine_says_what_it_chose_and_gives_the_same_bits(
     assert not [p for p in tmp_path.iterdir() if p.name not in ("plain", "tuned")], "candidates are left behind"
 
 
+@pytest.mark.soak
 def test_steps_are_timed_on_every_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_llama: Path) -> None:
     """With the real clock: whatever it chooses, the engine runs."""
     monkeypatch.setattr(tune, "VARIANTS", ((1, 256),))

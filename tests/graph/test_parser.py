@@ -20,6 +20,7 @@ from icc.compiler.weights.handles import Constant, RoundedWeight
 from icc.passes import pipelines
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
+from sizes import soak
 
 convert = torch.ops.prims.convert_element_type.default
 
@@ -70,7 +71,7 @@ def test_modules_and_comments() -> None:
     assert print_graph(parse_graph(f"# a case\n\n{text}"), modules=True) == text
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral", "gpt2", "deepseek_v3-latent_grouped_routing"])
+@pytest.mark.parametrize("family", ["deepseek_v3-latent_grouped_routing", *soak("llama", "gemma2", "mixtral", "gpt2")])
 def test_models_read_back_after_every_phase(family: str, tiny: ModuleType, tmp_path: Path) -> None:
     config = tiny.tiny_configs()[family]
     tiny.save_tiny(config, tmp_path)

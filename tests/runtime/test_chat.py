@@ -10,7 +10,7 @@ from typing import Any
 
 import icc
 import pytest
-from icc.runtime.errors import MissingExtraError, RequestError
+from icc.runtime.errors import MissingExtraError, RequestError, UsageError
 from icc.runtime.format.manifest import SamplingDefaults
 from icc.runtime.llm import LLM
 from icc.runtime.loop.fake import FakeDevice, FakeExecutor, successor
@@ -131,10 +131,30 @@ def test_without_minijinja_one_line_says_what_to_install(monkeypatch: pytest.Mon
 def test_where_the_template_stands() -> None:
     config = {"chat_template": [{"name": "default", "template": "D"}, {"name": "rag", "template": "R"}]}
     files = {"tokenizer_config.json": json.dumps({**config, "bos_token": {"content": "<s>"}}).encode()}
-    assert read_template(files.get) == TemplateSource("D", {"bos_token": "<s>"})
+    assert read_template(files.get) == TemplateSource("D", {"bos_token": "<s>"}, {"rag": "R"})
     files["chat_template.jinja"] = b"J"
-    assert read_template(files.get).text == "J"
+    files["additional_chat_templates/tool_use.jinja"] = b"T"
+    found = read_template(files.get, files)
+    assert found == TemplateSource("J", {"bos_token": "<s>"}, {"rag": "R", "tool_use": "T"})
+    assert found.replaced("rag").text == "R" and found.replaced("{{ x }}") == TemplateSource(
+        "{{ x }}", found.special_tokens
+    )
+    with pytest.raises(UsageError, match="no template of the model"):
+        found.replaced("other")
     assert read_template({}.get).open() is None
+
+
+def test_one_of_several_templates_is_chosen_as_transformers_does(llm: LLM) -> None:
+    named = {"tool_use": "T{{ messages[0].content }}{{ tools | length }}", "rag": "R{{ documents[0].text }}"}
+    several = LLM(llm.manifest, llm.executor, llm.tokenizer, template=TemplateSource("D", {}, named))
+    assert several.render(HELLO) == "D" and several.render(HELLO, tools=[{"type": "function"}]) == "Thi1"
+    assert several.render(HELLO, chat_template="rag", documents=[{"text": "x"}]) == "Rx"
+    assert several.render(HELLO, tools=[{"type": "function"}], chat_template="default") == "D"
+    with pytest.raises(RequestError, match="it has default, tool_use, rag"):
+        several.render(HELLO, chat_template="other")
+    only = LLM(llm.manifest, llm.executor, llm.tokenizer, template=TemplateSource("", {}, named))
+    with pytest.raises(RequestError, match="no default chat template: choose one of tool_use, rag"):
+        only.render(HELLO)
 
 
 # -- structured output -------------------------------------------------------------------------------------------------

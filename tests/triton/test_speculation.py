@@ -27,7 +27,7 @@ from icc.runtime.speculate.speculator import Speculator
 Make = Callable[..., Player[CudaDevice]]
 LIMITS = Limits(max_seq_len=40, max_batch_size=3, max_step_tokens=20)
 PROMPTS = [[5, 9, 5, 9, 5], [3, 4, 5, 6, 7, 8, 9, 3, 4, 5]]
-PARAMS = [SamplingParams(max_tokens=6, temperature=t, seed=3, ignore_eos=True) for t in (1.0, 0.0)]
+PARAMS = [SamplingParams(max_tokens=5, temperature=t, seed=3, ignore_eos=True) for t in (1.0, 0.0)]
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ class GroupAffine(GroupFormat):
         if clip is not None:
             bound = torch.maximum(-low, high) * clip
             low, high = torch.maximum(low, -bound), torch.minimum(high, bound)
-        scale = ((high - low) / self.top).clamp(_FP16_TINY, _FP16_MAX).to(torch.float16).to(torch.float32)
+        scale = fp16_scale((high - low) / self.top)
         return {"scales": scale, "zeros": torch.round(-low / scale).clamp(0, self.top)}
 
     def levels(self, parts: Parts) -> tuple[Tensor, ...]:
@@ -62,3 +62,8 @@ class GroupAffine(GroupFormat):
     def value(self, codes: Tensor, *levels: Tensor) -> Tensor:
         scale, zero = levels
         return (codes - zero).mul_(scale)
+
+
+def fp16_scale(scale: Tensor) -> Tensor:
+    """Scales as they are stored: positive float16 numbers, in float32."""
+    return scale.clamp(_FP16_TINY, _FP16_MAX).to(torch.float16).to(torch.float32)

@@ -10,6 +10,7 @@ from ...errors import UsageError
 from .affine import GroupAffine
 from .base import StorageFormat
 from .blocks import grouped
+from .channel import ChannelInt8
 from .dense import BF16, F16, F32, I32
 from .float8 import Float8
 from .ggml import GGML_FORMATS
@@ -25,6 +26,7 @@ _FORMATS: dict[str, FormatMaker] = {
     "i32": lambda group: I32,
     "q4": lambda group: GroupAffine(group, 4),
     "q8": lambda group: GroupAffine(group, 8),
+    "i8": lambda group: ChannelInt8(group, 8),
     "zq4": lambda group: grouped(4, group),
     "zq8": lambda group: grouped(8, group),
     "zq4_bf16": lambda group: grouped(4, group, "bf16"),

@@ -58,11 +58,11 @@ class Core:
     ) -> None:
         self.model = open_model(Path(load.path), name, load.verify)
         if chat_template is not None:
-            self.model = replace(self.model, chat_template=read_template_file(chat_template))
+            self.model = replace(self.model, template=self.model.template.replaced(read_template_file(chat_template)))
         self._own_template = chat_template
         self.max_batch_size = self.model.manifest.limits.max_batch_size
         self.engine = EngineClient(command or worker_command(load, log_options or LogOptions()), watchdog_s)
-        self._sandbox = Sandbox(self.model.chat_template, self.model.special_tokens)
+        self._sandbox = Sandbox(self.model.template)
         self.jobs = Jobs(self.model, self._sandbox, keys, max_seconds)
         budget = Budget(self.max_batch_size + max_queue, max_queue_tokens, wait_s=max_wait_s)
         admission = Admission(budget, self._slots)
@@ -95,14 +95,14 @@ class Core:
     async def _answer_format(self) -> AnswerFormat:
         """How the model's answers are read, by its template."""
         model = self.model
-        if not model.chat_template or self._sandbox.template_error:
+        if not model.template or self._sandbox.template_error:
             return AnswerFormat()
 
         async def render(messages: list[dict], tools: list[dict] | None, prompt: bool) -> str:
             return await self._sandbox.render(Render(messages, tools, prompt))
 
         special_tokens = {} if model.tokenizer is None else model.tokenizer.special_tokens
-        return await find_format(model.chat_template, render, special_tokens)
+        return await find_format(model.template.all_texts, render, special_tokens)
 
     async def stop(self) -> None:
         await self._sandbox.stop()

@@ -21,16 +21,16 @@ from ..engine.messages import Submit
 from . import limits, structured
 from .constraints import format_of
 from .conversation import AssistantMessage
-from .errors import conflict, context_overflow
-from .fill import fill_marks
+from .errors import conflict
 from .keys import ApiKeys
 from .model import ServedModel
 from .offers import Offer, offer_of
+from .prompts import Prompts
 from .requests import ChatRequest, Common, CompletionRequest, EmbeddingRequest, prompts
+from .sampling import sampling
 from .sandbox import Sandbox
 from .sandbox_main import Render
 
-_SLOW_CHARS = 16 << 10  # a longer text is tokenized in a thread, so that the loop goes on
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 
 
@@ -62,6 +62,7 @@ class Jobs:
 
     def __init__(self, model: ServedModel, sandbox: Sandbox, keys: ApiKeys, max_seconds: float | None = None) -> None:
         self.model, self._sandbox, self._keys = model, sandbox, keys
+        self.prompts = Prompts(model)
         self._max_seconds = max_seconds  # the deadline of requests that set none, and the latest that they may set
         self.form = AnswerFormat()  # of the model's answers; found in its template when the server starts
 
@@ -71,11 +72,11 @@ class Jobs:
         except (ValueError, msgspec.ValidationError) as error:
             raise RequestError(f"prompt: {error}", field="prompt") from error
         if request.suffix:
-            tokens = [await self._fill(item, request.suffix) for item in given]
+            tokens = [await self.prompts.fill(item, request.suffix) for item in given]
         else:
             special = request.add_special_tokens is not False
-            tokens = [await self.encode(one, special) if isinstance(one, str) else self._check(one) for one in given]
-        tokens = [self._truncate(prompt, request.truncate_prompt_tokens) for prompt in tokens]
+            tokens = [await self.prompts.tokens(item, special) for item in given]
+        tokens = [self.prompts.truncate(prompt, request.truncate_prompt_tokens) for prompt in tokens]
         texts = []
         if request.echo:
             whole = request.truncate_prompt_tokens is None
@@ -107,12 +108,12 @@ class Jobs:
             raise RequestError(f"dimensions: the model's vectors have {facts.dimension}", field="dimensions")
         tokens = []
         for item in given:
-            given_tokens = await self.encode(item) if isinstance(item, str) else self._check(item, "input")
-            tokens.append(self._truncate(given_tokens, request.truncate_prompt_tokens))
+            given_tokens = await self.prompts.tokens(item, field="input")
+            tokens.append(self.prompts.truncate(given_tokens, request.truncate_prompt_tokens))
             await asyncio.sleep(0)  # there may be thousands
         if not min(map(len, tokens)) and self.model.manifest.model.bos_token_id is None:
             raise RequestError("an input is empty", field="input")
-        self._check_length(max(map(len, tokens)), "input", generates=False)
+        self.prompts.check_length(max(map(len, tokens)), "input", generates=False)
         salt = self._keys.salt(client, request.cache_salt)
         deadline = self._deadline(request.deadline)
         params = SamplingParams(max_tokens=1)
@@ -158,8 +159,8 @@ class Jobs:
         return await self._encode_prompt(request, await self._prompt(request, offer_of(request)))
 
     async def _encode_prompt(self, request: ChatRequest, prompt: str) -> list[int]:
-        tokens = await self.encode(prompt, add_special_tokens=bool(request.add_special_tokens))
-        return self._truncate(tokens, request.truncate_prompt_tokens)
+        tokens = await self.prompts.encode(prompt, add_special_tokens=bool(request.add_special_tokens))
+        return self.prompts.truncate(tokens, request.truncate_prompt_tokens)
 
     async def _prompt(self, request: ChatRequest, offer: Offer) -> str:
         """A conversation as text, up to where the answer begins, or goes on."""
@@ -173,6 +174,9 @@ class Jobs:
         variables = {name: value for name, value in variables.items() if value is not None}
         if request.reasoning_effort == "none":
             variables["enable_thinking"] = False
+        if request.documents:
+            variables["documents"] = request.documents
+        self.model.template.check(request.chat_template)
         return await self._sandbox.render(
             Render(
                 fitted([msgspec.to_builtins(message) for message in request.messages], self.form),
@@ -180,6 +184,7 @@ class Jobs:
                 not goes_on and request.add_generation_prompt is not False,
                 goes_on,
                 {**variables, **(request.chat_template_kwargs or {})},
+                request.chat_template,
             )
         )
 
@@ -195,45 +200,7 @@ class Jobs:
         make_id = maker_of_ids(form, sum(map(len, said)))
         return partial(AnswerReader, form, offer.schemas, offer.most, thinking=thinking, begun=goes_on, make_id=make_id)
 
-    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. RequestError if the engine has no tokenizer."""
-        tokenizer = self.model.tokenizer
-        if tokenizer is None:
-            raise RequestError("the engine has no tokenizer: give token ids", field="prompt")
-        if len(text) > _SLOW_CHARS:
-            return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
-        return tokenizer.encode(text, add_special_tokens)
-
     # -- parts -------------------------------------------------------------------------------------------------------
-
-    def _check(self, tokens: Sequence[int], field: str = "prompt") -> list[int]:
-        wrong = next((token for token in tokens if token >= self.model.vocab_size), None)
-        if wrong is not None:
-            raise RequestError(f"token id {wrong} is not in the vocabulary of {self.model.vocab_size}", field=field)
-        return list(tokens)
-
-    def _check_length(self, longest: int, field: str, generates: bool) -> None:
-        if longest > self.model.max_len or (generates and longest == self.model.max_len):
-            raise context_overflow(self.model.max_len, longest, field)
-
-    def _truncate(self, tokens: list[int], most: int | None) -> list[int]:
-        """The last of the tokens: at most so many, or with -1 as many as leave room for one more."""
-        keep = self.model.max_len - 1 if most == -1 else most or 0
-        return tokens[-keep:] if most is not None and most and len(tokens) > keep else tokens
-
-    async def _fill(self, prompt: str | list[int], suffix: str) -> list[int]:
-        """A prompt for what is between it and the suffix."""
-        tokenizer = self.model.tokenizer
-        marks = None if tokenizer is None else fill_marks(tokenizer)
-        if marks is None:
-            raise RequestError("suffix: this model's vocabulary has no tokens for filling in", field="suffix")
-        before = await self.encode(prompt, False) if isinstance(prompt, str) else self._check(prompt)
-        return [marks[0], *before, marks[1], *await self.encode(suffix, False), marks[2]]
-
-    async def _forbidden(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The token sequences of words, at the beginning of a text and after a blank."""
-        found = [tuple(await self.encode(text, False)) for word in words for text in (word, " " + word.lstrip())]
-        return tuple(dict.fromkeys(tokens for tokens in found if tokens))
 
     def _deadline(self, asked: float | None) -> float | None:
         return min((seconds for seconds in (asked, self._max_seconds) if seconds is not None), default=None)
@@ -262,11 +229,12 @@ class Jobs:
         prompt_texts: Sequence[str] = (),
     ) -> Job:
         longest, n = max(len(prompt) for prompt in tokens), completions or request.n
-        self._check_length(longest, "messages" if isinstance(request, ChatRequest) else "prompt", max_tokens != 0)
+        field = "messages" if isinstance(request, ChatRequest) else "prompt"
+        self.prompts.check_length(longest, field, max_tokens != 0)
         room = self.model.max_len - longest
         limit = room if max_tokens is None else min(max_tokens, room)
-        params = _sampling(request, limit, logprobs, self.model.vocab_size)
-        words = await self._forbidden(request.bad_words or ())
+        params = sampling(request, limit, logprobs, self.model.vocab_size)
+        words = await self.prompts.forbidden(request.bad_words or ())
         shows = request.skip_special_tokens and not (read is not None and self.form.special)
         params = replace(params, n=n, bad_words=words, skip_special_tokens=shows)
         params = params.resolve(self.model.manifest.sampling.of_conversations())
@@ -278,7 +246,7 @@ class Jobs:
         if grammar:
             params = params.of_a_form()
         for name in ("stop_token_ids", "allowed_token_ids"):
-            self._check(getattr(request, name) or (), name)
+            self.prompts.check(getattr(request, name) or (), name)
         if request.prompt_logprobs is not None:
             scored = max(request.prompt_logprobs, scored or 0)
         salt = self._keys.salt(client, request.cache_salt)
@@ -297,29 +265,3 @@ class Jobs:
             list(prompt_texts),
             request.prompt_logprobs or 0,
         )
-
-
-def _sampling(request: Common, max_tokens: int, logprobs: int | None, vocab_size: int) -> SamplingParams:
-    """Biases of tokens that the vocabulary does not have change nothing and are left out."""
-    stop = request.stop
-    biases = {int(token): value for token, value in (request.logit_bias or {}).items()}
-    return SamplingParams(
-        max_tokens=max_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=0 if request.top_k == -1 else request.top_k,
-        min_p=request.min_p,
-        repetition_penalty=request.repetition_penalty,
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        logit_bias={token: value for token, value in biases.items() if token < vocab_size},
-        seed=None if request.seed in (None, -1) else request.seed % 2**64,
-        stop=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
-        stop_token_ids=tuple(request.stop_token_ids or ()),
-        ignore_eos=request.ignore_eos,
-        min_tokens=min(request.min_tokens, max_tokens),
-        logprobs=logprobs,
-        n=request.n,
-        include_stop=request.include_stop_str_in_output,
-        allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
-    )

@@ -10,7 +10,7 @@ from ...format.files import EngineFiles
 from ...format.load import read_manifest
 from ...format.manifest import Manifest
 from ...format.verify import check_listing
-from ...templates.source import read_template
+from ...templates.source import TemplateSource, read_template
 from ...tokenizer import Tokenizer
 from .errors import HttpError
 from .fill import fill_marks
@@ -18,15 +18,13 @@ from .fill import fill_marks
 
 @dataclass(frozen=True)
 class ServedModel:
-    """`name` is what requests call it, `names` holds it and its aliases. The chat template is "" where there is none;
-    `special_tokens` are its variables bos_token, eos_token and so on."""
+    """`name` is what requests call it, `names` holds it and its aliases."""
 
     name: str
     created: int
     manifest: Manifest
     tokenizer: Tokenizer | None
-    chat_template: str
-    special_tokens: dict[str, str]
+    template: TemplateSource
     aliases: tuple[str, ...] = ()
 
     @property
@@ -84,7 +82,6 @@ def open_model(path: Path, name: str | None = None, verify: bool = True) -> Serv
         return files.read(file) if file in manifest.files else None
 
     raw = read("tokenizer.json")
-    template = read_template(read)
     names = [part.strip() for part in (name or "").split(",") if part.strip()]
     first, *aliases = dict.fromkeys(names or [path.resolve().name.removesuffix(".engine")])
     return ServedModel(
@@ -93,6 +90,5 @@ def open_model(path: Path, name: str | None = None, verify: bool = True) -> Serv
         created=int((path / "engine.json").stat().st_mtime),
         manifest=manifest,
         tokenizer=None if raw is None else Tokenizer(raw),
-        chat_template=template.text,
-        special_tokens=template.special_tokens,
+        template=read_template(read, manifest.tokenizer_names),
     )

@@ -130,7 +130,9 @@ class ChatRequest(Common, frozen=True, kw_only=True):
     verbosity: Literal["low", "medium", "high"] | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool = True
+    chat_template: str | None = None
     chat_template_kwargs: dict[Name, str | Int64 | float | bool | None] | None = None
+    documents: Annotated[list[dict[str, str]], Meta(max_length=limits.MESSAGES)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
 

@@ -1,4 +1,4 @@
-"""Sandbox: renders chat templates and checks grammars in a small process that may be killed at any time."""
+"""Sandbox: renders chat templates and checks grammars in small processes that may be killed at any time."""
 
 from __future__ import annotations
 
@@ -8,75 +8,112 @@ import sys
 import msgspec
 
 from ...errors import RequestError
+from ...templates.source import TemplateSource
 from .sandbox_main import Answer, CheckGrammar, Render, Setup
 
 SECONDS = 2.0  # for one request; a normal one takes a few milliseconds
 _START_S = 20.0
+_RENDERERS, _CHECKERS = 2, 3  # processes at most
 
 
 class Sandbox:
-    """One process, one request at a time; a request that takes too long or kills the process is refused."""
+    """Processes that render, and others that check grammars: what clients send can hold one of these for seconds, and
+    delays no conversation. A request that takes too long or kills its process is refused."""
 
-    def __init__(self, template: str, special_tokens: dict[str, str]) -> None:
-        self._setup = Setup(template, special_tokens)
-        self._process: asyncio.subprocess.Process | None = None
-        self._lock = asyncio.Lock()
-        self.restarts = -1
-        self.template_error = ""
+    def __init__(self, template: TemplateSource) -> None:
+        setup = Setup(template.text, template.special_tokens, template.named)
+        self._renderers, self._checkers = _Processes(setup, _RENDERERS), _Processes(setup, _CHECKERS)
+        self._warming: asyncio.Task[None] | None = None
+
+    @property
+    def template_error(self) -> str:
+        """Why the template cannot be used, once `start` has tried; "" if it can."""
+        return self._renderers.setup_error
 
     async def render(self, request: Render) -> str:
         """The prompt for a conversation. RequestError if the template refuses it."""
-        return await self._ask(request, "messages")
+        if self.template_error:
+            raise RequestError(self.template_error, field="messages")
+        return await self._renderers.ask(request, "messages")
 
     async def lower(self, grammar: str, field: str = "response_format") -> str:
         """A text of `grammars.sources`, lowered. RequestError if it is no grammar, or one beyond the limits."""
-        return await self._ask(CheckGrammar(grammar), field)
+        return await self._checkers.ask(CheckGrammar(grammar), field)
 
     async def start(self) -> None:
-        """Start the process; `template_error` says why the template cannot be used, if so."""
-        async with self._lock:
-            await self._started()
+        """Start a process of either kind; that of the grammars while others go on."""
+        await self._renderers.warm()
+        self._warming = asyncio.create_task(self._checkers.warm())
 
     async def stop(self) -> None:
-        async with self._lock:
-            await self._kill()
+        if self._warming is not None:
+            self._warming.cancel()
+        await self._renderers.stop()
+        await self._checkers.stop()
 
-    async def _ask(self, request: Render | CheckGrammar, field: str) -> str:
-        async with self._lock:
-            process = await self._started()
-            if self.template_error and isinstance(request, Render):
-                raise RequestError(self.template_error, field=field)
+
+class _Processes:
+    """Processes of one setup, started when all others are busy, each with one request at a time."""
+
+    def __init__(self, setup: Setup, most: int) -> None:
+        self._setup = setup
+        self._places = asyncio.Semaphore(most)
+        self._running: set[asyncio.subprocess.Process] = set()
+        self._free: list[asyncio.subprocess.Process] = []  # the last one has worked last
+        self.setup_error = ""
+
+    async def warm(self) -> None:
+        """Have one process ready."""
+        async with self._places:
+            if not self._free:
+                self._free.append(await self._open())
+
+    async def stop(self) -> None:
+        for process in list(self._running):
+            await self._kill(process)
+        self._free.clear()
+
+    async def ask(self, request: Render | CheckGrammar, field: str) -> str:
+        """The answer's text; RequestError if the request is refused, or its process dies of it."""
+        async with self._places:
+            process = self._free.pop() if self._free else await self._open()
+            if process.returncode is not None:
+                await self._kill(process)
+                process = await self._open()
             try:
                 async with asyncio.timeout(SECONDS):
                     answer = await _exchange(process, request)
             except TimeoutError:
-                await self._kill()
+                await self._kill(process)
                 raise RequestError(f"takes more than {SECONDS:g} s", field=field) from None
             except (asyncio.IncompleteReadError, ConnectionError):
-                await self._kill()
+                await self._kill(process)
                 raise RequestError("takes too much memory", field=field) from None
-            except asyncio.CancelledError:
-                await self._kill()  # its answer would be taken for that of the next request
+            except BaseException:
+                await self._kill(process)  # its answer would be taken for that of the next request
                 raise
+            self._free.append(process)
         if answer.error:
             raise RequestError(answer.error[:500], field=field)
         return answer.text
 
-    async def _started(self) -> asyncio.subprocess.Process:
-        if self._process is None or self._process.returncode is not None:
-            module = f"{__package__}.sandbox_main"
-            pipe = asyncio.subprocess.PIPE
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", module, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL
-            )
-            self.restarts += 1
+    async def _open(self) -> asyncio.subprocess.Process:
+        pipe, module = asyncio.subprocess.PIPE, f"{__package__}.sandbox_main"
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", module, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL
+        )
+        self._running.add(process)
+        try:
             async with asyncio.timeout(_START_S):
-                self.template_error = (await _exchange(self._process, self._setup)).error
-        return self._process
+                self.setup_error = (await _exchange(process, self._setup)).error
+        except BaseException:
+            await self._kill(process)
+            raise
+        return process
 
-    async def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is not None and process.returncode is None:
+    async def _kill(self, process: asyncio.subprocess.Process) -> None:
+        self._running.discard(process)
+        if process.returncode is None:
             process.kill()
             await process.wait()
 

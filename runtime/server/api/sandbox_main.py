@@ -16,6 +16,7 @@ import msgspec
 from ...errors import RequestError, install
 from ...grammars.compiling import lowered
 from ...grammars.sources import of_schema
+from ...templates.source import TemplateSource
 from ...templates.template import ChatTemplate, TemplateRefused
 from ..engine.parent import die_with_parent
 
@@ -23,10 +24,11 @@ MEMORY_BYTES = 1 << 30  # of address space
 
 
 class Setup(msgspec.Struct, tag="setup"):
-    """The first message: the engine's template."""
+    """The first message: the engine's templates, see TemplateSource."""
 
     template: str
     special_tokens: dict[str, str]
+    named: dict[str, str] = {}
 
 
 class Render(msgspec.Struct, tag="render"):
@@ -35,6 +37,7 @@ class Render(msgspec.Struct, tag="render"):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: dict[str, Any] = {}
+    template: str | None = None
 
 
 class CheckGrammar(msgspec.Struct, tag="grammar"):
@@ -67,6 +70,7 @@ def answer(template: ChatTemplate | None, request: Render | CheckGrammar) -> Ans
                 request.tools,
                 request.add_generation_prompt,
                 request.continue_final_message,
+                request.template,
                 **request.variables,
             )
         )
@@ -88,7 +92,8 @@ def main() -> None:
         request = decoder.decode(sys.stdin.buffer.read(int.from_bytes(size, "little")))
         if isinstance(request, Setup):
             try:
-                template = ChatTemplate(request.template, request.special_tokens) if request.template else None
+                source = TemplateSource(request.template, request.special_tokens, request.named)
+                template = source.open()
                 reply = Answer()
             except TemplateRefused as error:
                 reply = Answer(error=error.message)

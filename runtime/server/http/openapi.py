@@ -102,6 +102,8 @@ def _fit(schemas: dict[str, Any], model: ServedModel) -> None:
             schemas[name]["properties"][field] = deepcopy(prompt) if empty else _not_empty(prompt)
     if model.manifest.embedding is not None:
         _at_most(schemas["EmbeddingRequest"]["properties"]["dimensions"], model.manifest.embedding.dimension)
+    if "ChatRequest" in schemas:
+        schemas["ChatRequest"]["properties"]["chat_template"] = {"enum": [*model.template.names, None]}
     for name in ("TokenizeRequest", "DetokenizeRequest"):
         schemas[name]["properties"]["model"] = {"enum": [*model.names, None]}
     schemas["TokenizeRequest"]["oneOf"] = [

@@ -74,7 +74,7 @@ def _about(model: ServedModel) -> dict[str, Any]:
         "max_len": model.max_len,
         "max_batch_size": manifest.limits.max_batch_size,
         "task": "embed" if model.embeds else "generate",
-        "chat": bool(model.chat_template) and not model.embeds,
+        "chat": bool(model.template) and not model.embeds,
         "sampling": msgspec.to_builtins(manifest.sampling),
         "embedding": msgspec.to_builtins(manifest.embedding),
     }

@@ -40,7 +40,7 @@ async def _tokens(parts: Parts, body: TokenizeRequest) -> list[int]:
     if isinstance(body.prompt, str) == isinstance(body.messages, list):
         raise HttpError(400, "give either `prompt` or `messages`", "prompt", "invalid_value")
     if isinstance(body.prompt, str):
-        return await parts.jobs.encode(body.prompt, body.add_special_tokens)
+        return await parts.jobs.prompts.encode(body.prompt, body.add_special_tokens)
     names = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
     chat = ChatRequest(model="", **{name: getattr(body, name) for name in names})
     return await parts.jobs.chat_tokens(chat)

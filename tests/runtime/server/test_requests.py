@@ -265,6 +265,10 @@ def test_a_template_is_given_when_the_server_starts(start: StartServer, tmp_path
     assert server.chat("x", max_tokens=1)["usage"]["prompt_tokens"] == len(prompt)
     thinking = server.chat("x", max_tokens=1, chat_template_kwargs={"enable_thinking": False})
     assert thinking["usage"]["prompt_tokens"] == len(prompt + "<think>\n\n</think>\n\n")
+    named = {"model": "toy", "messages": [{"role": "user", "content": "x"}], "chat_template": "rag"}
+    refused = server.ask("POST", "/v1/chat/completions", named)
+    assert refused.status == 400 and "it has default" in refused.json["error"]["message"]
+    assert server.chat("x", max_tokens=1, chat_template="default")["usage"]["prompt_tokens"] == len(prompt)
     file.write_text("{% for %}")
     failed = start("--chat-template", str(file), wait=False)
     assert failed.process.wait(20) == 2 and f"--chat-template {file}" in failed.log.read_text()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import signal
 from typing import Any
 
 import pytest
 from icc.runtime.errors import RequestError
+from icc.runtime.grammars.sources import of_schema
 from icc.runtime.server.api.sandbox import Sandbox
 from icc.runtime.server.api.sandbox_main import Render
+from icc.runtime.templates.source import TemplateSource
 from icc.runtime.templates.template import ChatTemplate, TemplateRefused
 
 from .chat_templates import TEMPLATES
@@ -139,9 +143,36 @@ BOMBS = [
 ]
 
 
+def test_a_grammar_that_takes_long_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither conversations nor another grammar: the first process hangs, for as long as anybody likes."""
+    monkeypatch.setattr("icc.runtime.server.api.sandbox.SECONDS", 1000.0)
+    schema = of_schema({"type": "integer"})
+
+    async def main() -> list[str]:
+        sandbox = Sandbox(TemplateSource("fine", {}))
+        await sandbox.lower(schema)
+        [checker] = sandbox._checkers._running
+        checker.send_signal(signal.SIGSTOP)
+        held = asyncio.create_task(sandbox.lower(schema))
+        try:
+            await asyncio.sleep(0)
+            answers = [await sandbox.lower(schema), await sandbox.render(Render([{"role": "user", "content": "x"}]))]
+            assert not held.done()
+            held.cancel()
+            await asyncio.gather(held, return_exceptions=True)
+            assert checker.returncode is not None
+            return answers
+        finally:
+            await sandbox.stop()
+
+    found = asyncio.run(main())
+    assert json.loads(found[0]) and found[1] == "fine"
+
+
 def test_bombs_end_in_words_and_the_next_request_is_answered() -> None:
     async def defuse(source: str) -> str:
-        sandbox = Sandbox("{% if messages[0].content == 'ok' %}fine{% else %}" + source + "{% endif %}", {})
+        text = "{% if messages[0].content == 'ok' %}fine{% else %}" + source + "{% endif %}"
+        sandbox = Sandbox(TemplateSource(text, {}))
         try:
             with pytest.raises(RequestError):
                 await sandbox.render(Render([{"role": "user", "content": "x"}]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ....program.layout import Layout, Layouts, Role
 from ....weights.formats.affine import GroupAffine
 from ....weights.formats.blocks import BlockFormat
+from ....weights.formats.channel import ChannelInt8
 from ....weights.formats.dense import Dense
 from ....weights.formats.float8 import Float8
 from ....weights.formats.tables import GroupedTable, TableFormat
@@ -30,6 +31,7 @@ LAYOUTS = Layouts(
     {
         Dense: _dense,
         GroupAffine: _affine,
+        ChannelInt8: lambda form, role: AffineTiles.of(form),
         **dict.fromkeys((BlockFormat, TableFormat, GroupedTable), lambda form, role: BlockTiles.of(form)),
         Float8: lambda form, role: Float8Tiles.of(form),
     },

@@ -1,0 +1,47 @@
+"""8-bit codes with one scale per output channel, for products with int8 activations: `--quant int8`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from .affine import GroupAffine, fp16_scale
+from .base import Misfit, Parts
+
+_STEP = 16  # of K, which kernels take at a time
+ZERO = 128
+
+
+@dataclass(frozen=True)
+class ChannelInt8(GroupAffine):
+    """w = (code - 128) scale, codes from 1 to 255: a group is a whole row.
+
+    Parts as those of `GroupAffine`: the zero points are all 128.
+    """
+
+    @property
+    def name(self) -> str:
+        return f"i8g{self.group}"
+
+    def fitted(self, k: int) -> Self:
+        """With rows of `k` values for groups."""
+        if k % _STEP:
+            raise Misfit(f"K = {k} is not a multiple of {_STEP}")
+        return replace(self, group=k)
+
+    def fit(self, groups: Tensor, clip: Tensor | None = None) -> Parts:
+        peak = groups.abs().amax(-1)
+        scale = fp16_scale(peak / (ZERO - 1) if clip is None else peak * clip / (ZERO - 1))
+        return {"scales": scale, "zeros": torch.full_like(scale, float(ZERO))}
+
+    def code(self, values: Tensor, *levels: Tensor) -> Tensor:
+        return super().code(values, *levels).clamp_(min=1)
+
+
+def int8_rows(rows: Tensor) -> Tensor:
+    """Activations [n, K] as the kernels see them, float32: whole numbers from -127 to 127 times a scale per row."""
+    scale = rows.abs().amax(-1, keepdim=True).clamp(min=1e-30) / (ZERO - 1)
+    return (rows / scale).round_().mul_(scale)

@@ -1,0 +1,32 @@
+"""The fields of a request that say how it is sampled."""
+
+from __future__ import annotations
+
+from ...requests.params import SamplingParams
+from .requests import Common
+
+
+def sampling(request: Common, max_tokens: int, logprobs: int | None, vocab_size: int) -> SamplingParams:
+    """Biases of tokens that the vocabulary does not have change nothing and are left out."""
+    stop = request.stop
+    biases = {int(token): value for token, value in (request.logit_bias or {}).items()}
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=0 if request.top_k == -1 else request.top_k,
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        logit_bias={token: value for token, value in biases.items() if token < vocab_size},
+        seed=None if request.seed in (None, -1) else request.seed % 2**64,
+        stop=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        ignore_eos=request.ignore_eos,
+        min_tokens=min(request.min_tokens, max_tokens),
+        logprobs=logprobs,
+        n=request.n,
+        include_stop=request.include_stop_str_in_output,
+        allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
+    )
