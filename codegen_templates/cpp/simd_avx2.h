@@ -154,6 +154,13 @@ ICC_INLINE VI dot_u8(VI acc, VI u, VI s) {
     acc = dot_u4(acc, low, s);
     return {half_dot(acc.a, high.a, s.a, 16), half_dot(acc.b, high.b, s.b, 16)};
 }
+// The same for entries of tables, signed bytes above -128 (see simd_avx512.h): magnitudes with the signs on the other side.
+constexpr int TABLE_BIAS = 0;
+ICC_INLINE __m256i half_table(__m256i acc, __m256i w, __m256i s) {
+    return half_dot(acc, _mm256_abs_epi8(w), _mm256_sign_epi8(s, w), 1);
+}
+ICC_INLINE VI dot_table(VI acc, VI w, VI s) { return {half_table(acc.a, w.a, s.a), half_table(acc.b, w.b, s.b)}; }
+ICC_INLINE VI dot_table_at(VI acc, VI w, const int8_t* s) { return dot_table(acc, w, set1_quad(s)); }
 // The same four signed bytes for every lane, from memory.
 ICC_INLINE VI dot_u4_at(VI acc, VI u, const int8_t* s) { return dot_u4(acc, u, set1_quad(s)); }
 ICC_INLINE VI dot_u8_at(VI acc, VI u, const int8_t* s) { return dot_u8(acc, u, set1_quad(s)); }

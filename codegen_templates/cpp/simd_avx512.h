@@ -140,6 +140,10 @@ ICC_INLINE VI dot_u8_at(VI acc, VI u, const int8_t* s) {
     return dot_u8(acc, u, set1_quad(s));
 #endif
 }
+// The same for entries of tables, which are signed but for this bias here: whoever uses them takes it off again.
+constexpr int TABLE_BIAS = 128;
+ICC_INLINE VI dot_table(VI acc, VI w, VI s) { return dot_u8(acc, w, s); }
+ICC_INLINE VI dot_table_at(VI acc, VI w, const int8_t* s) { return dot_u8_at(acc, w, s); }
 // Sixteen pairs of signed bytes as pairs of 16-bit integers; sixteen single ones, each with a zero behind it.
 ICC_INLINE VI load_pairs(const int8_t* p) { return {_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p))}; }
 ICC_INLINE VI load_singles(const int8_t* p) {

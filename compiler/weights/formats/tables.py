@@ -101,6 +101,11 @@ class GroupedTable(TableFormat):
     """Whose groups may be smaller where K asks for it."""
 
     @property
+    def row_group(self) -> int:
+        """A step of products is worth more work than 16 values where no file says how groups lie."""
+        return min(self.group, 32)
+
+    @property
     def name(self) -> str:
         return f"{self.kind}g{self.group}"
 

@@ -1,12 +1,12 @@
 """Blocks of files (weights/formats/blocks.py) in tiles of 16 rows, for products with int8 activations.
 
-A tile is a sequence of spans of `span` steps of 16 k: one header, then the lines of each step. The header has for each
-row what its blocks and groups have beside codes, 16 rows next to each other: scales (or e8m0 exponents), minima and
-zeros of every block in the span, then the integer scales and minima of every group. Codes of more than 4 bits, and
-those of 3, are split: the lines hold the lower 4 (or 2) bits, and a line before them the upper bits of as many steps
-as fill it, fields of one byte following the quads of k. Codes of 2 bits: a line holds 16 rows x 16 k, quad after quad
-from the low bits up. So a weight takes the bytes that it has in the file, but for integer scales of 6 bits, which are
-bytes here.
+A tile is a sequence of spans of `span` steps of 16 k, or 32 where the format's `row_group` is: one header, then the
+lines of each step. The header has for each row what its blocks and groups have beside codes, 16 rows next to each
+other: scales (or e8m0 exponents), minima and zeros of every block in the span, then the integer scales and minima of
+every group. Codes of more than 4 bits, and those of 3, are split: the lines hold the lower 4 (or 2) bits, and a line
+before them the upper bits of as many steps as fill it, fields of one byte following the quads of k. Codes of 2 bits: a
+line holds 16 rows x 16 k, quad after quad from the low bits up. So a weight takes the bytes that it has in the file,
+but for integer scales of 6 bits, which are bytes here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....program.layout import Arrays
-from ....weights.formats.blocks import STEP, BlockFormat
+from ....weights.formats.blocks import BlockFormat
 from .codes import CodeTiles, Reader
 from .elements import round_up
 from .scales import SCALE_BYTES, SCALE_TYPES, scale_values, stored_scales
@@ -35,6 +35,12 @@ class BlockReader(Reader):
     span: int = 1
 
     @property
+    def step(self) -> int:
+        """Values along K that products multiply before they scale."""
+        assert self.form is not None
+        return self.form.row_group
+
+    @property
     def fine(self) -> int:
         assert self.form is not None
         return self.form.bits - self.base
@@ -42,12 +48,12 @@ class BlockReader(Reader):
     @property
     def fine_steps(self) -> int:
         """Steps whose upper bits fill a line."""
-        return 32 // (STEP * self.fine) if self.fine else 1
+        return 32 // (self.step * self.fine) if self.fine else 1
 
     @property
     def line_bytes(self) -> int:
         """Of the lines of one step."""
-        return STEP * TILE * self.base // 8
+        return self.step * TILE * self.base // 8
 
     @property
     def step_bytes(self) -> int:
@@ -58,7 +64,7 @@ class BlockReader(Reader):
     def group_steps(self) -> int:
         """Steps of a group."""
         assert self.form is not None
-        return self.form.group // STEP
+        return self.form.group // self.step
 
     @property
     def groups(self) -> int:
@@ -74,7 +80,7 @@ class BlockReader(Reader):
     def block_steps(self) -> int:
         """Steps of a block."""
         assert self.form is not None
-        return self.form.size // STEP
+        return self.form.size // self.step
 
     @property
     def mins_at(self) -> int:
@@ -102,17 +108,19 @@ class BlockReader(Reader):
         return self.group_scales_at + own * self.groups * TILE
 
     @property
-    def unsigned_levels(self) -> tuple[int, ...]:
-        """The entries of a table in units, from zero up."""
+    def entries(self) -> tuple[int, ...]:
+        """The entries of a table in units."""
         assert self.form is not None
-        entries = [round(level * self.units) + self.shift for level in self.form.table]
+        entries = [round(level * self.units) for level in self.form.table]
         return (*entries, *[0] * (16 - len(entries)))
 
     @property
-    def shift(self) -> int:
-        """What codes, or entries of a table, are more than the levels that they stand for."""
+    def shift(self) -> str:
+        """What codes, or entries of a table, are more than the levels that they stand for, in C++."""
         assert self.form is not None
-        return -min(round(level * self.units) for level in self.form.table) if self.form.table else self.form.zero
+        if self.dot == "dot_table":
+            return "TABLE_BIAS"
+        return str(-min(self.entries) if self.form.table else self.form.zero)
 
     @property
     def units(self) -> float:
@@ -140,7 +148,7 @@ class BlockReader(Reader):
 def _units(table: tuple[float, ...]) -> float:
     if all(level == int(level) for level in table):
         return 1.0
-    wide = 254 / (max(table) - min(table))
+    wide = 127 / max(abs(level) for level in table)
 
     def error(units: float) -> float:
         return sum((level - round(level * units) / units) ** 2 for level in table)
@@ -151,17 +159,17 @@ def _units(table: tuple[float, ...]) -> float:
 def _span(form: BlockFormat) -> int:
     """Whole blocks, and of small ones as many as fill a header of 64 bytes."""
     few = 1 if form.size > form.group else 4 if form.power else 1 if form.mins or form.zeros else 2
-    return few * form.size // STEP
+    return few * form.size // form.row_group
 
 
 def reader_of(form: BlockFormat) -> BlockReader:
     """How products read a format."""
     base = form.bits if form.bits in (2, 4, 8) else 2 if form.bits == 3 else 4
     span = max(form.table, default=0) - min(form.table, default=0)
-    wide = form.bits == 8 or span * _units(form.table) > 127
+    dot = "dot_u8" if form.bits == 8 else "dot_table" if span * _units(form.table) > 127 else "dot_u4"
     return BlockReader(
         f"a product with {form.name} blocks", "cpp/layouts/blocks.cpp.jinja", _PIECES[base],
-        "dot_u8" if wide else "dot_u4", 0, form, base, _span(form),
+        dot, 0, form, base, _span(form),
     )  # fmt: skip
 
 
@@ -188,16 +196,17 @@ class BlockTiles(CodeTiles):
         return "" if k % self.format.size == 0 else f"K = {k} is not a multiple of {self.format.size}"
 
     def tile_bytes(self, k: int) -> int:
-        steps, read = k // STEP, self.reader
+        read = self.reader
+        steps = k // read.step
         return round_up(-(-steps // read.span) * read.header_bytes + steps * read.step_bytes, 64)
 
     def pack_matrix(self, parts: Arrays) -> np.ndarray:
         read, (n, k) = self.reader, parts["codes"].shape
         if reason := self.misfit(n, k):
             raise ValueError(reason)
-        steps = k // STEP
+        steps = k // read.step
         spans = -(-steps // read.span)
-        codes = tiled(parts["codes"]).reshape(-1, TILE, steps, STEP)
+        codes = tiled(parts["codes"]).reshape(-1, TILE, steps, read.step)
         tiles = len(codes)
         body = np.zeros((tiles, spans * read.span, read.step_bytes), np.uint8)
         body[:, :steps] = self._lines(codes)
@@ -209,7 +218,8 @@ class BlockTiles(CodeTiles):
         return packed.reshape(-1)
 
     def unpack_matrix(self, packed: np.ndarray, n: int, k: int) -> dict[str, np.ndarray]:
-        read, steps = self.reader, k // STEP
+        read = self.reader
+        steps = k // read.step
         spans, tiles = -(-steps // read.span), round_up(n, TILE) // TILE
         size = read.header_bytes + read.span * read.step_bytes
         whole = np.zeros((tiles, spans * size), np.uint8)
@@ -224,7 +234,7 @@ class BlockTiles(CodeTiles):
     # codes
 
     def _lines(self, codes: np.ndarray) -> np.ndarray:
-        """[tiles, 16, steps, 16] -> [tiles, steps, bytes of a step]."""
+        """[tiles, 16, steps, values of a step] -> [tiles, steps, bytes of a step]."""
         read = self.reader
         low = codes & np.uint8(2**read.base - 1)
         lines = {2: _crumb_lines, 4: nibble_lines, 8: byte_lines}[read.base](low)
@@ -239,17 +249,17 @@ class BlockTiles(CodeTiles):
         return both.reshape(tiles, steps, -1)
 
     def _of_lines(self, body: np.ndarray) -> np.ndarray:
-        """Inverse of `_lines`: [tiles, 16, steps, 16]."""
+        """Inverse of `_lines`: [tiles, 16, steps, values of a step]."""
         read = self.reader
         tiles, steps = body.shape[:2]
         if not read.fine:
-            return _codes_of(body, read.base).reshape(tiles, TILE, steps, STEP)
+            return _codes_of(body, read.base).reshape(tiles, TILE, steps, read.step)
         both = body.reshape(tiles, steps // read.fine_steps, -1)
         lines = both[:, :, 64:].reshape(tiles, steps, -1)
-        low = _codes_of(np.ascontiguousarray(lines), read.base).reshape(tiles, TILE, steps, STEP)
+        low = _codes_of(np.ascontiguousarray(lines), read.base).reshape(tiles, TILE, steps, read.step)
         fine = both[:, :, :64].reshape(tiles, -1, TILE, 4).transpose(0, 2, 1, 3)[:, :, :, None]
-        shifts = (np.arange(read.fine_steps * STEP // 4, dtype=np.uint8) * np.uint8(read.fine))[:, None]
-        high = (fine >> shifts & np.uint8(2**read.fine - 1)).reshape(tiles, TILE, steps, STEP)
+        shifts = (np.arange(read.fine_steps * read.step // 4, dtype=np.uint8) * np.uint8(read.fine))[:, None]
+        high = (fine >> shifts & np.uint8(2**read.fine - 1)).reshape(tiles, TILE, steps, read.step)
         return low | high << np.uint8(read.base)
 
     # headers
