@@ -44,7 +44,7 @@ def test_prints_the_graph_after_the_passes(gated: Path) -> None:
     assert run(gated).stdout == run(gated, "-p", "dead-code,simplify").stdout == GATED
     done = run(gated, "-p", "fuse", "--verify", "--run")
     assert 'icc.pointwise([%0], "t0 = silu a0; t1 = mul t0 a0")' in done.stdout
-    assert done.stderr == "logits differ by 0.0e+00 (allowed 3.1e-05)\n" and not done.exit_code
+    assert done.stderr == "logits differ by 0.0e+00 (allowed 4.1e-05)\n" and not done.exit_code
 
 
 def test_a_checkpoint(tiny: ModuleType, tmp_path: Path) -> None:
