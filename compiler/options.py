@@ -24,15 +24,15 @@ POOLINGS: dict[Pooling, str] = {
     "cls": "the hidden state of the first token",
 }
 KV_DTYPES = {
-    "auto": "",
-    "f32": "f32",
-    "bf16": "bf16",
-    "f16": "f16",
-    "fp16": "f16",
-    "int8": "i8",
-    "fp8": "f8",
-    "int4": "i4",
+    "auto": "", "f32": "f32", "bf16": "bf16", "f16": "f16", "fp16": "f16", "int8": "i8", "fp8": "f8", "int4": "i4",
     "int2": "i2",
+}  # fmt: skip
+_KV_TEXTS = {
+    "auto": "16 bits for 16-bit weights, else 32",
+    "int8": "8 bits",
+    "fp8": "8-bit floats (e4m3)",
+    "int4": "4 bits; perplexity of a model of 135 M parameters grew by 8 %",
+    "int2": "2 bits; that of the same model nearly tripled",
 }
 _KV_SAID = {
     "auto": "what suits the target: 2 bytes each, of f32 weights on a CPU 4",

@@ -201,3 +201,11 @@ def test_memory_that_runs_out_is_called_so(error: Exception, tmp_path: Path, mon
     with pytest.raises(OutOfMemory, match=r"memory.*trace"):
         icc.compile(SAMPLE, tmp_path / "e")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_cache_of_two_bits_says_what_it_costs(tmp_path: Path) -> None:
+    from icc.compiler.options import CompileOptions
+    from icc.compiler.request import check
+
+    found = check(CompileOptions(Path(SAMPLE), tmp_path / "e", target="native", kv_cache="int2"))
+    assert any("int2 loses much" in warning for warning in found.warnings)
