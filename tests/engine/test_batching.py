@@ -48,8 +48,7 @@ def alone(engine: Any, **load: Any) -> list[tuple[int, ...]]:
     ("name", "quant"),
     [
         ("gemma2", "rtn4"),
-        ("mixtral", "none"),
-        *soak(("llama", "none"), ("llama", "rtn4"), ("mixtral", "rtn4"), ("gemma2", "none")),
+        *soak(("mixtral", "none"), ("llama", "none"), ("llama", "rtn4"), ("mixtral", "rtn4"), ("gemma2", "none")),
     ],
 )
 def test_batch_mates_change_nothing(name: str, quant: str, compiled: Callable[..., Any]) -> None:
@@ -177,7 +176,7 @@ class Poison:
                 ctypes.memset(address, 0xFF, nbytes)
 
 
-@pytest.mark.parametrize(("name", "option"), [("llama", {"kv_cache": "int8"}), ("gemma2", {"quant": "none"})])
+@pytest.mark.parametrize(("name", "option"), [("llama", {"kv_cache": "int8"}), *soak(("gemma2", {"quant": "none"}))])
 def test_what_a_block_held_before_changes_nothing(
     name: str, option: dict[str, str], compiled: Callable[..., Any]
 ) -> None:

@@ -167,6 +167,7 @@ def _poison(file: Path, name: str) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
 
 
+@pytest.mark.soak
 def test_a_full_disk_is_said_in_words(compiled: Callable[..., Any], tmp_path: Path) -> None:
     """RLIMIT_FSIZE stands in for the disk: the write fails with EFBIG in the middle of the weights."""
     checkpoint = compiled("llama").checkpoint

@@ -151,6 +151,7 @@ def test_little_memory_is_divided_and_changes_nothing(made: Any) -> None:
         assert watch.most[0] <= counts[0] and llm.loop.scheduler.num_preemptions > 0
 
 
+@pytest.mark.soak
 def test_a_window_as_long_as_the_text_is_none(made: Any, tiny: Any, tmp_path: Path) -> None:
     tiny.save_tiny(tiny.tiny_configs()["gemma2"], tmp_path / "model")
     engine = icc.compile(tmp_path / "model", tmp_path / "e", target="native", max_seq_len=8, max_step_tokens=8)

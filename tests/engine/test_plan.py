@@ -24,7 +24,8 @@ from icc.runtime.format.load import open_engine
 from sizes import soak
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "pystd"
-ENGINES = [("llama", {"quant": "rtn4"}), ("gemma2", {"max_step_tokens": 16}), ("mixtral", {"max_step_tokens": 16})]
+ENGINES = [("llama", {"quant": "rtn4"}), ("gemma3-odd_untied", {"max_step_tokens": 16})]
+ENGINES += soak(("gemma2", {"max_step_tokens": 16}), ("mixtral", {"max_step_tokens": 16}))
 MORE = ["gpt2", "opt", "qwen3_moe", "gpt_oss", "deepseek_v3-latent_grouped_routing", "falcon-written_out_mqa"]
 
 

@@ -106,8 +106,8 @@ def w_snr(weight: RoundedWeight) -> float:
     return weight.snr_db or 0.0
 
 
-FAMILIES = ["qwen2-tied", "gemma3", "gpt2", "qwen3moe", "llama-biases_tied"]
-OTHERS = soak("qwen2", "qwen3", "gemma2", "phi3")
+FAMILIES = ["gemma3", "gpt2", "qwen3moe"]
+OTHERS = soak("qwen2-tied", "llama-biases_tied", "qwen2", "qwen3", "gemma2", "phi3")
 
 
 def family(name: str) -> tuple[Any, str]:

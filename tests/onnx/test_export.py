@@ -38,7 +38,7 @@ from tiny_models import tiny_configs
 IDS = [5, 7, 9, 3, 20, 11, 40, 60, 1, 2, 33, 17, 90]
 PHASES = ("canonicalize", "quantize-rtn{group=32}", "attention", "fuse")
 # windows and soft caps; experts and sinks; a layer norm with biases and learned positions
-FEW = ("gemma2", "gpt_oss", "gpt2")
+FEW = ("gemma2", "gpt_oss")
 
 
 def close(found: np.ndarray, graph: Graph, ids: list[int], bound: float = 2e-5) -> None:

@@ -97,6 +97,7 @@ def test_names_are_those_of_the_model(decoder: Path) -> None:
     assert [node.args[7] for node in graph.attention_nodes] == [5, 5]
 
 
+@pytest.mark.soak
 def test_there_and_back(decoder: Path, tmp_path: Path) -> None:
     """A graph of a file, written after its passes, read again: the same logits, and the same 4-bit weights."""
     graph = load_graph(decoder, 64)
