@@ -28,6 +28,7 @@ class CompileFields(TypedDict, total=False):
     size: int | None
     bits: float | None
     group_size: int | None
+    rotate: bool
     keep: tuple[str, ...]
     calib: PathLike | None
     calib_sequences: int

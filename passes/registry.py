@@ -55,6 +55,7 @@ RULES = (
     "rope-interleaved",
     "rope-partial",
     "rope-split-half",
+    "rotate",
     "scaled-layer-norm",
     "scaled-rms-norm",
     "shifted-layer-norm",

@@ -23,7 +23,7 @@ _SIZES = {  # name: in `make test`, in `make soak`
     "schemathesis_examples": (6, 5000),  # drawn per operation
     "sigterms": (2, 1000),
     "soak_requests": (150, 10_000),
-    "state_machine": (120, 10_000),  # runs of the scheduler
+    "state_machine": (60, 10_000),  # runs of the scheduler
     "state_machine_steps": (40, 200),
     "timing_guesses": (0, 1000),
     "write_fault_every": (3, 1),  # of the system calls that write an engine, each so-manieth fails

@@ -135,9 +135,10 @@ class KVCache:
             group.release_unread(table, sequence.num_computed_tokens)
 
     def cut(self, sequence: CachedSequence) -> None:
-        """Take back what its tokens do not need."""
+        """Take back what its next token does not need: guesses that were accepted may have to be computed again, and
+        what they had is then taken as for any other chunk."""
         for group, table in zip(self.groups, sequence.tables, strict=True):
-            group.cut(table, sequence.num_tokens)
+            group.cut(table, min(sequence.num_tokens, sequence.num_computed_tokens + 1))
 
     def swap_out(self, sequence: CachedSequence) -> bool:
         """Take all its blocks back and keep what is computed in host memory; whether any of it found room there."""

@@ -41,7 +41,7 @@ def test_same_inputs_give_the_same_bytes_and_progress_is_told(
     with caplog.at_level("INFO", "icc.compile"):
         second = icc.compile(elsewhere, tmp_path / "again.engine", target="native", quant="rtn4", progress=told.append)
     assert files(first.engine) == files(second)
-    stages = ["trace", "optimize", "quantize", "lower", "kernels", "weights", "engine"]
+    stages = ["trace", "optimize", "quantize", "answers", "lower", "kernels", "weights", "engine"]
     assert list(dict.fromkeys(now.stage for now in told)) == stages
     assert [text.split()[0] for text in caplog.messages if " took " in text] == stages
     weights = [now.share for now in told if now.stage == "weights" and now.share is not None]

@@ -73,10 +73,10 @@ def test_equal_to_the_reference(name: str, quant: str, engine_of: Any, monkeypat
     with engine.llm(FEW_BLOCKS) as llm:
         found = llm.logits(ids)
         prompts = [ids[:7], ids[:7] + ids[:2]]
-        together = llm.generate(prompts, SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True))
+        together = llm.generate(prompts, SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True))
     error = np.abs(found - expected).max() / np.abs(expected).max()
     assert error < TOLERANCE, f"{name}: relative error {error:.1e}"
-    assert [list(c.token_ids) for c in together] == [greedy(engine, p, 3) for p in prompts]
+    assert [list(c.token_ids) for c in together] == [greedy(engine, p, 5) for p in prompts]
     assert preempted, "the blocks were meant to run out"
 
 

@@ -143,6 +143,10 @@ POINTS: dict[str, Point] = {
         target="mi300x",
         tiling={**MANY, "k": 32, "stages": 2},
     ),
+    "linear_rows_int8__bf16": Point("linear_q", {"k": 128, "n": 32, "stored": "i8g128"}, ("bf16", "u8", "", "bf16")),
+    "linear_int8__bf16": Point(
+        "linear_q", {"k": 128, "n": 32, "stored": "i8g128"}, ("bf16", "u8", "", "bf16"), launch=1
+    ),
     "linear_tile__q4_wide": Point(
         "linear_q", {"k": 64, "n": 32, "stored": "q4g32"}, ("f32", "u8", "", "f32"), tiling={**MANY, "k": 32}
     ),

@@ -16,7 +16,7 @@ from .conftest import Served
 
 pytestmark = pytest.mark.usefixtures("idle_after")
 IN_CHAT = ("max_completion_tokens", "top_logprobs")
-NUMBERS = sorted(set(limits.NUMBERS) - {"logit_bias", "dimensions"})  # the latter: test_embeddings.py
+NUMBERS = sorted(set(limits.NUMBERS) - {"logit_bias", "dimensions", "top_n"})  # test_embeddings.py, test_rerank.py
 
 
 def send(served: Served, name: str, value: str) -> tuple[int, Any]:
