@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # for sizes.py and traced_once.p
 from sizes import SOAK
 from traced_once import install as install_traces
 
+# A shell that puts a command in the background has it ignore Ctrl-C; processes that tests interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tensors are tiny and there is a worker per core: more threads only wait for each other, and spin while they do.
 for _library in ("OMP", "MKL", "OPENBLAS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
