@@ -17,10 +17,10 @@ from .convert.conversion import Conversion
 from .convert.picked import PickedTokens
 from .convert.rotations import ComplexRotation
 from .convert.scores import WrittenOutAttention
-from .convert.table import joined
 from .ending import Ending, append_ending
 from .export.rope import settle_rope
 from .export.trace import Traced, export
+from .handlers import joined
 from .layers.kinds import LayerKinds
 from .layers.replay import Replay
 from .mask_spec import MaskUsed

@@ -9,7 +9,7 @@ from ..graph.graph import type_of
 from ..ops import OPS
 from .context import Lowerer, row_kind
 from .placed import Placed
-from .steps.state import CausalConv, GatedScan, SelectiveScan
+from .steps.state import CausalConv, GatedScan, SelectiveScan, StateStep
 
 
 def causal_conv(low: Lowerer, node: fx.Node) -> Placed:
@@ -23,9 +23,7 @@ def causal_conv(low: Lowerer, node: fx.Node) -> Placed:
         rows=row_kind(out), layer=layer, x=x.operand, w=weight, bias=bias, y=out.operand, channels=channels, taps=taps,
         block_size=low.options.block_size,
     )  # fmt: skip
-    low.cache(layer, KVLayer(state=step.state), 0)
-    low.emit(step, node)
-    return out
+    return _with_state(low, node, step, out)
 
 
 def gated_scan(low: Lowerer, node: fx.Node) -> Placed:
@@ -40,9 +38,7 @@ def gated_scan(low: Lowerer, node: fx.Node) -> Placed:
         value_dim=v.shape[1], row_decay=len(decay.shape) == 2, delta=bool(node.args[5]),
         block_size=low.options.block_size,
     )  # fmt: skip
-    low.cache(layer, KVLayer(state=step.state), 0)
-    low.emit(step, node)
-    return out
+    return _with_state(low, node, step, out)
 
 
 def selective_scan(low: Lowerer, node: fx.Node) -> Placed:
@@ -56,10 +52,14 @@ def selective_scan(low: Lowerer, node: fx.Node) -> Placed:
         rows=row_kind(out), layer=layer, x=x.operand, dt=dt.operand, a=a, b=b.operand, c=c.operand, y=out.operand,
         channels=channels, states=states, block_size=low.options.block_size,
     )  # fmt: skip
-    low.cache(layer, KVLayer(state=step.state), 0)
-    low.emit(step, node)
-    return out
+    return _with_state(low, node, step, out)
 
 
 _FUNCTIONS = {"causal_conv": causal_conv, "gated_scan": gated_scan, "selective_scan": selective_scan}
 STATE_LOWERING = {OPS[name].overload: fn for name, fn in _FUNCTIONS.items()}
+
+
+def _with_state(low: Lowerer, node: fx.Node, step: StateStep, out: Placed) -> Placed:
+    low.cache(step.layer, KVLayer(state=step.state), 0)
+    low.emit(step, node)
+    return out

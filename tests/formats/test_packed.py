@@ -156,28 +156,27 @@ def with_values(model: Any, folder: Path, tensors: dict[str, torch.Tensor]) -> t
     return tiny_models.reference_logits(again, IDS)
 
 
-def test_experts_in_the_order_of_activations_are_refused(tiny: ModuleType, tmp_path: Path) -> None:
-    tiny.save_tiny(tiny.tiny_configs()["mixtral"], tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    for number, name in enumerate(sorted(n for n in tensors if ".experts." in n)):
+def in_order(checkpoint: Path, which: str) -> None:
+    """Store the weights whose names have `which` as GPTQ with act-order does, each in an order of its own."""
+    tensors = load_file(checkpoint / "model.safetensors")
+    for number, name in enumerate(sorted(n for n in tensors if which in n)):
         own, _ = layer("gptq", *tensors.pop(name).shape, 4, 16, number, act=number + 1)
         tensors |= {f"{name.removesuffix('.weight')}.{part}": value for part, value in own.items()}
-    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": CONFIGS["act-order"]}))
+    save_file(tensors, checkpoint / "model.safetensors", {"format": "pt"})
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"quantization_config": CONFIGS["act-order"]}))
+
+
+def test_experts_in_the_order_of_activations_are_refused(tiny: ModuleType, tmp_path: Path) -> None:
+    tiny.save_tiny(tiny.tiny_configs()["mixtral"], tmp_path)
+    in_order(tmp_path, ".experts.")
     with pytest.raises(UnsupportedModel, match="columns in the order of their activations"):
         load_graph(tmp_path, 64)
 
 
 def test_an_engine_with_columns_in_order_in_the_interpreted_plan(tiny: ModuleType, tmp_path: Path) -> None:
     tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    for number, name in enumerate(sorted(n for n in tensors if "proj" in n)):
-        own, _ = layer("gptq", *tensors.pop(name).shape, 4, 16, number, act=number + 1)
-        tensors |= {f"{name.removesuffix('.weight')}.{part}": value for part, value in own.items()}
-    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": CONFIGS["act-order"]}))
+    in_order(tmp_path, "proj")
     engine = build(tmp_path, limits=Limits(max_seq_len=20, max_batch_size=2, max_step_tokens=16), block_size=4)
     ordered = [node for node in engine.graph.nodes if node.target is OPS["columns"].overload]
     assert len(ordered) == 12  # all layers have orders of their own; the rows of gate and up are as down wants them

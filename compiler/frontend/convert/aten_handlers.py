@@ -13,11 +13,11 @@ from ...ops import OPS
 from ...ops.aten import POINTWISE
 from ...ops.body import Argument, BodyWriter
 from .conversion import Conversion
-from .table import HandlerTable
+from .table import Table
 from .values import Dims, Longer, T, Value, dims_of, op_name
 
 aten = torch.ops.aten
-HANDLERS = HandlerTable()
+HANDLERS = Table()
 
 
 def _val(node: fx.Node) -> Any:

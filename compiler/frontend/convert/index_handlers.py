@@ -13,11 +13,11 @@ from ...graph.graph import type_of
 from .aten_handlers import _val, cat_parts, expand_to, per_token
 from .conversion import Conversion
 from .reduce_handlers import icc, last_axis
-from .table import HandlerTable
+from .table import Table
 from .values import Dims, T, Value, dims_of, op_name
 
 aten = torch.ops.aten
-HANDLERS = HandlerTable()
+HANDLERS = Table()
 
 # nodes of the new graph that a handler looks behind, from where they are used
 LOOKED_THROUGH = (aten.expand.default, aten.repeat.default)

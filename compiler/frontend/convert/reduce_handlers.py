@@ -12,11 +12,11 @@ from ...graph.graph import TOKENS, type_of
 from ...ops import OPS
 from .aten_handlers import _val, align
 from .conversion import Conversion
-from .table import HandlerTable
+from .table import Table
 from .values import T, Value, dims_of, op_name
 
 aten = torch.ops.aten
-HANDLERS = HandlerTable()
+HANDLERS = Table()
 
 
 def icc(name: str) -> Any:

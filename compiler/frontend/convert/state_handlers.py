@@ -11,11 +11,11 @@ from ...graph.graph import type_of
 from ...ops import OPS
 from .aten_handlers import per_token
 from .conversion import Conversion
-from .table import HandlerTable
+from .table import Table
 from .values import Longer, T, Value, dims_of
 
 aten = torch.ops.aten
-HANDLERS = HandlerTable()
+HANDLERS = Table()
 
 
 @HANDLERS.handles("icc_trace.causal_conv")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from functools import partial
 
 from fastapi import FastAPI, Request
@@ -124,13 +125,7 @@ def _add_embeddings(app: FastAPI, parts: Parts) -> None:
         body = await decode_body(request, EmbeddingRequest)
         parts.check_model(body.model)
         job = await parts.jobs.embedding(body, request.scope["icc.client"])
-        answers: list[bytes] = []
-
-        async def work() -> None:
-            answers.append(await embedding_answer(parts.generator, job, body))
-
-        await while_connected(request.receive, work())
-        return Response(answers[0], media_type="application/json")
+        return await _answered(request, embedding_answer(parts.generator, job, body))
 
 
 def _add_reranking(app: FastAPI, parts: Parts) -> None:
@@ -142,15 +137,20 @@ def _add_reranking(app: FastAPI, parts: Parts) -> None:
         body = await decode_body(request, RerankRequest)
         parts.check_model(body.model)
         job = await parts.jobs.rerank(body, request.scope["icc.client"])
-        answers: list[bytes] = []
         facts = parts.model.manifest.embedding
         assert facts is not None
+        return await _answered(request, rerank_answer(parts.generator, job, body, facts))
 
-        async def work() -> None:
-            answers.append(await rerank_answer(parts.generator, job, body, facts))
 
-        await while_connected(request.receive, work())
-        return Response(answers[0], media_type="application/json")
+async def _answered(request: Request, answer: Awaitable[bytes]) -> Response:
+    """A JSON answer, which is given up if the client goes."""
+    found: list[bytes] = []
+
+    async def work() -> None:
+        found.append(await answer)
+
+    await while_connected(request.receive, work())
+    return Response(found[0], media_type="application/json")
 
 
 _PATHS = {

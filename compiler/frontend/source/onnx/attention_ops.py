@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from .errors import Refused
 from .known import Known
-from .table import Call, HandlerTable
+from .table import Call, Table
 
-HANDLERS = HandlerTable()
+HANDLERS = Table()
 
 
 def _heads(x: Tensor, count: int) -> Tensor:

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from .errors import Refused
 from .known import Known, computes, elementwise, where
-from .table import Call, HandlerTable
+from .table import Call, Table
 
-HANDLERS = HandlerTable()
+HANDLERS = Table()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ....errors import IccError, UnsupportedModel
 from ....weights.handles import Weight
+from ...handlers import joined
 from . import attention_ops, math_ops, shape_ops
 from .container import Container, open_tensor
 from .errors import Refused
@@ -24,7 +25,7 @@ from .inputs import Inputs, choose_output
 from .known import SMALL, Known, constant
 from .names import scope_of, weight_names
 from .packed import packed_weights, plain_reads
-from .table import Call, joined
+from .table import Call
 
 HANDLERS = joined(shape_ops.HANDLERS, math_ops.HANDLERS, attention_ops.HANDLERS)
 

@@ -14,9 +14,9 @@ from .container import DTYPES, open_tensor
 from .errors import Refused
 from .inputs import AllRows
 from .known import SMALL, Known, constant, converted
-from .table import Call, HandlerTable
+from .table import Call, Table
 
-HANDLERS = HandlerTable()
+HANDLERS = Table()
 _LARGEST = 1 << 28  # elements of a tensor that a node makes from nothing
 _FAR = 1 << 31  # an end beyond every axis
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from onnx import NodeProto
 from torch import Tensor
 
+from ...handlers import HandlerTable
 from .errors import Refused
 from .known import Known
 
@@ -73,29 +74,5 @@ class Call:
         return bool(self.inputs) and all(isinstance(value, Known) for value in self.inputs)
 
 
-Handler = Callable[[Call], Any]
-Handlers = Mapping[str, Handler]
-
-
-class HandlerTable(dict[str, Handler]):
-    """Handlers by an op's name, with its domain where that is not ONNX's own."""
-
-    def handles(self, *names: str) -> Callable[[Handler], Handler]:
-        """Declare the decorated function the handler of these ops."""
-
-        def declare(handler: Handler) -> Handler:
-            for name in names:
-                assert name not in self, f"{name} has two handlers"
-                self[name] = handler
-            return handler
-
-        return declare
-
-
-def joined(*tables: Handlers) -> Handlers:
-    """One table of several."""
-    found = HandlerTable()
-    for table in tables:
-        for name, handler in table.items():
-            found.handles(name)(handler)
-    return found
+Handler: TypeAlias = Callable[[Call], Any]
+Table: TypeAlias = HandlerTable[Handler]  # by an op's name, with its domain where that is not ONNX's own

@@ -1,0 +1,33 @@
+"""Tables of handlers: which function does what an op says, one part of a table per module of handlers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+Handler = TypeVar("Handler", bound=Callable[..., object])
+
+
+class HandlerTable(dict[str, Handler]):
+    """Handlers by the name of an op."""
+
+    def handles(self, *names: str) -> Callable[[Handler], Handler]:
+        """Declare the decorated function the handler of these ops."""
+
+        def declare(handler: Handler) -> Handler:
+            for name in names:
+                if name in self:
+                    raise ValueError(f"{name} has two handlers")
+                self[name] = handler
+            return handler
+
+        return declare
+
+
+def joined(*tables: Mapping[str, Handler]) -> HandlerTable[Handler]:
+    """One table of several; an op may be in one of them only."""
+    found: HandlerTable[Handler] = HandlerTable()
+    for table in tables:
+        for name, handler in table.items():
+            found.handles(name)(handler)
+    return found
