@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...render import render
-from ..isa import Isa
+from ..isa import Block, Isa
 from ..layouts.blocks import BlockReader
 from ..layouts.codes import Reader
 from ..layouts.dense import Tiles
@@ -73,6 +73,13 @@ class MicroTableParams:
     template: ClassVar[str] = "cpp/linear/micro_table.cpp.jinja"
 
 
+def quant_micro(name: str, reader: Reader, block: Block, isa: Isa) -> QuantMicroParams:
+    """The micro-kernel of a block on a level."""
+    few = block.rows * block.tiles <= isa.float_sums
+    short = isa.short_sums and isinstance(reader, BlockReader)
+    return QuantMicroParams(name, reader, block.rows, block.tiles, block.prefetch, few, short)
+
+
 def micro_sources(kernels: list[KernelParams[Any]], isa: Isa) -> list[str]:
     """The micro-kernels that the kernels call, each once."""
     parts: list[str] = []
@@ -92,13 +99,7 @@ def micro_sources(kernels: list[KernelParams[Any]], isa: Isa) -> list[str]:
         if isinstance(k, LinearQParams) and k.step.screened and k.layout.screener:
             tables[k.screen_table] = k.layout.screener, few
     for name, (reader, blocks) in sorted(tables.items()):
-        quants = tuple(
-            QuantMicroParams(
-                f"{name.lower()}_{b.name}", reader, b.rows, b.tiles, b.prefetch, b.rows * b.tiles <= isa.float_sums,
-                isa.short_sums and isinstance(reader, BlockReader),
-            )
-            for b in blocks
-        )  # fmt: skip
+        quants = tuple(quant_micro(f"{name.lower()}_{b.name}", reader, b, isa) for b in blocks)
         table = MicroTableParams("QuantMicro", name, quants)
         parts += [render(m.template, m) for m in quants] + [render(table.template, table)]
     attention = dict.fromkeys(m for k in kernels if isinstance(k, AttentionParams) for m in k.micros())
