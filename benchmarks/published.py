@@ -71,6 +71,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
         }
     },
+    # FacebookAI/xlm-clm-enfr-1024
+    "xlm": {"causal": True},
     # facebook/xmod-base
     "xmod": {"default_language": "en_XX"},
     # no checkpoint is published; sizes that the class needs and does not default

@@ -46,7 +46,7 @@ def plain_product(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
     return (picked @ x.unsqueeze(-1)).squeeze(-1) * (index < len(weight)).unsqueeze(-1)
 
 
-def _activation(module: nn.Module) -> Callable[[Tensor], Tensor]:
+def _activation(module: nn.Module) -> Callable[..., Any]:
     for part in module.modules():
         for name in ("act_fn", "activation_fn", "activation"):
             if callable(found := getattr(part, name, None)):
