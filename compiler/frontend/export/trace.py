@@ -16,7 +16,9 @@ from torch.export import ExportedProgram
 from ...errors import IccError, TraceError, UnsupportedModel
 from ..layers.kinds import LayerKinds, Repeat
 from ..layers.marks import join_repeated
+from ..mask_spec import longest_sequence
 from .decompose import decompose
+from .experts import replaced_experts
 from .interfaces import tracing_interfaces
 from .recurrent import recurrent_functions
 
@@ -91,8 +93,12 @@ def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None, t
     dynamic = {"input_ids": {1: tokens}, "position_ids": {1: tokens}}
     try:
         with contextlib.ExitStack() as stack:
-            for context in (torch.no_grad(), tracing_interfaces(), recurrent_functions(model), _without_stack_traces()):
-                stack.enter_context(context)
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(tracing_interfaces())
+            stack.enter_context(longest_sequence(max_tokens))
+            stack.enter_context(recurrent_functions(model))
+            stack.enter_context(replaced_experts(model))
+            stack.enter_context(_without_stack_traces())
             typed_vocab = model.config.get_text_config().vocab_size if token_types else 0  # type: ignore[union-attr, operator]
             forward = _Forward(model, kinds, typed_vocab)
             if kinds is not None:
