@@ -9,7 +9,7 @@ tensors. `run_decompositions` has the others.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,7 +135,7 @@ class _Recorder(TorchDispatchMode):
         return value
 
 
-def _parts_of(graph: fx.Graph, table: dict[Any, Callable[..., Any]]) -> dict[fx.Node, _Part] | None:
+def _parts_of(graph: fx.Graph, table: Mapping[Any, Any]) -> dict[fx.Node, _Part] | None:
     """What each composite node becomes; None where one writes in place, or does what a recording does not show."""
     sizes: dict[Any, fx.Node] = {}
     parts: dict[fx.Node, _Part] = {}
@@ -146,15 +146,25 @@ def _parts_of(graph: fx.Graph, table: dict[Any, Callable[..., Any]]) -> dict[fx.
         op = node.target
         if node.op != "call_function" or not isinstance(op, OpOverload):
             continue
-        if isinstance(value, torch.SymInt) or not (op in table or op._schema.is_mutable):
+        if isinstance(value, torch.SymInt) or not (_is_composite(op, table) or op._schema.is_mutable):
             continue
         try:
             parts[node] = _out_of_place(node, op, parts) if op._schema.is_mutable else _recorded(node, op, sizes)
         except Exception:  # run_decompositions says what is wrong
             return None
-        if any(call[0] in table or call[0]._schema.is_mutable for call in parts[node].calls):
+        if any(_is_composite(call[0], table) or call[0]._schema.is_mutable for call in parts[node].calls):
             return None
     return parts
+
+
+def _is_composite(op: OpOverload, table: Mapping[Any, Any]) -> bool:
+    """Also what the table does not list because it gives views, which `run_decompositions` never keeps."""
+    return op in table or (_implicit(op) and any(result.alias_info is not None for result in op._schema.returns))
+
+
+def _implicit(op: OpOverload) -> bool:
+    """Whether the dispatcher composes it of other operators."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), COMPOSITE)
 
 
 def _recorded(node: fx.Node, op: OpOverload, sizes: dict[Any, fx.Node]) -> _Part:
@@ -165,9 +175,7 @@ def _recorded(node: fx.Node, op: OpOverload, sizes: dict[Any, fx.Node]) -> _Part
         x: Any = node.args[0]
         other, *operands = _RESPELLED[op](x.meta["val"], *node.args[1:])
         return _Part([(other, (x, *operands), dict(node.kwargs), node.meta["val"])], _Result(0))
-    if not op.has_kernel_for_dispatch_key(COMPOSITE) and not torch._C._dispatch_has_kernel_for_dispatch_key(
-        op.name(), COMPOSITE
-    ):
+    if not _implicit(op):
         raise _Unknown
     known = {id(n.meta["val"]): n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)}
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
@@ -206,8 +214,7 @@ def _is_fresh(node: fx.Node, parts: dict[fx.Node, _Part]) -> bool:
 
 def _may_alias(op: OpOverload) -> bool:
     """Whether a result may share memory with an operand. A composite operator may without saying so."""
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), COMPOSITE)
-    return composite or any(result.alias_info is not None for result in op._schema.returns)
+    return _implicit(op) or any(result.alias_info is not None for result in op._schema.returns)
 
 
 def _replace(node: fx.Node, part: _Part, became: dict[fx.Node, fx.Node], order: dict[fx.Node, int]) -> None:
