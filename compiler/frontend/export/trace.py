@@ -17,6 +17,7 @@ from ...errors import IccError, TraceError, UnsupportedModel
 from ..layers.kinds import LayerKinds, Repeat
 from ..layers.marks import join_repeated
 from ..mask_spec import longest_sequence
+from .decompose import decompose
 from .experts import replaced_experts
 from .interfaces import tracing_interfaces
 from .recurrent import recurrent_functions
@@ -67,11 +68,6 @@ class _Forward(nn.Module):
         return result.logits if hasattr(result, "logits") else result.last_hidden_state
 
 
-def _decompositions() -> dict[Any, Any]:
-    table = dict(torch.export.default_decompositions())
-    return {op: fn for op, fn in table.items() if op.name().split("::")[1].split(".")[0] not in KEPT_ATEN}
-
-
 def _without_stack_traces() -> contextlib.AbstractContextManager[Any]:
     """Keep torch.export from noting with every node where in the model's code it comes from, which nobody reads."""
     return mock.patch.object(torch.fx.config, "do_not_emit_stack_traces", True, create=True)
@@ -114,7 +110,7 @@ def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None, t
                 kinds.check(program.graph)
                 join_repeated(program.graph)
             repeats = tuple(kinds.repeats) if kinds is not None else ()
-            return Traced(program.run_decompositions(_decompositions()), repeats)
+            return Traced(decompose(program, KEPT_ATEN), repeats)
     except (IccError, MemoryError):
         raise
     except Exception as error:
