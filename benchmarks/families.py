@@ -42,10 +42,11 @@ BUILDERS = {
 class Row:
     """What happened to one model type. `error` is the largest logit difference relative to the largest logit.
 
-    pattern: its layers by kind. plan_error: of a GPU's launch plan, interpreted.
+    walked: the day. pattern: its layers by kind. plan_error: of a GPU's launch plan, interpreted.
     """
 
     model_type: str
+    walked: str = ""
     pattern: str = ""
     built: bool = False
     traced: bool = False
@@ -129,7 +130,7 @@ def walk_one(model_type: str, run: Run) -> Row:
     from icc.compiler.frontend.load import load_graph
     from icc.compiler.graph.interpret import interpret
 
-    row = Row(model_type)
+    row = Row(model_type, time.strftime("%Y-%m-%d"))
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "model"
@@ -284,14 +285,16 @@ def markdown(rows: list[Row], versions: str) -> str:
         "",
         f"{count}.",
         "",
-        "| type | layers | traced | equal | CPU engine | h100 plan | refused, and why |",
-        "|---|---|---|---|---|---|---|",
+        "Rows without a day are of an earlier walk, with two layers whatever the published pattern.",
+        "",
+        "| type | walked | layers | traced | equal | CPU engine | h100 plan | refused, and why |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         errors = ["" if e is None else f"{e:.0e}" for e in (row.engine_error, row.plan_error)]
         reason = row.reason.replace("|", "\\|")
         equal = f"{row.error:.0e}" if row.error is not None else ""
-        cells = (row.model_type, row.pattern, mark[row.traced], equal, *errors, reason)
+        cells = (row.model_type, row.walked, row.pattern, mark[row.traced], equal, *errors, reason)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
