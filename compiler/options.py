@@ -22,6 +22,9 @@ POOLINGS: dict[Pooling, str] = {
     "last": "the hidden state of the last token",
     "mean": "the mean over all tokens",
     "cls": "the hidden state of the first token",
+    "max": "the maximum of each element",
+    "weightedmean": "the mean with weights 1, 2, 3 .. by position",
+    "mean_sqrt_len": "the sum over the root of the number of tokens",
 }
 KV_DTYPES = {
     "auto": "", "f32": "f32", "bf16": "bf16", "f16": "f16", "fp16": "f16", "int8": "i8", "fp8": "f8", "int4": "i4",
