@@ -94,6 +94,7 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
             "shared": 2,
             "key_dim": 24,
             "value_dim": 40,
+            "chunk": 8,
             "delta": True,
             "block_size": 32,
             "present": ("beta",),
@@ -101,7 +102,7 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gated_scan__row_decay": (
         "gated_scan",
-        {"heads": 2, "shared": 2, "key_dim": 256, "value_dim": 16, "row_decay": True, "block_size": 16},
+        {"heads": 2, "shared": 2, "key_dim": 256, "value_dim": 16, "chunk": 8, "row_decay": True, "block_size": 16},
     ),
     "selective_scan__f32": ("selective_scan", {"channels": 24, "states": 8, "block_size": 32}),
     "causal_conv__bias": ("causal_conv", {"channels": 24, "taps": 4, "block_size": 32, "present": ("bias",)}),
