@@ -14,6 +14,7 @@ import pytest
 SOAK = bool(os.environ.get("ICC_SOAK"))
 _SIZES = {  # name: in `make test`, in `make soak`
     "draws": (1000, 4000),  # samples of a distribution
+    "driver_fault_every": (57, 1),  # of the calls of the GPU's driver, each so-manieth fails
     "fuzz_examples": (150, 200_000),
     "quality_characters": (1500, 6000),  # of each held-out module
     "r7_pairs": (700, 20_000),
