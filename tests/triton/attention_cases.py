@@ -137,7 +137,8 @@ class Step:
         run_kernel(
             self.kernel(), [self.q, self.cos, self.sin, self.sinks, self.alibi, self.bias], [o], limits=LIMITS,
             tuner=tuner,
-            shape=Shape(max_tokens or (self.tokens if decode else 512), decode), batch=batch, sizes=sizes, kv=self.pool.bytes,
+            shape=Shape(max_tokens or (self.tokens if decode else 512), decode), batch=batch, sizes=sizes,
+            kv=self.pool.bytes,
         )  # fmt: skip
         assert o[:, width:].isnan().all()
         return o[:, :width].double()
