@@ -68,11 +68,11 @@ def main() -> None:
             f"{spilling} | {min(o.occupancy for o in found):.3f} |"
         )
         print(text[-1], flush=True)
-        details += [f"\n## {name}\n", "| object | kernels | warps | registers | spill | shared | occupancy |"]
-        details.append("|---|---|---|---|---|---|---|")
+        details += [f"\n## {name}\n", "| object | kernels | warps | registers | spill | shared | occupancy | faults |"]
+        details.append("|---|---|---|---|---|---|---|---|")
         for row in plan.resources():
             kernels = ", ".join(row["kernels"])  # type: ignore[arg-type]
-            values = [row[key] for key in ("warps", "registers", "spill_bytes", "shared_bytes", "occupancy")]
+            values = [row[key] for key in ("warps", "registers", "spill_bytes", "shared_bytes", "occupancy", "faults")]
             details.append(f"| {row['object']} | {kernels} | {' | '.join(map(str, values))} |")
     if a.out:
         a.out.parent.mkdir(parents=True, exist_ok=True)

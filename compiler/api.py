@@ -38,8 +38,8 @@ class CompileFields(TypedDict, total=False):
     gate_text: PathLike | None
     kv_cache: str
     max_seq_len: int | None
-    max_batch_size: int
-    max_step_tokens: int
+    max_batch_size: int | None
+    max_step_tokens: int | None
     spec: str
     spec_guesses: int | None
     deterministic: bool

@@ -99,7 +99,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
             cost = modelled_cost(graph, target, backend.profile)
             if heads and target.is_here:
                 cost = measure.step_cost(stage, target, built, limits)
-            found = speculation(choice, acceptance, options, cost)
+            found = speculation(choice, acceptance, limits, options.spec_guesses, cost)
             program = with_speculation(built.program, found)
             report = make_report(graph, program, phases, options, target, backend.profile, tuned)
             writer.write_program(stage, program)

@@ -109,8 +109,15 @@ class CompileOptions:
     max_seq_len: int | None = setting(
         None, "Longest sequence, prompt included.", unset="the model's, at most 4096", metavar="TOKENS"
     )
-    max_batch_size: int = setting(16, "Most sequences of a step.")
-    max_step_tokens: int = setting(512, "Most tokens of a step, of prompts and decodes.")
+    max_batch_size: int | None = setting(
+        None, "Most sequences of a step.", metavar="N", unset="16; on GPUs up to 256, by memory and model"
+    )
+    max_step_tokens: int | None = setting(
+        None,
+        "Most tokens of a step, of prompts and decodes.",
+        metavar="TOKENS",
+        unset="512; on GPUs up to 8192, by memory and model",
+    )
     spec: str = setting(
         "none",
         "Drafter of speculative decoding.",

@@ -16,6 +16,7 @@ _SIZES = {  # name: in `make test`, in `make soak`
     "calib_sequences": (8, 32),
     "damaged_checkpoints": (60, 50_000),  # of each kind
     "draws": (1000, 4000),  # samples of a distribution
+    "driver_fault_every": (57, 1),  # of the calls of the GPU's driver, each so-manieth fails
     "fuzz_examples": (150, 200_000),
     "quality_characters": (1500, 6000),  # of each held-out module
     "r7_pairs": (700, 20_000),

@@ -22,7 +22,12 @@ _LEFT_OUT = [name for name in CompileOptions.__dataclass_fields__ if name not in
 @command("plan")
 @click.argument("model", type=PATH)
 @click.option("--target", default="cpu", metavar="TARGET[,TARGET...]", help="What to plan for, or all.")
-@click.option("--sequences", default=16, help="Sequences at once, which --max-batch-size of compile is.")
+@click.option(
+    "--sequences",
+    type=int,
+    show_default="the target's",
+    help="Sequences at once, which --max-batch-size of compile is.",
+)
 @click.option(
     "--length",
     type=int,
@@ -42,7 +47,7 @@ _LEFT_OUT = [name for name in CompileOptions.__dataclass_fields__ if name not in
 def plan_command(
     model: Path,
     target: str,
-    sequences: int,
+    sequences: int | None,
     length: int | None,
     memory: float | None,
     bandwidth: float | None,

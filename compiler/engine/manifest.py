@@ -25,7 +25,7 @@ from ..frontend.source.pooling import Pooling
 from ..graph.graph import Graph, type_of
 from ..options import CompileOptions
 from ..program.lower import Lowered
-from ..targets import Target
+from ..targets import Target, find_target
 
 
 def make_manifest(
@@ -87,11 +87,27 @@ def kernel_manifest(
 
 
 def make_limits(graph: Graph, options: CompileOptions) -> Limits:
-    """What the engine is compiled for. Where tokens see later ones, a step has room for the longest sequence."""
-    tokens = min(options.max_step_tokens, graph.max_seq_len)
-    if graph.looks_ahead:
-        tokens = max(options.max_step_tokens, graph.max_seq_len)
-    return Limits(graph.max_seq_len, options.max_batch_size, tokens)
+    """What the engine is compiled for. Where tokens see later ones, a step has room for the longest sequence.
+
+    A CPU's steps hold no more tokens than a sequence has; a GPU's, those of several.
+    """
+    target, longest = find_target(options.target), graph.max_seq_len
+    sequences, tokens = default_steps(target, graph.info.num_parameters)
+    sequences = options.max_batch_size or sequences
+    tokens = options.max_step_tokens or tokens
+    tokens = min(tokens, longest if target.backend == "cpu" else longest * sequences)
+    return Limits(longest, sequences, max(tokens, longest) if graph.looks_ahead else tokens)
+
+
+def default_steps(target: Target, parameters: int) -> tuple[int, int]:
+    """Sequences and tokens of a step where nobody says: enough that a GPU waits for arithmetic rather than for weights,
+    half as many where weights of 16 bits would leave the KV cache less than half of the memory. Modelled, not measured.
+    """
+    if target.backend == "cpu":
+        return 16, 512
+    sequences = 256 if target.memory_gib >= 64 else 128 if target.memory_gib >= 40 else 64
+    crowded = 2 * parameters > target.memory_gib * 2**30 / 2
+    return (sequences // 2 if crowded else sequences), 32 * sequences // (2 if crowded else 1)
 
 
 def embedding_facts(graph: Graph, options: CompileOptions, pooling: Pooling | None) -> EmbeddingFacts | None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from ...runtime.format.footprint import KV_SHARES, length_within, sequences_within
 from ...runtime.format.kv import KVLayout
 from ..frontend.source.unread import planned_source
@@ -43,6 +45,7 @@ class TargetPlan:
             formats[weight.format] = formats.get(weight.format, 0) + weight.nbytes
         return {
             "target": self.target.name,
+            "limits": msgspec.structs.asdict(planned.limits),
             "bytes": {
                 "weights": sum(formats.values()),
                 "weights_by_format": dict(sorted(formats.items())),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...passes import pipelines
 from ...passes.base import Pass, PassContext
@@ -49,7 +49,7 @@ def plan_graph(source: Source, options: CompileOptions) -> tuple[Graph, tuple[st
 def plan_program(graph: Graph, kept: tuple[str, ...], options: CompileOptions, target: Target) -> Planned:
     """Lower an optimized graph for `target`, as `compile_engine` does; the graph stays as it is."""
     backend = backend_for(target, weight_dtype(graph), options.deterministic)
-    limits = make_limits(graph, options)
+    limits = make_limits(graph, replace(options, target=target.name))
     kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
     program = lower(graph, LowerOptions(kv_dtype, backend.profile, max_seq_len=limits.max_seq_len)).program
     memory = footprint(program, limits, target.backend, backend.scratch_bytes(program, limits))

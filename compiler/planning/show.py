@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -20,10 +20,7 @@ def as_text(plan: Plan) -> str:
     text = io.StringIO()
     console = Console(file=text, width=max(100, 26 + 18 * len(plan.targets)), highlight=False)
     console.print(f"{info.architecture}: {info.num_parameters / 1e6:.1f} M parameters, {info.num_layers} layers")
-    console.print(
-        f"--quant {plan.options.quant}, {limits.max_batch_size} sequences of {limits.max_seq_len} tokens, "
-        f"steps of {limits.max_step_tokens}\n"
-    )
+    console.print(f"--quant {plan.options.quant}, sequences of {limits.max_seq_len} tokens\n")
     table = Table(box=None, pad_edge=False, show_edge=False)
     table.add_column("")
     for found in plan.targets:
@@ -32,6 +29,8 @@ def as_text(plan: Plan) -> str:
     def row(name: str, value: Callable[[TargetPlan], str]) -> None:
         table.add_row(name, *map(value, plan.targets))
 
+    row("sequences at once", lambda t: str(t.planned.limits.max_batch_size))
+    row("tokens of a step", lambda t: str(t.planned.limits.max_step_tokens))
     row("weights", lambda t: size_text(sum(w.nbytes for w in t.planned.program.weights.values())))
     row("KV cache, per token", lambda t: size_text(t.planned.program.kv.bytes_per_token()))
     row("KV cache, one sequence", lambda t: size_text(t.planned.memory.kv_sequence))
@@ -42,8 +41,11 @@ def as_text(plan: Plan) -> str:
     row("fits", lambda t: "yes" if t.fits else "no")
     row("sequences that fit", lambda t: str(t.sequences))
     row("longest that fits", lambda t: str(t.longest))
-    for number, rate in enumerate(plan.targets[0].rates):
-        row(_name(rate), lambda t, n=number: f"{_number(t.rates[n].tokens_per_s)} tok/s")
+    for number in range(len(plan.targets[0].rates)):
+        row(
+            _name([t.rates[number] for t in plan.targets]),
+            lambda t, n=number: f"{_number(t.rates[n].tokens_per_s)} tok/s",
+        )
     row("at GB/s", lambda t: f"{t.target.bandwidth:.0f}")
     row("compile, about", lambda t: _time(t.effort.seconds))
     row("compile, memory", lambda t: size_text(t.effort.memory))
@@ -54,10 +56,12 @@ def as_text(plan: Plan) -> str:
     return text.getvalue().rstrip("\n")
 
 
-def _name(rate: Rate) -> str:
+def _name(rates: Sequence[Rate]) -> str:
+    """What one rate of each target is of; the number of sequences may be another on each."""
+    rate, batches = rates[0], {rate.sequences for rate in rates}
     if rate.kind == "prefill":
         return f"prefill of {rate.length}, at most"
-    return f"decode x{rate.sequences} after {rate.length}, at most"
+    return f"decode x{rate.sequences if len(batches) == 1 else ' all'} after {rate.length}, at most"
 
 
 def _number(value: float) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ...runtime.format.manifest import Limits
 from ...runtime.format.program import Program
 from ...runtime.format.speculation import MAX_GUESSES, DraftTree, Speculation
 from ..graph.graph import Graph
-from ..options import CompileOptions
 from .acceptance import Progress, measure_acceptance
 from .choice import SpecChoice
 from .tree import Cost, choose_tree, tree_of
@@ -18,21 +18,24 @@ SEQUENCES = 8  # of the calibration text, on which acceptance is measured
 
 
 def speculation(
-    choice: SpecChoice | None, acceptance: Sequence[Sequence[float]], options: CompileOptions, cost: Cost
+    choice: SpecChoice | None, acceptance: Sequence[Sequence[float]], limits: Limits, guesses: int | None, cost: Cost
 ) -> Speculation | None:
-    """What program.json says: the drafter and, for heads, one tree per power of two of requests."""
+    """What program.json says: the drafter and, for heads, one tree per power of two of requests.
+
+    guesses: of each tree; None for as many as pay.
+    """
     if choice is None:
         return None
     if not acceptance:
         return Speculation(choice.drafter)
-    most = options.max_batch_size
+    most = limits.max_batch_size
     trees: list[DraftTree] = []
     for batch in sorted({min(2**power, most) for power in range(most.bit_length() + 1)}):
-        room = min(MAX_GUESSES, options.max_step_tokens // batch - 1)
-        if options.spec_guesses is None:
+        room = min(MAX_GUESSES, limits.max_step_tokens // batch - 1)
+        if guesses is None:
             trees.append(choose_tree(acceptance, batch, cost, room))
         else:
-            trees.append(tree_of(acceptance, batch, cost, min(options.spec_guesses, room)))
+            trees.append(tree_of(acceptance, batch, cost, min(guesses, room)))
     slope = max(0.0, (cost(1, 15) / cost(1, 0) - 1) / 15)
     rates = [list(head) for head in acceptance]
     return Speculation(choice.drafter, len(rates), len(rates[0]), rates, trees, round(slope, 4))

@@ -15,7 +15,7 @@ from ..executor.cpu.bandwidth import read_bandwidth
 from ..executor.cpu.cores import usable_cores
 from ..executor.cpu.library import KernelLibrary
 from ..executor.cpu.memory import available_bytes, choose_blocks
-from ..executor.cuda.compat import check_device, check_memory
+from ..executor.cuda.compat import arch_name, check_device, check_memory, open_gpu
 from ..executor.cuda.driver import Cuda
 from ..format.files import EngineFiles
 from ..format.footprint import (
@@ -74,8 +74,8 @@ class Diagnosis:
             self.checks.append(Check(name, "failed", error.message, error.hint, error.exit_code))
 
 
-def diagnose(path: str | os.PathLike[str], hashes: bool = False, cuda: Callable[[], Cuda] = Cuda) -> Diagnosis:
-    """Examine this host for an engine. hashes: also compare every file with its sha256. cuda: opens the GPU.
+def diagnose(path: str | os.PathLike[str], hashes: bool = False, cuda: Callable[[str], Cuda] = open_gpu) -> Diagnosis:
+    """Examine this host for an engine. hashes: also compare every file with its sha256. cuda: opens a back end's GPU.
 
     Raises IccError only where there is no engine whose manifest and program can be read.
     """
@@ -131,19 +131,20 @@ def _host_memory(manifest: Manifest, program: Program, memory: Footprint) -> str
     return f"{size_text(free)} free, {size_text(memory.fixed)} for weights and buffers"
 
 
-def _gpu(found: Diagnosis, manifest: Manifest, memory: Footprint, cuda: Callable[[], Cuda]) -> tuple[int, float | None]:
+def _gpu(
+    found: Diagnosis, manifest: Manifest, memory: Footprint, cuda: Callable[[str], Cuda]
+) -> tuple[int, float | None]:
     """The checks of a GPU engine; memory for its KV cache, and the GPU's bandwidth."""
     room, bandwidth = 0, None
 
     def device() -> str:
         nonlocal room, bandwidth
         needs = manifest.gpu
-        if manifest.backend != "cuda" or needs is None:
+        if needs is None:
             raise DeviceError(
-                f"the engine is for target {manifest.target} ({manifest.backend}), which this runtime cannot run yet",
-                "compile the model for an NVIDIA GPU or with --target cpu to run it",
+                f"the engine is for target {manifest.target} and does not say what GPU it needs", "compile it again"
             )
-        opened = cuda()
+        opened = cuda(manifest.backend)
         try:
             facts, bandwidth = opened.facts(), opened.bandwidth()
         finally:
@@ -151,8 +152,8 @@ def _gpu(found: Diagnosis, manifest: Manifest, memory: Footprint, cuda: Callable
         check_device(manifest.target, needs, facts)
         check_memory(memory.fixed, memory.kv_sequence, facts, manifest.limits.max_seq_len)
         room = int((facts.free_bytes - memory.fixed) * KV_SHARES["cuda"])
-        major, minor = facts.capability
-        return f"{facts.name} (sm_{major}{minor}), {size_text(facts.free_bytes)} free of {size_text(facts.total_bytes)}"
+        arch = arch_name(needs.arch, facts)
+        return f"{facts.name} ({arch}), {size_text(facts.free_bytes)} free of {size_text(facts.total_bytes)}"
 
     found.look("GPU", device)
     return room, bandwidth

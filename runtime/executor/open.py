@@ -21,11 +21,6 @@ def open_gpu(path: str | os.PathLike[str]) -> Cuda | None:
     if manifest.backend == "cpu" or manifest.gpu is None:  # without gpu facts, open_engine refuses it in words
         return None
     check_abi(manifest)
-    if manifest.backend != "cuda":
-        raise UsageError(
-            f"the engine is for target {manifest.target} ({manifest.backend}), which this runtime cannot run yet",
-            "compile the model for an NVIDIA GPU or with --target cpu to run it",
-        )
     from .cuda.compat import open_device
 
     return open_device(manifest.target, manifest.gpu)

@@ -28,7 +28,7 @@ def states(found: Diagnosis) -> dict[str, str]:
 
 
 def gpu(facts: DeviceFacts = H100) -> Any:
-    return lambda: SimpleNamespace(facts=lambda: facts, bandwidth=lambda: 3350.0, close=lambda: None)
+    return lambda backend: SimpleNamespace(facts=lambda: facts, bandwidth=lambda: 3350.0, close=lambda: None)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_gpus(gpu_engine: Path, make_engine: Make) -> None:
     assert found.exit_code == 0 and found.expect["bandwidth_gb_s"] == 3350
     assert found.expect["sequences_of_full_length"] >= 1
 
-    def none() -> Cuda:
+    def none(backend: str) -> Cuda:
         raise DeviceError("this machine has no CUDA driver")
 
     for cuda, code, words in (
@@ -112,7 +112,9 @@ def test_gpus(gpu_engine: Path, make_engine: Make) -> None:
         assert words in next(check.found for check in found.checks if check.state == "failed")
     hip = make_engine("hip.engine", target="mi300x", backend="hip", gpu=GpuFacts("gfx942", 0), libraries=[])
     [failed] = [check for check in diagnose(hip, cuda=gpu()).checks if check.state == "failed"]
-    assert failed.exit_code == 25 and "cannot run yet" in failed.found
+    assert failed.exit_code == 25 and "is for mi300x (gfx942), this GPU is NVIDIA H100" in failed.found
+    found = diagnose(hip, cuda=gpu(replace(H100, capability=(9, 4), name="AMD Instinct MI300X")))
+    assert found.exit_code == 0 and any("MI300X (gfx94x)" in check.found for check in found.checks)
 
 
 def test_the_bandwidth_of_a_gpu() -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from math import prod
-from pathlib import Path
 
 import pytest
 import torch
 from icc.compiler.errors import UsageError
 from icc.compiler.graph.graph import Graph
-from icc.compiler.options import CompileOptions
 from icc.compiler.speculate import acceptance
 from icc.compiler.speculate.acceptance import measure_acceptance
 from icc.compiler.speculate.plan import SpecChoice, speculation
 from icc.compiler.speculate.tree import choose_tree, likeliest_paths
+from icc.runtime.format.manifest import Limits
 
 RATES = [[0.6, 0.2, 0.05], [0.5, 0.3, 0.1], [0.4, 0.1, 0.0]]
 
@@ -60,18 +58,18 @@ def test_indices_masks_and_depths_tell_the_same_tree() -> None:
 def test_a_tree_per_batch_size_and_none_where_it_loses() -> None:
     """Up to eight tokens a step takes one second, beyond that time grows with them."""
     choice = SpecChoice.parse("medusa:heads")
-    options = CompileOptions(Path("model"), Path("engine"), max_batch_size=12, max_step_tokens=64)
+    limits = Limits(max_seq_len=64, max_batch_size=12, max_step_tokens=64)
 
     def cost(batch: int, guesses: int) -> float:
         return max(1.0, batch * (1 + guesses) / 8)
 
-    found = speculation(choice, RATES, options, cost)
+    found = speculation(choice, RATES, limits, None, cost)
     assert found is not None
     assert [(tree.batch, len(tree.parents)) for tree in found.trees] == [(1, 7), (2, 3), (4, 1), (8, 0), (12, 0)]
     assert found.tree(3) is found.trees[2] and found.tree(5) is None and found.tree(99) is None
-    assert speculation(None, [], options, cost) is None
-    assert speculation(SpecChoice.parse("ngram"), [], options, cost).drafter == "ngram"
-    forced = speculation(choice, RATES, replace(options, spec_guesses=9), cost)
+    assert speculation(None, [], limits, None, cost) is None
+    assert speculation(SpecChoice.parse("ngram"), [], limits, None, cost).drafter == "ngram"
+    forced = speculation(choice, RATES, limits, 9, cost)
     assert forced is not None
     assert [(tree.batch, len(tree.parents)) for tree in forced.trees] == [(1, 9), (2, 9), (4, 9), (8, 7), (12, 4)]
     assert forced.trees[3].speedup < 1

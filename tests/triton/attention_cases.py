@@ -119,7 +119,10 @@ class Step:
         )  # fmt: skip
 
     def run(self, decode: bool, tuner: Tuner = TUNER, max_tokens: int = 0) -> Tensor:
-        """What the kernels write [tokens, heads * value_dim]; the gap of each row must keep its NaN."""
+        """What the kernels write [tokens, heads * value_dim]; the gap of each row must keep its NaN.
+
+        max_tokens: of the phase; by default those of mixed steps are too many for splits of the keys.
+        """
         width = self.layer.q_heads * self.layer.value_dim
         o = torch.full((self.tokens, width + self.gap), torch.nan, dtype=DTYPES[self.kind])
         counts = torch.tensor([0, *(max(n, 1) for _, n in self.sequences)])
@@ -134,7 +137,8 @@ class Step:
         run_kernel(
             self.kernel(), [self.q, self.cos, self.sin, self.sinks, self.alibi, self.bias], [o], limits=LIMITS,
             tuner=tuner,
-            shape=Shape(max_tokens or self.tokens, decode), batch=batch, sizes=sizes, kv=self.pool.bytes,
+            shape=Shape(max_tokens or (self.tokens if decode else 512), decode), batch=batch, sizes=sizes,
+            kv=self.pool.bytes,
         )  # fmt: skip
         assert o[:, width:].isnan().all()
         return o[:, :width].double()

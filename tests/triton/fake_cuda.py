@@ -7,13 +7,16 @@ early shows as wrong results.
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from icc.compiler.backends.triton.interpreter import TORCH_TYPES, launch
 from icc.compiler.backends.triton.spec import LaunchSpec
+from icc.runtime.executor.hip.bindings import CALLS
 
 
 class _Flags:
@@ -21,6 +24,48 @@ class _Flags:
 
     def __getattr__(self, name: str) -> str:
         return name
+
+
+class FakeHip:
+    """Stands for libamdhip64.so, over a FakeDriver: results go where arguments point, handles are numbers."""
+
+    def __init__(self, driver: FakeDriver) -> None:
+        self._driver = driver
+        self._handles: dict[int, Any] = {}
+        self._functions = {function: call for call, (function, _) in CALLS.items()}
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if name.startswith("_") or name not in self._functions:
+            raise AttributeError(name)
+        return partial(self._call, self._functions[name])
+
+    def _call(self, name: str, *args: Any) -> int:
+        function = getattr(self._driver, name)
+        given = [a.value for a in args if hasattr(a, "value")]
+        given = [self._handles.get(value, value) if isinstance(value, int) else value for value in given]
+        if name == "cuMemAllocHost":
+            given.pop()  # flags
+        if name == "cuDeviceGetAttribute":
+            given[0] = {23: "MAJOR", 61: "MINOR"}[given[0]]
+        if name == "cuModuleGetFunction":
+            assert isinstance(given[1], bytes)
+        status, *results = function(*given)
+        for place, result in zip((a._obj for a in args if hasattr(a, "_obj")), results, strict=False):
+            place.value = result if isinstance(result, int | float) else self._handle(result)
+        return status
+
+    def _handle(self, thing: Any) -> int:
+        number = (1 << 60) + len(self._handles)  # no address, and no size
+        self._handles[number] = thing
+        return number
+
+    def hipDeviceGetName(self, text: Any, size: Any, device: Any) -> int:  # noqa: N802
+        text.value = b"Fake GPU"
+        return 0
+
+    @property
+    def hipGetErrorString(self) -> Any:  # noqa: N802
+        return partial(lambda status: b"an illegal memory access was encountered")
 
 
 class FakeDriver:
@@ -37,17 +82,25 @@ class FakeDriver:
         self.dry = dry
         self.specs, self.capability, self.version, self.free, self.count = specs, capability, version, free, count
         self.memory: dict[int, ctypes.Array[Any]] = {}
-        self.live: set[str] = set()
+        self.live: Counter[str] = Counter()  # how many of what was made are not gone yet
         self.queue: list[Callable[[], None]] = []
         self.captured: list[Callable[[], None]] | None = None
         self.graph_launches = self.eager_launches = self.warps_launched = 0
-        self.fail: str | None = None  # the function that fails next
+        self.fail: str | None = None  # the function that fails from now on
+        self.fail_at = -1  # the number of the call that fails
+        self.calls: list[str] = []
 
     def __getattribute__(self, name: str) -> Any:
         found = object.__getattribute__(self, name)
-        if name == object.__getattribute__(self, "__dict__").get("fail"):
+        if not name.startswith("cu") or name in ("cuInit", "cuGetErrorString"):
+            return found
+        if name == self.fail:
             return lambda *args: (700,)
-        return found
+        return partial(self._called, name, found)
+
+    def _called(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        self.calls.append(name)
+        return (700,) if len(self.calls) - 1 == self.fail_at else function(*args)
 
     def cuInit(self, flags: int) -> tuple[int]:  # noqa: N802
         return (0,)
@@ -96,6 +149,7 @@ class FakeDriver:
         return 0, address
 
     def cuMemFree(self, address: int) -> tuple[int]:  # noqa: N802
+        assert not self.queue, "freed while the stream has work"
         del self.memory[address]
         return (0,)
 
@@ -115,7 +169,7 @@ class FakeDriver:
         return (0,)
 
     def cuEventCreate(self, flags: str) -> tuple[int, Any]:  # noqa: N802
-        self.live.add("event")
+        self.live["event"] += 1
         return 0, SimpleNamespace(passed=True)
 
     def cuEventDestroy(self, event: Any) -> tuple[int]:  # noqa: N802
@@ -135,7 +189,7 @@ class FakeDriver:
         return 0, float(self.warps_launched)
 
     def cuModuleLoadData(self, binary: bytes) -> tuple[int, LaunchSpec]:  # noqa: N802
-        self.live.add("module")
+        self.live["module"] += 1
         return 0, self.specs[binary]
 
     def cuModuleUnload(self, module: LaunchSpec) -> tuple[int]:  # noqa: N802
@@ -171,14 +225,15 @@ class FakeDriver:
     def cuStreamEndCapture(self, stream: str) -> tuple[int, list[Callable[[], None]]]:  # noqa: N802
         graph, self.captured = self.captured, None
         assert graph is not None
+        self.live["captured"] += 1
         return 0, graph
 
     def cuGraphInstantiate(self, graph: list[Callable[[], None]], flags: int) -> tuple[int, Any]:  # noqa: N802
-        self.live.add("graph")
+        self.live["graph"] += 1
         return 0, graph
 
     def cuGraphDestroy(self, graph: Any) -> tuple[int]:  # noqa: N802
-        return (0,)
+        return self._gone("captured")
 
     def cuGraphExecDestroy(self, graph: Any) -> tuple[int]:  # noqa: N802
         return self._gone("graph")
@@ -190,11 +245,13 @@ class FakeDriver:
         return (0,)
 
     def _made(self, name: str) -> tuple[int, str]:
-        self.live.add(name)
+        self.live[name] += 1
         return 0, name
 
     def _gone(self, name: str) -> tuple[int]:
-        self.live.discard(name)
+        self.live[name] -= 1
+        assert self.live[name] >= 0, f"{name} freed twice"
+        self.live += Counter()  # forgets what is gone
         return (0,)
 
     def _put(self, work: Callable[[], Any]) -> tuple[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 from building import GpuEngine, build
-from fake_cuda import FakeDriver
+from fake_cuda import FakeDriver, FakeHip
 from icc import SamplingParams
 from icc.runtime.errors import CapacityError, DeviceError
 from icc.runtime.executor.cuda.device import CudaDevice
 from icc.runtime.executor.cuda.driver import Cuda
+from icc.runtime.executor.hip.bindings import HipApi
 from icc.runtime.executor.player import Player
 from icc.runtime.format.manifest import Limits
 from icc.runtime.llm import LLM
+from sizes import size_of
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +61,22 @@ def test_the_same_tokens_as_interpreted_and_nothing_leaks(on_disk: OnDisk) -> No
     assert found == expected
     assert driver.graph_launches > 0 and driver.eager_launches > 0
     assert not driver.live and not driver.memory
+
+
+def test_the_same_under_the_names_of_hip(on_disk: OnDisk) -> None:
+    params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    with on_disk.memory.llm() as llm:
+        expected = [c.token_ids for c in llm.generate(PROMPTS[:2], params)]
+    driver = FakeDriver(on_disk.table)
+    executor = Player(CudaDevice(on_disk.engine, cuda=Cuda(bindings=HipApi(FakeHip(driver)))))
+    with LLM(on_disk.engine.manifest, executor) as llm:
+        assert [c.token_ids for c in llm.generate(PROMPTS[:2], params)] == expected
+    assert driver.graph_launches > 0 and not driver.live and not driver.memory
+    driver = FakeDriver(on_disk.table)
+    driver.fail = "cuMemAlloc"
+    with pytest.raises(DeviceError, match=r"hipMalloc failed: an illegal") as found:
+        CudaDevice(on_disk.engine, cuda=Cuda(bindings=HipApi(FakeHip(driver))))
+    assert "rocm-smi" in found.value.hint and not driver.live
 
 
 def test_logits_come_back_whatever_the_number_of_rows(on_disk: OnDisk) -> None:
@@ -104,6 +124,29 @@ def test_a_driver_failure_names_the_call(on_disk: OnDisk) -> None:
     driver.fail = "cuGraphLaunch"
     with LLM(on_disk.engine.manifest, executor) as llm, pytest.raises(DeviceError, match=r"cuGraphLaunch.*illegal"):
         llm.generate([PROMPTS[3]], SamplingParams(max_tokens=4, ignore_eos=True))
+
+
+def test_whichever_call_fails_everything_is_released(on_disk: OnDisk) -> None:
+    """Kernels do nothing here; what could not be freed itself is all that may be left."""
+    params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
+
+    def use(driver: FakeDriver) -> None:
+        executor, _ = on_disk.executor(driver)
+        with LLM(on_disk.engine.manifest, executor) as llm:
+            llm.generate(PROMPTS[:2], params)
+
+    whole = FakeDriver(on_disk.table, dry=True)
+    use(whole)
+    assert not whole.live and not whole.memory and not whole.queue
+    every = size_of("driver_fault_every")
+    for number in sorted({*range(0, len(whole.calls), every), len(whole.calls) - 1}):
+        driver = FakeDriver(on_disk.table, dry=True)
+        driver.fail_at = number
+        with suppress(DeviceError):  # a step that fails once is tried again
+            use(driver)
+        left = sum(driver.live.values()) + len(driver.memory)
+        freeing = re.search("Free|Destroy|Unload|Release", whole.calls[number]) is not None
+        assert left == freeing, f"call {number}, {whole.calls[number]}: {dict(driver.live)}, {len(driver.memory)} left"
 
 
 def test_without_a_driver_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

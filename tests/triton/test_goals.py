@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 from icc.compiler.backends.triton.kernels.linear import Linear
+from icc.compiler.backends.triton.plan import phase_shapes
 from icc.compiler.backends.triton.tiling.choice import Config, Tuner
 from icc.compiler.backends.triton.tiling.linear import ROWS, Machine, pick
+from icc.compiler.engine.manifest import default_steps
 from icc.compiler.targets import TARGETS
+from icc.runtime.format.manifest import Limits
 from test_linear_objects import SHAPES, product
 
 GPUS = [name for name, target in TARGETS.items() if target.backend != "cpu"]
@@ -53,3 +56,13 @@ def test_codes_are_multiplied_by_instructions_of_warp_groups(target: str) -> Non
             for rows in (64, 128, 256, 512, 1024, 4096):
                 config, _ = modelled(product(name, stored), rows, target)
                 assert config.get("unpacked") or (config["n"] >= 64 and config["n"] >= 16 * config["warps"])
+
+
+def test_defaults_follow_the_memory_of_the_target_and_the_model() -> None:
+    llama = 8_030_000_000
+    assert default_steps(TARGETS["h100"], llama) == default_steps(TARGETS["h200"], llama) == (256, 8192)
+    assert default_steps(TARGETS["l40s"], llama) == (128, 4096) and default_steps(TARGETS["l4"], llama) == (32, 1024)
+    assert default_steps(TARGETS["h100"], 70_000_000_000) == (128, 4096)
+    assert default_steps(TARGETS["cpu"], llama) == (16, 512)
+    sizes = [shape.max_tokens for shape in phase_shapes(Limits(4096, 256, 8192)) if not shape.decode]
+    assert 512 in sizes and sizes[-1] == 8192

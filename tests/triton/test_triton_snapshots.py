@@ -200,7 +200,11 @@ POINTS: dict[str, Point] = {
         tiling=MANY,
     ),
     "attention_mixed__bf16": Point(
-        "attention", {"kv": cache(2, 16, 24, "bf16", 16), **QUERY}, ("bf16", "", "", "", "", "", "bf16"), tiling=HEADS
+        "attention",
+        {"kv": cache(2, 16, 24, "bf16", 16), **QUERY},
+        ("bf16", "", "", "", "", "", "bf16"),
+        shape=Shape(512, False),
+        tiling=HEADS,
     ),
     "attention_mixed__i8_rope_window_softcap_sinks_alibi": Point(
         "attention",

@@ -21,7 +21,7 @@ from .objects.loops import loop_faults
 from .spec import Arg, LaunchSpec, Shape, StepKernel, TritonKernel
 from .tiling.choice import Tuner
 
-_MIXED = (16, 64, 256, 1024)
+_MIXED = (16, 64, 256, 512, 1024)
 _TYPICAL = 128  # tokens that deterministic tilings are chosen for: few enough that decodes still wait for memory
 _ALIGN = 256
 

@@ -7,9 +7,18 @@ from ...format.manifest import GpuFacts
 from .driver import Cuda, DeviceFacts
 
 
+def open_gpu(backend: str) -> Cuda:
+    """The first GPU of this machine, by the back end of an engine: "cuda" or "hip"."""
+    if backend == "hip":
+        from ..hip.bindings import load_hip
+
+        return Cuda(bindings=load_hip())
+    return Cuda()
+
+
 def open_device(target: str, needs: GpuFacts, cuda: Cuda | None = None) -> Cuda:
     """The GPU of this machine, if it can run engines of `target`; DeviceError otherwise."""
-    cuda = cuda or Cuda()
+    cuda = cuda or open_gpu("hip" if needs.arch.startswith("gfx") else "cuda")
     try:
         check_device(target, needs, cuda.facts())
     except BaseException:
@@ -22,14 +31,15 @@ def check_device(target: str, needs: GpuFacts, device: DeviceFacts) -> None:
     """DeviceError saying what the engine needs, what there is, and what to do.
 
     A cubin of sm_80 to sm_89 runs on every device of the same major capability that is not older (CUDA C programming
-    guide, "Binary Compatibility"); from sm_90 on, Triton compiles for exactly that architecture.
+    guide, "Binary Compatibility"); from sm_90 on, Triton compiles for exactly that architecture, and an hsaco is for
+    one: gfx942 is 9.4, whose last digit the driver minds when it loads the objects.
     """
-    number = int(needs.arch.removeprefix("sm_"))
-    major, minor = divmod(number, 10)
-    same_family = device.capability[0] == major
-    fits = device.capability == (major, minor) if number >= 90 else same_family and device.capability[1] >= minor
-    if not fits:
-        have = f"sm_{device.capability[0]}{device.capability[1]}"
+    hip = needs.arch.startswith("gfx")
+    major, minor = (int(needs.arch[3:-2]), int(needs.arch[-2])) if hip else divmod(int(needs.arch[3:]), 10)
+    exact = hip or major >= 9
+    have_major, have_minor = device.capability
+    if have_major != major or (have_minor != minor if exact else have_minor < minor):
+        have = arch_name(needs.arch, device)
         raise DeviceError(
             f"the engine is for {target} ({needs.arch}), this GPU is {device.name} ({have})",
             "run it on a GPU of its target, or compile the model for this GPU",
@@ -40,6 +50,12 @@ def check_device(target: str, needs: GpuFacts, device: DeviceFacts) -> None:
             f"{_version(needs.driver_version)} or newer",
             "update the NVIDIA driver",
         )
+
+
+def arch_name(like: str, device: DeviceFacts) -> str:
+    """The architecture of a device, in the words of its maker, whose another one is `like`."""
+    major, minor = device.capability
+    return f"gfx{major}{minor}x" if like.startswith("gfx") else f"sm_{major}{minor}"
 
 
 def check_memory(fixed_bytes: int, sequence_bytes: int, device: DeviceFacts, max_seq_len: int) -> None:

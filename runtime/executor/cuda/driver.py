@@ -1,6 +1,7 @@
 """The CUDA driver API as the executor uses it: checked calls, memory, modules, launches, graphs.
 
-The only place that imports cuda-bindings. Every failure is a DeviceError that names the call.
+HIP's runtime comes under the same names (executor/hip/bindings.py). The only place that imports cuda-bindings. Every
+failure is a DeviceError that names the call.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import importlib
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -62,16 +64,22 @@ class Cuda:
 
     def __init__(self, ordinal: int = 0, bindings: Any = None) -> None:
         self.api = bindings or load_bindings()
+        self._failed = False
         if not self.call("cuDeviceGetCount"):
             raise DeviceError("this machine has no GPU", "run the engine on a machine that has its GPU")
         self._device = self.call("cuDeviceGet", ordinal)
         self._context = self.call("cuDevicePrimaryCtxRetain", self._device)
+        self._closers: list[Callable[[], None]] = [lambda: self.call("cuDevicePrimaryCtxRelease", self._device)]
         self._threads = threading.local()
+        self.stream: Any = None
         self._graphs: dict[int, Any] = {}
         self.uploaded: dict[int, tuple[Any, dict[str, int]]] = {}  # by id: weights, and the address of each by name
-        self.enter()
-        self._closers: list[Callable[[], None]] = [lambda: self.call("cuDevicePrimaryCtxRelease", self._device)]
-        self.stream = self.call("cuStreamCreate", self.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        try:
+            self.enter()
+            self.stream = self.call("cuStreamCreate", self.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        except DeviceError:
+            self.close()
+            raise
         self._closers.append(lambda: self.call("cuStreamDestroy", self.stream))
 
     def enter(self) -> None:
@@ -84,7 +92,10 @@ class Cuda:
         """Call a driver function; its result, or the tuple of its results. DeviceError if it fails."""
         status, *results = getattr(self.api, name)(*args)
         if status:
-            raise DeviceError(f"{name} failed: {_describe(self.api, status)}", _HINT)
+            self._failed = True
+            shown = getattr(self.api, "name_of", str)(name)
+            hint = getattr(self.api, "hint", _HINT)
+            raise DeviceError(f"{shown} failed: {_describe(self.api, status)}", hint)
         return results[0] if len(results) == 1 else tuple(results)
 
     def facts(self) -> DeviceFacts:
@@ -185,10 +196,15 @@ class Cuda:
         self.call("cuStreamBeginCapture", self.stream, mode)
         try:
             work()
+        except BaseException:
+            with suppress(DeviceError):  # the capture ends, with nothing to show for it
+                self.call("cuGraphDestroy", self.call("cuStreamEndCapture", self.stream))
+            raise
+        graph = self.call("cuStreamEndCapture", self.stream)
+        try:
+            executable = self.call("cuGraphInstantiate", graph, 0)
         finally:
-            graph = self.call("cuStreamEndCapture", self.stream)
-        executable = self.call("cuGraphInstantiate", graph, 0)
-        self.call("cuGraphDestroy", graph)
+            self.call("cuGraphDestroy", graph)
         self._graphs[id(executable)] = executable
         return executable
 
@@ -201,12 +217,24 @@ class Cuda:
         self.call("cuGraphLaunch", graph, self.stream)
 
     def close(self) -> None:
-        """Free everything, last given out first. Calling it again does nothing."""
+        """Wait for the stream, then free everything, last given out first. Calling it again does nothing.
+
+        What cannot be freed keeps nothing else from it; then DeviceError, unless an earlier failure was told already.
+        """
         self.uploaded.clear()
+        told = self._failed
+        failures: list[DeviceError] = []
         closers, self._closers = self._closers, []
-        if closers:
-            self.enter()
-        for graph in list(self._graphs.values()):
-            self.forget_graph(graph)
-        for free in reversed(closers):
-            free()
+        if not closers:
+            return
+        graphs = [partial(self.forget_graph, graph) for graph in self._graphs.values()]
+        first = (
+            [self.enter, self.wait] if self.stream is not None else [self.enter]
+        )  # a kernel may still use what is freed
+        for step in (*first, *graphs, *reversed(closers)):
+            try:
+                step()
+            except DeviceError as error:
+                failures.append(error)
+        if failures and not told:
+            raise failures[0]

@@ -13,11 +13,11 @@ def attention_merge(o_ptr, peaks_ptr, totals_ptr, partials_ptr, context_lens):
     """One program per sequence and query head."""
     sequence = tl.program_id(0)
     head = tl.program_id(1)
+    split = tl.arange(0, 2)
     context = tl.load(context_lens + sequence)
     low = 0
     span = context - low // 16 * 16
     share = tl.cdiv(tl.cdiv(span, 16), SPLITS) * 16
-    split = tl.arange(0, 2)
     written = (split < SPLITS) & (split * share < span)  # the others ended before they began
     at = (sequence * 4 + head) * SPLITS + split
     peak = tl.load(peaks_ptr + at, mask=written, other=float("-inf"))

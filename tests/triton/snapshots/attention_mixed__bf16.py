@@ -156,7 +156,7 @@ def attention(
     acc0, peak, total = sweep(q0, acc0, peak, total, position, mask_low, mask_high, is_tree, origin, positions + start - origin, begin, whole, low, high, kv_ptr, table_ptr, head, False)
     acc0, peak, total = sweep(q0, acc0, peak, total, position, mask_low, mask_high, is_tree, origin, positions + start - origin, whole, high, low, high, kv_ptr, table_ptr, head, True)
     share = 1 / tl.maximum(total, 1e-30)[:, None]  # 0 where nothing is seen
-    o_ptr += at[:, None] * 96 + query_head[:, None] * VALUE_DIM
+    to_ptr = o_ptr + at[:, None] * 96 + query_head[:, None] * VALUE_DIM
     d = 0 + tl.arange(0, 32)
-    y = (acc0 * share).to(o_ptr.dtype.element_ty)
-    tl.store(o_ptr + d[None, :], y, mask=inside[:, None] & (d < VALUE_DIM)[None, :])
+    y = acc0 * share
+    tl.store(to_ptr + d[None, :], y.to(to_ptr.dtype.element_ty), mask=inside[:, None] & (d < VALUE_DIM)[None, :])

@@ -1,5 +1,5 @@
-# attention(q_ptr: *bf16, cos_ptr?: *fp32, sin_ptr?: *fp32, sinks_ptr?: *fp32, alibi_ptr?: *fp32, o_ptr?: *fp32, kv_ptr: *i8, scales_ptr: *fp32, seq_starts: *i32, context_lens: *i32, block_tables: *i32, positions: *i32, tree_masks: *i32, num_seqs?: i32, max_blocks?: i32)
-# grid (1 * ceil(num_tokens / 8) + 1 * ceil(num_seqs / 1), 2, 1), 4 warps, 2 stages
+# attention(q_ptr: *bf16, cos_ptr?: *fp32, sin_ptr?: *fp32, alibi_ptr?: *fp32, peaks_ptr: *fp32, totals_ptr: *fp32, partials_ptr: *fp32, kv_ptr: *i8, scales_ptr: *fp32, seq_starts: *i32, context_lens: *i32, block_tables: *i32, positions: *i32, tree_masks: *i32, num_seqs?: i32, max_blocks?: i32)
+# grid (1 * ceil(num_tokens / 8) + 1 * ceil(num_seqs / 1), 2, 2), 4 warps, 2 stages
 
 # triton/common.py.jinja
 
@@ -153,7 +153,7 @@ def first_seen(position):
 
 @triton.jit
 def attention(
-    q_ptr, cos_ptr, sin_ptr, sinks_ptr, alibi_ptr, o_ptr, kv_ptr, scales_ptr, seq_starts, context_lens, block_tables, positions, tree_masks, num_seqs, max_blocks
+    q_ptr, cos_ptr, sin_ptr, alibi_ptr, peaks_ptr, totals_ptr, partials_ptr, kv_ptr, scales_ptr, seq_starts, context_lens, block_tables, positions, tree_masks, num_seqs, max_blocks
 ):
     """One program per TOKENS tokens of a sequence and HEADS query heads of a KV head."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # late tiles see most keys: they go first
@@ -189,14 +189,19 @@ def attention(
     begin = low // TILE * TILE
     whole = tl.maximum((oldest + 1) // TILE * TILE, begin)  # every row of the tile sees the keys from `inner` to there
     table_ptr = block_tables + sequence.to(tl.int64) * max_blocks
+    share = tl.cdiv(tl.cdiv(high - begin, TILE), tl.num_programs(2)) * TILE
+    begin += tl.program_id(2) * share
+    whole = tl.minimum(tl.maximum(whole, begin), begin + share)
+    end = tl.minimum(high, begin + share)
     inner = tl.minimum(tl.cdiv(first_seen(high - 1), TILE) * TILE, whole)
     acc0, peak, total = sweep(q0, acc0, peak, total, position, slope, mask_low, mask_high, is_tree, origin, positions + start - origin, begin, inner, low, high, kv_ptr, scales_ptr, table_ptr, head, True)
     begin = tl.maximum(begin, inner)
     acc0, peak, total = sweep(q0, acc0, peak, total, position, slope, mask_low, mask_high, is_tree, origin, positions + start - origin, begin, whole, low, high, kv_ptr, scales_ptr, table_ptr, head, False)
-    acc0, peak, total = sweep(q0, acc0, peak, total, position, slope, mask_low, mask_high, is_tree, origin, positions + start - origin, whole, high, low, high, kv_ptr, scales_ptr, table_ptr, head, True)
-    total += tl.exp2(tl.load(sinks_ptr + query_head, mask=inside, other=0.0) * LOG2E - peak)
-    share = 1 / tl.maximum(total, 1e-30)[:, None]  # 0 where nothing is seen
-    o_ptr += at[:, None] * 96 + query_head[:, None] * VALUE_DIM
+    acc0, peak, total = sweep(q0, acc0, peak, total, position, slope, mask_low, mask_high, is_tree, origin, positions + start - origin, whole, end, low, high, kv_ptr, scales_ptr, table_ptr, head, True)
+    at = (at * 4 + query_head) * tl.num_programs(2) + tl.program_id(2)
+    tl.store(peaks_ptr + at, peak, mask=inside)
+    tl.store(totals_ptr + at, total, mask=inside)
+    to_ptr = partials_ptr + at[:, None] * VALUE_DIM
     d = 0 + tl.arange(0, 32)
-    y = (acc0 * share).to(o_ptr.dtype.element_ty)
-    tl.store(o_ptr + d[None, :], y, mask=inside[:, None] & (d < VALUE_DIM)[None, :])
+    y = acc0
+    tl.store(to_ptr + d[None, :], y.to(to_ptr.dtype.element_ty), mask=inside[:, None] & (d < VALUE_DIM)[None, :])

@@ -1,4 +1,4 @@
-# linear_decode(x_ptr: *fp16, w_ptr: *u8, b_ptr?: *fp32, index_ptr: *i32, y_ptr: *fp16)
+# linear_decode(x_ptr: *fp16, w_ptr: *u8, b_ptr?: *fp32, index_ptr: *i32, y_ptr: *fp16, context_lens: *i32)
 # grid (2, 2 * ceil(num_tokens / 1), 1), 2 warps, 2 stages
 # triton/common.py.jinja
 
@@ -68,7 +68,7 @@ SLICES = tl.constexpr(2)
 
 
 @triton.jit
-def linear_decode(x_ptr, w_ptr, b_ptr, index_ptr, y_ptr):
+def linear_decode(x_ptr, w_ptr, b_ptr, index_ptr, y_ptr, context_lens):
     """BN columns of up to BM rows; warp s takes every S-th slice of K."""
     first = tl.program_id(0) * BN
     tile = tl.arange(0, BN)
@@ -78,7 +78,8 @@ def linear_decode(x_ptr, w_ptr, b_ptr, index_ptr, y_ptr):
     cols = first + tile
     slot = tl.program_id(1)
     expert = tl.load(index_ptr + slot)
-    routed = (expert >= 0) & (expert < EXPERTS)
+    routed = (expert >= 0) & (expert < EXPERTS) & (tl.load(context_lens + slot // TOPK) > 0)
+    slices = tl.where(routed, SLICES, 0)
     expert = tl.where(routed, expert, 0).to(tl.int64)
     in_rows = rows < routed.to(tl.int32)
     x_at = x_ptr + (slot // TOPK).to(tl.int64) * 64 + rows[None, None, :] * 0
@@ -89,7 +90,7 @@ def linear_decode(x_ptr, w_ptr, b_ptr, index_ptr, y_ptr):
     codes = matrix.to(tl.pointer_type(tl.uint16))
     words = (matrix + 1280).to(tl.pointer_type(tl.uint32))
     ones = tl.full([S, BN, SPAN], 1.0, tl.float32).to(tl.float16)
-    for step in tl.range(0, SLICES, S, num_stages=2):  # names its stages: all loads run ahead
+    for step in tl.range(0, slices, S, num_stages=2):  # names its stages: all loads run ahead
         at = step + warp
         k = at[:, None, None] * GROUP + lane[None, :, None]
         in_x = in_rows[None, None, :]

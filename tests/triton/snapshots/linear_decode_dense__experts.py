@@ -1,4 +1,4 @@
-# linear_decode(x_ptr: *bf16, w_ptr: *bf16, index_ptr: *i32, y_ptr?: *fp32)
+# linear_decode(x_ptr: *bf16, w_ptr: *bf16, index_ptr: *i32, y_ptr?: *fp32, context_lens: *i32)
 # grid (2, 2 * ceil(num_tokens / 1), 1), 2 warps, 2 stages
 # triton/common.py.jinja
 
@@ -28,7 +28,7 @@ SLICES = tl.constexpr(4)
 
 
 @triton.jit
-def linear_decode(x_ptr, w_ptr, index_ptr, y_ptr):
+def linear_decode(x_ptr, w_ptr, index_ptr, y_ptr, context_lens):
     """BN columns of up to BM rows; warp s takes every S-th slice of K."""
     first = tl.program_id(0) * BN
     tile = tl.arange(0, BN)
@@ -38,7 +38,8 @@ def linear_decode(x_ptr, w_ptr, index_ptr, y_ptr):
     cols = first + tile
     slot = tl.program_id(1)
     expert = tl.load(index_ptr + slot)
-    routed = (expert >= 0) & (expert < EXPERTS)
+    routed = (expert >= 0) & (expert < EXPERTS) & (tl.load(context_lens + slot // TOPK) > 0)
+    slices = tl.where(routed, SLICES, 0)
     expert = tl.where(routed, expert, 0).to(tl.int64)
     in_rows = rows < routed.to(tl.int32)
     x_at = x_ptr + (slot // TOPK).to(tl.int64) * 128 + slot % TOPK * K + rows[None, None, :] * 0
@@ -46,7 +47,7 @@ def linear_decode(x_ptr, w_ptr, index_ptr, y_ptr):
     sum0 = tl.zeros([S, BN, BM], tl.float32)
 
     w_at = w_ptr + expert * 2048
-    for step in tl.range(0, SLICES, S, num_stages=2):  # names its stages: all loads run ahead
+    for step in tl.range(0, slices, S, num_stages=2):  # names its stages: all loads run ahead
         k = (step + warp)[:, None, None] * SLICE
         x_k = k + lane[None, :, None]
         w_k = k + lane[None, None, :]

@@ -15,6 +15,9 @@ from ..tiling.attention import Tiling, Workload, decode_tiling, mixed_tiling, sp
 from ..tiling.choice import Tuner, power_of_two
 from .kv_cache import KvKernel, Piece, item_size, pieces
 
+SPLIT_TOKENS = 256  # in larger mixed steps tiles alone keep a device busy
+STATES = tuple(Arg(f"{name}_ptr", "*fp32", ScratchArg(name)) for name in ("peaks", "totals", "partials"))
+
 
 @dataclass(frozen=True)
 class Attention(KvKernel[AttentionStep]):
@@ -63,54 +66,72 @@ class Attention(KvKernel[AttentionStep]):
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         if shape.decode:
             return self._decode(decode_tiling(self.workload, tuner), self._splits(shape, limits, tuner))
-        return (self._mixed(mixed_tiling(self.workload, shape.tiled_tokens, tuner)),)
+        return self._mixed(mixed_tiling(self.workload, shape.tiled_tokens, tuner), self._splits(shape, limits, tuner))
 
     def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:
-        splits = self._splits(shape, limits, tuner) if shape.decode else 1
+        splits = self._splits(shape, limits, tuner)
         if splits == 1:
             return {}
         states = shape.max_tokens * self.step.q_heads * splits
         if states * self.step.kv.value_dim >= 2**31:
-            raise CodegenError(
-                f"attention of {shape.max_tokens} sequences in {splits} splits: too many partial outputs"
-            )
+            raise CodegenError(f"attention of {shape.max_tokens} tokens in {splits} splits: too many partial outputs")
         return {"peaks": 4 * states, "totals": 4 * states, "partials": 4 * states * self.step.kv.value_dim}
 
     def _splits(self, shape: Shape, limits: Limits, tuner: Tuner) -> int:
-        tiling = decode_tiling(self.workload, tuner)
-        return split_count(self.workload, tiling, shape.max_tokens, self.span(limits), tuner)
+        """Programs that share the keys of a sequence, or, in small mixed steps, of a tile of its tokens.
 
-    def _mixed(self, tiling: Tiling) -> LaunchSpec:
-        source = AttentionSource(self, "attention", tiling.rows, tiling.heads, tiling.tile, tiling.widest, trees=True)
+        Not where a row's sums must have one order whatever else is in its tile (shape.typical).
+        """
+        if shape.decode:
+            tiling, tiles = decode_tiling(self.workload, tuner), shape.max_tokens
+        elif shape.max_tokens > SPLIT_TOKENS or shape.typical or self.step.ahead:
+            return 1
+        else:
+            tiling = mixed_tiling(self.workload, shape.tiled_tokens, tuner)
+            tiles = -(-shape.max_tokens // (tiling.rows // tiling.heads))
+        return split_count(self.workload, tiling, tiles, self.span(limits), tuner)
+
+    def _mixed(self, tiling: Tiling, splits: int) -> tuple[LaunchSpec, ...]:
+        source = AttentionSource(
+            self, "attention", tiling.rows, tiling.heads, tiling.tile, tiling.widest, splits > 1, trees=True
+        )
         names = ("seq_starts", "context_lens", "block_tables", "positions", "tree_masks")
-        args = self._operands() + self.kv_args() + tuple(map(batch_arg, names))
+        args = self._results(splits) + self.kv_args() + tuple(map(batch_arg, names))
         tiles = Extent(0, (Term("num_tokens", tiling.rows // tiling.heads), Term("num_seqs")))
-        grid = (tiles, Extent(self.step.kv.heads * source.head_parts), ONE)
-        return LaunchSpec(
+        grid = (tiles, Extent(self.step.kv.heads * source.head_parts), Extent(splits))
+        attend = LaunchSpec(
             render("triton/attention_mixed.py.jinja", source, self.step), source.entry,
             (*args, size_arg("num_seqs"), size_arg("max_blocks")), grid, tiling.warps, tiling.stages,
         )  # fmt: skip
+        merge = (self._merge(splits, tiling.tile, Extent(0, (Term("num_tokens"),)), ()),) if splits > 1 else ()
+        return attend, *merge
 
     def _decode(self, tiling: Tiling, splits: int) -> tuple[LaunchSpec, ...]:
         source = AttentionSource(self, "attention", tiling.rows, tiling.heads, tiling.tile, tiling.widest, splits > 1)
         grid = (Extent(0, (Term("num_seqs"),)), Extent(self.step.kv.heads * source.head_parts), Extent(splits))
-        states = tuple(Arg(f"{name}_ptr", "*fp32", ScratchArg(name)) for name in ("peaks", "totals", "partials"))
-        ins = tuple(a for a in self._operands() if a.name != "o_ptr" and (splits == 1 or a.name != "sinks_ptr"))
-        outs = states if splits > 1 else self.pointers(o="o_ptr")
         rest = (batch_arg("context_lens"), batch_arg("block_tables"), size_arg("max_blocks"))
         attend = LaunchSpec(
             render("triton/attention_decode.py.jinja", source, self.step), source.entry,
-            ins + outs + self.kv_args() + rest, grid, tiling.warps, tiling.stages,
+            self._results(splits) + self.kv_args() + rest, grid, tiling.warps, tiling.stages,
         )  # fmt: skip
         if splits == 1:
             return (attend,)
-        merge = MergeSource(self, "attention_merge", splits, tiling.tile)
+        return attend, self._merge(splits, tiling.tile, grid[0], (batch_arg("context_lens"),))
+
+    def _merge(self, splits: int, tile: int, rows: Extent, lengths: tuple[Arg, ...]) -> LaunchSpec:
+        """What makes o of the states of all splits. lengths: of contexts, where some splits write none."""
+        merge = MergeSource(self, "attention_merge", splits, tile, not lengths)
         ins = tuple(a for a in self._operands() if a.name in ("sinks_ptr", "o_ptr"))
-        grid = (grid[0], Extent(self.step.q_heads), ONE)
-        args = (*ins, *states, batch_arg("context_lens"))
-        return attend, LaunchSpec(
+        args, grid = (*ins, *STATES, *lengths), (rows, Extent(self.step.q_heads), ONE)
+        return LaunchSpec(
             render("triton/attention_merge.py.jinja", merge, self.step), merge.entry, args, grid, merge.warps
         )
+
+    def _results(self, splits: int) -> tuple[Arg, ...]:
+        """The operands, or with splits what they leave for `_merge` instead of o."""
+        if splits == 1:
+            return self._operands()
+        return (*(a for a in self._operands() if a.name not in ("o_ptr", "sinks_ptr")), *STATES)
 
     def _operands(self) -> tuple[Arg, ...]:
         names = ("q", "cos", "sin", "sinks", "alibi", "bias", "o")
@@ -171,6 +192,7 @@ class MergeSource:
     entry: str
     splits: int
     tile: int
+    mixed: bool  # of a mixed step's tokens
 
     @property
     def splits_pad(self) -> int:

@@ -19,7 +19,7 @@ from ...render import render
 from ..layouts.codes import CodeGroups
 from ..layouts.int8 import Int8Rows
 from ..layouts.registry import LAYOUTS
-from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, StepKernel
+from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg
 from ..tiling.choice import Tuner
 from ..tiling.linear import Machine, Product, pick
 from .linear_source import RowsSource, SortSource, Source, Tiling, UnpackSource, epilogue_operands
@@ -95,8 +95,8 @@ class RowProducts(StepKernel[P]):
         if tile.unpacked:
             return (self._unpack(), *self._dense_launches(tile, tuner))
         if tile.decode:
-            return (self._decode(tile, tuner),)
-        first = self._sort(tile) if self.experts else ()
+            return (self._decode(tile, tuner, shape),)
+        first = self._sort(tile, shape) if self.experts else ()
         last = self._reduce(tile, tuner) if tile.splits > 1 else ()
         return (*first, self._many(tile, tuner), *last)
 
@@ -165,8 +165,8 @@ class RowProducts(StepKernel[P]):
         file, entry = f"{self.template}/{name}.py.jinja", f"linear_{name.split('_')[0]}"
         return LaunchSpec(render(file, source, self.step), entry, tuple(args), grid, tile.warps, tile.stages)
 
-    def _decode(self, tile: Tiling, tuner: Tuner) -> LaunchSpec:
-        args = list(self._args().values())
+    def _decode(self, tile: Tiling, tuner: Tuner, shape: Shape) -> LaunchSpec:
+        args = [*self._args().values(), *self._padding(shape)]
         columns = Extent(-(-self.step.columns // tile.n))
         if self.experts:
             return self._spec(f"decode_{self.mode}", tile, tuner, args, (columns, self._slots, ONE))
@@ -221,14 +221,19 @@ class RowProducts(StepKernel[P]):
         """The same in a source: whole blocks of all slots, and one that is not full per expert."""
         return f"(({rows} + {block - 1}) // {block} * {self.topk} + {self.experts + 1})"
 
-    def _sort(self, tile: Tiling) -> tuple[LaunchSpec, LaunchSpec]:
+    def _padding(self, shape: Shape) -> tuple[Arg, ...]:
+        """What tells which rows only fill a graph: of steps of one token per sequence, the context lengths."""
+        return (batch_arg("context_lens"),) if self.experts and shape.decode and self.step.rows == "tokens" else ()
+
+    def _sort(self, tile: Tiling, shape: Shape) -> tuple[LaunchSpec, LaunchSpec]:
         """Two kernels that put the slots in the order of their experts."""
-        source = render(f"{self.template}/expert_sort.py.jinja", SortSource(self, tile.m), self.step)
+        padding = self._padding(shape)
+        source = render(f"{self.template}/expert_sort.py.jinja", SortSource(self, tile.m, bool(padding)), self.step)
         grid = (Extent(self.experts + 1), ONE, ONE)
         index, counts = self._args()["index_ptr"], _scratch("counts")
-        place = (index, counts, _scratch("slots"), _scratch("experts"), self.count)
+        place = (index, *padding, counts, _scratch("slots"), _scratch("experts"), self.count)
         return (
-            LaunchSpec(source, "expert_count", (index, counts, self.count), grid, num_warps=4),
+            LaunchSpec(source, "expert_count", (index, *padding, counts, self.count), grid, num_warps=4),
             LaunchSpec(source, "expert_place", place, grid, num_warps=4),
         )
 

@@ -243,6 +243,16 @@ class Source:
         return "tl.cdiv(num_rows, BM)"
 
     @property
+    def padded(self) -> bool:
+        """Whether rows may only fill a graph: those of sequences without context, which no expert is read for."""
+        return any(arg.name == "context_lens" for arg in self.args)
+
+    @property
+    def slice_count(self) -> str:
+        """Slices of K that a program for few rows takes part in, as the source says it."""
+        return "slices" if self.op.experts else "SLICES"
+
+    @property
     def step_range(self) -> str:
         if self.tile.splits > 1:
             share = -(-self.slices // self.tile.splits)
@@ -304,6 +314,7 @@ class SortSource:
 
     op: RowProducts[Any]
     block: int
+    padded: bool  # see Source
 
     @property
     def experts(self) -> int:
