@@ -196,10 +196,11 @@ class RowProducts(StepKernel[P]):
         """Two kernels that put the slots in the order of their experts."""
         source = render(f"{self.template}/expert_sort.py.jinja", SortSource(self, tile.m), self.step)
         grid = (Extent(self.experts + 1), ONE, ONE)
-        index, counts = self._args()["index_ptr"], _scratch("counts")
-        place = (index, counts, _scratch("slots"), _scratch("experts"), self.count)
+        counts = _scratch("counts")
+        index = tuple(arg for name, arg in self._args().items() if name == "index_ptr")
+        place = (*index, counts, _scratch("slots"), _scratch("experts"), self.count)
         return (
-            LaunchSpec(source, "expert_count", (index, counts, self.count), grid, num_warps=4),
+            LaunchSpec(source, "expert_count", (*index, counts, self.count), grid, num_warps=4),
             LaunchSpec(source, "expert_place", place, grid, num_warps=4),
         )
 
