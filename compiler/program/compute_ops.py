@@ -20,7 +20,7 @@ from .steps.linear import ExpertLinear, ExpertLinearQ, Linear, LinearQ
 from .steps.norm import AddLayerNorm, AddRmsNorm, LayerNorm, RmsNorm
 from .steps.rowwise import Bmm, Cumsum, Gather, Reduce, Scatter, Softmax, Topk
 
-MIXED_CODES, MIXED = ("i4", "i2"), 64  # caches whose vectors are mixed in parts of so many dims
+MIXED = ("i4", "i2")  # caches whose vectors are mixed: the beginning of a key is no value then
 _ADD = Body.parse("t0 = add a0 a1")
 # the two halves of a rotated vector: x cos - other sin and x cos + other sin
 _TURNS = [Body.parse(f"t0 = mul a0 a2; t1 = mul a1 a3; t2 = {sign} t0 t1") for sign in ("sub", "add")]
@@ -257,7 +257,7 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     q, k = (low.dense(low.placed(n)) for n in node.args[:2])
     v = low.placed(node.args[2])
     kind = low.options.kv_dtype
-    shared = _begins(k, v) and node.args[6] is None and not (kind in MIXED_CODES and v.shape[1] % MIXED)
+    shared = _begins(k, v) and node.args[6] is None and kind not in MIXED
     v = v if shared else low.dense(v)
     q_cos, q_sin, k_cos, k_sin, sinks, alibi = (low.vector(a) for a in node.args[4:10])
     layer, scale, window, chunk, softcap, style, ahead, bias = (*node.args[10:], *(0, None)[len(node.args) - 16 :])
