@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..compiler.quantization import HEAD_FORMATS, QUANTIZATIONS
+from .attention.absorb_projections import AbsorbProjections
 from .attention.paged_attention import PagedAttention
 from .attention.recognize_rope import RecognizeRope
 from .attention.select_logit_rows import SelectLogitRows
@@ -33,6 +34,7 @@ def canonicalize() -> list[Pass]:
             EliminateCommon(),
             PositionTables(),
             RecognizeNorms(),
+            AbsorbProjections(),
             FoldConstants(),
             Simplify(),
             EliminateCommon(),

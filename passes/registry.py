@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 GROUP = "icc.passes"
 PASSES: dict[str, str] = {
+    "absorb-projections": "attention.absorb_projections:AbsorbProjections",
     "dead-code": "canonicalize.dead_code:DeadCode",
     "eliminate-common": "canonicalize.eliminate_common:EliminateCommon",
     "fold-constants": "canonicalize.fold_constants:FoldConstants",

@@ -7,7 +7,7 @@
 // chunk), while the scales of keys multiply the scores and those of values the weights. Centres of keys count as often as a
 // query sums up to, those of values as the weights say. The generated kernel gives the
 // shape as a traits class S:
-//   T, KD, VD, HEADS (kv), GROUP (query heads per kv head), BLOCK (a multiple of 16), WINDOW, CHUNK, AHEAD (later keys
+//   T, KD, VD, SHARED (values are the first dims of keys), HEADS (kv), GROUP (query heads per kv head), BLOCK (a multiple of 16), WINDOW, CHUNK, AHEAD (later keys
 //   that are seen, ALL_AHEAD for all), BIAS (columns of a bias by distance, or 0), SOFTCAP, TILE (tokens per tile), qk(rows, r, n, chunk, fetch): scores of rows [r, r + n) in a chunk, pv(...): adds a chunk's values.
 #pragma once
 #include "kv.h"
@@ -79,11 +79,46 @@ template <class T, int ROWS, int KD, int WIDTH> struct Rows<T, true, ROWS, KD, W
     }
 };
 
+// y[j][d] = x[d][j] of sixteen j and n dims d, rows of y being n apart.
+template <class T> static void transpose_16(const T* x, T* y, int n) {
+    int d = 0;
+    if constexpr (sizeof(T) == 2) {
+        for (; d + 8 <= n; d += 8)
+            for (int half = 0; half < 16; half += 8) {
+                __m128i a[8], b[8];
+                for (int i = 0; i < 8; ++i) a[i] = _mm_loadu_si128((const __m128i*)(x + (d + i) * 16 + half));
+                for (int i = 0; i < 4; ++i) {
+                    b[2 * i] = _mm_unpacklo_epi16(a[2 * i], a[2 * i + 1]);
+                    b[2 * i + 1] = _mm_unpackhi_epi16(a[2 * i], a[2 * i + 1]);
+                }
+                for (int i = 0; i < 8; i += 4)
+                    for (int k = 0; k < 2; ++k) {
+                        a[i + 2 * k] = _mm_unpacklo_epi32(b[i + k], b[i + k + 2]);
+                        a[i + 2 * k + 1] = _mm_unpackhi_epi32(b[i + k], b[i + k + 2]);
+                    }
+                for (int i = 0; i < 4; ++i) {
+                    _mm_storeu_si128((__m128i*)(y + (half + 2 * i) * n + d), _mm_unpacklo_epi64(a[i], a[i + 4]));
+                    _mm_storeu_si128((__m128i*)(y + (half + 2 * i + 1) * n + d), _mm_unpackhi_epi64(a[i], a[i + 4]));
+                }
+            }
+    } else if constexpr (std::is_same<T, float>::value) {
+        for (; d + 4 <= n; d += 4)
+            for (int j = 0; j < 16; j += 4) {
+                __m128 a[4];
+                for (int i = 0; i < 4; ++i) a[i] = _mm_loadu_ps(x + (d + i) * 16 + j);
+                _MM_TRANSPOSE4_PS(a[0], a[1], a[2], a[3]);
+                for (int i = 0; i < 4; ++i) _mm_storeu_ps(y + (j + i) * n + d, a[i]);
+            }
+    }
+    for (; d < n; ++d)
+        for (int j = 0; j < 16; ++j) y[j * n + d] = x[d * 16 + j];
+}
+
 template <class S> struct AttentionTile {
     typedef typename S::T T;
     static constexpr int ROWS = S::TILE * S::GROUP, WIDTH = (S::VD + 15) / 16 * 16;
     static constexpr bool SCALED = sizeof(T) == 1;
-    typedef KvBlock<T, S::HEADS, S::KD, S::VD, S::BLOCK> Block;
+    typedef KvBlock<T, S::HEADS, S::KD, S::VD, S::BLOCK, S::SHARED> Block;
     typedef KvBlock<T, 1, S::KD, S::VD, KEYS> Copied;
     struct Work : Rows<T, is_integer<T>(), ROWS, S::KD, WIDTH> {  // lies in the thread's scratch
         alignas(16) char copied[Copied::BYTES + 64];  // a chunk of a tree of drafts; vectors may read beyond its end
@@ -194,6 +229,18 @@ template <class S> struct AttentionTile {
         }
     }
 
+    // Values of the sixteen keys from `slot` on that are the beginning of keys, as products take values.
+    static void copy_values(const Block& block, int head, int slot, const Copied& to, int at) {
+        if constexpr (std::is_same<T, float>::value || sizeof(T) == 2) {
+            const T* from = &block.key(head, slot, 0);
+            T* y = &to.value(0, at, 0);
+            transpose_16(from, y, S::VD);
+        } else {
+            for (int j = 0; j < 16; ++j)
+                for (int d = 0; d < Block::VW; ++d) to.value(0, at + j, d) = block.key(head, slot + j, d);
+        }
+    }
+
     // One chunk in which all rows see keys of the same blocks: [low, high). Where they are those of one token, reading keys
     // and values is most of the work: the products fetch the next chunk as they go.
     static void whole(Work& w, const Ctx& c, const int32_t* table, int head, int rows, const int32_t* positions, int base,
@@ -207,6 +254,11 @@ template <class S> struct AttentionTile {
             const int next = more && j + KEYS <= last ? j + KEYS : low;
             if (j + 16 <= low || j >= high) j = low / 16 * 16;  // sixteen keys that nobody sees: any will do
             point(chunk, u, block_of(c, table, j), head, j % S::BLOCK);
+            if (S::SHARED) {
+                const Copied copied{w.copied};
+                copy_values(block_of(c, table, j), head, j % S::BLOCK / 16 * 16, copied, 16 * u);
+                chunk.v[u] = &copied.value(0, 16 * u, 0);
+            }
             const Block after = block_of(c, table, next);
             chunk.next_k[u] = &after.key(head, next % S::BLOCK / 16 * 16, 0);
             chunk.next_v[u] = &after.value(head, next % S::BLOCK / 16 * 16, 0);

@@ -219,3 +219,18 @@ template <int EXPERTS, class Body> ICC_INLINE void by_expert(const int32_t* inde
         }
     }
 }
+
+// The same where every token has a row for each expert: no sorting, and the threads share all tiles of all experts.
+template <int EXPERTS, class Body> ICC_INLINE void each_expert(const Ctx& c, int64_t tiles, int64_t tokens, Body body) {
+    int32_t pairs[MAX_PAIRS];
+    const Range all = share(c, tiles * EXPERTS);
+    for (int64_t e = all.begin / tiles; e * tiles < all.end; ++e) {
+        const int64_t from = all.begin > e * tiles ? all.begin - e * tiles : 0;
+        const int64_t to = all.end < (e + 1) * tiles ? all.end - e * tiles : tiles;
+        for (int64_t base = 0; base < tokens; base += MAX_PAIRS) {
+            const int count = (int)(base + MAX_PAIRS < tokens ? MAX_PAIRS : tokens - base);
+            for (int i = 0; i < count; ++i) pairs[i] = (int32_t)((base + i) * EXPERTS + e);
+            body((int)e, pairs, count, Range{from, to});
+        }
+    }
+}

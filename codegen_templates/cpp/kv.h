@@ -23,21 +23,24 @@ template <class T> constexpr bool is_integer() { return Cell<T>::PER > 1; }
 template <> constexpr bool is_integer<int8_t>() { return true; }
 template <class T> using ScaleOf = typename std::conditional<(Cell<T>::PER > 1), Half, float>::type;
 
-template <class T_, int HEADS, int KD, int VD, int BLOCK> struct KvBlock {
+// SHARED: values are the first VD dims of keys, and have no place and no scale of their own.
+template <class T_, int HEADS, int KD, int VD, int BLOCK, bool SHARED_ = false> struct KvBlock {
     typedef T_ T;
+    static constexpr bool SHARED = SHARED_;
+    static constexpr int SCALES = SHARED ? 4 : 8;  // bytes per head and slot
     static constexpr bool SCALED = sizeof(T) == 1;
     static constexpr int PER = Cell<T>::PER, PAIR = SCALED && PER == 1 && is_integer<T>() ? 2 : 1;
     static constexpr int KW = (KD + PER - 1) / PER, VW = (VD + PER - 1) / PER;  // elements of a vector
-    static constexpr int64_t BYTES = HEADS * BLOCK * ((KW + VW) * (int64_t)sizeof(T) + (SCALED ? 8 : 0));
+    static constexpr int64_t BYTES = HEADS * BLOCK * ((KW + (SHARED ? 0 : VW)) * (int64_t)sizeof(T) + (SCALED ? SCALES : 0));
     char* base;
 
     typedef ScaleOf<T> Scale;
     static constexpr bool CENTRED = PER > 1;
     Scale* key_scale(int head) const { return (Scale*)base + head * BLOCK; }
     Scale* key_centre(int head) const { return (Scale*)base + (HEADS + head) * BLOCK; }
-    Scale* value_scale(int head) const { return (Scale*)base + ((CENTRED ? 2 : 1) * HEADS + head) * BLOCK; }
+    Scale* value_scale(int head) const { return (Scale*)base + ((SHARED ? 0 : CENTRED ? 2 : 1) * HEADS + head) * BLOCK; }
     Scale* value_centre(int head) const { return (Scale*)base + (3 * HEADS + head) * BLOCK; }
-    T* data() const { return (T*)(base + (SCALED ? 8 * HEADS * BLOCK : 0)); }
+    T* data() const { return (T*)(base + (SCALED ? SCALES * HEADS * BLOCK : 0)); }
     T* keys(int head) const { return data() + (int64_t)head * KW * BLOCK; }
     T* values(int head) const { return data() + (int64_t)HEADS * KW * BLOCK + (int64_t)head * BLOCK * VW; }
     // Element d of a vector: dim d, or the codes of PER dims.
@@ -47,6 +50,7 @@ template <class T_, int HEADS, int KD, int VD, int BLOCK> struct KvBlock {
         return sixteen[d / PAIR * PAIR * 16 + (alone ? slot % 16 : slot % 16 * PAIR + d % PAIR)];
     }
     T& value(int head, int slot, int d) const {
+        if (SHARED) return key(head, slot, d);
         return values(head)[slot / PAIR * PAIR * VW + d * PAIR + slot % PAIR];
     }
 };
@@ -151,10 +155,9 @@ template <class T> ICC_INLINE VI code_values(const T* v, int width, int n) {
 }
 
 // Copies K and V of one head and slot of one block to those of another, which may be of another length.
-template <int HEADS, int TO_HEADS, class T, int KD, int VD, int BLOCK, int TO_BLOCK>
-ICC_INLINE void copy_slot(const KvBlock<T, HEADS, KD, VD, BLOCK>& source, int head, int slot,
-                          const KvBlock<T, TO_HEADS, KD, VD, TO_BLOCK>& target, int to_head, int to) {
-    if (sizeof(T) == 1) {
+template <class Source, class Target>
+ICC_INLINE void copy_slot(const Source& source, int head, int slot, const Target& target, int to_head, int to) {
+    if (Source::SCALED) {
         target.key_scale(to_head)[to] = source.key_scale(head)[slot];
         target.value_scale(to_head)[to] = source.value_scale(head)[slot];
         if (source.CENTRED) {
@@ -163,13 +166,13 @@ ICC_INLINE void copy_slot(const KvBlock<T, HEADS, KD, VD, BLOCK>& source, int he
         }
     }
     for (int d = 0; d < source.KW; ++d) target.key(to_head, to, d) = source.key(head, slot, d);
-    for (int d = 0; d < source.VW; ++d) target.value(to_head, to, d) = source.value(head, slot, d);
+    for (int d = 0; d < (Target::SHARED ? 0 : source.VW); ++d) target.value(to_head, to, d) = source.value(head, slot, d);
 }
 
 // Copies K and V of slot `from` to slot `to` in one layer, whose blocks are block_bytes apart.
-template <class T, int HEADS, int KD, int VD, int BLOCK>
+template <class T, int HEADS, int KD, int VD, int BLOCK, bool SHARED>
 static void move_slot(char* kv, int64_t block_bytes, int32_t from, int32_t to) {
-    typedef KvBlock<T, HEADS, KD, VD, BLOCK> Block;
+    typedef KvBlock<T, HEADS, KD, VD, BLOCK, SHARED> Block;
     const Block source{kv + from / BLOCK * block_bytes}, target{kv + to / BLOCK * block_bytes};
     for (int head = 0; head < HEADS; ++head) copy_slot(source, head, from % BLOCK, target, head, to % BLOCK);
 }

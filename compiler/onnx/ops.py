@@ -194,6 +194,11 @@ def _expert_linear(w: Writer, node: fx.Node) -> str:
     x, weight, bias, index = node.args
     experts, n, _ = type_of(weight).shape  # type: ignore[arg-type]
     b = w.b
+    if index is None:  # all tokens have a row for each
+        rows = b.add("Transpose", w.value(x), perm=[1, 0, 2])
+        result = b.add("MatMul", rows, b.add("Transpose", w.value(weight), perm=[0, 2, 1]))
+        result = b.add("Transpose", result, perm=[1, 0, 2])
+        return result if bias is None else b.add("Add", result, w.value(bias))
     value, places = w.value(x), b.cast(w.value(index), torch.int64)
     empty = b.add("Expand", b.number(0.0), b.add("Concat", b.add("Shape", places), b.ints(n), axis=0))
     with b.body() as nodes:

@@ -31,12 +31,15 @@ def _linear_samples() -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
 
 
 @op(Traits(product=(0,), weights=(1, 2), absorbs=(1, 2)))
-def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor) -> Tensor:
+def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor | None) -> Tensor:
     """y[T, S, N] = x[T, K] or x[T, S, K] times weight[E, N, K] of expert index[T, S], plus bias[E, N].
 
-    An index outside [0, E) gives zeros (the token is not routed).
+    An index outside [0, E) gives zeros (the token is not routed). Without one x[T, E, K] has a row for each expert, as
+    where these are the heads of attention.
     """
     experts, n, _ = weight.shape
+    if index is None:
+        index = torch.arange(experts, device=x.device).expand(x.shape[0], -1)
     slots = x.unsqueeze(1).expand(-1, index.shape[1], -1) if x.dim() == 2 else x
     out = x.new_zeros(index.shape[0], index.shape[1], n)
     if x.device.type == "meta":
@@ -50,17 +53,18 @@ def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor)
 
 
 @expert_linear.set_cost
-def _expert_cost(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor) -> Cost:
-    rows = index.numel()
+def _expert_cost(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor | None) -> Cost:
+    rows = x.shape[0] * weight.shape[0] if index is None else index.numel()
     touched = min(rows, weight.shape[0]) / weight.shape[0]
     return Cost(2.0 * rows * weight[0].numel(), tensor_bytes(x) + touched * tensor_bytes(weight, bias))
 
 
 @expert_linear.set_samples
-def _expert_samples() -> Iterator[tuple[Tensor, Tensor, Tensor | None, Tensor]]:
+def _expert_samples() -> Iterator[tuple[Tensor, Tensor, Tensor | None, Tensor | None]]:
     index = torch.randint(0, 5, (7, 2))
     yield torch.randn(7, 32), torch.randn(5, 9, 32), torch.randn(5, 9), index
     yield torch.randn(7, 2, 32), torch.randn(5, 16, 32), None, index
+    yield torch.randn(7, 5, 32), torch.randn(5, 9, 32), torch.randn(5, 9), None
 
 
 @op()

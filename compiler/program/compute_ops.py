@@ -20,6 +20,7 @@ from .steps.linear import ExpertLinear, ExpertLinearQ, Linear, LinearQ
 from .steps.norm import AddLayerNorm, AddRmsNorm, LayerNorm, RmsNorm
 from .steps.rowwise import Bmm, Cumsum, Gather, Reduce, Scatter, Softmax, Topk
 
+MIXED = ("i4", "i2")  # caches whose vectors are mixed: the beginning of a key is no value then
 _ADD = Body.parse("t0 = add a0 a1")
 # the two halves of a rotated vector: x cos - other sin and x cos + other sin
 _TURNS = [Body.parse(f"t0 = mul a0 a2; t1 = mul a1 a3; t2 = {sign} t0 t1") for sign in ("sub", "add")]
@@ -82,14 +83,15 @@ def _linear_many(low: Lowerer, node: fx.Node, x: Placed, n: int, k: int) -> Plac
 def expert_linear(low: Lowerer, node: fx.Node) -> Placed:
     """Each token's product with the experts it was sent to."""
     x = low.dense(low.placed(node.args[0]))
-    index = low.dense(low.placed(node.args[3]))
+    index = None if node.args[3] is None else low.dense(low.placed(node.args[3]))
     experts, n, k = type_of(node.args[1]).shape  # type: ignore[arg-type]
     out = low.new(node)
     bias = low.vector(node.args[2])
     weight = low.matrix(node.args[1])
     step = (ExpertLinearQ if weight.layout.coded else ExpertLinear)(
-        rows=row_kind(out), x=low.product_rows(x, x.size, weight), w=weight.operand, bias=bias, index=index.operand,
-        y=out.operand, k=k, n=n, stored=weight.stored, experts=experts, topk=index.size, x_per_slot=len(x.shape) == 2,
+        rows=row_kind(out), x=low.product_rows(x, x.size, weight), w=weight.operand, bias=bias,
+        index=index and index.operand, y=out.operand, k=k, n=n, stored=weight.stored, experts=experts,
+        topk=experts if index is None else index.size, x_per_slot=len(x.shape) == 2,
     )  # fmt: skip
     low.emit(step, node)
     return out
@@ -244,15 +246,25 @@ def rope(low: Lowerer, node: fx.Node) -> Placed:
     return out
 
 
+def _begins(k: Placed, v: Placed) -> bool:
+    """Whether values are the first elements of their head's key, in the same memory."""
+    place = (k.space, k.name, k.offset, k.row_stride, k.shape[0], k.strides)
+    return place == (v.space, v.name, v.offset, v.row_stride, v.shape[0], v.strides) and v.shape[1] <= k.shape[1]
+
+
 def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     """Two steps: write rotated K and V into the pages, then attend."""
-    q, k, v = (low.dense(low.placed(n)) for n in node.args[:3])
+    q, k = (low.dense(low.placed(n)) for n in node.args[:2])
+    v = low.placed(node.args[2])
+    kind = low.options.kv_dtype
+    shared = _begins(k, v) and node.args[6] is None and kind not in MIXED
+    v = v if shared else low.dense(v)
     q_cos, q_sin, k_cos, k_sin, sinks, alibi = (low.vector(a) for a in node.args[4:10])
     layer, scale, window, chunk, softcap, style, ahead, bias = (*node.args[10:], *(0, None)[len(node.args) - 16 :])
-    cached = KVLayer(k.shape[0], k.shape[1], v.shape[1])
+    cached = KVLayer(k.shape[0], k.shape[1], v.shape[1], shared=shared)
     layer = low.scratch_layer(cached) if ahead else low.kv_layer(int(layer))  # type: ignore[call-overload]
     low.cache(layer, cached, WITHIN_STEP if ahead else int(window))  # type: ignore[call-overload]
-    kv = KVSpec(k.shape[0], k.shape[1], v.shape[1], low.options.kv_dtype, low.options.block_size)
+    kv = KVSpec(k.shape[0], k.shape[1], v.shape[1], kind, low.options.block_size, shared)
 
     def rotary(cos: Any) -> Rotary:
         if cos is None:
@@ -260,7 +272,10 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
         rows, width = type_of(cos).shape
         return Rotary(width, rows, style)  # type: ignore[arg-type]
 
-    write = KvWrite(layer=layer, k=k.operand, v=v.operand, cos=k_cos, sin=k_sin, kv=kv, rotary=rotary(node.args[6]))
+    write = KvWrite(
+        layer=layer, k=k.operand, v=None if shared else v.operand, cos=k_cos, sin=k_sin, kv=kv,
+        rotary=rotary(node.args[6]),
+    )  # fmt: skip
     low.emit(write, node)
     out = low.new(node)
     attend = Attention(

@@ -37,6 +37,8 @@ def expert_rows(node: fx.Node, inputs: Inputs) -> list[list[Tensor]]:
     index: Any = node.args[3]
     count = node.args[1].meta["type"].shape[0]  # type: ignore[union-attr]
     found: list[list[Tensor]] = [[] for _ in range(count)]
+    if index is None:  # a row for each expert
+        return [[tokens[:, expert] for tokens in inputs[x]] for expert in range(count)]
     for tokens, routes in zip(inputs[x], inputs[index], strict=True):
         slots = tokens if tokens.dim() == 3 else tokens.unsqueeze(1).expand(-1, routes.shape[1], -1)
         for expert, rows in enumerate(found):

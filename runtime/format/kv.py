@@ -25,21 +25,24 @@ class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """What one attention layer caches of a token: keys [kv_heads, key_dim] and values [kv_heads, value_dim].
 
     state: of a layer with a recurrent state, its float32 elements instead; it is kept once, whatever a block's size.
+    shared: values are the first value_dim elements of keys, and not stored again.
     """
 
     kv_heads: int = 0
     key_dim: int = 0
     value_dim: int = 0
     state: int = 0
+    shared: bool = False
 
     def block_bytes(self, block_size: int, dtype: str) -> int:
         """Bytes of one block, keys and values or a state, rounded up to 64."""
         if self.state:
             return (4 * self.state + 63) // 64 * 64
         vectors = block_size * self.kv_heads
-        raw = vectors * (vector_bytes(self.key_dim, dtype) + vector_bytes(self.value_dim, dtype))
+        stored = (self.key_dim,) if self.shared else (self.key_dim, self.value_dim)
+        raw = vectors * sum(vector_bytes(dim, dtype) for dim in stored)
         if dtype in SCALED:
-            raw = (raw + 3) // 4 * 4 + vectors * 2 * 4
+            raw = (raw + 3) // 4 * 4 + vectors * len(stored) * 4
         return (raw + 63) // 64 * 64
 
 

@@ -32,6 +32,7 @@ class Shape:
     softcap: float = 0.0
     sinks: bool = False
     alibi: bool = False
+    shared: bool = False  # values are the beginning of keys
 
 
 SHAPES = (
@@ -43,6 +44,7 @@ SHAPES = (
     Shape(2, 1, 256, 256, chunk=32),
     Shape(4, 4, 8, 8, alibi=True),
     Shape(4, 2, 9, 11),
+    Shape(6, 1, 88, 64, window=100, shared=True),
 )
 
 
@@ -61,9 +63,9 @@ def build_model(dtype: str, block_size: int, shapes: tuple[Shape, ...] = SHAPES)
     b = Builder(block_size, dtype)
     model, rng = Model(b, shapes), np.random.default_rng(3)
     for i, s in enumerate(shapes):
-        b.layers.append(KVLayer(s.kv_heads, s.key_dim, s.value_dim))
+        b.layers.append(KVLayer(s.kv_heads, s.key_dim, s.value_dim, shared=s.shared))
         q_size, k_size, v_size = s.q_heads * s.key_dim, s.kv_heads * s.key_dim, s.kv_heads * s.value_dim
-        stride = q_size + k_size + v_size
+        stride = q_size + k_size + (0 if s.shared else v_size)
         qkv = b.buffer(f"qkv{i}", [stride])
         out = b.buffer(f"o{i}", [s.q_heads * s.value_dim])
         tables = {}
@@ -74,10 +76,10 @@ def build_model(dtype: str, block_size: int, shapes: tuple[Shape, ...] = SHAPES)
             tables = {"cos": b.plain(f"cos{i}", model.cos[i]), "sin": b.plain(f"sin{i}", model.sin[i])}
         model.extra[i] = rng.uniform(0.1, 1.0, s.q_heads).astype(np.float32)
         extra = b.plain(f"extra{i}", model.extra[i])
-        cache = KVSpec(s.kv_heads, s.key_dim, s.value_dim, dtype, block_size)
+        cache = KVSpec(s.kv_heads, s.key_dim, s.value_dim, dtype, block_size, s.shared)
         turn = Rotary(s.rotary_dim, POSITIONS, s.rope_style)  # type: ignore[arg-type]
         k, v = (BufferOperand(qkv.name, "f32", stride, offset) for offset in (q_size, q_size + k_size))
-        b.step(KvWrite(layer=i, k=k, v=v, kv=cache, rotary=turn, **tables))
+        b.step(KvWrite(layer=i, k=k, v=None if s.shared else v, kv=cache, rotary=turn, **tables))
         attend = Attention(
             layer=i, q=qkv, o=out, kv=cache, rotary=turn, q_heads=s.q_heads, scale=s.key_dim**-0.5, window=s.window,
             chunk=s.chunk, softcap=s.softcap, sinks=extra if s.sinks else None, alibi=extra if s.alibi else None,

@@ -93,5 +93,5 @@ def test_the_pipeline_names_are_those_of_the_cli() -> None:
     assert names == {
         "dead-code", "fold-constants", "simplify", "eliminate-common", "position-tables", "recognize-norms",
         "recognize-rope", "paged-attention", "select-logit-rows", "sort-columns", "merge-linears", "fuse-add-norm",
-        "fuse-pointwise",
+        "fuse-pointwise", "absorb-projections",
     }  # fmt: skip

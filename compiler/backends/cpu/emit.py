@@ -51,6 +51,7 @@ class LayerParams:
     key_dim: int
     value_dim: int
     block_size: int
+    shared: bool
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def _layers(program: Program) -> dict[int, LayerParams]:
     for number, group in enumerate(program.kv.groups):
         offset = 0
         for layer, kv in group.layers.items():
-            shape = (kv.kv_heads, kv.key_dim, kv.value_dim, group.block_size)
+            shape = (kv.kv_heads, kv.key_dim, kv.value_dim, group.block_size, kv.shared)
             nbytes = group.layer_bytes(layer)
             found[layer] = LayerParams(number, offset, nbytes, KV_TYPES[group.dtype], *shape)
             offset += nbytes

@@ -10,14 +10,16 @@ from ....runtime.format.operands import Operand
 from .base import Step, step_type
 
 
-class KVSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The geometry of one layer's cache: blocks of `block_size` tokens, of element type `dtype`."""
+class KVSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The geometry of one layer's cache: blocks of `block_size` tokens, of element type `dtype`. shared: values are the
+    first value_dim elements of keys, which lie there once."""
 
     heads: int
     key_dim: int
     value_dim: int
     dtype: str
     block_size: int
+    shared: bool = False
 
 
 class Rotary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,11 +43,12 @@ class Rotary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @step_type
 class KvWrite(Step, frozen=True, kw_only=True, tag="kv_write"):
-    """Moves accepted guesses, then stores rotated k [heads, key_dim] and v [heads, value_dim] at slot_mapping."""
+    """Moves accepted guesses, then stores rotated k [heads, key_dim] and v [heads, value_dim] at slot_mapping; no v
+    where it is shared."""
 
     OUTPUTS: ClassVar = ()
     k: Operand
-    v: Operand
+    v: Operand | None = None
     cos: Operand | None = None
     sin: Operand | None = None
     kv: KVSpec
@@ -56,6 +59,10 @@ class KvWrite(Step, frozen=True, kw_only=True, tag="kv_write"):
         return {"k": keys, "v": values, **dict.fromkeys(("cos", "sin"), self.rotary.size)}
 
     def problem(self) -> str:
+        if (self.v is None) != self.kv.shared:
+            return "values are stored, or they are the beginning of keys"
+        if self.kv.shared and self.kv.value_dim > self.kv.key_dim:
+            return f"values of {self.kv.value_dim} dims are no beginning of keys of {self.kv.key_dim}"
         return self.rotary.problem(self.kv)
 
 

@@ -85,10 +85,11 @@ class LinearQ(RowProduct, frozen=True, kw_only=True, tag="linear_q"):
 class ExpertProduct(Product, frozen=True, kw_only=True):
     """Each row with the matrices of the `topk` of `experts` that index [topk] names: y is [topk, n].
 
-    x is [k], or [topk, k] if x_per_slot; an index outside [0, experts) gives zeros.
+    x is [k], or [topk, k] if x_per_slot; an index outside [0, experts) gives zeros. Without an index there is a row for
+    each expert.
     """
 
-    index: Operand
+    index: Operand | None = None
     experts: int
     topk: int
     x_per_slot: bool = False

@@ -90,8 +90,9 @@ class AttentionParams(CacheParams[Attention]):
 
     @property
     def tile(self) -> int:
-        """Tokens of one work item: at least sixteen query rows, in whole blocks of the widest micro-kernel."""
-        fewest = -(-16 // self.group)
+        """Tokens of one work item: at least sixteen query rows, in whole blocks of the widest micro-kernel; more where
+        the values of each chunk are copied first."""
+        fewest = -(-(64 if self.step.kv.shared else 16) // self.group)
         return next(t for t in range(fewest, fewest + ROWS) if t * self.group % ROWS == 0)
 
     @property

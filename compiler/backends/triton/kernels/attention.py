@@ -61,7 +61,8 @@ class Attention(KvKernel[AttentionStep]):
         key, value = (sum(piece.width for piece in pieces(dim)) for dim in (kv.key_dim, kv.value_dim))
         multiplied = 4 if self.qk_type == "float32" else 2
         cached = 1 / self.packed if self.packed else item_size(kv.dtype)
-        return Workload(kv.heads, self.step.group, key, value, cached, multiplied, kv.block_size)
+        sizes = cached, multiplied, kv.block_size
+        return Workload(kv.heads, self.step.group, key, value, *sizes, shared=kv.shared)
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         if shape.decode:
@@ -172,7 +173,15 @@ class AttentionSource:
     @property
     def value_pieces(self) -> tuple[Piece, ...]:
         dim = self.layer.step.kv.value_dim
-        return self.layer.mixing(dim) if self.layer.packed else pieces(dim, self.widest)
+        if self.layer.packed:
+            return self.layer.mixing(dim)
+        return pieces(dim) if self.layer.step.kv.shared else pieces(dim, self.widest)
+
+    @property
+    def reuses_keys(self) -> bool:
+        """Whether values are pieces of keys that are there already."""
+        values = self.value_pieces
+        return self.layer.step.kv.shared and values == self.layer.key_pieces[: len(values)]
 
     @property
     def queries(self) -> str:

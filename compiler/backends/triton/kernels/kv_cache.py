@@ -55,6 +55,13 @@ class MixedPiece(Piece):
 
 def pieces(dim: int, widest: int = 256) -> tuple[Piece, ...]:
     """`dim` cut into pieces of 16 to `widest` dims: two where that pads less than one, 192 = 128 + 64."""
+    if dim > widest:
+        whole = dim // widest * widest
+        rest = pieces(dim - whole, widest) if whole < dim else ()
+        return (
+            *(Piece(first, widest) for first in range(0, whole, widest)),
+            *(Piece(whole + piece.first, piece.width) for piece in rest),
+        )
     first = 1 << (dim.bit_length() - 1)
     if first < dim and 16 <= first <= widest and max(power_of_two(dim - first), 16) < first:
         return (Piece(0, first), Piece(first, max(power_of_two(dim - first), 16)))
@@ -67,7 +74,8 @@ class KvKernel(StepKernel[C]):
     """The geometry of one layer's pages, which begin `page_stride` elements after each other.
 
     A page holds keys [heads, block_size, key_dim], then values [heads, block_size, value_dim], of the cache's type; for
-    codes there follow float32 scales [heads, block_size] of the keys, then of the values. Codes of 4 and 2 bits are
+    codes there follow float32 scales [heads, block_size] of the keys, then of the values. Where values are shared, they
+    are the beginning of keys, with their scales, and have no place of their own. Codes of 4 and 2 bits are
     packed, from the low bits of a byte up, and have a scale and a centre in half floats, the scale in the low half of
     four bytes; what they stand for, and that vectors are mixed before they are rounded, is told in
     codegen_templates/cpp/kv.h.
@@ -108,6 +116,11 @@ class KvKernel(StepKernel[C]):
         return _width(self.step.kv.key_dim, self.step.kv.dtype)
 
     @property
+    def value_row(self) -> int:
+        """How far the values of two slots are apart."""
+        return self.key_width if self.step.kv.shared else self.value_width
+
+    @property
     def value_width(self) -> int:
         """The same of a value."""
         return _width(self.step.kv.value_dim, self.step.kv.dtype)
@@ -127,7 +140,7 @@ class KvKernel(StepKernel[C]):
     @property
     def _page_bytes(self) -> int:
         kv = self.step.kv
-        return KVLayer(kv.heads, kv.key_dim, kv.value_dim).block_bytes(kv.block_size, kv.dtype)
+        return KVLayer(kv.heads, kv.key_dim, kv.value_dim, shared=kv.shared).block_bytes(kv.block_size, kv.dtype)
 
     @property
     def page_stride(self) -> int:
@@ -136,7 +149,7 @@ class KvKernel(StepKernel[C]):
     @property
     def values_offset(self) -> int:
         kv = self.step.kv
-        return kv.heads * kv.block_size * self.key_width
+        return 0 if kv.shared else kv.heads * kv.block_size * self.key_width
 
     @property
     def scale_page_stride(self) -> int:
@@ -146,11 +159,12 @@ class KvKernel(StepKernel[C]):
     @property
     def key_scales_offset(self) -> int:
         kv = self.step.kv
-        return (kv.heads * kv.block_size * (self.key_width + self.value_width) + 3) // 4
+        return (kv.heads * kv.block_size * (self.key_width + (0 if kv.shared else self.value_width)) + 3) // 4
 
     @property
     def value_scales_offset(self) -> int:
-        return self.key_scales_offset + self.step.kv.heads * self.step.kv.block_size
+        kv = self.step.kv
+        return self.key_scales_offset + (0 if kv.shared else kv.heads * kv.block_size)
 
     @property
     def rope_vector(self) -> int:

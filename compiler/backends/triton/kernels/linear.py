@@ -230,10 +230,11 @@ class RowProducts(StepKernel[P]):
         padding = self._padding(shape)
         source = render(f"{self.template}/expert_sort.py.jinja", SortSource(self, tile.m, bool(padding)), self.step)
         grid = (Extent(self.experts + 1), ONE, ONE)
-        index, counts = self._args()["index_ptr"], _scratch("counts")
-        place = (index, *padding, counts, _scratch("slots"), _scratch("experts"), self.count)
+        index = tuple(arg for name, arg in self._args().items() if name == "index_ptr")
+        given, counts = (*index, *padding), _scratch("counts")
+        place = (*given, counts, _scratch("slots"), _scratch("experts"), self.count)
         return (
-            LaunchSpec(source, "expert_count", (index, *padding, counts, self.count), grid, num_warps=4),
+            LaunchSpec(source, "expert_count", (*given, counts, self.count), grid, num_warps=4),
             LaunchSpec(source, "expert_place", place, grid, num_warps=4),
         )
 

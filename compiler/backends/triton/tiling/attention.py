@@ -20,7 +20,7 @@ _BLOCK = 1.5e-9  # seconds per block that is launched for nothing, over the whol
 @dataclass(frozen=True)
 class Workload:
     """What decides about tilings: heads, dims with their padding, bytes of a cached (a part of one, where several codes
-    fill a byte) and of a multiplied element."""
+    fill a byte) and of a multiplied element. shared: values are the beginning of keys."""
 
     kv_heads: int
     group: int
@@ -29,12 +29,18 @@ class Workload:
     cached: float
     multiplied: int
     block_size: int
+    shared: bool = False
+
+    @property
+    def read(self) -> int:
+        """Numbers of the cache per key."""
+        return self.key_dim + (0 if self.shared else self.value_dim)
 
     @property
     def key(self) -> str:
         """Names the layer in tuning files."""
         dims = f"{self.kv_heads}x{self.group}_d{self.key_dim}_{self.value_dim}"
-        return f"{dims}_e{self.cached}_{self.multiplied}_b{self.block_size}"
+        return f"{dims}_e{self.cached}_{self.multiplied}_b{self.block_size}{'_shared' if self.shared else ''}"
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ def _widest(work: Workload, target: Target, rows: int) -> int:
 
 def _shared_bytes(work: Workload, target: Target, config: Config) -> int:
     buffers = config["stages"] if _wide(work, target) and config["rows"] >= 64 else config["stages"] - 1
-    dims = work.key_dim + work.value_dim
+    dims = work.read
     converted = work.multiplied if work.cached != work.multiplied else 0
     queries = config["rows"] * work.key_dim * work.multiplied
     tiles = config["tile"] * dims * (buffers * work.cached + converted)
@@ -169,7 +175,7 @@ def _decode_cost(work: Workload, target: Target, config: Config) -> float:
     blocks = min(_blocks(work, target, config, registers), 2)
     if blocks == 0 or (target.backend == "cuda" and registers > 200):
         return float("inf")
-    tile_bytes = config["tile"] * (work.key_dim + work.value_dim) * work.cached
+    tile_bytes = config["tile"] * work.read * work.cached
     bandwidth = target.bandwidth * 1e9 / target.multiprocessors
     seconds = max(
         tile_bytes / bandwidth,
@@ -183,7 +189,7 @@ def _decode_cost(work: Workload, target: Target, config: Config) -> float:
 def _split_cost(work: Workload, tiling: Tiling, sequences: int, span: int, target: Target, splits: int) -> float:
     """Seconds of a step, summed over contexts of several lengths; one sequence is taken to be four times as long."""
     heads = work.kv_heads * -(-work.group // tiling.heads)
-    tile_bytes = tiling.tile * (work.key_dim + work.value_dim) * work.cached
+    tile_bytes = tiling.tile * work.read * work.cached
     bandwidth = target.bandwidth * 1e9 / target.multiprocessors
     step = _tile_seconds(tiling, work.block_size)
     total = 0.0

@@ -8,6 +8,7 @@ struct k0_attention_shape {
     static constexpr int KD = 16, VD = 24, HEADS = 2, GROUP = 2, BLOCK = 16;
     static constexpr int WINDOW = 0, CHUNK = 0, AHEAD = 0, BIAS = 0, TILE = 8;
     static constexpr float SOFTCAP = 0.0f;
+    static constexpr bool SHARED = false;
     static constexpr bool ALIBI = false;
     static constexpr int WIDTH = (VD + 15) / 16 * 16;
 
