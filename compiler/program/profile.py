@@ -18,7 +18,7 @@ class Profile:
     activation: element type of what matrix products and attention read or write; everything else is float32.
     epilogues: whether products can end in a pointwise body. by_alignment: whether kernels are made for the alignment of
     their operands. screened_bytes: a head of so many values or more is worth screening, where its layout for that role
-    can.
+    can. state_chunk: tokens that a recurrence with a matrix as the state takes at once.
     """
 
     layout: Callable[[StorageFormat, Role], Layout]
@@ -26,6 +26,7 @@ class Profile:
     epilogues: bool = False
     by_alignment: bool = False
     screened_bytes: int = 0
+    state_chunk: int = 8
 
     def streamed_bytes(self, weight: Weight) -> int:
         """Bytes that a product with all of a weight reads of it."""

@@ -36,7 +36,7 @@ def gated_scan(low: Lowerer, node: fx.Node) -> Placed:
         rows=row_kind(out), layer=layer, q=q.operand, k=k.operand, v=v.operand, decay=decay.operand,
         beta=beta and beta.operand, o=out.operand, heads=v.shape[0], shared=k.shape[0], key_dim=k.shape[1],
         value_dim=v.shape[1], row_decay=len(decay.shape) == 2, delta=bool(node.args[5]),
-        block_size=low.options.block_size,
+        block_size=low.options.block_size, chunk=low.options.profile.state_chunk,
     )  # fmt: skip
     return _with_state(low, node, step, out)
 

@@ -21,6 +21,7 @@ from icc.runtime.executor.cpu.library import IccBatch
 from icc.runtime.format.kv import KVGroup, KVLayer, KVLayout
 from icc.runtime.format.operands import BufferOperand, WeightOperand
 from icc.runtime.format.program import ITEM_SIZE, Buffer, Weight
+from icc.runtime.kv.state_group import state_places
 
 DTYPES = {"f32": np.float32, "i32": np.int32, "i8": np.int8}
 GAP = 64  # unused bytes after each row of a buffer
@@ -81,8 +82,14 @@ class Builder:
         self.kernels[name] = step.op
         self.steps.append(msgspec.structs.replace(step, kernel=name))
 
+    @property
+    def holds_states(self) -> bool:
+        """Whether its blocks hold recurrent states, and not keys and values."""
+        return any(layer.state for layer in self.layers)
+
     def program(self) -> Program:
-        group = KVGroup(self.block_size, self.kv_dtype, dict(enumerate(self.layers)))
+        kept = {"keeps": "state", "size": 2} if self.holds_states else {}
+        group = KVGroup(self.block_size, self.kv_dtype, dict(enumerate(self.layers)), **kept)
         layout = KVLayout((group,))
         return Program(
             kernels=self.kernels, steps=tuple(self.steps), buffers=self.buffers, weights=self.weights, kv=layout,
@@ -110,7 +117,8 @@ class Batch:
     def tokens(self) -> int:
         return sum(count for _, count, _ in self.sequences)
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self, states: bool = False) -> dict[str, np.ndarray]:
+        """states: slot_mapping is that of a group that holds states."""
         positions, slots, starts, lens, parents = [], [], [0], [], []
         width = max(len(table) for _, _, table in self.sequences)
         tables = np.full((len(self.sequences), width), -1, np.int32)
@@ -120,7 +128,10 @@ class Batch:
             for p in range(first, first + count):
                 parent = parents[len(positions)]
                 positions.append(p if parent < 0 else positions[parent] + 1)
-                slots.append(table[p // self.block_size] * self.block_size + p % self.block_size)
+                slots.append(-1 if states else table[p // self.block_size] * self.block_size + p % self.block_size)
+            if states:
+                for p, block in state_places(tuple(table), first, first + count, self.block_size):
+                    slots[starts[-1] + p - first] = block
             starts.append(starts[-1] + count)
             lens.append(first + count)
         ids = self.token_ids if self.token_ids is not None else np.arange(self.tokens)
@@ -153,7 +164,7 @@ class Runner:
         num_blocks: int = 32,
         poison: int = 0xFF,
     ) -> None:
-        self.program, self.columns = builder.program(), builder.columns
+        self.program, self.columns, self.states = builder.program(), builder.columns, builder.holds_states
         self.library = ctypes.CDLL(str(path))
         self.library.icc_create.restype = ctypes.c_void_p
         self.library.icc_create.argtypes = [
@@ -187,7 +198,7 @@ class Runner:
 
     def step(self, batch: Batch, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Write `feeds`, run, return a copy of every buffer and "logits"."""
-        tokens, arrays = batch.tokens, batch.arrays()
+        tokens, arrays = batch.tokens, batch.arrays(self.states)
         assert tokens <= self.max_tokens
         wanted = len(arrays["logit_rows"])
         rows = {b.name: wanted if b.rows == "logit_rows" else tokens for b in self.program.buffers}

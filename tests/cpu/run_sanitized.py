@@ -15,15 +15,17 @@ from cpu_attention import LENGTHS, MIXED, SHAPES, build_model, play, sequence
 from cpu_cases import add_linear_q
 from cpu_harness import Batch, Builder, Runner, flat_batch
 from cpu_program import all_ops, feeds_of
+from cpu_states import all_states, split
 
 CACHES = {"f32": (16, SHAPES), "bf16": (32, SHAPES[:3]), "f16": (48, SHAPES[:3]), "i8": (16, SHAPES[:3])}
 LONG = 1201  # a context of two segments, which the threads share
 
 
 def programs() -> dict[str, Builder]:
-    """Every kernel there is: all ops, and attention over each cache type."""
+    """Every kernel there is: all ops, recurrent layers, and attention over each cache type."""
     attention = {dtype: build_model(dtype, size, shapes) for dtype, (size, shapes) in CACHES.items()}
-    return {"ops": all_ops(), **{f"attention_{dtype}": model.builder for dtype, model in attention.items()}}
+    models = {f"attention_{dtype}": model.builder for dtype, model in attention.items()}
+    return {"ops": all_ops(), "states": all_states(), **models}
 
 
 def small_program() -> Builder:
@@ -45,6 +47,12 @@ def run_ops(path: Path, b: Builder, threads: int, withheld: str | None = None) -
         runner.close()
 
 
+def run_states(path: Path, b: Builder, threads: int) -> None:
+    runner, table = Runner(path, b, threads, num_blocks=6), [3, 0, 5, 1]
+    split(runner, feeds_of(b, Batch([(0, 37, table)], b.block_size)), [20, 21, 24, 36, 37], table)
+    runner.close()
+
+
 def run_attention(path: Path, b: Builder, threads: int) -> None:
     runner = Runner(path, b, threads, 160, num_blocks=LONG // b.block_size + 1)
     play(runner, LENGTHS, MIXED)
@@ -63,7 +71,8 @@ def main(what: str, folder: Path, isa: str, threads: int) -> None:
         for name, builder in programs().items():
             if not (folder / name).exists():
                 continue
-            (run_ops if name == "ops" else run_attention)(folder / name / f"{isa}.so", builder, threads)
+            run = {"ops": run_ops, "states": run_states}.get(name, run_attention)
+            run(folder / name / f"{isa}.so", builder, threads)
     print("clean")
 
 

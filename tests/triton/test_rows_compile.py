@@ -31,7 +31,11 @@ def chain(kind: str) -> TritonKernel:
 
 def kernels(kind: str) -> list[TritonKernel]:
     """Each kernel at a size that is no power of two, over activations of that type."""
-    two, line, scan = (kind, kind), {"outer": 2, "n": 5000}, {"heads": 4, "shared": 2, "key_dim": 128, "value_dim": 96}
+    two, line, scan = (
+        (kind, kind),
+        {"outer": 2, "n": 5000},
+        {"heads": 4, "shared": 2, "key_dim": 128, "value_dim": 96, "chunk": 16},
+    )
     index, scatter = (kind, "i32", kind), (kind, "i32", "", kind)
     return [
         *(make_kernel("reduce", types=two, reduction=how, **line) for how in ("mean", "prod", "amin")),

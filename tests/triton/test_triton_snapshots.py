@@ -312,12 +312,12 @@ POINTS: dict[str, Point] = {
     "cumsum__f32": Point("cumsum", {**LINE, "n": 9, "strides": {"x": 18, "y": 18}}, ("f32", "f32")),
     "gated_scan__delta_bf16": Point(
         "gated_scan",
-        {"heads": 4, "shared": 2, "key_dim": 24, "value_dim": 40, "delta": True, "block_size": 32},
+        {"heads": 4, "shared": 2, "key_dim": 24, "value_dim": 40, "chunk": 16, "delta": True, "block_size": 32},
         ("bf16", "bf16", "bf16", "f32", "f32", "bf16"),
     ),
     "gated_scan__row_decay": Point(
         "gated_scan",
-        {"heads": 2, "shared": 2, "key_dim": 16, "value_dim": 16, "row_decay": True, "block_size": 32},
+        {"heads": 2, "shared": 2, "key_dim": 16, "value_dim": 16, "chunk": 16, "row_decay": True, "block_size": 32},
         ("f32", "f32", "f32", "f32", "", "f32"),
     ),
     "selective_scan__bf16": Point(

@@ -7,6 +7,8 @@ from typing import ClassVar
 from ....runtime.format.operands import Operand
 from .base import Step, step_type
 
+MAX_CHUNK = 16  # decays of a chunk's tokens that a state holds
+
 
 class StateStep(Step, frozen=True, kw_only=True):
     """A step that goes on from the state that its layer keeps of each sequence, in blocks of `block_size` tokens."""
@@ -49,7 +51,9 @@ class CausalConv(StateStep, frozen=True, kw_only=True, tag="causal_conv"):
 class GatedScan(StateStep, frozen=True, kw_only=True, tag="gated_scan"):
     """o [heads, value_dim] of q, k [shared, key_dim], v [heads, value_dim]: see compiler/ops/scan.py.
 
-    decay [heads] or, with `row_decay`, [heads, key_dim]; beta [heads]. The state is [heads, key_dim, value_dim].
+    decay [heads] or, with `row_decay`, [heads, key_dim]; beta [heads]. The state of a head is the matrix behind the
+    last whole chunk of `chunk` tokens, [key_dim, columns], and of the tokens since then their keys [chunk, rows], their
+    updates [chunk, columns] and their decays.
     """
 
     OUTPUTS: ClassVar = ("o",)
@@ -63,8 +67,30 @@ class GatedScan(StateStep, frozen=True, kw_only=True, tag="gated_scan"):
     shared: int
     key_dim: int
     value_dim: int
+    chunk: int
     row_decay: bool = False
     delta: bool = False
+
+    @property
+    def tile(self) -> int:
+        """Columns of the matrix that lie together."""
+        return 16 if self.value_dim <= 16 else 32
+
+    @property
+    def columns(self) -> int:
+        """Those of the matrix, in whole tiles."""
+        return -(-self.value_dim // self.tile) * self.tile
+
+    @property
+    def rows_padded(self) -> int:
+        """Floats of a key, in whole vectors of 16."""
+        return -(-self.key_dim // 16) * 16
+
+    @property
+    def head_state(self) -> int:
+        """Floats of a head."""
+        decays = 16 + (self.rows_padded if self.row_decay else 16)
+        return self.key_dim * self.columns + self.chunk * (self.rows_padded + self.columns) + decays
 
     @property
     def share(self) -> int:
@@ -73,7 +99,7 @@ class GatedScan(StateStep, frozen=True, kw_only=True, tag="gated_scan"):
 
     @property
     def state(self) -> int:
-        return self.heads * self.key_dim * self.value_dim
+        return self.heads * self.head_state
 
     def widths(self) -> dict[str, int]:
         keys, values = self.shared * self.key_dim, self.heads * self.value_dim
@@ -81,7 +107,9 @@ class GatedScan(StateStep, frozen=True, kw_only=True, tag="gated_scan"):
         return {"q": keys, "k": keys, "v": values, "decay": decays, "beta": self.heads, "o": values}
 
     def problem(self) -> str:
-        return "" if self.heads % self.shared == 0 else f"{self.heads} heads are no multiple of {self.shared}"
+        if self.heads % self.shared:
+            return f"{self.heads} heads are no multiple of {self.shared}"
+        return "" if 0 < self.chunk <= MAX_CHUNK else f"chunks of {self.chunk} tokens"
 
 
 @step_type

@@ -15,7 +15,7 @@ def state_before(positions, seq_starts, block_tables, max_blocks, seq):
     position = tl.load(positions + begin)
     known = position > 0
     block = tl.load(block_tables + seq.to(tl.int64) * max_blocks + (position - 1) // 32, mask=known, other=0)
-    return begin, end, known, block.to(tl.int64) * 512
+    return begin, end, known, block.to(tl.int64) * 1600
 
 
 
@@ -47,4 +47,4 @@ def gated_scan(
         o = tl.sum(state * q[:, None], axis=0)
         tl.store(o_ptr + token * 32 + value_at, o.to(o_ptr.dtype.element_ty), mask=in_column)
         slot = tl.load(slot_mapping + token)
-        tl.store(state_ptr + slot.to(tl.int64) * 512 + at, state, mask=inside & (slot >= 0))
+        tl.store(state_ptr + slot.to(tl.int64) * 1600 + at, state, mask=inside & (slot >= 0))

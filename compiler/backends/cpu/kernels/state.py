@@ -9,8 +9,6 @@ from ....program.steps.state import CausalConv, GatedScan, SelectiveScan, StateS
 from ..layouts.elements import round_up
 from .base import KernelParams
 
-TILE_BYTES = 16 << 10  # of a state that a thread has in its nearest cache
-
 S = TypeVar("S", bound=StateStep)
 
 
@@ -36,20 +34,16 @@ class CausalConvParams(StateParams[CausalConv]):
 
 @dataclass(frozen=True)
 class GatedScanParams(StateParams[GatedScan]):
-    """Value columns are independent of each other."""
+    """Heads are independent of each other."""
 
     template: ClassVar[str] = "cpp/state/gated_scan.cpp.jinja"
 
     @property
-    def width(self) -> int:
-        """Columns of a work item."""
-        fitting = TILE_BYTES // (4 * self.step.key_dim) // 16 * 16
-        return min(max(fitting, 16), round_up(self.step.value_dim, 16), 64)
-
-    @property
     def scratch_bytes(self) -> int:
-        rows = round_up(self.step.key_dim, 16)
-        return round_up(4 * (4 * rows + self.step.key_dim * self.width), 64)
+        s = self.step
+        sides = s.chunk * (2 if s.delta else 1)
+        floats = s.head_state + sides * (s.rows_padded + s.tile) + 2 * s.chunk * s.chunk
+        return round_up(4 * floats, 64)
 
 
 @dataclass(frozen=True)
