@@ -29,7 +29,12 @@ def dbrx() -> nn.Module:
 
 
 def llama4() -> nn.Module:
-    sizes = {"hidden_size": 5120, "intermediate_size": 8192, "num_local_experts": 16, "num_experts_per_tok": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 2,
+    }
     return Llama4TextMoe(Llama4TextConfig(**sizes))
 
 
