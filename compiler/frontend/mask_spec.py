@@ -56,6 +56,11 @@ class MaskSpec:
             raise MaskUsed()
         return self
 
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (int, float, torch.Tensor)):  # which of its places are seen
+            raise MaskUsed()
+        return isinstance(other, MaskSpec) and vars(self) == vars(other)
+
     def __radd__(self, other: Any) -> MaskedScores:
         if not isinstance(other, torch.Tensor):
             raise MaskUsed()

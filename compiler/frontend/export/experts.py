@@ -138,8 +138,8 @@ def replaced_experts(model: nn.Module) -> Iterator[None]:
 
 
 def _traced(form: Form) -> Callable[..., Any]:
-    def forward(self: Any, *args: Any) -> Any:
-        return form.forward(self, traced_product)(*args)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return form.forward(self, traced_product)(*args, **kwargs)
 
     return forward
 
@@ -178,7 +178,7 @@ def _same(module: nn.Module, form: Form) -> bool:
 def _equal(module: nn.Module, form: Form, given: tuple[Tensor, ...]) -> bool:
     try:
         expected, found = module(*given), form.forward(module, plain_product)(*given)
-    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
+    except Exception:  # a model's own code, on sizes that it was not made for
         return False
     pairs = zip(*((v if isinstance(v, tuple) else (v,)) for v in (expected, found)), strict=True)
     return all(a.shape == b.shape and torch.allclose(a, b, _TOLERANCE, _TOLERANCE) for a, b in pairs)

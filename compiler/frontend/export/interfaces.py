@@ -122,7 +122,7 @@ def icc_attention(
     if spec.refused:
         raise UnsupportedModel(spec.refused)
     picked = kwargs.get("indices")
-    if picked is not None and picked != AllVisible(spec):
+    if picked is not None and not (isinstance(picked, AllVisible) and picked.mask == spec):
         raise UnsupportedModel("attention to tokens that an index picks is not supported", op="indices")
     sinks = s_aux if s_aux is not None else kwargs.get("sinks")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)

@@ -1,4 +1,4 @@
-"""Modules of experts that cannot be exported are replaced where a form computes the same, and only there."""
+"""What models compute that a trace cannot take: experts in loops, and indices that pick every token."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from icc.compiler.errors import UnsupportedModel
 from icc.compiler.frontend.export import experts
+from icc.compiler.frontend.mask_spec import AllVisible, MaskSpec, MaskUsed, longest_sequence
 from torch import Tensor, nn
 from transformers import Llama4TextConfig, LongcatFlashConfig
 from transformers.models.dbrx.configuration_dbrx import DbrxFFNConfig
@@ -27,7 +29,12 @@ def dbrx() -> nn.Module:
 
 
 def llama4() -> nn.Module:
-    sizes = {"hidden_size": 5120, "intermediate_size": 8192, "num_local_experts": 16, "num_experts_per_tok": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 2,
+    }
     return Llama4TextMoe(Llama4TextConfig(**sizes))
 
 
@@ -67,6 +74,26 @@ def test_other_modules_are_left_alone() -> None:
 
     assert experts._form_of(Picks()) is None
     assert experts._form_of(nn.Linear(2, 2)) is None
+
+
+def test_a_mask_is_added_to_scores_and_nothing_else() -> None:
+    mask = MaskSpec()
+    with longest_sequence(64):
+        scores: Any = torch.zeros(1, 3, 3) + mask[:, 0, :, :]  # type: ignore[operator]
+        assert scores.topk(min(64, scores.shape[-1]), dim=-1).indices.to(torch.int32) == AllVisible(mask)
+        with pytest.raises(UnsupportedModel, match="picks the 63 tokens"):
+            min(63, scores.shape[-1])
+        uses = (
+            lambda: mask == 0,
+            lambda: mask[:, :, :2],
+            lambda: torch.softmax(scores, dim=-1),
+            lambda: scores.topk(2),
+            lambda: 1.0 + mask,
+        )
+        for use in uses:
+            with pytest.raises(MaskUsed):
+                use()
+    assert MaskSpec(window=3) == MaskSpec(window=3) != mask
 
 
 def test_products_past_the_last_expert_are_zero() -> None:
