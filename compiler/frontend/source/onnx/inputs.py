@@ -109,5 +109,5 @@ def choose_output(path: Path, graph: GraphProto, hidden: bool) -> str:
         return own[0]
     raise UnsupportedModel(
         f"{path} gives {', '.join(names[:4])}, and no {'hidden states' if hidden else 'logits'}",
-        "" if hidden else "icc compiles causal language models with their LM head",
+        "" if hidden else "icc compiles causal language models with their LM head; for embeddings: --task embed",
     )
