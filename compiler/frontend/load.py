@@ -11,6 +11,7 @@ from torch import nn
 
 from ..errors import UnsupportedModel
 from ..graph.graph import HIDDEN, LOGITS, Graph, ModelInfo
+from ..handlers import joined
 from ..weights.handles import Weight
 from .convert import aten_handlers, index_handlers, reduce_handlers, state_handlers
 from .convert.conversion import Conversion
@@ -20,7 +21,6 @@ from .convert.scores import WrittenOutAttention
 from .ending import Ending, append_ending
 from .export.rope import settle_rope
 from .export.trace import Traced, export
-from .handlers import joined
 from .layers.kinds import LayerKinds
 from .layers.replay import Replay
 from .mask_spec import MaskUsed

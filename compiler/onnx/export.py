@@ -11,8 +11,9 @@ from torch import fx
 from ..graph.graph import DRAFT_ROWS, HIDDEN, LOGIT_ROWS, TOKENS, Graph, type_of
 from .attention import Sequences
 from .builder import MICROSOFT, TYPES, Builder, Stored
-from .ops import Writer
+from .ops import write_call
 from .weights import Weights
+from .writer import Writer
 
 OPSET = 23  # the first with RMSNormalization
 IR_VERSION = 11
@@ -60,7 +61,7 @@ def export_graph(graph: Graph) -> Exported:
     writer = Writer(graph, b, Weights(b, decoded), sequences, dict(values))
     for node in graph.nodes:
         if node.op == "call_function":
-            writer.call(node)
+            write_call(writer, node)
     outputs = [_output(writer, name, node) for name, node in graph.outputs.items()]
     made = helper.make_graph(b.nodes, graph.info.architecture or "icc", inputs, outputs)
     return Exported(made, tuple(b.stored), tuple(sorted(b.domains)), decoded)

@@ -35,6 +35,11 @@ class Affine:
             return None
         return Affine(storage.bits, storage.size, None if storage.zeros else storage.zero)
 
+    @property
+    def is_contributed(self) -> bool:
+        """Whether onnxruntime's own ops take blocks of this size."""
+        return self.block >= 16 and not self.block & (self.block - 1)
+
     def scales(self, storage: StorageFormat, parts: Parts) -> Tensor:
         """float32 [..., N, K / block]."""
         factor = storage.factor if isinstance(storage, BlockFormat) else 1.0
@@ -57,12 +62,24 @@ class Weights:
 
     def rows(self, weight: Weight, name: str, index: str) -> str:
         """weight[index] along the first axis, floats as float32; only those rows are decoded. Nodes are added here."""
-        return self._decoded(weight, name, index)
+        affine = Affine.of(weight.storage)
+        if affine is None or not affine.is_contributed or len(weight.shape) != 2:
+            return self._decoded(weight, name, index)
+        stored, (n, _) = self._packed(weight, name, affine), weight.shape
+        # codes as MatMulNBits has them, which the head may share
+        table = self._b.once(
+            ("table", id(weight)), lambda: self._b.reshape(stored["codes"], n, -1), name.rpartition(".")[0]
+        )
+        zeros = [stored["zeros"]] if "zeros" in stored else []
+        return self._b.add(
+            "GatherBlockQuantized", table, index, stored["scales"], *zeros,
+            domain=MICROSOFT, bits=affine.bits, block_size=affine.block, gather_axis=0, quantize_axis=1,
+        )  # fmt: skip
 
     def product(self, weight: Weight, name: str, x: str, bias: str) -> str | None:
         """x[..., K] times the transpose of a weight [N, K] of 4 or 8-bit codes, or None for other weights."""
         affine = Affine.of(weight.storage)
-        if affine is None or len(weight.shape) != 2 or affine.block < 16 or affine.block & (affine.block - 1):
+        if affine is None or len(weight.shape) != 2 or not affine.is_contributed:
             return None
         stored = self._packed(weight, name, affine)
         n, k = weight.shape

@@ -10,6 +10,7 @@ from math import prod
 from ..options import CompileOptions
 from ..quantization import QUANTIZATIONS
 from ..targets import Target
+from ..weights.handles import is_quantized
 from .program import Planned
 
 # Seconds, on two cores of an AMD Zen 4 at 3.7 GHz; a machine with more cores packs and calibrates faster.
@@ -17,9 +18,9 @@ _MEASURED_CORES = 2
 _START, _PER_NODE = 4.0, 0.002  # imports and the trace of one layer of each kind; passes over the graph
 _PER_KERNEL = {"cpu": 0.33, "native": 0.2, "gpu": 1.0}  # C++ of three instruction sets, of one; Triton's phases
 _PACK = {"none": 4e-9, "q4": 16e-9}  # per value, by how it is stored
-# per value and calibration token, and per value
+# per quantized value and calibration token, and per quantized value
 _CALIBRATE = {"awq": 3.0e-11, "gptq": 3.0e-11, "awq+gptq": 6.0e-11, "smooth": 3.0e-11, "auto": 6.0e-11}
-_SEARCH = {"awq": 4.5e-7, "gptq": 4.5e-7, "awq+gptq": 9.0e-7, "smooth": 3.0e-7, "auto": 9.0e-7}
+_SEARCH = {"awq": 1.3e-7, "gptq": 1.3e-7, "awq+gptq": 2.0e-6, "smooth": 1.0e-7, "auto": 9.0e-7}
 # Bytes of memory beside mapped files.
 _BASE = 600 << 20  # imports and the trace
 _PER_VALUE = 4.0  # of the largest weight: one float32 copy at a time
@@ -50,6 +51,7 @@ def effort(plan: Planned, options: CompileOptions, target: Target) -> Effort:
     memory = _BASE + _PER_VALUE * max(values, default=0)
     if chosen is not None and chosen.calibrated:
         tokens = options.calib_sequences * min(options.calib_length, plan.limits.max_seq_len)
-        seconds += sum(values) * (_CALIBRATE[chosen.method] * tokens + _SEARCH[chosen.method]) * cores
+        searched = sum(prod(weight.shape) for weight in plan.graph.weights.values() if is_quantized(weight))
+        seconds += searched * (_CALIBRATE[chosen.method] * tokens + _SEARCH[chosen.method]) * cores
         memory += _PER_ACTIVATION * tokens * info.hidden_size
     return Effort(round(seconds, 1), int(memory), plan.memory.weights + (20 << 20))

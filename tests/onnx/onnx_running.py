@@ -13,8 +13,11 @@ from icc.compiler.onnx.export import export_graph
 from icc.compiler.onnx.write import write_model
 
 
-def session(path: Path) -> onnxruntime.InferenceSession:
+def session(path: Path, exact: bool = False) -> onnxruntime.InferenceSession:
+    """exact: as the file says, without optimizations that quantize activations where weights are quantized."""
     options = onnxruntime.SessionOptions()
+    if exact:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level, options.intra_op_num_threads = 3, 1
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
@@ -26,6 +29,7 @@ def feeds(found: onnxruntime.InferenceSession, ids: list[int], batch: int = 1) -
         "input_ids": np.array([ids] * batch, np.int64),
         "position_ids": np.tile(np.arange(tokens), (batch, 1)),
         "attention_mask": np.ones((batch, tokens), np.int64),
+        "token_type_ids": np.zeros((batch, tokens), np.int64),
         "logit_rows": np.arange(tokens),
     }
     return {i.name: known[i.name] if i.name in known else _nothing(i.shape) for i in found.get_inputs()}

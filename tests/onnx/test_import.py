@@ -10,6 +10,7 @@ import icc
 import numpy as np
 import onnx
 import pytest
+import torch
 from click.testing import CliRunner
 from contributed import write_decoder
 from icc.compiler.cli import main
@@ -25,7 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_running import feeds, run_exported, session
 from sizes import soak
 from tiny_models import tiny_configs
-from torch_exports import export
+from torch_exports import export, export_encoder
 
 IDS = [5, 7, 9, 3, 20, 11, 40, 60, 1, 2, 33, 17, 90]
 
@@ -65,6 +66,48 @@ def test_what_torch_exports(family: str, cached: bool, dynamo: bool, tiny: Modul
     run_passes(graph, parse_passes("canonicalize,attention"), PassContext())
     assert not any("aten.cos" in op or "rsqrt" in op for op in ops_of(graph))  # rotary tables and norms were seen
     close(interpret(graph, IDS).numpy(), reference(path))
+
+
+# TorchScript and torch's newer exporter; positions that RoBERTa counts from the tokens that are no padding
+ENCODERS = [("XLMRobertaConfig", False), *soak(("BertConfig", False), ("BertConfig", True), ("XLMRobertaConfig", True))]
+ENCODERS += soak(("DistilBertConfig", False), ("MPNetConfig", False))
+
+
+@pytest.mark.parametrize(("kind", "dynamo"), ENCODERS)
+def test_encoders(kind: str, dynamo: bool, tmp_path: Path) -> None:
+    import transformers
+
+    sizes = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    distilled = {"vocab_size": 120, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
+    sizes = distilled if kind.startswith("Distil") else {**sizes, "intermediate_size": 48}
+    torch.manual_seed(0)
+    config = getattr(transformers, kind)(**sizes, max_position_embeddings=66, pad_token_id=0)
+    path = tmp_path / "model.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        export_encoder(transformers.AutoModel.from_config(config).eval(), path, kind == "BertConfig", dynamo)
+    graph = load_graph(path, 64, task="embed")
+    found = session(path)
+    [wanted] = found.run(["last_hidden_state"], feeds(found, IDS))
+    assert graph.looks_ahead and len(list(graph.attention_nodes)) == 2
+    close(interpret(graph, IDS).numpy(), wanted[0])
+    with pytest.raises(UnsupportedModel, match="no logits") as refused:  # it generates no text
+        load_graph(path, 64)
+    assert "--task embed" in refused.value.hint
+
+
+def test_a_packed_matrix_that_is_head_and_embedding(tiny: ModuleType, tmp_path: Path) -> None:
+    """As icc writes it, and onnxruntime's builder: GatherBlockQuantized of the codes of a MatMulNBits."""
+    tiny.save_tiny(tiny_configs()["llama-mqa_tied_biases_llama3"], tmp_path / "checkpoint")
+    graph = load_graph(tmp_path / "checkpoint", 64)
+    run_passes(graph, parse_passes("canonicalize,quantize-rtn{group=32}"), PassContext())
+    path = tmp_path / "model.onnx"
+    wanted = run_exported(graph, path, IDS)
+    close(interpret(graph, IDS).numpy(), wanted)
+    assert "GatherBlockQuantized" in {node.op_type for node in onnx.load(path).graph.node}
+    again = load_graph(path, 64)
+    close(interpret(again, IDS).numpy(), wanted)
+    assert [w.storage.name for w in again.weights.values() if w.shape[0] == graph.info.vocab_size] == ["zq8_f32g32"]
 
 
 @pytest.fixture(scope="module")

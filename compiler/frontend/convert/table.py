@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from ..handlers import HandlerTable
+from ...handlers import HandlerTable
 
 # (conversion, exported node, operands, keyword operands) -> the node's value: a Value, a list of them, or a number.
 # Operands are values. ValueError with a reason refuses the op.

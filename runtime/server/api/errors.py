@@ -71,6 +71,8 @@ def as_http(error: Exception) -> HttpError:
     """The answer for an error; what is not expected says nothing of the inside."""
     if isinstance(error, HttpError):
         return error
+    if isinstance(error, ClientGone):  # for the log and the metrics; nginx has given this number its meaning
+        return HttpError(499, "the client has gone", code="client_gone")
     if isinstance(error, Overloaded):
         return HttpError(429, error.message, code="queue_full", retry_after=error.retry_after)
     if isinstance(error, TooExpensive):

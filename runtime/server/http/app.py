@@ -14,7 +14,7 @@ from .... import __version__
 from ...errors import IccError
 from ..api.answers import ChatAnswer, CompletionAnswer
 from ..api.embeddings import embedding_answer
-from ..api.errors import HttpError, as_http
+from ..api.errors import ClientGone, HttpError, as_http
 from ..api.requests import ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest
 from ..api.reranking import rerank_answer
 from ..api.responses import ChatCompletion, Completion, EmbeddingList, Model, ModelList, Reranked, Status, Version
@@ -35,7 +35,7 @@ def build_app(parts: Parts) -> FastAPI:
     app = FastAPI(title="icc", version=__version__, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     app.openapi = lambda: document(app, parts.model)  # type: ignore[method-assign]
     app.add_exception_handler(HTTPException, _plain_error)
-    for kind in (IccError, Exception):  # the latter goes on to the gate, which logs it
+    for kind in (IccError, ClientGone, Exception):  # the latter goes on to the gate, which logs it
         app.add_exception_handler(kind, _error)
     _add_state(app, parts)
     _add_models(app, parts)

@@ -6,14 +6,14 @@ import asyncio
 from typing import TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Scope
 
 from ..api import limits
 from ..api.anthropic.answer import error_body
 from ..api.decoding import decoded
-from ..api.errors import HttpError
+from ..api.errors import ClientGone, HttpError
 from ..log import current_request
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ def error_response(scope: Scope, error: HttpError, headers: dict[str, str] | Non
 
 
 async def read_body(request: Request) -> bytes:
-    """The body of a request, within its limits of size and time.
+    """The body of a request, within its limits of size and time. ClientGone if the client did not stay to send it.
 
     Some of what is too much is read and thrown away: a client that is still sending would not see the answer.
     """
@@ -50,6 +50,8 @@ async def read_body(request: Request) -> bytes:
                     body += part
                 elif (discarded := discarded + len(part)) > _DISCARD_BYTES:
                     break
+    except ClientDisconnect:
+        raise ClientGone from None
     except TimeoutError:
         if size > limits.BODY_BYTES:
             raise too_large from None

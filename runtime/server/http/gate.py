@@ -7,7 +7,6 @@ from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api.errors import HttpError, as_http
@@ -62,8 +61,6 @@ class Gate:
         try:
             self._admit(scope)
             await self._app(scope, receive, counted)
-        except ClientDisconnect:
-            pass
         except Exception as error:
             if not isinstance(error, HttpError | Overloaded):
                 log.error("a request failed: %s", type(error).__name__, exc_info=error)

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -62,9 +61,9 @@ class EventStream(Response):
         sender = _Sender(send, scope.get("icc.abort"))
         try:
             await while_connected(receive, self._events(sender))
-        except (ClientDisconnect, ClientGone):
-            pass
         except Exception as error:
+            if isinstance(error, ClientGone) and sender.begun:
+                return
             found = as_http(error)
             if found.status == 500 and not isinstance(error, HttpError):
                 log.warning("a stream failed: %s", type(error).__name__)
@@ -105,13 +104,13 @@ class _Sender:
 
 
 async def while_connected(receive: Receive, work: Awaitable[None]) -> None:
-    """Do the work unless the client goes. ClientDisconnect if it did; the work is cancelled then."""
+    """Do the work unless the client goes. ClientGone if it did; the work is cancelled then."""
     task = asyncio.ensure_future(work)
     watch = asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientDisconnect
+            raise ClientGone
         await task
     finally:
         for one in (task, watch):

@@ -236,6 +236,8 @@ def test_a_client_that_goes_frees_its_blocks_within_a_step(start_faulty: StartSe
         server.wait_until(lambda: server.metric("icc:num_requests_running") == 1)
     server.wait_until(server.idle, 2)
     assert server.metric("icc:request_success_total") == 3  # by reason: abort
+    answers = server.ask("GET", "/metrics").raw.decode()  # that a client goes is no fault of the server
+    assert 'status="499"' in answers and 'status="500"' not in answers and "status=500" not in server.log.read_text()
 
 
 def test_a_deadline_ends_a_request(start_faulty: StartServer) -> None:

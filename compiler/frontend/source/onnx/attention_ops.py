@@ -115,20 +115,39 @@ def multi_head_attention(c: Call) -> Any:
         sizes = [q.shape[-1], k.shape[-1], v.shape[-1]]
         q, k, v = (x + b for x, b in zip((q, k, v), c.tensor(3).split(sizes), strict=True))
     q, k, v = (_heads(x, count) for x in (q, k, v))
-    mask = c.given(4)
-    if mask is not None and (not isinstance(mask, Tensor) or mask.dim() > 2):
-        raise Refused("a padding mask of this form")  # [batch] or [batch, tokens] without padding masks nothing
+    _check_padding(c.given(4))
     bias = c.tensor(5) if c.given(5) is not None else None
     causal = bool(c.attribute("unidirectional", 0))
     scale = c.attribute("scale", 0.0) or None
     return [_rows(_attended(q, k, v, bias, causal, scale)), None, None, None]
 
 
+def _check_padding(mask: Any) -> None:
+    """Refused for a mask other than [batch] or [batch, tokens], which without padding masks nothing."""
+    if mask is not None and (not isinstance(mask, Tensor) or mask.dim() > 2):
+        raise Refused("a padding mask of this form")
+
+
+@HANDLERS.handles("com.microsoft.Attention")
+def projected_attention(c: Call) -> Any:
+    """(x, weight of queries, keys and values [K, 3 N], bias, padding mask, past, score bias): optimizers make it of an
+    encoder's layers."""
+    count, weight = c.attribute("num_heads", 0), c.tensor(1)
+    if c.given(4) is not None or c.attribute("do_rotary", 0):
+        raise Refused("a cache, or positions, inside an attention that projects its own queries")
+    _check_padding(c.given(3))
+    bias = None if c.given(2) is None else c.tensor(2)
+    parts = functional.linear(c.tensor(0), weight.t(), bias)
+    sizes = list(c.attribute("qkv_hidden_sizes", ())) or [weight.shape[1] // 3] * 3
+    q, k, v = (_heads(x, count) for x in parts.split(sizes, dim=-1))
+    scores = None if c.given(5) is None else c.tensor(5)
+    out = _attended(q, k, v, scores, bool(c.attribute("unidirectional", 0)), c.attribute("scale", 0.0) or None)
+    return [_rows(out), None]
+
+
 @HANDLERS.handles("Attention")
 def attention(c: Call) -> Any:
     """ONNX's of opset 23: (query, key, value, mask, past_key, past_value)."""
-    if c.node.domain == "com.microsoft":
-        raise Refused("the attention of com.microsoft that projects its own queries, keys and values")
     q, k, v = (c.tensor(i) for i in range(3))
     count, shared = c.attribute("q_num_heads", 0), c.attribute("kv_num_heads", 0)
     rank = q.dim()
@@ -154,5 +173,6 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
         return torch.ops.icc_trace.attention(q, k, v, None, float(own), 0, 0, 0.0, 0).transpose(1, 2)
     if causal and mask is not None:
         raise Refused("causal attention with a mask besides")
-    grouped = q.shape[1] != k.shape[1]
-    return functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
+    if (times := q.shape[1] // k.shape[1]) > 1:  # heads of queries that share keys, as models write them out
+        k, v = (x.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2) for x in (k, v))
+    return functional.scaled_dot_product_attention(q, k, v, mask, scale=scale)

@@ -47,8 +47,13 @@ class OnnxTensor(Weight):
     start: int = 0
     end: int = 0
 
+    @property
+    def halves(self) -> bool:
+        """Whether these are 4-bit integers."""
+        return self.proto.data_type in _HALVES
+
     def load(self) -> Tensor:
-        if self.proto.data_type in _HALVES:
+        if self.halves:
             return self._halves()
         if self.path is not None or self.proto.raw_data:
             value = self._raw().view(self.dtype)

@@ -100,7 +100,7 @@ def _empty_cache(path: Path, name: str, dims: list[int | str]) -> list[int]:
 def choose_output(path: Path, graph: GraphProto, hidden: bool) -> str:
     """The output with the logits, or with the hidden states."""
     names = [o.name for o in graph.output]
-    wanted = ("last_hidden_state", "hidden_states") if hidden else ("logits", "output", "lm_logits")
+    wanted = ("last_hidden_state", "hidden_states", "token_embeddings") if hidden else ("logits", "output", "lm_logits")
     for name in wanted:
         if name in names:
             return name
@@ -109,5 +109,5 @@ def choose_output(path: Path, graph: GraphProto, hidden: bool) -> str:
         return own[0]
     raise UnsupportedModel(
         f"{path} gives {', '.join(names[:4])}, and no {'hidden states' if hidden else 'logits'}",
-        "" if hidden else "icc compiles causal language models with their LM head",
+        "" if hidden else "icc compiles causal language models with their LM head; for embeddings: --task embed",
     )

@@ -16,18 +16,19 @@ from onnx import GraphProto, NodeProto, helper
 from torch import Tensor, nn
 
 from ....errors import IccError, UnsupportedModel
+from ....handlers import joined
 from ....weights.handles import Weight
-from ...handlers import joined
-from . import attention_ops, math_ops, shape_ops
+from . import attention_ops, elementwise_ops, index_ops, norm_ops, product_ops, reduce_ops, shape_ops
 from .container import Container, open_tensor
 from .errors import Refused
 from .inputs import Inputs, choose_output
 from .known import SMALL, Known, constant
 from .names import scope_of, weight_names
-from .packed import packed_weights, plain_reads
+from .packed import packed_weights, plain_reads, without_reshapes
 from .table import Call
 
-HANDLERS = joined(shape_ops.HANDLERS, math_ops.HANDLERS, attention_ops.HANDLERS)
+_PARTS = (shape_ops, index_ops, elementwise_ops, product_ops, reduce_ops, norm_ops, attention_ops)
+HANDLERS = joined(*(part.HANDLERS for part in _PARTS))
 
 
 class _Scope(nn.Module):
@@ -67,6 +68,7 @@ class OnnxModel(_Scope):
         read = {name for node in self._nodes for name in _reads(node)} | {self._output}
         tensors: dict[str, Weight] = {name: t for name, t in container.tensors.items() if name in read}
         tensors |= self._constant_nodes(container)
+        self._nodes = without_reshapes(self._nodes, tensors)
         derived = packed_weights(self._nodes, tensors)
         names = weight_names(self._nodes, {**tensors, **derived})
         unpacked = {n for node in self._nodes for n in [*plain_reads(node, derived), *_inner_reads(node)]}

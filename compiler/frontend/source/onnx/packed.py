@@ -1,4 +1,5 @@
-"""Weights that a file holds as integers with scales, as handles: what MatMulNBits and DequantizeLinear read."""
+"""Weights that a file holds as integers with scales, as handles: what MatMulNBits, GatherBlockQuantized and
+DequantizeLinear read."""
 
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ from ....weights.formats.base import Parts
 from ....weights.formats.blocks import STEP, BlockFormat, grouped
 from ....weights.handles import Derived, QuantizedWeight, Weight
 
-PACKED = ("MatMulNBits", "DequantizeLinear")
+_SHARED = ("MatMulNBits", "GatherBlockQuantized")  # the codes' name stands for the weight, whoever reads it
+_SIGNED = (torch.int8,)  # of 4-bit codes around 0
 
 
 @dataclass
 class NBits(QuantizedWeight):
-    """The weight [N, K] of a MatMulNBits: w = (code - zero) scale, per block along K."""
+    """The weight [N, K] of a MatMulNBits, or of a table: w = (code - zero) scale, per block along K."""
 
-    codes: Weight  # [N, blocks, bytes of a block]
+    codes: Weight  # [N, blocks, bytes of a block], or [N, bytes of a row]; or 4-bit integers [N, K], one to a byte
     scales: Weight
     zeros: Weight | None
     bits: int
@@ -35,11 +37,20 @@ class NBits(QuantizedWeight):
         n, k = self.shape
         blocks = k // self.format.size
         scales = self.scales.load().to(torch.float32).reshape(n, blocks)
+        codes = self._codes(self.codes, k)
         if self.zeros is None:
-            zeros = torch.full((n, blocks), 1 << (self.bits - 1), dtype=torch.uint8)
+            middle = 0 if is_halves(self.codes) and self.codes.dtype == torch.uint8 else 1 << (self.bits - 1)
+            zeros = torch.full((n, blocks), middle, dtype=torch.uint8)
         else:
-            zeros = _unpacked(self.zeros.load().reshape(n, -1), self.bits)[:, :blocks].contiguous()
-        return {"codes": _unpacked(self.codes.load(), self.bits).reshape(n, k), "scales": scales, "zeros": zeros}
+            zeros = self._codes(self.zeros, blocks)
+        return {"codes": codes, "scales": scales, "zeros": zeros}
+
+    def _codes(self, weight: Weight, width: int) -> Tensor:
+        """Codes from 0 on, uint8 [N, width]."""
+        found = weight.load().reshape(self.shape[0], -1)
+        if is_halves(weight):
+            return (found.to(torch.int16) + 8).to(torch.uint8) if weight.dtype in _SIGNED else found
+        return _unpacked(found, self.bits)[:, :width].contiguous()
 
 
 def _unpacked(packed: Tensor, bits: int) -> Tensor:
@@ -50,18 +61,34 @@ def _unpacked(packed: Tensor, bits: int) -> Tensor:
     return torch.stack(fields, dim=-1).flatten(-2)
 
 
-def packed_weights(nodes: Sequence[NodeProto], tensors: Mapping[str, Weight]) -> dict[str, Weight]:
-    """Weights of packed parts by the name that stands for them: the codes of a MatMulNBits, whose parts are kept; the
-    output of a DequantizeLinear, which is computed at every load."""
-    found: dict[str, Weight] = {}
+def without_reshapes(nodes: Sequence[NodeProto], tensors: Mapping[str, Weight]) -> list[NodeProto]:
+    """The nodes, those that gather from codes reading them as they are stored: a head's codes are reshaped for it."""
+    stored = {n.output[0]: n.input[0] for n in nodes if n.op_type == "Reshape" and n.input[0] in tensors}
+    found = []
     for node in nodes:
-        if node.op_type not in PACKED:
-            continue
+        if node.op_type == "GatherBlockQuantized" and node.input[0] in stored:
+            copied = NodeProto()
+            copied.CopyFrom(node)
+            copied.input[0] = stored[node.input[0]]
+            node = copied
+        found.append(node)
+    read = {name for node in found for name in node.input}
+    return [n for n in found if not (n.op_type == "Reshape" and n.output[0] in stored and n.output[0] not in read)]
+
+
+def packed_weights(nodes: Sequence[NodeProto], tensors: Mapping[str, Weight]) -> dict[str, Weight]:
+    """Weights of packed parts by the name that stands for them: the codes of a MatMulNBits or GatherBlockQuantized,
+    whose parts are kept; the output of a DequantizeLinear, which is computed at every load."""
+    found: dict[str, Weight] = {}
+    for node in sorted(nodes, key=lambda node: node.op_type != "MatMulNBits"):  # its attributes say the most
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         given = [tensors.get(name) for name in node.input]
         if node.op_type == "MatMulNBits":
             if given[1] is not None and given[2] is not None:
                 found[node.input[1]] = _nbits(node, attributes, given)
+        elif node.op_type == "GatherBlockQuantized":
+            if given[0] is not None and given[2] is not None:
+                found[node.input[0]] = _table(node, attributes, given, found.get(node.input[0]))
         elif node.op_type == "DequantizeLinear" and given[0] is not None and given[1] is not None:
             found[node.output[0]] = _dequantized(node, attributes, given)
     return found
@@ -69,9 +96,40 @@ def packed_weights(nodes: Sequence[NodeProto], tensors: Mapping[str, Weight]) ->
 
 def plain_reads(node: NodeProto, derived: Mapping[str, Weight]) -> list[str]:
     """What a node reads besides the parts of a packed weight."""
-    if node.op_type == "MatMulNBits" and node.input[1] in derived:
-        return [node.input[0], *node.input[5:]]
+    if node.op_type in _SHARED and node.input[codes_of(node)] in derived:
+        return [node.input[1]] if node.op_type == "GatherBlockQuantized" else [node.input[0], *node.input[5:]]
     return [] if node.op_type == "DequantizeLinear" and node.output[0] in derived else list(node.input)
+
+
+def codes_of(node: NodeProto) -> int:
+    """Which input of a MatMulNBits or GatherBlockQuantized holds the codes."""
+    return 0 if node.op_type == "GatherBlockQuantized" else 1
+
+
+def is_halves(weight: Weight) -> bool:
+    """Whether it holds 4-bit integers, which come one to a byte."""
+    return bool(getattr(weight, "halves", False))
+
+
+def _table(node: NodeProto, attributes: Mapping[str, int], given: list[Weight | None], shared: Weight | None) -> Weight:
+    """The table of a GatherBlockQuantized, which may be the matrix of a MatMulNBits too."""
+    codes, scales, zeros, name = given[0], given[2], given[3] if len(given) > 3 else None, node.input[0]
+    assert codes is not None and scales is not None
+    if shared is not None:
+        same = isinstance(shared, NBits) and shared.scales is scales and shared.zeros is zeros
+        if not same:
+            raise TensorError(name, "is read with other scales by another node", "icc has no such weight")
+        return shared
+    n, bits, block = codes.shape[0], int(attributes.get("bits", 4)), int(attributes.get("block_size", 128))
+    bits = 4 if is_halves(codes) else bits
+    k = _count(codes) // max(n, 1) * (1 if is_halves(codes) else 8 // bits)
+    axes = int(attributes.get("gather_axis", 0)), int(attributes.get("quantize_axis", 1)) % len(codes.shape)
+    if axes != (0, len(codes.shape) - 1) or bits not in (4, 8) or block < STEP or k % block:
+        raise TensorError(name, f"has {bits} bits in blocks of {block} of an axis of {k}", "icc has none such")
+    wanted = n * (k // block)
+    if _count(scales) != wanted or (zeros is not None and _count(zeros) not in (wanted, n * -(-k // block // 2))):
+        raise TensorError(name, f"has {list(scales.shape)} where its shape says {wanted} scales")
+    return NBits(codes, scales, zeros, bits, (n, k), grouped(bits, block, "f32"))
 
 
 def _nbits(node: NodeProto, attributes: Mapping[str, int], given: list[Weight | None]) -> Weight:

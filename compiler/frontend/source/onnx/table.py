@@ -10,7 +10,7 @@ import torch
 from onnx import NodeProto
 from torch import Tensor
 
-from ...handlers import HandlerTable
+from ....handlers import HandlerTable
 from .errors import Refused
 from .known import Known
 
@@ -30,6 +30,10 @@ class Call:
         """The call that made an operand, if it is one of `op`."""
         found = self.makers.get(self.node.input[index])
         return found if found is not None and found.node.op_type == op else None
+
+    def is_input(self, index: int) -> bool:
+        """Whether an operand is an input of the model."""
+        return self.node.input[index] not in self.makers and not self.weights[index]
 
     def given(self, index: int) -> Any:
         """An operand, None where it is absent."""

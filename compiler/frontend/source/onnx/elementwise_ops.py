@@ -1,0 +1,193 @@
+"""Handlers of what is computed element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .errors import Refused
+from .known import Known, computes, elementwise, where
+from .table import Call, Table
+
+HANDLERS = Table()
+
+
+@dataclass(frozen=True)
+class NanTest:
+    """Whether elements are NaN: of attention probabilities, which are where no key is seen; some key always is."""
+
+    value: Any
+
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": torch.add,
+    "Sub": torch.sub,
+    "Mul": torch.mul,
+    "Pow": torch.pow,
+    "And": torch.logical_and,
+    "Or": torch.logical_or,
+    "Equal": torch.eq,
+    "Less": torch.lt,
+    "LessOrEqual": torch.le,
+    "Greater": torch.gt,
+    "GreaterOrEqual": torch.ge,
+}
+
+_UNARY: dict[str, Callable[..., Any]] = {
+    "Neg": torch.neg,
+    "Abs": torch.abs,
+    "Sign": torch.sign,
+    "Exp": torch.exp,
+    "Log": torch.log,
+    "Sin": torch.sin,
+    "Cos": torch.cos,
+    "Tan": torch.tan,
+    "Tanh": torch.tanh,
+    "Erf": torch.erf,
+    "Sigmoid": torch.sigmoid,
+    "Relu": torch.relu,
+    "Softplus": functional.softplus,
+    "Sqrt": torch.sqrt,
+    "Reciprocal": torch.reciprocal,
+    "Floor": torch.floor,
+    "Ceil": torch.ceil,
+    "Round": torch.round,
+    "Not": torch.logical_not,
+    "Mish": functional.mish,
+    "HardSwish": functional.hardswish,
+}
+
+
+def operand(c: Call, value: Any) -> Any:
+    """A tensor, or the number that a known value of one element is."""
+    if isinstance(value, Known) and value.is_one and value.array.ndim == 0:
+        return value.item()
+    return c.as_tensor(value)
+
+
+def _elementwise(c: Call) -> Any:
+    op = c.node.op_type
+    if c.all_known and computes(op):
+        return elementwise(op, *c.inputs)
+    if op == "Reciprocal" and (root := c.maker(0, "Sqrt")):
+        return torch.rsqrt(root.tensor(0))
+    if op in _UNARY:
+        return _UNARY[op](c.tensor(0))
+    if op in ("And", "Or"):
+        return _BINARY[op](*(c.as_tensor(v) for v in c.inputs))
+    a, b = (operand(c, v) for v in c.inputs)
+    if op == "Sub" and not isinstance(a, Tensor):
+        return torch.rsub(b, a)
+    if op == "Div":
+        return _divided(c, a, b)
+    if not isinstance(a, Tensor):
+        if op in ("Pow", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"):
+            a = torch.full((), a, dtype=c.inputs[0].dtype, device=c.device)
+        else:
+            a, b = b, a  # the rest are the same either way
+    return _BINARY[op](a, b)
+
+
+def _divided(c: Call, a: Any, b: Any) -> Any:
+    """Whole numbers are rounded towards zero."""
+    if not isinstance(a, Tensor) and a == 1 and (root := c.maker(1, "Sqrt")):
+        return torch.rsqrt(root.tensor(0))
+    floats = any(isinstance(v, float) or (isinstance(v, Tensor) and v.is_floating_point()) for v in (a, b))
+    if not isinstance(a, Tensor):
+        a = torch.full((), a, dtype=c.inputs[0].dtype, device=c.device)
+    return torch.div(a, b) if floats else torch.div(a, b, rounding_mode="trunc")
+
+
+for _name in (*_BINARY, *_UNARY, "Div"):
+    HANDLERS.handles(_name)(_elementwise)
+
+
+@HANDLERS.handles("Max", "Min", "Sum")
+def extremum(c: Call) -> Any:
+    op = c.node.op_type
+    if c.all_known and computes(op):
+        return elementwise(op, *c.inputs)
+    values = [c.as_tensor(v) for v in c.inputs]
+    combine = {"Max": torch.maximum, "Min": torch.minimum, "Sum": torch.add}[op]
+    result = values[0]
+    for other in values[1:]:
+        result = combine(result, other)
+    return result
+
+
+@HANDLERS.handles("Clip")
+def clip(c: Call) -> Any:
+    bounds = [c.attributes.get("min"), c.attributes.get("max")]
+    for index in (1, 2):
+        if c.given(index) is not None:
+            bounds[index - 1] = c.known(index).item()
+    return torch.clamp(c.tensor(0), *bounds)
+
+
+@HANDLERS.handles("Mod")
+def mod(c: Call) -> Any:
+    if c.all_known:
+        return elementwise("Mod", *c.inputs)
+    if c.attribute("fmod", 0):
+        raise Refused("a remainder with the sign of the dividend")
+    return torch.remainder(c.tensor(0), operand(c, c.inputs[1]))
+
+
+@HANDLERS.handles("IsNaN")
+def is_nan(c: Call) -> NanTest:
+    return NanTest(c.inputs[0])
+
+
+@HANDLERS.handles("Where")
+def where_(c: Call) -> Any:
+    condition, a, b = c.inputs
+    if isinstance(condition, NanTest):
+        if condition.value is not b:
+            raise Refused("a test for NaN")
+        return b
+    if c.all_known:
+        return where(condition, a, b)
+    if isinstance(condition, Known) and condition.is_one and condition.array.ndim == 0:
+        chosen = a if condition.item() else b
+        shape = torch.broadcast_shapes(*(tuple(c.as_tensor(v).shape) for v in (a, b)))
+        return c.as_tensor(chosen).expand(shape)
+    return torch.where(c.as_tensor(condition), operand(c, a), operand(c, b))
+
+
+@HANDLERS.handles("Elu", "Celu")
+def elu(c: Call) -> Any:
+    curve = functional.elu if c.node.op_type == "Elu" else functional.celu
+    return curve(c.tensor(0), c.attribute("alpha", 1.0))
+
+
+@HANDLERS.handles("LeakyRelu")
+def leaky_relu(c: Call) -> Any:
+    return functional.leaky_relu(c.tensor(0), c.attribute("alpha", 0.01))
+
+
+@HANDLERS.handles("HardSigmoid")
+def hard_sigmoid(c: Call) -> Any:
+    return torch.clamp(c.tensor(0) * c.attribute("alpha", 0.2) + c.attribute("beta", 0.5), 0.0, 1.0)
+
+
+@HANDLERS.handles("Gelu", "com.microsoft.Gelu")
+def gelu(c: Call) -> Any:
+    return functional.gelu(c.tensor(0), approximate=c.attribute("approximate", "none"))
+
+
+@HANDLERS.handles("com.microsoft.FastGelu", "com.microsoft.BiasGelu")
+def fast_gelu(c: Call) -> Any:
+    value = c.tensor(0) if c.given(1) is None else c.tensor(0) + c.tensor(1)
+    return functional.gelu(value, approximate="tanh" if c.node.op_type == "FastGelu" else "none")
+
+
+@HANDLERS.handles("Swish", "com.microsoft.QuickGelu")
+def swish(c: Call) -> Any:
+    alpha = c.attribute("alpha", 1.0 if c.node.op_type == "Swish" else 1.702)
+    value = c.tensor(0)
+    return functional.silu(value) if alpha == 1.0 else value * torch.sigmoid(value * alpha)

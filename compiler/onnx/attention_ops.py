@@ -1,0 +1,74 @@
+"""How attention, positions and convolutions are written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from ..graph.graph import type_of
+from .attention import Extras, Heads, attention, rotate, split
+from .writer import Table, Writer
+
+HANDLERS = Table()
+
+
+@HANDLERS.handles("rope")
+def _rope(w: Writer, node: fx.Node) -> str:
+    x, cos, sin, style = node.args
+    return _rotated(w, x, w.value(cos), w.value(sin), type_of(cos).shape[-1], style)  # type: ignore[arg-type]
+
+
+def _rotated(w: Writer, x: Any, cos: str, sin: str, width: int, style: Any) -> str:
+    return rotate(w.b, w.value(x), cos, sin, width, type_of(x).shape[-1], str(style))
+
+
+@HANDLERS.handles("attention")
+def _attention(w: Writer, node: fx.Node) -> str:
+    q, k, v, sinks, alibi, _, scale, window, chunk, softcap, *rest = node.args
+    ahead, bias = [*rest, *(0, None)[len(rest) :]]
+    return _attended(
+        w, (q, k, v), (w.value(q), w.value(k)), (sinks, alibi, bias), (scale, window, chunk, softcap, ahead)
+    )
+
+
+@HANDLERS.handles("paged_attention")
+def _paged_attention(w: Writer, node: fx.Node) -> str:
+    q, k, v, positions, q_cos, q_sin, k_cos, k_sin, sinks, alibi, _, scale, window, chunk, softcap, style = node.args[
+        :16
+    ]
+    ahead, bias = [*node.args[16:], *(0, None)[len(node.args) - 16 :]]
+    at = w.value(positions)
+
+    def turned(x: Any, cos: Any, sin: Any) -> str:
+        if cos is None or sin is None:
+            return w.value(x)
+
+        def row(table: Any) -> str:  # layers share the tables
+            return w.b.once(("row", table.target), lambda: w.rows_of(table, at), "positions")
+
+        return _rotated(w, x, row(cos), row(sin), type_of(cos).shape[-1], style)
+
+    options = scale, window, chunk, softcap, ahead
+    return _attended(w, (q, k, v), (turned(q, q_cos, q_sin), turned(k, k_cos, k_sin)), (sinks, alibi, bias), options)
+
+
+def _attended(w: Writer, operands: Any, turned: tuple[str, str], extras: Any, options: Any) -> str:
+    q, k, v = (type_of(x).shape for x in operands)
+    scale, window, chunk, softcap, ahead = options
+    heads = Heads(q[0], k[0], q[1], v[1], float(scale), int(window), int(chunk), float(softcap), int(ahead))
+    sinks, alibi, bias = map(w.value, extras)
+    centre = type_of(extras[2]).shape[1] // 2 if bias else 0
+    return attention(w.b, w.sequences, *turned, w.value(operands[2]), Extras(sinks, alibi, bias, centre), heads)
+
+
+@HANDLERS.handles("causal_conv")
+def _causal_conv(w: Writer, node: fx.Node) -> str:
+    """Conv with a group per channel, over each sequence of the batch."""
+    x, weight, bias, _ = node.args
+    taps, channels = type_of(weight).shape  # type: ignore[arg-type]
+    b = w.b
+    rows = b.add("Transpose", split(b, w.sequences, w.value(x), channels), perm=[0, 2, 1])
+    kernel = b.add("Unsqueeze", b.add("Transpose", w.value(weight), perm=[1, 0]), b.ints(1))
+    done = b.add("Conv", rows, kernel, w.value(bias), group=channels, kernel_shape=[taps], pads=[taps - 1, 0])
+    return b.reshape(b.add("Transpose", done, perm=[0, 2, 1]), -1, channels)
