@@ -2,7 +2,7 @@
 
     python benchmarks/frontier_text.py docs.txt
     python benchmarks/frontier.py MODEL --text docs.txt --work FOLDER --sizes 80MB,92MB --quant gptq4 \
-        --without q4_1 --out benchmarks/results/frontier
+        --without q4_1 --out build/frontier
 
 Every engine is compiled for this machine into FOLDER (kept; one that is there is not made again), and then all are run
 as built, kernels included, window by window of 512 tokens, beside MODEL in float32: perplexity, its rise, and the mean

@@ -66,6 +66,7 @@ def mixed_tiling(work: Workload, max_tokens: int, tuner: Tuner) -> Tiling:
         for tile in ((16,) if long else _tiles(work))
         for warps in ((8,) if long else (4, 8))
         for stages in (2, 3)
+        if work.cached >= 1 or long or rows <= 16 * warps  # unpacking takes registers too
     ]
     key = f"attention_mixed_{work.key}_{'few' if few else 'many'}"
     best = tuner.pick(key, candidates, lambda config: _mixed_cost(work, tuner.target, config))
