@@ -28,6 +28,7 @@ FAMILIES = (
     "phi3-mha_partial_tied", "gpt2", "gpt_neox", "opt", "mixtral", "qwen3_moe", "gpt_oss-yarn_odd",
     "deepseek_v3-latent_grouped_routing", "lfm2-short_convolutions", "qwen3_next-delta_rule",
     "kimi_linear-decay_per_row", "bamba-state_space", "jamba-selective_scan",
+    "recurrent_gemma-linear_recurrence", "rwkv-shifted_tokens", "xlstm-matrix_memory",
 )  # fmt: skip
 # Each with what it alone has: learned positions, layer norms, biases; experts; windows and sinks, odd sizes; a latent
 # cache with grouped routing; a recurrent state.

@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from ...errors import IccError, TraceError, UnsupportedModel
 from ..layers.kinds import LayerKinds, Repeat
 from ..layers.marks import join_repeated
+from .cells import recurrent_cells
 from .interfaces import tracing_interfaces
 from .recurrent import recurrent_functions
 
@@ -95,6 +96,7 @@ def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None, t
     dynamic = {"input_ids": {1: tokens}, "position_ids": {1: tokens}}
     try:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(recurrent_cells(model))
             for context in (torch.no_grad(), tracing_interfaces(), recurrent_functions(model), _without_stack_traces()):
                 stack.enter_context(context)
             typed_vocab = model.config.get_text_config().vocab_size if token_types else 0  # type: ignore[union-attr, operator]
