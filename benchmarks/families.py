@@ -2,7 +2,9 @@
 
 Each type gets a tiny random checkpoint, saved and loaded like any other, in a process of its own with a time limit:
 
-    python benchmarks/families.py [TYPE ...] [--engine] [--jobs 2] [--limit 120] [--out benchmarks/results/families]
+    python benchmarks/families.py [TYPE ...] [--refused] [--engine] [--plan h100] [--jobs 2] [--limit 120] [--out PATH]
+
+A walk of some types, named or --refused, keeps what PATH.json says of the others.
 """
 
 from __future__ import annotations
@@ -13,15 +15,17 @@ import contextlib
 import dataclasses
 import json
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tiny_config import tiny_configs
+from tiny_config import pattern_of, tiny_configs
 
 TOLERANCE = 2e-5
 TOKENS = 21
@@ -30,22 +34,47 @@ MAX_PARAMETERS = 20_000_000
 
 @dataclasses.dataclass
 class Row:
-    """What happened to one model type. `error` is the largest logit difference relative to the largest logit."""
+    """What happened to one model type. `error` is the largest logit difference relative to the largest logit.
+
+    pattern: its layers by kind. plan_error: of a GPU's launch plan, interpreted.
+    """
 
     model_type: str
+    pattern: str = ""
     built: bool = False
     traced: bool = False
     compiled: bool | None = None
     error: float | None = None
     engine_error: float | None = None
+    plan_error: float | None = None
     reason: str = ""
     seconds: float = 0.0
 
     @property
+    def errors(self) -> list[float]:
+        """Of every comparison that was made."""
+        return [e for e in (self.error, self.engine_error, self.plan_error) if e is not None]
+
+    @property
     def equal(self) -> bool:
         """Whether every comparison that was made is within the tolerance."""
-        errors = [e for e in (self.error, self.engine_error) if e is not None]
-        return bool(errors) and max(errors) <= TOLERANCE
+        return self.traced and bool(self.errors) and max(self.errors) <= TOLERANCE
+
+    def joined(self, earlier: Row | None) -> Row:
+        """This row, with the comparisons that an earlier walk made and this one did not."""
+        if earlier is None or not self.equal or not earlier.equal:
+            return self
+        made = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+        return Row(**{**dataclasses.asdict(earlier), **made})
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What is compared besides the reference interpreter: a CPU engine, an interpreted GPU plan."""
+
+    engine: bool = False
+    plan: bool = False
+    verbose: bool = False
 
 
 def random_model(config: Any) -> Any:
@@ -80,7 +109,7 @@ def reference(model: Any, ids: Any) -> Any:
     return logits
 
 
-def walk_one(model_type: str, engine: bool) -> Row:
+def walk_one(model_type: str, run: Run) -> Row:
     """Build, save, trace and compare one type."""
     import torch
     from icc.compiler.errors import IccError
@@ -99,8 +128,10 @@ def walk_one(model_type: str, engine: bool) -> Row:
             row.error = _difference(interpret(graph, ids.tolist()), expected)
             if row.error > TOLERANCE:
                 row.reason = "the logits differ"
-            if engine:
+            if run.engine:
                 _compare_engine(path, Path(scratch) / "engine", ids.tolist(), expected, row)
+            if run.plan:
+                _compare_plan(path, ids.tolist(), expected, row)
         except IccError as error:
             row.reason = f"{type(error).__name__}: {error.message}".replace(str(path), "MODEL")
         except Exception as error:
@@ -121,7 +152,9 @@ def _save_first_that_works(model_type: str, path: Path, ids: Any, row: Row) -> A
             model = random_model(config)
             expected = reference(model, ids)
             model.save_pretrained(path)
-            config.save_pretrained(path)  # a model that is a part of another saves the part's type
+            if model.config.model_type != config.model_type:  # a part of another model
+                config.save_pretrained(path)
+            row.pattern = pattern_of(config)
             row.built = True
             return expected
         except Exception as error:
@@ -144,33 +177,49 @@ def _compare_engine(path: Path, engine: Path, ids: list[int], expected: Any, row
         row.reason = "the engine's logits differ"
 
 
+def _compare_plan(path: Path, ids: list[int], expected: Any, row: Row) -> None:
+    """Plan for a GPU and run the plan in Triton's interpreter, whole prompts and chunks of them; fills `plan_error`."""
+    import torch
+    from icc.runtime.format.manifest import Limits
+
+    tests = Path(__file__).resolve().parents[1] / "tests"
+    sys.path[:0] = [str(tests), str(tests / "triton")]
+    from building import build  # type: ignore[import-not-found]
+
+    engine = build(path, "none", Limits(max_seq_len=48, max_batch_size=2, max_step_tokens=16))
+    with engine.llm() as llm:
+        row.plan_error = _difference(torch.tensor(llm.logits(ids)), expected)
+    if row.plan_error > TOLERANCE:
+        row.reason = "the interpreted plan's logits differ"
+
+
 def _difference(found: Any, expected: Any) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-def _child(connection: Any, model_type: str, engine: bool, verbose: bool) -> None:
+def _child(connection: Any, model_type: str, run: Run) -> None:
     import torch
 
     torch.set_num_threads(1)
     with contextlib.ExitStack() as stack:
-        if not verbose:
+        if not run.verbose:
             quiet = stack.enter_context(open("/dev/null", "w"))
             stack.enter_context(contextlib.redirect_stdout(quiet))
             stack.enter_context(contextlib.redirect_stderr(quiet))
         warnings.filterwarnings("ignore")
-        connection.send(walk_one(model_type, engine))
+        connection.send(walk_one(model_type, run))
 
 
-def walk(types: list[str], engine: bool, jobs: int, limit: float, verbose: bool = False) -> list[Row]:
-    """Rows of all types; a type that takes longer than `limit` seconds or dies gets a row that says so."""
+def walk(types: list[str], run: Run, jobs: int, limit: float) -> Iterator[Row]:
+    """Rows of all types as they are done; one that takes longer than `limit` seconds, or dies, says so."""
     context = multiprocessing.get_context("fork")  # torch and transformers are imported once, in the parent
-    waiting, rows = collections.deque(types), []
+    waiting = collections.deque(types)
     running: dict[str, tuple[Any, Any, float]] = {}
     while waiting or running:
         while waiting and len(running) < jobs:
             name = waiting.popleft()
             receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_child, args=(sender, name, engine, verbose))
+            process = context.Process(target=_child, args=(sender, name, run))
             process.start()
             sender.close()
             running[name] = process, receiver, time.monotonic()
@@ -189,9 +238,7 @@ def walk(types: list[str], engine: bool, jobs: int, limit: float, verbose: bool 
             if row is not None:
                 process.join()
                 del running[name]
-                rows.append(row)
-                _show(row, len(rows), len(types))
-    return sorted(rows, key=lambda r: r.model_type)
+                yield row
 
 
 def _show(row: Row, done: int, total: int) -> None:
@@ -204,39 +251,64 @@ def markdown(rows: list[Row], versions: str) -> str:
     """The table and its counts."""
     mark = {True: "yes", False: "no", None: ""}
     count = f"{len(rows)} types: {sum(r.traced for r in rows)} traced, {sum(r.equal for r in rows)} with equal logits"
-    if any(r.compiled is not None for r in rows):
-        count += f", {sum(bool(r.compiled) for r in rows)} compiled"
+    compiled, planned = (
+        sum(r.equal and e is not None for r, e in found)
+        for found in (
+            [(r, r.engine_error) for r in rows],
+            [(r, r.plan_error) for r in rows],
+        )
+    )
+    count += f"; of these {compiled} as CPU engines, {planned} as interpreted h100 plans"
     lines = [
         "# Causal-LM types of transformers through icc",
         "",
-        f"{versions}; one tiny random checkpoint each, {TOKENS} tokens, against eager float32 logits; error is the "
+        f"{versions}; one tiny random checkpoint each, with the layer pattern, the routing and the kinds of attention "
+        f"of the type's published default configuration, {TOKENS} tokens, against eager float32 logits; error is the "
         f"largest difference over the largest logit, equal means at most {TOLERANCE:g} (benchmarks/families.py).",
         "",
         f"{count}.",
         "",
-        "| type | traced | compiled | logits equal | error | refused, and why |",
-        "|---|---|---|---|---|---|",
+        "| type | layers | traced | equal | CPU engine | h100 plan | refused, and why |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        errors = [e for e in (row.error, row.engine_error) if e is not None]
-        error = f"{max(errors):.0e}" if errors else ""
+        errors = ["" if e is None else f"{e:.0e}" for e in (row.engine_error, row.plan_error)]
         reason = row.reason.replace("|", "\\|")
-        equal = mark[row.equal] if errors else ""
-        lines.append(f"| {row.model_type} | {mark[row.traced]} | {mark[row.compiled]} | {equal} | {error} | {reason} |")
+        equal = f"{row.error:.0e}" if row.error is not None else ""
+        cells = (row.model_type, row.pattern, mark[row.traced], equal, *errors, reason)
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def kept_rows(path: Path | None) -> dict[str, Row]:
+    """The rows of an earlier walk by type, from its JSON file; {} where there is none."""
+    if path is None or not path.with_suffix(".json").exists():
+        return {}
+    return {row["model_type"]: Row(**row) for row in json.loads(path.with_suffix(".json").read_text())}
+
+
+def write(rows: list[Row], path: Path, versions: str) -> None:
+    """PATH.md and PATH.json."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".md").write_text(markdown(rows, versions))
+    path.with_suffix(".json").write_text(json.dumps([dataclasses.asdict(r) for r in rows], indent=1) + "\n")
 
 
 def main(argv: list[str]) -> int:
     """Command line; exit code 1 if a traced type has other logits than transformers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types (default: all)")
+    parser.add_argument("--refused", action="store_true", help="those that PATH.json does not say are equal")
     parser.add_argument("--engine", action="store_true", help="also compile for the CPU and run the engine")
+    parser.add_argument("--plan", action="store_true", help="also run a GPU's launch plan in Triton's interpreter")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--limit", type=float, default=120.0, help="seconds per type")
-    parser.add_argument("--out", type=Path, help="write PATH.md and PATH.json")
+    parser.add_argument("--out", type=Path, help="write PATH.md and PATH.json, and keep what they say of other types")
     parser.add_argument("--verbose", action="store_true", help="show what the workers print")
     options = parser.parse_args(argv)
     warnings.filterwarnings("ignore")
+    if options.plan:
+        os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
     import torch
     import transformers
     from icc.compiler.frontend import load  # noqa: F401  (so that the workers inherit it)
@@ -244,18 +316,18 @@ def main(argv: list[str]) -> int:
 
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    rows = walk(
-        options.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
-        options.engine,
-        options.jobs,
-        options.limit,
-        options.verbose,
-    )
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
-        options.out.with_suffix(".md").write_text(markdown(rows, versions))
-        options.out.with_suffix(".json").write_text(json.dumps([dataclasses.asdict(r) for r in rows], indent=1) + "\n")
+    versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
+    kept = kept_rows(options.out)
+    names = options.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    if options.refused:
+        names = [name for name in names if name not in kept or not kept[name].equal]
+    rows: list[Row] = []
+    for row in walk(names, Run(options.engine, options.plan, options.verbose), options.jobs, options.limit):
+        rows.append(row)
+        _show(row, len(rows), len(names))
+        kept[row.model_type] = row.joined(kept.get(row.model_type))
+        if options.out:
+            write(sorted(kept.values(), key=lambda r: r.model_type), options.out, versions)
     print(f"{len(rows)} types: {sum(r.traced for r in rows)} traced, {sum(r.equal for r in rows)} equal")
     return int(any(r.traced and not r.equal for r in rows))
 

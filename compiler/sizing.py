@@ -8,6 +8,7 @@ from ..passes import pipelines
 from ..passes.base import Pass, PassContext
 from ..passes.manager import run_passes
 from ..passes.quantize.auto import QuantizeAuto, Role
+from ..passes.quantize.rotate import Rotate
 from .backends.base import Backend
 from .errors import UnsupportedModel
 from .graph.graph import Graph
@@ -29,7 +30,7 @@ def byte_budget(options: CompileOptions, graph: Graph) -> int:
 def auto_passes(
     options: CompileOptions, graph: Graph, backend: Backend, kv_dtype: str, sequences: Sequence[Sequence[int]]
 ) -> list[Pass]:
-    """The pass that chooses a format for each weight of `graph` and rounds to it."""
+    """The pass that chooses a format for each weight of `graph` and rounds to it, perhaps behind a rotation."""
 
     def stored(form: StorageFormat, shape: Sequence[int], role: Role) -> int | None:
         try:
@@ -40,18 +41,20 @@ def auto_passes(
             return None
         return layout.nbytes(shape)
 
-    fixed = _fixed_bytes(QuantizeAuto(keep=options.keep, stored=stored, searches=False), graph, backend, kv_dtype)
+    rotations: list[Pass] = [Rotate(required=True)] if options.rotate else []
+    unlimited = [*rotations, QuantizeAuto(keep=options.keep, stored=stored, searches=False)]
+    fixed = _fixed_bytes(unlimited, graph, backend, kv_dtype)
     chosen = QuantizeAuto(
         keep=options.keep, sequences=sequences, budget=byte_budget(options, graph), fixed=fixed, stored=stored
     )
-    return pipelines.ordered([chosen], pipelines.canonicalize())
+    return pipelines.ordered([*rotations, chosen], pipelines.canonicalize())
 
 
-def _fixed_bytes(unlimited: QuantizeAuto, graph: Graph, backend: Backend, kv_dtype: str) -> int:
+def _fixed_bytes(unlimited: list[Pass], graph: Graph, backend: Backend, kv_dtype: str) -> int:
     """Bytes of the weights that nothing is chosen for: norms, biases, position tables, what is kept. Found by lowering
     a copy of the graph whose other weights are stored somehow; nothing of it is read."""
     probe, context = graph.copy(), PassContext()
-    for phase in ([unlimited], pipelines.attention(), pipelines.fuse()):
+    for phase in (unlimited, pipelines.attention(), pipelines.fuse()):
         run_passes(probe, phase, context)
     program = lower(probe, LowerOptions(kv_dtype, backend.profile, max_seq_len=graph.max_seq_len)).program
     assert context.allocation is not None

@@ -14,8 +14,8 @@ from types import ModuleType
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for sizes.py and traced_once.py
+import traced_once
 from sizes import SOAK
-from traced_once import install as install_traces
 
 # A shell that puts a command in the background has it ignore Ctrl-C; processes that tests interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -44,6 +44,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
+def pytest_collection_finish() -> None:
+    if "torch" in sys.modules:  # not in the process that only hands out tests
+        traced_once.install()
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ["ICC_COMPILED_ONCE"], ignore_errors=True)
@@ -63,10 +68,9 @@ def as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def tiny() -> ModuleType:
-    """Builders of tiny checkpoints: `tiny.tiny_configs()`, `tiny.save_tiny(config, path)`; each is traced once."""
+    """Builders of tiny checkpoints: `tiny.tiny_configs()`, `tiny.save_tiny(config, path)`."""
     name = "tiny_models"
     if name not in sys.modules:
-        install_traces()
         spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)

@@ -22,7 +22,8 @@ def hadamard(n: int) -> np.ndarray:
 
 
 def encode(x: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors [..., dim] as bytes [..., width] (int8 for i8), and float32 scales [..., 1]."""
+    """Vectors [..., dim] as bytes [..., width] (int8 for i8), and what goes with each: float32 scales [..., 1], or of
+    packed codes float16 scales and centres [..., 2]."""
     x = x.astype(np.float64)
     peak = np.abs(x).max(-1, keepdims=True)
     if dtype == "i8":
@@ -32,12 +33,16 @@ def encode(x: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
         return y.to(torch.float8_e4m3fn).view(torch.uint8).numpy(), (peak / 448 * UNIT).astype(np.float32)
     y, each = x @ hadamard(x.shape[-1]), PACKED[dtype]
     bits, top = 8 // each, 2 ** (8 // each) - 1
-    unit = np.abs(y).max(-1, keepdims=True) / top if dtype == "i4" else 0.498 * np.sqrt((y**2).mean(-1, keepdims=True))
-    codes = np.clip(np.floor(y / (2 * np.maximum(unit, 1e-30))) + (top + 1) // 2, 0, top).astype(np.uint8)
+    low, high, mean = y.min(-1, keepdims=True), y.max(-1, keepdims=True), y.mean(-1, keepdims=True)
+    centre = (low + high) / 2 if dtype == "i4" else mean
+    unit = (high - low) / 2 / top if dtype == "i4" else 0.498 * np.sqrt(((y - mean) ** 2).mean(-1, keepdims=True))
+    span = np.concatenate([unit, centre], -1).astype(np.float16)
+    unit, centre = span[..., :1].astype(np.float64), span[..., 1:].astype(np.float64)
+    codes = np.clip(np.floor((y - centre) / (2 * np.maximum(unit, 1e-30))) + (top + 1) // 2, 0, top).astype(np.uint8)
     fill = np.zeros((*codes.shape[:-1], -codes.shape[-1] % each), np.uint8)
     quads = np.concatenate([codes, fill], -1).reshape(*codes.shape[:-1], -1, each)
     shifts = np.arange(each, dtype=np.uint8) * np.uint8(bits)
-    return np.bitwise_or.reduce(quads << shifts, axis=-1), unit.astype(np.float32)
+    return np.bitwise_or.reduce(quads << shifts, axis=-1), span
 
 
 def decode(codes: np.ndarray, scales: np.ndarray, dtype: str, dim: int) -> np.ndarray:
@@ -50,10 +55,10 @@ def decode(codes: np.ndarray, scales: np.ndarray, dtype: str, dim: int) -> np.nd
     bits, top = 8 // PACKED[dtype], 2 ** (8 // PACKED[dtype]) - 1
     fields = codes[..., None] >> (np.arange(PACKED[dtype], dtype=np.uint8) * np.uint8(bits)) & np.uint8(top)
     odd = 2.0 * fields.reshape(*codes.shape[:-1], -1)[..., :dim] - top
-    return odd * scales @ hadamard(dim)
+    return (odd * scales[..., :1].astype(np.float64) + scales[..., 1:]) @ hadamard(dim)
 
 
 def stored(x: np.ndarray, dtype: str) -> np.ndarray:
     """Vectors [..., dim] as a cache of `dtype` keeps them, float64."""
     codes, scales = encode(x, dtype)
-    return decode(codes, scales.astype(np.float64), dtype, x.shape[-1])
+    return decode(codes, scales, dtype, x.shape[-1])

@@ -3,6 +3,7 @@ weights."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import pickle
@@ -10,17 +11,45 @@ from pathlib import Path
 from typing import Any
 
 
+class _Callable(type):
+    """Stands for `Callable` in torch's annotations, which it evaluates ten thousand times per trace."""
+
+    def __getitem__(cls, _: Any) -> _Callable:
+        return cls
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return callable(value)
+
+
+def _look_once() -> None:
+    """torch.export looks up all operators of the dispatcher in every trace, a third of a tiny one: once is enough."""
+    from torch import _ops
+    from torch._export import utils
+    from torch.export import decomp_utils, exported_program
+
+    found = functools.cache(utils._collect_all_valid_cia_ops)
+    for module in (utils, decomp_utils, exported_program):
+        module._collect_all_valid_cia_ops = found
+    utils._materialize_cpp_cia_ops()
+    utils._materialize_cpp_cia_ops = lambda: None
+    _ops.Callable = _Callable("Callable", (), {})
+
+
 def install() -> None:
-    """Makes `load_graph` take an earlier trace of the same model; the fixture `compiler_runs` asks for a new one."""
+    """Makes `load_graph` take an earlier trace of the same model of transformers.
+
+    The fixture `compiler_runs` asks for a new one.
+    """
     from icc.compiler.frontend import load
 
+    _look_once()
     export, made = load.export, {}
 
     def once(model: Any, max_tokens: int, kinds: Any = None, token_types: int = 0) -> Any:
-        config = getattr(model, "config", None)
-        if config is None or os.environ.get("ICC_COMPILE_ANEW"):
+        if not type(model).__module__.startswith("transformers.") or os.environ.get("ICC_COMPILE_ANEW"):
             return export(model, max_tokens, kinds, token_types)
-        key = type(model).__qualname__, config.to_json_string(use_diff=False), max_tokens, kinds is None, token_types
+        config = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
+        key = type(model).__qualname__, repr(sorted(config.items())), max_tokens, kinds is None, token_types
         if key not in made:
             file = Path(os.environ["ICC_COMPILED_ONCE"], hashlib.sha256(repr(key).encode()).hexdigest())
             made[key] = _read(file) or _written(file, export(model, max_tokens, kinds, token_types))

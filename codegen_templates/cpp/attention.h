@@ -4,7 +4,8 @@
 // segment and the segments are merged in order, so a long context can be split over threads without changing a bit,
 // and a row's bits depend on its own position only. Keys and values are read where they lie. Codes of integers are
 // multiplied as such: by queries and by weights of 16 bits, each row of them with a scale of its own (weights in every
-// chunk), while the scales of keys multiply the scores and those of values the weights. The generated kernel gives the
+// chunk), while the scales of keys multiply the scores and those of values the weights. Centres of keys count as often as a
+// query sums up to, those of values as the weights say. The generated kernel gives the
 // shape as a traits class S:
 //   T, KD, VD, HEADS (kv), GROUP (query heads per kv head), BLOCK (a multiple of 16), WINDOW, CHUNK, AHEAD (later keys
 //   that are seen, ALL_AHEAD for all), BIAS (columns of a bias by distance, or 0), SOFTCAP, TILE (tokens per tile), qk(rows, r, n, chunk, fetch): scores of rows [r, r + n) in a chunk, pv(...): adds a chunk's values.
@@ -19,7 +20,7 @@ constexpr int ALL_AHEAD = -1;
 // A chunk: its keys and values by sixteen, with their scales if they have any, and what a product fetches meanwhile.
 template <class T> struct Chunk {
     const T *k[LANES], *v[LANES];
-    const float *k_scale[LANES], *v_scale[LANES];
+    const ScaleOf<T> *k_scale[LANES], *v_scale[LANES], *k_centre[LANES], *v_centre[LANES];
     int low, high;      // the keys that some row sees
     const T *next_k[LANES], *next_v[LANES];  // the keys and values of the chunk after this, to be fetched
 };
@@ -42,25 +43,35 @@ template <class T, bool INTEGER, int ROWS, int KD, int WIDTH> struct Rows {
 template <class T, int ROWS, int KD, int WIDTH> struct Rows<T, true, ROWS, KD, WIDTH> {
     static constexpr int PADDED = (KD + 1) / 2 * 2;
     static constexpr int LARGEST = 2147483647 / (127 * PADDED) < 32767 ? 2147483647 / (127 * PADDED) : 32767;
-    float s[ROWS * KEYS], o[ROWS * WIDTH], peak[ROWS], sum[ROWS][16], q_scale[ROWS], p_scale[ROWS];
+    float s[ROWS * KEYS], o[ROWS * WIDTH], peak[ROWS], sum[ROWS][16], q_scale[ROWS], p_scale[ROWS], q_sum[ROWS];
     int16_t q[ROWS * PADDED], p[ROWS * KEYS];
 
     void set_query(int r, const float* x) {
-        float top = 0.0f, poison = 0.0f;
-        for (int d = 0; d < KD; ++d) top = fabsf(x[d]) > top ? fabsf(x[d]) : top, poison += x[d] * 0.0f;
+        float top = 0.0f, poison = 0.0f, total = 0.0f;
+        for (int d = 0; d < KD; ++d) top = fabsf(x[d]) > top ? fabsf(x[d]) : top, poison += x[d] * 0.0f, total += x[d];
         const float inverse = poison == 0.0f && top > 1e-30f ? LARGEST / top : 0.0f;
         for (int d = 0; d < PADDED; ++d) q[r * PADDED + d] = d < KD ? (int16_t)lrintf(x[d] * inverse) : (int16_t)0;
         q_scale[r] = poison == 0.0f ? top / LARGEST : NAN;
+        q_sum[r] = total;
     }
     void set_weights(int r, const VF* e, const VB* seen, const Chunk<T>& chunk) {
-        VF w[LANES], top = vf(0.0f), poison = vload(sum[r]);
+        constexpr bool CENTRED = Cell<T>::PER > 1;
+        VF w[LANES], top = vf(0.0f), poison = vload(sum[r]), shift = vf(0.0f);
         for (int u = 0; u < LANES; ++u) {
             w[u] = e[u] * vload(chunk.v_scale[u]);
             if (seen) w[u] = select(seen[u], w[u], vf(0.0f));
+            if constexpr (CENTRED) {
+                const VF more = e[u] * vload(chunk.v_centre[u]);
+                shift = shift + (seen ? select(seen[u], more, vf(0.0f)) : more);
+            }
             top = max_raw(top, w[u]);
             poison = fma(w[u], vf(0.0f), poison);  // a value that is no number makes the row's sum none
         }
         vstore(sum[r], poison);
+        if (CENTRED) {
+            const VF all = vf(hsum(shift));
+            for (int d = 0; d < WIDTH; d += 16) vstore(o + r * WIDTH + d, vload(o + r * WIDTH + d) + all);
+        }
         const float largest = hmax(top);
         const VF inverse = vf(largest > 1e-30f ? 32767.0f / largest : 0.0f);
         for (int u = 0; u < LANES; ++u) store_i16(p + r * KEYS + 16 * u, to_int_nearest(w[u] * inverse));
@@ -123,6 +134,7 @@ template <class S> struct AttentionTile {
         for (int u = 0; u < LANES; ++u) {
             x[u] = vload(s + 16 * u);
             if (SCALED) x[u] = x[u] * vload(chunk.k_scale[u]);
+            if constexpr (Block::CENTRED) x[u] = fma(vf(w.q_sum[row]), vload(chunk.k_centre[u]), x[u]);
             const VI j = iota() + vi(base + 16 * u);
             if (S::SOFTCAP != 0.0f) x[u] = vf(S::SOFTCAP) * vtanh(x[u] * vf(1.0f / (S::SOFTCAP != 0.0f ? S::SOFTCAP : 1.0f)));
             if (S::ALIBI) x[u] = fma(vf(slope), to_float(j - vi(position)), x[u]);
@@ -156,6 +168,7 @@ template <class S> struct AttentionTile {
     template <class B> static void point(Chunk<T>& chunk, int u, const B& block, int head, int slot) {
         chunk.k[u] = &block.key(head, slot, 0), chunk.v[u] = &block.value(head, slot, 0);
         chunk.k_scale[u] = block.key_scale(head) + slot, chunk.v_scale[u] = block.value_scale(head) + slot;
+        chunk.k_centre[u] = block.key_centre(head) + slot, chunk.v_centre[u] = block.value_centre(head) + slot;
     }
 
     // One chunk of a tree of drafts that begins at position `start`: its rows see different keys from there on, so each

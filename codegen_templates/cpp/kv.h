@@ -1,8 +1,8 @@
 // The inside of one KV block, shared by the kernel that writes it and the kernel that reads it.
 //
 // Keys lie transposed by sixteen, [head][slot / 16][dim][slot % 16], so that scores are computed for sixteen tokens at a
-// time; values lie [head][slot][dim]. Codes of 8, 4 or 2 bits have one float scale per head and slot at the block's begin,
-// keys then values. Products multiply pairs of integers: of int8, two neighbouring dims of a key, and two neighbouring
+// time; values lie [head][slot][dim]. Codes of 8 bits have one float scale per head and slot at the block's begin,
+// keys then values; smaller ones two half floats, [keys][scale, centre][head][slot], then those of values. Products multiply pairs of integers: of int8, two neighbouring dims of a key, and two neighbouring
 // slots of values, lie side by side: keys [head][slot / 16][dim / 2][slot % 16][dim % 2] (a last odd dim alone), values
 // [head][slot / 2][dim][slot % 2]. Smaller codes fill bytes with neighbouring dims, from the low bits up:
 // keys [head][slot / 16][byte][slot % 16], values [head][slot][byte].
@@ -11,8 +11,9 @@
 
 #include "rows.h"
 
-// Codes of 4 and 2 bits stand for the odd numbers from -TOP to TOP, so that none is lost and none is zero. What they hold is
-// mixed first (see `mix`): then the dims of a vector are about alike, whatever channels stood out.
+// Codes of 4 and 2 bits stand for the odd numbers from -TOP to TOP, so that none is lost, times the vector's scale, about the
+// vector's centre: asymmetric codes, in as many bits as one float. What they hold is mixed first (see `mix`): then the dims of a
+// vector are about alike, whatever channels stood out.
 struct I4 { uint8_t h; };
 struct I2 { uint8_t h; };
 template <class T> struct Cell { static constexpr int PER = 1, TOP = 0; };  // codes per byte
@@ -20,6 +21,7 @@ template <> struct Cell<I4> { static constexpr int PER = 2, TOP = 15; };
 template <> struct Cell<I2> { static constexpr int PER = 4, TOP = 3; };
 template <class T> constexpr bool is_integer() { return Cell<T>::PER > 1; }
 template <> constexpr bool is_integer<int8_t>() { return true; }
+template <class T> using ScaleOf = typename std::conditional<(Cell<T>::PER > 1), Half, float>::type;
 
 template <class T_, int HEADS, int KD, int VD, int BLOCK> struct KvBlock {
     typedef T_ T;
@@ -29,8 +31,12 @@ template <class T_, int HEADS, int KD, int VD, int BLOCK> struct KvBlock {
     static constexpr int64_t BYTES = HEADS * BLOCK * ((KW + VW) * (int64_t)sizeof(T) + (SCALED ? 8 : 0));
     char* base;
 
-    float* key_scale(int head) const { return (float*)base + head * BLOCK; }
-    float* value_scale(int head) const { return (float*)base + (HEADS + head) * BLOCK; }
+    typedef ScaleOf<T> Scale;
+    static constexpr bool CENTRED = PER > 1;
+    Scale* key_scale(int head) const { return (Scale*)base + head * BLOCK; }
+    Scale* key_centre(int head) const { return (Scale*)base + (HEADS + head) * BLOCK; }
+    Scale* value_scale(int head) const { return (Scale*)base + ((CENTRED ? 2 : 1) * HEADS + head) * BLOCK; }
+    Scale* value_centre(int head) const { return (Scale*)base + (3 * HEADS + head) * BLOCK; }
     T* data() const { return (T*)(base + (SCALED ? 8 * HEADS * BLOCK : 0)); }
     T* keys(int head) const { return data() + (int64_t)head * KW * BLOCK; }
     T* values(int head) const { return data() + (int64_t)HEADS * KW * BLOCK + (int64_t)head * BLOCK * VW; }
@@ -68,16 +74,26 @@ template <int TOP> ICC_INLINE int odd_code(float x) {
     return code < 0.0f ? 0 : code > (float)TOP ? TOP : (int)code;
 }
 
-// What the odd numbers are multiplied by: with 15, the largest is reached; with 3, what loses least of normal numbers.
-template <int TOP> ICC_INLINE float code_unit(const float* x, int n, float peak) {
-    if (TOP > 3) return peak / (float)TOP;
-    float sum = 0.0f;
-    for (int i = 0; i < n; ++i) sum += x[i] * x[i];
-    return 0.498f * sqrtf(sum / (float)n);
+// Where a vector's codes are centred, and what odd numbers are multiplied by: of 4 bits, so that both ends are reached; of 2,
+// what loses least of normal numbers. Halves as they are stored.
+struct Span { Half scale, centre; };
+template <int TOP> ICC_INLINE Span code_span(const float* x, int n) {
+    float low = x[0], high = x[0], sum = 0.0f, squares = 0.0f;
+    for (int i = 0; i < n; ++i) {
+        low = x[i] < low ? x[i] : low, high = x[i] > high ? x[i] : high;
+        sum += x[i];
+    }
+    const float centre = TOP > 3 ? 0.5f * low + 0.5f * high : sum / (float)n;
+    for (int i = 0; i < n; ++i) squares += (x[i] - centre) * (x[i] - centre);
+    const float scale = TOP > 3 ? (0.5f * high - 0.5f * low) / (float)TOP : 0.498f * sqrtf(squares / (float)n);
+    Span span;
+    assign(span.scale, scale < F16_TOP ? scale : F16_TOP);
+    assign(span.centre, centre > F16_TOP ? F16_TOP : centre < -F16_TOP ? -F16_TOP : centre);
+    return span;
 }
 
-// Stores one head's vector of n floats, dst(i) being where element i goes; returns through *scale what multiplies codes.
-template <class F> ICC_INLINE void store_kv(F dst, const float* x, int n, float* scale) {
+// Stores one head's vector of n floats, dst(i) being where element i goes, with what multiplies codes and is added to them.
+template <class F, class Scale> ICC_INLINE void store_kv(F dst, const float* x, int n, Scale* scale, Scale* centre) {
     typedef typename std::remove_reference<decltype(dst(0))>::type T;
     if constexpr (sizeof(T) == 1) {
         float peak = 0.0f, poison = 0.0f;
@@ -92,13 +108,14 @@ template <class F> ICC_INLINE void store_kv(F dst, const float* x, int n, float*
             *scale = finite ? peak / E4M3_TOP * E4M3_UNIT : NAN;  // of what vload gives
         } else if constexpr (Cell<T>::PER > 1) {
             constexpr int PER = Cell<T>::PER, TOP = Cell<T>::TOP, BITS = 8 / PER;
-            const float unit = finite ? code_unit<TOP>(x, n, peak) : 0.0f, inverse = unit > 1e-30f ? 1.0f / unit : 0.0f;
+            const Span span = code_span<TOP>(x, n);
+            const float unit = value(span.scale), middle = value(span.centre), inverse = unit > 0.0f ? 1.0f / unit : 0.0f;
             for (int i = 0; i < n; i += PER) {
                 int byte = 0;
-                for (int j = 0; j < PER && i + j < n; ++j) byte |= odd_code<TOP>(finite ? x[i + j] * inverse : 0.0f) << (BITS * j);
+                for (int j = 0; j < PER && i + j < n; ++j) byte |= odd_code<TOP>(finite ? (x[i + j] - middle) * inverse : 0.0f) << (BITS * j);
                 dst(i / PER).h = (uint8_t)byte;
             }
-            *scale = finite ? unit : NAN;
+            assign(*scale, finite ? unit : NAN), assign(*centre, finite ? middle : NAN);
         } else {
             const float inverse = finite && peak > 1e-30f ? 127.0f / peak : 0.0f;
             for (int i = 0; i < n; ++i) dst(i) = finite ? (int8_t)lrintf(x[i] * inverse) : (int8_t)0;
@@ -140,6 +157,10 @@ ICC_INLINE void copy_slot(const KvBlock<T, HEADS, KD, VD, BLOCK>& source, int he
     if (sizeof(T) == 1) {
         target.key_scale(to_head)[to] = source.key_scale(head)[slot];
         target.value_scale(to_head)[to] = source.value_scale(head)[slot];
+        if (source.CENTRED) {
+            target.key_centre(to_head)[to] = source.key_centre(head)[slot];
+            target.value_centre(to_head)[to] = source.value_centre(head)[slot];
+        }
     }
     for (int d = 0; d < source.KW; ++d) target.key(to_head, to, d) = source.key(head, slot, d);
     for (int d = 0; d < source.VW; ++d) target.value(to_head, to, d) = source.value(head, slot, d);

@@ -102,6 +102,7 @@ ICC_INLINE uint16_t bf16_bits(float f) {  // to nearest even; NaN stays NaN
     if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 64u);
     return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
+constexpr float F16_TOP = 65504.0f;
 ICC_INLINE float f16_value(uint16_t h) { return _cvtsh_ss(h); }
 ICC_INLINE uint16_t f16_bits(float f) { return (uint16_t)_cvtss_sh(f, 0); }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,8 +13,7 @@ from ...runtime.cli.group import command
 
 @command("inspect")
 @click.argument("engine", metavar="ENGINE|MODEL")
-@click.option("--json", "as_json", is_flag=True, help="Of an engine: print one JSON value.")
-def inspect_command(engine: str, as_json: bool) -> None:
+def inspect_command(engine: str, **options: Any) -> None:
     """Show what is inside an engine, or the graph of a checkpoint."""
     path = Path(engine)
     if (path / "config.json").is_file() and not (path / "engine.json").is_file():
@@ -22,4 +22,8 @@ def inspect_command(engine: str, as_json: bool) -> None:
         show_checkpoint(path)
         return
     assert runtime.inspect_command.callback is not None
-    runtime.inspect_command.callback(engine=engine, as_json=as_json)
+    runtime.inspect_command.callback(engine=engine, **options)
+
+
+_OPTIONS = ("as_json", "memory", "sequences", "length")
+inspect_command.params += [option for option in runtime.inspect_command.params if option.name in _OPTIONS]

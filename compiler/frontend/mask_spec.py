@@ -1,11 +1,32 @@
-"""What stands for an attention mask while a model is traced: nothing is computed, and nobody may look inside."""
+"""What stands for an attention mask while a model is traced: nothing is computed, and nobody may look inside.
+
+But for one use: scores of an index (DeepSeek-V3.2's sparse attention and its like) may be masked with it, and the best
+picked. Where the compiled length is within what is picked, that is every token that the mask lets through.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ..errors import UnsupportedModel
+
+_longest: ContextVar[int | None] = ContextVar("longest sequence", default=None)
+
+
+@contextlib.contextmanager
+def longest_sequence(tokens: int) -> Iterator[None]:
+    """Trace for sequences of at most so many tokens."""
+    token = _longest.set(tokens)
+    try:
+        yield
+    finally:
+        _longest.reset(token)
 
 
 @dataclass(frozen=True)
@@ -23,13 +44,92 @@ class MaskSpec:
             raise AttributeError(name)
         raise MaskUsed()
 
-    def __getitem__(self, index: Any) -> Any:
+    @property
+    def dtype(self) -> torch.dtype:
+        """Masks are added to scores."""
+        return torch.float32
+
+    def __getitem__(self, index: Any) -> MaskSpec:
+        """The mask without its axes of sequences and heads."""
+        parts = index if isinstance(index, tuple) else (index,)
+        if any(part not in (0, slice(None)) for part in parts):
+            raise MaskUsed()
+        return self
+
+    def __radd__(self, other: Any) -> MaskedScores:
+        if not isinstance(other, torch.Tensor):
+            raise MaskUsed()
+        return MaskedScores(self)
+
+    def _used(self, *args: Any) -> Any:
         raise MaskUsed()
 
-    def __radd__(self, other: Any) -> Any:
+    __add__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __and__ = __rand__ = __invert__ = __ge__ = __gt__ = _used
+
+
+class _Keys:
+    """How many keys there are: compared with how many of them are to be picked."""
+
+    def __lt__(self, picked: Any) -> bool:
+        longest = _longest.get()
+        if longest is not None and type(picked) is int and picked < longest:
+            raise UnsupportedModel(
+                f"an index picks the {picked} tokens that attention reads, of sequences of up to {longest} tokens",
+                f"--max-seq-len {picked} compiles it: attention then reads all tokens",
+                op="topk",
+            )
+        return True
+
+    def __gt__(self, picked: Any) -> bool:
+        return not self < picked
+
+
+@dataclass(frozen=True)
+class MaskedScores:
+    """Scores that a mask was added to, of which only the best may be picked."""
+
+    mask: MaskSpec
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Of which only how many keys there are is known."""
+        return (None, None, _Keys())
+
+    def topk(self, count: Any, dim: int = -1, **kwargs: Any) -> AllVisible:
+        """All that the mask lets through, as that is not more than is picked."""
+        if not isinstance(count, _Keys) or dim != -1:
+            raise MaskUsed()
+        return AllVisible(self.mask)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
         raise MaskUsed()
 
-    __add__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __and__ = __rand__ = __invert__ = __radd__  # type: ignore
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise MaskUsed()
+
+
+@dataclass(frozen=True)
+class AllVisible:
+    """The indices of all keys that a mask lets through."""
+
+    mask: MaskSpec
+
+    @property
+    def indices(self) -> AllVisible:
+        """They are nothing else."""
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> AllVisible:
+        """In any type."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise MaskUsed()
 
 
 class MaskUsed(UnsupportedModel):

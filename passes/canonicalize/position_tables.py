@@ -57,7 +57,7 @@ def _is_frontier(node: fx.Node, computed: dict[fx.Node, None], positions: fx.Nod
 
 
 def _is_needed(node: fx.Node, computed: dict[fx.Node, None]) -> bool:
-    """Whether something that is not position-only reads the value, perhaps through moves, or asks something about it."""
+    """Whether something that is not position-only reads the value, perhaps through moves, or asks about it."""
 
     def passes_on(user: fx.Node) -> bool:
         return traits_of(user.target).strided or is_condition(user)

@@ -113,7 +113,7 @@ def _gpu_facts(manifest: Manifest, program: Program) -> dict[str, object]:
         "phases": [f"{'decode' if p.decode else 'mixed'} up to {p.max_tokens}" for p in program.plan.phases],
         "scratch_bytes": program.plan.scratch_bytes,
         "objects": [
-            {**row, "kernels": " ".join(row["kernels"])}  # type: ignore[arg-type]
+            {**row, "kernels": " ".join(row["kernels"]), "faults": row["faults"] or "none"}  # type: ignore[arg-type]
             for row in program.plan.resources()
         ],
     }

@@ -47,7 +47,8 @@ class KernelObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `types` are Triton's types of the arguments: "*bf16" and such for pointers, "i32" for sizes.
     `registers` per thread, `spill_bytes` of local memory per thread and `occupancy` (resident warps over the most that
-    a multiprocessor holds) were read from the compiled object; -1 where the target's object does not tell.
+    a multiprocessor holds) were read from the compiled object; -1 where the target's object does not tell. `faults`:
+    what its disassembled loops do that costs time and need not be, in words.
     """
 
     file: str
@@ -59,6 +60,7 @@ class KernelObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     registers: int = -1
     spill_bytes: int = -1
     occupancy: float = -1.0
+    faults: tuple[str, ...] = ()
 
 
 class _Argument(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", forbid_unknown_fields=True):
@@ -167,7 +169,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         raise LookupError(f"no phase for {num_tokens} tokens of {num_seqs} sequences")
 
     def resources(self) -> list[dict[str, object]]:
-        """A row per object: registers and spilled bytes per thread, shared memory, occupancy, and who launches it."""
+        """A row per object: registers and spilled bytes per thread, shared memory, occupancy, faults, its kernels."""
         users: dict[str, dict[str, None]] = {name: {} for name in self.objects}
         for phase in self.phases:
             around = {"before": phase.before, "after": phase.after}
@@ -183,6 +185,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "spill_bytes": found.spill_bytes,
                 "shared_bytes": found.shared_bytes,
                 "occupancy": found.occupancy,
+                "faults": "; ".join(found.faults),
             }
             for name, found in self.objects.items()
         ]

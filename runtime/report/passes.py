@@ -94,10 +94,10 @@ def extra_sections(facts: EngineFacts) -> list[tuple[str, str, list[Markup]]]:
     """(id, title, parts) of what only some engines have: kernel objects of a GPU, speculation, tuned products."""
     found: list[tuple[str, str, list[Markup]]] = []
     if objects := facts.report.get("objects"):
-        head = ["object", "kernels", "warps", "registers", "spilled, B", "shared, B", "occupancy"]
+        head = ["object", "kernels", "warps", "registers", "spilled, B", "shared, B", "occupancy", "faults"]
         rows = [
             [el("code", o["object"]), ", ".join(o["kernels"]), *(_known(o[k]) for k in _RESOURCES),
-             NONE if o["occupancy"] < 0 else f"{100 * o['occupancy']:.0f} %"]
+             NONE if o["occupancy"] < 0 else f"{100 * o['occupancy']:.0f} %", o.get("faults") or "none"]
             for o in objects
         ]  # fmt: skip
         found.append(("objects", "Kernel objects", [table(head, rows)]))

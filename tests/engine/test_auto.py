@@ -11,12 +11,16 @@ import icc
 import pytest
 import torch
 from click.testing import CliRunner
+from icc.compiler.backends.registry import backend_for
 from icc.compiler.cli import main
 from icc.compiler.errors import UsageError
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.graph.together import MODEL, run_together
+from icc.compiler.options import CompileOptions
 from icc.compiler.sizes import read_size
+from icc.compiler.sizing import auto_passes
+from icc.compiler.targets import TARGETS
 from icc.compiler.weights.handles import derive
 from icc.passes import pipelines
 from icc.passes.base import PassContext
@@ -103,6 +107,22 @@ def test_sizes() -> None:
     for wrong in ("", "MB", "-1MB", "1 XB", "0"):
         with pytest.raises(ValueError, match="is"):
             read_size(wrong)
+
+
+def test_rotated_first(compiled: Callable[..., Any]) -> None:
+    """An embedding that was one matrix with the head is a weight of its own then, and is chosen for like the others."""
+    model = Path(compiled("llama-mqa_tied_biases_llama3").checkpoint)
+    options = CompileOptions(model, Path("unused"), target="cpu", quant="auto", size=90_000, rotate=True)
+    graph = load_graph(options.model)
+    run_passes(graph, pipelines.canonicalize(), PassContext())
+    wanted, context = interpret(graph, [1, 5, 9, 4]), PassContext()
+    backend = backend_for(TARGETS["cpu"], "f32", False)
+    run_passes(graph, auto_passes(options, graph, backend, "f32", [[(7 * i) % 120 for i in range(32)]]), context)
+    assert context.allocation is not None and context.allocation.nbytes <= 90_000
+    chosen = [curve.name for curve in context.allocation.curves]
+    assert sum(name in ("lm_head.weight", "model.embed_tokens.weight") for name in chosen) == 2
+    error = (interpret(graph, [1, 5, 9, 4]) - wanted).square().mean() / wanted.square().mean()
+    assert error < 0.1
 
 
 def test_it_is_planned(compiled: Callable[..., Any]) -> None:

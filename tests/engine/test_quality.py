@@ -28,7 +28,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Evaluation]:
     folder, text = tmp_path_factory.mktemp("pystd"), heldout()
     found = {}
     for quant in ("none", "rtn4", *CALIBRATED):
-        with icc.load(icc.compile(SAMPLE, folder / quant, target="native", quant=quant), threads=1) as llm:
+        engine = icc.compile(
+            SAMPLE, folder / quant, target="native", quant=quant, calib_sequences=size_of("calib_sequences")
+        )
+        with icc.load(engine, threads=1) as llm:
             found[quant] = evaluate_text(llm, text, window=512)
     return found
 

@@ -23,7 +23,7 @@ from run_lowered import lower_graph, optimize, run_lowered
 from sizes import soak
 
 # what differs in kernels: bits, upper bits in a line of their own, minima, tables, integer scales, powers of two
-KINDS = ["q4_0", "q4_1", "q8_0", "q2_k", "q3_k", "q5_k", "q6_k", "iq4_nl", "iq2_xs", "mxfp4"]
+KINDS = ["q4_0", "q8_0", "q2_k", "q3_k", "q5_k", "q6_k", "iq4_nl", "iq2_xs", "mxfp4"]
 OTHERS = soak(*sorted(set(GGML_FORMATS) - set(KINDS)))
 # formats of our own, in blocks that are no power of two: tables of 8 levels, upper bits, and codes of 8 bits
 MIXED = ["n3g32b192", "s5g32b96", "s8g64b192", *soak("n2g32b192", "n4g32b96", "s6g32b192", "a4g32b96", "a5g64b192")]

@@ -22,6 +22,7 @@ from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
 from icc.runtime.format.manifest import Limits
 from run_lowered import lower_graph, optimize, run_lowered
+from sizes import soak
 
 IDS = np.random.default_rng(0).integers(3, 119, 13).tolist()
 outside.register()
@@ -77,7 +78,7 @@ def quantized(model: Path, quant: str) -> Graph:
     return graph
 
 
-@pytest.mark.parametrize("quant", ["rtn-nl4", "gptq-nl4"])
+@pytest.mark.parametrize("quant", ["rtn-nl4", *soak("gptq-nl4")])
 def test_on_the_cpu(model: Path, quant: str, tmp_path: Path) -> None:
     graph = optimize(quantized(model, quant))
     lowered = lower_graph(graph)

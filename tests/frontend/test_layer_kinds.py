@@ -116,11 +116,11 @@ def configs(tiny: ModuleType) -> dict[str, tuple[Any, int]]:
     }
 
 
-NAMES = "llama-one_layer gemma3-uneven smollm3-some_rotary".split()
+NAMES = ["llama-one_layer", "smollm3-some_rotary"]
 # large traces of what one of those has too: layers of several kinds
 LARGE = """
-    llama qwen3_moe-mlp_only gpt_neo-masks_in_buffers gpt2-own_scales bloom-alibi gemma2-alternating gemma3n-shared_kv
-    gpt_oss-alternating qwen2-window qwen3_moe-sparse_step deepseek_v3-first_dense opt
+    llama gemma3-uneven qwen3_moe-mlp_only gpt_neo-masks_in_buffers gpt2-own_scales bloom-alibi gemma2-alternating
+    gemma3n-shared_kv gpt_oss-alternating qwen2-window qwen3_moe-sparse_step deepseek_v3-first_dense opt
 """.split()
 
 

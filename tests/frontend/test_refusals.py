@@ -218,3 +218,9 @@ def test_recurrent_layers_of_another_kind_are_named(tiny: ModuleType, tmp_path: 
     tiny.save_tiny(config, tmp_path)
     error = refuse(tmp_path, UnsupportedModel, "conv1d", "layers.0.temporal_block")
     assert isinstance(error, UnsupportedModel) and error.op and error.module
+
+
+def test_an_index_that_picks_fewer_tokens_than_there_may_be(tiny: ModuleType, tmp_path: Path) -> None:
+    tiny.save_tiny(tiny.tiny_configs()["deepseek_v32-index"], tmp_path)
+    error = refuse(tmp_path, UnsupportedModel, "picks the 64 tokens", "up to 128 tokens")
+    assert error.hint is not None and "--max-seq-len 64" in error.hint

@@ -23,12 +23,9 @@ IDS = torch.randint(3, 119, (13,), generator=torch.Generator().manual_seed(1)).t
 PIPELINE = [*pipelines.canonicalize(), *pipelines.attention(), *pipelines.fuse()]
 
 
-def load(tiny: ModuleType, family: str, path: Path, layers: int) -> Graph:
+def load(tiny: ModuleType, family: str, path: Path) -> Graph:
     torch.set_num_threads(1)
-    config = tiny.tiny_configs()[family]
-    if family != "gemma2":  # its layers differ
-        config.num_hidden_layers = layers
-    tiny.save_tiny(config, path)
+    tiny.save_tiny(tiny.tiny_configs()[family], path)
     return load_graph(path)
 
 
@@ -51,7 +48,7 @@ def check_pass(item: Pass, graph: Graph, before: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_pass_in_order(family: str, tiny: ModuleType, tmp_path: Path) -> None:
-    graph = load(tiny, family, tmp_path, layers=2 if family == "llama" else 1)
+    graph = load(tiny, family, tmp_path)
     logits = interpret(graph, IDS)
     for item in PIPELINE:
         logits = check_pass(item, graph, logits)
@@ -69,7 +66,7 @@ FUSED = {
 
 @pytest.mark.parametrize("family", FUSED)
 def test_what_a_layer_becomes(family: str, tiny: ModuleType, tmp_path: Path) -> None:
-    graph = load(tiny, family, tmp_path, layers=2)
+    graph = load(tiny, family, tmp_path)
     run_passes(graph, PIPELINE, PassContext())
     ops = [n.target.name() for n in graph.nodes if hasattr(n.target, "name")]
     kernels = [name.removeprefix("icc::") for name in ops if name.startswith("icc::")]

@@ -53,7 +53,8 @@ class Pool:
     def _scales(self, block: int) -> Tensor:
         size = self.kv_heads * self.block_size * 8
         data = self.bytes[block, self._scales_at : self._scales_at + size]
-        return data.view(torch.float32).view(2, self.kv_heads, self.block_size)
+        kind = torch.float16 if self.dtype in PACKED else torch.float32  # a scale and a centre, or a scale
+        return data.view(kind).view(2, self.kv_heads, self.block_size, -1)
 
     def write(self, slot: int, k: Tensor, v: Tensor) -> None:
         """Store k [kv_heads, key_dim] and v; codes with one scale per head."""
@@ -61,7 +62,7 @@ class Pool:
         for i, (place, x) in enumerate(zip(self._vectors(block), (k, v), strict=True)):
             if self.dtype in CODES:
                 x, scale = encode(x.numpy(), self.dtype)
-                self._scales(block)[i, :, at] = torch.from_numpy(scale[:, 0])
+                self._scales(block)[i, :, at] = torch.from_numpy(scale)
                 x = torch.from_numpy(x)
             place[:, at] = x.to(place.dtype)
 
@@ -70,7 +71,7 @@ class Pool:
         block, at = divmod(slot, self.block_size)
         vectors = [x[:, at] for x in self._vectors(block)]
         if self.dtype in CODES:
-            scales = self._scales(block)[:, :, at, None].double().numpy()
+            scales = self._scales(block)[:, :, at].double().numpy()
             dims = (self.key_dim, self.value_dim)
             found = [decode(x.numpy(), scales[i], self.dtype, dims[i]) for i, x in enumerate(vectors)]
             return torch.from_numpy(found[0]), torch.from_numpy(found[1])

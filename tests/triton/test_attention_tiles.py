@@ -12,8 +12,8 @@ DIMS = [(16, 16), (64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 25
 
 
 @pytest.mark.parametrize("target", GPUS)
-@pytest.mark.parametrize(("cached", "multiplied"), [(2, 2), (1, 2), (4, 4)])
-def test_every_target_has_tilings(target: str, cached: int, multiplied: int) -> None:
+@pytest.mark.parametrize(("cached", "multiplied"), [(2, 2), (1, 2), (0.25, 2), (4, 4)])
+def test_every_target_has_tilings(target: str, cached: float, multiplied: int) -> None:
     tuner = Tuner(TARGETS[target])
     for key, value in DIMS:
         for kv_heads, group in ((8, 4), (32, 1), (1, 71), (2, 5)):

@@ -55,6 +55,7 @@ def test_all_phases_launch_the_same_objects(tiny: Any, tmp_path: Path) -> None:
         assert (phase.launches, phase.before, phase.after) == (first.launches, first.before, first.after)
 
 
+@pytest.mark.soak
 def test_within_a_phase_neighbours_change_nothing(tiny: Any, tmp_path: Path) -> None:
     """Also without the option: a row's sums do not depend on the other rows of its step."""
     engine = make(tiny, tmp_path, "llama", "rtn4", False)

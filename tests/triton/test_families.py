@@ -30,12 +30,9 @@ FAMILIES = (
     "kimi_linear-decay_per_row", "bamba-state_space", "jamba-selective_scan",
     "recurrent_gemma-linear_recurrence", "rwkv-shifted_tokens", "xlstm-matrix_memory",
 )  # fmt: skip
-# Each with what it alone has: learned positions, layer norms, biases; experts; windows and sinks, odd sizes; a latent
-# cache with grouped routing; a recurrent state.
-USUAL = [
-    *((name, "none") for name in ("opt", "mixtral", "lfm2-short_convolutions")),
-    *((name, "awq4") for name in ("gpt_oss-yarn_odd", "deepseek_v3-latent_grouped_routing")),
-]
+# Each with what it alone has: learned positions, layer norms, biases; a recurrent state; experts, windows, sinks, odd
+# sizes.
+USUAL = [("opt", "none"), ("lfm2-short_convolutions", "none"), ("gpt_oss-yarn_odd", "awq4")]
 OTHERS = [("qwen3", "gptq4")]
 OTHERS += [(name, quant) for name in FAMILIES for quant in ("none", "awq4") if (name, quant) not in USUAL]
 # float32 checkpoints compute in float32: what is left is the order of additions

@@ -123,6 +123,32 @@ def test_every_cut_gives_the_same(tiling: dict[str, int], bits: int, target: str
     check(y, product(x, w, None, k) + extra, "f32")
 
 
+WHOLE = {"decode": 0, "m": 16, "n": 64, "k": 64, "warps": 4, "stages": 2, "splits": 1}  # values are multiplied
+UNPACKED = {"decode": 0, "m": 16, "n": 32, "k": 64, "warps": 4, "stages": 2, "splits": 1, "unpacked": 1}
+
+
+@pytest.mark.parametrize(
+    ("tiling", "kind", "bits"),
+    [(WHOLE, "bf16", 4), (WHOLE, "f16", 4), (WHOLE, "bf16", 8), (WHOLE, "f16", 8), (UNPACKED, "bf16", 4),
+     ({**UNPACKED, "splits": 2}, "f16", 8)],
+)  # fmt: skip
+def test_codes_that_become_values_first(tiling: dict[str, int], kind: str, bits: int) -> None:
+    torch.manual_seed(4)
+    count, n, k = 17, 96, 192
+    x, w, extra = rows(count, k, k, kind), weight((n, k), kind, bits, 64), torch.randn(count, n)
+    y = torch.full((count, n), torch.nan, dtype=DTYPES[kind])
+    kernel = make_kernel(
+        "linear_q", k=k, n=n, types=(kind, w.kind, "", "f32", kind),
+        epilogue=Epilogue(Body.parse("t0 = add a0 a1"), (Columns(0, 1), Extra(1)), n), **w.params,
+    )  # fmt: skip
+    specs = run_kernel(kernel, [x, w.packed, None, extra], [y], shape=Shape(128, False), tuner=Forced(tiling))
+    assert [spec.entry for spec in specs] == {0: ["linear_tile"], 1: ["linear_unpack", "linear_tile"]}[
+        tiling.get("unpacked", 0)
+    ] + ["linear_reduce"] * (tiling["splits"] - 1)
+    assert ("def values" in specs[0].source) == (tiling is WHOLE)
+    check(y, product(x, w, None, k) + extra, kind)
+
+
 def test_tiles_of_more_rows_than_a_band() -> None:
     torch.manual_seed(3)
     x, w = rows(150, 40, 40, "bf16"), weight((40, 40), "bf16")

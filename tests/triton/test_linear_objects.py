@@ -1,58 +1,124 @@
 """What the compiled products are made of: what a device would show as slow is visible in the disassembly.
 
 Weights are fetched by asynchronous copies and multiplied by matrix instructions; codes become operands in registers by
-shifts and masks, never by conversions; nothing spills.
+shifts and masks, never by conversions; loops do no work twice; nothing spills.
 """
 
 from __future__ import annotations
 
-import re
-import subprocess
-from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from icc.compiler.backends.triton.objects.compile import compile_specs, spec_key
-from icc.compiler.backends.triton.spec import Shape
-from icc.compiler.backends.triton.tiling.choice import Tuner
+from icc.compiler.backends.triton.kernels.linear import Linear
+from icc.compiler.backends.triton.objects.compile import Compiled, compile_specs, spec_key
+from icc.compiler.backends.triton.objects.loops import MatrixLoop, disassemble, loop_faults
+from icc.compiler.backends.triton.spec import LaunchSpec, Shape
+from icc.compiler.backends.triton.tiling.choice import Config, Tuner
+from icc.compiler.backends.triton.tiling.linear import ROWS
 from icc.compiler.ops.body import Body
-from icc.compiler.program.steps.linear import Columns, Epilogue
+from icc.compiler.program.steps.linear import Columns, Epilogue, Extra
 from icc.compiler.targets import TARGETS
 from interpreting import LIMITS, make_kernel
+from products import Forced
+from sizes import soak
 
-GATE = Epilogue(Body.parse("t0 = silu a0; t1 = mul t0 a1"), (Columns(0, 1), Columns(4096, 1)), 4096)
-CODES = make_kernel("linear_q", k=4096, n=8192, stored="q4g128", types=("bf16", "u8", "", "bf16"), epilogue=GATE)
-DENSE = make_kernel("linear", k=4096, n=8192, stored="bf16", types=("bf16", "bf16", "", "bf16"), epilogue=GATE)
-CASES = [
-    # kernel, phase, the matrix instruction that is expected
-    (CODES, Shape(1, True), "HMMA"),
-    (CODES, Shape(64, True), "HGMMA"),
-    (DENSE, Shape(1, True), "HMMA"),
-    (DENSE, Shape(1024, False), "HGMMA"),
-]
+# the products of Llama 8B: name, N, K, epilogue
+GATE = Epilogue(Body.parse("t0 = silu a0; t1 = mul t0 a1"), (Columns(0, 1), Columns(14336, 1)), 14336)
+ADD = Epilogue(Body.parse("t0 = add a0 a1"), (Columns(0, 1), Extra(1)), 4096)
+SHAPES: dict[str, tuple[int, int, Epilogue | None]] = {
+    "qkv": (6144, 4096, None), "o": (4096, 4096, ADD), "gate_up": (28672, 4096, GATE), "down": (4096, 14336, ADD),
+}  # fmt: skip
+FORMATS = ("bf16", "q4g128", "q8g128", "e4m3", "nf4g64")
 
 
-def disassemble(binary: bytes, folder: Path) -> Counter[str]:
-    """How often each instruction occurs."""
-    nvidia = pytest.importorskip("triton.backends.nvidia")
-    tool = Path(next(iter(nvidia.__path__))) / "bin" / "cuobjdump"
-    path = folder / "object.cubin"
-    path.write_bytes(binary)
-    text = subprocess.run([tool, "-sass", path], capture_output=True, text=True, check=True).stdout
-    lines = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+ )?(\w+)", text, re.M)
-    return Counter(lines)
+def product(name: str, stored: str) -> Linear:
+    """One of the model's products, with its weight stored so."""
+    n, k, epilogue = SHAPES[name]
+    dense = stored == "bf16"
+    extras = ["bf16"] * (epilogue is ADD)
+    types = ("bf16", "bf16" if dense else "u8", "", *extras, "bf16")
+    op = "linear" if dense else "linear_q"
+    found = make_kernel(op, k=k, n=n, stored=stored, types=types, **({"epilogue": epilogue} if epilogue else {}))
+    assert isinstance(found, Linear)
+    return found
+
+
+def compiled(
+    specs: list[LaunchSpec], target: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[LaunchSpec, Compiled]]:
+    monkeypatch.setenv("ICC_CACHE_DIR", str(folder))
+    found = compile_specs(specs, TARGETS[target])
+    return ((spec, found[spec_key(spec)]) for spec in specs)
+
+
+def tile(name: str, stored: str, config: Config, target: str) -> LaunchSpec:
+    return product(name, stored).launches(Shape(1024, False), LIMITS, Forced(config, target))[0]
+
+
+def picked(name: str, stored: str, shape: Shape, target: str) -> LaunchSpec:
+    """The product as the target's cost model tiles it, without what comes before and after."""
+    launches = product(name, stored).launches(shape, LIMITS, Tuner(TARGETS[target]))
+    return next(spec for spec in launches if spec.entry in ("linear_tile", "linear_decode"))
 
 
 def test_products_for_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ICC_CACHE_DIR", str(tmp_path))
-    target = TARGETS["h200"]
-    specs = [kernel.launches(shape, LIMITS, Tuner(target))[0] for kernel, shape, _ in CASES]
-    compiled = compile_specs(specs, target)
-    for spec, (kernel, shape, matrix) in zip(specs, CASES, strict=True):
-        found = compiled[spec_key(spec)]
-        counts = disassemble(found.binary, tmp_path)
-        said = f"{kernel.mode} {shape}: {counts}"
-        assert found.spill_bytes == 0 and not counts["STL"] and not counts["LDL"], said
-        assert found.shared_bytes <= target.shared_memory_kib * 1024, said
-        assert counts["LDGSTS"] and counts[matrix], said
-        assert counts["I2F"] + counts["I2FP"] < 4, said  # a division of addresses is one
+    cases = [("q4g128", Shape(1, True), "HMMA"), ("q4g128", Shape(128, False), "HGMMA")]
+    specs = [picked("gate_up", stored, shape, "h200") for stored, shape, _ in cases]
+    for (_, found), (_, _, matrix) in zip(compiled(specs, "h200", tmp_path, monkeypatch), cases, strict=True):
+        [loop] = found.loops
+        assert loop.instruction == matrix and loop.flops <= 1.0 and loop.copies > loop.narrow
+        assert loop_faults(found.entry, found.loops) == () and found.spill_bytes == 0 and not loop.waits_each
+        assert found.shared_bytes <= TARGETS["h200"].shared_memory_kib * 1024
+        text = disassemble(found.binary)
+        assert "LDGSTS" in text and text.count("I2F") < 4  # a division of addresses is one
+
+
+def test_warps_that_compute_the_same_rows_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiling that gate and up once had at 128 rows: 8 warps over 64 columns."""
+    bad: Config = {"decode": 0, "m": 128, "n": 64, "k": 128, "warps": 8, "stages": 3, "splits": 1}
+    [(_, found)] = compiled([tile("gate_up", "q4g128", bad, "h100")], "h100", tmp_path, monkeypatch)
+    assert loop_faults("linear_tile", found.loops) == (
+        "computes 1.75 times what it multiplies", "2 conversions of layouts per step",
+        "32 stores to shared memory per step", "33 barriers per step",
+    )  # fmt: skip
+    assert found.loops[0].waits_each and bad not in _candidates("gate_up", "q4g128", "h100", 128)
+
+
+def _candidates(name: str, stored: str, target: str, rows: int) -> list[Config]:
+    """All tilings that the choice is made from."""
+    seen: list[Config] = []
+
+    class Recorder(Tuner):
+        def pick(self, key: str, candidates: Any, cost: Any) -> Config:
+            seen.extend(candidates)
+            return candidates[0]
+
+    product(name, stored).launches(Shape(rows, False), LIMITS, Recorder(TARGETS[target]))
+    return seen
+
+
+def test_a_clean_loop_has_no_faults() -> None:
+    fine = MatrixLoop("HGMMA", 2, 1.0, 4, 0, 0, 0, 0, 8, 1, False, 300)
+    assert loop_faults("linear_tile", (fine,)) == ()
+    spilling = MatrixLoop("HMMA", 1, 1.0, 9, 7, 3, 1, 4, 8, 0, False, 300)
+    assert loop_faults("attention", (spilling,)) == ("3 accesses of local memory per step",)
+
+
+@pytest.mark.parametrize("target", soak("a100", "h100", "b200"))
+@pytest.mark.parametrize("stored", FORMATS)
+def test_every_picked_tiling_is_clean(
+    target: str, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all products at all classes of row counts."""
+    specs = {}
+    for name in SHAPES:
+        for rows in ROWS:
+            for spec in product(name, stored).launches(Shape(rows, rows <= 256), LIMITS, Tuner(TARGETS[target])):
+                specs[spec_key(spec)] = spec
+    found = {}
+    for spec, made in compiled(list(specs.values()), target, tmp_path, monkeypatch):
+        if faults := loop_faults(spec.entry, made.loops):
+            found[spec_key(spec)] = faults
+    assert not found

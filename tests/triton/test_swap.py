@@ -21,6 +21,7 @@ from icc.runtime.format.manifest import Limits
 from icc.runtime.llm import LLM
 from icc.runtime.speculate.speculator import Speculator
 from planted_drafter import PlantedDrafter
+from sizes import soak
 
 LIMITS = Limits(max_seq_len=28, max_batch_size=2, max_step_tokens=16)
 PROMPTS = [[5, 9, 23, 7, 11], [5, 9, 23, 7, 40, 41, 42]]
@@ -56,7 +57,7 @@ def executor_of(kind: str, built: GpuEngine) -> Any:
     return Player(CudaDevice(built.engine(), nbytes, driver, swap_bytes=nbytes))
 
 
-@pytest.mark.parametrize(("kind", "guess"), [("interpret", True), ("cuda", True), ("cuda", False)])
+@pytest.mark.parametrize(("kind", "guess"), [("interpret", True), ("cuda", False), *soak(("cuda", True))])
 def test_what_was_swapped_out_and_in_gives_the_same_tokens(
     kind: str, guess: bool, built: GpuEngine, plain: list[tuple[int, ...]]
 ) -> None:

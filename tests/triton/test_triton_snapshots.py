@@ -136,6 +136,15 @@ POINTS: dict[str, Point] = {
     "linear_tile__q4_gated": Point(
         "linear_q", {"k": 128, "n": 32, "stored": "q4g64", **GATED}, ("bf16", "u8", "", "bf16"), tiling=MANY
     ),
+    "linear_tile__q4_whole_values": Point(
+        "linear_q", {"k": 128, "n": 64, "stored": "q4g64"}, ("f16", "u8", "", "f16"), tiling={**MANY, "n": 64}
+    ),
+    "linear_unpack__q4": Point(
+        "linear_q",
+        {"k": 128, "n": 32, "stored": "q4g64"},
+        ("bf16", "u8", "", "bf16"),
+        tiling={**MANY, "unpacked": 1},
+    ),
     "linear_tile__q8_hip": Point(
         "linear_q",
         {"k": 64, "n": 32, "stored": "q8g32"},

@@ -28,7 +28,7 @@ class _AnyKernel(dict[bytes, Any]):
 @pytest.fixture
 def tuned_file(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path / "model", "bfloat16")
-    built = build(tmp_path / "model", "rtn4", Limits(max_seq_len=32, max_batch_size=1, max_step_tokens=16))
+    built = build(tmp_path / "model", "rtn4", Limits(max_seq_len=32, max_batch_size=1, max_step_tokens=2))
     plan = built.program.plan
     assert plan is not None
     table = _AnyKernel()

@@ -17,6 +17,7 @@ from .kernels.pending import Pending
 from .kernels.sample import Sample
 from .kernels.table import TRITON_KERNELS
 from .objects.compile import Compiled, spec_key
+from .objects.loops import loop_faults
 from .spec import Arg, LaunchSpec, Shape, StepKernel, TritonKernel
 from .tiling.choice import Tuner
 
@@ -146,6 +147,7 @@ def _with_figures(plain: KernelObject, compiled: Compiled, target: Target) -> Ke
         registers=compiled.registers,
         spill_bytes=compiled.spill_bytes,
         occupancy=occupancy(compiled, plain.warps, target),
+        faults=loop_faults(plain.entry, compiled.loops),
     )
 
 

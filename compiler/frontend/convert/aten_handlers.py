@@ -265,9 +265,9 @@ def cat(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
 
 def cat_parts(conv: Conversion, values: list[Value], axis: int, dims: Dims) -> Value:
     """The values joined along a logical axis; constants among tokens are written out per token."""
-    if dims[axis] is T:
-        raise ValueError("a concatenation along the token axis")
     values = [v for v in values if math.prod(v.features) > 0]
+    if dims[axis] is T and len(values) > 1:
+        raise ValueError("a concatenation along the token axis")
     if any(v.per_token for v in values):
         values = [per_token(conv, v, (*dims[:axis], v.dims[axis], *dims[axis + 1 :])) for v in values]
     if len(values) == 1:

@@ -148,6 +148,8 @@ class Conversion:
 
     def _lifted(self, node: fx.Node, name: str) -> Value | Unrepresentable:
         value = self.program.constants[name]
+        if isinstance(value, torch.Tensor) and value.numel() == 0:  # a cache before its first token
+            value = torch.zeros(value.shape, dtype=value.dtype)
         if not isinstance(value, torch.Tensor) or value.device.type == "meta":
             return Unrepresentable("a constant without a value", node)
         return self.constant(name.removeprefix("model."), value)

@@ -106,6 +106,21 @@ def reduce(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
     return conv.view(_reduce_axes(conv, source, _REDUCTIONS[name], axes), dims_of(result))
 
 
+@HANDLERS.handles("aten.linalg_vector_norm")
+def vector_norm(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The sum of sizes, or the root of the sum of squares."""
+    value, order, axes = args[0], args[1] if len(args) > 1 else 2, args[2] if len(args) > 2 else None
+    if order not in (1, 2) or not axes:
+        raise ValueError(f"a norm of order {order}")
+    terms = (
+        conv.emit(aten.abs.default, value.node) if order == 1 else conv.emit(aten.mul.Tensor, value.node, value.node)
+    )
+    total = _reduce_axes(conv, Value(terms, value.dims), "sum", list(axes))
+    if order == 2:
+        total = Value(conv.emit(aten.sqrt.default, total.node), total.dims)
+    return conv.view(total, dims_of(_val(node)))
+
+
 def _reduce_axes(conv: Conversion, value: Value, kind: str, axes: list[int]) -> Value:
     for axis in sorted((a % len(value.dims) for a in axes), reverse=True):
         if value.dims[axis] is T:

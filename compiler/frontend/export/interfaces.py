@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import UnsupportedModel
 from ...ops.attention import ALL_AHEAD
-from ..mask_spec import MaskSpec
+from ..mask_spec import AllVisible, MaskSpec
 
 NAME = "icc"
 
@@ -121,6 +121,9 @@ def icc_attention(
     spec = attention_mask if isinstance(attention_mask, MaskSpec) else MaskSpec(int(sliding_window or 0), ahead=ahead)
     if spec.refused:
         raise UnsupportedModel(spec.refused)
+    picked = kwargs.get("indices")
+    if picked is not None and picked != AllVisible(spec):
+        raise UnsupportedModel("attention to tokens that an index picks is not supported", op="indices")
     sinks = s_aux if s_aux is not None else kwargs.get("sinks")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     softcap = float(softcap or 0.0)

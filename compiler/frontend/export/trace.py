@@ -16,7 +16,10 @@ from torch.export import ExportedProgram
 from ...errors import IccError, TraceError, UnsupportedModel
 from ..layers.kinds import LayerKinds, Repeat
 from ..layers.marks import join_repeated
+from ..mask_spec import longest_sequence
 from .cells import recurrent_cells
+from .decompose import decompose
+from .experts import replaced_experts
 from .interfaces import tracing_interfaces
 from .recurrent import recurrent_functions
 
@@ -66,11 +69,6 @@ class _Forward(nn.Module):
         return result.logits if hasattr(result, "logits") else result.last_hidden_state
 
 
-def _decompositions() -> dict[Any, Any]:
-    table = dict(torch.export.default_decompositions())
-    return {op: fn for op, fn in table.items() if op.name().split("::")[1].split(".")[0] not in KEPT_ATEN}
-
-
 def _without_stack_traces() -> contextlib.AbstractContextManager[Any]:
     """Keep torch.export from noting with every node where in the model's code it comes from, which nobody reads."""
     return mock.patch.object(torch.fx.config, "do_not_emit_stack_traces", True, create=True)
@@ -97,8 +95,12 @@ def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None, t
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(recurrent_cells(model))
-            for context in (torch.no_grad(), tracing_interfaces(), recurrent_functions(model), _without_stack_traces()):
-                stack.enter_context(context)
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(tracing_interfaces())
+            stack.enter_context(longest_sequence(max_tokens))
+            stack.enter_context(recurrent_functions(model))
+            stack.enter_context(replaced_experts(model))
+            stack.enter_context(_without_stack_traces())
             typed_vocab = model.config.get_text_config().vocab_size if token_types else 0  # type: ignore[union-attr, operator]
             forward = _Forward(model, kinds, typed_vocab)
             if kinds is not None:
@@ -110,7 +112,7 @@ def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None, t
                 kinds.check(program.graph)
                 join_repeated(program.graph)
             repeats = tuple(kinds.repeats) if kinds is not None else ()
-            return Traced(program.run_decompositions(_decompositions()), repeats)
+            return Traced(decompose(program, KEPT_ATEN), repeats)
     except (IccError, MemoryError):
         raise
     except Exception as error:

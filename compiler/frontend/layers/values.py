@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..mask_spec import MaskSpec
+from ..mask_spec import AllVisible, MaskSpec
 
-PLAIN = (NoneType, bool, int, float, str, torch.dtype, torch.device, MaskSpec)
+PLAIN = (NoneType, bool, int, float, str, torch.dtype, torch.device, MaskSpec, AllVisible)
 
 
 class Opaque(Exception):

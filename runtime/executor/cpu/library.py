@@ -41,7 +41,7 @@ class KernelLibrary:
 
     def __init__(self, image: bytes, name: str) -> None:
         try:
-            library = ctypes.CDLL(_loadable_path(image), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+            library = self._library = ctypes.CDLL(_loadable_path(image), mode=os.RTLD_LOCAL | os.RTLD_NOW)
             library.icc_abi_version.restype = c_int32
             if (found := library.icc_abi_version()) != KERNEL_ABI["cpu"]:  # it may lack the functions below
                 raise EngineAbiError(name, found, KERNEL_ABI["cpu"])
@@ -66,6 +66,18 @@ class KernelLibrary:
         digests = np.empty((count, 32), dtype=np.uint8)
         self._sha256(content.ctypes.data, count, size, digests.ctypes.data)
         return [digest.tobytes().hex() for digest in digests]
+
+    def scratch(self, num_threads: int) -> tuple[int, int]:
+        """Bytes of working memory of a handle: of its threads, and what they share; (0, 0) of a library that does not
+        tell."""
+        found = c_int64(), c_int64()
+        try:
+            tell = self._library.icc_scratch
+        except AttributeError:
+            return 0, 0
+        tell.restype, tell.argtypes = None, (c_int32, POINTER(c_int64), POINTER(c_int64))
+        tell(num_threads, *found)
+        return found[0].value, found[1].value
 
     def create(self, num_threads: int, weights: list[int], arena: int, kv: int, num_blocks: Sequence[int]) -> int:
         """A handle over memory that must outlive it; num_blocks: of each KV group. IccError if it cannot start."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from ...errors import CapacityError
@@ -12,6 +13,9 @@ from ...format.footprint import KV_SHARES
 from ...format.kv import KVLayout, KVMemory
 from ...format.manifest import Limits
 from .cores import read_text
+
+_HUGE = 2 << 20
+_HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
 class AnonymousMemory:
@@ -51,6 +55,20 @@ def choose_blocks(kv: KVLayout, limits: Limits, kv_bytes: int | None = None) -> 
             "free memory, give the KV cache more (kv_bytes), or compile with a smaller --max-seq-len",
         )
     return KVMemory(kv, kv.split(budget, one, batch))
+
+
+def touched_bytes(ranges: Iterable[tuple[int, int]], nbytes: int) -> int:
+    """What an AnonymousMemory of `nbytes` takes once these (offset, bytes) of it were written: whole pages, huge ones
+    where the machine has them."""
+    huge = "[never]" not in (read_text(_HUGE_PAGES) or "[never]")
+    whole = nbytes // _HUGE * _HUGE if huge else 0  # behind it pages are small
+    total = end = 0
+    for at, size in sorted(ranges):
+        for low, high, page in ((at, min(at + size, whole), _HUGE), (max(at, whole), at + size, mmap.PAGESIZE)):
+            if low < high:
+                first, last = max(low // page * page, end), -(-high // page) * page
+                total, end = total + max(last - first, 0), max(last, end)
+    return total
 
 
 def available_bytes() -> int:

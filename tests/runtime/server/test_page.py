@@ -188,6 +188,36 @@ def test_what_a_model_writes_stays_text(browser: Browser) -> None:
     assert not browser.value("document.querySelector('#log img, #log script, #log b, #log i') || window.hit")
 
 
+def test_tools_are_pasted_called_and_given_results(browser: Browser, served: Served) -> None:
+    """Through the server's own grammar: calls are required, and their only argument has one value."""
+    browser.fill("#tools", '[{"name": "weather", "parameters": []}]')
+    assert "JSON Schema" in browser.value("document.getElementById('tools-problem').textContent")
+    ask(browser, "a")
+    assert "The tools in the settings are wrong" in browser.text(".turn .problem")
+    browser.press("n", "KeyN", ALT)
+    city = {"type": "object", "properties": {"city": {"const": "Oslo"}}, "required": ["city"]}
+    city["additionalProperties"] = False
+    browser.fill("#tools", json.dumps({"name": "weather", "parameters": city}))
+    assert browser.value("document.getElementById('tools-found').textContent") == "offered: weather"
+    browser.fill("#tool-choice", "required")
+    ask(browser, "a", 200)
+    heads = browser.value("[...document.querySelectorAll('.call .code-bar')].map(head => head.innerText)")
+    assert heads == ["calls weather", "calls weather", "calls weather, cut off"]
+    assert json.loads(browser.text(".call pre")) == {"city": "Oslo"}
+    assert browser.value("document.querySelectorAll('.results textarea').length") == 2
+    browser.fill(".results textarea", "rain")
+    browser.fill("#field-max_tokens", "5")
+    browser.click(".results button")
+    browser.wait_until(f"{IDLE} && document.querySelectorAll('.turn').length === 4")
+    assert browser.text(".turn.tool pre") == "rain" and not browser.text(".turn .problem")
+    assert browser.value("document.querySelector('.results') === null")
+    browser.click(".turn.tool [title='Edit']")
+    browser.fill(".results textarea", "sun")
+    browser.click(".results button")
+    browser.wait_until(f"{IDLE} && document.querySelector('.turn.tool .versions')")
+    assert browser.text(".turn.tool pre") == "sun"
+
+
 def test_a_wrong_field_is_told_of_and_the_servers_refusals_are_shown(browser: Browser) -> None:
     browser.fill("#field-top_p", "7")
     assert (

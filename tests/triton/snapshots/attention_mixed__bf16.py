@@ -38,7 +38,7 @@ def load_rotated(
 
 @triton.jit
 def load_piece(kv_ptr, at, known, FIRST: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr):
-    """[TILE, WIDTH]: dims from FIRST on of the vectors that begin at `at`; zeros where not known."""
+    """[TILE, WIDTH]: elements from FIRST on of the vectors that begin at `at`; zeros where not known."""
     d = FIRST + tl.arange(0, WIDTH)
     mask = known[:, None]
     if FIRST + WIDTH > DIM:

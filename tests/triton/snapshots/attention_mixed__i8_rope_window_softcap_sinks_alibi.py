@@ -51,12 +51,18 @@ def load_rotated(
 
 @triton.jit
 def load_piece(kv_ptr, at, known, FIRST: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr):
-    """[TILE, WIDTH]: dims from FIRST on of the vectors that begin at `at`; zeros where not known."""
+    """[TILE, WIDTH]: elements from FIRST on of the vectors that begin at `at`; zeros where not known."""
     d = FIRST + tl.arange(0, WIDTH)
     mask = known[:, None]
     if FIRST + WIDTH > DIM:
         mask = mask & (d < DIM)[None, :]
     return tl.load(kv_ptr + at[:, None] + d[None, :], mask=mask, other=0)
+
+
+@triton.jit
+def numbers(codes):
+    """What the loaded elements of a piece stand for, but for scales and centres; float32."""
+    return codes.to(tl.float32)
 
 
 @triton.jit
@@ -83,7 +89,8 @@ def sweep(
         page = tl.load(table_ptr + (start + 16) // 16, mask=start + 16 < end, other=0)
         at = here * PAGE + slot * KEY_DIM
         score = tl.zeros((ROWS, TILE), tl.float32)
-        k = load_piece(kv_ptr, at, known, 0, 16, KEY_DIM).to(tl.float32).to(QK)
+        k = load_piece(kv_ptr, at, known, 0, 16, KEY_DIM)
+        k = numbers(k).to(QK)
         score = dot(q0, tl.trans(k), score)
         at = here * PAGE + VALUES + slot * VALUE_DIM
         v0 = load_piece(kv_ptr, at, known, 0, 32, VALUE_DIM)
@@ -113,7 +120,7 @@ def sweep(
         total = total * shrink + tl.sum(weight, axis=1)
         weight *= value_scale[None, :]
         weight = weight.to(PV)
-        acc0 = dot(weight, v0.to(tl.float32).to(PV), acc0 * shrink[:, None])
+        acc0 = dot(weight, numbers(v0).to(PV), acc0 * shrink[:, None])
         peak = top
     return acc0, peak, total
 

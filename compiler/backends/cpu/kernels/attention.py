@@ -139,6 +139,6 @@ class AttentionParams(CacheParams[Attention]):
     def scratch_bytes(self) -> int:
         """Bytes of AttentionTile::Work and the row states (checked by the C++ side)."""
         rows, width = self.tile * self.group, round_up(self.step.kv.value_dim, 16)
-        per_row = self.step.kv.key_dim + 1 + KEYS + KEYS // 2 + width + 19  # the half: 16-bit weights of an int8 cache
+        per_row = self.step.kv.key_dim + 1 + KEYS + KEYS // 2 + width + 20  # the half: 16-bit weights of an int8 cache
         copied = KEYS * (self.step.kv.key_dim + self.step.kv.value_dim + 2)
         return round_up(4 * (rows * (per_row + width + 2) + copied) + 256, 64)

@@ -57,7 +57,8 @@ class Attention(KvKernel[AttentionStep]):
         kv = self.step.kv
         key, value = (sum(piece.width for piece in pieces(dim)) for dim in (kv.key_dim, kv.value_dim))
         multiplied = 4 if self.qk_type == "float32" else 2
-        return Workload(kv.heads, self.step.group, key, value, item_size(kv.dtype), multiplied, kv.block_size)
+        cached = 1 / self.packed if self.packed else item_size(kv.dtype)
+        return Workload(kv.heads, self.step.group, key, value, cached, multiplied, kv.block_size)
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         if shape.decode:

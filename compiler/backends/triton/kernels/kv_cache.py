@@ -68,8 +68,9 @@ class KvKernel(StepKernel[C]):
 
     A page holds keys [heads, block_size, key_dim], then values [heads, block_size, value_dim], of the cache's type; for
     codes there follow float32 scales [heads, block_size] of the keys, then of the values. Codes of 4 and 2 bits are
-    packed, from the low bits of a byte up; what they stand for, and that vectors are mixed before they are rounded, is
-    told in codegen_templates/cpp/kv.h.
+    packed, from the low bits of a byte up, and have a scale and a centre in half floats, the scale in the low half of
+    four bytes; what they stand for, and that vectors are mixed before they are rounded, is told in
+    codegen_templates/cpp/kv.h.
     """
 
     @classmethod
@@ -139,7 +140,7 @@ class KvKernel(StepKernel[C]):
 
     @property
     def scale_page_stride(self) -> int:
-        """As page_stride, in float32 elements; so are the two offsets below."""
+        """As page_stride, in elements of four bytes; so are the two offsets below."""
         return self._page_bytes // 4
 
     @property
@@ -157,8 +158,8 @@ class KvKernel(StepKernel[C]):
         return gcd(self.step.rotary.dim // 2, 8)
 
     def kv_args(self) -> tuple[Arg, ...]:
-        """The layer's pages, and their scales as float32 if there are any."""
-        scales = (Arg("scales_ptr", "*fp32", KVArg()),) if self.scaled else ()
+        """The layer's pages, and their scales if there are any: float32, or two half floats in an integer."""
+        scales = (Arg("scales_ptr", "*i32" if self.packed else "*fp32", KVArg()),) if self.scaled else ()
         return (Arg("kv_ptr", "*" + ELEMENTS.get(self.step.kv.dtype, "u8"), KVArg()), *scales)
 
 

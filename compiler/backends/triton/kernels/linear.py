@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, TypeVar
+
+import msgspec
 
 from .....runtime.format.manifest import Limits
 from .....runtime.format.operands import Operand
@@ -17,10 +19,10 @@ from ...render import render
 from ..layouts.codes import CodeGroups
 from ..layouts.int8 import Int8Rows
 from ..layouts.registry import LAYOUTS
-from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel
+from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, StepKernel
 from ..tiling.choice import Tuner
-from ..tiling.linear import Product, pick
-from .linear_source import RowsSource, SortSource, Source, Tiling, epilogue_operands
+from ..tiling.linear import Machine, Product, pick
+from .linear_source import RowsSource, SortSource, Source, Tiling, UnpackSource, epilogue_operands
 
 LOGIT_ROWS = 64  # beyond decoding, seldom more rows than this are wanted
 P = TypeVar("P", bound=steps.Product)
@@ -90,6 +92,8 @@ class RowProducts(StepKernel[P]):
         tile = self._tile(shape, tuner)
         if self.mode == "int8":
             return (self._int8_rows(), self._int8(tile, tuner))
+        if tile.unpacked:
+            return (self._unpack(), *self._dense_launches(tile, tuner))
         if tile.decode:
             return (self._decode(tile, tuner),)
         first = self._sort(tile) if self.experts else ()
@@ -104,6 +108,8 @@ class RowProducts(StepKernel[P]):
         if tile.splits > 1:
             parts = len(epilogue_operands(self).parts)
             areas["sums"] = 4 * tile.splits * parts * shape.max_tokens * self.step.columns
+        if tile.unpacked:
+            areas["matrix"] = 2 * self.step.n * self.step.k
         if self.experts and not tile.decode:
             blocks = self._blocks(tile.m).value({self.num_rows: shape.max_tokens})
             areas |= {"counts": 4 * (self.experts + 1), "slots": 4 * blocks * tile.m, "experts": 4 * blocks}
@@ -115,13 +121,36 @@ class RowProducts(StepKernel[P]):
             rows = min(rows, 64)  # of codes fewer: decodes would wait for the matrix units
         if self.step.rows == "logit_rows" and not shape.decode:
             rows = min(rows, LOGIT_ROWS)
-        operands = epilogue_operands(self)
-        s = self.step
-        product = Product(
-            self.mode, self.x.dtype, s.n, s.k, self.step.columns, len(operands.parts), len(operands.extras), rows,
+        return Tiling.of(pick(self.product(rows), tuner))
+
+    def product(self, rows: int) -> Product:
+        """The facts that its tiling for that many rows depends on."""
+        operands, s = epilogue_operands(self), self.step
+        return Product(
+            self.mode, self.x.dtype, s.n, s.k, s.columns, len(operands.parts), len(operands.extras), rows,
             self.codes.unpacking if self.codes else None, self.experts, self.topk,
         )  # fmt: skip
-        return Tiling.of(pick(product, tuner))
+
+    def _unpack(self) -> LaunchSpec:
+        """W in 16 bits, in scratch."""
+        source = render(f"{self.template}/unpack.py.jinja", UnpackSource(self), self.step)
+        kind = f"*{ELEMENTS[self.x.dtype]}"
+        args = (replace(self._args()["w_ptr"], name="x_ptr"), _scratch("matrix", kind))
+        grid = (Extent(-(-self.step.n // 16)), Extent(-(-self.step.k // 256)), ONE)
+        return LaunchSpec(source, "linear_unpack", args, grid, num_warps=4, num_stages=1)
+
+    def _dense_launches(self, tile: Tiling, tuner: Tuner) -> tuple[LaunchSpec, ...]:
+        """Those of the same product with W as `_unpack` leaves it."""
+        kind, step = self.x.dtype, self.step
+        stored = msgspec.structs.replace(step.stored, format=kind)
+        dense = replace(self, step=msgspec.structs.replace(step, stored=stored, w=_typed(step.w, kind)))
+        last = dense._reduce(tile, tuner) if tile.splits > 1 else ()
+        matrix = _scratch("matrix").value
+        specs = (dense._many(tile, tuner), *last)
+        return tuple(
+            replace(spec, args=tuple(replace(a, value=matrix) if a.name == "w_ptr" else a for a in spec.args))
+            for spec in specs
+        )
 
     def _args(self) -> dict[str, Arg]:
         """All operands by their names in the source."""
@@ -132,7 +161,7 @@ class RowProducts(StepKernel[P]):
     def _spec(
         self, name: str, tile: Tiling, tuner: Tuner, args: Sequence[Arg], grid: tuple[Extent, Extent, Extent]
     ) -> LaunchSpec:
-        source = Source(self, tile, tuple(args), tuner.target.backend == "cuda")
+        source = Source(self, tile, tuple(args), Machine(tuner.target).level)
         file, entry = f"{self.template}/{name}.py.jinja", f"linear_{name.split('_')[0]}"
         return LaunchSpec(render(file, source, self.step), entry, tuple(args), grid, tile.warps, tile.stages)
 
@@ -224,6 +253,11 @@ class ExpertLinear(RowProducts[steps.ExpertProduct]):
     @property
     def x_per_slot(self) -> bool:
         return self.step.x_per_slot
+
+
+def _typed(operand: Operand, kind: str) -> Operand:
+    """An operand of another element type."""
+    return msgspec.structs.replace(operand, dtype=kind)
 
 
 def _int8_scratch() -> tuple[Arg, Arg]:

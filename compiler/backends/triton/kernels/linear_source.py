@@ -10,6 +10,7 @@ from ....program.layout import Layout
 from ....program.steps.linear import Columns
 from ..spec import Arg
 from ..tiling.choice import Config
+from ..tiling.linear import whole_groups
 from .body import Value, translate
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 class Tiling:
     """Blocks of m rows and n columns; k: one slice or step of K; splits: programs that share one tile's K.
 
-    decode: whether the kernel for few rows runs, in which every warp takes its own slices of K.
+    decode: whether the kernel for few rows runs, in which every warp takes its own slices of K. unpacked: whether codes
+    become a 16-bit matrix in scratch first, which the kernel for dense weights then reads.
     """
 
     decode: int
@@ -30,6 +32,7 @@ class Tiling:
     warps: int
     stages: int
     splits: int = 1
+    unpacked: int = 0
 
     @staticmethod
     def of(config: Config) -> Tiling:
@@ -122,7 +125,11 @@ class Source:
     op: RowProducts[Any]
     tile: Tiling
     args: tuple[Arg, ...]
-    cuda: bool
+    level: int  # compute capability, 0 for HIP
+
+    @property
+    def cuda(self) -> bool:
+        return self.level > 0
 
     @property
     def mode(self) -> str:
@@ -144,18 +151,27 @@ class Source:
     # -- codes as 16-bit operands -------------------------------------------------------------------------------------
 
     @property
+    def whole_values(self) -> bool:
+        """Whether codes become values before they are multiplied: see layouts/affine.py.jinja."""
+        codes = self.op.codes is not None and self.op.codes.unpacking.whole
+        return codes and not self.tile.decode and whole_groups(self.level, self.tile.n, self.tile.warps)
+
+    @property
     def bias(self) -> int:
-        """What is added to a field when it is read as an operand: bf16 has no subnormals that a product could keep."""
-        return 128 if self.op.x.dtype == "bf16" else 0
+        """What is added to a field when it is read as an operand: bf16 has no subnormals that a product could keep, and
+        those of f16 would lose bits when they are scaled."""
+        if self.op.x.dtype == "bf16":
+            return 128
+        return 1024 if self.whole_values else 0
 
     @property
     def magic(self) -> str:
-        """The pattern that is or-ed to a field: of 128.0, whose last mantissa bit is worth 1, or none."""
-        return "0x4300" if self.bias else "0"
+        """The pattern that is or-ed to a field: of a number whose last mantissa bit is worth 1, or none."""
+        return {128: "0x4300", 1024: "0x6400", 0: "0"}[self.bias]
 
     @property
     def magic_pair(self) -> str:
-        return "0x43004300" if self.bias else "0"
+        return "0" if not self.bias else self.magic + self.magic[2:]
 
     @property
     def unit(self) -> str:
@@ -316,3 +332,24 @@ class RowsSource:
     def chunk(self) -> int:
         """Values of a row that are read together: a power of two."""
         return min(1 << (self.op.step.k - 1).bit_length(), 1024)
+
+
+@dataclass(frozen=True)
+class UnpackSource:
+    """A matrix of codes [n, k] whose values are stored in 16 bits, as a table of n rows."""
+
+    op: RowProducts[Any]
+
+    @property
+    def macros(self) -> str:
+        assert self.op.codes is not None
+        return self.op.codes.macros
+
+    @property
+    def layout(self) -> Layout:
+        return self.op.layout
+
+    @property
+    def table(self) -> dict[str, int]:
+        """The facts of it that the layouts' macros ask of a table."""
+        return {"table_rows": self.op.step.n, "n": self.op.step.k}

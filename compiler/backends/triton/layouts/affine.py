@@ -71,7 +71,7 @@ class AffineGroups(CodeGroups):
     @property
     def unpacking(self) -> Unpacking:
         bits, group = self.format.bits, self.format.group
-        return Unpacking(f"gq{bits}g{group}", group, bits, 4, *_COSTS[bits], doubled=bits == 8)
+        return Unpacking(f"gq{bits}g{group}", group, bits, 4, *_COSTS[bits], doubled=bits == 8, whole=True)
 
     @property
     def fields(self) -> int:

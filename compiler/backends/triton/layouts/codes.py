@@ -17,7 +17,8 @@ class Unpacking:
     bits: of a code. scale_bytes: of memory per row and group beside the codes.
     decode_instructions, tile_instructions: per value and lane, in kernels for few rows and for many, as counted in
     disassembled kernels. decode_registers, tile_registers: that unpacking needs beside the sums. doubled: whether a
-    code takes two fields, so that twice as many operands are alive.
+    code takes two fields, so that twice as many operands are alive. whole: whether tiles multiply values, scales and
+    all, where `whole_groups` says so, so that no sum is taken up between steps.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Unpacking:
     decode_registers: int = 0
     tile_registers: int = 0
     doubled: bool = False
+    whole: bool = False
 
     @property
     def value_bytes(self) -> float:

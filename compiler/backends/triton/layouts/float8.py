@@ -47,7 +47,7 @@ class Float8Rows(CodeGroups):
     @property
     def unpacking(self) -> Unpacking:
         scale_bytes = 4 if self.format.group else 0
-        return Unpacking(self.name, self.group, 8, scale_bytes, 2.8, 3.2, 10, 20)
+        return Unpacking(self.name, self.group, 8, scale_bytes, 2.8, 3.2, 10, 20, whole=not self.format.group)
 
     def misfit(self, n: int, k: int) -> str:
         return ""

@@ -22,8 +22,9 @@ from ....interrupt import Processes
 from ....targets import Target
 from ...errors import CodegenError
 from ..spec import LaunchSpec
+from .loops import MatrixLoop, matrix_loops
 
-_CACHE_FORMAT = "3"  # of the facts beside a cached object
+_CACHE_FORMAT = "4"  # of the facts beside a cached object
 T = TypeVar("T")
 _WORKER = Path(__file__).with_name("worker.py")
 
@@ -32,7 +33,8 @@ _WORKER = Path(__file__).with_name("worker.py")
 class Compiled:
     """A compiled kernel: the object's bytes, and per thread its registers and bytes of local memory.
 
-    driver_version: the least CUDA version of a driver that loads it (12000 is 12.0); 0 for HIP.
+    driver_version: the least CUDA version of a driver that loads it (12000 is 12.0); 0 for HIP. loops: what its loops
+    with matrix instructions do; none for HIP.
     """
 
     entry: str
@@ -41,6 +43,7 @@ class Compiled:
     registers: int
     spill_bytes: int
     driver_version: int
+    loops: tuple[MatrixLoop, ...] = ()
 
 
 def spec_key(spec: LaunchSpec) -> str:
@@ -89,10 +92,10 @@ def compile_specs(
 
 def _compile(worker: _Worker, key: str, spec: LaunchSpec, target: Target) -> Compiled:
     with tempfile.TemporaryDirectory(prefix="icc-triton-") as folder:
-        source, binary = Path(folder, f"{spec.entry}.py"), Path(folder, "object")
+        source, file, ir = Path(folder, f"{spec.entry}.py"), Path(folder, "object"), Path(folder, "ir")
         source.write_text(spec.source)
         job = {
-            "source": str(source), "entry": spec.entry, "object": str(binary),
+            "source": str(source), "entry": spec.entry, "object": str(file), "ir": str(ir),
             "signature": {a.name: a.type for a in spec.args},
             "aligned": [i for i, a in enumerate(spec.args) if a.aligned],
             "backend": target.backend, "arch": target.arch.removeprefix("sm_"), "warp_size": target.warp_size,
@@ -102,7 +105,9 @@ def _compile(worker: _Worker, key: str, spec: LaunchSpec, target: Target) -> Com
         if "error" in answer:
             raise CodegenError(f"kernel {key} does not compile for {target.name}: {answer['error']}")
         shared, registers, spill, driver = (answer[name] for name in ("shared", "registers", "spill", "driver"))
-        return Compiled(answer["entry"], binary.read_bytes(), shared, registers, spill, driver)
+        binary = file.read_bytes()
+        loops = matrix_loops(binary, ir.read_text(), spec.num_warps) if target.backend == "cuda" else ()
+        return Compiled(answer["entry"], binary, shared, registers, spill, driver, loops)
 
 
 class _Worker:
@@ -208,6 +213,7 @@ def _load(folder: Path) -> Compiled | None:
     except (OSError, ValueError):
         return None
     digest = facts.pop("sha256", None)
+    facts["loops"] = tuple(MatrixLoop(**loop) for loop in facts["loops"])
     return Compiled(binary=binary, **facts) if hashlib.sha256(binary).hexdigest() == digest else None
 
 

@@ -19,13 +19,14 @@ _BLOCK = 1.5e-9  # seconds per block that is launched for nothing, over the whol
 
 @dataclass(frozen=True)
 class Workload:
-    """What decides about tilings: heads, dims with their padding, bytes of a cached and of a multiplied element."""
+    """What decides about tilings: heads, dims with their padding, bytes of a cached (a part of one, where several codes
+    fill a byte) and of a multiplied element."""
 
     kv_heads: int
     group: int
     key_dim: int
     value_dim: int
-    cached: int
+    cached: float
     multiplied: int
     block_size: int
 
@@ -56,7 +57,7 @@ def mixed_tiling(work: Workload, max_tokens: int, tuner: Tuner) -> Tiling:
         {"rows": rows, "heads": heads, "tile": tile, "warps": warps, "stages": stages}
         for rows in ((32,) if long else (64,) if few else (128, 64))
         for heads in _head_counts(work.group, rows)
-        for tile in ((16,) if long else (64, 32, 16) if work.cached < work.multiplied else (64, 32, 128))
+        for tile in ((16,) if long else _tiles(work))
         for warps in ((8,) if long else (4, 8))
         for stages in (2, 3)
     ]
@@ -89,6 +90,11 @@ def split_count(work: Workload, tiling: Tiling, sequences: int, span: int, tuner
     )["splits"]  # fmt: skip
 
 
+def _tiles(work: Workload) -> tuple[int, ...]:
+    """Keys per step: fewer where they are converted, and fewer still where they are unpacked, or registers spill."""
+    return (32, 16) if work.cached < 1 else (64, 32, 16) if work.cached < work.multiplied else (64, 32, 128)
+
+
 def _head_counts(group: int, most: int) -> list[int]:
     """Ways to share the query heads of a KV head between programs: as few programs as possible, or up to twice that."""
     least = -(-group // most)
@@ -111,7 +117,7 @@ def _shared_bytes(work: Workload, target: Target, config: Config) -> int:
     converted = work.multiplied if work.cached != work.multiplied else 0
     queries = config["rows"] * work.key_dim * work.multiplied
     tiles = config["tile"] * dims * (buffers * work.cached + converted)
-    return (max(queries, tiles) if target.backend == "hip" else queries + tiles) + 2048
+    return int(max(queries, tiles) if target.backend == "hip" else queries + tiles) + 2048
 
 
 def _blocks(work: Workload, target: Target, config: Config, registers: float) -> int:

@@ -12,13 +12,25 @@ from math import inf
 
 from ....targets import Target
 from ..layouts.codes import Unpacking
-from .choice import Config, Tuner
+from .choice import Config, Tuner, power_of_two
 
 LATENCY = 0.9e-6  # seconds from a request to memory to its data, under load
 LAUNCH = 2.0e-6  # seconds that one more kernel costs
 CACHE_PER_SM = 50e9  # bytes/s that a multiprocessor reads from the second-level cache
 ISSUE_PER_SM = 3.8e9  # instructions of a warp per second: four schedulers at 60 %
+UNPACK = 14.0  # instructions per value where a matrix is unpacked by itself
 REGISTERS = 65536  # of a multiprocessor, 32 bits each
+
+
+ROWS = (8, 16, 32, 64, 128, 256, 512, 1024, 4096)  # classes of row counts; one choice for each
+
+
+def whole_groups(level: int, n: int, warps: int) -> bool:
+    """Whether matrix units run beside the warps that unpack n columns: from sm_90 on, in tiles that give each warp its
+    own columns; those of sm_100 take all their columns from four warps."""
+    if level >= 100:
+        return n == 128 and warps == 4
+    return level >= 90 and n >= 64 and warps % 4 == 0 and n >= 16 * warps
 
 
 @dataclass(frozen=True)
@@ -65,10 +77,20 @@ class Product:
         """Whether a code takes two fields."""
         return self.codes is not None and self.codes.doubled
 
+    @property
+    def unpacks(self) -> bool:
+        """Whether all of W may become a 16-bit matrix first: where enough rows share that work."""
+        return self.codes is not None and self.x_type != "f32" and self.rows >= 16 and not self.experts
+
+    @property
+    def dense(self) -> Product:
+        """The same product with W in 16 bits."""
+        return replace(self, mode="dense", codes=None)
+
 
 def pick(product: Product, tuner: Tuner) -> Config:
     """The tiling for a product; one choice for all row counts of a class, so that phases share objects."""
-    rows = next((r for r in (8, 16, 32, 64, 128, 256) if product.rows <= r), 1024)
+    rows = next((r for r in ROWS if product.rows <= r), ROWS[-1])
     known = replace(product, rows=rows)
     machine = Machine(tuner.target)
     return tuner.pick(known.key, machine.candidates(known), lambda config: machine.seconds(known, config))
@@ -91,12 +113,13 @@ class Machine:
 
     def candidates(self, p: Product) -> list[Config]:
         """All tilings worth a try."""
-        if p.mode == "wide":
-            return self._wide(p)
         if p.mode == "int8":
             return self._int8(p)
+        unpacked = [{**c, "unpacked": 1} for c in self.candidates(p.dense)] if p.unpacks else []
+        if p.mode == "wide":
+            return [*self._wide(p), *unpacked]
         found = [*(self._decode(p) if p.rows <= 16 else []), *self._tiles(p)]
-        return [config for config in found if self._keeps_registers(p, config)]
+        return [*(config for config in found if self._keeps_registers(p, config)), *unpacked]
 
     def _decode(self, p: Product) -> list[Config]:
         least = 16 if self.hip else 8  # columns of the smallest matrix instruction
@@ -117,12 +140,14 @@ class Machine:
         m += [64] if p.rows >= 128 else []
         m += [256] if p.rows >= 256 else []
         steps = -(-p.k // (p.codes.group if p.codes else 64))
-        splits = [1, *(s for s in (2, 4, 8) if steps >= 4 * s and p.rows <= 128 and not p.experts)]
+        splits = [1, *(s for s in (2, 4, 8) if steps >= 4 * s and p.rows <= 1024 and not p.experts)]
         shapes = [(64, 4), (64, 8), (128, 4), (128, 8)]
         if self.level < 90:  # a warp group's instructions take 64 columns, a warp's 16
             shapes = [(32, 4), *shapes]
-        elif p.codes and self.level >= 100:  # the newest take no left operand from registers: those of a warp
-            shapes = [(32, 4), (64, 2)]
+        elif p.codes and self.level >= 100:  # the newest take their left operand from tensor memory, or are a warp's
+            shapes = [(32, 4), (64, 2), *([(128, 4)] if p.codes.whole else [])]
+        elif p.codes:  # with fewer than 16 columns per warp, several would compute the same
+            shapes = [(64, 4), (128, 8)]
         return [
             {"decode": 0, "m": rows, "n": n, "k": k, "warps": warps, "stages": depth, "splits": split}
             for rows in m
@@ -143,6 +168,12 @@ class Machine:
             whole = sums * (p.parts + p.extras) <= 128 and not crowded
             halves = not old and not p.experts and sums * (2 * p.parts + p.extras) <= 384  # see Source.halves
             return whole or (sums * p.parts <= 128 and halves)
+        if self._whole(p, c):
+            room = c["warps"] >= 8 and not p.doubled
+            if self.level >= 100:  # tensor memory holds 512 columns: the sums, and a step of each part of W
+                room = p.parts == 1 and not p.doubled
+                return sums * p.parts <= (256 if room else 128)
+            return sums * p.parts <= (128 if room else 64)
         if self.hip and p.doubled and c["n"] > 64:
             return False
         limit = 64 if not p.doubled or (p.parts == 1 and not old) else 32
@@ -151,6 +182,11 @@ class Machine:
         most = 64 if c["n"] < 64 else 32 if p.doubled and p.parts > 1 and old else 128
         crowded = old and p.parts > 1 and (c["n"] > 64 or (c["n"] == 64 and c["m"] == 64))
         return sums * p.parts <= limit and c["m"] <= most and not crowded
+
+    def _whole(self, p: Product, c: Config) -> bool:
+        """Whether values are multiplied, not codes; see Source.whole_values."""
+        whole = p.codes is not None and p.codes.whole
+        return whole and not c["decode"] and whole_groups(self.level, c["n"], c["warps"])
 
     def _int8(self, p: Product) -> list[Config]:
         """Products of int8 on matrix units, which take at least 16 rows and 32 of K; sums are whole numbers."""
@@ -171,6 +207,8 @@ class Machine:
 
     def seconds(self, p: Product, c: Config) -> float:
         """Estimated time; infinity where the tiling does not fit."""
+        if c.get("unpacked"):
+            return self._unpack_seconds(p) + self.seconds(p.dense, {k: v for k, v in c.items() if k != "unpacked"})
         resident = self._resident(p, c)
         if not resident:
             return inf
@@ -205,7 +243,16 @@ class Machine:
             extra += LAUNCH + 8.0 * c["splits"] * p.rows * p.columns * p.parts / (CACHE_PER_SM * sms)
         if p.experts and not c["decode"]:
             extra += 2 * LAUNCH + 2 * LATENCY * (1 + slots / 1024)
-        return extra + max(bounds) + 0.1 * sum(bounds)
+        idle = 1.1 if programs < 0.8 * sms and not c["decode"] else 1.0  # what else runs seldom fills the others
+        return (extra + max(bounds) + 0.1 * sum(bounds)) * idle
+
+    def _unpack_seconds(self, p: Product) -> float:
+        """Estimated time in which all of W becomes a 16-bit matrix: read, computed value by value, written."""
+        assert p.codes is not None
+        values = p.n * p.k
+        memory = values * (p.codes.value_bytes + 2) / (0.85e9 * self.target.bandwidth)
+        issue = values * UNPACK / 32 / (ISSUE_PER_SM * self.target.multiprocessors)
+        return LAUNCH + LATENCY + max(memory, issue)
 
     def _matrix_rate(self, p: Product, c: Config, resident: int) -> float:
         """The share of the peak that matrix instructions reach."""
@@ -214,8 +261,10 @@ class Machine:
         groups = min(resident * c["warps"] / 8, 1.0)  # eight warps hide what the others wait for
         if self.hip:
             return 0.4 * groups
-        whole = not c["decode"] and c["n"] >= 64 and c["warps"] >= 4
-        if self.level >= 90 and whole:  # instructions of a warp group; what they read of shared memory may bound them
+        large = not c["decode"] and c["n"] >= 64 and c["warps"] >= 4
+        if self._whole(p, c):
+            return 0.7 * max(groups, 0.6)
+        if self.level >= 90 and large:  # instructions of a warp group; what they read of shared memory may bound them
             shared = 1.0 if p.codes else min(1.0, 90 / (64 + 4096 / c["m"]))
             return (0.6 if p.codes else 0.75) * shared * max(groups, 0.6)
         return {80: 0.75, 86: 0.75, 89: 0.75, 90: 0.5}.get(self.level, 0.25) * groups
@@ -228,6 +277,8 @@ class Machine:
             unpack = p.codes.decode_instructions if p.codes else 0.08
             return c["warps"] * (per_slice * (unpack + 0.02 * c["m"]) + loads)
         unpack = p.codes.tile_instructions if p.codes else 0.05
+        if self._whole(p, c):  # the scale costs one for two values
+            return per_slice * (unpack + 0.5) + c["warps"] * 90 + loads
         products = c["n"] * p.parts * c["m"] / 32 * (1.1 if p.codes else 0.1)
         return per_slice * unpack + products + c["warps"] * 60 + loads
 
@@ -236,6 +287,9 @@ class Machine:
         fit = self.target.shared_memory_kib * 1024 // max(self.shared_bytes(p, c), 1024)
         lanes = self.target.warp_size * c["warps"]
         files = REGISTERS * (2 if self.hip else 1)
+        if self.level >= 100 and c["n"] >= 64 and c["warps"] >= 4 and not c["decode"]:  # columns of tensor memory
+            columns = p.parts * (c["m"] + (64 if p.codes else 0))
+            fit = min(fit, 512 // power_of_two(max(columns, 32)))
         return min(fit, self.target.max_warps // c["warps"], max(int(files / (self.registers(p, c) * lanes)), 1))
 
     def shared_bytes(self, p: Product, c: Config) -> int:
@@ -259,6 +313,8 @@ class Machine:
                 return 32 + c["n"] * p.parts // 2 + c["m"]
             return int((36 + 1.4 * c["n"] * p.parts) * (1 + (c["m"] - 8) / 32)) + p.codes.decode_registers + old
         sums = c["m"] * c["n"] // (self.target.warp_size * c["warps"])
+        if self._whole(p, c):
+            return min(72 + int(1.6 * sums * p.parts), 255)
         if not p.codes:
             return 40 + min(int(1.1 * sums * (p.parts + p.extras)), 160) + old // 2
         unpacked = 60 + 2 * max(c["n"] // c["warps"] - 16, 0) + p.codes.tile_registers + c["m"] // 128 * old

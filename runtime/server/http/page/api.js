@@ -30,6 +30,8 @@ export async function json(path, body) {
   return answer;
 }
 
+const isSomething = ({ text, thought, calls, tokens }) => Boolean(text || thought || calls.length || tokens.length);
+
 // Streams an answer: `on(piece, stats)` hears of every chunk. Resolves to {finish, stats}: "stopped" after an abort.
 export async function generate(path, body, signal, on) {
   const pace = new Pace(performance.now());
@@ -49,7 +51,7 @@ export async function generate(path, body, signal, on) {
     }
     for await (const chunk of jsonEvents(response.body)) {
       const piece = readChunk(chunk);
-      pace.came(performance.now(), piece.usage, Boolean(piece.text || piece.thought || piece.tokens.length));
+      pace.came(performance.now(), piece.usage, isSomething(piece));
       finish = piece.finish ?? finish;
       on(piece, pace.stats);
     }

@@ -2,14 +2,15 @@
 import { generate } from "./api.js";
 import { addTurn, messages, newConversation, path, removeTurn, turnTo, versions } from "./conversation.js";
 import { at, growing, h, oncePerFrame } from "./dom.js";
+import { addCalls } from "./tools.js";
 import { TurnView, welcome } from "./turn.js";
 
 const SAVE_MS = 2000;
 
 export class Chat {
-  // request(): the fields of a request from the panel; changed(): a conversation came, went or has another title
-  constructor({ store, about, request, changed }) {
-    Object.assign(this, { store, about, request, changed });
+  // request(), tools(): the fields of a request from the panel; changed(): a conversation came, went or has another title
+  constructor({ store, about, request, tools, changed }) {
+    Object.assign(this, { store, about, request, tools, changed });
     this.running = new Map(); // id of a conversation -> the AbortController of its answer
     this.views = new Map(); // id of a turn -> TurnView
     this.follow = true; // whether the end is kept in view
@@ -59,10 +60,11 @@ export class Chat {
       let view = this.views.get(turn.id);
       if (!view) this.views.set(turn.id, (view = new TurnView(turn, (...asked) => this.act(...asked))));
       const all = versions(conversation, turn.id);
-      if (!view.element.classList.contains("editing") && (turn.live || !view.drawn || view.count !== all.length)) {
-        view.draw({ index: all.indexOf(turn), count: all.length });
-        view.drawn = !turn.live;
-        view.count = all.length;
+      const last = turn === turns.at(-1);
+      const same = view.drawn && view.count === all.length && view.last === last;
+      if (!view.element.classList.contains("editing") && (turn.live || !same)) {
+        view.draw({ index: all.indexOf(turn), count: all.length, last });
+        Object.assign(view, { drawn: !turn.live, count: all.length, last });
       }
       return view.element;
     });
@@ -128,6 +130,11 @@ export class Chat {
     if (name === "on") return this.answer(turn.parent, turn);
     if (name === "version") turnTo(conversation, turn.id, value);
     if (name === "remove") removeTurn(conversation, turn.id);
+    if (name === "results") {
+      // of the calls of an answer, or other results in the place of these
+      const given = addTurn(conversation, turn.role === "tool" ? turn.parent : turn.id, "tool");
+      return this.answer(Object.assign(given, { results: value }).id);
+    }
     if (name === "edit") {
       this.redraw(turn);
       const edited = addTurn(conversation, turn.parent, turn.role, value);
@@ -149,14 +156,14 @@ export class Chat {
     const { logprobs, ...fields } = this.request();
     const tokens = logprobs ? { logprobs: true, top_logprobs: logprobs } : {};
     const rest = goesOn ? { continue_final_message: true, add_generation_prompt: false } : {};
-    return { model: this.about.model, messages: given, ...fields, ...tokens, ...rest };
+    const tools = this.tools(given.at(-1)?.role === "tool");
+    return { model: this.about.model, messages: given, ...fields, ...tools, ...tokens, ...rest };
   }
 
   // Asks for an answer, and shows it as it comes, if its conversation is still the one that is shown.
   async answer(parent, goesOn = null) {
     const { conversation } = this;
     if (goesOn) delete goesOn.error; // what is there of it is sent all the same
-    const body = this.body(parent, goesOn);
     const turn = goesOn ?? addTurn(conversation, parent, "assistant");
     Object.assign(turn, { live: true, finish: null, tokens: turn.tokens ?? [] });
     const controller = new AbortController();
@@ -167,9 +174,11 @@ export class Chat {
     this.save(conversation);
     let saved = performance.now();
     try {
+      const body = this.body(parent, goesOn);
       const { finish, stats } = await generate("v1/chat/completions", body, controller.signal, (piece, stats) => {
         turn.content += piece.text;
         if (piece.thought) turn.thought = (turn.thought ?? "") + piece.thought;
+        if (piece.calls.length) addCalls((turn.calls ??= []), piece.calls);
         turn.tokens.push(...piece.tokens);
         turn.stats = stats;
         if (performance.now() - saved > SAVE_MS) saved = (this.save(conversation), performance.now());
@@ -194,7 +203,8 @@ export class Chat {
   }
 
   // For screen readers: the whole answer once, not every piece of it.
-  announce({ content, error }) {
-    at("announcer").replaceChildren(h("p", {}, error ?? content));
+  announce({ content, error, calls }) {
+    const called = calls?.length ? `calls ${calls.map(({ name }) => name).join(", ")}` : "";
+    at("announcer").replaceChildren(h("p", {}, error ?? [content, called].filter(Boolean).join(" ")));
   }
 }

@@ -1,6 +1,6 @@
 // What a chunk of a streamed answer says, whichever API it came by, and how fast they came.
 
-// {text, thought, tokens, finish, usage}; tokens: [{text, bytes, logprob, top: [{text, logprob}]}]. An Error where the
+// {text, thought, calls, tokens, finish, usage}; calls: pieces of calls of tools; tokens: [{text, bytes, logprob, top: [{text, logprob}]}]. An Error where the
 // server tells of one.
 export function readChunk(chunk) {
   if (chunk.error) throw new Error(chunk.error.message ?? "the server told of an error");
@@ -9,6 +9,7 @@ export function readChunk(chunk) {
   return {
     text: choice?.text ?? delta.content ?? "",
     thought: delta.reasoning_content ?? delta.reasoning ?? "",
+    calls: delta.tool_calls ?? [],
     tokens: choice?.logprobs ? tokensOf(choice.logprobs) : [],
     finish: choice?.finish_reason ?? null,
     usage: chunk.usage ?? null,

@@ -1,6 +1,8 @@
 // A conversation is a tree of turns: an edit or another answer is a sibling, and nothing that was said is lost.
 //
 // {id, title, system, created, leaf, turns: {id: {id, parent, role, content, ...}}}; `leaf` is the end of what is shown.
+// An assistant's turn may have `calls` of tools; the turn behind it is then a "tool" with `results` for all of them.
+import { whole } from "./tools.js";
 
 let count = 0;
 const newId = () => `${Date.now().toString(36)}${(count++).toString(36)}${Math.random().toString(36).slice(2, 6)}`;
@@ -55,24 +57,47 @@ export function removeTurn(conversation, id) {
 
 // What the API is sent for an answer behind `leaf`: failed turns and empty ones are left out.
 export function messages(conversation, leaf) {
-  const said = path(conversation, leaf).filter((turn) => turn.content && !(turn.role === "assistant" && turn.error));
+  const said = path(conversation, leaf).filter(isSaid);
   const system = conversation.system.trim() ? [{ role: "system", content: conversation.system }] : [];
   return [
     ...system,
-    ...said.map(({ role, content }) => ({ role, content: role === "assistant" ? answered(content) : content })),
+    ...said.flatMap((turn) => (turn.role === "tool" ? turn.results.map(resultMessage) : [message(turn)])),
   ];
 }
+
+const isSaid = ({ role, content, error, calls }) =>
+  role === "tool" || (role === "assistant" ? !error && (content || whole(calls).length > 0) : content);
+
+// What was thought before a call goes with it: the answer to its result builds on it.
+function message({ role, content, thought, calls }) {
+  if (role !== "assistant") return { role, content };
+  const called = whole(calls).map(({ id, name, arguments: text }) => ({
+    id,
+    type: "function",
+    function: { name, arguments: text || "{}" },
+  }));
+  if (!called.length) return { role, content: answered(content) };
+  const thinking = thought ? { reasoning_content: thought } : {};
+  return { role, content: answered(content) || null, ...thinking, tool_calls: called };
+}
+
+const resultMessage = ({ id, content }) => ({ role: "tool", tool_call_id: id, content });
 
 // An answer without what was thought before it, as templates expect history.
 export function answered(content) {
   return content.replace(/^\s*<(think|thinking|reasoning)>[\s\S]*?<\/\1>\s*/, "");
 }
 
+export const SPEAKERS = { user: "You", assistant: "Assistant", tool: "Results" };
+
 export function asMarkdown(conversation) {
   const parts = [`# ${conversation.title || "Chat"}`];
   if (conversation.system.trim()) parts.push(`**System**\n\n${conversation.system}`);
-  for (const turn of path(conversation))
-    parts.push(`**${turn.role === "user" ? "You" : "Assistant"}**\n\n${turn.content}`);
+  for (const turn of path(conversation)) {
+    const calls = (turn.calls ?? []).map(({ name, arguments: text }) => `Calls \`${name}\` with \`${text}\``);
+    const results = (turn.results ?? []).map(({ name, content }) => `\`${name}\`: ${content}`);
+    parts.push([`**${SPEAKERS[turn.role]}**`, turn.content, ...calls, ...results].filter(Boolean).join("\n\n"));
+  }
   return parts.join("\n\n") + "\n";
 }
 

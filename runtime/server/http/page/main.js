@@ -23,7 +23,8 @@ async function begin() {
   document.title = `${about.model} · icc`;
   const settings = new Settings(store, about.sampling);
   const request = () => settings.request();
-  if (about.chat) views.chat = chatOf(about, request);
+  const tools = (answersResults) => settings.tools(answersResults);
+  if (about.chat) views.chat = chatOf(about, { request, tools });
   if (about.task === "generate") views.complete = new Complete({ store, about, request });
   else views.embed = new Embed({ store, about });
   views.load = new Load({ about, changed: showState });
@@ -37,9 +38,9 @@ async function begin() {
   document.body.dataset.ready = "";
 }
 
-function chatOf(about, request) {
+function chatOf(about, { request, tools }) {
   const list = new ChatList(store, () => setOpen("chats", !narrow()));
-  const chat = new Chat({ store, about, request, changed: () => list.draw() });
+  const chat = new Chat({ store, about, request, tools, changed: () => list.draw() });
   list.chat = chat;
   list.draw();
   at("system").addEventListener("input", () => chat.setSystem(at("system").value));

@@ -1,6 +1,7 @@
-// The panel: the system prompt, how to sample, and the probabilities of tokens.
+// The panel: the system prompt, tools, how to sample, and the probabilities of tokens.
 import { at, h } from "./dom.js";
 import { FIELDS, problem, sampling, TOP_LOGPROBS } from "./params.js";
+import { readTools } from "./tools.js";
 
 export class Settings {
   // defaults: the engine's own, by the names of fields
@@ -16,6 +17,7 @@ export class Settings {
     const logprobs = at("logprobs");
     logprobs.checked = Boolean(this.values.logprobs);
     logprobs.addEventListener("change", () => this.set("logprobs", logprobs.checked));
+    this.beginTools();
     at("reset").addEventListener("click", () => {
       this.values = {};
       stop.value = "";
@@ -28,6 +30,34 @@ export class Settings {
   // The fields of a request; logprobs: how many of the likeliest tokens to report, if any.
   request() {
     return { ...sampling(this.values), ...(this.values.logprobs ? { logprobs: TOP_LOGPROBS } : {}) };
+  }
+
+  beginTools() {
+    const text = at("tools");
+    const choice = at("tool-choice");
+    const check = () => {
+      const { tools, problem } = readTools(text.value);
+      text.setAttribute("aria-invalid", String(problem !== ""));
+      at("tools-problem").textContent = problem;
+      const names = tools.map((tool) => tool.function.name);
+      at("tools-found").textContent = names.length ? `offered: ${names.join(", ")}` : "";
+      at("tool-choice-row").hidden = !names.length;
+    };
+    text.value = this.store.read("tools", "");
+    choice.value = this.store.read("tool-choice", "auto");
+    text.addEventListener("input", () => (this.store.write("tools", text.value), check()));
+    choice.addEventListener("change", () => this.store.write("tool-choice", choice.value));
+    check();
+  }
+
+  // The fields of a request of a chat that are about tools; an Error where what was pasted is wrong. One that must be
+  // called must be so once, not again when its result is there.
+  tools(answersResults) {
+    const { tools, problem } = readTools(at("tools").value);
+    if (problem) throw new Error(`The tools in the settings are wrong: ${problem}`);
+    if (!tools.length) return {};
+    const choice = at("tool-choice").value;
+    return { tools, tool_choice: choice === "required" && answersResults ? "auto" : choice };
   }
 
   set(name, value) {

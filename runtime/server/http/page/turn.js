@@ -1,12 +1,15 @@
 // One turn of a conversation on the page: its text, what can be done with it, and how fast it came.
+import { callCards, resultCards, resultsForm } from "./calls.js";
 import { statsLine } from "./chunks.js";
+import { SPEAKERS } from "./conversation.js";
 import { copyButton, growing, h, icon, iconButton } from "./dom.js";
 import { reasoning, renderMarkdown } from "./render.js";
 import { renderTokens, tokenList } from "./tokens.js";
+import { whole } from "./tools.js";
 
 const CUT = new Set(["length", "stopped"]); // ends of answers that can be gone on with
 
-// `act(name, turn, value)` is what the buttons call: "edit", "again", "on", "remove", "version".
+// `act(name, turn, value)` is what the buttons call: "edit", "again", "on", "remove", "version", "results".
 export class TurnView {
   constructor(turn, act) {
     this.turn = turn;
@@ -14,25 +17,25 @@ export class TurnView {
     this.asTokens = false;
     this.body = h("div", { class: "body" });
     this.foot = h("div", { class: "foot" });
-    const name = turn.role === "user" ? "You" : "Assistant";
     this.element = h(
       "article",
-      { class: `turn ${turn.role}`, "aria-label": name, "data-id": turn.id },
+      { class: `turn ${turn.role}`, "aria-label": SPEAKERS[turn.role], "data-id": turn.id },
       this.body,
       this.foot,
     );
   }
 
-  // Shows the turn as it is now. place: {index, count} among its versions.
+  // Shows the turn as it is now. place: {index, count} among its versions; last: nothing is behind it.
   draw(place) {
     const { turn } = this;
     this.element.classList.toggle("live", Boolean(turn.live));
     if (turn.role === "user") this.body.replaceChildren(h("div", { class: "said" }, turn.content));
-    else this.drawAnswer();
+    else if (turn.role === "tool") this.body.replaceChildren(...resultCards(turn.results));
+    else this.drawAnswer(place.last);
     this.drawFoot(place);
   }
 
-  drawAnswer() {
+  drawAnswer(last) {
     const { turn } = this;
     if (this.asTokens && turn.tokens?.length) {
       this.list ??= tokenList();
@@ -44,15 +47,28 @@ export class TurnView {
     if (!this.body.contains(this.said)) this.body.replaceChildren(this.said);
     if (turn.thought) this.drawThought();
     renderMarkdown(this.said, turn.content);
+    this.drawCalls(last);
     this.wait ??= h("p", { class: "waiting", "aria-label": "Waiting for the first token" }, h("i"), h("i"), h("i"));
     this.wait.remove();
     this.problem?.remove();
-    if (turn.live && !turn.content && !turn.thought) this.body.append(this.wait);
+    if (turn.live && !turn.content && !turn.thought && !turn.calls) this.body.append(this.wait);
     if (turn.error) {
       const again = h("button", { type: "button", onclick: () => this.act("again", turn) }, "Try again");
       this.problem = h("div", { class: "problem", role: "alert" }, h("span", {}, turn.error), again);
       this.body.append(this.problem);
     }
+  }
+
+  // The calls of tools, and as long as nothing follows, fields for their results.
+  drawCalls(last) {
+    const { turn } = this;
+    if (!turn.calls) return;
+    this.calls ??= h("div", { class: "calls" });
+    if (!this.body.contains(this.calls)) this.said.after(this.calls);
+    const calls = whole(turn.calls);
+    const asks = last && !turn.live && !turn.error && calls.length > 0;
+    if (asks) this.results ??= resultsForm(calls, null, (results) => this.act("results", turn, results));
+    this.calls.replaceChildren(...callCards(turn.calls, turn.live), ...(asks ? [this.results] : []));
   }
 
   drawThought() {
@@ -68,7 +84,7 @@ export class TurnView {
     renderMarkdown(this.thinking, this.turn.thought);
   }
 
-  drawFoot({ index, count }) {
+  drawFoot({ index, count, last }) {
     const { turn, act } = this;
     const stats = turn.stats ? statsLine(turn.stats, turn.finish) : [];
     const line = h(
@@ -99,7 +115,7 @@ export class TurnView {
         "Probabilities of the tokens",
         () => {
           this.asTokens = !this.asTokens;
-          this.draw({ index, count });
+          this.draw({ index, count, last });
         },
         { "aria-pressed": String(this.asTokens) },
       );
@@ -107,7 +123,7 @@ export class TurnView {
       "span",
       { class: "actions" },
       others,
-      copyButton(() => turn.content, "Copy the text"),
+      copyButton(() => asText(turn), "Copy the text"),
       tokens,
       iconButton("edit", "Edit", () => this.edit()),
       answer && iconButton("again", "Another answer", () => act("again", turn)),
@@ -123,6 +139,7 @@ export class TurnView {
   // Puts a text area in the place of the text until it is sent, saved or given up.
   edit() {
     const { turn, act } = this;
+    if (turn.role === "tool") return this.editResults();
     const area = h("textarea", { class: "edit", "aria-label": "Text of this turn" });
     area.value = turn.content;
     const end = (send) => {
@@ -151,6 +168,27 @@ export class TurnView {
     growing(area)();
     area.focus();
   }
+
+  // Other results in the place of those that were given; the ones before stay as a version.
+  editResults() {
+    const { turn } = this;
+    const end = (name, value) => {
+      this.element.classList.remove("editing");
+      this.act(name, turn, value);
+    };
+    const send = (results) => end("results", results);
+    const form = resultsForm(turn.results, turn.results, send, () => end("redraw"));
+    this.element.classList.add("editing");
+    this.body.replaceChildren(form);
+    this.foot.replaceChildren();
+    form.querySelector("textarea").focus();
+  }
+}
+
+// What is copied of a turn: its text, else its calls or results.
+function asText({ content, calls, results }) {
+  const called = calls?.map(({ name, arguments: text }) => `${name}(${text})`);
+  return content || (called ?? results?.map((result) => result.content) ?? []).join("\n");
 }
 
 // What an empty conversation shows.

@@ -15,7 +15,7 @@ static void k0_kv_write(const Ctx& c) {
         const int64_t turn = clamp_row(b.positions[t], 64) * 8;
         rotate_head<8, true>(k, c.input<const float>(2) + turn, c.input<const float>(3) + turn);
         const float* v = c.input<const float>(1) + t * 144 + head * VD;
-        store_kv([&](int d) -> Bf16& { return block.key(head, at, d); }, k, KD, block.key_scale(head) + at);
-        store_kv([&](int d) -> Bf16& { return block.value(head, at, d); }, v, VD, block.value_scale(head) + at);
+        store_kv([&](int d) -> Bf16& { return block.key(head, at, d); }, k, KD, block.key_scale(head) + at, block.key_centre(head) + at);
+        store_kv([&](int d) -> Bf16& { return block.value(head, at, d); }, v, VD, block.value_scale(head) + at, block.value_centre(head) + at);
     }
 }

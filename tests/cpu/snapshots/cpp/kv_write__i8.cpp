@@ -13,7 +13,7 @@ static void k0_kv_write(const Ctx& c) {
         float k[KD];
         memcpy(k, c.input<const float>(0) + t * 32 + head * KD, sizeof k);
         const float* v = c.input<const float>(1) + t * 48 + head * VD;
-        store_kv([&](int d) -> int8_t& { return block.key(head, at, d); }, k, KD, block.key_scale(head) + at);
-        store_kv([&](int d) -> int8_t& { return block.value(head, at, d); }, v, VD, block.value_scale(head) + at);
+        store_kv([&](int d) -> int8_t& { return block.key(head, at, d); }, k, KD, block.key_scale(head) + at, block.key_centre(head) + at);
+        store_kv([&](int d) -> int8_t& { return block.value(head, at, d); }, v, VD, block.value_scale(head) + at, block.value_centre(head) + at);
     }
 }

@@ -161,3 +161,8 @@ extern "C" int32_t icc_section(void* handle, int32_t section, const icc_batch* b
 extern "C" void icc_destroy(void* handle) {
     if (handle) release((Handle*)handle, ((Handle*)handle)->threads);
 }
+
+extern "C" void icc_scratch(int32_t num_threads, int64_t* of_threads, int64_t* shared) {
+    *of_threads = num_threads * ICC_SCRATCH_BYTES;
+    *shared = ICC_SHARED_BYTES;
+}

@@ -7,6 +7,7 @@ import { highlight } from "../../../../runtime/server/http/page/highlight.js";
 import { FIELDS, problem, sampling } from "../../../../runtime/server/http/page/params.js";
 import { agoTicks, between, short, ticks } from "../../../../runtime/server/http/page/scale.js";
 import { Store } from "../../../../runtime/server/http/page/store.js";
+import * as tools from "../../../../runtime/server/http/page/tools.js";
 import { cosine, norm } from "../../../../runtime/server/http/page/vectors.js";
 
 test("events are found however the text is cut", () => {
@@ -92,6 +93,56 @@ test("a conversation keeps every version of a turn", () => {
   const failed = talk.addTurn(chat, null, "assistant", "half");
   failed.error = "broke off";
   assert.deepEqual(talk.messages(chat, failed.id).length, 1);
+});
+
+test("tools are read in every shape that they are written in, or it is said what is wrong", () => {
+  const parameters = { type: "object" };
+  const wanted = [{ type: "function", function: { name: "f", parameters } }];
+  for (const given of [
+    { name: "f", parameters },
+    [{ name: "f", input_schema: parameters }],
+    [{ type: "function", name: "f", parameters, strict: null }],
+    wanted,
+  ])
+    assert.deepEqual(tools.readTools(JSON.stringify(given)), { tools: wanted, problem: "" });
+  assert.deepEqual(tools.readTools("  "), { tools: [], problem: "" });
+  const wrong = [
+    ["[{]", /not JSON/],
+    ["7", /tool 1 is not an object/],
+    ['[{"name": "f"}, {"name": "a b"}]', /tool 2 needs a "name"/],
+    ['[{"name": "f"}, {"name": "f"}]', /two tools are named f/],
+    ['{"name": "f", "parameters": "x"}', /JSON Schema/],
+    ['{"name": "f", "description": 1}', /not a text/],
+    ['{"type": "web_search"}', /only functions/],
+  ];
+  for (const [text, problem] of wrong) assert.match(tools.readTools(text).problem, problem);
+});
+
+test("calls come in pieces, and go back with their results", () => {
+  const calls = [];
+  tools.addCalls(calls, [{ index: 0, id: "a", function: { name: "f", arguments: '{"x"' } }]);
+  assert.deepEqual(tools.whole(calls), []);
+  const half = [{ id: "a", name: "f", arguments: '{"x"' }];
+  tools.addCalls(calls, [{ index: 0, function: { arguments: ": 1}" } }, { index: 1, id: "b", function: { name: "g" } }]);
+  assert.deepEqual(tools.whole([...calls, ...half]), calls);
+  const chat = talk.newConversation();
+  const question = talk.addTurn(chat, null, "user", "q");
+  const answer = Object.assign(talk.addTurn(chat, question.id, "assistant"), { calls, thought: "hm" });
+  const results = [
+    { id: "a", name: "f", content: "1" },
+    { id: "b", name: "g", content: "" },
+  ];
+  Object.assign(talk.addTurn(chat, answer.id, "tool"), { results });
+  const call = (id, name, text) => ({ id, type: "function", function: { name, arguments: text } });
+  const called = [call("a", "f", '{"x": 1}'), call("b", "g", "{}")];
+  assert.deepEqual(talk.messages(chat, chat.leaf).slice(1), [
+    { role: "assistant", content: null, reasoning_content: "hm", tool_calls: called },
+    { role: "tool", tool_call_id: "a", content: "1" },
+    { role: "tool", tool_call_id: "b", content: "" },
+  ]);
+  assert.match(talk.asMarkdown(chat), /Calls `f` with `{"x": 1}`[^]*\*\*Results\*\*\n\n`f`: 1/);
+  answer.calls = half; // it was stopped
+  assert.equal(talk.messages(chat, answer.id).length, 1);
 });
 
 class Storage {

@@ -1,0 +1,259 @@
+"""What the loops of compiled products do, read from the disassembly: the faults that a device would only show as slow.
+
+A loop with matrix instructions is counted against the dots of the same loop in Triton's IR: how many FLOPs its
+instructions do over those that were asked for (more, where several warps compute the same rows), and what else it does
+per step: barriers, stores to shared memory, local memory, loads that wait, copies of fewer than 16 bytes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from ...errors import CodegenError
+
+_LINE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;", re.M)
+_LABEL = re.compile(r"^(\.L_\w+):", re.M)
+_MATRIX = re.compile(r"(?:[HIQ]G?MMA|UTC[HQI]MMA)\b")
+BARRIERS = 2  # per step of a product: copies have come, copies may be overwritten
+_WARP_SHAPES = {"16816": 16 * 8 * 16, "1688": 16 * 8 * 8, "16832": 16 * 8 * 32, "16864": 16 * 8 * 64}
+
+
+@dataclass(frozen=True)
+class MatrixLoop:
+    """One innermost loop with matrix instructions. All counts but `steps` and `flops` are of one iteration.
+
+    instruction: of the matrix units, without its shape. steps: iterations of the source's loop in one of the machine's.
+    flops: what the instructions of all warps do over what the dots of the source ask for. barriers: of the whole block.
+    shared_stores: by warps, of values; copies from global memory are not among them. local: accesses of local memory.
+    conversions: of layouts, in Triton's IR. loads: from global memory into registers. copies: asynchronous, from global
+    to shared memory; narrow: of these, those of fewer than 16 bytes. waits_each: whether every product is waited for
+    before the next begins. instructions: all, of one warp.
+    """
+
+    instruction: str
+    steps: int
+    flops: float
+    barriers: int
+    shared_stores: int
+    local: int
+    conversions: int
+    loads: int
+    copies: int
+    narrow: int
+    waits_each: bool
+    instructions: int
+
+
+def matrix_loops(cubin: bytes, ttgir: str, warps: int) -> tuple[MatrixLoop, ...]:
+    """The innermost loops with matrix instructions of a cubin and the IR that it was made of, in their order; none
+    where the two do not have the same loops, for short ones are unrolled. CodegenError where the disassembler fails.
+    """
+    asked = [_Asked(text) for text in _loop_texts(ttgir)]
+    asked = [found for found in asked if found.flops]
+    if not asked:
+        return ()
+    code = _Code(disassemble(cubin))
+    loops = [loop for loop in code.loops() if any(_MATRIX.match(line.name) for line in loop)]
+    if len(loops) != len(asked):
+        return ()
+    return tuple(_facts(loop, code, source, warps) for loop, source in zip(loops, asked, strict=True))
+
+
+def loop_faults(entry: str, loops: Sequence[MatrixLoop]) -> tuple[str, ...]:
+    """What the loops of a kernel do that costs time and need not be, in words; products are held to more."""
+    found: dict[str, None] = {}
+    for loop in loops:
+        if loop.flops > 1.05:
+            found[f"computes {loop.flops:.2f} times what it multiplies"] = None
+        if loop.local:
+            found[f"{loop.local} accesses of local memory per step"] = None
+        if not entry.startswith("linear_"):
+            continue
+        if loop.conversions:
+            found[f"{loop.conversions} conversions of layouts per step"] = None
+        if loop.shared_stores:
+            found[f"{loop.shared_stores} stores to shared memory per step"] = None
+        if loop.loads:
+            found[f"{loop.loads} loads per step that are waited for"] = None
+        # tensor memory is written between two, one for each part of W
+        most = BARRIERS + 2 * loop.instruction.startswith("UTC")
+        if loop.barriers > most * loop.steps:
+            found[f"{loop.barriers} barriers per step"] = None
+    return tuple(found)
+
+
+def disassemble(cubin: bytes) -> str:
+    """The text of nvdisasm, which comes with Triton."""
+    found = importlib.util.find_spec("triton")
+    if found is None or found.origin is None:
+        raise CodegenError("Triton is not installed")
+    tool = Path(found.origin).with_name("backends") / "nvidia" / "bin" / "nvdisasm"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([tool, "-c", file.name], capture_output=True, text=True)
+    if done.returncode:
+        raise CodegenError(f"nvdisasm: {done.stderr.strip()[:300]}")
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One instruction: its predicate, name with modifiers, and the rest."""
+
+    guard: str
+    name: str
+    operands: str
+
+
+class _Code:
+    """The instructions of a kernel and its natural loops."""
+
+    def __init__(self, text: str) -> None:
+        self.lines: list[_Line] = []
+        self._labels: dict[str, int] = {}
+        for line in text.splitlines():
+            if label := _LABEL.match(line):
+                self._labels[label[1]] = len(self.lines)
+            elif found := _LINE.match(line):
+                self.lines.append(_Line(found[1] or "", found[2], found[3]))
+
+    def loops(self) -> list[list[_Line]]:
+        """Innermost natural loops with matrix instructions, by their first instruction."""
+        starts, successors = self._blocks()
+        ends = [*starts[1:], len(self.lines)]
+        has = [any(_MATRIX.match(line.name) for line in self.lines[a:b]) for a, b in zip(starts, ends, strict=True)]
+        bodies: dict[int, set[int]] = {}
+        dominators = _dominators(successors)
+        for block, following in enumerate(successors):
+            for head in following:
+                if head in dominators[block]:
+                    bodies.setdefault(head, {head}).update(_body(head, block, successors))
+        found = [body for _, body in sorted(bodies.items()) if any(has[b] for b in body)]
+        inner = [body for body in found if not any(other < body for other in found)]
+        return [[line for b in sorted(body) for line in self.lines[starts[b] : ends[b]]] for body in inner]
+
+    def descriptor(self, register: str) -> int:
+        """The constant that a uniform register is given; 0 if it is given none."""
+        for line in self.lines:
+            found = re.fullmatch(rf"{register}, (0x[0-9a-f]+)", line.operands)
+            if line.name == "UMOV" and found and int(found[1], 16) >> 16:
+                return int(found[1], 16)
+        return 0
+
+    def _blocks(self) -> tuple[list[int], list[list[int]]]:
+        """Where basic blocks begin, and the blocks that follow each."""
+        leaders = {0, *self._labels.values()}
+        leaders |= {i + 1 for i, line in enumerate(self.lines) if line.name.split(".")[0] in ("BRA", "EXIT")}
+        starts = sorted(i for i in leaders if i < len(self.lines))
+        number = {start: i for i, start in enumerate(starts)}
+        successors: list[list[int]] = []
+        for _, end in zip(starts, [*starts[1:], len(self.lines)], strict=True):
+            last, following = self.lines[end - 1], []
+            branches, ends = last.name.startswith("BRA"), last.name == "EXIT"
+            if branches and (target := re.search(r"`\((\.L_\w+)\)", last.operands)):
+                following.append(number[self._labels[target[1]]])
+            always = not last.guard and not re.match(r"[!~]?U?[PR]", last.operands)
+            if end < len(self.lines) and not ((branches or ends) and always):
+                following.append(number[end])
+            successors.append(following)
+        return starts, successors
+
+
+def _dominators(successors: Sequence[Sequence[int]]) -> list[set[int]]:
+    """Of each block, those that every path to it goes through."""
+    before: list[list[int]] = [[] for _ in successors]
+    for block, following in enumerate(successors):
+        for other in following:
+            before[other].append(block)
+    found = [{0}, *(set(range(len(successors))) for _ in successors[1:])]
+    changed = True
+    while changed:
+        changed = False
+        for block in range(1, len(successors)):
+            paths = [found[other] for other in before[block]]
+            new = {block} | (set.intersection(*paths) if paths else set())
+            changed |= new != found[block]
+            found[block] = new
+    return found
+
+
+def _body(head: int, tail: int, successors: Sequence[Sequence[int]]) -> set[int]:
+    """The blocks from which `tail` is reached without `head`."""
+    body, waiting = {head}, [tail]
+    while waiting:
+        block = waiting.pop()
+        if block not in body:
+            body.add(block)
+            waiting += [other for other, following in enumerate(successors) if block in following]
+    return body
+
+
+def _facts(loop: Sequence[_Line], code: _Code, asked: _Asked, warps: int) -> MatrixLoop:
+    names = Counter(line.name for line in loop if line.guard != "!PT")
+
+    def count(pattern: str) -> int:
+        return sum(n for name, n in names.items() if re.match(pattern, name))
+
+    commits = count(r"LDGDEPBAR")
+    steps = max(round(commits / asked.commits), 1) if asked.commits else 1
+    matrix = [line for line in loop if _MATRIX.match(line.name)]
+    done = sum(_flops(line, code, warps) for line in matrix)
+    return MatrixLoop(
+        matrix[0].name.split(".")[0], steps, done / (asked.flops * steps),
+        count(r"BAR\.(SYNC|RED)|BAR$"), count(r"STS|STSM"), count(r"LDL|STL"), asked.conversions,
+        count(r"LDG(\.|$)"), count(r"LDGSTS"), count(r"LDGSTS(?!.*128)"), asked.waits_each, sum(names.values()),
+    )  # fmt: skip
+
+
+def _flops(line: _Line, code: _Code, warps: int) -> float:
+    """What one instruction does, of all warps of a block."""
+    kind, _, rest = line.name.partition(".")
+    if kind.startswith("UTC"):  # issued once; its shape is in a descriptor: N / 8 from bit 17, M / 16 from bit 24
+        register = re.search(r"idesc\[(\w+)\]", line.operands)
+        word = code.descriptor(register[1]) if register else 0
+        return 2.0 * (word >> 17 & 63) * 8 * (word >> 24 & 31) * 16 * (16 if kind == "UTCHMMA" else 32)
+    if found := re.match(r"(\d+)x(\d+)x(\d+)", rest):  # of a warp group
+        return 2.0 * prod(map(int, found.groups())) * warps / 4
+    return 2.0 * _WARP_SHAPES[rest.split(".")[0]] * warps
+
+
+class _Asked:
+    """What a loop of the IR asks for: FLOPs of its dots, and what the compiler made of its loads."""
+
+    def __init__(self, text: str) -> None:
+        dots = re.findall(r"(?:tt\.dot|ttng\.warp_group_dot|ttng\.tc_gen5_mma) .*", text)
+        self.flops = sum(map(_dot_flops, dots))
+        self.commits = text.count("ttg.async_commit_group")
+        self.conversions = text.count("ttg.convert_layout")
+        waits = re.findall(r"warp_group_dot_wait .*?pendings = (\d+)", text)
+        self.waits_each = bool(waits) and not any(map(int, waits))
+
+
+def _dot_flops(line: str) -> float:
+    """2 M N K of a dot, whose operands are the first two shapes of the line's types."""
+    types = line.partition(" : ")[2]
+    shapes = [list(map(int, dims.rstrip("x").split("x"))) for dims in re.findall(r"<((?:\d+x)+)", types)]
+    left, right = shapes[0], shapes[1]
+    return 2.0 * prod(left) * right[-1]
+
+
+def _loop_texts(ttgir: str) -> Iterator[str]:
+    """The bodies of innermost loops."""
+    lines = ttgir.splitlines()
+    for start, line in enumerate(lines):
+        if "scf.for" not in line and "scf.while" not in line:
+            continue
+        depth = len(line) - len(line.lstrip())
+        end = next(i for i in range(start + 1, len(lines)) if lines[i].startswith(" " * depth + "}"))
+        body = lines[start + 1 : end]
+        if not any("scf.for" in inner for inner in body):
+            yield "\n".join(body)

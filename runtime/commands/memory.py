@@ -1,0 +1,173 @@
+"""`inspect --memory`: the bytes that an engine takes for a load, each exact, and what its process takes beside them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ..errors import UsageError
+from ..executor.cpu.cores import usable_cores
+from ..executor.cpu.library import KernelLibrary
+from ..executor.cpu.memory import choose_blocks, touched_bytes
+from ..format.batch import CPU_INPUTS, GPU_INPUTS
+from ..format.files import EngineFiles
+from ..format.footprint import LOGITS_BYTES, batch_limits, footprint
+from ..format.isa import cpu_flags, select_library
+from ..format.kv import KVMemory
+from ..format.load import decode_program, read_manifest
+from ..format.manifest import Limits, Manifest
+from ..format.program import Program
+
+_LONG = 1024  # tokens; few sequences with longer contexts are divided among threads
+
+
+@dataclass(frozen=True)
+class Load:
+    """So many sequences at once, each of so many tokens, its answer among them."""
+
+    sequences: int
+    length: int
+
+
+def certify(path: str | os.PathLike[str], sequences: int | None = None, length: int | None = None) -> dict[str, object]:
+    """The memory of an engine under a load (default: all that its limits allow) as plain JSON values, in bytes.
+
+    Of every part: what the load needs, or touches where the system gives memory as it is touched. `total_bytes` adds
+    what its process takes beside (measured here; absent where the engine cannot be loaded here); `reserved_bytes` is
+    what it can grow to: the prefix cache fills the KV cache, whatever the load. UsageError beyond the limits.
+    """
+    root = Path(path)
+    manifest = read_manifest(root)
+    files = EngineFiles(root, manifest.files, verify=False)
+    program = decode_program(files.read(manifest.program_file), manifest.program_file)
+    load = _load(manifest.limits, sequences, length)
+    limits = Limits(load.length, load.sequences, manifest.limits.max_step_tokens)
+    if manifest.backend == "cpu":
+        parts, reserved = _host_parts(manifest, program, files, limits)
+        process, why = _process_bytes(root)
+    else:
+        parts, reserved = _device_parts(manifest, program, limits)
+        process, why = None, "its memory is the GPU's; the process on the host is not counted"
+    facts: dict[str, object] = {
+        "engine": str(root),
+        "sequences": load.sequences,
+        "length": load.length,
+        **parts,
+        "kv_cache": _groups(program, manifest, limits),
+        **({"process": why} if process is None else {"process_bytes": process}),
+    }
+    known = sum(parts.values())
+    return {**facts, "total_bytes": known + (process or 0), "reserved_bytes": reserved + (process or 0)}
+
+
+def _load(limits: Limits, sequences: int | None, length: int | None) -> Load:
+    load = Load(sequences or limits.max_batch_size, length or limits.max_seq_len)
+    for name, given, most in (
+        ("sequences", load.sequences, limits.max_batch_size),
+        ("length", load.length, limits.max_seq_len),
+    ):
+        if not 1 <= given <= most:
+            raise UsageError(f"--{name} {given}: the engine was compiled for 1 to {most}")
+    return load
+
+
+def _host_parts(manifest: Manifest, program: Program, files: EngineFiles, load: Limits) -> tuple[dict[str, int], int]:
+    """(what the load takes of each part, all that is reserved) in this machine's memory."""
+    limits = manifest.limits
+    largest = batch_limits(program, limits, LOGITS_BYTES["cpu"])
+    cache = choose_blocks(program.kv, limits)
+    tokens = min(largest.tokens, load.max_batch_size * load.max_seq_len)
+    arena = program.arena_bytes_per_token * largest.tokens
+    rows = min(largest.logit_rows, load.max_batch_size)
+    weights = sum(weight.nbytes for weight in program.weights.values())
+    library = select_library(manifest, cpu_flags(), os.environ.get("ICC_ISA"))
+    scratch, shared = KernelLibrary(files.read(library.path), library.path).scratch(usable_cores())
+    batch = sum(largest.nbytes(array) for array in CPU_INPUTS)
+    parts = {
+        "weights_bytes": weights,
+        "arena_bytes": touched_bytes([(0, program.arena_bytes_per_token * tokens)], arena),
+        "logits_bytes": 4 * rows * program.vocab_size,
+        "batch_bytes": batch,
+        "scratch_bytes": scratch + (shared if load.max_seq_len > _LONG else 0),
+        "kv_bytes": touched_bytes(_touched(cache, _blocks(program, cache.num_blocks, load)), cache.nbytes),
+    }
+    logits = 4 * largest.logit_rows * program.vocab_size
+    return parts, weights + arena + logits + batch + scratch + shared + cache.nbytes
+
+
+def _device_parts(manifest: Manifest, program: Program, load: Limits) -> tuple[dict[str, int], int]:
+    """The same in the memory of a GPU, which is taken when the engine is loaded."""
+    limits = manifest.limits
+    needs = footprint(program, limits, manifest.backend)
+    largest = batch_limits(program, limits, LOGITS_BYTES[manifest.backend])
+    parts = {
+        "weights_bytes": needs.weights,
+        "arena_bytes": needs.arena,
+        "logits_bytes": needs.logits,
+        "batch_bytes": sum(largest.nbytes(array) for array in GPU_INPUTS),
+        "scratch_bytes": needs.scratch,
+        "kv_bytes": KVMemory(program.kv, program.kv.blocks_needed(load, load.max_batch_size)).nbytes,
+    }
+    return parts, sum(parts.values()) - parts["kv_bytes"] + needs.kv_batch
+
+
+def _blocks(program: Program, pool: Sequence[int], load: Limits) -> list[int]:
+    """How many blocks of each group such a load touches. What a window has passed stays in the prefix cache as long as
+    there are blocks that nobody had."""
+    everything = (group.blocks_for(load.max_seq_len) * load.max_batch_size for group in program.kv.groups)
+    return [min(have, most) for have, most in zip(pool, everything, strict=True)]
+
+
+def _touched(cache: KVMemory, blocks: Sequence[int]) -> list[tuple[int, int]]:
+    """(offset, bytes) of the first blocks of every layer: pools give away low numbers first."""
+    found: list[tuple[int, int]] = []
+    base = 0
+    for group, have, used in zip(cache.layout.groups, cache.num_blocks, blocks, strict=True):
+        for number in group.layers:
+            nbytes = group.layer_bytes(number)
+            found.append((base, used * nbytes))
+            base += have * nbytes
+    return found
+
+
+def _groups(program: Program, manifest: Manifest, load: Limits) -> list[dict[str, object]]:
+    """Of each KV group, the blocks without which such a load does not run undisturbed, and what they hold."""
+    groups: list[dict[str, object]] = []
+    counts = program.kv.blocks_needed(load, load.max_batch_size)
+    for group, count in zip(program.kv.groups, counts, strict=True):
+        size = group.block_bytes()
+        facts: dict[str, object] = {"keeps": group.keeps + (f" {group.size}" if group.keeps == "window" else "")}
+        facts |= {"layers": len(group.layers), "dtype": group.dtype}
+        if group.holds_states:
+            checkpoints = min(group.size * load.max_batch_size, count)
+            facts |= {"states": count - checkpoints, "bytes_per_state": size}
+            facts |= {"states_bytes": (count - checkpoints) * size}
+            facts |= {"checkpoints": checkpoints, "checkpoints_bytes": checkpoints * size}
+        else:
+            facts |= {"blocks": count, "block_tokens": group.block_size, "block_bytes": size, "bytes": count * size}
+        groups.append(facts)
+    return groups
+
+
+def _process_bytes(root: Path) -> tuple[int | None, str]:
+    """What a process takes that has loaded the engine and run nothing: interpreter, libraries, kernels, tokenizer and
+    tables, measured in one that does; or why it could not be."""
+    assert __package__ is not None
+    top = str(Path(__file__).resolve().parents[len(__package__.split("."))])
+    paths = os.pathsep.join(filter(None, (top, os.environ.get("PYTHONPATH"))))
+    flags = ["-B"] if sys.dont_write_bytecode else []
+    command = [sys.executable, *flags, "-P", "-m", f"{__package__}.resident", str(root)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        return None, f"not measured: {said[-1] if said else f'exit code {done.returncode}'}"
+    try:
+        return msgspec.json.decode(done.stdout, type=int), ""
+    except msgspec.DecodeError:
+        return None, "not measured: the process that loads the engine answered nothing"

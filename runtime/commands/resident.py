@@ -1,0 +1,30 @@
+"""`python -m icc.runtime.commands.resident ENGINE`: loads an engine and prints the bytes that the process has then."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ..errors import IccError
+from ..llm import open_llm
+from ..options import LoadOptions
+
+
+def resident_bytes() -> int:
+    """This process's memory that is in RAM now: its own, and pages of files that it has touched."""
+    rollup = Path("/proc/self/smaps_rollup").read_text()  # statm's counters lag behind
+    return 1024 * int(next(line for line in rollup.splitlines() if line.startswith("Rss:")).split()[1])
+
+
+def main(path: str) -> int:
+    try:
+        with open_llm(LoadOptions(path, verify=False)):
+            print(resident_bytes())
+    except IccError as error:
+        print(error.message, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,55 @@
+"""What the cost models promise of Llama 8B on every target: held here, so that a change of tilings cannot lose it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from icc.compiler.backends.triton.kernels.linear import Linear
+from icc.compiler.backends.triton.tiling.choice import Config, Tuner
+from icc.compiler.backends.triton.tiling.linear import ROWS, Machine, pick
+from icc.compiler.targets import TARGETS
+from test_linear_objects import SHAPES, product
+
+GPUS = [name for name, target in TARGETS.items() if target.backend != "cpu"]
+
+
+def modelled(kernel: Linear, rows: int, target: str) -> tuple[Config, float]:
+    """The tiling that is picked, and its seconds."""
+    tuner = Tuner(TARGETS[target])
+    facts = kernel.product(rows)
+    config = pick(facts, tuner)
+    return config, Machine(tuner.target).seconds(facts, config)
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_four_bits_are_never_slower_than_sixteen(target: str) -> None:
+    for rows in (1, *ROWS, 8192):
+        four, sixteen = (
+            sum(modelled(product(name, stored), rows, target)[1] for name in SHAPES) for stored in ("q4g128", "bf16")
+        )
+        assert four <= sixteen, f"{rows} rows: {four * 1e6:.0f} us, {sixteen * 1e6:.0f} us"
+
+
+@pytest.mark.parametrize("target", ["h100", "b200"])
+def test_products_fill_the_multiprocessors_where_a_split_can(target: str) -> None:
+    """From 512 rows on; of fewer, memory is what they wait for, which half of them can keep busy. Where twice as many
+    programs would take a second round, a split gains nothing."""
+    sms = TARGETS[target].multiprocessors
+    for stored in ("bf16", "q4g128"):
+        for name in SHAPES:
+            for rows in (512, 1024, 4096):
+                facts = replace(product(name, stored).product(rows), rows=rows)
+                config = pick(facts, Tuner(TARGETS[target]))
+                programs = -(-facts.columns // config["n"]) * -(-rows // config["m"]) * config["splits"]
+                assert programs >= 0.8 * sms or 2 * programs > sms, (stored, name, rows, config)
+
+
+@pytest.mark.parametrize("target", ["h100", "h200"])
+def test_codes_are_multiplied_by_instructions_of_warp_groups(target: str) -> None:
+    """From 64 rows on, and never by several warps that compute the same columns."""
+    for stored in ("q4g128", "q8g128"):
+        for name in SHAPES:
+            for rows in (64, 128, 256, 512, 1024, 4096):
+                config, _ = modelled(product(name, stored), rows, target)
+                assert config.get("unpacked") or (config["n"] >= 64 and config["n"] >= 16 * config["warps"])
