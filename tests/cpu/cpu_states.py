@@ -50,7 +50,7 @@ def add_scan(b: Builder, shape: tuple[Any, ...]) -> None:
     feeds = {"q": normal(shared * key), "k": unit, "v": normal(heads * value), "decay": decay}
     feeds |= {"beta": rate} if scaled else {}
     widths = {"q": shared * key, "k": shared * key, "v": heads * value, "decay": decays, "beta": heads}
-    operands = {part: b.buffer(f"{name}.{part}", [widths[part]]) for part in feeds}
+    operands: dict[str, Any] = {part: b.buffer(f"{name}.{part}", [widths[part]]) for part in feeds}
     o = b.buffer(f"{name}.o", [heads * value])
     step = GatedScan(
         rows="tokens", layer=len(b.layers), **operands, o=o, heads=heads, shared=shared, key_dim=key, value_dim=value,
@@ -83,7 +83,7 @@ def add_selective(b: Builder, rng: np.random.Generator, channels: int, states: i
     name = f"selective{len(b.layers)}"
     a_ = -(rng.uniform(0, 4, (states, channels)) ** 2).astype(np.float32)
     widths = {"x": channels, "dt": channels, "b": states, "c": states}
-    operands = {part: b.buffer(f"{name}.{part}", [width]) for part, width in widths.items()}
+    operands: dict[str, Any] = {part: b.buffer(f"{name}.{part}", [width]) for part, width in widths.items()}
     y = b.buffer(f"{name}.y", [channels])
     step = SelectiveScan(
         rows="tokens", layer=len(b.layers), **operands, a=b.plain(f"{name}.a", a_), y=y, channels=channels,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from icc.compiler.errors import UnsupportedModel
@@ -83,10 +85,10 @@ def test_loops_are_known_by_what_they_compute(factor: float, is_one: bool) -> No
             out.append(state)
         return torch.stack(out, 1)
 
-    module = type("Of", (nn.Module,), {"__module__": __name__, "anything": loop})()
-    with recurrent_cells(module):
-        assert (type(module).anything is not loop) == is_one
-    assert type(module).anything is loop
+    cls: Any = type("Of", (nn.Module,), {"__module__": __name__, "anything": loop})
+    with recurrent_cells(cls()):
+        assert (cls.anything is not loop) == is_one
+    assert cls.anything is loop
 
 
 def test_a_shift_along_the_tokens_is_a_state() -> None:

@@ -166,7 +166,7 @@ def _replacement(function: Any, module: nn.Module | None) -> Callable[..., Any] 
     names = next((names for names in CELLS if names == parameters[: len(names)]), None)
     if names is None:
         return None
-    cell = CELLS[names]
+    cell: Callable[..., Tensor] = CELLS[names]
     if cell is mlstm:
         cell = partial(mlstm, eps=float(getattr(getattr(module, "config", None), "eps", 1e-6)))
     given = _random(names)
