@@ -190,12 +190,14 @@ def _replacement(function: Any, module: nn.Module | None) -> Callable[..., Any] 
     return ours
 
 
-def _random(names: tuple[str, ...]) -> dict[str, Tensor]:
+def _random(names: tuple[str, ...]) -> dict[str, Any]:
     """What a cell is asked about."""
     shape = (1, HEADS, TOKENS, WIDTH) if "query" in names else (1, TOKENS, WIDTH)
     shapes = {"igate": shape[:3], "fgate": shape[:3], "time_decay": shape[2:], "time_first": shape[2:]}
     source = torch.Generator("cpu").manual_seed(0)
-    given = {name: torch.randn(shapes.get(name, shape), generator=source, device="cpu") for name in names}
+    given: dict[str, Any] = {
+        name: torch.randn(shapes.get(name, shape), generator=source, device="cpu") for name in names
+    }
     if "reset" in given:
         given["reset"] = torch.arange(TOKENS, device="cpu")[None, :, None] == 0
         given["recurrent_gate"] = given["recurrent_gate"].sigmoid()
