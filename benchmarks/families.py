@@ -1,10 +1,11 @@
-"""Walk all causal-LM types of the installed transformers: traced | compiled | logits equal | refused and why.
+"""Walk the model types of the installed transformers: traced | compiled | logits equal | refused and why.
 
 Each type gets a tiny random checkpoint, saved and loaded like any other, in a process of its own with a time limit:
 
     python benchmarks/families.py [TYPE ...] [--refused] [--engine] [--plan h100] [--jobs 2] [--limit 120] [--out PATH]
 
-A walk of some types, named or --refused, keeps what PATH.json says of the others.
+A walk of some types, named or --refused, keeps what PATH.json says of the others. By default these are the causal-LM
+types; with --task embed those of encoders, whose hidden states are compared, and with --task rerank their classifiers.
 """
 
 from __future__ import annotations
@@ -30,16 +31,22 @@ from tiny_config import pattern_of, tiny_configs
 TOLERANCE = 2e-5
 TOKENS = 21
 MAX_PARAMETERS = 20_000_000
+BUILDERS = {
+    "generate": "AutoModelForCausalLM",
+    "embed": "AutoModel",
+    "rerank": "AutoModelForSequenceClassification",
+}
 
 
 @dataclasses.dataclass
 class Row:
     """What happened to one model type. `error` is the largest logit difference relative to the largest logit.
 
-    pattern: its layers by kind. plan_error: of a GPU's launch plan, interpreted.
+    walked: the day. pattern: its layers by kind. plan_error: of a GPU's launch plan, interpreted.
     """
 
     model_type: str
+    walked: str = ""
     pattern: str = ""
     built: bool = False
     traced: bool = False
@@ -72,23 +79,25 @@ class Row:
 class Run:
     """What is compared besides the reference interpreter: a CPU engine, an interpreted GPU plan."""
 
+    task: str = "generate"
     engine: bool = False
     plan: bool = False
     verbose: bool = False
 
 
-def random_model(config: Any) -> Any:
-    """The model of `config`, eager attention, with random weights that make every layer matter."""
+def random_model(config: Any, task: str = "generate") -> Any:
+    """The model of `config` for a task, eager attention, with random weights that make every layer matter."""
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
+    builder = getattr(transformers, BUILDERS[task])
     with torch.device("meta"):
-        shape = AutoModelForCausalLM.from_config(config)
+        shape = builder.from_config(config)
     count = sum(p.numel() for p in shape.parameters())
     if count > MAX_PARAMETERS:
         raise ValueError(f"the tiny configuration has {count / 1e6:.0f} M parameters")
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    model = builder.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.data.normal_(0, 0.15)
@@ -98,12 +107,17 @@ def random_model(config: Any) -> Any:
 
 
 def reference(model: Any, ids: Any) -> Any:
-    """transformers' own logits [T, vocab]."""
+    """transformers' own logits [T, vocab], hidden states [T, H] or scores [labels]."""
+    import inspect
+
     import torch
 
+    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(model.forward).parameters.values()):
+        options = {"use_cache": False}
     with torch.no_grad():
-        out = model(input_ids=ids[None], use_cache=False)
-    logits = out.logits[0]
+        out = model(input_ids=ids[None], **options)
+    logits = (out.logits if hasattr(out, "logits") else out.last_hidden_state)[0]
     if not torch.isfinite(logits).all():
         raise ValueError("transformers' own logits are not finite")
     return logits
@@ -116,16 +130,17 @@ def walk_one(model_type: str, run: Run) -> Row:
     from icc.compiler.frontend.load import load_graph
     from icc.compiler.graph.interpret import interpret
 
-    row = Row(model_type)
+    row = Row(model_type, time.strftime("%Y-%m-%d"))
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "model"
         ids = torch.randint(3, 119, (TOKENS,), generator=torch.Generator().manual_seed(1))
         try:
-            expected = _save_first_that_works(model_type, path, ids, row)
-            graph = load_graph(path)
+            expected = _save_first_that_works(model_type, path, ids, row, run.task)
+            graph = load_graph(path, task=run.task)
             row.traced = True
-            row.error = _difference(interpret(graph, ids.tolist()), expected)
+            found = interpret(graph, ids.tolist())
+            row.error = _difference(found[-1] if run.task == "rerank" else found, expected)
             if row.error > TOLERANCE:
                 row.reason = "the logits differ"
             if run.engine:
@@ -144,12 +159,14 @@ def walk_one(model_type: str, run: Run) -> Row:
     return row
 
 
-def _save_first_that_works(model_type: str, path: Path, ids: Any, row: Row) -> Any:
+def _save_first_that_works(model_type: str, path: Path, ids: Any, row: Row, task: str = "generate") -> Any:
     """Save the first tiny configuration whose model runs in transformers; its logits."""
     last: Exception | None = None
-    for config in tiny_configs(model_type):
+    for config in tiny_configs(model_type, task == "generate"):
         try:
-            model = random_model(config)
+            if task == "rerank":
+                config.num_labels = 1
+            model = random_model(config, task)
             expected = reference(model, ids)
             model.save_pretrained(path)
             if model.config.model_type != config.model_type:  # a part of another model
@@ -268,14 +285,16 @@ def markdown(rows: list[Row], versions: str) -> str:
         "",
         f"{count}.",
         "",
-        "| type | layers | traced | equal | CPU engine | h100 plan | refused, and why |",
-        "|---|---|---|---|---|---|---|",
+        "Rows without a day are of an earlier walk, with two layers whatever the published pattern.",
+        "",
+        "| type | walked | layers | traced | equal | CPU engine | h100 plan | refused, and why |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         errors = ["" if e is None else f"{e:.0e}" for e in (row.engine_error, row.plan_error)]
         reason = row.reason.replace("|", "\\|")
         equal = f"{row.error:.0e}" if row.error is not None else ""
-        cells = (row.model_type, row.pattern, mark[row.traced], equal, *errors, reason)
+        cells = (row.model_type, row.walked, row.pattern, mark[row.traced], equal, *errors, reason)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -298,6 +317,7 @@ def main(argv: list[str]) -> int:
     """Command line; exit code 1 if a traced type has other logits than transformers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types (default: all)")
+    parser.add_argument("--task", choices=sorted(BUILDERS), default="generate")
     parser.add_argument("--refused", action="store_true", help="those that PATH.json does not say are equal")
     parser.add_argument("--engine", action="store_true", help="also compile for the CPU and run the engine")
     parser.add_argument("--plan", action="store_true", help="also run a GPU's launch plan in Triton's interpreter")
@@ -312,17 +332,22 @@ def main(argv: list[str]) -> int:
     import torch
     import transformers
     from icc.compiler.frontend import load  # noqa: F401  (so that the workers inherit it)
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto import modeling_auto
 
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
     kept = kept_rows(options.out)
-    names = options.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    types = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if options.task != "generate":
+        types = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    names = options.types or sorted(types)
     if options.refused:
         names = [name for name in names if name not in kept or not kept[name].equal]
     rows: list[Row] = []
-    for row in walk(names, Run(options.engine, options.plan, options.verbose), options.jobs, options.limit):
+    for row in walk(
+        names, Run(options.task, options.engine, options.plan, options.verbose), options.jobs, options.limit
+    ):
         rows.append(row)
         _show(row, len(rows), len(names))
         kept[row.model_type] = row.joined(kept.get(row.model_type))

@@ -131,11 +131,12 @@ def draw(rows: dict[str, Row], file: Path) -> None:
     axes.plot(*zip(*auto_rows, strict=True), marker="o", label="icc --quant auto")
     for name, row in rows.items():
         if not name.startswith("auto"):
-            x, y = row["bytes"] / 1e6, 100 * row["increase"]
-            axes.scatter(x, y, marker="x" if row.get("stated") else "o", color="gray" if row.get("stated") else None)
+            x, y, peer = row["bytes"] / 1e6, 100 * row["increase"], "llama.cpp" in name
+            axes.scatter(x, y, marker="x" if peer else "o", color="gray" if peer else "tab:blue")
             axes.annotate(name, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=8)
     axes.set_xlabel("weights, MB")
     axes.set_ylabel("rise of perplexity, %")
+    axes.margins(x=0.15)
     axes.set_ylim(bottom=0)
     axes.legend()
     figure.tight_layout()
@@ -154,6 +155,7 @@ def main() -> None:
     parser.add_argument("--calib-sequences", type=int, default=32)
     parser.add_argument("--windows", type=int, help="of the text, spread over it; all unless told otherwise")
     parser.add_argument("--stated", action="store_true", help="with the figures of others that the issue has")
+    parser.add_argument("--write-windows", type=Path, metavar="FILE", help="for frontier_peers.py")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     excluded = args.without.split(",")
@@ -170,6 +172,8 @@ def main() -> None:
     windows = gate_sequences(args.text, tokenizer, graph_vocab, read_bos(args.model), SEQ_LEN)
     if args.windows:
         windows = windows[:: max(1, len(windows) // args.windows)][: args.windows]
+    if args.write_windows:
+        args.write_windows.write_text(json.dumps(windows))
     if engines:
         rows |= measure(args.model, windows, engines)
     if args.stated:

@@ -1,9 +1,11 @@
 """Writes a checkpoint of make_model.py as a GGUF file with every matrix in Q4_0, for llama.cpp to run.
 
     python benchmarks/make_gguf.py build/llama-1b build/llama-1b.gguf
+    python benchmarks/make_gguf.py llama-1b build/llama-1b.Q4_K_M.gguf --random Q4_K_M    # of a shape: no checkpoint
 
-The weights are random, so llama.cpp's permutation of Q and K rows does not matter. The file has the checkpoint's
-tokenizer.json, where there is one: a byte-level BPE as serve/make_vocab.py writes it.
+The weights are random, so llama.cpp's permutation of Q and K rows does not matter. With --random not even values are
+quantized: blocks are random bytes with scales that give values like a checkpoint's, which costs seconds for any type.
+The file has the checkpoint's tokenizer.json, where there is one: a byte-level BPE as serve/make_vocab.py writes it.
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
+from make_model import config as config_of
+from make_model import tensors as tensors_of
 
 NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -27,7 +32,8 @@ def gguf_name(name: str) -> str:
     if name.startswith("model.layers."):
         _, _, layer, rest = name.split(".", 3)
         return f"blk.{layer}.{NAMES[rest.removesuffix('.weight')]}.weight"
-    return {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}[name]
+    return {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
+            "lm_head.weight": "output.weight"}[name]  # fmt: skip
 
 
 def read_tensors(file: Path) -> dict[str, np.ndarray]:
@@ -59,9 +65,51 @@ def add_tokenizer(writer: gguf.GGUFWriter, file: Path) -> None:
     writer.add_eos_token_id(0)
 
 
-def write(model: Path, out: Path) -> None:
-    """Quantize and write."""
-    config = json.loads((model / "config.json").read_text())
+Q = gguf.GGMLQuantizationType
+# for each type where its blocks have float16 scales, and the scale that gives values of about 0.02
+SCALES = {
+    Q.Q4_0: {0: 4e-3}, Q.Q8_0: {0: 3e-4}, Q.Q4_K: {0: 1.2e-4, 2: 9e-4}, Q.Q6_K: {208: 2e-5},
+}  # fmt: skip
+
+
+def type_of(recipe: str, name: str, layers: int) -> gguf.GGMLQuantizationType:
+    """The type of a matrix in a file of llama-quantize, as llama_tensor_get_type chooses for the Llama family."""
+    if recipe != "Q4_K_M":
+        return Q[recipe]
+    if name in ("token_embd.weight", "output.weight"):
+        return Q.Q6_K
+    layer = int(name.split(".")[1])
+    eighth = layers // 8
+    more = layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+    return Q.Q6_K if more and ("attn_v" in name or "ffn_down" in name) else Q.Q4_K
+
+
+def random_blocks(kind: gguf.GGMLQuantizationType, rows: int, k: int, seed: int) -> np.ndarray:
+    """Random codes with sane scales, uint8 [rows, bytes of a row]."""
+    size, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(seed)
+    blocks = np.frombuffer(rng.bytes(rows * k // size * nbytes), np.uint8).reshape(-1, nbytes).copy()
+    for at, scale in SCALES[kind].items():
+        blocks[:, at : at + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def random_tensors(shape: str, recipe: str, writer: gguf.GGUFWriter) -> None:
+    """Every tensor of a shape."""
+    layers = int(str(config_of(shape)["num_hidden_layers"]))
+    for i, (name, size) in enumerate(tensors_of(shape)):
+        name = gguf_name(name)
+        if len(size) == 1:
+            writer.add_tensor(name, np.ones(size, np.float32))
+            continue
+        kind = type_of(recipe, name, layers)
+        writer.add_tensor(name, random_blocks(kind, size[0], size[1], i), raw_dtype=kind)
+
+
+def write(model: str, out: Path, recipe: str | None = None) -> None:
+    """Quantize and write; with a recipe, `model` is a shape and its blocks are random."""
+    folder = Path(model)
+    config: dict[str, Any] = config_of(model) if recipe else json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(out, "llama")
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -73,12 +121,13 @@ def write(model: Path, out: Path) -> None:
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_rope_dimension_count(config["head_dim"])
     writer.add_vocab_size(config["vocab_size"])
-    add_tokenizer(writer, model / "tokenizer.json")
-    q4 = gguf.GGMLQuantizationType.Q4_0
-    for name, bits in read_tensors(model / "model.safetensors").items():
+    add_tokenizer(writer, folder / "tokenizer.json")
+    if recipe:
+        random_tensors(model, recipe, writer)
+    for name, bits in {} if recipe else read_tensors(folder / "model.safetensors").items():
         value = (bits.astype(np.uint32) << 16).view(np.float32)
         if value.ndim == 2:
-            writer.add_tensor(gguf_name(name), gguf.quants.quantize(value, q4), raw_dtype=q4)
+            writer.add_tensor(gguf_name(name), gguf.quants.quantize(value, Q.Q4_0), raw_dtype=Q.Q4_0)
         else:
             writer.add_tensor(gguf_name(name), value)
     writer.write_header_to_file()
@@ -89,7 +138,10 @@ def write(model: Path, out: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", help="a checkpoint's folder, or with --random the name of a shape of make_model.py")
     parser.add_argument("out", type=Path)
+    parser.add_argument(
+        "--random", choices=["Q4_0", "Q8_0", "Q4_K_M"], metavar="TYPE", help="random blocks of this type"
+    )
     arguments = parser.parse_args()
-    write(arguments.model, arguments.out)
+    write(arguments.model, arguments.out, arguments.random)

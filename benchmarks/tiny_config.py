@@ -100,7 +100,6 @@ _TOKEN_IDS = {
     "eos_token_id": 2,
     "forced_eos_token_id": 2,
 }
-_MADE = {"is_decoder": True}
 # sizes that classes need and do not default: set in a later profile
 _NEEDED = ("head_dim", *_KV_HEADS, "num_experts_per_tok", "n_routed_experts", "n_shared_experts")
 _UNSET = "also these where they are None"
@@ -122,8 +121,11 @@ _PERIODS = ("attn_layer_period", "expert_layer_period", "decoder_sparse_step", "
 _SHARED = "num_kv_shared_layers"
 
 
-def tiny_configs(model_type: str) -> Iterator[Any]:
-    """Tiny configurations of `model_type`, most ordinary first; classes that refuse a profile are skipped."""
+def tiny_configs(model_type: str, decoder: bool = True) -> Iterator[Any]:
+    """Tiny configurations of `model_type`, most ordinary first; classes that refuse a profile are skipped.
+
+    decoder: those of types that can be either are made decoders.
+    """
     from transformers import CONFIG_MAPPING
 
     cls = CONFIG_MAPPING[model_type]
@@ -132,7 +134,7 @@ def tiny_configs(model_type: str) -> Iterator[Any]:
     made = 0
     for profile in _PROFILES:
         try:
-            yield _build(cls, profile, published)
+            yield _build(cls, profile, published, decoder)
             made += 1
         except Exception as error:
             last = last or error
@@ -151,11 +153,12 @@ def pattern_of(config: Any) -> str:
     return ", ".join(f"{rows.count(row)} {row}" for row in dict.fromkeys(rows)).replace("_attention", "")
 
 
-def _build(cls: type, profile: dict[str, Any], published: dict[str, Any]) -> Any:
+def _build(cls: type, profile: dict[str, Any], published: dict[str, Any], decoder: bool) -> Any:
     shrink_not = published.get("exactly", {})
     published = {name: value for name, value in published.items() if name != "exactly"}
     default = cls(**published)
-    return cls(**_joined(_overrides(default, profile, published), shrink_not))
+    made = {"is_decoder": True} if decoder and "is_decoder" in _names(default) else {}
+    return cls(**{**_joined(_overrides(default, profile, published), shrink_not), **made})
 
 
 def _joined(options: dict[str, Any], exactly: dict[str, Any]) -> dict[str, Any]:
@@ -193,8 +196,6 @@ def _overrides(config: Any, profile: dict[str, Any], given: dict[str, Any], whol
             tiny = _tiny(name, value, config, profile)
             if tiny is not value:
                 out[name] = tiny
-        elif name in _MADE:
-            out[name] = _MADE[name]
     out.update(_rope(config, known))
     return {k: v for k, v in out.items() if v is not None}
 

@@ -14,6 +14,7 @@ import pytest
 SOAK = bool(os.environ.get("ICC_SOAK"))
 _SIZES = {  # name: in `make test`, in `make soak`
     "calib_sequences": (8, 32),
+    "damaged_checkpoints": (60, 50_000),  # of each kind
     "draws": (1000, 4000),  # samples of a distribution
     "fuzz_examples": (150, 200_000),
     "quality_characters": (1500, 6000),  # of each held-out module

@@ -161,6 +161,28 @@ ICC_INLINE __m256i half_table(__m256i acc, __m256i w, __m256i s) {
 }
 ICC_INLINE VI dot_table(VI acc, VI w, VI s) { return {half_table(acc.a, w.a, s.a), half_table(acc.b, w.b, s.b)}; }
 ICC_INLINE VI dot_table_at(VI acc, VI w, const int8_t* s) { return dot_table(acc, w, set1_quad(s)); }
+// Kernels that sum products in 16 bits (micro_short.cpp.jinja): per 16-bit lane that of two unsigned and two signed bytes; of
+// signed bytes, where the second are above -128; such sums in 32-bit lanes; unsigned bytes less 128.
+ICC_INLINE VI products(VI u, VI s) { return {_mm256_maddubs_epi16(u.a, s.a), _mm256_maddubs_epi16(u.b, s.b)}; }
+ICC_INLINE VI products_signed(VI w, VI s) {
+    return {_mm256_maddubs_epi16(_mm256_abs_epi8(w.a), _mm256_sign_epi8(s.a, w.a)),
+            _mm256_maddubs_epi16(_mm256_abs_epi8(w.b), _mm256_sign_epi8(s.b, w.b))};
+}
+ICC_INLINE VI add16(VI x, VI y) {  // g++ would add in another order, which needs more registers than there are
+    VI sum = {_mm256_add_epi16(x.a, y.a), _mm256_add_epi16(x.b, y.b)};
+    asm("" : "+x"(sum.a), "+x"(sum.b));
+    return sum;
+}
+ICC_INLINE VI widen(VI x) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    return {_mm256_madd_epi16(x.a, ones), _mm256_madd_epi16(x.b, ones)};
+}
+ICC_INLINE VI add_wide(VI dot, VI part) {
+    VI sum = dot + widen(part);
+    asm("" : "+x"(sum.a), "+x"(sum.b));
+    return sum;
+}
+ICC_INLINE VI flip(VI x) { return x ^ vi((int)0x80808080); }
 // The same four signed bytes for every lane, from memory.
 ICC_INLINE VI dot_u4_at(VI acc, VI u, const int8_t* s) { return dot_u4(acc, u, set1_quad(s)); }
 ICC_INLINE VI dot_u8_at(VI acc, VI u, const int8_t* s) { return dot_u8(acc, u, set1_quad(s)); }

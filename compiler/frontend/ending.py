@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...runtime.format.manifest import POOLED_ROWS
 from ..errors import CheckpointError, UnsupportedModel
 from ..graph.graph import HIDDEN, Graph
 from ..ops import OPS
@@ -38,9 +39,12 @@ def ending_of(pooling: Pooling) -> Ending:
         if "linear.weight" not in tensors:
             raise CheckpointError(f"{module.path} has no tensor linear.weight")
         layers.append(Dense(tensors["linear.weight"], tensors.get("linear.bias"), module.activation))
+    if layers and pooling.kind in _ON_THE_HOST:
+        raise UnsupportedModel(f"dense layers behind the pooling {pooling.kind!r} are not supported")
     return Ending(pooling.kind in (None, "mean"), tuple(layers))
 
 
+_ON_THE_HOST = tuple(kind for kind in POOLED_ROWS if kind != "mean")
 ACTIVATIONS = {"identity": "", "tanh": "tanh", "relu": "relu", "gelu": "gelu_erf", "sigmoid": "sigmoid", "silu": "silu"}
 
 

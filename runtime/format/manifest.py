@@ -15,7 +15,9 @@ PIECE = 4 << 20  # bytes; part of the format
 
 TEMPLATE_DIR = "additional_chat_templates"  # of a tokenizer: templates besides its own, as transformers saves them
 
-Pooling = Literal["last", "mean", "cls"]  # which hidden states of a prompt make its vector
+# which hidden states of a prompt make its vector, and how
+Pooling = Literal["last", "mean", "cls", "max", "weightedmean", "mean_sqrt_len"]
+POOLED_ROWS = ("mean", "max", "weightedmean", "mean_sqrt_len")  # those to which every token counts
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -104,8 +106,9 @@ class GpuFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How the hidden states of a prompt's tokens become one vector of `dimension`: that of its last token, their mean
-    or that of its first token; then scaled to length 1, or not.
+    """How the hidden states of a prompt's tokens become one vector of `dimension`: that of its last or its first
+    token; their mean, with weights 1, 2, 3 .. if weighted, or their sum over the root of their number; or the maximum
+    of each element. Then scaled to length 1, or not.
 
     pooled: the program has taken the mean itself, and gives it with any row. scores: the vector has one number or two
     for a pair of texts, of which a score is made, by "sigmoid" one within 0..1. token_types: how many kinds of tokens a

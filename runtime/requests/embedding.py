@@ -8,7 +8,7 @@ from math import exp
 
 import numpy as np
 
-from ..format.manifest import EmbeddingFacts
+from ..format.manifest import POOLED_ROWS, EmbeddingFacts
 from .scores import Scores
 
 _SMALLEST = 1e-12  # length below which a vector is not scaled up to 1, as sentence-transformers has it
@@ -17,22 +17,33 @@ _SMALLEST = 1e-12  # length below which a vector is not scaled up to 1, as sente
 class Embedding:
     """A prompt that is under way as the request `scores`.
 
-    Of a mean every row counts, else the one row that the request asks for.
+    Every row counts where all are pooled, else the one row that the request asks for.
     """
 
     def __init__(self, scores: Scores, facts: EmbeddingFacts) -> None:
         self.scores = scores
         self._facts = facts
-        self._missing = len(scores.prompt) if facts.pooling == "mean" and not facts.pooled else 1
+        self._missing = len(scores.prompt) if counts_every_row(facts) else 1
         self._count = self._missing
-        self._sum = np.zeros(facts.dimension, dtype=np.float64)
+        self._total = np.zeros(facts.dimension, dtype=np.float64)
+        if facts.pooling == "max":
+            self._total -= np.inf
 
     def advance(self) -> None:
         """Take in the hidden states that came since the last call. Raises what ended the request."""
         for chunk in self.scores.take():
-            self._missing -= len(chunk)
             for row in chunk:  # one after the other, so that the bits do not depend on how steps cut the prompt
-                self._sum += row
+                self._take(row)
+                self._missing -= 1
+
+    def _take(self, row: np.ndarray) -> None:
+        match self._facts.pooling:
+            case "max":
+                np.maximum(self._total, row, out=self._total)
+            case "weightedmean":
+                self._total += float(self._count - self._missing + 1) * row.astype(np.float64)
+            case _:
+                self._total += row
 
     @property
     def complete(self) -> bool:
@@ -40,8 +51,18 @@ class Embedding:
 
     def vector(self) -> np.ndarray:
         """The vector, float32 `[dimension]`, once it is complete."""
-        vector = (self._sum / self._count).astype(np.float32)
+        vector = (self._total / _divisor(self._facts, self._count)).astype(np.float32)
         return scaled(vector) if self._facts.normalize else vector
+
+
+def counts_every_row(facts: EmbeddingFacts) -> bool:
+    """Whether the hidden states of all tokens are wanted, which the program does not pool itself."""
+    return facts.pooling in POOLED_ROWS and not facts.pooled
+
+
+def _divisor(facts: EmbeddingFacts, count: int) -> float:
+    """What the sum, or the maximum, of `count` rows is divided by."""
+    return {"max": 1.0, "weightedmean": count * (count + 1) / 2, "mean_sqrt_len": count**0.5}.get(facts.pooling, count)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TypeVar
 from ..batch.scheduled import Draft, ScheduledBatch, StepOutcome, Verdict
 from ..scheduler.request import RequestSpec
 from ..scheduler.scheduler import Scheduler
-from .embedding import Embedding
+from .embedding import Embedding, counts_every_row
 from .generation import Generation
 from .intake import Intake
 from .params import SamplingParams
@@ -80,8 +80,9 @@ class RequestTable:
         whole = self.scheduler.kv.whole
         if facts.pooling == "cls" and not whole:  # nothing that comes behind the first token changes its state
             tokens = tokens[:1]
-        all_rows = facts.pooling == "mean" and not facts.pooled
-        spec = self._spec(tokens, standing, all_rows=all_rows, first_row=facts.pooling == "cls" and whole)
+        spec = self._spec(
+            tokens, standing, all_rows=counts_every_row(facts), first_row=facts.pooling == "cls" and whole
+        )
         return Embedding(self._admit(Scores(spec=spec, finite=True)), facts)
 
     def _spec(

@@ -19,10 +19,12 @@ from icc.compiler.backends.cpu.isa import AVX2
 from icc.compiler.backends.cpu.kernels.attention import AttentionMicroParams
 from icc.compiler.backends.cpu.kernels.micro import DenseMicroParams, MicroTableParams, QuantMicroParams
 from icc.compiler.backends.cpu.layouts.affine import BYTES, NIBBLES
+from icc.compiler.backends.cpu.layouts.blocks import reader_of
 from icc.compiler.backends.cpu.layouts.float8 import Float8Tiles
 from icc.compiler.backends.cpu.layouts.split import BOTH, HIGH
 from icc.compiler.backends.render import TEMPLATES, render
 from icc.compiler.ops.body import Body
+from icc.compiler.weights.formats.registry import find_format
 from step_making import cache, make_step, rotary
 
 FOLDER = Path(__file__).parent / "snapshots" / "cpp"
@@ -154,6 +156,10 @@ MICROS = {
     "micro_quant__q8_m2_n1_in_memory": QuantMicroParams("quant_q8_m2_n1", BYTES, 2, 1, 2048, False),
     "micro_quant__q8s_m1_n2": QuantMicroParams("quant_q8s_m1_n2", BOTH, 1, 2, 2048, True),
     "micro_quant__q8s_high_m1_n2": QuantMicroParams("quant_q8s_high_m1_n2", HIGH, 1, 2, 2048, True),
+    "micro_short__q4_k_m1_n2": QuantMicroParams("q4_k_m1_n2", reader_of(find_format("q4_k")), 1, 2, 256, True, True),
+    "micro_short__q8_0_m3_n1_staged": QuantMicroParams(
+        "q8_0_m3_n1", reader_of(find_format("q8_0")), 3, 1, 2048, False, True
+    ),
     "micro_table__dense": MicroTableParams(
         "DenseMicro",
         "DENSE_F32",

@@ -35,7 +35,15 @@ def expected(oracle: Any, prompts: list[list[int]], pooling: str, normalize: boo
     for prompt in prompts:
         with torch.no_grad():
             hidden = oracle.base_model(input_ids=torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
-        row = {"last": hidden[-1], "mean": hidden.mean(0), "cls": hidden[0]}[pooling]
+        weights = torch.arange(1.0, len(hidden) + 1)[:, None]
+        row = {
+            "last": hidden[-1],
+            "mean": hidden.mean(0),
+            "cls": hidden[0],
+            "max": hidden.max(0).values,
+            "weightedmean": (hidden * weights).sum(0) / weights.sum(),
+            "mean_sqrt_len": hidden.sum(0) / len(hidden) ** 0.5,
+        }[pooling]
         rows.append(torch.nn.functional.normalize(row, dim=0) if normalize else row)
     return torch.stack(rows).numpy()
 
@@ -50,7 +58,8 @@ def write_modules(path: Path, pooling: str, *more: str) -> None:
     (path / "modules.json").write_text(json.dumps(entries))
     (path / "1_Pooling").mkdir(exist_ok=True)
     modes = {
-        f"pooling_mode_{mode}": mode == pooling for mode in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")
+        f"pooling_mode_{mode}": mode == pooling
+        for mode in ("cls_token", "mean_tokens", "max_tokens", "lasttoken", "median")
     }
     (path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 64, **modes}))
 
@@ -91,8 +100,13 @@ def pooled(engine: Path, to: Path, pooling: str, normalize: bool) -> Path:
     return to
 
 
-@pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
+@pytest.mark.parametrize(
+    ("pooling", "normalize"),
+    [
+        *((pooling, normalize) for pooling in ("last", "mean", "cls") for normalize in (True, False)),
+        *((pooling, False) for pooling in ("max", "weightedmean", "mean_sqrt_len")),
+    ],
+)
 def test_equal_to_transformers(
     pooling: str, normalize: bool, embedder: Callable[..., Compiled], tmp_path: Path
 ) -> None:
@@ -212,11 +226,16 @@ def test_what_sentence_transformers_wrote_decides(tmp_path: Path) -> None:
     write_modules(tmp_path, "lasttoken", "Normalize")
     assert read_pooling(tmp_path) == Pooling("last", True)
     assert read_pooling(tmp_path, "mean") == Pooling("mean", True)
+    write_modules(tmp_path, "max_tokens")
+    assert read_pooling(tmp_path) == Pooling("max", False)
+    for named, kind in (("weightedmean", "weightedmean"), ("mean_sqrt_len_tokens", "mean_sqrt_len"), ("mean", "mean")):
+        (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": named}))
+        assert read_pooling(tmp_path) == Pooling(kind, False)  # type: ignore[arg-type]
 
 
 def test_what_it_wrote_and_icc_has_not_is_refused(tmp_path: Path) -> None:
-    write_modules(tmp_path, "max_tokens")
-    with pytest.raises(UnsupportedModel, match="pooling_mode_max_tokens"):
+    write_modules(tmp_path, "median")
+    with pytest.raises(UnsupportedModel, match="pooling_mode_median"):
         read_pooling(tmp_path)
     assert read_pooling(tmp_path, "last") == Pooling("last", False)
     write_modules(tmp_path, "cls_token", "LayerNorm", "Normalize")
@@ -238,7 +257,7 @@ def test_refusals(compiled: Callable[..., Compiled], embedder: Callable[..., Com
         ({"task": "embed", "spec": "ngram"}, "--spec"),
         ({"pooling": "mean"}, "--pooling"),
         ({"task": "rank"}, "--task"),
-        ({"task": "embed", "pooling": "max"}, "--pooling"),
+        ({"task": "embed", "pooling": "median"}, "--pooling"),
     ):
         with pytest.raises(UsageError, match=words) as refused:
             icc.compile(compiled("llama").checkpoint, output, **options)

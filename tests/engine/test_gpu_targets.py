@@ -31,7 +31,7 @@ GPUS = [name for name, target in TARGETS.items() if target.backend != "cpu"]
 ALL = [(name, quant) for name in GPUS for quant in ("rtn4", "none")]
 USUAL = [("h100", "rtn4"), ("mi300x", "none")]
 EM_CUDA, EM_AMDGPU, GFX942 = 190, 224, 0x4C
-SMALL = ("--max-seq-len", "32", "--max-batch-size", "2", "--max-step-tokens", "16")
+SMALL = ("--max-seq-len", "32", "--max-batch-size", "2", "--max-step-tokens", "4")
 
 
 def architecture(binary: bytes) -> str:

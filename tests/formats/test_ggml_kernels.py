@@ -77,5 +77,5 @@ def test_on_the_cpu(kind: str, tmp_path: Path, few_blocks: None) -> None:
         ids = np.random.default_rng(count).integers(0, ROWS, count).tolist()
         found = run_lowered(lowered, tmp_path / str(count), ids)
         x = graph.weights["table"].load()[ids]
-        expected = int8_rows(x, 16) @ graph.weights["w"].load().double().T
+        expected = int8_rows(x, find_format(kind).row_group) @ graph.weights["w"].load().double().T
         assert np.abs(found - expected.numpy()).max() < 2e-5 * float(expected.abs().max()), count

@@ -47,6 +47,13 @@ def fresh(x: Tensor) -> Tensor:
     return total.transpose(0, 1) @ before
 
 
+def composed(x: Tensor) -> Tensor:
+    shares = x.softmax(-1)
+    before = shares + 1.0
+    shares.mul_(2.0).add_(shares)
+    return shares * before + torch.ones(4)
+
+
 def viewed(x: Tensor) -> Tensor:
     total = x.exp()
     head = total[:, :2]
@@ -83,6 +90,7 @@ def through_a_view(x: Tensor) -> Tensor:
     ("function", "by_node"),
     [
         (fresh, True),
+        (composed, True),
         (viewed, False),
         (viewed_by_composite, False),
         (an_operand_itself, False),

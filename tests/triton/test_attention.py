@@ -165,3 +165,12 @@ def test_phases_share_objects_and_decode_does_not_spill() -> None:
     objects = compile_specs(decode, target)
     assert len(objects) <= 7 and all(o.spill_bytes == 0 for o in objects.values())
     assert max(o.shared_bytes for o in objects.values()) <= target.shared_memory_kib * 1024
+
+
+@pytest.mark.parametrize("cache", soak("i4", "i2"))
+def test_packed_caches_do_not_spill(cache: str) -> None:
+    """Unpacked, mixed and centred, with heads of 64."""
+    kernel, target = Step(Layer(32, 8, 64, 64, 64), [(1, 1)], cache, 32).kernel(), TARGETS["h100"]
+    shapes = (Shape(1, True), Shape(16, False), Shape(8192, False))
+    specs = [spec for shape in shapes for spec in kernel.launches(shape, LIMITS, Tuner(target))]
+    assert all(found.spill_bytes == 0 for found in compile_specs(specs, target).values())

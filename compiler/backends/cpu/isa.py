@@ -39,6 +39,7 @@ class Isa:
     dense_blocks: tuple[Block, ...]
     quant_blocks: tuple[Block, ...]
     attention_vectors: int  # sixteen-lane columns per four rows in the attention micro-kernels
+    short_sums: bool = False  # products of block formats are summed in 16 bits: no instruction does so in 32 bits
     float_sums: int = 4  # blocks of at most so many accumulators keep their float sums in registers too
 
 
@@ -56,7 +57,7 @@ AVX512VNNI = Isa(
     _blocks((1, 4), (2, 4), (4, 4), (6, 4), (8, 2), (12, 2)),
     _blocks((1, 4), (2, 4), (3, 4), (4, 4), (5, 4), (6, 4), (8, 2), (10, 1), (12, 1), (14, 1), (16, 1)),
     4,
-    16,
+    float_sums=16,
 )
 AVX512 = Isa(
     "avx512",
@@ -73,6 +74,7 @@ AVX2 = Isa(
     _blocks((1, 4), (2, 2), (4, 1), (6, 1)),
     _blocks((1, 4), (2, 4), (3, 2), (4, 2), (6, 2), (8, 1)),
     1,
+    short_sums=True,
 )
 
 ALL = (AVX512VNNI, AVX512, AVX2)

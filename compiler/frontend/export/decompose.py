@@ -136,7 +136,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _parts_of(graph: fx.Graph, table: Mapping[Any, Any]) -> dict[fx.Node, _Part] | None:
-    """What each composite node becomes; None where one writes in place, or does what a recording does not show."""
+    """What each composite node becomes; None where a view sees what is written, or a recording does not show enough."""
     sizes: dict[Any, fx.Node] = {}
     parts: dict[fx.Node, _Part] = {}
     for node in graph.nodes:
@@ -170,7 +170,8 @@ def _implicit(op: OpOverload) -> bool:
 def _recorded(node: fx.Node, op: OpOverload, sizes: dict[Any, fx.Node]) -> _Part:
     if op in _CREATED:
         other, *operands = _CREATED[op](*node.args)
-        return _Part([(other, tuple(operands), dict(node.kwargs), node.meta["val"])], _Result(0))
+        value = node.meta["val"]
+        return _Part([(other, tuple(operands), {**node.kwargs, "dtype": value.dtype}, value)], _Result(0))
     if op in _RESPELLED:
         x: Any = node.args[0]
         other, *operands = _RESPELLED[op](x.meta["val"], *node.args[1:])
@@ -236,7 +237,8 @@ def _replace(node: fx.Node, part: _Part, became: dict[fx.Node, fx.Node], order: 
     result = operand(part.result)
     node.replace_all_uses_with(result)
     if part.overwritten is not None:
-        part.overwritten.replace_all_uses_with(result, lambda user: order.get(user, -1) > order[node])
+        overwritten = became.get(part.overwritten, part.overwritten)
+        overwritten.replace_all_uses_with(result, lambda user: order.get(user, -1) > order[node])
         became[part.overwritten] = result
     became[node] = result
     node.graph.erase_node(node)

@@ -186,6 +186,11 @@ def _chunked_overlay(chunk_size: int, left_padding: Any) -> Callable[..., Any]:
     return lambda batch, head, q, k: k // chunk_size == q // chunk_size
 
 
+def _no_blocks(block_sequence_ids: Any) -> Callable[..., Any]:
+    """transformers' overlay of images, whose tokens see each other: a text has none."""
+    return lambda batch, head, q, k: q != q
+
+
 def register_interfaces() -> None:
     """Make attention and experts implementation "icc" known to transformers."""
     from transformers import masking_utils
@@ -205,6 +210,7 @@ def tracing_interfaces() -> Iterator[None]:
     with (
         mock.patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
         mock.patch.object(masking_utils, "chunked_overlay", _chunked_overlay),
+        mock.patch.object(masking_utils, "blockwise_overlay", _no_blocks),
         mock.patch.object(torch, "tensor", _tensor_with_its_value),
         mock.patch.object(Tensor, "__getitem__", _index_without_lists),
     ):

@@ -67,6 +67,8 @@ def _blocks(name: str, blocks: Weight, scales: Weight) -> E2m1Matrix:
 
 def _layer(layer: str, codes: Weight, tensors: Mapping[str, Weight]) -> E2m1Matrix:
     scales = _tensor(tensors, f"{layer}.weight_scale")
+    if len(codes.shape) < 2 or 0 in codes.shape:
+        raise _misfit(f"{layer}.weight_scale", scales, codes)
     *lead, n, half = codes.shape
     shape, k = (*lead, n, 2 * half), 2 * half
     whole = tensors.get(f"{layer}.weight_scale_2"), tensors.get(f"{layer}.weight_global_scale")

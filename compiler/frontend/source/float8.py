@@ -133,5 +133,5 @@ class Float8Layer(QuantizedWeight):
 def _floats(scales: Tensor) -> Tensor:
     """As float32, exactly. Bytes are exponents, 2^(e - 127)."""
     if scales.dtype == torch.uint8:
-        return torch.ldexp(torch.ones(()), scales.to(torch.int32) - 127)
+        return torch.ldexp(torch.ones(scales.shape), scales.to(torch.int32) - 127)
     return scales.to(torch.float32)

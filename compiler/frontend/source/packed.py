@@ -71,15 +71,18 @@ class PackedLayer(QuantizedWeight):
     given: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        shape, scales = _SHAPES[self.packing.kind](self)
-        self.shape, k = shape, shape[1]
-        groups = scales.shape[0] if self.packing.kind in ("gptq", "awq") else scales.shape[-1]
-        group = k // groups if k % groups == 0 else 0
+        (n, k), scales, groups = _SHAPES[self.packing.kind](self)
+        self.shape = n, k
+        group = k // groups if groups and k % groups == 0 else 0
         kind = _SCALES.get(scales.dtype)
-        if kind is None or group % STEP or group == 0:
+        if kind is None or group % STEP or group == 0 or n == 0:
             raise TensorError(
                 self.layer, f"has {groups} groups of {scales.dtype} scales for K = {k}", "icc has none such"
             )
+        for name, (types, expected) in _EXPECTED[self.packing.kind](n, k, groups, self.bits).items():
+            found = self.tensors.get(name)
+            if found is not None and (found.shape != expected or found.dtype not in types):
+                raise self._misfit(name, f"for a weight [{n}, {k}] with {groups} groups")
         self.format = grouped(self.bits, group, kind)
         index = self.tensors.get("g_idx") or self.tensors.get("weight_g_idx")
         if index is not None:
@@ -91,12 +94,24 @@ class PackedLayer(QuantizedWeight):
             raise TensorError(f"{self.layer}.{name}", "is missing from the checkpoint", _AGAIN)
         return self.tensors[name]
 
+    def sizes(self, name: str) -> tuple[int, int]:
+        """The shape of one that is a matrix; TensorError if it is none."""
+        shape = self.tensor(name).shape
+        if len(shape) != 2:
+            raise self._misfit(name, "where a matrix is expected")
+        return shape[0], shape[1]
+
+    def _misfit(self, name: str, where: str) -> TensorError:
+        found = self.tensors[name]
+        kind = str(found.dtype).removeprefix("torch.")
+        return TensorError(f"{self.layer}.{name}", f"is {kind} {list(found.shape)} {where}", _AGAIN)
+
     @property
     def bits(self) -> int:
         """Of a code: what the tensors say where they do, since layers of a model may differ."""
         if self.packing.kind != "gptq":
             return self.packing.bits
-        words, n = self.tensor("qzeros").shape[-1], self.tensor("scales").shape[-1]
+        words, n = self.sizes("qzeros")[1], self.sizes("scales")[1]
         bits = 32 * words // max(n, 1)
         if bits not in (4, 8):
             raise UnsupportedModel(f"layer {self.layer!r} is GPTQ of {bits} bits", "icc reads 4 and 8 bits")
@@ -115,6 +130,8 @@ class PackedLayer(QuantizedWeight):
 
     def parts(self) -> Parts:
         codes, scales, zeros = _READERS[self.packing.kind](self)
+        if not bool(torch.isfinite(scales).all()):
+            raise TensorError(f"scales of {self.layer}", "hold NaN or Inf", "the checkpoint is damaged")
         if self.order is not None:
             codes = codes[:, self.order]
         return {"codes": codes, "scales": scales.to(torch.float32).contiguous(), "zeros": zeros.contiguous()}
@@ -131,9 +148,9 @@ def _columns(words: Tensor, bits: int) -> Tensor:
     return _fields(words, bits).flatten(-2)
 
 
-def _gptq_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight]:
-    rows, n = layer.tensor("qweight").shape
-    return (n, rows * (32 // layer.bits)), layer.tensor("scales")
+def _gptq_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight, int]:
+    rows, n = layer.sizes("qweight")
+    return (n, rows * (32 // layer.bits)), layer.tensor("scales"), layer.sizes("scales")[0]
 
 
 def _gptq_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,9 +162,10 @@ def _gptq_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
     return codes, layer.tensor("scales").load().T, zeros
 
 
-def _awq_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight]:
-    k, words = layer.tensor("qweight").shape
-    return (words * 8, k), layer.tensor("scales")
+def _awq_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight, int]:
+    k, words = layer.sizes("qweight")
+    layer.tensor("qzeros")
+    return (words * 8, k), layer.tensor("scales"), layer.sizes("scales")[0]
 
 
 def _awq_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
@@ -157,12 +175,13 @@ def _awq_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
     return columns("qweight").T.contiguous(), layer.tensor("scales").load().T, columns("qzeros").T
 
 
-def _compressed_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight]:
-    n, k = (int(size) for size in layer.tensor("weight_shape").load())
-    words = layer.tensor("weight_packed").shape
-    if words != (n, ceil(k * layer.packing.bits / 32)):
-        raise TensorError(f"{layer.layer}.weight_packed", f"has shape {list(words)} for a weight [{n}, {k}]")
-    return (n, k), layer.tensor("weight_scale")
+def _compressed_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight, int]:
+    stated = layer.tensor("weight_shape")
+    if stated.shape != (2,) or stated.dtype.is_floating_point:
+        raise TensorError(f"{layer.layer}.weight_shape", f"is {list(stated.shape)}, not two sizes", _AGAIN)
+    n, k = (int(size) for size in stated.load())
+    layer.tensor("weight_packed")
+    return (n, k), layer.tensor("weight_scale"), layer.sizes("weight_scale")[1]
 
 
 def _compressed_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
@@ -177,14 +196,8 @@ def _compressed_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
     return codes, scales, zeros
 
 
-def _int8_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight]:
-    n, k = layer.tensor("weight").shape
-    scales = layer.tensor("weight_scale")
-    if layer.tensor("weight").dtype != torch.int8 or scales.shape != (n, 1):
-        raise TensorError(
-            f"{layer.layer}.weight", f"has {layer.tensor('weight').dtype} and scales {list(scales.shape)}"
-        )
-    return (n, k), scales
+def _int8_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight, int]:
+    return layer.sizes("weight"), layer.tensor("weight_scale"), 1
 
 
 def _int8_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
@@ -193,7 +206,24 @@ def _int8_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
     return codes, scales, torch.full(scales.shape, 128, dtype=torch.uint8)
 
 
-_SHAPES: dict[str, Callable[[PackedLayer], tuple[tuple[int, int], Weight]]] = {
+_WORDS, _BYTES, _REALS = (torch.int32,), (torch.int8,), tuple(_SCALES)
+Expected = dict[str, tuple[tuple[torch.dtype, ...], tuple[int, ...]]]
+# of a weight [n, k] with a number of groups and codes of `bits`: types and shape of each tensor
+_EXPECTED: dict[str, Callable[[int, int, int, int], Expected]] = {
+    "gptq": lambda n, k, groups, bits: {
+        "qweight": (_WORDS, (k * bits // 32, n)), "qzeros": (_WORDS, (groups, n * bits // 32)),
+        "scales": (_REALS, (groups, n)),
+    },
+    "awq": lambda n, k, groups, bits: {
+        "qweight": (_WORDS, (k, n // 8)), "qzeros": (_WORDS, (groups, n // 8)), "scales": (_REALS, (groups, n)),
+    },
+    "compressed": lambda n, k, groups, bits: {
+        "weight_packed": (_WORDS, (n, ceil(k * bits / 32))), "weight_scale": (_REALS, (n, groups)),
+        "weight_zero_point": (_WORDS, (ceil(n * bits / 32), groups)),
+    },
+    "int8": lambda n, k, groups, bits: {"weight": (_BYTES, (n, k)), "weight_scale": (_REALS, (n, 1))},
+}  # fmt: skip
+_SHAPES: dict[str, Callable[[PackedLayer], tuple[tuple[int, int], Weight, int]]] = {
     "gptq": _gptq_shape, "awq": _awq_shape, "compressed": _compressed_shape, "int8": _int8_shape,
 }  # fmt: skip
 _READERS: dict[str, Callable[[PackedLayer], tuple[Tensor, Tensor, Tensor]]] = {

@@ -29,7 +29,12 @@ def packing_of(config: Mapping[str, Any], path: Path) -> Packing | None:
         return None
     method = str(facts.get("quant_method") or "unknown method")
     made = _READ.get(method)
-    packing = made(facts) if made else None
+    try:
+        packing = made(facts) if made else None
+    except (TypeError, AttributeError, ValueError) as error:  # a fact is of another type than its kind has
+        raise CheckpointError(
+            f"the quantization_config of {path} is not one of {method}: {error}", "download its config.json again"
+        ) from error
     if packing is None:
         names = ("quant_algo", "format", "checkpoint_format", "version", "fmt")
         what = next((facts[name] for name in names if facts.get(name)), "")

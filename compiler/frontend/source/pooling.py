@@ -14,8 +14,11 @@ _MODES: dict[str, Kind] = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
 }
-_HINT = "give --pooling last, mean or cls"
+_HINT = "say it with --pooling"
 _ACTIVATIONS = {
     "Identity": "identity",
     "Tanh": "tanh",
@@ -36,8 +39,8 @@ class DenseModule:
 
 @dataclass(frozen=True)
 class Pooling:
-    """kind: "last", "mean" or "cls"; None where nothing says it. normalize: vectors are scaled to length 1. dense: the
-    layers between. max_tokens: the longest text that the model is meant for, 0 if nothing says it."""
+    """kind: None where nothing says it. normalize: vectors are scaled to length 1. dense: the layers between.
+    max_tokens: the longest text that the model is meant for, 0 if nothing says it."""
 
     kind: Kind | None = None
     normalize: bool = True

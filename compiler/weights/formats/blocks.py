@@ -60,8 +60,9 @@ class BlockFormat(StorageFormat):
 
     @property
     def row_group(self) -> int:
-        """Twice as exact as 32."""
-        return STEP
+        """Of a group's own where that is not much work for few values; the upper bits of two in six bits fill a line in
+        16 values."""
+        return STEP if self.group % 32 or self.bits == 6 else 32
 
     @property
     def values(self) -> Tensor:

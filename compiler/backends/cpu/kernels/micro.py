@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from ...render import render
 from ..isa import Isa
+from ..layouts.blocks import BlockReader
 from ..layouts.codes import Reader
 from ..layouts.dense import Tiles
 from .attention import AttentionParams
@@ -32,7 +33,7 @@ class DenseMicroParams:
 @dataclass(frozen=True)
 class QuantMicroParams:
     """The same of quantized weights, whose layout says how they are read. Its float sums stay in registers where they
-    are few."""
+    are few. short: products are summed in 16 bits, which is less work where no instruction sums them in 32."""
 
     name: str
     reader: Reader
@@ -40,7 +41,21 @@ class QuantMicroParams:
     nt: int
     prefetch: int
     in_registers: bool
-    template: ClassVar[str] = "cpp/linear/micro_quant.cpp.jinja"
+    short: bool = False
+
+    @property
+    def template(self) -> str:
+        return f"cpp/linear/micro_{'short' if self.short else 'quant'}.cpp.jinja"
+
+    @property
+    def staged(self) -> bool:
+        """Whether codes are taken apart once for all rows: they do not stay in registers while more than two pass."""
+        return self.mr > 2
+
+    @property
+    def together(self) -> int:
+        """Rows that pass while a piece of codes is in registers: their sums of 16 bits take half of those there are."""
+        return 4
 
     @property
     def line_k(self) -> int:
@@ -79,10 +94,11 @@ def micro_sources(kernels: list[KernelParams[Any]], isa: Isa) -> list[str]:
     for name, (reader, blocks) in sorted(tables.items()):
         quants = tuple(
             QuantMicroParams(
-                f"{name.lower()}_{b.name}", reader, b.rows, b.tiles, b.prefetch, b.rows * b.tiles <= isa.float_sums
+                f"{name.lower()}_{b.name}", reader, b.rows, b.tiles, b.prefetch, b.rows * b.tiles <= isa.float_sums,
+                isa.short_sums and isinstance(reader, BlockReader),
             )
             for b in blocks
-        )
+        )  # fmt: skip
         table = MicroTableParams("QuantMicro", name, quants)
         parts += [render(m.template, m) for m in quants] + [render(table.template, table)]
     attention = dict.fromkeys(m for k in kernels if isinstance(k, AttentionParams) for m in k.micros())

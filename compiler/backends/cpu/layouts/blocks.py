@@ -123,6 +123,27 @@ class BlockReader(Reader):
         return str(-min(self.entries) if self.form.table else self.form.zero)
 
     @property
+    def signed(self) -> bool:
+        """Whether kernels with sums of 16 bits take codes as signed bytes: unsigned ones of 8 bits would overflow."""
+        return self.dot != "dot_u4"
+
+    @property
+    def chain(self) -> int:
+        """How many products with four k such a sum of two of them can hold, of those of a step: 32767 is the most."""
+        assert self.form is not None
+        top = (
+            128 if self.signed else max(self.entries) - min(self.entries) if self.form.table else 2**self.form.bits - 1
+        )
+        most = 32767 // (2 * 127 * top)
+        return max(n for n in range(1, self.step // 4 + 1) if n <= most and self.step // 4 % n == 0)
+
+    @property
+    def middle(self) -> int:
+        """What signed codes are less than their levels."""
+        assert self.form is not None
+        return 128 - self.form.zero if self.form.bits == 8 else 0
+
+    @property
     def units(self) -> float:
         """What the entries of a table are multiplied by, to be bytes: 1 where they are whole. Others are rounded, and
         the number is the one that is kindest to them: products see them to 8 bits, as they see activations."""

@@ -1,0 +1,155 @@
+"""llama.cpp on the frontier's text, and its speed beside icc's at batch 1 with one thread.
+
+    PEER=/path/to/python/with/llama_cpp      # and in LLAMA_CPP_LIB_PATH a build of llama.cpp for this machine
+    $PEER benchmarks/frontier_peers.py quantize SmolLM2.gguf q4km.gguf 15  # 2: Q4_0, 12: Q3_K_M, 30: IQ4_XS
+    $PEER benchmarks/frontier_peers.py perplexity windows.json q4km.gguf q40.gguf
+    python benchmarks/frontier_peers.py speed $PEER A.engine,B.engine q4km.gguf,q40.gguf
+
+windows.json is what `frontier.py --write-windows` leaves. Speed: 128 greedy tokens behind 32, CPU time, every engine in
+turn in each of five rounds, a process each; only `speed` and its engines need icc.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+PROMPT = [1, *range(1000, 1031)]
+TOKENS, ROUNDS = 128, 5
+
+
+class Peer:
+    """A GGUF file in llama.cpp: one thread, a cache of float32."""
+
+    def __init__(self, file: str) -> None:
+        import llama_cpp
+
+        self.api: Any = llama_cpp
+        self.api.llama_backend_init()
+        self.model = self.api.llama_model_load_from_file(file.encode(), self.api.llama_model_default_params())
+        options = self.api.llama_context_default_params()
+        options.n_ctx = options.n_batch = options.n_ubatch = 512
+        options.n_threads = options.n_threads_batch = 1
+        options.type_k = options.type_v = 0
+        self.context = self.api.llama_init_from_model(self.model, options)
+        self.vocab = self.api.llama_vocab_n_tokens(self.api.llama_model_get_vocab(self.model))
+
+    def clear(self) -> None:
+        self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
+
+    def step(self, ids: Sequence[int], start: int, every: bool = False) -> Any:
+        """Logits [n, vocab] of all tokens, or [1, vocab] of the last."""
+        import numpy as np
+
+        batch = self.api.llama_batch_init(len(ids), 0, 1)
+        batch.n_tokens = len(ids)
+        for i, token in enumerate(ids):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, start + i, 1
+            batch.seq_id[i][0], batch.logits[i] = 0, every or i == len(ids) - 1
+        if self.api.llama_decode(self.context, batch):
+            raise RuntimeError("llama_decode failed")
+        self.api.llama_batch_free(batch)
+        rows = len(ids) if every else 1
+        found = self.api.llama_get_logits(self.context) if every else self.api.llama_get_logits_ith(self.context, -1)
+        return np.ctypeslib.as_array(found, shape=(rows, self.vocab))
+
+
+def quantize(source: str, target: str, kind: str) -> None:
+    import llama_cpp
+
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.nthread, options.ftype, options.allow_requantize = 1, int(kind), True
+    sys.exit(llama_cpp.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(options)))
+
+
+def perplexity(windows: str, *files: str) -> None:
+    import numpy as np
+
+    with open(windows) as stream:
+        texts = json.load(stream)
+    for file in files:
+        peer, total, scored = Peer(file), 0.0, 0
+        for ids in texts:
+            peer.clear()
+            logits = peer.step(ids, 0, every=True)[:-1].astype(np.float32)
+            top = logits.max(1)
+            sums = top + np.log(np.exp(logits - top[:, None]).sum(1))
+            total += float((sums - logits[np.arange(len(ids) - 1), ids[1:]]).sum())
+            scored += len(ids) - 1
+        print(file, f"perplexity {math.exp(total / scored):.4f} of {scored} tokens", flush=True)
+
+
+def rate_of_peer(file: str) -> Callable[[], float]:
+    peer = Peer(file)
+
+    def run() -> float:
+        peer.clear()
+        token, place = int(peer.step(PROMPT, 0).argmax()), len(PROMPT)
+        begin = time.process_time()
+        for i in range(TOKENS):
+            token = int(peer.step([token], place + i).argmax())
+        return TOKENS / (time.process_time() - begin)
+
+    return run
+
+
+def rate_of_engine(engine: str) -> Callable[[], float]:
+    import icc
+
+    llm = icc.load(engine, threads=1)
+
+    def spent(count: int) -> float:
+        begin = time.process_time()
+        llm.generate([PROMPT], icc.SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True))
+        return time.process_time() - begin
+
+    return lambda: -TOKENS / (spent(1) - spent(TOKENS + 1))
+
+
+def serve(rate: Callable[[], float]) -> None:
+    """One measurement per line of stdin, behind one that warms up."""
+    rate()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(rate(), flush=True)
+
+
+def speed(python: str, engines: str, files: str) -> None:
+    """Both sides in turns."""
+    commands = {name: [sys.executable, __file__, "engine", name] for name in engines.split(",")}
+    commands |= {name: [python, __file__, "peer", name] for name in files.split(",")}
+    pipe = subprocess.PIPE
+    running = {
+        name: subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+        for name, command in commands.items()
+    }
+    rates: dict[str, list[float]] = {name: [] for name in running}
+    for process in running.values():
+        while process.stdout.readline().strip() != "ready":  # type: ignore[union-attr]
+            if process.poll() is not None:
+                raise RuntimeError(f"{process.args} ended")
+    for _ in range(ROUNDS):
+        for name, process in running.items():
+            print(file=process.stdin, flush=True)
+            rates[name].append(float(process.stdout.readline()))  # type: ignore[union-attr]
+    for name, found in rates.items():
+        print(f"{name}: {statistics.median(found):.1f} tokens/s ({min(found):.1f}-{max(found):.1f})")
+        running[name].stdin.close()  # type: ignore[union-attr]
+
+
+if __name__ == "__main__":
+    task, *arguments = sys.argv[1:]
+    {
+        "quantize": quantize,
+        "perplexity": perplexity,
+        "speed": speed,
+        "engine": lambda name: serve(rate_of_engine(name)),
+        "peer": lambda name: serve(rate_of_peer(name)),
+    }[task](*arguments)
