@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any
 
+import torch
 from torch import fx
 
 from ..ops import OPS, traits_of
@@ -59,6 +60,12 @@ def is_position_row(node: fx.Node, positions: fx.Node) -> bool:
         return False
     table = node.args[1]
     return isinstance(table, fx.Node) and table.op == "get_attr"
+
+
+def is_condition(node: fx.Node) -> bool:
+    """Whether the node says what holds of its operands: a tensor of booleans."""
+    kind = node.meta.get("type")
+    return isinstance(kind, TensorType) and kind.dtype == torch.bool
 
 
 def call_key(node: fx.Node) -> Any:
@@ -120,7 +127,8 @@ def _position_tables(graph: Graph) -> str:
     if positions is None:
         return ""
     computed = list(position_values(graph, positions))[1:]
-    free = (n for n in computed if not traits_of(n.target).strided and not is_position_row(n, positions))
+    computed = [n for n in computed if not traits_of(n.target).strided and not is_condition(n)]
+    free = (n for n in computed if not is_position_row(n, positions))
     return _first(free, "computes with positions alone")
 
 

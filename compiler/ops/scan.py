@@ -1,7 +1,8 @@
-"""Recurrences along the tokens with a matrix per head as the state: linear attention, delta rules, state spaces.
+"""Recurrences along the tokens: with a matrix per head as the state (linear attention, delta rules, state spaces), a
+vector per channel (Mamba), or a number per channel.
 
-What a token does to the state is linear in the state, so a back end may take tokens one by one or as chunks of
-products; the references take them one by one.
+What a token does to a matrix is linear in it, so a back end may take tokens one by one or as chunks of products; the
+references take them one by one.
 """
 
 from __future__ import annotations
@@ -94,3 +95,37 @@ def _selective_scan_samples() -> Iterator[tuple[object, ...]]:
     for t, channels, states in ((1, 8, 4), (9, 21, 16)):
         x, dt, a = torch.randn(t, channels), torch.rand(t, channels), -torch.rand(states, channels) * 4
         yield x, dt, a, torch.randn(t, states), torch.randn(t, states), 0
+
+
+@op(Traits(mixes_tokens=True, stateful=True))
+def channel_scan(x: Tensor, decay: Tensor | None, maximum: bool, start: float, layer: int) -> Tensor:
+    """x, decay[T, C] -> [T, C]: a number per channel, as it is before each token; `start` before the first.
+
+    Per channel and token: h <- decay h + x, with `maximum` h <- max(decay + h, x), without a decay h <- x. The gated
+    linear recurrences (RG-LRU, De et al. 2024), and with a running maximum of exponents those of RWKV (Peng et al.
+    2023) and xLSTM (Beck et al. 2024); their values behind a token follow from those before it. `layer` numbers the
+    state.
+    """
+    if x.device.type == "meta":
+        return torch.empty_like(x)
+    state, out = torch.full_like(x[0], start), torch.empty_like(x)
+    for t in range(x.shape[0]):
+        out[t] = state
+        if decay is None:
+            state = x[t]
+        else:
+            state = torch.maximum(decay[t] + state, x[t]) if maximum else decay[t] * state + x[t]
+    return out
+
+
+@channel_scan.set_cost
+def _channel_scan_cost(x: Tensor, decay: Tensor | None, maximum: bool, start: float, layer: int) -> Cost:
+    return Cost(2.0 * x.numel(), tensor_bytes(x, x, decay) + 2 * 4 * x.shape[1])
+
+
+@channel_scan.set_samples
+def _channel_scan_samples() -> Iterator[tuple[object, ...]]:
+    yield torch.randn(1, 8), torch.rand(1, 8), False, 0.0, 0
+    yield torch.randn(9, 21), torch.rand(9, 21), False, 0.0, 0
+    yield torch.randn(9, 21), -torch.rand(9, 21), True, -1e38, 0
+    yield torch.randn(7, 16), None, False, 0.0, 0

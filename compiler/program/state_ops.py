@@ -9,7 +9,7 @@ from ..graph.graph import type_of
 from ..ops import OPS
 from .context import Lowerer, row_kind
 from .placed import Placed
-from .steps.state import CausalConv, GatedScan, SelectiveScan, StateStep
+from .steps.state import CausalConv, ChannelScan, GatedScan, SelectiveScan, StateStep
 
 
 def causal_conv(low: Lowerer, node: fx.Node) -> Placed:
@@ -55,7 +55,24 @@ def selective_scan(low: Lowerer, node: fx.Node) -> Placed:
     return _with_state(low, node, step, out)
 
 
-_FUNCTIONS = {"causal_conv": causal_conv, "gated_scan": gated_scan, "selective_scan": selective_scan}
+def channel_scan(low: Lowerer, node: fx.Node) -> Placed:
+    """A number per channel as the state."""
+    x = low.dense(low.placed(node.args[0]))
+    decay = None if node.args[1] is None else low.dense(low.placed(node.args[1]))
+    layer = low.kv_layer(int(node.args[4]))  # type: ignore[call-overload]
+    out = low.new(node)
+    step = ChannelScan(
+        rows=row_kind(out), layer=layer, x=x.operand, decay=decay and decay.operand, y=out.operand,
+        channels=x.shape[0], maximum=bool(node.args[2]), start=float(node.args[3]),  # type: ignore[arg-type]
+        block_size=low.options.block_size,
+    )  # fmt: skip
+    return _with_state(low, node, step, out)
+
+
+_FUNCTIONS = {
+    "causal_conv": causal_conv, "channel_scan": channel_scan, "gated_scan": gated_scan,
+    "selective_scan": selective_scan,
+}  # fmt: skip
 STATE_LOWERING = {OPS[name].overload: fn for name, fn in _FUNCTIONS.items()}
 
 

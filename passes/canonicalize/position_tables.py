@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from ...compiler.errors import SequenceLengthError
-from ...compiler.graph.facts import Fact, is_position_row, position_values
+from ...compiler.graph.facts import Fact, is_condition, is_position_row, position_values
 from ...compiler.graph.graph import Graph, type_of
 from ...compiler.graph.interpret import as_compute, eager
 from ...compiler.ops import OPS, traits_of
@@ -47,17 +47,22 @@ class PositionTables(Pass):
 
 
 def _is_frontier(node: fx.Node, computed: dict[fx.Node, None], positions: fx.Node) -> bool:
-    """Values that others need; views of a table are free, so the table is taken before them."""
+    """Values that others need; views of a table are free, so the table is taken before them. What holds of a position
+    costs no more than to read it."""
     if node is positions or traits_of(node.target).strided or is_position_row(node, positions):
         return False
-    if _through_moves(node) is positions:
+    if _through_moves(node) is positions or is_condition(node):
         return False
     return _is_needed(node, computed)
 
 
 def _is_needed(node: fx.Node, computed: dict[fx.Node, None]) -> bool:
-    """Whether something that is not position-only reads the value, perhaps through moves."""
-    return any(u not in computed or (traits_of(u.target).strided and _is_needed(u, computed)) for u in node.users)
+    """Whether something that is not position-only reads the value, perhaps through moves, or asks about it."""
+
+    def passes_on(user: fx.Node) -> bool:
+        return traits_of(user.target).strided or is_condition(user)
+
+    return any(u not in computed or (passes_on(u) and _is_needed(u, computed)) for u in node.users)
 
 
 def _through_moves(node: fx.Node) -> fx.Node:

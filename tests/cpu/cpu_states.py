@@ -9,7 +9,7 @@ import torch
 from cpu_cases import Arrays, normal
 from cpu_harness import Batch, Builder, Case, Runner
 from icc.compiler.ops import OPS
-from icc.compiler.program.steps.state import CausalConv, GatedScan, SelectiveScan, StateStep
+from icc.compiler.program.steps.state import CausalConv, ChannelScan, GatedScan, SelectiveScan, StateStep
 from icc.runtime.format.kv import KVLayer
 from sizes import SOAK
 
@@ -50,7 +50,7 @@ def add_scan(b: Builder, shape: tuple[Any, ...]) -> None:
     feeds = {"q": normal(shared * key), "k": unit, "v": normal(heads * value), "decay": decay}
     feeds |= {"beta": rate} if scaled else {}
     widths = {"q": shared * key, "k": shared * key, "v": heads * value, "decay": decays, "beta": heads}
-    operands = {part: b.buffer(f"{name}.{part}", [widths[part]]) for part in feeds}
+    operands: dict[str, Any] = {part: b.buffer(f"{name}.{part}", [widths[part]]) for part in feeds}
     o = b.buffer(f"{name}.o", [heads * value])
     step = GatedScan(
         rows="tokens", layer=len(b.layers), **operands, o=o, heads=heads, shared=shared, key_dim=key, value_dim=value,
@@ -83,7 +83,7 @@ def add_selective(b: Builder, rng: np.random.Generator, channels: int, states: i
     name = f"selective{len(b.layers)}"
     a_ = -(rng.uniform(0, 4, (states, channels)) ** 2).astype(np.float32)
     widths = {"x": channels, "dt": channels, "b": states, "c": states}
-    operands = {part: b.buffer(f"{name}.{part}", [width]) for part, width in widths.items()}
+    operands: dict[str, Any] = {part: b.buffer(f"{name}.{part}", [width]) for part, width in widths.items()}
     y = b.buffer(f"{name}.y", [channels])
     step = SelectiveScan(
         rows="tokens", layer=len(b.layers), **operands, a=b.plain(f"{name}.a", a_), y=y, channels=channels,
@@ -100,6 +100,24 @@ def add_selective(b: Builder, rng: np.random.Generator, channels: int, states: i
     _add(b, step, feeds, y.name, expect)
 
 
+def add_channels(b: Builder, channels: int, decays: bool, maximum: bool, start: float) -> None:
+    name = f"channels{len(b.layers)}"
+    x, y = b.buffer(f"{name}.x", [channels]), b.buffer(f"{name}.y", [channels])
+    feeds: dict[str, Any] = {x.name: normal(channels)}
+    decay = b.buffer(f"{name}.decay", [channels]) if decays else None
+    if decay:
+        feeds[decay.name] = lambda rng, rows: (rng.uniform(0, 1, (rows, channels)) - maximum).astype(np.float32)
+    step = ChannelScan(
+        rows="tokens", layer=len(b.layers), x=x, decay=decay, y=y, channels=channels, maximum=maximum, start=start,
+        block_size=BLOCK,
+    )  # fmt: skip
+
+    def expect(a: Arrays) -> np.ndarray:
+        return _reference("channel_scan", a[x.name], decay and a[decay.name], maximum, start, 0)
+
+    _add(b, step, feeds, y.name, expect)
+
+
 def all_states() -> Builder:
     """Every step with a state."""
     b, rng = Builder(block_size=BLOCK), np.random.default_rng(7)
@@ -108,6 +126,9 @@ def all_states() -> Builder:
     add_conv(b, rng, 33, 4, True)
     add_conv(b, rng, 16, 3, False)
     add_selective(b, rng, 21, 16)
+    add_channels(b, 70, True, False, 0.0)
+    add_channels(b, 21, True, True, -3.0)
+    add_channels(b, 16, False, False, 0.0)
     return b
 
 

@@ -105,6 +105,10 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"heads": 2, "shared": 2, "key_dim": 256, "value_dim": 16, "chunk": 8, "row_decay": True, "block_size": 16},
     ),
     "selective_scan__f32": ("selective_scan", {"channels": 24, "states": 8, "block_size": 32}),
+    "channel_scan__maximum": (
+        "channel_scan",
+        {"channels": 24, "maximum": True, "start": -1e38, "block_size": 32, "present": ("decay",)},
+    ),
     "causal_conv__bias": ("causal_conv", {"channels": 24, "taps": 4, "block_size": 32, "present": ("bias",)}),
     "bmm__weight": ("bmm", {"batch": 2, "m": 3, "k": 9, "n": 17, "strides": {"b": 0}}),
     "bmm__transposed": ("bmm", {"batch": 2, "m": 3, "k": 9, "n": 17, "b_transposed": True}),

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 NAMES = [
     "qwen3_next-delta_rule",
     *soak("lfm2-short_convolutions", "kimi_linear-decay_per_row", "bamba-state_space", "jamba-selective_scan"),
+    *soak("recurrent_gemma-linear_recurrence", "rwkv-shifted_tokens", "xlstm-matrix_memory"),
 ]
 NEW = 40
 GREEDY = icc.SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)

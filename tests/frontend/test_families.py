@@ -19,7 +19,7 @@ IDS = torch.randint(3, 119, (21,), generator=torch.Generator().manual_seed(1)).t
 NAMES = """
     llama-yarn llama-dynamic qwen3-odd_tied_biases opt-post_norm_no_bias qwen3_moe-mixed_renormalized bloom-alibi
     gptj-written_out_attention falcon-written_out_mqa granite-multipliers bamba-state_space
-    llama4-chunks_and_scaled_inputs
+    recurrent_gemma-linear_recurrence rwkv-shifted_tokens llama4-chunks_and_scaled_inputs
 """.split()
 # tests of engines go through the same traces
 COMPILED = """
@@ -32,7 +32,7 @@ OTHERS = """
     gpt2-untied_scaled_relu gpt_neo-local_attention qwen2 qwen2-tied_yarn qwen3 gemma2-odd gemma3 phi3 gpt2-odd
     gpt_neox-no_bias_tied mixtral-odd qwen3_moe gpt_oss lfm2-short_convolutions qwen3_next-delta_rule
     llama-linear gpt_neox-sequential_full_rotary opt-projected_untied mixtral-top1_window kimi_linear-decay_per_row
-    jamba-selective_scan longcat_flash-experts_that_are_the_token deepseek_v32-index
+    jamba-selective_scan longcat_flash-experts_that_are_the_token deepseek_v32-index xlstm-matrix_memory
 """.split()
 
 

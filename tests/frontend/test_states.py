@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from icc.compiler.errors import UnsupportedModel
+from icc.compiler.frontend.export.cells import recurrent_cells
 from icc.compiler.frontend.export.recurrent import FUNCTIONS, recurrent_functions
 from icc.compiler.frontend.export.trace import export
 from icc.compiler.frontend.load import convert
 from icc.compiler.graph.graph import ModelInfo
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.weights.handles import Constant
-from torch import nn
+from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.jamba import modeling_jamba
 from transformers.models.zamba import modeling_zamba
@@ -28,19 +31,19 @@ class Convolved(nn.Module):
         self.embed, self.head, self.first = nn.Embedding(30, 16), nn.Linear(16, 30), first
         self.conv = nn.Conv1d(16, 16, 4, groups=16, padding=padding)
 
-    def forward(self, input_ids: torch.Tensor, **options: object) -> CausalLMOutput:
+    def forward(self, input_ids: Tensor, **options: object) -> CausalLMOutput:
         x = self.embed(input_ids)
         mixed = self.conv(x.transpose(1, 2))[..., self.first : self.first + x.shape[1]]
         return CausalLMOutput(logits=self.head(x + mixed.transpose(1, 2)))
 
 
-def converted(padding: int, first: int) -> tuple[torch.Tensor, torch.Tensor]:
+def converted(padding: int, first: int, cls: type[Convolved] = Convolved) -> tuple[Tensor, Tensor]:
     """The graph's logits and the model's."""
     torch.manual_seed(0)
-    model = Convolved(padding, first).eval()
+    model = cls(padding, first).eval()
     weights = {name: Constant(value.detach()) for name, value in model.state_dict().items()}
     with torch.device("meta"):
-        shape = Convolved(padding, first).eval()
+        shape = cls(padding, first).eval()
     graph = convert(export(shape, 64), weights, INFO, 64)
     with torch.no_grad():
         return interpret(graph, IDS), model(torch.tensor([IDS])).logits[0]
@@ -69,3 +72,30 @@ def test_functions_are_found_by_the_kernel_that_they_look_up() -> None:
             assert file.mamba_selective_scan is FUNCTIONS["selective_scan_fn"]
             assert file.causal_conv1d_fn is FUNCTIONS["causal_conv1d_fn"]
         assert file.mamba_selective_scan is before
+
+
+@pytest.mark.parametrize(("factor", "is_one"), [(1.0, True), (2.0, False)])
+def test_loops_are_known_by_what_they_compute(factor: float, is_one: bool) -> None:
+    """Not by what they are called, and not by their parameters alone."""
+
+    def loop(self: object, hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor) -> Tensor:
+        state, out = torch.zeros_like(hidden_states[:, 0]), []
+        for t in range(hidden_states.shape[1]):
+            state = recurrent_gate[:, t] * ~reset[:, t] * state + factor * hidden_states[:, t]
+            out.append(state)
+        return torch.stack(out, 1)
+
+    cls: Any = type("Of", (nn.Module,), {"__module__": __name__, "anything": loop})
+    with recurrent_cells(cls()):
+        assert (cls.anything is not loop) == is_one
+    assert cls.anything is loop
+
+
+def test_a_shift_along_the_tokens_is_a_state() -> None:
+    class Shifted(Convolved):
+        def forward(self, input_ids: Tensor, **options: object) -> CausalLMOutput:
+            x = self.embed(input_ids)
+            return CausalLMOutput(logits=self.head(x + nn.functional.pad(x, (0, 0, 2, -2))))
+
+    found, expected = converted(3, 0, Shifted)
+    assert torch.allclose(found, expected, atol=1e-6)

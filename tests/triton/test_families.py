@@ -28,6 +28,7 @@ FAMILIES = (
     "phi3-mha_partial_tied", "gpt2", "gpt_neox", "opt", "mixtral", "qwen3_moe", "gpt_oss-yarn_odd",
     "deepseek_v3-latent_grouped_routing", "lfm2-short_convolutions", "qwen3_next-delta_rule",
     "kimi_linear-decay_per_row", "bamba-state_space", "jamba-selective_scan",
+    "recurrent_gemma-linear_recurrence", "rwkv-shifted_tokens", "xlstm-matrix_memory",
 )  # fmt: skip
 # Each with what it alone has: learned positions, layer norms, biases; a recurrent state; experts, windows, sinks, odd
 # sizes.
@@ -71,10 +72,11 @@ def test_equal_to_the_reference(name: str, quant: str, engine_of: Any, monkeypat
         found = llm.logits(ids)
         prompts = [ids[:7], ids[:7] + ids[:2]]
         together = llm.generate(prompts, SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True))
+        grows = not all(group.holds_states for group in llm.executor.groups)
     error = np.abs(found - expected).max() / np.abs(expected).max()
     assert error < TOLERANCE, f"{name}: relative error {error:.1e}"
     assert [list(c.token_ids) for c in together] == [greedy(engine, p, 5) for p in prompts]
-    assert preempted, "the blocks were meant to run out"
+    assert preempted or not grows, "the blocks were meant to run out"
 
 
 def branched(wrong: int, right: int, then: int) -> Draft:

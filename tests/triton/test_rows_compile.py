@@ -49,6 +49,7 @@ def kernels(kind: str) -> list[TritonKernel]:
         make_kernel("causal_conv", channels=100, taps=4, block_size=32, types=(kind, "f32", "", kind)),
         make_kernel("gated_scan", delta=True, block_size=32, types=(kind, kind, kind, "f32", "f32", kind), **scan),
         make_kernel("selective_scan", channels=100, states=16, block_size=32, types=(kind, "f32", "f32", *(kind,) * 3)),
+        make_kernel("channel_scan", channels=100, maximum=True, block_size=32, types=("f32", "f32", "f32")),
         make_kernel("bmm", batch=2, m=1, k=100, n=60, b_transposed=True, strides={"b": 0}, types=(kind,) * 3),
     ]
 

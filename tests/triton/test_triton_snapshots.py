@@ -327,6 +327,7 @@ POINTS: dict[str, Point] = {
     "selective_scan__bf16": Point(
         "selective_scan", {"channels": 24, "states": 8, "block_size": 32}, ("bf16", "f32", "f32", "f32", "f32", "bf16")
     ),
+    "channel_scan__f32": Point("channel_scan", {"channels": 24, "block_size": 32}, ("f32", "f32", "f32")),
     "causal_conv__bias_bf16": Point(
         "causal_conv",
         {"channels": 24, "taps": 4, "block_size": 32, "strides": {"x": 72, "y": 24}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from .values import Longer, T, Value, dims_of
 
 aten = torch.ops.aten
 HANDLERS = Table()
+MAX_SHIFT = 8  # tokens
 
 
 @HANDLERS.handles("icc_trace.causal_conv")
@@ -66,6 +68,35 @@ def selective_scan(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dic
     rates = conv.emit(aten.permute.default, a.node, [1, 0])
     out = conv.emit(OPS["selective_scan"].overload, *rows[:2], rates, *rows[2:], conv.next_layer())
     return conv.view(Value(out, (*type_of(out).shape, T)), dims_of(node.meta["val"]))
+
+
+@HANDLERS.handles("icc_trace.channel_scan")
+def channel_scan(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    x, decay, maximum, start = args
+    rows = _rows(conv, x, 1)
+    rate = None if decay is None else _rows(conv, decay, 1)
+    out = conv.emit(OPS["channel_scan"].overload, rows, rate, maximum, start, conv.next_layer())
+    return conv.view(Value(out, (T, *type_of(out).shape)), dims_of(node.meta["val"]))
+
+
+@HANDLERS.handles("aten.constant_pad_nd")
+def pad(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A shift along the tokens: as many zeros before the first as are cut off behind the last."""
+    x, pads, fill = args[0], list(args[1]), args[2] if len(args) > 2 else 0
+    axis = x.axis
+    behind = 2 * (len(x.dims) - 1 - axis) if axis is not None else -1
+    by = pads[behind] if 0 <= behind < len(pads) else 0
+    expected = [0] * len(pads)
+    if by > 0:
+        expected[behind : behind + 2] = [by, -by]
+    if pads != expected or not 0 < by <= MAX_SHIFT or fill != 0:
+        raise ValueError(f"padding by {pads} with {fill}, which is no shift along the tokens")
+    rows = _rows(conv, x, axis)
+    shape = type_of(rows).shape
+    rows = conv.view(Value(rows, (T, *shape)), (T, prod(shape))).node
+    for _ in range(by):
+        rows = conv.emit(OPS["channel_scan"].overload, rows, None, False, 0.0, conv.next_layer())
+    return conv.view(Value(rows, (T, *type_of(rows).shape)), dims_of(node.meta["val"]))
 
 
 def _rows(conv: Conversion, value: Value, axis: int) -> fx.Node:

@@ -17,6 +17,7 @@ from ...errors import IccError, TraceError, UnsupportedModel
 from ..layers.kinds import LayerKinds, Repeat
 from ..layers.marks import join_repeated
 from ..mask_spec import longest_sequence
+from .cells import recurrent_cells
 from .decompose import decompose
 from .experts import replaced_experts
 from .interfaces import tracing_interfaces
@@ -93,6 +94,7 @@ def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None, t
     dynamic = {"input_ids": {1: tokens}, "position_ids": {1: tokens}}
     try:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(recurrent_cells(model))
             stack.enter_context(torch.no_grad())
             stack.enter_context(tracing_interfaces())
             stack.enter_context(longest_sequence(max_tokens))

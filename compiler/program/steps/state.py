@@ -133,3 +133,23 @@ class SelectiveScan(StateStep, frozen=True, kw_only=True, tag="selective_scan"):
     def widths(self) -> dict[str, int]:
         rows = dict.fromkeys(("x", "dt", "y"), self.channels)
         return {**rows, **dict.fromkeys(("b", "c"), self.states), "a": self.state}
+
+
+@step_type
+class ChannelScan(StateStep, frozen=True, kw_only=True, tag="channel_scan"):
+    """y [channels] of x, decay [channels]: see compiler/ops/scan.py. The state is [channels]."""
+
+    OUTPUTS: ClassVar = ("y",)
+    x: Operand
+    decay: Operand | None = None
+    y: Operand
+    channels: int
+    maximum: bool = False
+    start: float = 0.0
+
+    @property
+    def state(self) -> int:
+        return self.channels
+
+    def widths(self) -> dict[str, int]:
+        return dict.fromkeys(("x", "decay", "y"), self.channels)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from ....program.steps.state import CausalConv, GatedScan, SelectiveScan, StateStep
+from ....program.steps.state import CausalConv, ChannelScan, GatedScan, SelectiveScan, StateStep
 from ..layouts.elements import round_up
 from .base import KernelParams
 
@@ -52,3 +52,16 @@ class SelectiveScanParams(StateParams[SelectiveScan]):
 
     template: ClassVar[str] = "cpp/state/selective_scan.cpp.jinja"
     width: ClassVar[int] = 16
+
+
+@dataclass(frozen=True)
+class ChannelScanParams(StateParams[ChannelScan]):
+    """Channels are independent of each other."""
+
+    template: ClassVar[str] = "cpp/state/channel_scan.cpp.jinja"
+    width: ClassVar[int] = 64
+
+    @property
+    def start(self) -> str:
+        """C++ literal."""
+        return f"{float(self.step.start)!r}f"

@@ -10,7 +10,7 @@ from ....program.steps.embedding import Embedding, SelectRows
 from ....program.steps.linear import ExpertLinear, ExpertLinearQ, Linear, LinearQ, QuantizeRows
 from ....program.steps.pointwise import Pointwise
 from ....program.steps.rowwise import Bmm, Cumsum, Gather, Reduce, Scatter, Softmax, Topk
-from ....program.steps.state import CausalConv, GatedScan, SelectiveScan
+from ....program.steps.state import CausalConv, ChannelScan, GatedScan, SelectiveScan
 from ...kernel_table import KernelTable
 from .attention import AttentionParams, KvWriteParams
 from .base import KernelParams
@@ -19,7 +19,7 @@ from .linear import ExpertLinearParams, ExpertLinearQParams, LinearParams, Linea
 from .norm import NORMS
 from .pointwise import PointwiseParams
 from .rowwise import BmmParams, CumsumParams, GatherParams, ReduceParams, ScatterParams, SoftmaxParams, TopkParams
-from .state import CausalConvParams, GatedScanParams, SelectiveScanParams
+from .state import CausalConvParams, ChannelScanParams, GatedScanParams, SelectiveScanParams
 
 _KERNELS: dict[type[Step], type[KernelParams[Any]]] = {
     Linear: LinearParams, LinearQ: LinearQParams, QuantizeRows: QuantizeRowsParams,
@@ -28,7 +28,8 @@ _KERNELS: dict[type[Step], type[KernelParams[Any]]] = {
     Reduce: ReduceParams, Softmax: SoftmaxParams, Cumsum: CumsumParams, Topk: TopkParams, Gather: GatherParams,
     Scatter: ScatterParams, Bmm: BmmParams,
     KvWrite: KvWriteParams, Attention: AttentionParams, Pointwise: PointwiseParams, **NORMS,
-    CausalConv: CausalConvParams, GatedScan: GatedScanParams, SelectiveScan: SelectiveScanParams,
+    CausalConv: CausalConvParams, ChannelScan: ChannelScanParams, GatedScan: GatedScanParams,
+    SelectiveScan: SelectiveScanParams,
 }  # fmt: skip
 
 CPU_KERNELS: KernelTable[type[KernelParams[Any]]] = KernelTable("CPU")

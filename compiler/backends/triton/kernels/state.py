@@ -92,3 +92,21 @@ class SelectiveScan(StateKernel[steps.SelectiveScan]):
         grid = (extent("num_seqs"), Extent(-(-self.step.channels // self.block)), ONE)
         source = render(self.template, self, self.step)
         return (LaunchSpec(source, self.entry, self.pointers(**operands) + self.state_args(), grid),)
+
+
+@dataclass(frozen=True)
+class ChannelScan(StateKernel[steps.ChannelScan]):
+    """A program takes a block of channels."""
+
+    template: ClassVar[str] = "triton/channel_scan.py.jinja"
+    entry: ClassVar[str] = "channel_scan"
+
+    @property
+    def block(self) -> int:
+        """Channels of a program."""
+        return min(power_of_two(self.step.channels), 128)
+
+    def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
+        args = self.pointers(x="x_ptr", decay="decay_ptr", y="y_ptr") + self.state_args()
+        grid = (extent("num_seqs"), Extent(-(-self.step.channels // self.block)), ONE)
+        return (LaunchSpec(render(self.template, self, self.step), self.entry, args, grid),)

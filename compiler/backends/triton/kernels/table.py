@@ -16,7 +16,7 @@ from .linear import ExpertLinear, Linear
 from .norm import Norm
 from .pointwise import Pointwise
 from .rowwise import Cumsum, Reduce, Softmax
-from .state import CausalConv, GatedScan, SelectiveScan
+from .state import CausalConv, ChannelScan, GatedScan, SelectiveScan
 
 _KERNELS: dict[type[Step], type[StepKernel[Any]]] = {
     linear.Linear: Linear, linear.LinearQ: Linear,
@@ -26,7 +26,8 @@ _KERNELS: dict[type[Step], type[StepKernel[Any]]] = {
     rowwise.Reduce: Reduce, rowwise.Softmax: Softmax, rowwise.Cumsum: Cumsum, rowwise.Topk: Topk,
     rowwise.Gather: Gather, rowwise.Scatter: Scatter, rowwise.Bmm: Bmm,
     attention.KvWrite: KvWrite, attention.Attention: Attention, pointwise.Pointwise: Pointwise,
-    state.CausalConv: CausalConv, state.GatedScan: GatedScan, state.SelectiveScan: SelectiveScan,
+    state.CausalConv: CausalConv, state.ChannelScan: ChannelScan, state.GatedScan: GatedScan,
+    state.SelectiveScan: SelectiveScan,
 }  # fmt: skip
 
 TRITON_KERNELS: KernelTable[type[StepKernel[Any]]] = KernelTable("Triton")
