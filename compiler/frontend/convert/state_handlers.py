@@ -84,12 +84,12 @@ def pad(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
     """A shift along the tokens: as many zeros before the first as are cut off behind the last."""
     x, pads, fill = args[0], list(args[1]), args[2] if len(args) > 2 else 0
     axis = x.axis
-    behind = 2 * (len(x.dims) - 1 - axis) if axis is not None else -1
-    by = pads[behind] if 0 <= behind < len(pads) else 0
+    behind = 2 * (len(x.dims) - 1 - axis) if axis is not None else len(pads)
+    by = pads[behind] if behind < len(pads) else 0
     expected = [0] * len(pads)
     if by > 0:
         expected[behind : behind + 2] = [by, -by]
-    if pads != expected or not 0 < by <= MAX_SHIFT or fill != 0:
+    if axis is None or pads != expected or not 0 < by <= MAX_SHIFT or fill != 0:
         raise ValueError(f"padding by {pads} with {fill}, which is no shift along the tokens")
     rows = _rows(conv, x, axis)
     shape = type_of(rows).shape
