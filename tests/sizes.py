@@ -22,7 +22,7 @@ _SIZES = {  # name: in `make test`, in `make soak`
     "r7_pairs": (700, 20_000),
     "raw_requests": (500, 50_000),
     "real_limits": (0, 1),  # wait for the server's own time limits
-    "schemathesis_cases_every": (16, 1),  # of the cases that follow from the document, each so-manieth is tried
+    "schemathesis_cases_every": (32, 1),  # of the cases that follow from the document, each so-manieth is tried
     "schemathesis_examples": (3, 5000),  # drawn per operation
     "sigterms": (2, 1000),
     "soak_requests": (150, 10_000),

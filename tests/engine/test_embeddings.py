@@ -273,7 +273,7 @@ def test_an_unknown_pooling_is_refused(embedder: Callable[..., Compiled], tmp_pa
     raw = json.loads((source / "engine.json").read_text())
     assert raw["embedding"] == {"pooling": "last", "normalize": True, "dimension": 64}
     shutil.copytree(source, tmp_path / "x.engine")
-    for change in ({"pooling": "max"}, {"dimension": 63}, {"more": 1}):
+    for change in ({"pooling": "least"}, {"dimension": 63}, {"more": 1}):
         changed = {**raw, "embedding": {**raw["embedding"], **change}}
         del changed["digest"]
         (tmp_path / "x.engine" / "engine.json").write_text(json.dumps(changed))

@@ -6,14 +6,16 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from icc.compiler.errors import CheckpointError, IccError, SequenceLengthError, TensorError, UnsupportedModel
-from icc.compiler.frontend.load import load_graph
+from icc.compiler.frontend.load import load_graph, trace_model
 from icc.compiler.graph.interpret import interpret
+from icc.compiler.weights.handles import Constant, Weight
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 INDEX = "model.safetensors.index.json"
 NORM = "model.layers.1.input_layernorm.weight"
@@ -211,13 +213,29 @@ def test_max_seq_len_above_the_positions(model: Path) -> None:
     assert load_graph(model, 128).max_seq_len == 128
 
 
-def test_recurrent_layers_of_another_kind_are_named(tiny: ModuleType, tmp_path: Path) -> None:
+class Smoothing(nn.Module):
+    """A language model that looks one token ahead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 8)
+        self.mix = nn.Conv1d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8, 16)
+
+    def forward(self, input_ids: torch.Tensor, **_: object) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.head(self.mix(self.embed(input_ids).transpose(1, 2)).transpose(1, 2)))
+
+
+def test_layers_that_mix_neighbours_are_named() -> None:
     import transformers
 
-    config = transformers.RecurrentGemmaConfig(**tiny.GQA, head_dim=16, lru_width=64)
-    tiny.save_tiny(config, tmp_path)
-    error = refuse(tmp_path, UnsupportedModel, "conv1d", "layers.0.temporal_block")
-    assert isinstance(error, UnsupportedModel) and error.op and error.module
+    config = transformers.LlamaConfig(vocab_size=16, hidden_size=8, num_attention_heads=1, num_hidden_layers=1)
+    with torch.device("meta"):
+        model = Smoothing().eval()
+    weights: dict[str, Weight] = {name: Constant(torch.zeros(x.shape)) for name, x in model.state_dict().items()}
+    with pytest.raises(UnsupportedModel, match="module 'mix'") as refused:
+        trace_model(model, config, weights, 64, every_layer=True)
+    assert refused.value.op and "conv" in refused.value.op and refused.value.module == "mix"
 
 
 def test_an_index_that_picks_fewer_tokens_than_there_may_be(tiny: ModuleType, tmp_path: Path) -> None:

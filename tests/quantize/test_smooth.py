@@ -74,9 +74,10 @@ def test_the_format() -> None:
     assert form == ChannelInt8(48, 8) and find_format(form.name) == form and form != GroupAffine(48, 8)
     with pytest.raises(Misfit, match="K = 40 is not a multiple of 16"):
         form.fitted(40)
-    values = torch.randn(20, 48) * torch.logspace(-3, 2, 20)[:, None]
+    values = torch.randn(20, 48, generator=torch.Generator().manual_seed(2)) * torch.logspace(-3, 2, 20)[:, None]
     parts = form.encode(values).parts
     assert parts["codes"].min() >= 1 and (parts["zeros"] == 128).all() and parts["scales"].shape == (20, 1)
-    assert ((form.decode(parts) - values).abs() <= values.abs().amax(1, keepdim=True) / 253).all()
+    half_a_step = values.abs().amax(1, keepdim=True) / 253
+    assert ((form.decode(parts) - values).abs() <= half_a_step).all()
     solved = solve(values, Hessian.identity(48), form)
-    assert (form.decode(solved.parts) - values).abs().max() < 1
+    assert ((form.decode(solved.parts) - values).abs() <= half_a_step).all()

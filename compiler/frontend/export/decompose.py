@@ -34,6 +34,7 @@ def decompose(program: ExportedProgram, kept: tuple[str, ...]) -> ExportedProgra
     order = {node: index for index, node in enumerate(program.graph.nodes)}
     for node, part in parts.items():
         _replace(node, part, became, order)
+        program.graph_signature.replace_all_uses(node.name, became[node].name)
     program.graph.eliminate_dead_code()
     program.graph_module.recompile()
     return program
