@@ -285,7 +285,8 @@ def markdown(rows: list[Row], versions: str) -> str:
         "",
         f"{count}.",
         "",
-        "Rows without a day are of an earlier walk, with two layers whatever the published pattern.",
+        "Rows without a day are of an earlier walk; the column of CPU engines is of one with two layers whatever the "
+        "published pattern.",
         "",
         "| type | walked | layers | traced | equal | CPU engine | h100 plan | refused, and why |",
         "|---|---|---|---|---|---|---|---|",
