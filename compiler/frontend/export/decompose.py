@@ -60,6 +60,7 @@ _RESPELLED: dict[OpOverload, Callable[..., tuple[Any, ...]]] = {
     aten.t.default: lambda x: _transposed(x, 0, 1),
     aten.transpose.int: _transposed,
 }
+# The same of operators that make a tensor: all operands of the other one.
 _CREATED: dict[OpOverload, Callable[..., tuple[Any, ...]]] = {
     aten.arange.default: lambda end: (aten.arange.start_step, 0, end, 1),
     aten.arange.start: lambda start, end: (aten.arange.start_step, start, end, 1),
@@ -97,7 +98,8 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, known: dict[int, fx.Node], sizes: dict[Any, fx.Node]) -> None:
         super().__init__()
-        self.part, self._known, self._sizes = _Part(), dict(known), sizes
+        self.part, self._sizes = _Part(), sizes
+        self._known: dict[int, fx.Node | _Result] = {**known}
         self._alive: list[Any] = []  # what the numbers in `_known` belong to
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -111,7 +113,7 @@ class _Recorder(TorchDispatchMode):
             return result
         if not isinstance(result, torch.Tensor):
             raise _Unknown
-        self._known[id(result)] = _Result(len(self.part.calls))  # type: ignore[assignment]
+        self._known[id(result)] = _Result(len(self.part.calls))
         self._alive.append(result)
         self.part.calls.append((func, operands, named, result))
         return result
