@@ -178,7 +178,7 @@ class CudaDevice:
         self.cuda.close()
 
     def ready(self, function: Any, found: KernelObject, launch: Launch, call: Call | None) -> ReadyLaunch:
-        """A launch of a loaded kernel for a step of the program, or for what surrounds the steps, for the timing of single kernels."""
+        """A launch of a loaded kernel for a step of the program or what surrounds them, for the timing of kernels."""
         return ReadyLaunch(function, found, launch, self.walker.arguments(launch, call), self._address)
 
     def take_scratch(self, nbytes: int) -> None:
