@@ -64,8 +64,8 @@ def picked(name: str, stored: str, shape: Shape, target: str) -> LaunchSpec:
 
 
 def test_products_for_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = [("q4g128", Shape(1, True), "HMMA"), ("q4g128", Shape(128, False), "HGMMA")]
-    specs = [picked("gate_up", stored, shape, "h200") for stored, shape, _ in cases]
+    cases = [("o", Shape(1, True), "HMMA"), ("gate_up", Shape(128, False), "HGMMA")]
+    specs = [picked(name, "q4g128", shape, "h200") for name, shape, _ in cases]
     for (_, found), (_, _, matrix) in zip(compiled(specs, "h200", tmp_path, monkeypatch), cases, strict=True):
         [loop] = found.loops
         assert loop.instruction == matrix and loop.flops <= 1.0 and loop.copies > loop.narrow
