@@ -53,6 +53,13 @@ class KVCache:
         """How many tokens fit in tables that are made for so many."""
         return min(group.blocks_for(num_tokens) * group.block_size for group in self.groups)
 
+    def holds(self, sequence: CachedSequence, num_tokens: int) -> bool:
+        """Whether its tables are long enough for so many tokens."""
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            if len(table.blocks) * group.block_size < num_tokens:
+                return False
+        return True
+
     def can_grow(self, wanted: Sequence[tuple[CachedSequence, int]], guesses: bool = False) -> bool:
         """Whether these sequences can all have tables for so many tokens; no state is left behind `guesses`."""
         for index, group in enumerate(self.groups):
@@ -121,6 +128,11 @@ class KVCache:
 
     def publish(self, sequence: CachedSequence) -> None:
         """Make what is full and computed by now findable, and take back what nothing reads again."""
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            if sequence.num_computed_tokens // group.block_size != table.num_published:
+                break
+        else:  # nothing is full that was not when it came here last
+            return
         pairs = list(zip(self.groups, sequence.tables, strict=True))
         if self._pending:
             published = min(table.num_published * group.block_size for group, table in pairs)
