@@ -45,7 +45,8 @@ def extent(size: str, divide: int = 1, times: int = 1, plus: int = 0) -> Extent:
 class KernelObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One compiled kernel: its file in the engine, the symbol in it, and what a launch needs to know.
 
-    `types` are Triton's types of the arguments: "*bf16" and such for pointers, "i32" for sizes.
+    `types` are Triton's types of the arguments: "*bf16" and such for pointers, "i32" for sizes. dependent: whether the
+    kernel waits itself for the one before it on the stream, so that it may be launched before that one has ended.
     `registers` per thread, `spill_bytes` of local memory per thread and `occupancy` (resident warps over the most that
     a multiprocessor holds) were read from the compiled object; -1 where the target's object does not tell. `faults`:
     what its disassembled loops do that costs time and need not be, in words.
@@ -57,6 +58,7 @@ class KernelObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     warps: int
     warp_size: int
     shared_bytes: int
+    dependent: bool = False
     registers: int = -1
     spill_bytes: int = -1
     occupancy: float = -1.0
