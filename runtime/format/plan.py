@@ -18,6 +18,9 @@ SIZES = ("num_tokens", "num_seqs", "num_logit_rows", "max_blocks", "num_moves")
 HIDDEN_POINTERS = 2  # that a kernel takes behind its own arguments: Triton's, to scratch memory that is not used
 
 
+COUNTERS = 256  # integers per sequence that are zero between any two launches, for programs that end together
+
+
 class Term(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`times * ceil(size / divide)` for one of `SIZES`."""
 
@@ -99,6 +102,10 @@ class ScratchArg(_Argument, frozen=True, tag="scratch"):
     offset: int = 0
 
 
+class CountersArg(_Argument, frozen=True, tag="counters"):
+    """`COUNTERS` integers per sequence, all zero; the launch leaves them so."""
+
+
 class OutputArg(_Argument, frozen=True, tag="output"):
     """A result of the program, outside its steps: "logits"."""
 
@@ -117,7 +124,7 @@ class SampledArg(_Argument, frozen=True, tag="sampled"):
     name: str
 
 
-LaunchArg = OperandArg | BatchArg | SizeArg | KVArg | ScratchArg | OutputArg | SamplingArg | SampledArg
+LaunchArg = OperandArg | BatchArg | SizeArg | KVArg | ScratchArg | CountersArg | OutputArg | SamplingArg | SampledArg
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
