@@ -28,7 +28,7 @@ from icc.compiler.targets import find_target
 from icc.runtime.executor.cuda.device import CudaDevice
 from icc.runtime.executor.device import Work
 from icc.runtime.executor.player import Player
-from icc.runtime.format.load import Engine, load_engine
+from icc.runtime.format.load import Engine, open_engine
 from icc.runtime.format.operands import WeightOperand
 
 _REPEATS, _ROUNDS = 4, 7
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--phases", default="", help="such as d1,d64,m512; default: all")
     a = parser.parse_args()
-    engine = load_engine(a.engine, verify=False)
+    engine = open_engine(a.engine, verify=False)
     executor = Player(CudaDevice(engine))
     rows: list[dict[str, Any]] = []
     try:
@@ -76,8 +76,8 @@ def measure(engine: Engine, executor: Player[CudaDevice], name: str, phase: Any)
     shape = Shape(phase.max_tokens, phase.decode)
     sizes = executor.prepare(full_batch(shape, engine.manifest.limits, executor.groups))
     rows = []
-    for kernel, objects in phase.launches.items():
-        calls = [call for call in device.plan.calls if call.kernel == kernel]
+    for kernel, objects in [*phase.launches.items(), ("before", phase.before), ("sampling", phase.after)]:
+        calls = [call for call in device.plan.calls if call.kernel == kernel] or [None]
         ready = [
             device.ready(device._functions[launch.object], device.plan.objects[launch.object], launch, call)
             for call in calls
@@ -88,9 +88,9 @@ def measure(engine: Engine, executor: Player[CudaDevice], name: str, phase: Any)
             for launch in ready * _REPEATS:
                 launch.put(device.cuda, sizes)
 
-        seconds = timed(device, once) / _REPEATS / max(len(calls), 1) if ready else 0.0
-        facts = modelled(program, engine, kernel, shape)
-        nbytes = weight_bytes(program, kernel) / max(len(calls), 1)
+        seconds = timed(device, once) / _REPEATS / len(calls) if ready else 0.0
+        facts = modelled(program, engine, kernel, shape) if calls[0] else {}
+        nbytes = weight_bytes(program, kernel) / len(calls)
         rows.append({
             "phase": name, "kernel": kernel, "calls": len(calls), "launches": len(objects), "us": 1e6 * seconds,
             "gb_s": nbytes / seconds / 1e9 if seconds else 0.0, **facts,

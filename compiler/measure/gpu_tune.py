@@ -89,6 +89,7 @@ def tune(engine: Engine, output: Path, progress: Callable[[str, int, int], None]
             choice.key: [_plan(choice, config, program, limits, target) for config in choice.candidates]
             for choice in choices
         }
+        executor.device.take_scratch(max((plan.scratch_bytes for many in plans.values() for plan in many), default=0))
         specs = {key: spec for many in plans.values() for plan in many for key, spec in plan.specs().items()}
         compiled = _compile_all(list(specs.values()), target, progress)
         device = executor.device.cuda.facts().name
