@@ -9,6 +9,7 @@ from torch import fx
 
 from ...runtime.format.kv import KVLayer
 from ...runtime.format.program import LOGITS
+from ..eviction import ALL, read_eviction
 from ..graph.graph import type_of
 from ..ops import OPS
 from ..ops.body import Body
@@ -260,10 +261,15 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     shared = _begins(k, v) and node.args[6] is None and kind not in MIXED
     v = v if shared else low.dense(v)
     q_cos, q_sin, k_cos, k_sin, sinks, alibi = (low.vector(a) for a in node.args[4:10])
-    layer, scale, window, chunk, softcap, style, ahead, bias = (*node.args[10:], *(0, None)[len(node.args) - 16 :])
+    given = (*node.args[10:], *(0, None, ALL)[len(node.args) - 16 :])
+    layer, scale, window, chunk, softcap, style, ahead, bias, policy = given
+    kept = read_eviction(str(policy))
+    if kept is not None:
+        window = kept["window"]
+    front = 0 if kept is None else kept["sinks"]
     cached = KVLayer(k.shape[0], k.shape[1], v.shape[1], shared=shared)
     layer = low.scratch_layer(cached) if ahead else low.kv_layer(int(layer))  # type: ignore[call-overload]
-    low.cache(layer, cached, WITHIN_STEP if ahead else int(window))  # type: ignore[call-overload]
+    low.cache(layer, cached, WITHIN_STEP if ahead else int(window), front)  # type: ignore[call-overload]
     kv = KVSpec(k.shape[0], k.shape[1], v.shape[1], kind, low.options.block_size, shared)
 
     def rotary(cos: Any) -> Rotary:
@@ -281,7 +287,7 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     attend = Attention(
         rows=row_kind(out), layer=layer, q=q.operand, cos=q_cos, sin=q_sin, sinks=sinks, alibi=alibi, o=out.operand,
         kv=kv, rotary=rotary(node.args[4]), q_heads=q.shape[0], scale=float(scale), window=int(window),  # type: ignore[arg-type, call-overload]
-        chunk=int(chunk), softcap=float(softcap), ahead=int(ahead), bias=low.vector(bias),  # type: ignore[arg-type, call-overload]
+        front=front, chunk=int(chunk), softcap=float(softcap), ahead=int(ahead), bias=low.vector(bias),  # type: ignore[arg-type, call-overload]
         bias_width=0 if bias is None else type_of(bias).shape[1],  # type: ignore[arg-type]
     )  # fmt: skip
     low.emit(attend, node)

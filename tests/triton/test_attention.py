@@ -30,6 +30,7 @@ LAYERS = {
     "sinks, window": Layer(4, 2, 16, 32, 16, sinks=True, window=50),
     "chunk, wide": Layer(2, 1, 256, 192, chunk=32),
     "alibi": Layer(2, 2, 8, 8, alibi=True),
+    "first tokens and a window": Layer(4, 2, 16, 16, 8, window=30, front=5, sinks=True),
     "alibi, softcap, sinks": Layer(5, 1, 96, 96, softcap=20.0, sinks=True, alibi=True),
 }
 MIXED = [(0, 19), (37, 23), (90, 1), (0, 0), (3, 70), (0, 1)]
@@ -136,6 +137,7 @@ class Split(Tuner):
 @pytest.mark.parametrize(
     ("name", "cache", "splits"),
     [("sinks, window", "bf16", 2), ("chunk, wide", "bf16", 3), ("grouped", "i4", 2),
+     ("first tokens and a window", "bf16", 3),
      *soak(*((name, "bf16", splits) for name in LAYERS for splits in (2, 64)))],
 )  # fmt: skip
 def test_mixed_steps_whose_keys_are_split(name: str, cache: str, splits: int) -> None:
