@@ -114,6 +114,25 @@ template <class T> static void transpose_16(const T* x, T* y, int n) {
         for (int j = 0; j < 16; ++j) y[j * n + d] = x[d * 16 + j];
 }
 
+// The same of bytes.
+static void transpose_bytes(const uint8_t* x, uint8_t* y, int n) {
+    int d = 0;
+    for (; d + 16 <= n; d += 16) {
+        __m128i a[16], b[16];
+        for (int i = 0; i < 16; ++i) a[i] = _mm_loadu_si128((const __m128i*)(x + (d + i) * 16));
+        for (int round = 0; round < 4; ++round) {  // each pairs row i with row i + 8: a perfect shuffle of 256 bytes
+            for (int i = 0; i < 8; ++i) {
+                b[2 * i] = _mm_unpacklo_epi8(a[i], a[i + 8]);
+                b[2 * i + 1] = _mm_unpackhi_epi8(a[i], a[i + 8]);
+            }
+            for (int i = 0; i < 16; ++i) a[i] = b[i];
+        }
+        for (int j = 0; j < 16; ++j) _mm_storeu_si128((__m128i*)(y + j * n + d), a[j]);
+    }
+    for (; d < n; ++d)
+        for (int j = 0; j < 16; ++j) y[j * n + d] = x[d * 16 + j];
+}
+
 template <class S> struct AttentionTile {
     typedef typename S::T T;
     static constexpr int ROWS = S::TILE * S::GROUP, WIDTH = (S::VD + 15) / 16 * 16;
@@ -240,6 +259,9 @@ template <class S> struct AttentionTile {
             const T* from = &block.key(head, slot, 0);
             T* y = &to.value(0, at, 0);
             transpose_16(from, y, S::VD);
+        } else if constexpr (Block::PAIR == 1) {
+            const uint8_t* from = (const uint8_t*)&block.key(head, slot, 0);
+            transpose_bytes(from, (uint8_t*)&to.value(0, at, 0), Block::VW);
         } else {
             for (int j = 0; j < 16; ++j)
                 for (int d = 0; d < Block::VW; ++d) to.value(0, at + j, d) = block.key(head, slot + j, d);

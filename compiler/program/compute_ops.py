@@ -21,7 +21,11 @@ from .steps.linear import ExpertLinear, ExpertLinearQ, Linear, LinearQ
 from .steps.norm import AddLayerNorm, AddRmsNorm, LayerNorm, RmsNorm
 from .steps.rowwise import Bmm, Cumsum, Gather, Reduce, Scatter, Softmax, Topk
 
-MIXED = ("i4", "i2")  # caches whose vectors are mixed: the beginning of a key is no value then
+MIXED = (
+    "i4",
+    "i2",
+)  # caches whose vectors are mixed: where a value ends with MIXED_DIMS, keys may begin with it
+MIXED_DIMS = 64
 _ADD = Body.parse("t0 = add a0 a1")
 # the two halves of a rotated vector: x cos - other sin and x cos + other sin
 _TURNS = [Body.parse(f"t0 = mul a0 a2; t1 = mul a1 a3; t2 = {sign} t0 t1") for sign in ("sub", "add")]
@@ -254,11 +258,11 @@ def _begins(k: Placed, v: Placed) -> bool:
 
 
 def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
-    """Two steps: write rotated K and V into the pages, then attend."""
+    """Two steps: write rotated K and V into the pages, unless a layer before has, then attend."""
     q, k = (low.dense(low.placed(n)) for n in node.args[:2])
     v = low.placed(node.args[2])
     kind = low.options.kv_dtype
-    shared = _begins(k, v) and node.args[6] is None and kind not in MIXED
+    shared = _begins(k, v) and node.args[6] is None and (kind not in MIXED or v.shape[1] % MIXED_DIMS == 0)
     v = v if shared else low.dense(v)
     q_cos, q_sin, k_cos, k_sin, sinks, alibi = (low.vector(a) for a in node.args[4:10])
     given = (*node.args[10:], *(0, None, ALL)[len(node.args) - 16 :])
@@ -278,11 +282,12 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
         rows, width = type_of(cos).shape
         return Rotary(width, rows, style)  # type: ignore[arg-type]
 
-    write = KvWrite(
-        layer=layer, k=k.operand, v=None if shared else v.operand, cos=k_cos, sin=k_sin, kv=kv,
-        rotary=rotary(node.args[6]),
-    )  # fmt: skip
-    low.emit(write, node)
+    if ahead or low.first_of(layer):  # layers may read what another has written
+        write = KvWrite(
+            layer=layer, k=k.operand, v=None if shared else v.operand, cos=k_cos, sin=k_sin, kv=kv,
+            rotary=rotary(node.args[6]),
+        )  # fmt: skip
+        low.emit(write, node)
     out = low.new(node)
     attend = Attention(
         rows=row_kind(out), layer=layer, q=q.operand, cos=q_cos, sin=q_sin, sinks=sinks, alibi=alibi, o=out.operand,

@@ -62,6 +62,7 @@ class Lowerer:
         self.ends: dict[fx.Node, int] = {}  # how many records there were once a node was lowered
         self.current: fx.Node = graph.output
         self._kv_layers: dict[int | KVLayer, int] = {}
+        self._written: set[int] = set()
         self._quantized: dict[tuple[Operand, int, int], QuantizedRows] = {}
         self._in_output = _written_to_output(graph, graph.output)
         if graph.exit is not None:
@@ -146,6 +147,12 @@ class Lowerer:
     def kv_layer(self, layer: int) -> int:
         """The number of a graph's attention layer in the program: without gaps where passes removed one."""
         return self._kv_layers.setdefault(layer, len(self._kv_layers))
+
+    def first_of(self, layer: int) -> bool:
+        """Whether a KV layer is met for the first time."""
+        known = layer in self._written
+        self._written.add(layer)
+        return not known
 
     def scratch_layer(self, shape: KVLayer) -> int:
         """The number of the KV layer of attention that keeps nothing: one for all layers of the same shape."""

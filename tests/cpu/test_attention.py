@@ -76,15 +76,8 @@ def reference(model: Model, layer: int, qkv: np.ndarray) -> np.ndarray:
 )
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, dict[str, Path]]:
     dtype, size = request.param
-    packed = dtype in ("i4", "i2")  # which share nothing: what they hold is mixed
-    some = (
-        FEWER[: 2 if packed else 3]
-        if dtype in CODED
-        else SHAPES
-        if dtype == "f32"
-        else (*SHAPES[: 4 if dtype == "i8" else 2], *SHARED)
-    )
-    model = build_model(dtype, size, (SHAPES[:8] if packed else SHAPES) if SOAK else some)
+    some = FEWER if dtype in CODED else SHAPES if dtype == "f32" else (*SHAPES[: 4 if dtype == "i8" else 2], *SHARED)
+    model = build_model(dtype, size, SHAPES if SOAK else some)
     folder = tmp_path_factory.mktemp("attention") / "kernels"
     isas = host_isas() if request.param[0] == "f32" else host_isas()[::2]
     libraries = build_libraries(model.builder.program(), folder, isas, optimize="-O1")

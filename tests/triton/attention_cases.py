@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.backends.triton.tiling.choice import Tuner
@@ -37,6 +38,7 @@ class Layer:
     alibi: bool = False
     ahead: int = 0
     bias: bool = False
+    shared: bool = False  # values are the beginning of keys
 
 
 @dataclass
@@ -72,7 +74,9 @@ class Step:
         layer, size = self.layer, self.block_size
         needed = [-(-(before + n) // size) for before, n in self.sequences]
         blocks = torch.randperm(sum(needed) + 2).to(torch.int32)
-        self.pool = Pool(layer.kv_heads, layer.key_dim, layer.value_dim, self.cache, size, sum(needed) + 2)
+        self.pool = Pool(
+            layer.kv_heads, layer.key_dim, layer.value_dim, self.cache, size, sum(needed) + 2, layer.shared
+        )
         self.block_tables = torch.full((len(needed), max(needed) + 2), -9, dtype=torch.int32)
         for row, count in enumerate(needed):
             self.block_tables[row, :count], blocks = blocks[:count], blocks[count:]
@@ -112,7 +116,9 @@ class Step:
         vectors = ["f32" if given else "" for given in (layer.sinks, layer.alibi, layer.bias)]
         types = (self.kind, rotated, rotated, *vectors, self.kind)
         return make_kernel(
-            "attention", kv=cache(layer.kv_heads, layer.key_dim, layer.value_dim, self.cache, self.block_size),
+            "attention", kv=msgspec.structs.replace(
+                cache(layer.kv_heads, layer.key_dim, layer.value_dim, self.cache, self.block_size), shared=layer.shared
+            ),
             rotary=rotary(layer.rotary_dim, POSITIONS, layer.rope_style), q_heads=layer.q_heads,
             scale=layer.key_dim**-0.5, window=layer.window, front=layer.front, chunk=layer.chunk, softcap=layer.softcap,
             strides={"q": self.q.shape[1], "o": layer.q_heads * layer.value_dim + self.gap}, types=types,

@@ -102,6 +102,13 @@ def test_cache_types(cache: str) -> None:
     check(Step(layer, DECODE, cache, 8), True)
 
 
+@pytest.mark.parametrize(("cache", "key_dim"), [("bf16", 80), ("i4", 80), ("i8", 80), *soak(("i2", 96), ("i4", 192))])
+def test_values_that_are_the_beginning_of_keys(cache: str, key_dim: int) -> None:
+    layer = Layer(6, 1, key_dim, 64 if key_dim < 128 else 128, shared=True)
+    check(Step(layer, MIXED, cache), False)
+    check(Step(layer, DECODE, cache), True)
+
+
 @pytest.mark.parametrize("cache", ["bf16", "i8"])
 def test_float_queries_over_a_narrower_cache(cache: str) -> None:
     check(Step(LAYERS["odd"], MIXED, cache, kind="f32"), False)
