@@ -407,9 +407,9 @@ SPECS = {name: point.spec() for name, point in POINTS.items()}
 
 
 def shared_parts() -> dict[str, str]:
-    """The templates that others include, and what they include themselves: name -> its text."""
+    """The templates that others include or take macros from: name -> its text."""
     texts = {file.relative_to(TEMPLATES).as_posix(): file.read_text() for file in TRITON.rglob("*.jinja")}
-    included = {name for text in texts.values() for name in re.findall(r'include "(.*?)"', text)}
+    included = {name for text in texts.values() for name in re.findall(r'(?:include|from) "(.*?)"', text)}
     return {name: texts[name] for name in included}
 
 
