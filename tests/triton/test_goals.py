@@ -20,7 +20,7 @@ GPUS = [name for name, target in TARGETS.items() if target.backend != "cpu"]
 def modelled(kernel: Linear, rows: int, target: str) -> tuple[Config, float]:
     """The tiling that is picked, and its seconds."""
     tuner = Tuner(TARGETS[target])
-    facts = kernel.product(rows)
+    facts = kernel.product(rows, tuner.target.level)
     config = pick(facts, tuner)
     return config, Machine(tuner.target).seconds(facts, config)
 
@@ -37,6 +37,17 @@ def test_four_bits_are_faster_where_weights_are_what_is_read_and_hardly_slower_e
         )
 
 
+@pytest.mark.parametrize("target", GPUS)
+def test_8_bit_floats_are_never_slower_than_sixteen_bits(target: str) -> None:
+    """At any number of rows where there are instructions for them; elsewhere where memory is what products wait for."""
+    for rows in (1, *ROWS, 8192) if TARGETS[target].float8 else (1, 8, 16, 32):
+        sixteen, *eight = (
+            sum(modelled(product(name, stored), rows, target)[1] for name in SHAPES)
+            for stored in ("bf16", "e4m3", "e4m3_kg128")
+        )
+        assert max(eight) <= sixteen, f"{rows} rows: {eight}, {sixteen}"
+
+
 @pytest.mark.parametrize("target", ["h100", "b200"])
 def test_products_fill_the_multiprocessors_where_a_split_can(target: str) -> None:
     """From 512 rows on; of fewer, memory is what they wait for, which half of them can keep busy. Where twice as many
@@ -45,7 +56,7 @@ def test_products_fill_the_multiprocessors_where_a_split_can(target: str) -> Non
     for stored in ("bf16", "q4g128"):
         for name in SHAPES:
             for rows in (512, 1024, 4096):
-                facts = replace(product(name, stored).product(rows), rows=rows)
+                facts = replace(product(name, stored).product(rows, TARGETS[target].level), rows=rows)
                 config = pick(facts, Tuner(TARGETS[target]))
                 programs = -(-facts.columns // config["n"]) * -(-rows // config["m"]) * config["splits"]
                 assert programs >= 0.8 * sms or 2 * programs > sms, (stored, name, rows, config)

@@ -153,9 +153,32 @@ POINTS: dict[str, Point] = {
         target="mi300x",
         tiling={**MANY, "k": 32, "stages": 2},
     ),
-    "linear_rows_int8__bf16": Point("linear_q", {"k": 128, "n": 32, "stored": "i8g128"}, ("bf16", "u8", "", "bf16")),
-    "linear_int8__bf16": Point(
+    "linear_rows__int8": Point("linear_q", {"k": 128, "n": 32, "stored": "i8g128"}, ("bf16", "u8", "", "bf16")),
+    "linear_rows__e4m3_blocks": Point("linear_q", {"k": 256, "n": 32, "stored": "e4m3_kg96"}, ("f16", "u8", "", "f16")),
+    "linear_w8a8__int8": Point(
         "linear_q", {"k": 128, "n": 32, "stored": "i8g128"}, ("bf16", "u8", "", "bf16"), launch=1
+    ),
+    "linear_w8a8__e4m3": Point(
+        "linear_q", {"k": 256, "n": 64, "stored": "e4m3", **GATED}, ("bf16", "u8", "", "bf16"), launch=1, tiling=MANY
+    ),
+    "linear_w8a8__e4m3_b200": Point(
+        "linear_q",
+        {"k": 256, "n": 64, "stored": "e4m3"},
+        ("bf16", "u8", "", "bf16"),
+        target="b200",
+        launch=1,
+        tiling=MANY,
+    ),
+    "linear_w8a8__e4m3_blocks_split": Point(
+        "linear_q", {"k": 256, "n": 64, "stored": "e4m3_kg64"}, ("bf16", "u8", "", "bf16"), launch=1, tiling=SPLIT
+    ),
+    "linear_decode_fp8__blocks": Point(
+        "linear_q",
+        {"k": 256, "n": 32, "stored": "e4m3_kg128"},
+        ("bf16", "u8", "", "bf16"),
+        DECODE,
+        launch=1,
+        tiling={**FEW, "k": 128},
     ),
     "linear_tile__q4_wide": Point(
         "linear_q", {"k": 64, "n": 32, "stored": "q4g32"}, ("f32", "u8", "", "f32"), tiling={**MANY, "k": 32}
