@@ -32,7 +32,7 @@ def test_four_bits_are_faster_where_weights_are_what_is_read_and_hardly_slower_e
         four, sixteen = (
             sum(modelled(product(name, stored), rows, target)[1] for name in SHAPES) for stored in ("q4g128", "bf16")
         )
-        assert four <= sixteen * (1.12 if rows > 64 else 1.0), (
+        assert four <= sixteen * (1.15 if rows > 64 else 1.0), (
             f"{rows} rows: {four * 1e6:.0f} us, {sixteen * 1e6:.0f} us"
         )
 
