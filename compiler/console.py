@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..runtime.progress.stream import open_display
+from .eviction import read_eviction
 from .options import CompileOptions
 from .progress import Reporter
 from .report import CompileReport
@@ -65,6 +66,8 @@ def show_summary(options: CompileOptions, report: CompileReport, reporter: Repor
     table.add_row(
         "memory", f"{report.arena_bytes_per_token} B arena and {report.kv_bytes_per_token:.0f} B KV per token"
     )
+    if (policy := read_eviction(options.kv_policy)) is not None:
+        table.add_row("cache", f"lossy: {policy}, at most {policy.tokens} tokens of a sequence")
     table.add_row("program", f"{report.steps} steps, {report.kernels} kernels for {report.target}")
     fusions = ", ".join(f"{name} {count}" for name, count in report.fused.items() if count)
     table.add_row("rewrites", fusions or "none")

@@ -58,6 +58,11 @@ class Target:
         return 64 if self.backend == "hip" else 32
 
     @property
+    def dependent_launch(self) -> bool:
+        """Whether a kernel may begin before the one before it has ended, and wait for it itself."""
+        return self.backend == "cuda" and int(self.arch.removeprefix("sm_")) >= 90
+
+    @property
     def registers(self) -> int:
         """32-bit registers of a multiprocessor."""
         return 131072 if self.backend == "hip" else 65536

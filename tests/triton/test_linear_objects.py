@@ -65,11 +65,11 @@ def picked(name: str, stored: str, shape: Shape, target: str) -> LaunchSpec:
 
 def test_products_for_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [
-        ("q4g128", Shape(1, True), "HMMA"), ("q4g128", Shape(128, False), "HGMMA"),
-        ("e4m3", Shape(128, False), "QGMMA"),
+        ("o", "q4g128", Shape(1, True), "HMMA"), ("gate_up", "q4g128", Shape(128, False), "HGMMA"),
+        ("gate_up", "e4m3", Shape(128, False), "QGMMA"),
     ]  # fmt: skip
-    specs = [picked("gate_up", stored, shape, "h200") for stored, shape, _ in cases]
-    for (_, found), (_, _, matrix) in zip(compiled(specs, "h200", tmp_path, monkeypatch), cases, strict=True):
+    specs = [picked(name, stored, shape, "h200") for name, stored, shape, _ in cases]
+    for (_, found), (*_, matrix) in zip(compiled(specs, "h200", tmp_path, monkeypatch), cases, strict=True):
         [loop] = found.loops
         assert loop.instruction == matrix and loop.flops <= 1.0 and loop.copies > loop.narrow
         assert loop_faults(found.entry, found.loops) == () and found.spill_bytes == 0

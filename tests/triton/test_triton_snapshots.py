@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from icc.compiler.backends.render import TEMPLATES, render
+from icc.compiler.backends.triton.dependent import dependent
 from icc.compiler.backends.triton.kernels.pending import Pending
 from icc.compiler.backends.triton.kernels.sample import Sample
 from icc.compiler.backends.triton.plan import kernel_of
@@ -260,15 +261,15 @@ POINTS: dict[str, Point] = {
         "attention",
         {"kv": cache(2, 16, 24, "bf16", 16), **QUERY},
         ("bf16", "", "", "", "", "", "bf16"),
-        DECODE,
+        MIXED,
         1,
         tiling=HEADS,
     ),
-    "attention_merge__sinks_window": Point(
+    "attention_merge__sinks": Point(
         "attention",
-        {"kv": cache(2, 16, 24, "f32", 16), **QUERY, "window": 40},
+        {"kv": cache(2, 16, 24, "f32", 16), **QUERY},
         ("f32", "", "", "f32", "", "", "f32"),
-        DECODE,
+        MIXED,
         1,
         tiling=HEADS,
     ),
@@ -429,9 +430,9 @@ SPECS = {name: point.spec() for name, point in POINTS.items()}
 
 
 def shared_parts() -> dict[str, str]:
-    """The templates that others include, and what they include themselves: name -> its text."""
+    """The templates that others include or take macros from: name -> its text."""
     texts = {file.relative_to(TEMPLATES).as_posix(): file.read_text() for file in TRITON.rglob("*.jinja")}
-    included = {name for text in texts.values() for name in re.findall(r'include "(.*?)"', text)}
+    included = {name for text in texts.values() for name in re.findall(r'(?:include|from) "(.*?)"', text)}
     return {name: texts[name] for name in included}
 
 
@@ -466,6 +467,15 @@ def test_source_is_python_with_the_entry_and_its_arguments(name: str) -> None:
     spec = SPECS[name]
     functions = {f.name: f for f in ast.parse(spec.source).body if isinstance(f, ast.FunctionDef)}
     assert [a.arg for a in functions[spec.entry].args.args] == [a.name for a in spec.args]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_kernel_waits_before_it_does_anything(name: str) -> None:
+    spec = dependent(SPECS[name])
+    [kernel] = (f for f in ast.parse(spec.source).body if isinstance(f, ast.FunctionDef) and f.name == spec.entry)
+    first = kernel.body[ast.get_docstring(kernel) is not None]
+    assert isinstance(first, ast.If) and ast.unparse(first).endswith("gdc_wait()") and spec.dependent
+    assert spec.source.count("gdc_wait()") == 1
 
 
 def test_every_template_has_a_snapshot_and_no_snapshot_is_left_over() -> None:

@@ -1,8 +1,8 @@
 """Which tilings a product may take on a target, and an estimate of what each costs.
 
 The estimate is a roofline per resource: memory, the second-level cache, matrix units, instruction issue, and the
-latency of the steps that one program takes in turn. Constants are rough figures of the vendors' guides and of published
-microbenchmarks; `icc tune` replaces the choice where a device was at hand.
+latency of the steps that one program takes in turn. Constants were fitted to the tilings of 100 products (bf16, 4 and 8
+bits, 8 to 4,096 rows) timed on an H100: benchmarks/NOTES.md says how well they choose. `icc tune` replaces the choice.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from ....targets import Target
 from ..layouts.codes import Unpacking
 from .choice import Config, Tuner, power_of_two
 
-LATENCY = 0.9e-6  # seconds from a request to memory to its data, under load
-LAUNCH = 2.0e-6  # seconds that one more kernel costs
-CACHE_PER_SM = 50e9  # bytes/s that a multiprocessor reads from the second-level cache
+LATENCY = 0.65e-6  # seconds from a request to memory to its data, under load
+LAUNCH = 1.3e-6  # seconds that one more kernel costs
+CACHE_PER_SM = 92e9  # bytes/s that a multiprocessor reads from the second-level cache
+SPLIT = 3.2e-6  # seconds that a kernel costs which adds up what splits of K left
+SPLIT_PER_SM = 40e9  # bytes/s of these sums that a multiprocessor writes and reads again
+DEPENDENT = 2.8  # times longer than its instructions alone a code takes in a decode kernel, whose warps wait for them
+WARP_SUM = 0.4e-6  # seconds per warp beyond four of a decode kernel of eight rows, whose warps add up their sums
 ISSUE_PER_SM = 3.8e9  # instructions of a warp per second: four schedulers at 60 %
 UNPACK = 14.0  # instructions per value where a matrix is unpacked by itself
 REGISTERS = 65536  # of a multiprocessor, 32 bits each
@@ -266,21 +270,20 @@ class Machine:
         peak = self.target.peak_i8 if p.eight else self.target.peak_f16
         flops = 2.0 * busiest * c["m"] * c["n"] * p.parts * slab
         bounds = [
-            (memory + 2 * p.k * p.rows) / (0.92e9 * self.target.bandwidth),
+            (memory + 2 * p.k * p.rows) / (0.93e9 * self.target.bandwidth),
             cache / (CACHE_PER_SM * sms),
             flops * sms / (1e12 * peak * self._matrix_rate(p, c, min(resident, busiest))),
             busiest * steps * self._instructions(p, c) / ISSUE_PER_SM,
             waves * (steps / max(c["stages"] - 1, 1) + 1) * LATENCY,
         ]
-        extra = LAUNCH
+        extra = LAUNCH + (WARP_SUM * (c["warps"] - 4) * c["m"] / 8 if c["decode"] else 0.0)
         if p.eight:  # the kernel that brings rows to 8 bits
             extra += LAUNCH + LATENCY + 3.0 * p.rows * p.k / (0.85e9 * self.target.bandwidth)
         if c["splits"] > 1:
-            extra += LAUNCH + 8.0 * c["splits"] * p.rows * p.columns * p.parts / (CACHE_PER_SM * sms)
+            extra += SPLIT + 8.0 * c["splits"] * p.rows * p.columns * p.parts / (SPLIT_PER_SM * sms)
         if p.experts and not c["decode"]:
             extra += 2 * LAUNCH + 2 * LATENCY * (1 + slots / 1024)
-        idle = 1.1 if programs < 0.8 * sms and not c["decode"] else 1.0  # what else runs seldom fills the others
-        return (extra + max(bounds) + 0.1 * sum(bounds)) * idle
+        return extra + max(bounds) + 0.1 * sum(bounds)
 
     def _unpack_seconds(self, p: Product) -> float:
         """Estimated time in which all of W becomes a 16-bit matrix: read, computed value by value, written."""
@@ -310,7 +313,7 @@ class Machine:
         per_slice = c["n"] * p.parts * c["k"] / 32  # weights per lane
         loads = 60 + c["m"] * c["k"] * 2 / 512 * 3
         if c["decode"]:
-            unpack = p.apart.decode_instructions if p.apart else 0.6 if p.eight else 0.08
+            unpack = DEPENDENT * p.apart.decode_instructions if p.apart else 0.6 if p.eight else 0.08
             return c["warps"] * (per_slice * (unpack + 0.02 * c["m"]) + loads)
         unpack = p.apart.tile_instructions if p.apart else 0.05
         if self._whole(p, c):  # the scale costs one for two values
