@@ -69,7 +69,7 @@ def find_choices(engine: Engine, target: Target) -> list[Choice]:
     for name in program.kernels:
         for shape in phase_shapes(limits):
             recorder = Recorder(target)
-            plan_program(_alone(program, name), limits, recorder, [shape])
+            plan_program(alone(program, name), limits, recorder, [shape])
             for key, candidates in recorder.asked.items():
                 if len(candidates) > 1:
                     known.setdefault(key, Choice(key, name, shape, candidates))
@@ -89,6 +89,7 @@ def tune(engine: Engine, output: Path, progress: Callable[[str, int, int], None]
             choice.key: [_plan(choice, config, program, limits, target) for config in choice.candidates]
             for choice in choices
         }
+        executor.device.take_scratch(max((plan.scratch_bytes for many in plans.values() for plan in many), default=0))
         specs = {key: spec for many in plans.values() for plan in many for key, spec in plan.specs().items()}
         compiled = _compile_all(list(specs.values()), target, progress)
         device = executor.device.cuda.facts().name
@@ -122,15 +123,14 @@ def measure(
     return choice.candidates[min(times)[1]]
 
 
-def _alone(program: Program, kernel: str) -> Program:
+def alone(program: Program, kernel: str) -> Program:
     """One kernel of a program, with the steps that launch it."""
     steps = tuple(step for step in program.steps if step.kernel == kernel)[:_STEPS]
     return msgspec.structs.replace(program, kernels={kernel: program.kernels[kernel]}, steps=steps)
 
 
 def _plan(choice: Choice, config: Config, program: Program, limits: Limits, target: Target) -> Planned:
-    alone = _alone(program, choice.kernel)
-    planned = plan_program(alone, limits, Tuner(target, {choice.key: config}), [choice.shape])
+    planned = plan_program(alone(program, choice.kernel), limits, Tuner(target, {choice.key: config}), [choice.shape])
     phase = PlannedPhase(choice.shape, planned.phases[0].specs, (), ())
     return Planned(planned.calls, (phase,), planned.scratch_bytes)
 
@@ -166,8 +166,11 @@ def _time(
         for launch in ready:
             launch.put(cuda, sizes)
 
-    once()
-    return statistics.median(cuda.seconds(once) for _ in range(_ROUNDS)) / len(plan.calls)
+    graph = cuda.capture(once)  # else the host, which takes longer for a launch than small kernels, is what is timed
+    cuda.launch_graph(graph)
+    found = statistics.median(cuda.seconds(lambda: cuda.launch_graph(graph)) for _ in range(_ROUNDS))
+    cuda.forget_graph(graph)
+    return found / len(plan.calls)
 
 
 def full_batch(shape: Shape, limits: Limits, groups: Sequence[GroupConfig]) -> ScheduledBatch:

@@ -183,8 +183,9 @@ def _recorded(node: fx.Node, op: OpOverload, sizes: dict[Any, fx.Node]) -> _Part
         raise _Unknown
     known = {id(n.meta["val"]): n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)}
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    composed = op.py_kernels.get(COMPOSITE, op)  # in C++ some ask for sizes as numbers, which makes them constants
     with _Recorder(known, sizes) as recorder:
-        result = op(*args, **kwargs)
+        result = composed(*args, **kwargs)
     recorder.part.result = recorder.operand_of(result)
     return recorder.part
 

@@ -177,9 +177,14 @@ class CudaDevice:
         """Give everything back to the driver."""
         self.cuda.close()
 
-    def ready(self, function: Any, found: KernelObject, launch: Launch, call: Call) -> ReadyLaunch:
-        """A launch of a loaded kernel for a step of the program, for the timing of single kernels."""
+    def ready(self, function: Any, found: KernelObject, launch: Launch, call: Call | None) -> ReadyLaunch:
+        """A launch of a loaded kernel for a step of the program or what surrounds them, for the timing of kernels."""
         return ReadyLaunch(function, found, launch, self.walker.arguments(launch, call), self._address)
+
+    def take_scratch(self, nbytes: int) -> None:
+        """At least so much scratch memory, for the timing of kernels that the engine does not have."""
+        if nbytes > self.plan.scratch_bytes:
+            self._addresses["scratch"] = self.cuda.allocate(nbytes)
 
     def _address(self, argument: Argument) -> int:
         """Of a pointer in a step of no tokens."""
