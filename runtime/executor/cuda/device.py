@@ -14,7 +14,7 @@ from ...format.batch import GPU_INPUTS, SAMPLED
 from ...format.footprint import KV_SHARES, LOGITS_BYTES, batch_limits
 from ...format.kv import KVMemory
 from ...format.load import Engine
-from ...format.plan import Call, KernelObject, Launch
+from ...format.plan import COUNTERS, Call, KernelObject, Launch
 from ...format.program import DRAFTS
 from ..device import Work
 from ..walk import Argument, Walker
@@ -66,6 +66,7 @@ class CudaDevice:
         sizes = {
             "arena": program.arena_bytes_per_token * limits.tokens,
             "scratch": self.plan.scratch_bytes,
+            "counters": 4 * COUNTERS * limits.seqs,
             "logits": 4 * limits.logit_rows * program.vocab_size,
         }
         device, layout = cuda.facts(), program.kv_of(self._section)
@@ -78,7 +79,8 @@ class CudaDevice:
         self.walker = Walker(program, self.plan, self.cache, limits)
         sizes["kv"] = self.cache.nbytes
         self._addresses = {space: cuda.allocate(nbytes) for space, nbytes in sizes.items()}
-        cuda.zero(self._addresses["kv"], sizes["kv"])
+        for space in ("kv", "counters"):
+            cuda.zero(self._addresses[space], sizes[space])
         self.host = choose_host_blocks(self.cache, batch, swap_bytes)
         if self.host.nbytes:
             self._host = pin_blocks(cuda, self.host)

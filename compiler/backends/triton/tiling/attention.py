@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ....targets import Target
 from .choice import Config, Tuner, power_of_two
 
+MOST_SPLITS = 64  # programs that share the keys of a sequence
 _CLOCK = 1.6e9  # Hz, of any of the targets under load
 _LANES = 128  # float32 operations per clock and multiprocessor
 _LATENCY = 1e-6  # seconds from the request of a tile to its arrival on a busy device
@@ -91,12 +92,15 @@ def decode_tiling(work: Workload, tuner: Tuner) -> Tiling:
     return Tiling(widest=256, **best)
 
 
-def split_count(work: Workload, tiling: Tiling, sequences: int, span: int, tuner: Tuner) -> int:
-    """How many programs share the keys of a sequence, of which a query sees at most `span`."""
-    candidates: list[Config] = [{"splits": n} for n in (1, 2, 4, 8, 16, 32, 64) if n == 1 or n * tiling.tile < 2 * span]
+def split_count(work: Workload, tiling: Tiling, sequences: int, span: int, tuner: Tuner, decode: bool = True) -> int:
+    """How many programs share the keys of a sequence, of which a query sees at most `span`. decode: the last of them
+    merges their results; else another kernel does."""
+    candidates: list[Config] = [
+        {"splits": n} for n in (1, 2, 4, 8, 16, 32, MOST_SPLITS) if n == 1 or n * tiling.tile < 2 * span
+    ]
     return tuner.pick(
         f"attention_splits_{work.key}_s{span}_n{sequences}", candidates,
-        lambda config: _split_cost(work, tiling, sequences, span, tuner.target, config["splits"]),
+        lambda config: _split_cost(work, tiling, sequences, span, tuner.target, config["splits"], decode),
     )["splits"]  # fmt: skip
 
 
@@ -190,7 +194,9 @@ def _decode_cost(work: Workload, target: Target, config: Config) -> float:
     return seconds * parts / config["tile"] * (1 + config["tile"] / 2048)  # shorter tiles share out better
 
 
-def _split_cost(work: Workload, tiling: Tiling, sequences: int, span: int, target: Target, splits: int) -> float:
+def _split_cost(
+    work: Workload, tiling: Tiling, sequences: int, span: int, target: Target, splits: int, decode: bool
+) -> float:
     """Seconds of a step, summed over contexts of several lengths; one sequence is taken to be four times as long."""
     heads = work.kv_heads * -(-work.group // tiling.heads)
     tile_bytes = tiling.tile * work.read * work.cached
@@ -208,5 +214,7 @@ def _split_cost(work: Workload, tiling: Tiling, sequences: int, span: int, targe
         total += max(busy, longest * step) + _BLOCK * (sequences * heads * splits - programs)
         if splits > 1:
             states = sequences * work.kv_heads * work.group * -(-tiles // share)
-            total += _LAUNCH + 8 * states * work.value_dim / (target.bandwidth * 1e9)
+            at_once = max(2048 * tiling.warps // (power_of_two(tiling.heads) * work.value_dim), 1)
+            merging = _LATENCY * (1 + -(-tiles // share) / at_once)  # to count who is last, and to read what all wrote
+            total += (merging if decode else _LAUNCH) + 8 * states * work.value_dim / (target.bandwidth * 1e9)
     return total
