@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -106,7 +106,7 @@ KINDS = {  # of logits, and what is tried on them: some keep few tokens, some mo
 def test_tokens(kind: str, vocab: int) -> None:
     rng = np.random.default_rng(vocab)
     rows = [
-        row._replace(seed=int(rng.integers(2**64, dtype=np.uint64)), counter=i) for i, row in enumerate(KINDS[kind])
+        replace(row, seed=int(rng.integers(2**64, dtype=np.uint64)), counter=i) for i, row in enumerate(KINDS[kind])
     ]
     logits = rng.standard_normal((len(rows), vocab)).astype(np.float32)
     logits = {"spread": logits * 3, "flat": logits * 0.01, "ties": np.round(logits), "few": logits}[kind]
@@ -152,7 +152,7 @@ def test_a_row_does_not_depend_on_its_mates_or_its_place() -> None:
     rows = [Row(1.0, top_k=20, seed=i, counter=9) for i in range(5)]
     together = sample(logits, rows)["token"]
     assert (sample(logits[::-1].copy(), rows[::-1])["token"][::-1] == together).all()
-    assert len({int(sample(logits[:1], [rows[0]._replace(counter=c)])["token"][0, 0]) for c in range(4)}) > 1
+    assert len({int(sample(logits[:1], [replace(rows[0], counter=c)])["token"][0, 0]) for c in range(4)}) > 1
 
 
 def test_distribution() -> None:
