@@ -122,16 +122,13 @@ class KVCache:
         for group, table, opening in zip(self.groups, sequence.tables, prefix.openings, strict=True):
             group.open(table, opening, prefix.length)
         sequence.num_computed_tokens = max(prefix.length, sequence.num_saved_tokens)
-        sequence.num_saved_tokens = 0
+        sequence.num_saved_tokens = sequence.publish_at = 0
         for index in range(prefix.length // self._multiple, 0 if self.whole else sequence.num_tokens // self._multiple):
             self._pending.setdefault(sequence.key(index, self._multiple), sequence)
 
     def publish(self, sequence: CachedSequence) -> None:
         """Make what is full and computed by now findable, and take back what nothing reads again."""
-        for group, table in zip(self.groups, sequence.tables, strict=True):
-            if sequence.num_computed_tokens // group.block_size != table.num_published:
-                break
-        else:  # nothing is full that was not when it came here last
+        if sequence.num_computed_tokens < sequence.publish_at:
             return
         pairs = list(zip(self.groups, sequence.tables, strict=True))
         if self._pending:
@@ -140,6 +137,7 @@ class KVCache:
                 self._pending.pop(sequence.key(index, self._multiple), None)
         for group, table in pairs:
             group.publish(sequence, table)
+        sequence.publish_at = min((table.num_published + 1) * group.block_size for group, table in pairs)
 
     def release_unread(self, sequence: CachedSequence) -> None:
         """Take back what nothing reads again."""

@@ -88,6 +88,7 @@ class CachedSequence:
     num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0  # behind those, in the step under way
     num_saved_tokens: int = 0
+    publish_at: int = 0  # how many tokens must be computed before another block is full
     tables: tuple[BlockTable, ...] = ()
     _frozen_tables: tuple[tuple[int, ...], ...] = ()
     _keys: dict[int, list[BlockKey]] = field(default_factory=dict)  # by block size, as far as asked for

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..batch.scheduled import ScheduledBatch, ScheduledSequence, StepOutcome, Verdict
+from ..batch.scheduled import Draft, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict
 from ..executor.base import Executor, screening
 from ..executor.sampling import Sampled, SamplingRow, sampling
 from ..requests.generation import Generation
@@ -100,7 +100,12 @@ class Stepper:
                 continue
             assert isinstance(request, Generation)
             if sampled is not None and flight.rows[start] is not None:
-                walk = self._device_walk(sequence, request, sampled, tokens, start)
+                if sequence.draft is None:
+                    outcomes.append(request.take_one(self._device_sample(request, sampled, tokens, start)))
+                    if outcomes[-1].verdict is Verdict.CONTINUE:
+                        rows[request.request_id] = start
+                    continue
+                walk = self._device_walk(sequence.draft, request, sampled, tokens, start)
             else:
                 assert logits is not None
                 walk = _host_walk(sequence, request, logits[start:end], flight.typical)
@@ -121,20 +126,20 @@ class Stepper:
         return sampled, sampled.logits
 
     def _device_walk(
-        self, sequence: ScheduledSequence, generation: Generation, sampled: Sampled, tokens: list[int], start: int
+        self, draft: Draft, generation: Generation, sampled: Sampled, tokens: list[int], start: int
     ) -> Walk:
-        """The new tokens of a request that the device sampled; its rows begin at `start`. tokens: of all rows."""
+        """The new tokens of a request whose guesses the device's tokens decide; its rows begin at `start`."""
+        return follow(
+            draft, lambda row: self._device_sample(generation, sampled, tokens, start + row), generation.end_ids
+        )
 
-        def take(row: int) -> Sample | None:
-            at = start + row
-            generation.sampler.count_device_sample()
-            if not 0 <= tokens[at] < self._vocab_size:
-                return None
-            return Sample(tokens[at], None if generation.params.logprobs is None else _logprob(sampled, generation, at))
-
-        if sequence.draft is None:
-            return Walk((take(0),), (), 0)
-        return follow(sequence.draft, take, generation.end_ids)
+    def _device_sample(self, generation: Generation, sampled: Sampled, tokens: list[int], row: int) -> Sample | None:
+        """The device's sample of one row, counted by the request's sampler; None if it is no token. tokens: of all."""
+        generation.sampler.count_device_sample()
+        token = tokens[row]
+        if not 0 <= token < self._vocab_size:
+            return None
+        return Sample(token, None if generation.params.logprobs is None else _logprob(sampled, generation, row))
 
 
 def _host_walk(
@@ -161,12 +166,15 @@ def _rows(
     generation = requests.get(sequence.request_id)
     if not sequence.num_logits:
         return []
+    ahead = int(sequence.token_ids[0] < 0)
+    if sequence.draft is None and sequence.num_logits == 1 and isinstance(generation, Generation):
+        if typical is None or not generation.sampler.is_plain:
+            return [generation.sampler.device_row(ahead)]
     depths = [0, *sequence.draft.depths()] if sequence.draft else [0]
     if not isinstance(generation, Generation) or sequence.num_logits != len(depths):
         return [None] * sequence.num_logits
     if typical is not None and generation.sampler.is_plain:  # the host looks at probabilities, at every step
         return [None] * sequence.num_logits
-    ahead = int(sequence.token_ids[0] < 0)
     return [generation.sampler.device_row(ahead + depth) for depth in depths]
 
 

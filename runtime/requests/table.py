@@ -156,7 +156,8 @@ class RequestTable:
         good all the same."""
         for outcome in outcomes:
             if (request := self.live.get(outcome.request_id)) is not None:
-                request.settle()
+                if request.state is State.GUESSING:
+                    request.settle()
                 if self.trial.running and outcome.token_id is not None:
                     self.trial.clear(outcome.request_id)
         try:

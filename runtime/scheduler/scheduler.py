@@ -163,7 +163,8 @@ class Scheduler:
             if request.draft is not None:
                 request.draft = None
                 self.kv.cut(request)
-            self.kv.publish(request)
+            if request.num_computed_tokens >= request.publish_at:
+                self.kv.publish(request)
         return finished
 
     def take_preempted(self) -> list[int]:
