@@ -68,7 +68,10 @@ class KvWrite(Step, frozen=True, kw_only=True, tag="kv_write"):
 
 @step_type
 class Attention(Step, frozen=True, kw_only=True, tag="attention"):
-    """o [q_heads, value_dim] of rotated q [q_heads, key_dim] over the cache: see compiler/ops/attention.py."""
+    """o [q_heads, value_dim] of rotated q [q_heads, key_dim] over the cache: see compiler/ops/attention.py.
+
+    front: how many of the first tokens are seen beside the window; they seem to lie right before it (StreamingLLM).
+    """
 
     OUTPUTS: ClassVar = ("o",)
     q: Operand
@@ -83,6 +86,7 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
     q_heads: int
     scale: float
     window: int = 0
+    front: int = 0
     chunk: int = 0
     softcap: float = 0.0
     ahead: int = 0
@@ -102,4 +106,6 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
     def problem(self) -> str:
         if self.q_heads % self.kv.heads:
             return f"{self.q_heads} query heads are no multiple of {self.kv.heads} KV heads"
+        if self.front and (not self.window or self.chunk or self.ahead):
+            return "first tokens are kept beside a window, of tokens that see no later ones"
         return self.rotary.problem(self.kv)
