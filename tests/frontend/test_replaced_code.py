@@ -9,8 +9,16 @@ import torch
 from icc.compiler.errors import UnsupportedModel
 from icc.compiler.frontend.export import experts, lightning, selection
 from icc.compiler.frontend.mask_spec import AllVisible, MaskSpec, MaskUsed, longest_sequence
+from icc.compiler.frontend.source.model import parts_that_can_be_built
 from torch import Tensor, nn
-from transformers import JetMoeConfig, Llama4TextConfig, LongcatFlashConfig, MiniMaxConfig, Qwen4ExpTextConfig
+from transformers import (
+    AutoModel,
+    JetMoeConfig,
+    Llama4TextConfig,
+    LongcatFlashConfig,
+    MiniMaxConfig,
+    Qwen4ExpTextConfig,
+)
 from transformers.models.dbrx.configuration_dbrx import DbrxFFNConfig
 from transformers.models.dbrx.modeling_dbrx import DbrxExperts
 from transformers.models.jetmoe.modeling_jetmoe import JetMoeMoA, JetMoeMoE
@@ -160,3 +168,18 @@ def test_products_past_the_last_expert_are_zero() -> None:
     out = experts.plain_product(x, weight, torch.tensor([[0, 1], [1, 2], [2, 0]]))
     torch.testing.assert_close(out[0, 1], weight[1] @ x[0])
     assert not out[1, 1].any() and not out[2, 0].any()
+
+
+def test_towers_that_need_a_missing_package_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a text goes through none; the part that reads text is not."""
+    text, image = object(), object()
+
+    def refuse(config: object) -> nn.Module:
+        raise ImportError("timm")
+
+    monkeypatch.setattr(AutoModel, "from_config", refuse)
+    with parts_that_can_be_built(text):
+        assert not list(AutoModel.from_config(image).parameters())
+        with pytest.raises(ImportError):
+            AutoModel.from_config(text)
+    assert AutoModel.from_config is refuse
