@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from ..format.batch import INPUTS, MOVES_MULTIPLE, BatchArray, BatchLimits
+from ..kv.places import Places
 from ..kv.sequence import slot_of
 from ..kv.state_group import state_places
 from .scheduled import Draft, ScheduledBatch, ScheduledSequence
@@ -35,16 +36,19 @@ class PackedBatch:
         block_sizes: Sequence[int],
         arrays: Mapping[str, np.ndarray] | None = None,
         states: Collection[int] = (),
+        places: Mapping[int, Places] | None = None,
     ) -> None:
         """block_sizes: of each KV group. arrays: where those that are needed elsewhere lie; others are made here.
-        states: the numbers of the groups that hold states."""
+        states: the numbers of the groups that hold states. places: the policies of those that evict, by number."""
         self.limits, self.block_sizes, self.states = limits, tuple(block_sizes), frozenset(states)
+        self.places = dict(places or {})
         given = arrays or {}
         self.arrays = {**given, **host_arrays([array for array in INPUTS if array.name not in given], limits)}
         self.token_ids, self.positions = self.arrays["token_ids"], self.arrays["positions"]
         self.slot_mapping, self.block_tables = self.arrays["slot_mapping"], self.arrays["block_tables"]
         self.seq_starts, self.context_lens = self.arrays["seq_starts"], self.arrays["context_lens"]
         self.logit_rows, self.moves = self.arrays["logit_rows"], self.arrays["moves"]
+        self.prompt_lens = self.arrays["prompt_lens"]
         self.parents, self.tree_masks = self.arrays["parents"], self.arrays["tree_masks"]
         self.parents[:] = -1
         self.num_tokens = self.num_seqs = self.num_logit_rows = self.num_moves = 0
@@ -74,8 +78,9 @@ class PackedBatch:
                     self._tables[group][index] = table
             self.seq_starts[index] = token
             self.context_lens[index] = sequence.end
+            self.prompt_lens[index] = sequence.prompt
             if count == 1:
-                self._pack_token(token, sequence.token_ids[0], sequence.start, sequence.block_tables)
+                self._pack_token(token, sequence)
             else:
                 self._pack_chunk(token, sequence, index)
                 if sequence.is_tree:
@@ -118,12 +123,21 @@ class PackedBatch:
             masks.append(masks[parent + 1] | 1 << guess)
         self.tree_masks[at:end] = np.array(masks, dtype=np.uint64)[:, None].view(np.int32)
 
-    def _pack_token(self, at: int, token_id: int, position: int, tables: tuple[tuple[int, ...], ...]) -> None:
-        self.token_ids[at] = token_id
+    def _place(self, group: int, sequence: ScheduledSequence) -> int:
+        """Where its first token goes; the others of a step follow."""
+        policy = self.places.get(group)
+        return sequence.start if policy is None else policy.place(sequence.start, sequence.prompt)
+
+    def _pack_token(self, at: int, sequence: ScheduledSequence) -> None:
+        position = sequence.start
+        self.token_ids[at] = sequence.token_ids[0]
         self.positions[at] = position
-        for group, table in enumerate(tables):
+        for group, table in enumerate(sequence.block_tables):
             size = self.block_sizes[group]
-            slot = table[position // size] if group in self.states else slot_of(table, position, size)
+            if group in self.states:
+                slot = table[position // size]
+            else:
+                slot = slot_of(table, self._place(group, sequence) if self.places else position, size)
             self.slot_mapping[group, at] = slot
 
     def _pack_chunk(self, at: int, sequence: ScheduledSequence, row: int) -> None:
@@ -134,7 +148,8 @@ class PackedBatch:
         for group, block_size in enumerate(self.block_sizes):
             slots = self.slot_mapping[group, at:end]
             if group not in self.states:
-                slots[:] = slot_of(self.block_tables[row, group], positions, block_size)
+                places = positions + (self._place(group, sequence) - start) if self.places else positions
+                slots[:] = slot_of(self.block_tables[row, group], places, block_size)
                 continue
             slots[:] = -1
             table, known = sequence.block_tables[group], start + sequence.num_known

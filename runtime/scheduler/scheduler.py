@@ -72,7 +72,7 @@ class Scheduler:
         start = self._shares.arrive(spec.client, len(spec.token_ids) + spec.max_new_tokens)
         request = Request(
             tokens=[*spec.token_ids, *sampled], salt=spec.salt, use_cache=spec.use_cache,
-            tables=self.kv.empty_tables(), spec=spec, arrival=self._arrivals, start=start,
+            tables=self.kv.empty_tables(len(spec.token_ids)), spec=spec, arrival=self._arrivals, start=start,
         )  # fmt: skip
         self._arrivals += 1
         self._requests[spec.request_id] = request
@@ -96,7 +96,7 @@ class Scheduler:
         """
         assert not self._steps, "schedule() called twice without update()"
         step = Step(self.config.max_step_tokens, self.config.max_logit_rows, self.kv.whole)
-        preempted = self._schedule_decodes(step, drafts or {})
+        preempted = self._schedule_decodes(step, {} if self.kv.evicts else drafts or {})
         for request in self._running:
             if request.num_scheduled_tokens == 0:
                 self._take(step, request)
@@ -131,7 +131,8 @@ class Scheduler:
             self.kv.grow(request, request.num_tokens + 1)
             request.num_ahead_tokens = 1
             token, tables = pending_token(rows[request.id]), request.frozen_tables()
-            sequences.append(ScheduledSequence(request.id, (token,), request.num_tokens, tables, 1))
+            prompt = len(request.spec.token_ids)
+            sequences.append(ScheduledSequence(request.id, (token,), request.num_tokens, tables, 1, prompt=prompt))
         return self._begin(sequences)
 
     def update(self, outcomes: Iterable[StepOutcome]) -> list[Finished]:
@@ -244,7 +245,7 @@ class Scheduler:
 
     def _take(self, step: Step, request: Request) -> None:
         """Put a chunk of an unfinished prefill into the step, as far as there are blocks for it."""
-        count = min(step.chunk(request), self.kv.room(request) - request.num_computed_tokens)
+        count = min(step.chunk(request), self.kv.room(request) - request.num_computed_tokens, self.kv.limit(request))
         self.kv.grow(request, request.num_computed_tokens + count)
         step.add(request, count)
 

@@ -48,6 +48,13 @@ class Step:
             num_logits += len(request.draft)
         self.sequences.append(
             ScheduledSequence(
-                request.id, token_ids, start, request.frozen_tables(), num_logits, request.draft, request.spec.first_row
+                request.id,
+                token_ids,
+                start,
+                request.frozen_tables(),
+                num_logits,
+                request.draft,
+                request.spec.first_row,
+                len(request.spec.token_ids),
             )
         )
