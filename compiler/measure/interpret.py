@@ -14,6 +14,7 @@ from ...runtime.format.batch import GPU_INPUTS, PLAN_ARRAYS, SAMPLED
 from ...runtime.format.footprint import batch_limits
 from ...runtime.format.kv import KVLayout, KVMemory
 from ...runtime.format.manifest import Limits
+from ...runtime.format.plan import COUNTERS
 from ...runtime.format.program import DRAFTS, Program
 from ..backends.triton.interpreter import TORCH_TYPES, launch
 from ..backends.triton.spec import LaunchSpec
@@ -56,6 +57,7 @@ class InterpretDevice:
             "arena": _poisoned(program.arena_bytes_per_token * self.limits.tokens),
             "kv": _poisoned(self.cache.nbytes),
             "scratch": _poisoned(self.plan.scratch_bytes),
+            "counters": torch.zeros(4 * COUNTERS * self.limits.seqs, dtype=torch.uint8),
             "logits": _poisoned(self.logits.nbytes),
         }
         if program.speculation is not None and program.speculation.heads:

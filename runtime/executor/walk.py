@@ -11,6 +11,7 @@ from ..format.operands import BufferOperand, Operand, WeightOperand
 from ..format.plan import (
     BatchArg,
     Call,
+    CountersArg,
     KVArg,
     Launch,
     LaunchArg,
@@ -29,7 +30,8 @@ from ..format.program import HEADS, ITEM_SIZE, Program
 class Place:
     """A pointer: byte `offset` into a memory `space`.
 
-    Spaces: "arena", "kv", "scratch", "logits", "drafts", "weight" (of `name`), or the name of an array of `Launch`.
+    Spaces: "arena", "kv", "scratch", "counters", "logits", "drafts", "weight" (of `name`), or the name of an array of
+    `Launch`.
     """
 
     space: str
@@ -100,6 +102,8 @@ class Walker:
                 return Argument(arg.name)
             case ScratchArg():
                 return Argument("", "scratch", arg.offset)
+            case CountersArg():
+                return Argument("", "counters")
             case OperandArg() if call is not None:
                 return self._operand(call.operands[arg.name])
             case KVArg() if call is not None:

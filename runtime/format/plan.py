@@ -18,6 +18,9 @@ SIZES = ("num_tokens", "num_seqs", "num_logit_rows", "max_blocks", "num_moves")
 HIDDEN_POINTERS = 2  # that a kernel takes behind its own arguments: Triton's, to scratch memory that is not used
 
 
+COUNTERS = 256  # integers per sequence that are zero between any two launches, for programs that end together
+
+
 class Term(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`times * ceil(size / divide)` for one of `SIZES`."""
 
@@ -45,7 +48,8 @@ def extent(size: str, divide: int = 1, times: int = 1, plus: int = 0) -> Extent:
 class KernelObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One compiled kernel: its file in the engine, the symbol in it, and what a launch needs to know.
 
-    `types` are Triton's types of the arguments: "*bf16" and such for pointers, "i32" for sizes.
+    `types` are Triton's types of the arguments: "*bf16" and such for pointers, "i32" for sizes. dependent: whether the
+    kernel waits itself for the one before it on the stream, so that it may be launched before that one has ended.
     `registers` per thread, `spill_bytes` of local memory per thread and `occupancy` (resident warps over the most that
     a multiprocessor holds) were read from the compiled object; -1 where the target's object does not tell. `faults`:
     what its disassembled loops do that costs time and need not be, in words.
@@ -57,6 +61,7 @@ class KernelObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     warps: int
     warp_size: int
     shared_bytes: int
+    dependent: bool = False
     registers: int = -1
     spill_bytes: int = -1
     occupancy: float = -1.0
@@ -97,6 +102,10 @@ class ScratchArg(_Argument, frozen=True, tag="scratch"):
     offset: int = 0
 
 
+class CountersArg(_Argument, frozen=True, tag="counters"):
+    """`COUNTERS` integers per sequence, all zero; the launch leaves them so."""
+
+
 class OutputArg(_Argument, frozen=True, tag="output"):
     """A result of the program, outside its steps: "logits"."""
 
@@ -115,7 +124,7 @@ class SampledArg(_Argument, frozen=True, tag="sampled"):
     name: str
 
 
-LaunchArg = OperandArg | BatchArg | SizeArg | KVArg | ScratchArg | OutputArg | SamplingArg | SampledArg
+LaunchArg = OperandArg | BatchArg | SizeArg | KVArg | ScratchArg | CountersArg | OutputArg | SamplingArg | SampledArg
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

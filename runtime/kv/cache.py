@@ -91,7 +91,8 @@ class KVCache:
     def limit(self, sequence: CachedSequence) -> int:
         """How many of its next tokens one step may have."""
         pairs = zip(self.groups, sequence.tables, strict=True)
-        return min(group.limit(table, sequence.num_computed_tokens) for group, table in pairs)
+        started = sequence.num_computed_tokens + sequence.num_scheduled_tokens
+        return min(group.limit(table, started) for group, table in pairs)
 
     # -- coming and going --------------------------------------------------------------------------------------------
 

@@ -47,12 +47,12 @@ class EvictingGroup(Group):
         return super().has_room(opening, headroom if self.policy.most(UNLIMITED) == UNLIMITED else 0)
 
     def publish(self, sequence: CachedSequence, table: BlockTable) -> None:
-        self.release_unread(table, sequence.num_computed_tokens)
+        """Nothing. Of a prompt that is compressed it gives back what that took more, but for what is under way."""
+        if sequence.num_computed_tokens >= table.prompt:
+            self.cut(table, sequence.num_computed_tokens + sequence.num_scheduled_tokens + 1)
 
     def release_unread(self, table: BlockTable, position: int) -> None:
-        """Of a prompt that is compressed, what it took more; but for the token after it, which may be under way."""
-        if position >= table.prompt:
-            self.cut(table, position + 2)
+        return
 
     def cut(self, table: BlockTable, num_tokens: int) -> None:
         self.pool.release(table.cut(self.blocks_for(self.policy.held(num_tokens, table.prompt))))

@@ -162,12 +162,12 @@ int cuFuncSetAttribute(Kernel *kernel, int kind, int value) {
   return OK;
 }
 int cuFuncSetCacheConfig(Kernel *kernel, int config) { NEEDS_CONTEXT; return config == 1 ? OK : INVALID_VALUE; }
-int cuLaunchKernel(Kernel *kernel, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
-                   unsigned shared, void *stream, void **params, void **extra) {
+static int launch(Kernel *kernel, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
+                  unsigned shared, void **params, void **extra, int dependent) {
   NEEDS_CONTEXT;
   if (!params || extra || !x || !y || !z || y > 65535 || z > 65535) return INVALID_VALUE;
   if (bx * by * bz != kernel->threads || shared > kernel->max_shared) return INVALID_VALUE;
-  if (out) fprintf(out, "launch %s %u %u %u %u %u %d", kernel->name, x, y, z, bx, shared, capturing);
+  if (out) fprintf(out, "launch %s %u %u %u %u %u %d %d", kernel->name, x, y, z, bx, shared, capturing, dependent);
   for (int i = 0; i < kernel->count; i++) {
     uint64_t value = 0;
     memcpy(&value, params[i], kernel->sizes[i]);
@@ -176,6 +176,19 @@ int cuLaunchKernel(Kernel *kernel, unsigned x, unsigned y, unsigned z, unsigned 
   }
   if (out) fprintf(out, "\n");
   return OK;
+}
+
+int cuLaunchKernel(Kernel *kernel, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void *stream, void **params, void **extra) {
+  return launch(kernel, x, y, z, bx, by, bz, shared, params, extra, 0);
+}
+typedef struct { int id; int value[17]; } Attribute; /* CUlaunchAttribute: the value begins at byte 8 */
+typedef struct { unsigned grid[3], block[3], shared; void *stream; Attribute *attributes; unsigned count; } Config;
+int cuLaunchKernelEx(const Config *c, Kernel *kernel, void **params, void **extra) {
+  if (sizeof(Attribute) != 72 || c->count != 1 || c->attributes[0].id != 6) return INVALID_VALUE; /* PROGRAMMATIC_STREAM_SERIALIZATION */
+  if (c->stream != &live_streams) return INVALID_VALUE;
+  return launch(kernel, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2], c->shared, params, extra,
+                c->attributes[0].value[1]);
 }
 
 /* graphs */

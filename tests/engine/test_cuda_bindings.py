@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from icc.compiler.backends.errors import CodegenError
-from icc.compiler.backends.triton.objects.cubin import check_launch, read_cubin
+from icc.compiler.backends.triton.objects.cubin import check_launch, read_cubin, waits_first
 from icc.compiler.backends.triton.spec import ONE, Arg, LaunchSpec
 from icc.runtime.format.load import decode_program
 
@@ -83,10 +84,10 @@ def engine(compiled: Callable[..., Any]) -> Path:
     return compiled("llama", "bfloat16", target="h100", quant="rtn4", spec="layer-skip:1", **SMALL).engine
 
 
-def run(library: Path, script: str, *arguments: Any, cwd: Path) -> Ran:
+def run(library: Path, script: str, *arguments: Any, cwd: Path, **more: str) -> Ran:
     log = cwd / "log"
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "TRITON"))}
-    env |= {"LD_LIBRARY_PATH": str(library), "ICC_STUB_LOG": str(log)}
+    env |= {"LD_LIBRARY_PATH": str(library), "ICC_STUB_LOG": str(log), **more}
     command = [sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, timeout=120)
     assert log.exists(), done.stderr
@@ -104,6 +105,13 @@ def test_the_engine_runs_itself_with_the_runtime_and_the_bindings_alone(
     captured = [line for line in launches if line[7] == "1"]
     assert 0 < len(captured) < len(launches) and ["graph"] in ran.log
     assert ran.log[-1] == ["live", "0"], "something was not given back to the driver"
+    assert {line[8] for line in launches} == {"1"}, "on sm_90 every kernel waits itself for the one before it"
+
+
+def test_kernels_wait_to_be_launched_where_the_environment_says_so(engine: Path, library: Path, tmp_path: Path) -> None:
+    ran = run(library, RUN, engine, cwd=tmp_path, ICC_DEPENDENT_LAUNCH="0")
+    assert ran.code == 0, ran.stderr
+    assert {line[8] for line in ran.log if line[0] == "launch"} == {"0"} and ran.log[-1] == ["live", "0"]
 
 
 def test_any_thread_may_generate(engine: Path, library: Path, tmp_path: Path) -> None:
@@ -128,6 +136,7 @@ def test_objects_say_how_they_are_launched(engine: Path) -> None:
         assert (facts.entry, facts.threads) == (found.entry, found.warps * found.warp_size)
         assert [size for _, size in facts.parameters] == [8 if t[0] == "*" else 4 for t in (*found.types, "*", "*")]
         assert facts.static_shared == 0
+        assert found.dependent and waits_first((engine / found.file).read_bytes())
 
 
 def test_an_object_that_is_launched_otherwise_fails_the_build(engine: Path) -> None:
@@ -145,3 +154,7 @@ def test_an_object_that_is_launched_otherwise_fails_the_build(engine: Path) -> N
     ):
         with pytest.raises(CodegenError, match="the runtime launches"):
             check_launch("k", cubin, wrong, found.entry)
+    without = cubin.replace(bytes.fromhex("2e78000000000000"), bytes.fromhex("1879000000000000"))  # NOP for ACQBULK
+    assert without != cubin
+    with pytest.raises(CodegenError, match="does not wait"):
+        check_launch("k", without, replace(right, dependent=True), found.entry)

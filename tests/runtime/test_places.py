@@ -57,6 +57,6 @@ def test_steps_and_blocks(policy: Places) -> None:
                 assert len(request.tables[0]) <= group.blocks_for(most)
                 after += 1
         steps += 1
-        if steps % 9 == 0 and scheduler.num_running > 1:
+        if steps % 4 == 0 and scheduler.num_running > 1:
             scheduler._preempt(scheduler._running[-1])
-    assert scheduler.kv.is_idle and scheduler.num_preemptions > 2 and after > 20
+    assert scheduler.kv.is_idle and scheduler.num_preemptions > 1 and after > 20

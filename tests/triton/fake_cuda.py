@@ -72,7 +72,7 @@ class FakeDriver:
     """Stands for `cuda.bindings.driver`. `specs`: the kernels by the bytes of their "cubin"."""
 
     CUstream_flags = CUdevice_attribute = CUevent_flags = CUfunction_attribute = CUstreamCaptureMode = _Flags()
-    CUfunc_cache = CUstream_flags
+    CUfunc_cache = CUlaunchAttributeID = CUstream_flags
 
     def __init__(
         self, specs: Mapping[bytes, LaunchSpec], capability: tuple[int, int] = (9, 0), version: int = 12080,
@@ -86,6 +86,7 @@ class FakeDriver:
         self.queue: list[Callable[[], None]] = []
         self.captured: list[Callable[[], None]] | None = None
         self.graph_launches = self.eager_launches = self.warps_launched = 0
+        self.dependent: set[bool] = set()  # of the launches: whether they may begin before the last kernel ended
         self.fail: str | None = None  # the function that fails from now on
         self.fail_at = -1  # the number of the call that fails
         self.calls: list[str] = []
@@ -205,7 +206,28 @@ class FakeDriver:
     def cuFuncSetCacheConfig(self, *args: Any) -> tuple[int]:  # noqa: N802
         return (0,)
 
+    @staticmethod
+    def CUlaunchAttribute() -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(value=SimpleNamespace())
+
+    CUlaunchConfig = SimpleNamespace
+
+    def cuLaunchKernelEx(self, config: Any, spec: LaunchSpec, params: int, extra: int) -> tuple[int]:  # noqa: N802
+        """A kernel that did not wait would read what is not written yet: its source must wait before all else."""
+        [attribute] = config.attrs
+        assert config.numAttrs == attribute.value.programmaticStreamSerializationAllowed == 1
+        assert attribute.id.endswith("PROGRAMMATIC_STREAM_SERIALIZATION") and config.hStream is not None
+        assert spec.dependent and spec.source.count("gdc_wait()") == 1
+        grid = config.gridDimX, config.gridDimY, config.gridDimZ
+        block = config.blockDimX, config.blockDimY, config.blockDimZ
+        self.dependent.add(True)
+        return self._launch(spec, *grid, *block, config.sharedMemBytes, config.hStream, params, extra)
+
     def cuLaunchKernel(self, spec: LaunchSpec, *args: Any) -> tuple[int]:  # noqa: N802
+        self.dependent.add(False)
+        return self._launch(spec, *args)
+
+    def _launch(self, spec: LaunchSpec, *args: Any) -> tuple[int]:
         grid, threads, params = args[:3], args[3], args[8]
         assert threads == 32 * spec.num_warps and all(grid)
         pointers = (ctypes.c_uint64 * (len(spec.args) + 2)).from_address(params)

@@ -12,7 +12,7 @@ from icc.compiler.backends.triton.spec import LaunchSpec, Shape, StepKernel
 from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.targets import TARGETS
 from icc.runtime.format.manifest import Limits
-from icc.runtime.format.plan import BatchArg, KVArg, LaunchArg, OperandArg, ScratchArg, SizeArg
+from icc.runtime.format.plan import COUNTERS, BatchArg, CountersArg, KVArg, LaunchArg, OperandArg, ScratchArg, SizeArg
 from step_making import make_step, operand_names
 
 LIMITS = Limits(max_seq_len=256, max_batch_size=16, max_step_tokens=128)
@@ -36,7 +36,8 @@ def run_kernel(
     limits: Limits = LIMITS,
     tuner: Tuner = TUNER,
 ) -> list[LaunchSpec]:
-    """Run all launches of a kernel for one step; outputs are written in place. Scratch begins as NaN bytes (0xff).
+    """Run all launches of a kernel for one step; outputs are written in place. Scratch begins as NaN bytes (0xff),
+    counters as zeros, which they must be after each launch.
 
     inputs, outputs: in the order of `operand_names`; None where one is absent.
     batch: the int32 arrays of the batch by name. sizes: num_tokens and so on; by default num_tokens rows of outputs[0].
@@ -54,7 +55,9 @@ def run_kernel(
         values[KVArg()] = kv
     for name, nbytes in kernel.scratch(shape, limits, tuner).items():
         values[ScratchArg(name)] = torch.full((nbytes,), 255, dtype=torch.uint8)
+    counters = values[CountersArg()] = torch.zeros(COUNTERS * known["num_seqs"], dtype=torch.int32)
     specs = kernel.launches(shape, limits, tuner)
     for spec in specs:
         run_spec(spec, values, known)
+        assert not counters.any()
     return list(specs)

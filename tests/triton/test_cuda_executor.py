@@ -56,10 +56,14 @@ def test_the_same_tokens_as_interpreted_and_nothing_leaks(on_disk: OnDisk) -> No
     with on_disk.memory.llm() as llm:
         expected = [c.token_ids for c in llm.generate(PROMPTS, params)]
     executor, driver = on_disk.executor()
+    driver.calls.clear()
     with LLM(on_disk.engine.manifest, executor) as llm:
         found = [c.token_ids for c in llm.generate(PROMPTS, params)]
     assert found == expected
+    there, back = (driver.calls.count(f"cuMemcpy{way}Async") for way in ("HtoD", "DtoH"))
+    assert 0 < back <= there, "one copy there and one back per step"
     assert driver.graph_launches > 0 and driver.eager_launches > 0
+    assert driver.dependent == {True}
     assert not driver.live and not driver.memory
 
 
@@ -72,6 +76,7 @@ def test_the_same_under_the_names_of_hip(on_disk: OnDisk) -> None:
     with LLM(on_disk.engine.manifest, executor) as llm:
         assert [c.token_ids for c in llm.generate(PROMPTS[:2], params)] == expected
     assert driver.graph_launches > 0 and not driver.live and not driver.memory
+    assert driver.dependent == {False}
     driver = FakeDriver(on_disk.table)
     driver.fail = "cuMemAlloc"
     with pytest.raises(DeviceError, match=r"hipMalloc failed: an illegal") as found:

@@ -19,6 +19,7 @@ from icc.compiler.options import CompileOptions
 from icc.compiler.planning.plan import make_plan as plan_model
 from icc.compiler.program.program import decode_program
 from icc.compiler.program.steps.base import Step
+from icc.compiler.targets import TARGETS
 from icc.runtime.errors import EngineFieldError
 from icc.runtime.executor.walk import Place, Walker
 from icc.runtime.format.batch import PLAN_ARRAYS
@@ -52,6 +53,15 @@ def test_phases_cover_the_limits() -> None:
     shapes = phase_shapes(LIMITS)
     assert [s.max_tokens for s in shapes if s.decode] == [1, 2, 4, 6]
     assert [s.max_tokens for s in shapes if not s.decode] == [16, 24]
+
+
+def test_kernels_wait_themselves_from_sm_90_on(engine: GpuEngine) -> None:
+    for target in ("h100", "b200", "a100", "l4", "mi300x"):
+        specs = plan_program(engine.program, LIMITS, Tuner(TARGETS[target])).specs().values()
+        assert {spec.dependent for spec in specs} == {target in ("h100", "b200")}
+        assert all(spec.dependent == ("gdc_wait()" in spec.source) for spec in specs)
+    plan = engine.program.plan
+    assert plan is not None and all(found.dependent for found in plan.objects.values())
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -13,6 +13,7 @@ from ....runtime.format.plan import Call, KernelObject, Launch, LaunchPlan, Phas
 from ...program.program import Program
 from ...program.steps.base import Step
 from ...targets import Target
+from .dependent import dependent
 from .kernels.pending import Pending
 from .kernels.sample import Sample
 from .kernels.table import TRITON_KERNELS
@@ -93,7 +94,8 @@ def plan_program(
             nonlocal scratch_bytes
             offsets, total = _lay_out(kernel.scratch(shape, limits, tuner))
             scratch_bytes = max(scratch_bytes, total)
-            return tuple(_with_offsets(spec, offsets) for spec in kernel.launches(shape, limits, tuner))
+            specs = (_with_offsets(spec, offsets) for spec in kernel.launches(shape, limits, tuner))
+            return tuple(map(dependent, specs) if tuner.target.dependent_launch else specs)
 
         specs = {name: plan_kernel(kernel) for name, kernel in kernels.items()}
         phases.append(PlannedPhase(shape, specs, plan_kernel(Pending()), plan_kernel(sample) if sample else ()))
@@ -125,7 +127,8 @@ def make_plan(planned: Planned, target: Target, compiled: Mapping[str, Compiled]
     objects = {}
     for key, spec in planned.specs().items():
         types = tuple(arg.type for arg in spec.args)
-        plain = KernelObject(f"kernels/{key}.{suffix}", spec.entry, types, spec.num_warps, target.warp_size, 0)
+        file = f"kernels/{key}.{suffix}"
+        plain = KernelObject(file, spec.entry, types, spec.num_warps, target.warp_size, 0, spec.dependent)
         objects[key] = _with_figures(plain, compiled[key], target) if compiled else plain
     phases = []
     for phase in planned.phases:

@@ -37,7 +37,7 @@ class Arg:
 class LaunchSpec:
     """One launch: `entry` of the rendered `source`. A grid dimension is symbolic in the batch.
 
-    `spill`: whether the kernel may use local memory; decode kernels may not, and the build checks that.
+    `dependent`: whether the kernel waits itself for the one before it (dependent.py).
     """
 
     source: str
@@ -46,6 +46,7 @@ class LaunchSpec:
     grid: tuple[Extent, Extent, Extent]
     num_warps: int = 4
     num_stages: int = 2
+    dependent: bool = False
 
 
 @dataclass(frozen=True)

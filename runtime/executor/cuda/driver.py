@@ -20,6 +20,7 @@ import numpy as np
 
 from ...errors import DeviceError, install
 
+_CAPTURES_DEPENDENT = 12030  # CUDA's version from which graphs keep that a kernel may begin early
 _HINT = "run `nvidia-smi` to see whether the driver works"
 
 
@@ -185,10 +186,39 @@ class Cuda:
             self.call("cuFuncSetCacheConfig", function, self.api.CUfunc_cache.CU_FUNC_CACHE_PREFER_SHARED)
         return function
 
-    def launch(self, function: Any, grid: Sequence[int], threads: int, shared_bytes: int, params: int) -> None:
+    def launch(
+        self, function: Any, grid: Sequence[int], threads: int, shared_bytes: int, params: int, dependent: bool = False
+    ) -> None:
         """Put a kernel on the stream. params: the address of an array of the addresses of its parameters, all of which
-        are read before this returns."""
-        self.call("cuLaunchKernel", function, *grid, threads, 1, 1, shared_bytes, self.stream, params, 0)
+        are read before this returns. dependent: it may begin before the kernel before it has ended, for which it waits
+        itself."""
+        if not (dependent and self.overlaps):
+            self.call("cuLaunchKernel", function, *grid, threads, 1, 1, shared_bytes, self.stream, params, 0)
+            return
+        config = self._dependent
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.sharedMemBytes = threads, shared_bytes
+        self.call("cuLaunchKernelEx", config, function, params, 0)
+
+    @cached_property
+    def overlaps(self) -> bool:
+        """Whether kernels that wait themselves are launched before the ones before them have ended: where the driver
+        can capture such launches, which HIP does not have, unless the environment variable ICC_DEPENDENT_LAUNCH is 0.
+        """
+        if os.environ.get("ICC_DEPENDENT_LAUNCH") == "0" or not hasattr(self.api, "cuLaunchKernelEx"):
+            return False
+        return self.call("cuDriverGetVersion") >= _CAPTURES_DEPENDENT
+
+    @cached_property
+    def _dependent(self) -> Any:
+        """What such launches have in common, to be filled in."""
+        attribute, config = self.api.CUlaunchAttribute(), self.api.CUlaunchConfig()
+        attribute.id = self.api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config.attrs, config.numAttrs = [attribute], 1
+        config.blockDimY = config.blockDimZ = 1
+        config.hStream = self.stream
+        return config
 
     def capture(self, work: Callable[[], None]) -> Any:
         """What `work` puts on the stream, as a graph that can be launched; nothing of it runs now."""

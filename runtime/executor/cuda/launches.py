@@ -16,7 +16,8 @@ class ReadyLaunch:
     kernel reads the first 4 of an integer."""
 
     __slots__ = (
-        "_function", "_grid", "_moving", "_params", "_pointers", "_shared", "_sizes", "_threads", "_values", "moves",
+        "_dependent", "_function", "_grid", "_moving", "_params", "_pointers", "_shared", "_sizes", "_threads",
+        "_values", "moves",
     )  # fmt: skip
 
     def __init__(
@@ -30,6 +31,7 @@ class ReadyLaunch:
         """address: of an argument's pointer in a step of no tokens."""
         self._function, self._grid = function, launch.grid
         self.moves = launch.makes_moves
+        self._dependent = found.dependent
         self._threads, self._shared = found.warps * found.warp_size, found.shared_bytes
         count = len(arguments) + HIDDEN_POINTERS
         self._values = (ctypes.c_uint64 * count)()
@@ -55,4 +57,4 @@ class ReadyLaunch:
         tokens = sizes["num_tokens"]
         for i, base, per_token in self._moving:
             values[i] = base + per_token * tokens
-        cuda.launch(self._function, (x, y, z), self._threads, self._shared, self._params)
+        cuda.launch(self._function, (x, y, z), self._threads, self._shared, self._params, self._dependent)

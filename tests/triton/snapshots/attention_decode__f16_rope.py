@@ -1,4 +1,4 @@
-# attention(q_ptr: *fp16, cos_ptr?: *fp32, sin_ptr?: *fp32, peaks_ptr: *fp32, totals_ptr: *fp32, partials_ptr: *fp32, kv_ptr: *fp16, context_lens: *i32, block_tables: *i32, max_blocks?: i32)
+# attention(q_ptr: *fp16, cos_ptr?: *fp32, sin_ptr?: *fp32, o_ptr: *fp16, peaks_ptr: *fp32, totals_ptr: *fp32, partials_ptr: *fp32, counters_ptr: *i32, kv_ptr: *fp16, context_lens: *i32, block_tables: *i32, max_blocks?: i32)
 # grid (1 * ceil(num_seqs / 1), 2, 2), 4 warps, 2 stages
 
 # triton/common.py.jinja
@@ -97,11 +97,43 @@ def sweep(
         peak = top
     return acc0, peak, total
 
+SPLITS = tl.constexpr(64)  # at most
+MERGED = tl.constexpr(64)  # splits whose states are read at once
+MEMBERS = tl.constexpr(2)  # HEADS, padded
+
+
+@triton.jit
+def merge(o_ptr, peaks_ptr, totals_ptr, partials_ptr, sequence, head, used):
+    """o of this program's query heads, from the states of all splits that were used."""
+    row = tl.arange(0, MEMBERS)
+    member = tl.program_id(1) % 1 * HEADS + row
+    inside = (row < HEADS) & (member < GROUP)
+    query_head = head * GROUP + member
+    states = ((sequence * 4 + query_head) * tl.num_programs(2))[:, None]
+    every = tl.arange(0, SPLITS)[None, :]
+    there = inside[:, None] & (every < used)
+    peaks = tl.load(peaks_ptr + states + every, mask=there, other=float("-inf"))
+    totals = tl.load(totals_ptr + states + every, mask=there, other=0.0)
+    top = tl.maximum(tl.max(peaks, axis=1), -1e38)  # finite, also where nothing is seen
+    whole = tl.sum(totals * tl.exp2(peaks - top[:, None]), axis=1)
+    to_ptr = o_ptr + (sequence.to(tl.int64) * 96 + query_head * VALUE_DIM)[:, None]
+    d = 0 + tl.arange(0, 32)
+    y = tl.zeros((MEMBERS, 32), tl.float32)
+    for first in range(0, used, MERGED):
+        split = first + tl.arange(0, MERGED)[None, :]
+        known = inside[:, None] & (split < used)
+        keep = tl.exp2(tl.load(peaks_ptr + states + split, mask=known, other=float("-inf")) - top[:, None])
+        mask = known[:, :, None] & (d < VALUE_DIM)[None, None, :]
+        part = tl.load(partials_ptr + (states + split)[:, :, None] * VALUE_DIM + d[None, None, :], mask=mask, other=0.0)
+        y += tl.sum(part * keep[:, :, None], axis=1)
+    y /= tl.maximum(whole, 1e-30)[:, None]
+    in_row = inside[:, None] & (d < VALUE_DIM)[None, :]
+    tl.store(to_ptr + d[None, :], y.to(o_ptr.dtype.element_ty), mask=in_row)
 
 
 @triton.jit
 def attention(
-    q_ptr, cos_ptr, sin_ptr, peaks_ptr, totals_ptr, partials_ptr, kv_ptr, context_lens, block_tables, max_blocks
+    q_ptr, cos_ptr, sin_ptr, o_ptr, peaks_ptr, totals_ptr, partials_ptr, counters_ptr, kv_ptr, context_lens, block_tables, max_blocks
 ):
     """One program per sequence, HEADS query heads of a KV head, and split of the keys."""
     sequence = tl.program_id(0)
@@ -109,10 +141,11 @@ def attention(
     low = 0
     begin = low // TILE * TILE
     end = context
-    share = tl.cdiv(tl.cdiv(end - begin, TILE), tl.num_programs(2)) * TILE
-    begin += tl.program_id(2) * share
-    if begin >= end:
+    share = tl.maximum(tl.cdiv(tl.cdiv(end - begin, TILE), tl.num_programs(2)), 1) * TILE
+    used = tl.maximum(tl.cdiv(end - begin, share), 1)  # of the splits; one writes o also where nothing is seen
+    if tl.program_id(2) >= used:
         return
+    begin += tl.program_id(2) * share
     end = tl.minimum(end, begin + share)
     head = tl.program_id(1) // 1
     row = tl.arange(0, ROWS)
@@ -129,11 +162,15 @@ def attention(
     acc0, peak, total = sweep(
         q0, acc0, peak, total, position, begin, end, low, end, kv_ptr, table_ptr, head, True
     )
-    at = (sequence * 4 + query_head) * tl.num_programs(2) + tl.program_id(2)
+    states = (sequence * 4 + query_head) * tl.num_programs(2)
+    at = states + tl.program_id(2)
     tl.store(peaks_ptr + at, peak, mask=inside)
     tl.store(totals_ptr + at, total, mask=inside)
-    to_ptr = partials_ptr + at[:, None] * VALUE_DIM
     d = 0 + tl.arange(0, 32)
-    y = acc0
     mask = inside[:, None] & (d < VALUE_DIM)[None, :]
-    tl.store(to_ptr + d[None, :], y.to(to_ptr.dtype.element_ty), mask=mask)
+    tl.store(partials_ptr + at[:, None] * VALUE_DIM + d[None, :], (acc0), mask=mask)
+    tl.debug_barrier()  # all that this program wrote comes before it counts
+    counter_ptr = counters_ptr + sequence * tl.num_programs(1) + tl.program_id(1)
+    if tl.atomic_add(counter_ptr, 1) == used - 1:
+        tl.store(counter_ptr, 0)
+        merge(o_ptr, peaks_ptr, totals_ptr, partials_ptr, sequence, head, used)

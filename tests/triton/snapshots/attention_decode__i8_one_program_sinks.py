@@ -135,6 +135,5 @@ def attention(
     share = 1 / tl.maximum(total, 1e-30)[:, None]  # 0 where nothing is seen
     to_ptr = o_ptr + (sequence.to(tl.int64) * 96 + query_head * VALUE_DIM)[:, None]
     d = 0 + tl.arange(0, 32)
-    y = acc0 * share
     mask = inside[:, None] & (d < VALUE_DIM)[None, :]
-    tl.store(to_ptr + d[None, :], y.to(to_ptr.dtype.element_ty), mask=mask)
+    tl.store(to_ptr + d[None, :], (acc0 * share).to(to_ptr.dtype.element_ty), mask=mask)

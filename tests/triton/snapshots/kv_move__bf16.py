@@ -1,7 +1,7 @@
 # kv_move(kv_ptr: *bf16, moves: *i32, num_moves?: i32)
 # grid (2 * ceil(num_moves / 1073741824), 1, 1), 4 warps, 2 stages
-import triton
-import triton.language as tl
+# triton/common.py.jinja
+
 
 BLOCK = tl.constexpr(16)
 MOVES = tl.constexpr(16)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import e, log2
+from typing import ClassVar
 
 from .....runtime.format.manifest import Limits
-from .....runtime.format.plan import Extent, ScratchArg, Term
+from .....runtime.format.plan import COUNTERS, CountersArg, Extent, ScratchArg, Term
 from ....program.steps.attention import Attention as AttentionStep
 from ...errors import CodegenError
 from ...render import render
 from ..spec import ONE, Arg, LaunchSpec, Shape, batch_arg, size_arg
-from ..tiling.attention import Tiling, Workload, decode_tiling, mixed_tiling, split_count
+from ..tiling.attention import MOST_SPLITS, Tiling, Workload, decode_tiling, mixed_tiling, split_count
 from ..tiling.choice import Tuner, power_of_two
 from .kv_cache import KvKernel, Piece, item_size, pieces
 
@@ -85,12 +86,14 @@ class Attention(KvKernel[AttentionStep]):
         """
         if shape.decode:
             tiling, tiles = decode_tiling(self.workload, tuner), shape.max_tokens
+            if self.step.kv.heads * -(-self.step.group // tiling.heads) > COUNTERS:
+                return 1
         elif shape.max_tokens > SPLIT_TOKENS or shape.typical or self.step.ahead:
             return 1
         else:
             tiling = mixed_tiling(self.workload, shape.tiled_tokens, tuner)
             tiles = -(-shape.max_tokens // (tiling.rows // tiling.heads))
-        return split_count(self.workload, tiling, tiles, self.span(limits), tuner)
+        return split_count(self.workload, tiling, tiles, self.span(limits), tuner, shape.decode)
 
     def _mixed(self, tiling: Tiling, splits: int) -> tuple[LaunchSpec, ...]:
         source = AttentionSource(
@@ -104,26 +107,27 @@ class Attention(KvKernel[AttentionStep]):
             render("triton/attention_mixed.py.jinja", source, self.step), source.entry,
             (*args, size_arg("num_seqs"), size_arg("max_blocks")), grid, tiling.warps, tiling.stages,
         )  # fmt: skip
-        merge = (self._merge(splits, tiling.tile, Extent(0, (Term("num_tokens"),)), ()),) if splits > 1 else ()
-        return attend, *merge
+        return (attend, self._merge(splits)) if splits > 1 else (attend,)
 
     def _decode(self, tiling: Tiling, splits: int) -> tuple[LaunchSpec, ...]:
-        source = AttentionSource(self, "attention", tiling.rows, tiling.heads, tiling.tile, tiling.widest, splits > 1)
+        source = AttentionSource(
+            self, "attention", tiling.rows, tiling.heads, tiling.tile, tiling.widest, splits > 1, tiling.warps
+        )
         grid = (Extent(0, (Term("num_seqs"),)), Extent(self.step.kv.heads * source.head_parts), Extent(splits))
         rest = (batch_arg("context_lens"), batch_arg("block_tables"), size_arg("max_blocks"))
-        attend = LaunchSpec(
-            render("triton/attention_decode.py.jinja", source, self.step), source.entry,
-            self._results(splits) + self.kv_args() + rest, grid, tiling.warps, tiling.stages,
+        shared = (*STATES, Arg("counters_ptr", "*i32", CountersArg())) if splits > 1 else ()
+        return (
+            LaunchSpec(
+                render("triton/attention_decode.py.jinja", source, self.step), source.entry,
+                self._operands() + shared + self.kv_args() + rest, grid, tiling.warps, tiling.stages,
+            ),
         )  # fmt: skip
-        if splits == 1:
-            return (attend,)
-        return attend, self._merge(splits, tiling.tile, grid[0], (batch_arg("context_lens"),))
 
-    def _merge(self, splits: int, tile: int, rows: Extent, lengths: tuple[Arg, ...]) -> LaunchSpec:
-        """What makes o of the states of all splits. lengths: of contexts, where some splits write none."""
-        merge = MergeSource(self, "attention_merge", splits, tile, not lengths)
+    def _merge(self, splits: int) -> LaunchSpec:
+        """What makes o of the states of all splits of a mixed step."""
+        merge = MergeSource(self, "attention_merge", splits)
         ins = tuple(a for a in self._operands() if a.name in ("sinks_ptr", "o_ptr"))
-        args, grid = (*ins, *STATES, *lengths), (rows, Extent(self.step.q_heads), ONE)
+        args, grid = (*ins, *STATES), (Extent(0, (Term("num_tokens"),)), Extent(self.step.q_heads), ONE)
         return LaunchSpec(
             render("triton/attention_merge.py.jinja", merge, self.step), merge.entry, args, grid, merge.warps
         )
@@ -157,8 +161,20 @@ class AttentionSource:
     heads: int
     tile: int
     widest: int = 256
+    most_splits: ClassVar[int] = MOST_SPLITS
     split: bool = False
+    warps: int = 4
     trees: bool = False
+
+    @property
+    def members(self) -> int:
+        return power_of_two(self.heads)
+
+    @property
+    def merged(self) -> int:
+        """As many splits as have 64 elements of the partial outputs per thread."""
+        widest = max(piece.width for piece in self.value_pieces)
+        return min(max(64 * 32 * self.warps // (self.members * widest), 1), self.most_splits)
 
     @property
     def head_parts(self) -> int:
@@ -183,6 +199,10 @@ class AttentionSource:
         values = self.value_pieces
         return self.layer.step.kv.shared and values == self.layer.key_pieces[: len(values)]
 
+    def mixed_back(self, value: str, piece: Piece) -> str:
+        """A piece of the output as it was before values were mixed to be packed."""
+        return f"mix({value}, {piece.first}, {piece.width}, True)" if self.layer.packed else f"({value})"
+
     @property
     def queries(self) -> str:
         """The names of the pieces of q."""
@@ -200,8 +220,6 @@ class MergeSource:
     layer: Attention
     entry: str
     splits: int
-    tile: int
-    mixed: bool  # of a mixed step's tokens
 
     @property
     def splits_pad(self) -> int:

@@ -17,6 +17,13 @@ from ..spec import LaunchSpec
 _KPARAM_INFO, _REQNTID, _CBANK_PARAM_SIZE = 0x17, 0x10, 0x19
 _SIZED = 4  # the format of attributes whose value follows them
 _SHARED = ".nv.shared."
+_WAIT = 0x782E  # the low 16 of the 128 bits of ACQBULK without a predicate, on sm_90 and sm_100
+# opcodes, the low 9 bits, of what may not come before it: loads and stores of global memory, atomics, asynchronous and
+# bulk copies, branches, calls and ends
+_TOO_EARLY = frozenset({
+    0x180, 0x181, 0x185, 0x186, 0x18A, 0x18B, 0x18C, 0x18D, 0x18E, 0x1A8, 0x1A9, 0x1AE, 0x1B4, 0x1B5, 0x1B6, 0x1BA,
+    0x143, 0x144, 0x147, 0x149, 0x14A, 0x14D,
+})  # fmt: skip
 _RESERVED_SHARED = 1024  # bytes of a block's shared memory that belong to the driver, from sm_90 on in the section
 
 
@@ -54,9 +61,23 @@ def read_cubin(cubin: bytes) -> CubinFacts:
     return CubinFacts(entry, found, threads, max(size - _RESERVED_SHARED, 0))
 
 
+def waits_first(cubin: bytes) -> bool:
+    """Whether a kernel waits for the one before it in all programs, before it touches memory or branches."""
+    (name,) = (name for name, _ in _sections(cubin) if name.startswith(".text."))
+    code = dict(_sections(cubin))[name][1]
+    for at in range(0, len(code), 16):
+        (word,) = struct.unpack_from("<H", code, at)
+        if word == _WAIT:
+            return True
+        if word & 0x1FF in _TOO_EARLY:
+            return False
+    return False
+
+
 def check_launch(key: str, cubin: bytes, spec: LaunchSpec, entry: str) -> None:
     """CodegenError unless a cubin takes what the executor gives it: 8 bytes per pointer and 4 per integer, each aligned
-    to its size, then two pointers; 32 threads per warp; no shared memory but what the launch names."""
+    to its size, then two pointers; 32 threads per warp; no shared memory but what the launch names. If it is launched
+    before the kernel before it has ended, it waits."""
     expected, end = [], 0
     for size in (*(8 if arg.type.startswith("*") else 4 for arg in spec.args), *[8] * HIDDEN_POINTERS):
         end = -(-end // size) * size
@@ -67,6 +88,11 @@ def check_launch(key: str, cubin: bytes, spec: LaunchSpec, entry: str) -> None:
         raise CodegenError(
             f"kernel {key}: the object wants {found}, the runtime launches {launched}",
             "this version of Triton calls its kernels in another way; please report it",
+        )
+    if spec.dependent and not waits_first(cubin):
+        raise CodegenError(
+            f"kernel {key} does not wait for the one before it before it touches memory",
+            "this version of Triton orders instructions in another way; please report it",
         )
 
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from ....targets import Target
 from .choice import Config, Tuner, power_of_two
 
+MOST_SPLITS = 64  # programs that share the keys of a sequence
 _CLOCK = 1.6e9  # Hz, of any of the targets under load
 _LANES = 128  # float32 operations per clock and multiprocessor
 _LATENCY = 1e-6  # seconds from the request of a tile to its arrival on a busy device
 _LAUNCH = 2e-6  # seconds that one more kernel of a step costs
+_SHORT = 512  # tokens of a step whose prompts are short
 _BLOCK = 1.5e-9  # seconds per block that is launched for nothing, over the whole device
 
 
@@ -56,19 +58,21 @@ class Tiling:
 
 
 def mixed_tiling(work: Workload, max_tokens: int, tuner: Tuner) -> Tiling:
-    """For steps that mix prompts and decodes. Only tiny steps and larger ones differ."""
-    few = max_tokens * work.group <= 64
+    """For steps that mix prompts and decodes. Tiny, short and long ones differ: in a short one, most of a tile of many
+    keys is masked (for 64 tokens of a Llama 1B layer on an H100, 128 rows and keys took twice the time of 64)."""
+    size = "few" if max_tokens * work.group <= 64 else "many" if max_tokens <= _SHORT else "long"
     long = work.multiplied == 4  # products of float32 are unrolled into registers
     candidates: list[Config] = [
         {"rows": rows, "heads": heads, "tile": tile, "warps": warps, "stages": stages}
-        for rows in ((32,) if long else (64,) if few else (128, 64))
+        for rows in ((32,) if long else (128, 64) if size == "long" else (64,))
         for heads in _head_counts(work.group, rows)
         for tile in ((16,) if long else _tiles(work))
+        if size == "long" or tile <= 64
         for warps in ((8,) if long else (4, 8))
         for stages in (2, 3)
         if work.cached >= 1 or long or rows <= 16 * warps  # unpacking takes registers too
     ]
-    key = f"attention_mixed_{work.key}_{'few' if few else 'many'}"
+    key = f"attention_mixed_{work.key}_{size}"
     best = tuner.pick(key, candidates, lambda config: _mixed_cost(work, tuner.target, config))
     return Tiling(widest=_widest(work, tuner.target, best["rows"]), **best)
 
@@ -88,12 +92,15 @@ def decode_tiling(work: Workload, tuner: Tuner) -> Tiling:
     return Tiling(widest=256, **best)
 
 
-def split_count(work: Workload, tiling: Tiling, sequences: int, span: int, tuner: Tuner) -> int:
-    """How many programs share the keys of a sequence, of which a query sees at most `span`."""
-    candidates: list[Config] = [{"splits": n} for n in (1, 2, 4, 8, 16, 32, 64) if n == 1 or n * tiling.tile < 2 * span]
+def split_count(work: Workload, tiling: Tiling, sequences: int, span: int, tuner: Tuner, decode: bool = True) -> int:
+    """How many programs share the keys of a sequence, of which a query sees at most `span`. decode: the last of them
+    merges their results; else another kernel does."""
+    candidates: list[Config] = [
+        {"splits": n} for n in (1, 2, 4, 8, 16, 32, MOST_SPLITS) if n == 1 or n * tiling.tile < 2 * span
+    ]
     return tuner.pick(
         f"attention_splits_{work.key}_s{span}_n{sequences}", candidates,
-        lambda config: _split_cost(work, tiling, sequences, span, tuner.target, config["splits"]),
+        lambda config: _split_cost(work, tiling, sequences, span, tuner.target, config["splits"], decode),
     )["splits"]  # fmt: skip
 
 
@@ -187,7 +194,9 @@ def _decode_cost(work: Workload, target: Target, config: Config) -> float:
     return seconds * parts / config["tile"] * (1 + config["tile"] / 2048)  # shorter tiles share out better
 
 
-def _split_cost(work: Workload, tiling: Tiling, sequences: int, span: int, target: Target, splits: int) -> float:
+def _split_cost(
+    work: Workload, tiling: Tiling, sequences: int, span: int, target: Target, splits: int, decode: bool
+) -> float:
     """Seconds of a step, summed over contexts of several lengths; one sequence is taken to be four times as long."""
     heads = work.kv_heads * -(-work.group // tiling.heads)
     tile_bytes = tiling.tile * work.read * work.cached
@@ -205,5 +214,7 @@ def _split_cost(work: Workload, tiling: Tiling, sequences: int, span: int, targe
         total += max(busy, longest * step) + _BLOCK * (sequences * heads * splits - programs)
         if splits > 1:
             states = sequences * work.kv_heads * work.group * -(-tiles // share)
-            total += _LAUNCH + 8 * states * work.value_dim / (target.bandwidth * 1e9)
+            at_once = max(2048 * tiling.warps // (power_of_two(tiling.heads) * work.value_dim), 1)
+            merging = _LATENCY * (1 + -(-tiles // share) / at_once)  # to count who is last, and to read what all wrote
+            total += (merging if decode else _LAUNCH) + 8 * states * work.value_dim / (target.bandwidth * 1e9)
     return total

@@ -1,5 +1,5 @@
-# attention_merge(sinks_ptr?: *fp32, o_ptr?: *fp32, peaks_ptr: *fp32, totals_ptr: *fp32, partials_ptr: *fp32, context_lens: *i32)
-# grid (1 * ceil(num_seqs / 1), 4, 1), 1 warps, 2 stages
+# attention_merge(sinks_ptr?: *fp32, o_ptr?: *fp32, peaks_ptr: *fp32, totals_ptr: *fp32, partials_ptr: *fp32)
+# grid (1 * ceil(num_tokens / 1), 4, 1), 1 warps, 2 stages
 
 # triton/common.py.jinja
 
@@ -9,18 +9,13 @@ VALUE_DIM = tl.constexpr(24)
 
 
 @triton.jit
-def attention_merge(sinks_ptr, o_ptr, peaks_ptr, totals_ptr, partials_ptr, context_lens):
-    """One program per sequence and query head."""
-    sequence = tl.program_id(0)
+def attention_merge(sinks_ptr, o_ptr, peaks_ptr, totals_ptr, partials_ptr):
+    """One program per token and query head."""
+    token = tl.program_id(0)
     head = tl.program_id(1)
     split = tl.arange(0, 2)
-    context = tl.load(context_lens + sequence)
-    low = 0
-    low = tl.maximum(low, context - 40)
-    span = context - low // 16 * 16
-    share = tl.cdiv(tl.cdiv(span, 16), SPLITS) * 16
-    written = (split < SPLITS) & (split * share < span)  # the others ended before they began
-    at = (sequence * 4 + head) * SPLITS + split
+    written = split < SPLITS
+    at = (token.to(tl.int64) * 4 + head) * SPLITS + split
     peak = tl.load(peaks_ptr + at, mask=written, other=float("-inf"))
     total = tl.load(totals_ptr + at, mask=written, other=0.0)
     value_dim = tl.arange(0, 32)
@@ -32,5 +27,5 @@ def attention_merge(sinks_ptr, o_ptr, peaks_ptr, totals_ptr, partials_ptr, conte
     keep = tl.exp2(peak - top)
     whole = tl.sum(total * keep, axis=0) + tl.exp2(sink - top)
     y = tl.sum(acc * keep[:, None], axis=0) / tl.maximum(whole, 1e-30)
-    o_ptr += sequence.to(tl.int64) * 96 + head * VALUE_DIM + value_dim
+    o_ptr += token.to(tl.int64) * 96 + head * VALUE_DIM + value_dim
     tl.store(o_ptr, y.to(o_ptr.dtype.element_ty), mask=value_dim < VALUE_DIM)
