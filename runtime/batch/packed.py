@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from ..format.batch import INPUTS, MOVES_MULTIPLE, BatchArray, BatchLimits
+from ..kv.places import Places
 from ..kv.sequence import slot_of
 from ..kv.state_group import state_places
 from .padding import StepSize
@@ -36,16 +37,19 @@ class PackedBatch:
         block_sizes: Sequence[int],
         arrays: Mapping[str, np.ndarray] | None = None,
         states: Collection[int] = (),
+        places: Mapping[int, Places] | None = None,
     ) -> None:
         """block_sizes: of each KV group. arrays: where those that are needed elsewhere lie; others are made here.
-        states: the numbers of the groups that hold states."""
+        states: the numbers of the groups that hold states. places: the policies of those that evict, by number."""
         self.limits, self.block_sizes, self.states = limits, tuple(block_sizes), frozenset(states)
+        self.places = dict(places or {})
         given = arrays or {}
         self.arrays = {**given, **host_arrays([array for array in INPUTS if array.name not in given], limits)}
         self.token_ids, self.positions = self.arrays["token_ids"], self.arrays["positions"]
         self.slot_mapping, self.block_tables = self.arrays["slot_mapping"], self.arrays["block_tables"]
         self.seq_starts, self.context_lens = self.arrays["seq_starts"], self.arrays["context_lens"]
         self.logit_rows, self.moves = self.arrays["logit_rows"], self.arrays["moves"]
+        self.prompt_lens = self.arrays["prompt_lens"]
         self.parents, self.tree_masks = self.arrays["parents"], self.arrays["tree_masks"]
         self.parents[:] = -1
         self.num_tokens = self.num_seqs = self.num_logit_rows = self.num_moves = 0
@@ -84,6 +88,8 @@ class PackedBatch:
                 rows.append(token - count if sequence.first_row else token - 1)
             elif num_logits:
                 rows.extend(range(token - num_logits, token))
+        if self.places:
+            self.prompt_lens[: len(ends)] = [sequence.prompt for sequence in batch.sequences]
         if ones:
             self._pack_ones(*np.array(ones).T)
         self.num_tokens, self.num_seqs, self.num_logit_rows = token, len(ends), len(rows)
@@ -138,8 +144,17 @@ class PackedBatch:
         self.token_ids[at] = token_ids
         self.positions[at] = positions
         for group, size in enumerate(self.block_sizes):
-            blocks = self.block_tables[index, group, positions // size]
-            self.slot_mapping[group, at] = blocks if group in self.states else blocks * size + positions % size
+            places = positions
+            if policy := self.places.get(group):
+                prompts = self.prompt_lens[index].tolist()
+                places = np.array([policy.place(*of) for of in zip(positions.tolist(), prompts, strict=True)])
+            blocks = self.block_tables[index, group, places // size]
+            self.slot_mapping[group, at] = blocks if group in self.states else blocks * size + places % size
+
+    def _place(self, group: int, sequence: ScheduledSequence) -> int:
+        """Where its first token goes; the others of a step follow."""
+        policy = self.places.get(group)
+        return sequence.start if policy is None else policy.place(sequence.start, sequence.prompt)
 
     def _pack_chunk(self, at: int, sequence: ScheduledSequence, row: int) -> None:
         start, end = sequence.start, at + len(sequence.token_ids)
@@ -149,7 +164,8 @@ class PackedBatch:
         for group, block_size in enumerate(self.block_sizes):
             slots = self.slot_mapping[group, at:end]
             if group not in self.states:
-                slots[:] = slot_of(self.block_tables[row, group], positions, block_size)
+                places = positions + (self._place(group, sequence) - start) if self.places else positions
+                slots[:] = slot_of(self.block_tables[row, group], places, block_size)
                 continue
             slots[:] = -1
             table, known = sequence.block_tables[group], start + sequence.num_known

@@ -79,7 +79,8 @@ class ScheduledSequence(NamedTuple):
     `table[p // block_size]` at offset `p % block_size`; an entry is NO_BLOCK where no layer of the group reads any
     more. In a group that holds states, the one that is read is that of position start - 1, and states are left only
     behind tokens that are no guesses. The logits of the last `num_logits` tokens are wanted (0: the chunk ends before
-    the sequence does), or with `first_row` those of the first one.
+    the sequence does), or with `first_row` those of the first one. prompt: how many tokens it began with; in a group
+    that evicts, a position has the place that its policy says in the table (kv/places.py).
 
     With a `draft`, `token_ids` are the request's last token and then the guesses, all of whose logits are wanted. A
     guess at depth d takes position `start + d` and sees, from `start` on, only the tokens that it follows; but its KV
@@ -93,6 +94,7 @@ class ScheduledSequence(NamedTuple):
     num_logits: int
     draft: Draft | None = None
     first_row: bool = False
+    prompt: int = 0
 
     @property
     def end(self) -> int:

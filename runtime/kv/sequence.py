@@ -21,8 +21,9 @@ def slot_of(table: Any, position: Any, block_size: int) -> Any:
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """A sequence's blocks in one group: `blocks[position // block_size]`, or NO_BLOCK."""
+    """A sequence's blocks in one group: `blocks[position // block_size]`, or NO_BLOCK. prompt: tokens it began with."""
 
+    prompt: int = 0
     blocks: list[int] = field(default_factory=list)
     host_slots: dict[int, int] = field(default_factory=dict)  # of a preempted sequence, by number of the block
     num_published: int = 0  # blocks at the front that the prefix cache has seen

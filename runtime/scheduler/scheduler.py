@@ -72,7 +72,7 @@ class Scheduler:
         start = self._shares.arrive(spec.client, len(spec.token_ids) + spec.max_new_tokens)
         request = Request(
             tokens=[*spec.token_ids, *sampled], salt=spec.salt, use_cache=spec.use_cache,
-            tables=self.kv.empty_tables(), spec=spec, arrival=self._arrivals, start=start,
+            tables=self.kv.empty_tables(len(spec.token_ids)), spec=spec, arrival=self._arrivals, start=start,
         )  # fmt: skip
         self._arrivals += 1
         self._requests[spec.request_id] = request
@@ -96,7 +96,7 @@ class Scheduler:
         """
         assert not self._steps, "schedule() called twice without update()"
         step = self._new_step()
-        preempted = self._schedule_decodes(step, drafts or {})
+        preempted = self._schedule_decodes(step, {} if self.kv.evicts else drafts or {})
         for request in self._running:
             if request.num_scheduled_tokens == 0:
                 self._take(step, request)
@@ -262,7 +262,8 @@ class Scheduler:
 
     def _take(self, step: Step, request: Request) -> None:
         """Put a chunk of an unfinished prefill into the step, as far as there are blocks for it."""
-        count = min(step.chunk(request), self.kv.room(request) - request.num_started_tokens)
+        room = min(self.kv.room(request) - request.num_started_tokens, self.kv.limit(request))
+        count = min(step.chunk(request), room)
         if count > 0:
             self.kv.grow(request, request.num_started_tokens + count)
             step.add(request, count)

@@ -53,7 +53,14 @@ class Step:
             num_logits += len(request.draft)
         self.sequences.append(
             ScheduledSequence(
-                request.id, token_ids, start, request.frozen_tables(), num_logits, request.draft, request.spec.first_row
+                request.id,
+                token_ids,
+                start,
+                request.frozen_tables(),
+                num_logits,
+                request.draft,
+                request.spec.first_row,
+                len(request.spec.token_ids),
             )
         )
 
@@ -62,7 +69,9 @@ class Step:
         for request in requests:
             request.num_ahead_tokens = 1
             number = request.spec.request_id
-            token = (pending_token(rows[number]),)
-            self.sequences.append(ScheduledSequence(number, token, len(request.tokens), request.frozen_tables(), 1))
+            token, start, prompt = (pending_token(rows[number]),), len(request.tokens), len(request.spec.token_ids)
+            self.sequences.append(
+                ScheduledSequence(number, token, start, request.frozen_tables(), 1, None, False, prompt)
+            )
         self.tokens -= len(requests)
         self.logit_rows -= len(requests)
