@@ -4,18 +4,19 @@ Programs of a launch run in any order and at once. Two of them may touch a byte 
 counted with an atomic behind its access and the other before its own: an atomic on a place orders all that a program
 did before it ahead of all that a program does behind a later one there. The interpreter runs programs one after the
 other, so that a race changes nothing there; what each touches is written down instead. Programs can also be run in
-another order: `reverse` and `shuffle` number them anew.
+another order: `reverse` and `shuffle` number them anew. An access outside the tensors of the launch is an error too.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 Order = Callable[[int], list[int]]  # how many programs there are -> in which order they run
 
@@ -38,10 +39,18 @@ class Race(AssertionError):
     """Two programs of a launch touch the same byte, and nothing orders them."""
 
 
-class _Launch:
-    """What the programs of one launch have touched. A segment is a program between two of its atomics."""
+class OutOfBounds(AssertionError):
+    """A program touches memory that is no argument's."""
 
-    def __init__(self) -> None:
+
+class _Launch:
+    """What the programs of one launch have touched. A segment is a program between two of its atomics.
+
+    places: first address and end of each tensor that it was given.
+    """
+
+    def __init__(self, places: Sequence[tuple[int, int]] = ()) -> None:
+        self.places = np.array(sorted(places), dtype=np.uint64).reshape(-1, 2)
         self.programs: list[int] = []  # by segment
         self.before: list[frozenset[int]] = []  # by segment: the segments that are ordered before it
         self.counted: dict[int, frozenset[int]] = {}  # by address of an atomic: the segments before the last one there
@@ -54,9 +63,18 @@ class _Launch:
     def touch(self, addresses: np.ndarray, mask: np.ndarray, width: int, writes: bool) -> None:
         kept = np.unique(addresses[mask.astype(bool)])
         if len(kept):
+            self._check_bounds(kept, width)
             self.touched[writes].append(
                 (len(self.programs) - 1, (kept[:, None] + np.arange(width, dtype=np.uint64)).ravel())
             )
+
+    def _check_bounds(self, addresses: np.ndarray, width: int) -> None:
+        """OutOfBounds if some element is not within one of the places, which may overlap."""
+        inside = np.zeros(len(addresses), dtype=bool)
+        for begin, end in self.places:
+            inside |= (addresses >= begin) & (addresses + np.uint64(width) <= end)
+        if not inside.all():
+            raise OutOfBounds(f"{len(inside) - inside.sum()} of {len(inside)} elements are in no argument")
 
     def count(self, addresses: np.ndarray, mask: np.ndarray) -> None:
         """An atomic: the program sees what others did before theirs, and goes on in a new segment."""
@@ -138,7 +156,8 @@ def detecting(order: Order = in_order) -> Iterator[list[str]]:
         return found
 
     def run(self: Any, *args: Any, **options: Any) -> Any:
-        now.launch = _Launch()
+        tensors = [value for value in (*args, *options.values()) if isinstance(value, torch.Tensor)]
+        now.launch = _Launch([(t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in tensors])
         found = call(self, *args, **options)
         seen.append(self.fn.__name__)
         now.launch.check(self.fn.__name__)

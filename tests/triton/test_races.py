@@ -27,6 +27,10 @@ COUNTED = (
         tl.store(y_ptr, tl.sum(tl.load(x_ptr + tl.arange(0, N)), axis=0))
 '''
 )
+FAMILIES = soak(
+    "mixtral", "gpt_oss", "gemma2-odd", "lfm2-short_convolutions", "qwen3_next-delta_rule", "bamba-state_space",
+    "jamba-selective_scan", "deepseek_v3-latent_grouped_routing",
+)  # fmt: skip
 MINE = "x_ptr + tl.program_id(0)"
 PLANTED = {
     "the last column is the next one's first": f"tl.store({MINE} * 3 + tl.arange(0, N), 1)",
@@ -48,6 +52,15 @@ def test_planted_races_are_found(kind: str) -> None:
         return
     with detecting(), pytest.raises(Race, match="kernel: a byte is"):
         kernel[(3,)](x)
+
+
+def test_what_is_outside_of_all_arguments_is_found() -> None:
+    kernel = load_source(HEAD + "def kernel(x_ptr):\n    tl.store(x_ptr + tl.program_id(0), 1)\n").kernel
+    x = torch.zeros(8, dtype=torch.int32)
+    with detecting():
+        kernel[(4,)](x[4:])
+    with detecting(), pytest.raises(Exception, match="1 of 1 elements are in no argument"):
+        kernel[(4,)](x[:3])
 
 
 def test_an_atomic_orders_what_comes_before_and_behind_it() -> None:
@@ -101,7 +114,7 @@ def test_the_programs_of_a_plan_do_not_race(on_disk: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", soak("mixtral", "gpt_oss", "lfm2", "mamba2", "gemma2", "deepseek_v3"))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_nor_do_those_of_other_families(tiny: Any, tmp_path: Path, family: str) -> None:
     config = tiny.tiny_configs()[family]
     tiny.save_tiny(config, tmp_path)
