@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
-from conftest import toy_manifest
 from icc import SamplingParams
 from icc.runtime.batch.scheduled import ScheduledBatch
 from icc.runtime.executor.sampling import Sampled, SamplingRow
 from icc.runtime.format.batch import TOP_LOGPROBS
+from icc.runtime.format.manifest import Manifest
 from icc.runtime.kv.group import GroupConfig
 from icc.runtime.kv.policy import Window
 from icc.runtime.loop.engine_loop import EngineLoop
 from icc.runtime.loop.fake import FakeDevice, context_hash
 
 SEQUENCES, STOP = 64, 9
+FACTS: dict[str, Any] = {"vocab_size": 64, "max_seq_len": 2048, "eos_token_ids": [STOP]}
+MakeManifest = Callable[..., Manifest]
 HOST_S = (
     1.8e-3  # what the loop and the executor take per step of 128 sequences (benchmarks/NOTES.md): here there are 64
 )
@@ -83,10 +86,12 @@ class Counted:
         self.full += len(batch.sequences) == SEQUENCES
 
 
-def serve(groups: tuple[GroupConfig, ...], ahead: bool = True, requests: int = 300) -> ModelledDevice:
+def serve(
+    manifest: Manifest, groups: tuple[GroupConfig, ...], ahead: bool = True, requests: int = 300
+) -> ModelledDevice:
     """Requests arrive faster than 64 at a time are served, and some are cancelled, until the last has come."""
     device, source = ModelledDevice(groups), random.Random(0)
-    loop = EngineLoop(toy_manifest(vocab_size=64, max_seq_len=2048, eos_token_ids=[STOP]), device, None)
+    loop = EngineLoop(manifest, device, None)
     if not ahead:
         loop.scheduler.schedule_ahead = lambda: None  # type: ignore[method-assign]
     arrivals = deque(sorted(source.uniform(0, 2.0) for _ in range(requests)))
@@ -115,15 +120,15 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("kind", GROUPS)
-def test_a_device_waits_less_than_3_percent_though_requests_come_and_go(kind: str) -> None:
-    device = serve(GROUPS[kind])
+def test_a_device_waits_less_than_3_percent_though_requests_come_and_go(toy_manifest: MakeManifest, kind: str) -> None:
+    device = serve(toy_manifest(**FACTS), GROUPS[kind])
     steps = device.steps
     assert steps.all > 200 and steps.mixed > steps.all / 2 and steps.full > steps.all / 2, "the mix is no mix"
     assert idle(device) < 0.03
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_tokens_do_not_depend_on_what_ran_ahead(seed: int) -> None:
+def test_tokens_do_not_depend_on_what_ran_ahead(toy_manifest: MakeManifest, seed: int) -> None:
     """Requests come, stop, are cancelled and lose their blocks in the midst of chunks; each gets its own tokens."""
     source = random.Random(seed)
     window = GroupConfig(30, 4, source.choice([0, 6]), Window(source.choice([3, 9])))
@@ -157,5 +162,5 @@ def test_tokens_do_not_depend_on_what_ran_ahead(seed: int) -> None:
         assert {"length": full, "stop": stopped, "abort": True}[request.finish_reason or ""], request
 
 
-def test_one_step_after_the_other_hides_nothing() -> None:
-    assert idle(serve(GROUPS["all"], ahead=False)) > 0.15
+def test_one_step_after_the_other_hides_nothing(toy_manifest: MakeManifest) -> None:
+    assert idle(serve(toy_manifest(**FACTS), GROUPS["all"], ahead=False)) > 0.15
