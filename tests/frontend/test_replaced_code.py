@@ -7,14 +7,25 @@ from typing import Any
 import pytest
 import torch
 from icc.compiler.errors import UnsupportedModel
-from icc.compiler.frontend.export import experts
+from icc.compiler.frontend.export import experts, lightning, selection
 from icc.compiler.frontend.mask_spec import AllVisible, MaskSpec, MaskUsed, longest_sequence
+from icc.compiler.frontend.source.model import parts_that_can_be_built
 from torch import Tensor, nn
-from transformers import Llama4TextConfig, LongcatFlashConfig
+from transformers import (
+    AutoModel,
+    JetMoeConfig,
+    Llama4TextConfig,
+    LongcatFlashConfig,
+    MiniMaxConfig,
+    Qwen4ExpTextConfig,
+)
 from transformers.models.dbrx.configuration_dbrx import DbrxFFNConfig
 from transformers.models.dbrx.modeling_dbrx import DbrxExperts
+from transformers.models.jetmoe.modeling_jetmoe import JetMoeMoA, JetMoeMoE
 from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 from transformers.models.longcat_flash.modeling_longcat_flash import LongcatFlashExperts
+from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
+from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextQSAIndexer
 
 
 def longcat() -> nn.Module:
@@ -38,7 +49,15 @@ def llama4() -> nn.Module:
     return Llama4TextMoe(Llama4TextConfig(**sizes))
 
 
-@pytest.mark.parametrize("make", [longcat, dbrx, llama4])
+def jetmoe() -> nn.Module:
+    return JetMoeMoE(JetMoeConfig())
+
+
+def jetmoe_queries() -> nn.Module:
+    return JetMoeMoA(JetMoeConfig())
+
+
+@pytest.mark.parametrize("make", [longcat, dbrx, llama4, jetmoe, jetmoe_queries])
 def test_large_experts_are_recognised_without_their_weights(make: Any) -> None:
     with torch.device("meta"):
         module = make()
@@ -76,6 +95,28 @@ def test_other_modules_are_left_alone() -> None:
     assert experts._form_of(nn.Linear(2, 2)) is None
 
 
+class Undecayed(MiniMaxLightningAttention):
+    """The same but for the state, which two blocks do not share."""
+
+    def decay_factors(self, slope_rate: Tensor) -> Any:
+        query, key, diagonal = super().decay_factors(slope_rate)
+        return query * 0, key, diagonal
+
+
+def test_attention_in_blocks_of_tokens_is_known_by_what_it_computes() -> None:
+    config = MiniMaxConfig(num_hidden_layers=3, layer_types=["linear_attention"] * 3)
+    with torch.device("meta"):
+        module, other = MiniMaxLightningAttention(config, 1), Undecayed(config, 1)
+    assert lightning._same(module) and not lightning._same(other)
+    assert module.qkv_proj.weight.device.type == "meta" and module.block_size == config.block_size
+    forward = MiniMaxLightningAttention.forward
+    with lightning.lightning_layers(module):
+        assert MiniMaxLightningAttention.forward is not forward
+        with pytest.raises(UnsupportedModel, match="attention_mask"):
+            module(torch.zeros(1, 2, 8, device="meta"), None, torch.ones(1, 2))
+    assert MiniMaxLightningAttention.forward is forward
+
+
 def test_a_mask_is_added_to_scores_and_nothing_else() -> None:
     mask = MaskSpec()
     with longest_sequence(64):
@@ -96,8 +137,49 @@ def test_a_mask_is_added_to_scores_and_nothing_else() -> None:
     assert MaskSpec(window=3) == MaskSpec(window=3) != mask
 
 
+class Half(Qwen4ExpTextQSAIndexer):
+    """An index that picks half of its blocks."""
+
+    def forward(self, *given: Any) -> Tensor:
+        picked, self.block_topk = self.block_topk, self.block_topk // 2
+        try:
+            return super().forward(*given)
+        finally:
+            self.block_topk = picked
+
+
+def test_tokens_picked_query_by_query_are_all_within_the_budget() -> None:
+    sizes = {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_compress_ratio": 4}
+    config = Qwen4ExpTextConfig(indexer_budget=512, **sizes)
+    with torch.device("meta"):
+        module, other = Qwen4ExpTextQSAIndexer(config, 0), Half(config, 0)
+    assert selection._picks_all(module) and not selection._picks_all(other)
+    mask, x = MaskSpec(), torch.zeros(1, 2, config.hidden_size, device="meta")
+    with selection.replaced_selections(module), longest_sequence(515):  # 128 blocks of 4 and what is behind them
+        assert mask.masked_fill(~module(x, None, mask, None), -1e9) is mask  # type: ignore[operator]
+        with pytest.raises(MaskUsed):
+            mask.masked_fill(module(x, None, mask, None), -1e9)
+        with longest_sequence(516), pytest.raises(UnsupportedModel, match="picks the 515 tokens"):
+            module(x, None, mask, None)
+
+
 def test_products_past_the_last_expert_are_zero() -> None:
     x, weight = torch.randn(3, 4), torch.randn(2, 5, 4)
     out = experts.plain_product(x, weight, torch.tensor([[0, 1], [1, 2], [2, 0]]))
     torch.testing.assert_close(out[0, 1], weight[1] @ x[0])
     assert not out[1, 1].any() and not out[2, 0].any()
+
+
+def test_towers_that_need_a_missing_package_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a text goes through none; the part that reads text is not."""
+    text, image = object(), object()
+
+    def refuse(config: object) -> nn.Module:
+        raise ImportError("timm")
+
+    monkeypatch.setattr(AutoModel, "from_config", refuse)
+    with parts_that_can_be_built(text):
+        assert not list(AutoModel.from_config(image).parameters())
+        with pytest.raises(ImportError):
+            AutoModel.from_config(text)
+    assert AutoModel.from_config is refuse

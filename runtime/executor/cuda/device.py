@@ -31,11 +31,12 @@ class CudaDevice:
     """Weights, arena, KV cache and kernels of one engine on one GPU, and its stream.
 
     Work that is expected is captured in CUDA graphs when the engine is loaded. Other small steps, such as those with
-    chunks of prompts and those that verify guesses, get a graph when their padded sizes come again. kv_bytes: memory
-    for the KV cache; default: enough for a full batch, within what is free. swap_bytes: host memory for the KV of
-    preempted requests; default: some, if the cache can run out. section: run this section of the program as a step,
-    instead of the program; several devices that share `cuda` have an engine's weights once.
-    Raises DeviceError or CapacityError before any weight is read.
+    chunks of prompts and those that verify guesses, get a graph when their padded sizes come again.
+
+    kv_bytes: memory for the KV cache; default: enough for a full batch, within what is free. swap_bytes: host memory
+    for the KV of preempted requests; default: some, if the cache can run out. section: run this section of the program
+    as a step, instead of the program; several devices that share `cuda` have an engine's weights once. Raises
+    DeviceError or CapacityError before any weight is read.
     """
 
     turns, screens = 2, False

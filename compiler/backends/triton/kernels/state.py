@@ -82,8 +82,7 @@ class GatedScan(StateKernel[steps.GatedScan]):
 
     def by_chunks(self, shape: Shape) -> bool:
         """Whether prompts are taken as chunks: where a decay is one number, where keys fit into registers, and where
-        bits may depend on how a prompt is cut (not in deterministic engines, whose shapes say what is typical).
-        """
+        bits may depend on how a prompt is cut: not in deterministic engines, whose shapes say what is typical."""
         return not (shape.decode or shape.typical or self.step.row_decay) and self.keys <= MOST_KEYS
 
 
