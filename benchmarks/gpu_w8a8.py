@@ -38,7 +38,7 @@ from icc.compiler.weights.formats.float8 import Float8
 from icc.runtime.executor.cuda.driver import Cuda
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.operands import BufferOperand, WeightOperand
-from icc.runtime.format.plan import HIDDEN_POINTERS, OperandArg, ScratchArg, SizeArg
+from icc.runtime.format.plan import HIDDEN_POINTERS, KVArg, SizeArg
 
 LIMITS = Limits(max_seq_len=8192, max_batch_size=256, max_step_tokens=8192)
 GATE = steps.Epilogue(Body.parse("t0 = silu a0; t1 = mul t0 a1"), (steps.Columns(0, 1), steps.Columns(14336, 1)), 14336)
@@ -147,21 +147,22 @@ class Device:
     def __post_init__(self) -> None:
         self.functions = {key: self.cuda.function(o.binary, o.entry, o.shared_bytes) for key, o in self.objects.items()}
 
-    def put(self, spec: LaunchSpec, tensors: dict[str, torch.Tensor], rows: int) -> None:
-        """One launch on the stream."""
+    def put(self, spec: LaunchSpec, tensors: dict[str, torch.Tensor], sizes: dict[str, int]) -> None:
+        """One launch on the stream. tensors: by the names of operands, scratch areas and arrays; "kv" is the cache."""
         key, keep = spec_key(spec), []
         for arg in spec.args:
             value = arg.value
             if isinstance(value, SizeArg):
-                keep.append(rows)
+                keep.append(sizes[value.name])
+            elif isinstance(value, KVArg):
+                keep.append(tensors["kv"].data_ptr())
             else:
-                assert isinstance(value, OperandArg | ScratchArg)
                 keep.append(tensors[value.name].data_ptr())
         count = len(keep) + HIDDEN_POINTERS
         values = (ctypes.c_uint64 * count)(*keep)
         first = ctypes.addressof(values)
         pointers = (ctypes.c_uint64 * count)(*(first + 8 * i for i in range(count)))
-        grid = tuple(dim.value({"num_tokens": rows}) for dim in spec.grid)
+        grid = tuple(dim.value(sizes) for dim in spec.grid)
         shared = self.objects[key].shared_bytes
         self.cuda.launch(self.functions[key], grid, 32 * spec.num_warps, shared, ctypes.addressof(pointers))
 
@@ -169,7 +170,7 @@ class Device:
         """All launches of a product, to their end."""
         torch.cuda.synchronize()
         for spec in product.specs:
-            self.put(spec, tensors, product.rows)
+            self.put(spec, tensors, {"num_tokens": product.rows})
         self.cuda.wait()
 
     def seconds(self, work: Callable[[], None]) -> float:
@@ -288,7 +289,7 @@ def microseconds(device: Device, product: Product, alone: bool = False) -> float
     def work() -> None:
         for w in weights:
             for spec in specs:
-                device.put(spec, tensors | {"w": w}, product.rows)
+                device.put(spec, tensors | {"w": w}, {"num_tokens": product.rows})
 
     device.run(product, tensors)
     return 1e6 * device.seconds(work) / copies
