@@ -156,6 +156,13 @@ def test_what_is_added_for_each_key_is_more_of_a_head() -> None:
             use()
 
 
+def test_keys_that_are_no_tokens_are_refused() -> None:
+    """Such as one for a window of them, which DeepSeek-V4 puts behind those of the tokens."""
+    q, k = torch.zeros(1, 2, 13, 8), torch.zeros(1, 1, 16, 8)
+    with pytest.raises(UnsupportedModel, match="keys that are no tokens"):
+        interfaces.icc_attention(nn.Module(), q, k, k, MaskSpec())
+
+
 class Half(Qwen4ExpTextQSAIndexer):
     """An index that picks half of its blocks."""
 

@@ -116,6 +116,8 @@ def icc_attention(
         raise UnsupportedModel("the model builds its own attention mask tensor", op="attention_mask")
     if position_bias is not None:
         raise UnsupportedModel("attention with a learned position bias is not supported", op="position_bias")
+    if _tokens(key) != _tokens(query):
+        raise UnsupportedModel("attention to keys that are no tokens, such as one for a window of them", op="attention")
     is_causal = kwargs.get("is_causal")
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     if isinstance(attention_mask, KeyBias):
@@ -139,6 +141,12 @@ def icc_attention(
     sight = (spec.window, spec.chunk, softcap, spec.ahead)
     out = torch.ops.icc_trace.attention(query, key, value, sinks, scale, *sight)
     return out, None
+
+
+def _tokens(x: Tensor) -> Any:
+    """The length of x[1, H, T, D], of which nothing is decided by asking."""
+    length = x.shape[2]
+    return length.node.expr if isinstance(length, torch.SymInt) else length
 
 
 def _with_key_bias(q: Tensor, k: Tensor, row: Tensor, scale: float) -> tuple[Tensor, Tensor]:
