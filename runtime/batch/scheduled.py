@@ -1,10 +1,14 @@
-"""What the scheduler hands to the executor, and what comes back: frozen, plain integers and tuples."""
+"""What the scheduler hands to the executor, and what comes back: frozen, plain integers and tuples.
+
+What there is one of per sequence and step is a named tuple: it is made in a quarter of a frozen dataclass's time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from ..kv.upkeep import Upkeep
 
@@ -67,8 +71,7 @@ class Draft:
         return Draft(tokens, tuple(kept[self.parents[index]] for index in chosen))
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(NamedTuple):
     """The part of one request that runs in a step.
 
     `token_ids` take positions `start .. start + len(token_ids) - 1`; the KV of everything before `start` is in the
@@ -154,8 +157,7 @@ class Verdict(Enum):
     ERROR = "error"  # its logits are not numbers: its KV must not be reused, and is zeroed
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
+class StepOutcome(NamedTuple):
     """What was sampled for one request whose logits the step gave. `token_id` is None if nothing was sampled.
 
     `accepted` are the guesses of its draft that were sampled before it, each following the one before: their tokens

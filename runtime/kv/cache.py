@@ -62,6 +62,13 @@ class KVCache:
         """How many tokens fit in tables that are made for so many."""
         return min(group.blocks_for(num_tokens) * group.block_size for group in self.groups)
 
+    def holds(self, sequence: CachedSequence, num_tokens: int) -> bool:
+        """Whether its tables are long enough for so many tokens."""
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            if len(table.blocks) * group.block_size < num_tokens:
+                return False
+        return True
+
     def can_grow(self, wanted: Sequence[tuple[CachedSequence, int]], guesses: bool = False) -> bool:
         """Whether these sequences can all have tables for so many tokens; no state is left behind `guesses`."""
         for index, group in enumerate(self.groups):
@@ -130,12 +137,14 @@ class KVCache:
         for group, table, opening in zip(self.groups, sequence.tables, prefix.openings, strict=True):
             group.open(table, opening, prefix.length)
         sequence.num_computed_tokens = max(prefix.length, sequence.num_saved_tokens)
-        sequence.num_saved_tokens = 0
+        sequence.num_saved_tokens = sequence.publish_at = 0
         for index in range(prefix.length // self._multiple, 0 if self.whole else sequence.num_tokens // self._multiple):
             self._pending.setdefault(sequence.key(index, self._multiple), sequence)
 
     def publish(self, sequence: CachedSequence) -> None:
         """Make what is full and computed by now findable, and take back what nothing reads again."""
+        if sequence.num_computed_tokens < sequence.publish_at:
+            return
         pairs = list(zip(self.groups, sequence.tables, strict=True))
         if self._pending:
             published = min(table.num_published * group.block_size for group, table in pairs)
@@ -143,6 +152,7 @@ class KVCache:
                 self._pending.pop(sequence.key(index, self._multiple), None)
         for group, table in pairs:
             group.publish(sequence, table)
+        sequence.publish_at = min((table.num_published + 1) * group.block_size for group, table in pairs)
 
     def release_unread(self, sequence: CachedSequence) -> None:
         """Take back what nothing reads again."""

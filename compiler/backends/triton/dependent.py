@@ -1,10 +1,14 @@
-"""Programmatic dependent launch: a kernel begins while the one before it runs, and waits before it touches memory.
+"""Programmatic dependent launch: a kernel begins while the one before it ends, and waits before it touches memory.
 
 From sm_90 on, a launch may be told not to wait for the kernel before it on the stream (CUDA C++ programming guide,
 "Programmatic Dependent Launch and Synchronization"). It then has to wait itself, `griddepcontrol.wait`, until that one
-has ended and all that it wrote is seen; what lets the next kernel begin is `griddepcontrol.launch_dependents`. Both are
-the first that a kernel does, in every program: buffers are used again, so that even a first write would be too early,
-and a kernel that ended without having waited could end before the one before it, on which others count.
+has ended and all that it wrote is seen. That is the first that a kernel does, in every program: buffers are used again,
+so that even a first write would be too early, and a kernel that ended without having waited could end before the one
+before it, on which others count.
+
+No kernel calls `griddepcontrol.launch_dependents`, so that the next one begins when the programs of this one have ended
+but what they wrote is not seen yet. On an H100 that is worth 4 % of a step of few sequences. Begun with this one, the
+next one's programs lie unevenly on the multiprocessors that are free: 30 % slower (benchmarks/NOTES.md).
 """
 
 from __future__ import annotations
@@ -16,9 +20,8 @@ from functools import lru_cache
 from .spec import LaunchSpec
 
 _CALLS = """\
-    if not INTERPRETED:  # the next kernel may begin; what the last one wrote is there
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    if not INTERPRETED:
+        tl.extra.cuda.gdc_wait()  # until what the kernel before this one wrote is there
 """
 
 
