@@ -18,10 +18,10 @@ POLICY = "streaming:sinks=2,window=32"
 TABLES = {"cos": "f32[64, 8]", "sin": "f32[64, 8]"}
 
 
-def run(fn: object, **inputs: str) -> Graph:
+def run(fn: object, policy: str = POLICY, **inputs: str) -> Graph:
     """The graph after two runs, of which the second finds nothing to do."""
     graph = trace(fn, positions="", q="f32[T, 4, 8]", k="f32[T, 2, 8]", **inputs)  # type: ignore[arg-type]
-    first, second = (run_passes(graph, [Evict(POLICY)], PassContext())[0] for _ in range(2))
+    first, second = (run_passes(graph, [Evict(policy)], PassContext())[0] for _ in range(2))
     assert first.modified and not second.modified
     return graph
 
@@ -58,6 +58,21 @@ def test_refuses_positions_outside_of_attention() -> None:
 
     with pytest.raises(UsageError, match="cannot have it"):
         run(fn, table="f32[64, 8]", **TABLES)
+
+
+def test_refuses_to_choose_where_places_tell_distances_or_layers_share() -> None:
+    def sloped(positions: Value, q: Value, k: Value, slopes: Value) -> Value:
+        rest = None, None, None, None, None, slopes, 0, 0.5, 0, 0, 0.0, "half"
+        return icc.paged_attention.default(q, k, k, positions, *rest)
+
+    def shared(positions: Value, q: Value, k: Value, cos: Value, sin: Value) -> Value:
+        return paged(paged(q, k, positions, cos, sin, 0), k, positions, cos, sin, 0)
+
+    with pytest.raises(UsageError, match="adds something by distance"):
+        run(sloped, "h2o", slopes="f32[4]")
+    with pytest.raises(UsageError, match="read the same cache"):
+        run(shared, "snapkv", **TABLES)
+    assert run(shared, **TABLES)
 
 
 def test_distances_are_those_of_a_cache_without_gaps() -> None:
