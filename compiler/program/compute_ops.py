@@ -14,7 +14,7 @@ from ..ops import OPS
 from ..ops.body import Body
 from .context import WITHIN_STEP, Lowerer, row_kind
 from .placed import Placed
-from .steps.attention import Attention, KVSpec, KvWrite, Rotary
+from .steps.attention import Attention, KVSpec, KvWrite, NewKeys, Rotary
 from .steps.embedding import Embedding, SelectRows
 from .steps.linear import ExpertLinear, ExpertLinearQ, Linear, LinearQ
 from .steps.norm import AddLayerNorm, AddRmsNorm, LayerNorm, RmsNorm
@@ -253,7 +253,7 @@ def _begins(k: Placed, v: Placed) -> bool:
 
 
 def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
-    """Two steps: write rotated K and V into the pages, then attend."""
+    """Write rotated K and V into the pages, then attend: two steps, or one where the back end joins them."""
     q, k = (low.dense(low.placed(n)) for n in node.args[:2])
     v = low.placed(node.args[2])
     kind = low.options.kv_dtype
@@ -276,13 +276,17 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
         layer=layer, k=k.operand, v=None if shared else v.operand, cos=k_cos, sin=k_sin, kv=kv,
         rotary=rotary(node.args[6]),
     )  # fmt: skip
-    low.emit(write, node)
+    new: dict[str, Any] = {}
+    if low.options.profile.joins:
+        new = {"new": NewKeys(write.k, write.v, k_cos, k_sin), "new_rotary": write.rotary}
+    else:
+        low.emit(write, node)
     out = low.new(node)
     attend = Attention(
         rows=row_kind(out), layer=layer, q=q.operand, cos=q_cos, sin=q_sin, sinks=sinks, alibi=alibi, o=out.operand,
         kv=kv, rotary=rotary(node.args[4]), q_heads=q.shape[0], scale=float(scale), window=int(window),  # type: ignore[arg-type, call-overload]
         chunk=int(chunk), softcap=float(softcap), ahead=int(ahead), bias=low.vector(bias),  # type: ignore[arg-type, call-overload]
-        bias_width=0 if bias is None else type_of(bias).shape[1],  # type: ignore[arg-type]
+        bias_width=0 if bias is None else type_of(bias).shape[1], **new,  # type: ignore[arg-type]
     )  # fmt: skip
     low.emit(attend, node)
     return out

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from icc.compiler.backends.render import TEMPLATES, render
-from icc.compiler.backends.triton.dependent import dependent
+from icc.compiler.backends.triton.dependent import MARK, dependent
 from icc.compiler.backends.triton.kernels.pending import Pending
 from icc.compiler.backends.triton.kernels.sample import Sample
 from icc.compiler.backends.triton.plan import kernel_of
@@ -448,11 +448,14 @@ def test_source_is_python_with_the_entry_and_its_arguments(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_the_kernel_waits_before_it_does_anything(name: str) -> None:
-    spec = dependent(SPECS[name])
+    spec = dependent(SPECS[name], few=len(name) % 2 == 0)
     [kernel] = (f for f in ast.parse(spec.source).body if isinstance(f, ast.FunctionDef) and f.name == spec.entry)
-    first = kernel.body[ast.get_docstring(kernel) is not None]
-    assert isinstance(first, ast.If) and ast.unparse(first).endswith("gdc_wait()") and spec.dependent
-    assert spec.source.count("gdc_wait()") == 1
+    begun = kernel.body[ast.get_docstring(kernel) is not None :]
+    early = len(name) % 2 == 0
+    assert not early or ast.unparse(begun[0]).endswith("gdc_launch_dependents()")
+    assert ast.unparse(begun[early]).endswith("gdc_wait()") and spec.dependent
+    assert spec.source.count("gdc_wait()") == 1 and MARK not in spec.source
+    assert spec.source.count("gdc_launch_dependents()") == early + SPECS[name].source.count(MARK)
 
 
 def test_every_template_has_a_snapshot_and_no_snapshot_is_left_over() -> None:

@@ -12,6 +12,7 @@ from ..spec import Arg
 from ..tiling.choice import Config
 from ..tiling.linear import whole_groups
 from .body import Value, translate
+from .norm import Norm
 
 if TYPE_CHECKING:
     from .linear import RowProducts
@@ -241,6 +242,11 @@ class Source:
         if self.op.experts:
             return self.op.most_blocks(self.tile.m, "num_rows")
         return "tl.cdiv(num_rows, BM)"
+
+    @property
+    def norm(self) -> Norm | None:
+        """What the program that ends last does with all of y."""
+        return self.op.norm if any(arg.name == "counters_ptr" for arg in self.args) else None
 
     @property
     def padded(self) -> bool:
