@@ -36,7 +36,7 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "hidden_dim", "emb_dim", "model_dim"), 64),
     **dict.fromkeys(("embedding_size", "word_embed_proj_dim", "input_embedding_size", "output_embedding_size"), 64),
     **dict.fromkeys(("lru_width", "d_embed", "embed_size", "cross_attention_hidden_size", "backbone_hidden_size"), 64),
-    **dict.fromkeys(("hidden_size_global", "adapter_input_size"), 64),
+    **dict.fromkeys(("hidden_size_global", "adapter_input_size", "adapter_in_dim", "adapter_out_dim"), 64),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"), _HEADS),
     **dict.fromkeys(("encoder_attention_heads", "num_decoder_attention_heads", "num_encoder_attention_heads"), _HEADS),
     **dict.fromkeys(("attention_heads", "num_global_attention_heads", "swa_num_attention_heads"), _HEADS),

@@ -11,9 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ..runtime.progress.stream import open_display
+from .eviction import read_eviction
 from .options import CompileOptions
 from .progress import Reporter
 from .report import CompileReport
+from .targets import Target, find_target
 
 
 class ConsoleReporter(Reporter):
@@ -60,10 +62,12 @@ def show_summary(options: CompileOptions, report: CompileReport, reporter: Repor
         chosen = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
         table.add_row("chosen", f"{chosen}; {report.allocation['bytes'] / 1e6:.2f} MB of weights, report.json says why")
     if report.given:
-        table.add_row("as given", given_formats(report.given))
+        table.add_row("as given", given_formats(report.given, find_target(options.target)))
     table.add_row(
         "memory", f"{report.arena_bytes_per_token} B arena and {report.kv_bytes_per_token:.0f} B KV per token"
     )
+    if (policy := read_eviction(options.kv_policy)) is not None:
+        table.add_row("cache", f"lossy: {policy}, at most {policy.tokens} tokens of a sequence")
     table.add_row("program", f"{report.steps} steps, {report.kernels} kernels for {report.target}")
     fusions = ", ".join(f"{name} {count}" for name, count in report.fused.items() if count)
     table.add_row("rewrites", fusions or "none")
@@ -77,7 +81,7 @@ def show_summary(options: CompileOptions, report: CompileReport, reporter: Repor
     console.print(table)
 
 
-def given_formats(given: Mapping[str, int]) -> str:
+def given_formats(given: Mapping[str, int], target: Target) -> str:
     """Which formats a checkpoint's weights are kept in, and what is stored in more bits than it has there."""
     from .weights.formats.float8 import Float8
     from .weights.formats.ggml import file_bits
@@ -90,7 +94,10 @@ def given_formats(given: Mapping[str, int]) -> str:
         more = (
             f" (re-encoded without loss: {kept:.2f} bits per weight instead of {own:.2f})" if kept > 1.05 * own else ""
         )
-        floats = " (activations are not rounded)" if isinstance(form, Float8) else ""
+        rounded = isinstance(form, Float8) and target.float8 and not form.alone
+        floats = (
+            f" (activations are {'rounded, too' if rounded else 'not rounded'})" if isinstance(form, Float8) else ""
+        )
         found.append(f"{name} {count}{more}{floats}")
     return ", ".join(found)
 

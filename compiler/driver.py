@@ -19,6 +19,7 @@ from .calibrations import Calibrations, open_calibrations
 from .canaries import make_canaries
 from .engine import directory as writer
 from .engine.manifest import embedding_facts, make_limits, make_manifest, read_bos
+from .eviction import read_eviction
 from .frontend.ending import ending_of
 from .frontend.load import load_graph
 from .frontend.source.pooling import read_pooling
@@ -52,8 +53,9 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
     options = replace(options, model=source.files)
     pooling = read_pooling(options.model, options.pooling) if options.task == "embed" else None
     with reporter.stage("trace"):
+        policy = read_eviction(options.kv_policy)
         longest = options.max_seq_len or (pooling and pooling.max_tokens) or None
-        graph = load_graph(source, longest, task=options.task, ending=pooling and ending_of(pooling))
+        graph = load_graph(source, longest, task=options.task, ending=pooling and ending_of(pooling), policy=policy)
     backend = backend_for(target, weight_dtype(graph), options.deterministic)
     limits = make_limits(graph, options)
     gates = _gates(options, graph, target)
@@ -81,7 +83,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
             sequences = _calibration(options, graph, reporter) if heads else ()
             acceptance = acceptance_of(graph, sequences, reporter.progress)
     with reporter.stage("lower"):
-        phases.run("attention", pipelines.attention())
+        phases.run("attention", pipelines.attention(options.kv_policy))
         phases.run("fuse", pipelines.fuse())
         lowered = lower(graph, LowerOptions(kv_dtype, backend.profile, max_seq_len=limits.max_seq_len))
         verify_lowered(lowered.program, backend.refusal)

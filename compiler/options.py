@@ -10,6 +10,7 @@ from ..runtime.format.manifest import Pooling
 from ..runtime.settings import setting
 from . import quantization, targets
 from .errors import UsageError
+from .eviction import ALL, EXPLAINED, read_eviction
 from .frontend.source.hub import is_hub_name
 from .frontend.source.identify import CONFIG
 from .gates import parse_gates
@@ -60,6 +61,7 @@ class CompileOptions:
     means 128, or fewer where a layer's width demands it. keep: patterns of linears to leave unquantized.
     size, bits: what `quant` "auto" may spend, on all weights as the engine stores them: in bytes, or in bits per
     parameter.
+    kv_policy: which tokens attention goes on reading, see eviction.py: all but "all" lose something.
     gate: what the engine, kernels included, may lose against the model that it is made of: "ppl=2%" (perplexity rises
     by at most so much), "kl=0.01" (mean Kullback-Leibler divergence per token, in nats); GateError if it loses more.
     spec: the drafter of speculative decoding, "medusa:DIR", "layer-skip:LAYERS", "ngram" or "none". spec_guesses: the
@@ -106,6 +108,9 @@ class CompileOptions:
     kv_cache: str = setting(
         "auto", "Numbers of the KV cache.", values=lambda: {name: _KV_SAID.get(name, "") for name in KV_DTYPES}
     )
+    kv_policy: str = setting(
+        ALL, "Which tokens the KV cache keeps.", values=lambda: EXPLAINED, open=True, metavar="POLICY"
+    )
     max_seq_len: int | None = setting(
         None, "Longest sequence, prompt included.", unset="the model's, at most 4096", metavar="TOKENS"
     )
@@ -142,6 +147,10 @@ class CompileOptions:
         _choice("--quant", self.quant, tuple(QUANTIZATIONS))
         _choice("--quant-head", self.quant_head, tuple(HEAD_FORMATS))
         _choice("--kv-cache", self.kv_cache, tuple(KV_DTYPES))
+        policy = read_eviction(self.kv_policy)
+        object.__setattr__(self, "kv_policy", ALL if policy is None else str(policy))  # as written out
+        if policy is not None and self.task != "generate":
+            raise UsageError(f"--kv-policy is for texts that go on, and --task {self.task} reads whole ones")
         if self.tune and not find_target(self.target).is_here:
             raise UsageError(
                 f"--tune measures this machine, and --target {self.target} is not only for it",

@@ -13,6 +13,7 @@ from .backends.errors import ToolchainError
 from .calibration import check_text
 from .engine.output import check_file, check_output
 from .errors import CheckpointError, UsageError
+from .eviction import read_eviction
 from .frontend.source import hub
 from .frontend.source.identify import Found, find_checkpoint, onnx_files
 from .frontend.source.lengths import check_length
@@ -92,7 +93,8 @@ def find_model(model: Path) -> Found:
 
 def check_found(found: Found, options: CompileOptions) -> None:
     """What config.json says against a compile with these options, or the header of a GGUF file."""
-    check_length(found.config, options.max_seq_len)
+    policy = read_eviction(options.kv_policy)
+    check_length(found.config, options.max_seq_len, policy is not None and policy.endless)
     if found.is_onnx and find_spec("onnx") is None:
         raise MissingExtraError(f"{found.path} needs the package onnx, which is not installed", install("onnx"))
     if found.is_file:
@@ -150,10 +152,13 @@ def _warnings(model: Path) -> tuple[str, ...]:
 
 
 def _costs(options: CompileOptions) -> tuple[str, ...]:
-    """What an option is known to lose."""
-    if options.kv_cache != "int2":
-        return ()
-    return (
-        "--kv-cache int2 loses much: perplexity of SmolLM2-135M went from 10.3 to 32.0 (int4: 10.9); "
-        "measure yours with icc eval",
-    )
+    """What options are known to lose."""
+    found: list[str] = []
+    if options.kv_cache == "int2":
+        found.append(
+            "--kv-cache int2 loses much: perplexity of SmolLM2-135M went from 10.3 to 32.0 (int4: 10.9); "
+            "measure yours with icc eval"
+        )
+    if (policy := read_eviction(options.kv_policy)) is not None:
+        found.append(f"--kv-policy {policy} is lossy: {policy.loses}")
+    return tuple(found)

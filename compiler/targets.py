@@ -8,11 +8,13 @@ from . import extensions
 from .errors import ExtensionError, UsageError
 
 GROUP = "icc.targets"  # entry points of other packages
+FLOAT8_LEVEL = 89  # the compute capability from which on there are instructions for e4m3
 
 
 @dataclass(frozen=True)
 class Target:
-    """One machine. Bandwidth in GB/s, dense peaks in TFLOP/s and TOP/s; on GPUs, per multiprocessor: the shared memory
+    """One machine. Bandwidth in GB/s, dense peaks in TFLOP/s and TOP/s, peak_i8 that of 8-bit floats
+    too where there are instructions for them; on GPUs, per multiprocessor: the shared memory
     that one thread block may take, and the most resident warps. is_here: whether it is this machine,
     where steps can be timed. memory_gib: of a GPU, as its driver reports it.
     """
@@ -39,6 +41,16 @@ class Target:
             return f"{self.arch} CPUs: {levels}"
         maker = "AMD" if self.backend == "hip" else "NVIDIA"
         return f"{maker} GPU, {self.arch}, {self.bandwidth:g} GB/s, {self.peak_f16:g} TFLOP/s in half precision"
+
+    @property
+    def level(self) -> int:
+        """Compute capability, 90 for sm_90; 0 for what is not CUDA's."""
+        return int(self.arch.removeprefix("sm_")) if self.backend == "cuda" else 0
+
+    @property
+    def float8(self) -> bool:
+        """Whether matrix units multiply 8-bit floats (e4m3) as they are."""
+        return self.level >= FLOAT8_LEVEL
 
     @property
     def warp_size(self) -> int:

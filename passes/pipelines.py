@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..compiler.eviction import ALL
 from ..compiler.quantization import HEAD_FORMATS, QUANTIZATIONS
 from .attention.absorb_projections import AbsorbProjections
+from .attention.evict import Evict
 from .attention.paged_attention import PagedAttention
 from .attention.recognize_rope import RecognizeRope
 from .attention.select_logit_rows import SelectLogitRows
@@ -42,9 +44,11 @@ def canonicalize() -> list[Pass]:
     )
 
 
-def attention() -> list[Pass]:
-    """Attention over the paged cache."""
-    return ordered([RecognizeRope(), FoldConstants(), Simplify(), PagedAttention(), SelectLogitRows()], canonicalize())
+def attention(policy: str = ALL) -> list[Pass]:
+    """Attention over the paged cache, of which `policy` (--kv-policy) says what is kept."""
+    evicting: list[Pass] = [] if policy == ALL else [Evict(policy)]
+    paged = [RecognizeRope(), FoldConstants(), Simplify(), PagedAttention(), *evicting, SelectLogitRows()]
+    return ordered(paged, canonicalize())
 
 
 def fuse() -> list[Pass]:

@@ -22,6 +22,7 @@ PASSES: dict[str, str] = {
     "absorb-projections": "attention.absorb_projections:AbsorbProjections",
     "dead-code": "canonicalize.dead_code:DeadCode",
     "eliminate-common": "canonicalize.eliminate_common:EliminateCommon",
+    "evict": "attention.evict:Evict",
     "fold-constants": "canonicalize.fold_constants:FoldConstants",
     "fuse-add-norm": "fuse.add_norm:FuseAddNorm",
     "fuse-pointwise": "fuse.fuse_pointwise:FusePointwise",

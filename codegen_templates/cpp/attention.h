@@ -8,7 +8,7 @@
 // query sums up to, those of values as the weights say. The generated kernel gives the
 // shape as a traits class S:
 //   T, KD, VD, SHARED (values are the first dims of keys), HEADS (kv), GROUP (query heads per kv head), BLOCK (a multiple of 16), WINDOW, CHUNK, AHEAD (later keys
-//   that are seen, ALL_AHEAD for all), BIAS (columns of a bias by distance, or 0), SOFTCAP, TILE (tokens per tile), qk(rows, r, n, chunk, fetch): scores of rows [r, r + n) in a chunk, pv(...): adds a chunk's values.
+//   that are seen, ALL_AHEAD for all), FRONT (tokens that are seen beside the window), BIAS (columns of a bias by distance, or 0), SOFTCAP, TILE (tokens per tile), qk(rows, r, n, chunk, fetch): scores of rows [r, r + n) in a chunk, pv(...): adds a chunk's values.
 #pragma once
 #include "kv.h"
 
@@ -114,6 +114,25 @@ template <class T> static void transpose_16(const T* x, T* y, int n) {
         for (int j = 0; j < 16; ++j) y[j * n + d] = x[d * 16 + j];
 }
 
+// The same of bytes.
+static void transpose_bytes(const uint8_t* x, uint8_t* y, int n) {
+    int d = 0;
+    for (; d + 16 <= n; d += 16) {
+        __m128i a[16], b[16];
+        for (int i = 0; i < 16; ++i) a[i] = _mm_loadu_si128((const __m128i*)(x + (d + i) * 16));
+        for (int round = 0; round < 4; ++round) {  // each pairs row i with row i + 8: a perfect shuffle of 256 bytes
+            for (int i = 0; i < 8; ++i) {
+                b[2 * i] = _mm_unpacklo_epi8(a[i], a[i + 8]);
+                b[2 * i + 1] = _mm_unpackhi_epi8(a[i], a[i + 8]);
+            }
+            for (int i = 0; i < 16; ++i) a[i] = b[i];
+        }
+        for (int j = 0; j < 16; ++j) _mm_storeu_si128((__m128i*)(y + j * n + d), a[j]);
+    }
+    for (; d < n; ++d)
+        for (int j = 0; j < 16; ++j) y[j * n + d] = x[d * 16 + j];
+}
+
 template <class S> struct AttentionTile {
     typedef typename S::T T;
     static constexpr int ROWS = S::TILE * S::GROUP, WIDTH = (S::VD + 15) / 16 * 16;
@@ -127,8 +146,13 @@ template <class S> struct AttentionTile {
         float peak, sum, o[WIDTH];
     };
 
+    // Where a row's distances to the first FRONT tokens count from: as if these lay right before its window.
+    static int based(int position) { return position < S::FRONT + S::WINDOW - 1 ? position : S::FRONT + S::WINDOW - 1; }
+
+    static int last_front(int last) { return last < S::FRONT ? last : S::FRONT - 1; }
+
     static int first_key(int position) {
-        int low = 0;
+        int low = S::FRONT;  // those before are a part of their own
         if (S::WINDOW && position - S::WINDOW + 1 > low) low = position - S::WINDOW + 1;
         if (S::CHUNK) {
             const int chunk = S::CHUNK ? S::CHUNK : 1;
@@ -158,11 +182,10 @@ template <class S> struct AttentionTile {
     }
 
     // Online softmax of one row over the chunk: scores become weights, the row's output is rescaled.
-    // last: the last key that it sees. bias: of distance 0, for the row's head.
-    static void soften(Work& w, const Chunk<T>& chunk, int row, int base, int position, int last, float slope,
+    // It sees the keys low to last; distances count from `position`. bias: of distance 0, for the row's head.
+    static void soften(Work& w, const Chunk<T>& chunk, int row, int base, int position, int low, int last, float slope,
                        const float* bias) {
         const float* s = w.s + row * KEYS;
-        const int low = first_key(position);
         const bool whole = low <= base && last >= base + KEYS - 1;
         VF x[LANES], top = vf(-INFINITY);
         VB seen[LANES];
@@ -209,7 +232,7 @@ template <class S> struct AttentionTile {
     // One chunk of a tree of drafts that begins at position `start`: its rows see different keys from there on, so each
     // token copies its own over those of the token before, and sums them in the order in which it would without a tree.
     static void branches(Work& w, const Ctx& c, const int32_t* table, int head, int rows, int token, int start,
-                         int base, int low, int to, const float* slopes) {
+                         int base, int low, int to, const float* slopes, bool front) {
         const Copied copied{w.copied};
         Chunk<T> chunk;
         for (int u = 0; u < LANES; ++u) point(chunk, u, copied, 0, 16 * u);
@@ -224,7 +247,8 @@ template <class S> struct AttentionTile {
             chunk.low = low - base, chunk.high = high - base;
             S::qk(w, r, S::GROUP, chunk, false);
             for (int g = 0; g < S::GROUP; ++g)
-                soften(w, chunk, r + g, base, position, position, S::ALIBI ? slopes[g] : 0.0f, nullptr);
+                soften(w, chunk, r + g, base, front ? based(position) : position, front ? 0 : first_key(position),
+                       front ? last_front(position) : position, S::ALIBI ? slopes[g] : 0.0f, nullptr);
             S::pv(w, r, S::GROUP, chunk, false);
         }
     }
@@ -235,6 +259,9 @@ template <class S> struct AttentionTile {
             const T* from = &block.key(head, slot, 0);
             T* y = &to.value(0, at, 0);
             transpose_16(from, y, S::VD);
+        } else if constexpr (Block::PAIR == 1) {
+            const uint8_t* from = (const uint8_t*)&block.key(head, slot, 0);
+            transpose_bytes(from, (uint8_t*)&to.value(0, at, 0), Block::VW);
         } else {
             for (int j = 0; j < 16; ++j)
                 for (int d = 0; d < Block::VW; ++d) to.value(0, at + j, d) = block.key(head, slot + j, d);
@@ -244,8 +271,8 @@ template <class S> struct AttentionTile {
     // One chunk in which all rows see keys of the same blocks: [low, high). Where they are those of one token, reading keys
     // and values is most of the work: the products fetch the next chunk as they go.
     static void whole(Work& w, const Ctx& c, const int32_t* table, int head, int rows, const int32_t* positions, int base,
-                      int context, int low, int high, const float* slopes, const float* bias) {
-        const int last = last_key(positions[0], context);
+                      int context, int low, int high, const float* slopes, const float* bias, bool front) {
+        const int last = last_key(positions[0], front ? high : context);
         const bool alone = rows == S::GROUP, more = alone && base + KEYS <= last;
         Chunk<T> chunk;
         chunk.low = low - base, chunk.high = high - base;
@@ -270,28 +297,31 @@ template <class S> struct AttentionTile {
         S::qk(w, 0, rows, chunk, more);
         for (int r = 0; r < rows; ++r) {
             const int position = positions[r / S::GROUP];
-            soften(w, chunk, r, base, position, last_key(position, context), S::ALIBI ? slopes[r % S::GROUP] : 0.0f,
+            const int end = last_key(position, context);
+            soften(w, chunk, r, base, front ? based(position) : position, front ? 0 : first_key(position),
+                   front ? last_front(end) : end, S::ALIBI ? slopes[r % S::GROUP] : 0.0f,
                    S::BIAS ? bias + (int64_t)(r % S::GROUP) * S::BIAS : nullptr);
         }
         S::pv(w, 0, rows, chunk, more);
     }
 
     // All chunks of one segment for `rows` rows; row r is token `token` + r / GROUP, query head r % GROUP. The tile is
-    // part of a tree of drafts that begins at position `start`, or of none (INT_MAX).
+    // part of a tree of drafts that begins at position `start`, or of none (INT_MAX). front: its keys are the first ones.
     static void segment(Work& w, const Ctx& c, const int32_t* table, int head, int rows, int token, int start,
-                        int context, int from, int to, const float* slopes, const float* bias) {
+                        int context, int from, int to, const float* slopes, const float* bias, bool front) {
         const int32_t* positions = c.batch->positions + token;
         for (int r = 0; r < rows; ++r) {
             w.peak[r] = -INFINITY;
             vstore(w.sum[r], vf(0.0f));
         }
         memset(w.o, 0, sizeof(float) * (size_t)rows * WIDTH);
+        if (from >= to) return;
         for (int base = from / KEYS * KEYS; base < to; base += KEYS) {
             const int low = base > from ? base : from, high = base + KEYS < to ? base + KEYS : to;
             if (high > start)
-                branches(w, c, table, head, rows, token, start, base, low, to, slopes);
+                branches(w, c, table, head, rows, token, start, base, low, to, slopes, front);
             else
-                whole(w, c, table, head, rows, positions, base, context, low, high, slopes, bias);
+                whole(w, c, table, head, rows, positions, base, context, low, high, slopes, bias, front);
         }
     }
 

@@ -23,7 +23,7 @@ template <class T> constexpr bool is_integer() { return Cell<T>::PER > 1; }
 template <> constexpr bool is_integer<int8_t>() { return true; }
 template <class T> using ScaleOf = typename std::conditional<(Cell<T>::PER > 1), Half, float>::type;
 
-// SHARED: values are the first VD dims of keys, and have no place and no scale of their own.
+// SHARED: values are the first VD dims of keys, and have no place and no scale of their own; of mixed ones VD is a multiple of 64.
 template <class T_, int HEADS, int KD, int VD, int BLOCK, bool SHARED_ = false> struct KvBlock {
     typedef T_ T;
     static constexpr bool SHARED = SHARED_;
@@ -39,7 +39,7 @@ template <class T_, int HEADS, int KD, int VD, int BLOCK, bool SHARED_ = false> 
     Scale* key_scale(int head) const { return (Scale*)base + head * BLOCK; }
     Scale* key_centre(int head) const { return (Scale*)base + (HEADS + head) * BLOCK; }
     Scale* value_scale(int head) const { return (Scale*)base + ((SHARED ? 0 : CENTRED ? 2 : 1) * HEADS + head) * BLOCK; }
-    Scale* value_centre(int head) const { return (Scale*)base + (3 * HEADS + head) * BLOCK; }
+    Scale* value_centre(int head) const { return (Scale*)base + ((SHARED ? 1 : 3) * HEADS + head) * BLOCK; }
     T* data() const { return (T*)(base + (SCALED ? SCALES * HEADS * BLOCK : 0)); }
     T* keys(int head) const { return data() + (int64_t)head * KW * BLOCK; }
     T* values(int head) const { return data() + (int64_t)HEADS * KW * BLOCK + (int64_t)head * BLOCK * VW; }

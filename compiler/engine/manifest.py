@@ -13,6 +13,7 @@ from ...runtime.format.manifest import (
     FORMAT_VERSION,
     KERNEL_ABI,
     EmbeddingFacts,
+    EvictionFacts,
     Limits,
     Manifest,
     ModelFacts,
@@ -21,6 +22,7 @@ from ...runtime.format.manifest import (
 )
 from ..backends.base import Built
 from ..errors import UnsupportedModel
+from ..eviction import read_eviction
 from ..frontend.source.pooling import Pooling
 from ..graph.graph import Graph, type_of
 from ..options import CompileOptions
@@ -59,6 +61,7 @@ def make_manifest(
         sampling=sampling_defaults(generation),
         tokenizer_dir=tokenizer,
         embedding=embedding,
+        eviction=eviction_facts(options),
         canaries_file=canaries_file,
     )
 
@@ -108,6 +111,12 @@ def default_steps(target: Target, parameters: int) -> tuple[int, int]:
     sequences = 256 if target.memory_gib >= 64 else 128 if target.memory_gib >= 40 else 64
     crowded = 2 * parameters > target.memory_gib * 2**30 / 2
     return (sequences // 2 if crowded else sequences), 32 * sequences // (2 if crowded else 1)
+
+
+def eviction_facts(options: CompileOptions) -> EvictionFacts | None:
+    """What --kv-policy gives up; None where that is nothing."""
+    policy = read_eviction(options.kv_policy)
+    return None if policy is None else EvictionFacts(str(policy), policy.tokens, policy.loses)
 
 
 def embedding_facts(graph: Graph, options: CompileOptions, pooling: Pooling | None) -> EmbeddingFacts | None:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import UnsupportedModel
+from ..eviction import Eviction
 from ..graph.graph import HIDDEN, LOGITS, Graph, ModelInfo
 from ..handlers import joined
 from ..weights.handles import Weight
@@ -38,12 +39,13 @@ def load_graph(
     *,
     task: str = "generate",
     ending: Ending | None = None,
+    policy: Eviction | None = None,
 ) -> Graph:
     """Read, build and trace a model; nothing but headers and small constants is in memory afterwards.
 
     The graph is the same with `every_layer`, which traces each layer instead of one of each kind. For the task "embed"
     it ends with the hidden states behind the last norm, and the checkpoint needs no LM head; for "rerank" with scores.
-    ending: what comes behind the hidden states.
+    ending: what comes behind the hidden states. policy: what will be kept of long texts.
     """
     source = open_source(model, task) if isinstance(model, Path) else model
 
@@ -51,7 +53,7 @@ def load_graph(
         model = source.build(written_out, task)
         weights = source.weights(model)
         every = every_layer or not source.layered
-        graph = trace_model(model, source.config, weights, max_seq_len, every, task == "rerank")
+        graph = trace_model(model, source.config, weights, max_seq_len, every, task == "rerank", policy)
         graph.info = completed_info(graph)
         if task != "generate":
             graph.rename_output(LOGITS, HIDDEN)
@@ -79,11 +81,13 @@ def trace_model(
     max_seq_len: int | None = None,
     every_layer: bool = False,
     scores: bool = False,
+    policy: Eviction | None = None,
 ) -> Graph:
     """Trace a model on meta and bring it into the IR; see `load_graph`. scores: it ends with one row for a text."""
-    length = sequence_length(config.get_text_config(), max_seq_len, unused_positions(model))
+    endless = policy is not None and policy.endless
+    length = sequence_length(config.get_text_config(), max_seq_len, unused_positions(model), endless)
     info = model_info(model, config, weights)
-    settle_rope(model, weights, length)
+    settle_rope(model, weights, min(length, policy.tokens) if policy is not None and endless else length)
     types = token_types(model, config) if scores else 0
     graph = None
     if not every_layer:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ..eviction import read_eviction
 from .base import Cost, op, tensor_bytes
 from .traits import Traits
 
@@ -52,21 +53,33 @@ def attention(
     tokens, heads, _ = q.shape
     if q.device.type == "meta":
         return q.new_empty(tokens, heads, v.shape[2])
-    groups = heads // k.shape[1]
-    keys = k.repeat_interleave(groups, dim=1).transpose(0, 1)
-    values = v.repeat_interleave(groups, dim=1).transpose(0, 1)
-    scores = q.transpose(0, 1) @ keys.transpose(1, 2) * scale
     positions = torch.arange(tokens)
+    scores = _scores(q, k, positions, alibi, scale, softcap, bias)
+    return _weighted(scores.masked_fill(~visible(positions, window, chunk, ahead), float("-inf")), v, sinks)
+
+
+def _scores(
+    q: Tensor, k: Tensor, at: Tensor, alibi: Tensor | None, scale: float, softcap: float, bias: Tensor | None
+) -> Tensor:
+    """[Hq, T, T] of q and k as `attention` has them, before anything is hidden. at [T]: where distances of q count
+    from."""
+    keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(0, 1)
+    scores = q.transpose(0, 1) @ keys.transpose(1, 2) * scale
+    distance = torch.arange(len(k))[None, :] - at[:, None]
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     if alibi is not None:
-        scores = scores + alibi[:, None, None] * (positions[None, :] - positions[:, None])
-    if bias is not None:
-        scores = scores + bias[:, bias.shape[1] // 2 + positions[None, :] - positions[:, None]]
-    scores = scores.masked_fill(~visible(positions, window, chunk, ahead), float("-inf"))
+        scores = scores + alibi[:, None, None] * distance
+    return scores if bias is None else scores + bias[:, bias.shape[1] // 2 + distance]
+
+
+def _weighted(scores: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
+    """[T, Hq, Dv]: values by softmax of scores [Hq, T, T]."""
+    heads, tokens, _ = scores.shape
     if sinks is not None:
         scores = torch.cat([scores, sinks[:, None, None].expand(heads, tokens, 1)], dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., :tokens]
+    values = v.repeat_interleave(heads // v.shape[1], dim=1).transpose(0, 1)
     return (weights @ values).transpose(0, 1).contiguous()
 
 
@@ -140,21 +153,36 @@ def paged_attention(
     rope_style: str,
     ahead: int = 0,
     bias: Tensor | None = None,
+    policy: str = "all",
 ) -> Tensor:
     """Attention over the paged KV cache with rotary embedding and KV write fused.
 
     As `attention`, where q and k are first rotated by the rows `positions` of the tables q_cos/q_sin and k_cos/k_sin
     [P, R] (absent: no rotation), and k, v are written to the pages of KV layer `layer`. The reference sees one sequence
-    whose tokens are all in this step.
+    whose tokens are all in this step. policy: what is kept of the tokens before, see compiler/eviction.py.
     """
     tokens, heads, _ = q.shape
     if q.device.type == "meta":
         return q.new_empty(tokens, heads, v.shape[2])
-    if q_cos is not None and q_sin is not None:
-        q = rotate(q, q_cos[positions], q_sin[positions], rope_style)
+
+    def turned(places: Tensor) -> Tensor:
+        return q if q_cos is None or q_sin is None else rotate(q, q_cos[places], q_sin[places], rope_style)
+
     if k_cos is not None and k_sin is not None:
         k = rotate(k, k_cos[positions], k_sin[positions], rope_style)
-    return attention.reference(q, k, v, sinks, alibi, layer, scale, window, chunk, softcap, ahead, bias)
+    evicting = read_eviction(policy)
+    if evicting is None:
+        return attention.reference(
+            turned(positions), k, v, sinks, alibi, layer, scale, window, chunk, softcap, ahead, bias
+        )
+    at = torch.arange(tokens)
+    first, window = evicting["sinks"], evicting["window"]
+    near = _scores(turned(at), k, at, alibi, scale, softcap, bias)
+    based = at.clamp(max=first + window - 1)  # where a query would be if nothing was missing
+    far = _scores(turned(based), k, based, alibi, scale, softcap, bias)
+    is_sink = at[None, :] < first
+    seen = (at[None, :] <= at[:, None]) & (is_sink | (at[None, :] > at[:, None] - window))
+    return _weighted(torch.where(is_sink, far, near).masked_fill(~seen, float("-inf")), v, sinks)
 
 
 @paged_attention.set_cost

@@ -15,6 +15,7 @@ from ..backends.base import Backend
 from ..backends.registry import backend_for
 from ..driver import weight_dtype
 from ..engine.manifest import make_limits
+from ..eviction import read_eviction
 from ..frontend.load import load_graph
 from ..frontend.source.source import Source
 from ..graph.graph import Graph
@@ -39,9 +40,10 @@ class Planned:
 
 def plan_graph(source: Source, options: CompileOptions) -> tuple[Graph, tuple[str, ...]]:
     """The optimized graph of `source`, and which linears are left as stored. Raises what `compile_engine` raises."""
-    graph = load_graph(source, options.max_seq_len, task=options.task)
+    graph = load_graph(source, options.max_seq_len, task=options.task, policy=read_eviction(options.kv_policy))
     context = PassContext()
-    for phase in (pipelines.canonicalize(), _quantize(options, graph), pipelines.attention(), pipelines.fuse()):
+    attention = pipelines.attention(options.kv_policy)
+    for phase in (pipelines.canonicalize(), _quantize(options, graph), attention, pipelines.fuse()):
         run_passes(graph, phase, context)
     return graph, tuple(sorted({f"{r.node}: {r.reason}" for r in context.refusals if r.rule == "quantize"}))
 

@@ -53,6 +53,16 @@ class Record:
 
 
 @dataclass(frozen=True)
+class Cached:
+    """What a KV layer holds of a token, and of which tokens: the last `window`, or all (0), or those of a step
+    (WITHIN_STEP); with a window, also the `front` first ones of the sequence."""
+
+    layer: KVLayer
+    window: int
+    front: int = 0
+
+
+@dataclass(frozen=True)
 class Marks:
     """Where the parts of a program end, as numbers of records: those of a step, those and the draft heads' section, and
     those that an early exit shares with a step."""
@@ -73,7 +83,7 @@ class ProgramBuilder:
     records: list[Record] = field(default_factory=list)
     buffers: dict[str, VirtualBuffer] = field(default_factory=dict)
     weights: dict[str, WeightSource] = field(default_factory=dict)
-    kv_layers: dict[int, tuple[KVLayer, int]] = field(default_factory=dict)  # with its window, see Lowerer.cache
+    kv_layers: dict[int, Cached] = field(default_factory=dict)
 
     def buffer(self, shape: tuple[int, ...], dtype: str, rows: str) -> Placed:
         """A new contiguous buffer."""

@@ -9,6 +9,7 @@ from torch import fx
 
 from ...runtime.format.kv import KVLayer
 from ...runtime.format.program import LOGITS
+from ..eviction import ALL, read_eviction
 from ..graph.graph import type_of
 from ..ops import OPS
 from ..ops.body import Body
@@ -20,7 +21,11 @@ from .steps.linear import ExpertLinear, ExpertLinearQ, Linear, LinearQ
 from .steps.norm import AddLayerNorm, AddRmsNorm, LayerNorm, RmsNorm
 from .steps.rowwise import Bmm, Cumsum, Gather, Reduce, Scatter, Softmax, Topk
 
-MIXED = ("i4", "i2")  # caches whose vectors are mixed: the beginning of a key is no value then
+MIXED = (
+    "i4",
+    "i2",
+)  # caches whose vectors are mixed: where a value ends with MIXED_DIMS, keys may begin with it
+MIXED_DIMS = 64
 _ADD = Body.parse("t0 = add a0 a1")
 # the two halves of a rotated vector: x cos - other sin and x cos + other sin
 _TURNS = [Body.parse(f"t0 = mul a0 a2; t1 = mul a1 a3; t2 = {sign} t0 t1") for sign in ("sub", "add")]
@@ -253,17 +258,22 @@ def _begins(k: Placed, v: Placed) -> bool:
 
 
 def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
-    """Write rotated K and V into the pages, then attend: two steps, or one where the back end joins them."""
+    """Write rotated K and V into the pages, unless a layer before has, then attend: two steps, or one for both."""
     q, k = (low.dense(low.placed(n)) for n in node.args[:2])
     v = low.placed(node.args[2])
     kind = low.options.kv_dtype
-    shared = _begins(k, v) and node.args[6] is None and kind not in MIXED
+    shared = _begins(k, v) and node.args[6] is None and (kind not in MIXED or v.shape[1] % MIXED_DIMS == 0)
     v = v if shared else low.dense(v)
     q_cos, q_sin, k_cos, k_sin, sinks, alibi = (low.vector(a) for a in node.args[4:10])
-    layer, scale, window, chunk, softcap, style, ahead, bias = (*node.args[10:], *(0, None)[len(node.args) - 16 :])
+    given = (*node.args[10:], *(0, None, ALL)[len(node.args) - 16 :])
+    layer, scale, window, chunk, softcap, style, ahead, bias, policy = given
+    kept = read_eviction(str(policy))
+    if kept is not None:
+        window = kept["window"]
+    front = 0 if kept is None else kept["sinks"]
     cached = KVLayer(k.shape[0], k.shape[1], v.shape[1], shared=shared)
     layer = low.scratch_layer(cached) if ahead else low.kv_layer(int(layer))  # type: ignore[call-overload]
-    low.cache(layer, cached, WITHIN_STEP if ahead else int(window))  # type: ignore[call-overload]
+    low.cache(layer, cached, WITHIN_STEP if ahead else int(window), front)  # type: ignore[call-overload]
     kv = KVSpec(k.shape[0], k.shape[1], v.shape[1], kind, low.options.block_size, shared)
 
     def rotary(cos: Any) -> Rotary:
@@ -272,20 +282,21 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
         rows, width = type_of(cos).shape
         return Rotary(width, rows, style)  # type: ignore[arg-type]
 
-    write = KvWrite(
-        layer=layer, k=k.operand, v=None if shared else v.operand, cos=k_cos, sin=k_sin, kv=kv,
-        rotary=rotary(node.args[6]),
-    )  # fmt: skip
     new: dict[str, Any] = {}
-    if low.options.profile.joins:
-        new = {"new": NewKeys(write.k, write.v, k_cos, k_sin), "new_rotary": write.rotary}
-    else:
-        low.emit(write, node)
+    if ahead or low.first_of(layer):  # layers may read what another has written
+        write = KvWrite(
+            layer=layer, k=k.operand, v=None if shared else v.operand, cos=k_cos, sin=k_sin, kv=kv,
+            rotary=rotary(node.args[6]),
+        )  # fmt: skip
+        if low.options.profile.joins:
+            new = {"new": NewKeys(write.k, write.v, k_cos, k_sin), "new_rotary": write.rotary}
+        else:
+            low.emit(write, node)
     out = low.new(node)
     attend = Attention(
         rows=row_kind(out), layer=layer, q=q.operand, cos=q_cos, sin=q_sin, sinks=sinks, alibi=alibi, o=out.operand,
         kv=kv, rotary=rotary(node.args[4]), q_heads=q.shape[0], scale=float(scale), window=int(window),  # type: ignore[arg-type, call-overload]
-        chunk=int(chunk), softcap=float(softcap), ahead=int(ahead), bias=low.vector(bias),  # type: ignore[arg-type, call-overload]
+        front=front, chunk=int(chunk), softcap=float(softcap), ahead=int(ahead), bias=low.vector(bias),  # type: ignore[arg-type, call-overload]
         bias_width=0 if bias is None else type_of(bias).shape[1], **new,  # type: ignore[arg-type]
     )  # fmt: skip
     low.emit(attend, node)

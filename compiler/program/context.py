@@ -16,7 +16,7 @@ from ..errors import UnsupportedModel
 from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, TensorType, type_of
 from ..ops import OPS, op_of
 from ..ops.body import Body
-from .builder import ProgramBuilder, Record, WeightSource
+from .builder import Cached, ProgramBuilder, Record, WeightSource
 from .layout import Layout, Role, Stored
 from .placed import Placed, contiguous
 from .profile import Profile
@@ -62,6 +62,7 @@ class Lowerer:
         self.ends: dict[fx.Node, int] = {}  # how many records there were once a node was lowered
         self.current: fx.Node = graph.output
         self._kv_layers: dict[int | KVLayer, int] = {}
+        self._written: set[int] = set()
         self._quantized: dict[tuple[Operand, int, int], QuantizedRows] = {}
         self._in_output = _written_to_output(graph, graph.output)
         if graph.exit is not None:
@@ -147,15 +148,23 @@ class Lowerer:
         """The number of a graph's attention layer in the program: without gaps where passes removed one."""
         return self._kv_layers.setdefault(layer, len(self._kv_layers))
 
+    def first_of(self, layer: int) -> bool:
+        """Whether a KV layer is met for the first time."""
+        known = layer in self._written
+        self._written.add(layer)
+        return not known
+
     def scratch_layer(self, shape: KVLayer) -> int:
         """The number of the KV layer of attention that keeps nothing: one for all layers of the same shape."""
         return self._kv_layers.setdefault(shape, len(self._kv_layers))
 
-    def cache(self, layer: int, shape: KVLayer, window: int) -> None:
-        """What a KV layer holds of a token; `window` tokens are read of it, or all. Several may read it; WITHIN_STEP:
-        it is read in the step that writes it only."""
-        before = self.builder.kv_layers.get(layer, (shape, window))[1]
-        self.builder.kv_layers[layer] = shape, max(window, before) if window and before else 0
+    def cache(self, layer: int, shape: KVLayer, window: int, front: int = 0) -> None:
+        """What a KV layer holds of a token, and how much is read of it, see Cached; several may read it."""
+        before = self.builder.kv_layers.get(layer, Cached(shape, window, front))
+        both = window and before.window
+        self.builder.kv_layers[layer] = Cached(
+            shape, max(window, before.window) if both else 0, max(front, before.front) if both else 0
+        )
 
     # weights
 

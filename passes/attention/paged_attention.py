@@ -1,6 +1,8 @@
 """Attention becomes attention over the paged KV cache, with rotary embedding and the KV write fused into it.
 
 attention(rope(q, cos[p], sin[p]), rope(k, cos[p], sin[p]), v) -> paged_attention(q, k, v, p, cos, sin, cos, sin)
+
+Layers that read the same keys and values get one cache (cross-layer sharing: Brandon et al. 2024; Gemma 3n).
 """
 
 from __future__ import annotations
@@ -32,10 +34,16 @@ class PagedAttention(Pass):
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         counts: Counter[str] = Counter()
+        layers: dict[tuple[Any, ...], Any] = {}  # what a cache holds -> its number
         for node in [n for n in graph.nodes if n.target is ATTENTION]:
             with graph.fx.inserting_before(node):
-                fused = _rewrite(graph, node)
+                new, fused = _rewrite(graph, node)
             counts["paged-attention"] += 1
+            k, v, k_cos, k_sin, own, style = (new.args[i] for i in (1, 2, 6, 7, 10, 15))
+            number = layers.setdefault((k, v, k_cos, k_sin, style if k_cos is not None else None), own)
+            if number != own:
+                new.args = (*new.args[:10], number, *new.args[11:])
+                counts["shared-cache"] += 1
             if fused:
                 counts["fused-rope"] += fused
             elif _has_rope(node):
@@ -44,7 +52,8 @@ class PagedAttention(Pass):
         return PassResult(bool(counts), counts)
 
 
-def _rewrite(graph: Graph, node: fx.Node) -> int:
+def _rewrite(graph: Graph, node: fx.Node) -> tuple[fx.Node, int]:
+    """The new node, and how many rotations it takes in."""
     q, k, v, sinks, alibi, layer, scale, window, chunk, softcap, *sight = node.args
     positions = graph.input("positions")
     assert positions is not None and isinstance(q, fx.Node) and isinstance(k, fx.Node)
@@ -59,7 +68,7 @@ def _rewrite(graph: Graph, node: fx.Node) -> int:
         origin=node,
     )  # fmt: skip
     graph.replace(node, new)
-    return int(bool(q_tables)) + int(bool(k_tables))
+    return new, int(bool(q_tables)) + int(bool(k_tables))
 
 
 def _unrope(x: fx.Node, positions: fx.Node) -> tuple[fx.Node, Tables | None]:

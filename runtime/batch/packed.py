@@ -9,6 +9,7 @@ import numpy as np
 from ..format.batch import INPUTS, MOVES_MULTIPLE, BatchArray, BatchLimits
 from ..kv.sequence import slot_of
 from ..kv.state_group import state_places
+from .padding import StepSize
 from .scheduled import Draft, ScheduledBatch, ScheduledSequence
 
 DTYPES = {"i32": np.dtype(np.int32), "f32": np.dtype(np.float32)}
@@ -91,15 +92,20 @@ class PackedBatch:
         self.seq_starts[len(batch.sequences)] = token
         self.num_tokens, self.num_seqs, self.num_logit_rows = token, len(batch.sequences), row
 
-    def pad_decodes(self, count: int) -> None:
-        """Make a batch of decodes `count` sequences long: the added ones have no context, and their token no slot."""
-        have = self.num_seqs
-        self.token_ids[have:count] = 0
-        self.positions[have:count] = 0
-        self.slot_mapping[:, have:count] = -1
-        self.context_lens[have:count] = 0
-        self.seq_starts[have + 1 : count + 1] = range(have + 1, count + 1)
-        self.logit_rows[have:count] = range(have, count)
+    def pad(self, size: StepSize) -> None:
+        """Make a step as large as that. Added tokens have no slot, added sequences no context; added logit rows repeat
+        the last token. Of decodes each added sequence has a token, else the last has all that are added."""
+        tokens, seqs, rows = self.num_tokens, self.num_seqs, self.num_logit_rows
+        self.token_ids[tokens : size.tokens] = 0
+        self.positions[tokens : size.tokens] = 0
+        self.slot_mapping[:, tokens : size.tokens] = -1
+        self.context_lens[seqs : size.seqs] = 0
+        if size.seqs > seqs:
+            even = size.tokens - tokens == size.seqs - seqs
+            self.seq_starts[seqs + 1 : size.seqs] = range(tokens + 1, size.tokens) if even else tokens
+            self.seq_starts[size.seqs] = size.tokens
+        self.logit_rows[rows : size.rows] = tokens - 1
+        self.num_tokens, self.num_seqs, self.num_logit_rows = size
 
     def pad_moves(self) -> None:
         """Make their number a multiple, so that few numbers come: the last is made again, which changes nothing."""

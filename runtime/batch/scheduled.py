@@ -134,6 +134,15 @@ class ScheduledBatch:
     def num_logit_rows(self) -> int:
         return sum(sequence.num_logits for sequence in self.sequences)
 
+    def last_rows(self) -> dict[int, int]:
+        """The number of the last logit row of each request that has any."""
+        found, row = {}, -1
+        for sequence in self.sequences:
+            row += sequence.num_logits
+            if sequence.num_logits:
+                found[sequence.request_id] = row
+        return found
+
 
 class Verdict(Enum):
     """What follows from a step's logits for one request."""

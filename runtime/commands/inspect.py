@@ -47,6 +47,7 @@ def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
             "max_batch_size": limits.max_batch_size,
             "max_step_tokens": limits.max_step_tokens,
         },
+        **({} if manifest.eviction is None else {"eviction": msgspec.to_builtins(manifest.eviction)}),
         "kv_cache": _kv_facts(program.kv, limits),
         "arena_bytes": program.arena_bytes_per_token * limits.max_step_tokens,
         "weights_bytes": dict(sorted(weights.items())),
@@ -88,7 +89,8 @@ def _kept(group: KVGroup) -> str:
     """What of a sequence a group keeps."""
     if group.holds_states:
         return f"the state, and {group.size} checkpoints per sequence"
-    return group.keeps if group.keeps == "all" else f"{group.keeps} of {group.size}"
+    front = f" and {group.front} in front (lossy)" if group.front else ""
+    return group.keeps if group.keeps == "all" else f"{group.keeps} of {group.size}{front}"
 
 
 def _embedding_facts(manifest: Manifest) -> dict[str, object]:

@@ -19,7 +19,7 @@ from ..format.batch import CPU_INPUTS, GPU_INPUTS
 from ..format.files import EngineFiles
 from ..format.footprint import LOGITS_BYTES, batch_limits, footprint
 from ..format.isa import cpu_flags, select_library
-from ..format.kv import KVMemory
+from ..format.kv import KVGroup, KVMemory
 from ..format.load import decode_program, read_manifest
 from ..format.manifest import Limits, Manifest
 from ..format.program import Program
@@ -142,7 +142,7 @@ def _groups(program: Program, manifest: Manifest, load: Limits) -> list[dict[str
     counts = program.kv.blocks_needed(load, load.max_batch_size)
     for group, count in zip(program.kv.groups, counts, strict=True):
         size = group.block_bytes()
-        facts: dict[str, object] = {"keeps": group.keeps + (f" {group.size}" if group.keeps == "window" else "")}
+        facts: dict[str, object] = {"keeps": group.keeps + _sizes(group)}
         facts |= {"layers": len(group.layers), "dtype": group.dtype}
         if group.holds_states:
             checkpoints = min(group.size * load.max_batch_size, count)
@@ -153,6 +153,13 @@ def _groups(program: Program, manifest: Manifest, load: Limits) -> list[dict[str
             facts |= {"blocks": count, "block_tokens": group.block_size, "block_bytes": size, "bytes": count * size}
         groups.append(facts)
     return groups
+
+
+def _sizes(group: KVGroup) -> str:
+    """The sizes of what a group keeps, where it has any."""
+    if group.keeps == "streaming":
+        return f" {group.front} + {group.size} (lossy)"
+    return f" {group.size}" if group.keeps == "window" else ""
 
 
 def _process_bytes(root: Path) -> tuple[int | None, str]:

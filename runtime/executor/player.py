@@ -8,6 +8,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from ..batch.packed import PackedBatch
+from ..batch.padding import StepSize, padded_size
 from ..batch.scheduled import ScheduledBatch
 from ..errors import UsageError
 from ..format.batch import SAMPLED
@@ -33,8 +34,8 @@ D = TypeVar("D", bound=Device)
 class Player(Generic[D]):
     """An executor (executor/base.py): packs batches, picks phases, and puts on the device's queue what a step needs.
 
-    With a plan, a step of decodes is padded to the size of its phase, so that few sizes come and a device can prepare
-    for them, and the device samples (samples: whether it does). Otherwise the device gets a step as it is.
+    With a plan, steps are padded (batch/padding.py), so that few sizes come and a device can prepare for them, and the
+    device samples (samples: whether it does). Otherwise the device gets a step as it is.
     """
 
     def __init__(self, device: D) -> None:
@@ -142,15 +143,15 @@ class Player(Generic[D]):
 
     def _work(self, packed: PackedBatch, greedy: bool) -> Work:
         """A packed step, padded where there is a plan."""
-        tokens, seqs, rows, phase = packed.num_tokens, packed.num_seqs, packed.num_logit_rows, None
+        phase = None
         if self.device.plan is not None:
-            phase = self.device.plan.phase(tokens, seqs)
-            if phase.decode and rows == seqs and not packed.num_moves:
-                fill_rows(packed.arrays, rows, [None] * (phase.max_tokens - rows))
-                packed.pad_decodes(phase.max_tokens)
-                tokens = seqs = rows = phase.max_tokens
+            have = StepSize(packed.num_tokens, packed.num_seqs, packed.num_logit_rows)
+            phase = self.device.plan.phase(have.tokens, have.seqs)
+            size = padded_size(phase, have, self.device.limits)
+            fill_rows(packed.arrays, have.rows, [None] * (size.rows - have.rows))
+            packed.pad(size)
             packed.pad_moves()
-        sizes = self._sizes(tokens, seqs, rows, packed.num_moves)
+        sizes = self._sizes(packed.num_tokens, packed.num_seqs, packed.num_logit_rows, packed.num_moves)
         return Work(sizes, phase, trees=packed.has_trees, greedy=greedy)
 
     def _sizes(self, tokens: int, seqs: int, rows: int, moves: int = 0) -> Mapping[str, int]:

@@ -49,8 +49,8 @@ class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 class KVGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Layers that share block tables: blocks of `block_size` tokens, `dtype` one of KV_DTYPES.
 
-    keeps: the name of a CachePolicy, "all", "window", "step" or "state", that is made of `size`. layers: by the number
-    that the steps of the program know them by.
+    keeps: the name of a CachePolicy, "all", "window", "streaming", "step" or "state", that is made of `size`, and of
+    the tokens at the `front` where it keeps any. layers: by the number that the steps of the program know them by.
     """
 
     block_size: int
@@ -58,11 +58,12 @@ class KVGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     layers: dict[int, KVLayer]
     keeps: str = "all"
     size: int = 0
+    front: int = 0
 
     @property
     def policy(self) -> CachePolicy:
         """Which positions of a sequence its blocks are kept for; KeyError if the policy is not known."""
-        return POLICIES[self.keeps](self.size)
+        return POLICIES[self.keeps](self.size, *((self.front,) if self.front else ()))
 
     def layer_bytes(self, number: int) -> int:
         """Bytes of one block in one layer."""

@@ -184,7 +184,8 @@ def _check_group(group: KVGroup) -> None:
             f"the engine's KV cache is of type {group.dtype!r}, this runtime has {', '.join(KV_DTYPES)}",
             "compile the model again with this version of icc",
         )
-    if group.keeps not in POLICIES or group.size < (group.keeps == "window"):
+    windowed, fronted = group.keeps in ("window", "streaming"), group.keeps == "streaming"
+    if group.keeps not in POLICIES or group.size < windowed or (group.front > 0) != fronted:
         raise KVLayoutError(
             f"the engine's KV cache keeps {group.keeps!r} of size {group.size}, this runtime has {', '.join(POLICIES)}",
             "compile the model again with this version of icc",

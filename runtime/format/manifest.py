@@ -123,6 +123,16 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     token_types: int = 0
 
 
+class EvictionFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The KV cache does not keep all that the model reads: `policy` as --kv-policy has it, the most `tokens` of a
+    sequence that it holds in these layers, and what is lost by that, in words."""
+
+    policy: str
+    tokens: int
+    loses: str
+    lossy: bool = True
+
+
 class GateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the engine, kernels included, loses against the model that it was made of, measured when it was compiled.
 
@@ -158,6 +168,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     gpu: GpuFacts | None = None
     embedding: EmbeddingFacts | None = None  # of an engine that embeds; None of one that generates
     gate: GateFacts | None = None  # None where no --gate was given
+    eviction: EvictionFacts | None = None  # None where nothing that is read is given up
     canaries_file: str | None = None  # see canaries.py; None where the engine has none
     kernel_abi: int = 0  # see KERNEL_ABI; 0 where it was not stated yet
     digest: str = ""  # seals this file itself, see engine/digest.py; "" if it is not sealed

@@ -223,4 +223,6 @@ class Group:
             assert len(table) >= self.blocks_for(sequence.num_computed_tokens)
             kept = list(self.numbers(sequence.num_computed_tokens))
             assert all(table.blocks[number] != NO_BLOCK for number in kept), "a block is gone that is still read"
-            assert sum(1 for _ in table.held()) <= self.most_blocks(sequence.num_tokens), "more blocks than it may have"
+            chunk = max(sequence.num_scheduled_tokens - 1, 0)  # of a step under way: what it reads is still there
+            most = self.most_blocks(sequence.num_tokens) + self.blocks_for(chunk)
+            assert sum(1 for _ in table.held()) <= most, "more blocks than it may have"

@@ -60,6 +60,24 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class Streaming:
+    """A token reads the first `sinks` tokens and the last `size`, itself among them (StreamingLLM: Xiao et al. 2023)"""
+
+    size: int
+    sinks: int
+
+    def kept(self, position: int) -> Sequence[range]:
+        first = max(position - self.size + 1, 0)
+        if first <= self.sinks:
+            return (range(position),) if position else ()
+        return tuple(part for part in (range(self.sinks), range(first, position)) if part)
+
+    def most_blocks(self, length: int, block_size: int) -> int:
+        sinks, across = -(-self.sinks // block_size), (self.size + block_size - 2) // block_size + 1
+        return min(-(-length // block_size), sinks + across)
+
+
+@dataclass(frozen=True, slots=True)
 class Latest:
     """A token reads only what the one before it left behind: a recurrent state, of which each block holds one.
 
@@ -76,10 +94,11 @@ class Latest:
         return min(-(-length // block_size), 3)  # what is read, and what the last two blocks of a chunk are left with
 
 
-# What an engine's program can ask for, by name; made of the size that stands beside it.
-POLICIES: dict[str, Callable[[int], CachePolicy]] = {
+# What an engine's program can ask for, by name; made of the sizes that stand beside it.
+POLICIES: dict[str, Callable[..., CachePolicy]] = {
     "all": lambda size: KeepAll(),
     "window": Window,
+    "streaming": Streaming,
     "step": lambda size: WithinStep(),
     "state": Latest,
 }

@@ -86,6 +86,7 @@ class CachedSequence:
     salt: bytes = b""
     use_cache: bool = True  # whether it takes what others have computed
     num_computed_tokens: int = 0
+    num_scheduled_tokens: int = 0  # behind those, in the step under way
     num_saved_tokens: int = 0
     tables: tuple[BlockTable, ...] = ()
     _keys: dict[int, list[BlockKey]] = field(default_factory=dict)  # by block size, as far as asked for

@@ -160,7 +160,7 @@ class EngineLoop:
             self.requests.update(())
             return None
         self.last_step_tokens = flight.batch.num_tokens
-        ahead = self.scheduler.schedule_ahead() if flight.on_device and self._may_run_ahead(flight) else None
+        ahead = self.requests.schedule_ahead() if flight.on_device and self._may_run_ahead(flight) else None
         following = None if ahead is None else self._start(ahead)
         result = self._stepper.finish(flight, self.requests.live)
         self._flight = following
@@ -203,7 +203,8 @@ class EngineLoop:
         """Guesses for the next step need this one's tokens; without them, it can be started already."""
         if self.requests.trial.running:
             return False
-        return self._ask(lambda speculator: speculator.idle([s.request_id for s in flight.batch.sequences]), True)
+        decoding = [s.request_id for s in flight.batch.sequences if s.num_logits]
+        return not decoding or self._ask(lambda speculator: speculator.idle(decoding), True)
 
     def _ask(self, question: Callable[[Speculator], T], otherwise: T) -> T:
         """What the speculator says. One that fails is not asked again: it changes no token, so that nobody needs to

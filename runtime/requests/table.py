@@ -133,13 +133,23 @@ class RequestTable:
         batch = self.scheduler.schedule(drafts)
         for request_id in self.scheduler.take_preempted():
             self.live[request_id].preempt()
+        self._run(batch)
+        return batch
+
+    def schedule_ahead(self) -> ScheduledBatch | None:
+        """The step after the one under way, if that can be; see `Scheduler.schedule_ahead`."""
+        batch = self.scheduler.schedule_ahead()
+        if batch is not None:
+            self._run(batch)
+        return batch
+
+    def _run(self, batch: ScheduledBatch) -> None:
         for sequence in batch.sequences:
             request = self.live[sequence.request_id]
             if request.state is State.WAITING:
                 request.run(sequence.start)
             if sequence.draft is not None:
                 request.guess()
-        return batch
 
     def update(self, outcomes: Sequence[StepOutcome]) -> tuple[dict[int, str], Exception | None]:
         """Account for a step: why requests end by it, and what the scheduler failed of, if it did; what was sampled is

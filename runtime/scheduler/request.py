@@ -47,7 +47,6 @@ class Request(CachedSequence):
     spec: RequestSpec
     arrival: int
     start: int = 0  # tag of fair queueing
-    num_scheduled_tokens: int = 0  # in the step under way
     num_ahead_tokens: int = 0  # in the step after it, where that was scheduled already
     draft: Draft | None = None  # verified in the step under way
     num_preemptions: int = 0
@@ -65,6 +64,21 @@ class Request(CachedSequence):
     def num_remaining(self) -> int:
         """Tokens to compute before the next one can be sampled."""
         return len(self.tokens) - self.num_computed_tokens
+
+    @property
+    def num_started_tokens(self) -> int:
+        """Tokens that are computed, or will be by the step under way."""
+        return self.num_computed_tokens + self.num_scheduled_tokens
+
+    @property
+    def num_unscheduled(self) -> int:
+        """Known tokens that no step has computed or is about to."""
+        return len(self.tokens) - self.num_computed_tokens - self.num_scheduled_tokens
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the step under way is its last, whatever it samples."""
+        return not self.num_unscheduled and self.num_new_tokens + 1 >= self.spec.max_new_tokens
 
     @property
     def num_new_tokens(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..batch.scheduled import Draft, Finished, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict, pending_token
+from ..batch.scheduled import Draft, Finished, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict
 from ..errors import CapacityError, RequestError
 from ..kv.cache import KVCache, Prefix
 from .config import SchedulerConfig
@@ -95,13 +95,13 @@ class Scheduler:
         preempted or kept waiting for blocks, and none runs less of its own tokens, because of another's guesses.
         """
         assert not self._steps, "schedule() called twice without update()"
-        step = Step(self.config.max_step_tokens, self.config.max_logit_rows, self.kv.whole)
+        step = self._new_step()
         preempted = self._schedule_decodes(step, drafts or {})
         for request in self._running:
             if request.num_scheduled_tokens == 0:
                 self._take(step, request)
         if not preempted:  # whoever lost blocks in this step must not take them back in the same step
-            self._admit_waiting(step)
+            self._admit_waiting(step, self.config.max_batch_size - len(self._running))
         return self._begin(step.sequences)
 
     @property
@@ -112,27 +112,31 @@ class Scheduler:
     def schedule_ahead(self) -> ScheduledBatch | None:
         """The step after the one under way, before its tokens are known; None where that depends on them.
 
-        A device can then go on while the host looks at what it sampled. Only where all that runs decodes, nobody can
-        be let in and no blocks are missing. Sequences begin with `pending_token`s; those that the outcomes turn out to
-        end run in vain, into blocks that no later step reads before it has written them.
+        A device can then go on while the host looks at what it sampled. Requests that decode begin with a
+        `pending_token`, prompts go on behind their chunks, and waiting requests are let in. None where somebody
+        verifies guesses, or blocks are missing: who loses its own then may be about to end. What the outcomes turn out
+        to end runs in vain, into blocks that no later step reads before it has written them.
         """
         assert self._steps, "schedule_ahead() without schedule()"
-        can_admit = self._waiting and len(self._running) < self.config.max_batch_size
-        decoding = all(r.num_scheduled_tokens == r.num_remaining and not r.spec.all_logits for r in self._running)
-        drafting = any(request.draft is not None for request in self._running)
-        if len(self._steps) > 1 or can_admit or not decoding or drafting:
+        if len(self._steps) > 1 or any(request.draft is not None for request in self._running):
             return None
-        going_on = [r for r in self._running if r.num_new_tokens + 1 < r.spec.max_new_tokens]
-        if not going_on or not self.kv.can_grow([(request, request.num_tokens + 1) for request in going_on]):
+        going_on = [request for request in self._running if not request.is_ending]
+        if not self.kv.can_grow([(request, request.num_started_tokens + 1) for request in going_on]):
             return None
-        rows = {sequence.request_id: row for row, sequence in enumerate(self._steps[0].sequences)}
-        sequences = []
+        step = self._new_step(ahead=True)
+        rows = self._steps[0].last_rows()
+        unfinished: list[Request] = []
         for request in going_on:
-            self.kv.grow(request, request.num_tokens + 1)
-            request.num_ahead_tokens = 1
-            token, tables = pending_token(rows[request.id]), request.frozen_tables()
-            sequences.append(ScheduledSequence(request.id, (token,), request.num_tokens, tables, 1))
-        return self._begin(sequences)
+            if request.num_unscheduled:
+                unfinished.append(request)
+            else:
+                self.kv.grow(request, request.num_tokens + 1)
+                step.add_pending(request, rows[request.id])
+        unfinished.sort(key=lambda request: request.num_unscheduled > 1)  # as each request can run one token
+        for request in unfinished:
+            self._take(step, request)
+        self._admit_waiting(step, self.config.max_batch_size - len(going_on))
+        return self._begin(step.sequences) if step.sequences else None
 
     def update(self, outcomes: Iterable[StepOutcome]) -> list[Finished]:
         """Account for the oldest step that was scheduled: one outcome per sequence that wanted logits.
@@ -187,6 +191,9 @@ class Scheduler:
             assert queue == sorted(queue, key=lambda item: item.rank), "order of rank"
 
     # -- parts of a step ---------------------------------------------------------------------------------------------
+
+    def _new_step(self, ahead: bool = False) -> Step:
+        return Step(self.config.max_step_tokens, self.config.max_logit_rows, self.kv.whole, ahead)
 
     def _begin(self, sequences: Sequence[ScheduledSequence]) -> ScheduledBatch:
         """A step of these, with all that is due before it. Without any it is not run, and all stays due."""
@@ -244,13 +251,15 @@ class Scheduler:
 
     def _take(self, step: Step, request: Request) -> None:
         """Put a chunk of an unfinished prefill into the step, as far as there are blocks for it."""
-        count = min(step.chunk(request), self.kv.room(request) - request.num_computed_tokens)
-        self.kv.grow(request, request.num_computed_tokens + count)
-        step.add(request, count)
+        count = min(step.chunk(request), self.kv.room(request) - request.num_started_tokens)
+        if count > 0:
+            self.kv.grow(request, request.num_started_tokens + count)
+            step.add(request, count)
 
-    def _admit_waiting(self, step: Step) -> None:
-        """Let waiting requests in, strictly in order of rank: a big one is not overtaken for ever by small ones."""
-        while self._waiting and len(self._running) < self.config.max_batch_size and step.has_room():
+    def _admit_waiting(self, step: Step, places: int) -> None:
+        """Let waiting requests in where there are places, strictly in order of rank: a big one is not overtaken for
+        ever by small ones."""
+        while self._waiting and places > 0 and step.has_room():
             request = self._waiting[0]
             cached = self.kv.cached_length(request)
             if self.kv.is_being_computed(request, cached):
@@ -261,6 +270,7 @@ class Scheduler:
             del self._waiting[0]
             self._admit(request, prefix)
             self._take(step, request)
+            places -= 1
 
     def _can_admit(self, request: Request, prefix: Prefix) -> bool:
         if request.num_preemptions >= PATIENCE:

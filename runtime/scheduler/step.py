@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ..batch.scheduled import ScheduledSequence
+from ..batch.scheduled import ScheduledSequence, pending_token
 from .request import Request
 
 
 class Step:
     """The step under construction and what is left of its budgets."""
 
-    def __init__(self, tokens: int, logit_rows: int, whole: bool = False) -> None:
-        """whole: a request runs all of its tokens in one step, or none."""
-        self._whole = whole
+    def __init__(self, tokens: int, logit_rows: int, whole: bool = False, ahead: bool = False) -> None:
+        """whole: a request runs all of its tokens in one step, or none. ahead: another step is under way."""
+        self._whole, self._ahead = whole, ahead
         self.tokens = tokens
         self.logit_rows = logit_rows
         self.sequences: list[ScheduledSequence] = []
@@ -23,21 +23,24 @@ class Step:
         """How many of the request's remaining tokens the budgets allow; perhaps none."""
         if not self.has_room():
             return 0
-        count = min(request.num_remaining, self.tokens)
+        count = min(request.num_unscheduled, self.tokens)
         count = min(count, self.logit_rows) if request.spec.all_logits else count
-        return 0 if self._whole and count < request.num_remaining else count
+        return 0 if self._whole and count < request.num_unscheduled else count
 
     def add(self, request: Request, count: int) -> None:
         """Schedule `count` of its remaining tokens, no more than `chunk` allows, and its draft. Its tables must be long
         enough for them."""
         if count <= 0:
             return
-        start = request.num_computed_tokens
+        start = request.num_started_tokens
         if request.spec.all_logits:
             num_logits = count
         else:
-            num_logits = int(count == request.num_remaining)
-        request.num_scheduled_tokens = count
+            num_logits = int(count == request.num_unscheduled)
+        if self._ahead:
+            request.num_ahead_tokens = count
+        else:
+            request.num_scheduled_tokens = count
         self.tokens -= count
         self.logit_rows -= num_logits
         token_ids = tuple(request.tokens[start : start + count])
@@ -51,3 +54,11 @@ class Step:
                 request.id, token_ids, start, request.frozen_tables(), num_logits, request.draft, request.spec.first_row
             )
         )
+
+    def add_pending(self, request: Request, row: int) -> None:
+        """Schedule the token that the step under way samples from its logit row `row`."""
+        request.num_ahead_tokens = 1
+        self.tokens -= 1
+        self.logit_rows -= 1
+        token, tables = pending_token(row), request.frozen_tables()
+        self.sequences.append(ScheduledSequence(request.id, (token,), request.num_tokens, tables, 1))

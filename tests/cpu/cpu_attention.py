@@ -28,6 +28,7 @@ class Shape:
     rotary_dim: int = 0
     rope_style: str = "half"
     window: int = 0
+    front: int = 0
     chunk: int = 0
     softcap: float = 0.0
     sinks: bool = False
@@ -45,6 +46,8 @@ SHAPES = (
     Shape(4, 4, 8, 8, alibi=True),
     Shape(4, 2, 9, 11),
     Shape(6, 1, 88, 64, window=100, shared=True),
+    Shape(6, 2, 24, 16, 8, "interleaved", window=37, front=19, sinks=True),
+    Shape(4, 4, 8, 8, window=20, front=70, alibi=True),
 )
 
 
@@ -82,8 +85,8 @@ def build_model(dtype: str, block_size: int, shapes: tuple[Shape, ...] = SHAPES)
         b.step(KvWrite(layer=i, k=k, v=None if s.shared else v, kv=cache, rotary=turn, **tables))
         attend = Attention(
             layer=i, q=qkv, o=out, kv=cache, rotary=turn, q_heads=s.q_heads, scale=s.key_dim**-0.5, window=s.window,
-            chunk=s.chunk, softcap=s.softcap, sinks=extra if s.sinks else None, alibi=extra if s.alibi else None,
-            **tables,
+            front=s.front, chunk=s.chunk, softcap=s.softcap, sinks=extra if s.sinks else None,
+            alibi=extra if s.alibi else None, **tables,
         )  # fmt: skip
         b.step(attend)
     return model

@@ -16,7 +16,7 @@ from sizes import SOAK, soak
 pytestmark = pytest.mark.slow
 
 CODED = ("f8", "i4", "i2")
-SHARED = SHAPES[8:]
+SHARED = SHAPES[8:10]
 FEWER = (SHAPES[4], SHAPES[7], *SHARED)  # several blocks that are mixed, and widths of no whole byte
 ISAS = [isa.name for isa in host_isas()]
 
@@ -36,23 +36,29 @@ def reference(model: Model, layer: int, qkv: np.ndarray) -> np.ndarray:
     s, t = model.shapes[layer], len(qkv)
     q, k, v = np.split(qkv.astype(np.float64), [s.q_heads * s.key_dim, (s.q_heads + s.kv_heads) * s.key_dim], axis=1)
     q, k, v = q.reshape(t, s.q_heads, -1), k.reshape(t, s.kv_heads, -1), v.reshape(t, -1 if v.size else 0, s.value_dim)
+    i, j = np.arange(t)[:, None], np.arange(t)[None]
+    based = np.minimum(i, s.front + s.window - 1) if s.front else i
+    far = q
     if s.rotary_dim:
-        q, k = (rotate(x, model.cos[layer][:t], model.sin[layer][:t], s.rope_style) for x in (q, k))
+        cos, sin = model.cos[layer], model.sin[layer]
+        far = rotate(q, cos[based[:, 0]], sin[based[:, 0]], s.rope_style)
+        q, k = (rotate(x, cos[:t], sin[:t], s.rope_style) for x in (q, k))
     dtype = model.builder.kv_dtype
     if dtype in CODED:
         k, v = stored(k, dtype), v if s.shared else stored(v, dtype)
     if s.shared:
         v = k[..., : s.value_dim]
     group = s.q_heads // s.kv_heads
-    q, k, v = (x.transpose(1, 0, 2) for x in (q, np.repeat(k, group, 1), np.repeat(v, group, 1)))
-    scores = q @ k.transpose(0, 2, 1) * s.key_dim**-0.5
-    i, j = np.arange(t)[:, None], np.arange(t)[None]
+    q, far, k, v = (x.transpose(1, 0, 2) for x in (q, far, np.repeat(k, group, 1), np.repeat(v, group, 1)))
+    scores = np.where(j < s.front, far @ k.transpose(0, 2, 1), q @ k.transpose(0, 2, 1)) * s.key_dim**-0.5
     if s.softcap:
         scores = s.softcap * np.tanh(scores / s.softcap)
     if s.alibi:
-        scores = scores + model.extra[layer][:, None, None] * (j - i)
+        scores = scores + model.extra[layer][:, None, None] * (j - np.where(j < s.front, based, i))
     visible = (
-        (j <= i) & ((j > i - s.window) if s.window else True) & ((j // s.chunk == i // s.chunk) if s.chunk else True)
+        (j <= i)
+        & ((j > i - s.window) | (j < s.front) if s.window else True)
+        & ((j // s.chunk == i // s.chunk) if s.chunk else True)
     )
     scores = np.where(visible, scores, -np.inf)
     peak = scores.max(-1, keepdims=True)
@@ -70,15 +76,8 @@ def reference(model: Model, layer: int, qkv: np.ndarray) -> np.ndarray:
 )
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, dict[str, Path]]:
     dtype, size = request.param
-    packed = dtype in ("i4", "i2")  # which share nothing: what they hold is mixed
-    some = (
-        FEWER[: 2 if packed else 3]
-        if dtype in CODED
-        else SHAPES
-        if dtype == "f32"
-        else (*SHAPES[: 4 if dtype == "i8" else 2], *SHARED)
-    )
-    model = build_model(dtype, size, (SHAPES[:8] if packed else SHAPES) if SOAK else some)
+    some = FEWER if dtype in CODED else SHAPES if dtype == "f32" else (*SHAPES[: 4 if dtype == "i8" else 2], *SHARED)
+    model = build_model(dtype, size, SHAPES if SOAK else some)
     folder = tmp_path_factory.mktemp("attention") / "kernels"
     isas = host_isas() if request.param[0] == "f32" else host_isas()[::2]
     libraries = build_libraries(model.builder.program(), folder, isas, optimize="-O1")

@@ -16,6 +16,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "formats"))
 from gguf_models import write_model
 from icc.compiler.console import given_formats
+from icc.compiler.targets import TARGETS
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 TOKENS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", *LETTERS, "Ġ", "Ċ", "th", "the", "Ġthe"]
@@ -81,7 +82,7 @@ def test_text_goes_in_and_out(engine: Path) -> None:
 def test_the_report_names_what_was_kept(engine: Path) -> None:
     given = json.loads((engine / "report.json").read_text())["given"]
     assert given == {"iq3_s": 1, "q4_k": 12, "q6_k": 1}
-    words = given_formats(given)
+    words = given_formats(given, TARGETS["cpu"])
     assert "iq3_s 1 (re-encoded without loss: 4.31 bits per weight instead of 3.44)" in words and "q4_k 12," in words
 
 

@@ -15,9 +15,11 @@ from icc.compiler.backends.cpu.isa import host_isas
 from icc.compiler.backends.cpu.layouts.registry import LAYOUTS as CPU_LAYOUTS
 from icc.compiler.backends.triton.layouts.registry import LAYOUTS as TRITON_LAYOUTS
 from icc.compiler.backends.triton.spec import Shape
+from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.graph.parser import parse_graph
+from icc.compiler.targets import TARGETS
 from icc.compiler.weights.formats.base import Parts
 from icc.compiler.weights.formats.float8 import Float8
 from icc.compiler.weights.formats.registry import find_format
@@ -110,6 +112,7 @@ TILINGS = [
 @pytest.mark.parametrize("tiling", TILINGS, ids=["decode", "tile"])
 @pytest.mark.parametrize(("kind", "group", "k"), [("bf16", 0, 200), ("bf16", 64, 200), ("f16", 128, 384)])
 def test_on_matrix_units(kind: str, group: int, k: int, tiling: dict[str, int]) -> None:
+    """Of GPUs that have no instructions for them, as 16-bit values; of others see triton/test_w8a8.py."""
     torch.manual_seed(0)
     form, n, count = Float8(group), 33, 5 if tiling["decode"] else 17
     parts = random_parts(form, n, k)
@@ -120,7 +123,7 @@ def test_on_matrix_units(kind: str, group: int, k: int, tiling: dict[str, int]) 
     kernel = make_kernel(
         "linear_q", k=k, n=n, strides={"x": k + 8}, types=(kind, "u8", "f32", kind), stored=form.name
     )  # fmt: skip
-    tuner = products.Forced({**tiling, "k": layout.group})
+    tuner = products.Forced({**tiling, "k": layout.group}, "a100")
     run_kernel(
         kernel, [x, packed, bias], [y], shape=Shape(count, bool(tiling["decode"])), sizes={"num_tokens": count},
         tuner=tuner,
@@ -136,7 +139,7 @@ def test_in_float32(kind: str, group: int) -> None:
     packed = TRITON_LAYOUTS.find(form, "product").pack({name: value.numpy() for name, value in parts.items()})
     x, y = products.rows(3, k, k, kind), torch.full((3, n), torch.nan, dtype=products.DTYPES[kind])
     kernel = make_kernel("linear_q", k=k, n=n, types=(kind, "u8", "", kind), stored=form.name)
-    run_kernel(kernel, [x, torch.from_numpy(packed), None], [y], shape=Shape(4, True))
+    run_kernel(kernel, [x, torch.from_numpy(packed), None], [y], shape=Shape(4, True), tuner=Tuner(TARGETS["a100"]))
     products.check(y, x.double() @ form.decode(parts).double().T, kind)
 
 

@@ -78,6 +78,7 @@ def of_modelopt(weight: Tensor, shape: tuple[int, ...]) -> tuple[Stored, Tensor]
 
 COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"]}
 GROUP = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}
+ROUNDED = GROUP | {"input_activations": {"num_bits": 8, "type": "float", "dynamic": True}}
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head*"]}
 CASES: dict[str, tuple[Any, dict[str, Any], str]] = {
     "hf-block": (
@@ -89,10 +90,10 @@ CASES: dict[str, tuple[Any, dict[str, Any], str]] = {
         lambda w: of_compressed_tensors(w, "channel"),
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}, "e4m3",
     ),
-    "ct-tensor": (lambda w: of_compressed_tensors(w, "tensor"), COMPRESSED | {"config_groups": {"a": GROUP}}, "e4m3"),
+    "ct-tensor": (lambda w: of_compressed_tensors(w, "tensor"), COMPRESSED | {"config_groups": {"a": ROUNDED}}, "e4m3"),
     "ct-block": (
         lambda w: of_compressed_tensors(w, "block", [16, 16]), COMPRESSED | {"config_groups": {"a": GROUP}},
-        "e4m3_kg16",
+        "e4m3w_kg16",
     ),
     "modelopt": (lambda w: of_modelopt(w, ()), MODELOPT, "e4m3"),
     "modelopt-channel": (
@@ -101,7 +102,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str]] = {
     "modelopt-block": (
         lambda w: of_modelopt(w, (len(w) // 32, 1, w.shape[1] // 32, 1)),
         {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8_PB_WO", "exclude_modules": ["lm_head"]}},
-        "e4m3_kg32",
+        "e4m3w_kg32",
     ),
 }  # fmt: skip
 

@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 import torch
 from icc.compiler.errors import UnsupportedModel
-from icc.compiler.frontend.export import experts
+from icc.compiler.frontend.export import experts, lightning
 from icc.compiler.frontend.mask_spec import AllVisible, MaskSpec, MaskUsed, longest_sequence
 from torch import Tensor, nn
-from transformers import Llama4TextConfig, LongcatFlashConfig
+from transformers import JetMoeConfig, Llama4TextConfig, LongcatFlashConfig, MiniMaxConfig
 from transformers.models.dbrx.configuration_dbrx import DbrxFFNConfig
 from transformers.models.dbrx.modeling_dbrx import DbrxExperts
+from transformers.models.jetmoe.modeling_jetmoe import JetMoeMoA, JetMoeMoE
 from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 from transformers.models.longcat_flash.modeling_longcat_flash import LongcatFlashExperts
+from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
 
 def longcat() -> nn.Module:
@@ -38,7 +40,15 @@ def llama4() -> nn.Module:
     return Llama4TextMoe(Llama4TextConfig(**sizes))
 
 
-@pytest.mark.parametrize("make", [longcat, dbrx, llama4])
+def jetmoe() -> nn.Module:
+    return JetMoeMoE(JetMoeConfig())
+
+
+def jetmoe_queries() -> nn.Module:
+    return JetMoeMoA(JetMoeConfig())
+
+
+@pytest.mark.parametrize("make", [longcat, dbrx, llama4, jetmoe, jetmoe_queries])
 def test_large_experts_are_recognised_without_their_weights(make: Any) -> None:
     with torch.device("meta"):
         module = make()
@@ -74,6 +84,28 @@ def test_other_modules_are_left_alone() -> None:
 
     assert experts._form_of(Picks()) is None
     assert experts._form_of(nn.Linear(2, 2)) is None
+
+
+class Undecayed(MiniMaxLightningAttention):
+    """The same but for the state, which two blocks do not share."""
+
+    def decay_factors(self, slope_rate: Tensor) -> Any:
+        query, key, diagonal = super().decay_factors(slope_rate)
+        return query * 0, key, diagonal
+
+
+def test_attention_in_blocks_of_tokens_is_known_by_what_it_computes() -> None:
+    config = MiniMaxConfig(num_hidden_layers=3, layer_types=["linear_attention"] * 3)
+    with torch.device("meta"):
+        module, other = MiniMaxLightningAttention(config, 1), Undecayed(config, 1)
+    assert lightning._same(module) and not lightning._same(other)
+    assert module.qkv_proj.weight.device.type == "meta" and module.block_size == config.block_size
+    forward = MiniMaxLightningAttention.forward
+    with lightning.lightning_layers(module):
+        assert MiniMaxLightningAttention.forward is not forward
+        with pytest.raises(UnsupportedModel, match="attention_mask"):
+            module(torch.zeros(1, 2, 8, device="meta"), None, torch.ones(1, 2))
+    assert MiniMaxLightningAttention.forward is forward
 
 
 def test_a_mask_is_added_to_scores_and_nothing_else() -> None:

@@ -99,3 +99,22 @@ def test_a_shift_along_the_tokens_is_a_state() -> None:
 
     found, expected = converted(3, 0, Shifted)
     assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_a_stack_of_weights_times_tokens_and_numbers_without_weights() -> None:
+    """Heads with matrices of their own, tokens last; a number that no op of the dialect works out."""
+
+    class Stacked(Convolved):
+        def __init__(self, padding: int, first: int) -> None:
+            super().__init__(padding, first)
+            self.heads = nn.Parameter(torch.randn(2, 3, 8))
+
+        def forward(self, input_ids: Tensor, **options: object) -> CausalLMOutput:
+            x = self.embed(input_ids)
+            heads = x.transpose(1, 2).reshape(1, 2, 8, -1).transpose(0, 1)
+            small = (self.heads[:, None] @ heads).transpose(-1, -2)  # [2, 1, T, 3]
+            share = torch.distributions.Normal(0, 1).icdf(torch.tensor(0.95, device=x.device))
+            return CausalLMOutput(logits=self.head(x + share * small.sum(dim=(0, 3)).unsqueeze(-1)))
+
+    found, expected = converted(3, 0, Stacked)
+    assert torch.allclose(found, expected, atol=1e-5)

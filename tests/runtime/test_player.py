@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from icc.runtime.batch.packed import host_arrays
+from icc.runtime.batch.padding import StepSize, padded_size
 from icc.runtime.batch.scheduled import Draft, ScheduledBatch, ScheduledSequence
 from icc.runtime.errors import UsageError
 from icc.runtime.executor.base import screening
@@ -108,6 +109,41 @@ def test_with_a_plan_decodes_are_padded_to_their_phase_and_sampled() -> None:
     mixed = played.submit(ScheduledBatch((*decodes(1), ScheduledSequence(8, (1, 2, 3), 0, ((2,),), 1))), [None, row])
     assert mixed.host_samples and device.works()[-1].phase is PHASES[3]
     assert device.works()[-1].sizes["num_tokens"] == 4 and ("fetch", 0, 2, True) in device.calls
+
+
+def test_mixed_steps_are_padded_to_few_sizes() -> None:
+    limits, phase = BatchLimits(512, 64, 6, 96), Phase(512, False, {}, (), ())
+    found = set()
+    for tokens in range(2, 513):
+        for seqs in {1, 2, 3, 7, 24, 63, 64, tokens - 1} & set(range(1, min(tokens, 65))):
+            for rows in {0, 1, seqs, min(tokens, 96)}:
+                have = StepSize(tokens, seqs, rows)
+                size = padded_size(phase, have, limits)
+                assert all(padded >= real for padded, real in zip(size, have, strict=True)), (have, size)
+                assert size.tokens <= tokens * 1.25 + 3 and size.seqs <= 64 and size.rows <= min(size.tokens, 96)
+                assert bool(size.rows) == bool(rows), "no head where no row is wanted"
+                if size.tokens > tokens and seqs < 64:
+                    assert size.seqs > seqs, "somebody has the added tokens"
+                found.add((size.tokens, size.seqs)) if tokens > 256 and rows == seqs == 63 else None
+    assert len(found) == 4, "one graph per token count where the batch is full"
+    assert padded_size(Phase(2048, False, {}, (), ()), StepSize(513, 9, 3), limits) == (513, 9, 3), "large ones are not"
+
+
+def test_what_is_added_to_a_mixed_step_reads_and_writes_nothing() -> None:
+    played, device = player(PLAN)
+    chunk = ScheduledSequence(8, (1, 2, 3, 4), 4, ((2, 3),), 0)
+    for turn, sequences in enumerate(((*decodes(1), chunk), (*decodes(2), chunk))):
+        ticket = played.submit(ScheduledBatch(sequences), [SamplingRow(1.0, 0, 1.0, 0.0, 1, 1)] * (1 + turn))
+        side, sizes = device.sides[turn], device.works()[-1].sizes
+        tokens = 4 + len(sequences) - 1
+        assert (ticket.rows, sizes["num_tokens"], sizes["num_logit_rows"]) == (1 + turn, 8, 4)
+        assert sizes["num_seqs"] == 4
+        starts = side["seq_starts"][len(sequences) : 5].tolist()
+        assert starts == ([tokens, tokens, 8], [tokens, 8])[turn], "the last sequence has what is added"
+        assert (side["slot_mapping"][0, tokens:8] == -1).all() and (side["positions"][tokens:8] == 0).all()
+        assert (side["context_lens"][len(sequences) : 4] == 0).all() and (side["tree_masks"][tokens:8] == 0).all()
+        assert (side["logit_rows"][1 + turn : 4] == tokens - 1).all()
+        assert (side["temperature"][1 + turn : 4] == 0).all(), "greedy, which is least work"
 
 
 def test_zeros_then_moves_then_swaps_come_before_a_step() -> None:

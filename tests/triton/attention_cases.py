@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.backends.triton.tiling.choice import Tuner
@@ -30,12 +31,14 @@ class Layer:
     rotary_dim: int = 0
     rope_style: str = "half"
     window: int = 0
+    front: int = 0
     chunk: int = 0
     softcap: float = 0.0
     sinks: bool = False
     alibi: bool = False
     ahead: int = 0
     bias: bool = False
+    shared: bool = False  # values are the beginning of keys
 
 
 @dataclass
@@ -71,7 +74,9 @@ class Step:
         layer, size = self.layer, self.block_size
         needed = [-(-(before + n) // size) for before, n in self.sequences]
         blocks = torch.randperm(sum(needed) + 2).to(torch.int32)
-        self.pool = Pool(layer.kv_heads, layer.key_dim, layer.value_dim, self.cache, size, sum(needed) + 2)
+        self.pool = Pool(
+            layer.kv_heads, layer.key_dim, layer.value_dim, self.cache, size, sum(needed) + 2, layer.shared
+        )
         self.block_tables = torch.full((len(needed), max(needed) + 2), -9, dtype=torch.int32)
         for row, count in enumerate(needed):
             self.block_tables[row, :count], blocks = blocks[:count], blocks[count:]
@@ -118,9 +123,11 @@ class Step:
         vectors = ["f32" if given else "" for given in (layer.sinks, layer.alibi, layer.bias)]
         types = (self.kind, rotated, rotated, *vectors, self.kind)
         return make_kernel(
-            "attention", kv=cache(layer.kv_heads, layer.key_dim, layer.value_dim, self.cache, self.block_size),
+            "attention", kv=msgspec.structs.replace(
+                cache(layer.kv_heads, layer.key_dim, layer.value_dim, self.cache, self.block_size), shared=layer.shared
+            ),
             rotary=rotary(layer.rotary_dim, POSITIONS, layer.rope_style), q_heads=layer.q_heads,
-            scale=layer.key_dim**-0.5, window=layer.window, chunk=layer.chunk, softcap=layer.softcap,
+            scale=layer.key_dim**-0.5, window=layer.window, front=layer.front, chunk=layer.chunk, softcap=layer.softcap,
             strides={"q": self.q.shape[1], "o": layer.q_heads * layer.value_dim + self.gap}, types=types,
             aligned=(False,) * 7, ahead=layer.ahead, bias_width=2 * POSITIONS if layer.bias else 0,
         )  # fmt: skip
@@ -173,23 +180,28 @@ class Step:
         positions = self.positions(row)
         keys = torch.cat([torch.arange(before), positions])
         q = self.q[token : token + n, : layer.q_heads * layer.key_dim].double().view(n, layer.q_heads, -1)
+        based = positions.clamp(max=layer.front + layer.window - 1) if layer.front else positions
+        far = q
         if self.cos is not None and self.sin is not None:
-            q = rotate(q, self.cos[positions].double(), self.sin[positions].double(), layer.rope_style)
+            cos, sin = self.cos.double(), self.sin.double()
+            q, far = (rotate(q, cos[at], sin[at], layer.rope_style) for at in (positions, based))
         pairs = [self.pool.read(self.slot(row, at)) for at in range(before + n)]
         k, v = (torch.stack(x).repeat_interleave(group, 1) for x in zip(*pairs, strict=True))
-        scores = torch.einsum("ihd,jhd->hij", q, k) * layer.key_dim**-0.5
-        i, j = positions[:, None], keys[None]
+        i, j = torch.where(keys < layer.front, based[:, None], positions[:, None]), keys[None]
+        scores = torch.where(j < layer.front, *(torch.einsum("ihd,jhd->hij", x, k) for x in (far, q)))
+        scores = scores * layer.key_dim**-0.5
         if layer.softcap:
             scores = layer.softcap * torch.tanh(scores / layer.softcap)
         if self.alibi is not None:
             scores = scores + self.alibi.double()[:, None, None] * (j - i)
         if self.bias is not None:
             scores = scores + self.bias.double()[:, POSITIONS + j - i]
+        i = positions[:, None]
         seen = j <= i + layer.ahead if layer.ahead >= 0 else torch.ones_like(j <= i)
         if row in self.trees:
             seen = torch.cat([torch.ones(n, before, dtype=torch.bool), self.ancestors(row)], dim=1)
         if layer.window:
-            seen = seen & (j > i - layer.window)
+            seen = seen & ((j > i - layer.window) | (j < layer.front))
         if layer.chunk:
             seen = seen & (j // layer.chunk == i // layer.chunk)
         scores = scores.masked_fill(~seen, -torch.inf)

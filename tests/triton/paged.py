@@ -24,11 +24,14 @@ class Pool:
     dtype: str
     block_size: int
     blocks: int
+    shared: bool = False  # values are the beginning of keys
     bytes: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         each = PACKED.get(self.dtype, 1)
-        self.key_width, self.value_width = (-(-dim // each) for dim in (self.key_dim, self.value_dim))
+        self.key_width, self.value_width = (
+            -(-dim // each) for dim in (self.key_dim, 0 if self.shared else self.value_dim)
+        )
         self.bytes = torch.full((self.blocks, self.block_bytes), 255, dtype=torch.uint8)  # NaN, and scales of NaN
 
     @property
@@ -41,7 +44,7 @@ class Pool:
 
     @property
     def block_bytes(self) -> int:
-        scales = self.kv_heads * self.block_size * 8 if self.dtype in CODES else 0
+        scales = self.kv_heads * self.block_size * (4 if self.shared else 8) if self.dtype in CODES else 0
         return (self._scales_at + scales + 63) // 64 * 64
 
     def _vectors(self, block: int) -> tuple[Tensor, Tensor]:
@@ -51,15 +54,15 @@ class Pool:
         return k, data[keys:].view(self.kv_heads, self.block_size, self.value_width)
 
     def _scales(self, block: int) -> Tensor:
-        size = self.kv_heads * self.block_size * 8
+        size = self.kv_heads * self.block_size * (4 if self.shared else 8)
         data = self.bytes[block, self._scales_at : self._scales_at + size]
         kind = torch.float16 if self.dtype in PACKED else torch.float32  # a scale and a centre, or a scale
-        return data.view(kind).view(2, self.kv_heads, self.block_size, -1)
+        return data.view(kind).view(1 if self.shared else 2, self.kv_heads, self.block_size, -1)
 
     def write(self, slot: int, k: Tensor, v: Tensor) -> None:
         """Store k [kv_heads, key_dim] and v; codes with one scale per head."""
         block, at = divmod(slot, self.block_size)
-        for i, (place, x) in enumerate(zip(self._vectors(block), (k, v), strict=True)):
+        for i, (place, x) in enumerate(zip(self._vectors(block), (k,) if self.shared else (k, v), strict=False)):
             if self.dtype in CODES:
                 x, scale = encode(x.numpy(), self.dtype)
                 self._scales(block)[i, :, at] = torch.from_numpy(scale)
@@ -70,13 +73,15 @@ class Pool:
         """The stored k and v as float64."""
         block, at = divmod(slot, self.block_size)
         vectors = [x[:, at] for x in self._vectors(block)]
+        if self.shared:
+            del vectors[1]
         if self.dtype in CODES:
             scales = self._scales(block)[:, :, at].double().numpy()
             dims = (self.key_dim, self.value_dim)
             found = [decode(x.numpy(), scales[i], self.dtype, dims[i]) for i, x in enumerate(vectors)]
-            return torch.from_numpy(found[0]), torch.from_numpy(found[1])
-        k, v = (x.double() for x in vectors)
-        return k, v
+            vectors = [torch.from_numpy(x) for x in found]
+        k, *v = (x.double() for x in vectors)
+        return k, v[0] if v else k[:, : self.value_dim]
 
 
 def tables(rows: int, width: int, style: str) -> tuple[Tensor, Tensor]:

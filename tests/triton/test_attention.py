@@ -30,6 +30,7 @@ LAYERS = {
     "sinks, window": Layer(4, 2, 16, 32, 16, sinks=True, window=50),
     "chunk, wide": Layer(2, 1, 256, 192, chunk=32),
     "alibi": Layer(2, 2, 8, 8, alibi=True),
+    "first tokens and a window": Layer(4, 2, 16, 16, 8, window=30, front=5, sinks=True),
     "alibi, softcap, sinks": Layer(5, 1, 96, 96, softcap=20.0, sinks=True, alibi=True),
 }
 MIXED = [(0, 19), (37, 23), (90, 1), (0, 0), (3, 70), (0, 1)]
@@ -101,6 +102,13 @@ def test_cache_types(cache: str) -> None:
     check(Step(layer, DECODE, cache, 8), True)
 
 
+@pytest.mark.parametrize(("cache", "key_dim"), [("bf16", 80), ("i4", 80), ("i8", 80), *soak(("i2", 96), ("i4", 192))])
+def test_values_that_are_the_beginning_of_keys(cache: str, key_dim: int) -> None:
+    layer = Layer(6, 1, key_dim, 64 if key_dim < 128 else 128, shared=True)
+    check(Step(layer, MIXED, cache), False)
+    check(Step(layer, DECODE, cache), True)
+
+
 @pytest.mark.parametrize("cache", ["bf16", "i8"])
 def test_float_queries_over_a_narrower_cache(cache: str) -> None:
     check(Step(LAYERS["odd"], MIXED, cache, kind="f32"), False)
@@ -136,6 +144,7 @@ class Split(Tuner):
 @pytest.mark.parametrize(
     ("name", "cache", "splits"),
     [("sinks, window", "bf16", 2), ("chunk, wide", "bf16", 3), ("grouped", "i4", 2),
+     ("first tokens and a window", "bf16", 3),
      *soak(*((name, "bf16", splits) for name in LAYERS for splits in (2, 64)))],
 )  # fmt: skip
 def test_mixed_steps_whose_keys_are_split(name: str, cache: str, splits: int) -> None:

@@ -56,9 +56,12 @@ def test_the_same_tokens_as_interpreted_and_nothing_leaks(on_disk: OnDisk) -> No
     with on_disk.memory.llm() as llm:
         expected = [c.token_ids for c in llm.generate(PROMPTS, params)]
     executor, driver = on_disk.executor()
+    driver.calls.clear()
     with LLM(on_disk.engine.manifest, executor) as llm:
         found = [c.token_ids for c in llm.generate(PROMPTS, params)]
     assert found == expected
+    there, back = (driver.calls.count(f"cuMemcpy{way}Async") for way in ("HtoD", "DtoH"))
+    assert 0 < back <= there, "one copy there and one back per step"
     assert driver.graph_launches > 0 and driver.eager_launches > 0
     assert driver.dependent == {True}
     assert not driver.live and not driver.memory

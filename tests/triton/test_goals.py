@@ -20,18 +20,34 @@ GPUS = [name for name, target in TARGETS.items() if target.backend != "cpu"]
 def modelled(kernel: Linear, rows: int, target: str) -> tuple[Config, float]:
     """The tiling that is picked, and its seconds."""
     tuner = Tuner(TARGETS[target])
-    facts = kernel.product(rows)
+    facts = kernel.product(rows, tuner.target.level)
     config = pick(facts, tuner)
     return config, Machine(tuner.target).seconds(facts, config)
 
 
 @pytest.mark.parametrize("target", GPUS)
-def test_four_bits_are_never_slower_than_sixteen(target: str) -> None:
+def test_four_bits_are_faster_where_weights_are_what_is_read_and_hardly_slower_elsewhere(target: str) -> None:
+    """On an H100, products of 512 to 2,048 rows were measured to take 1.10 to 1.12 times those of 16 bits. A B200, with
+    matrix units that take dense operands as they come from memory, is modelled to lose more between 128 and 512."""
+    slower = {"sm_100": 1.4}.get(TARGETS[target].arch, 1.15)
     for rows in (1, *ROWS, 8192):
         four, sixteen = (
             sum(modelled(product(name, stored), rows, target)[1] for name in SHAPES) for stored in ("q4g128", "bf16")
         )
-        assert four <= sixteen, f"{rows} rows: {four * 1e6:.0f} us, {sixteen * 1e6:.0f} us"
+        limit = sixteen * (slower if rows > 64 else 1.0)
+        assert four <= limit, f"{rows} rows: {four * 1e6:.0f} us, {sixteen * 1e6:.0f} us"
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_8_bit_floats_are_never_slower_than_sixteen_bits(target: str) -> None:
+    """At any number of rows where there are instructions for them, within the model's doubt; elsewhere where memory is
+    what products wait for."""
+    for rows in (1, *ROWS, 8192) if TARGETS[target].float8 else (1, 8, 16, 32):
+        sixteen, *eight = (
+            sum(modelled(product(name, stored), rows, target)[1] for name in SHAPES)
+            for stored in ("bf16", "e4m3", "e4m3_kg128")
+        )
+        assert max(eight) <= 1.03 * sixteen, f"{rows} rows: {eight}, {sixteen}"
 
 
 @pytest.mark.parametrize("target", ["h100", "b200"])
@@ -42,7 +58,7 @@ def test_products_fill_the_multiprocessors_where_a_split_can(target: str) -> Non
     for stored in ("bf16", "q4g128"):
         for name in SHAPES:
             for rows in (512, 1024, 4096):
-                facts = replace(product(name, stored).product(rows), rows=rows)
+                facts = replace(product(name, stored).product(rows, TARGETS[target].level), rows=rows)
                 config = pick(facts, Tuner(TARGETS[target]))
                 programs = -(-facts.columns // config["n"]) * -(-rows // config["m"]) * config["splits"]
                 assert programs >= 0.8 * sms or 2 * programs > sms, (stored, name, rows, config)

@@ -30,7 +30,7 @@ ADD = Epilogue(Body.parse("t0 = add a0 a1"), (Columns(0, 1), Extra(1)), 4096)
 SHAPES: dict[str, tuple[int, int, Epilogue | None]] = {
     "qkv": (6144, 4096, None), "o": (4096, 4096, ADD), "gate_up": (28672, 4096, GATE), "down": (4096, 14336, ADD),
 }  # fmt: skip
-FORMATS = ("bf16", "q4g128", "q8g128", "e4m3", "nf4g64")
+FORMATS = ("bf16", "q4g128", "q8g128", "e4m3", "e4m3_kg128", "nf4g64")
 
 
 def product(name: str, stored: str) -> Linear:
@@ -60,16 +60,20 @@ def tile(name: str, stored: str, config: Config, target: str) -> LaunchSpec:
 def picked(name: str, stored: str, shape: Shape, target: str) -> LaunchSpec:
     """The product as the target's cost model tiles it, without what comes before and after."""
     launches = product(name, stored).launches(shape, LIMITS, Tuner(TARGETS[target]))
-    return next(spec for spec in launches if spec.entry in ("linear_tile", "linear_decode"))
+    return next(spec for spec in launches if spec.entry in ("linear_tile", "linear_decode", "linear_w8a8"))
 
 
 def test_products_for_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = [("q4g128", Shape(1, True), "HMMA"), ("q4g128", Shape(128, False), "HGMMA")]
-    specs = [picked("gate_up", stored, shape, "h200") for stored, shape, _ in cases]
-    for (_, found), (_, _, matrix) in zip(compiled(specs, "h200", tmp_path, monkeypatch), cases, strict=True):
+    cases = [
+        ("o", "q4g128", Shape(1, True), "HMMA"), ("gate_up", "q4g128", Shape(128, False), "HGMMA"),
+        ("gate_up", "e4m3", Shape(128, False), "QGMMA"),
+    ]  # fmt: skip
+    specs = [picked(name, stored, shape, "h200") for name, stored, shape, _ in cases]
+    for (_, found), (*_, matrix) in zip(compiled(specs, "h200", tmp_path, monkeypatch), cases, strict=True):
         [loop] = found.loops
         assert loop.instruction == matrix and loop.flops <= 1.0 and loop.copies > loop.narrow
-        assert loop_faults(found.entry, found.loops) == () and found.spill_bytes == 0 and not loop.waits_each
+        assert loop_faults(found.entry, found.loops) == () and found.spill_bytes == 0
+        assert loop.waits_each == (matrix == "QGMMA")  # whose sums are taken up step by step
         assert found.shared_bytes <= TARGETS["h200"].shared_memory_kib * 1024
         text = disassemble(found.binary)
         assert "LDGSTS" in text and text.count("I2F") < 4  # a division of addresses is one
@@ -106,7 +110,7 @@ def test_a_clean_loop_has_no_faults() -> None:
     assert loop_faults("attention", (spilling,)) == ("3 accesses of local memory per step",)
 
 
-@pytest.mark.parametrize("target", soak("a100", "h100", "b200"))
+@pytest.mark.parametrize("target", soak("a100", "l40s", "h100", "b200"))
 @pytest.mark.parametrize("stored", FORMATS)
 def test_every_picked_tiling_is_clean(
     target: str, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

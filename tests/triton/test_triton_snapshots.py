@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from icc.compiler.backends.render import TEMPLATES, render
-from icc.compiler.backends.triton.dependent import MARK, dependent
+from icc.compiler.backends.triton.dependent import dependent
 from icc.compiler.backends.triton.kernels.pending import Pending
 from icc.compiler.backends.triton.kernels.sample import Sample
 from icc.compiler.backends.triton.plan import kernel_of
@@ -153,9 +153,32 @@ POINTS: dict[str, Point] = {
         target="mi300x",
         tiling={**MANY, "k": 32, "stages": 2},
     ),
-    "linear_rows_int8__bf16": Point("linear_q", {"k": 128, "n": 32, "stored": "i8g128"}, ("bf16", "u8", "", "bf16")),
-    "linear_int8__bf16": Point(
+    "linear_rows__int8": Point("linear_q", {"k": 128, "n": 32, "stored": "i8g128"}, ("bf16", "u8", "", "bf16")),
+    "linear_rows__e4m3_blocks": Point("linear_q", {"k": 256, "n": 32, "stored": "e4m3_kg96"}, ("f16", "u8", "", "f16")),
+    "linear_w8a8__int8": Point(
         "linear_q", {"k": 128, "n": 32, "stored": "i8g128"}, ("bf16", "u8", "", "bf16"), launch=1
+    ),
+    "linear_w8a8__e4m3": Point(
+        "linear_q", {"k": 256, "n": 64, "stored": "e4m3", **GATED}, ("bf16", "u8", "", "bf16"), launch=1, tiling=MANY
+    ),
+    "linear_w8a8__e4m3_b200": Point(
+        "linear_q",
+        {"k": 256, "n": 64, "stored": "e4m3"},
+        ("bf16", "u8", "", "bf16"),
+        target="b200",
+        launch=1,
+        tiling=MANY,
+    ),
+    "linear_w8a8__e4m3_blocks_split": Point(
+        "linear_q", {"k": 256, "n": 64, "stored": "e4m3_kg64"}, ("bf16", "u8", "", "bf16"), launch=1, tiling=SPLIT
+    ),
+    "linear_decode_fp8__blocks": Point(
+        "linear_q",
+        {"k": 256, "n": 32, "stored": "e4m3_kg128"},
+        ("bf16", "u8", "", "bf16"),
+        DECODE,
+        launch=1,
+        tiling={**FEW, "k": 128},
     ),
     "linear_tile__q4_wide": Point(
         "linear_q", {"k": 64, "n": 32, "stored": "q4g32"}, ("f32", "u8", "", "f32"), tiling={**MANY, "k": 32}
@@ -407,9 +430,9 @@ SPECS = {name: point.spec() for name, point in POINTS.items()}
 
 
 def shared_parts() -> dict[str, str]:
-    """The templates that others include, and what they include themselves: name -> its text."""
+    """The templates that others include or take macros from: name -> its text."""
     texts = {file.relative_to(TEMPLATES).as_posix(): file.read_text() for file in TRITON.rglob("*.jinja")}
-    included = {name for text in texts.values() for name in re.findall(r'include "(.*?)"', text)}
+    included = {name for text in texts.values() for name in re.findall(r'(?:include|from) "(.*?)"', text)}
     return {name: texts[name] for name in included}
 
 
@@ -448,14 +471,11 @@ def test_source_is_python_with_the_entry_and_its_arguments(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_the_kernel_waits_before_it_does_anything(name: str) -> None:
-    spec = dependent(SPECS[name], few=len(name) % 2 == 0)
+    spec = dependent(SPECS[name])
     [kernel] = (f for f in ast.parse(spec.source).body if isinstance(f, ast.FunctionDef) and f.name == spec.entry)
-    begun = kernel.body[ast.get_docstring(kernel) is not None :]
-    early = len(name) % 2 == 0
-    assert not early or ast.unparse(begun[0]).endswith("gdc_launch_dependents()")
-    assert ast.unparse(begun[early]).endswith("gdc_wait()") and spec.dependent
-    assert spec.source.count("gdc_wait()") == 1 and MARK not in spec.source
-    assert spec.source.count("gdc_launch_dependents()") == early + SPECS[name].source.count(MARK)
+    first = kernel.body[ast.get_docstring(kernel) is not None]
+    assert isinstance(first, ast.If) and ast.unparse(first).endswith("gdc_wait()") and spec.dependent
+    assert spec.source.count("gdc_wait()") == 1
 
 
 def test_every_template_has_a_snapshot_and_no_snapshot_is_left_over() -> None:

@@ -68,7 +68,8 @@ def load_source(text: str) -> ModuleType:
     """The rendered source as a module whose kernels are interpreted.
 
     Triton reads a kernel's source from its file. In the interpreter, `tl.dot` on bf16 operands returns garbage (Triton
-    3.6 to 3.9), so INTERPRETED tells the templates to upcast them. Its conversions to bf16 truncate, where a GPU
+    3.6 to 3.9), so INTERPRETED tells the templates to upcast them; operands of e4m3 it converts to float16, exactly,
+    and adds their products in float32. Its conversions to bf16 truncate and those to e4m3 carry no bit, where a GPU
     rounds: they are replaced.
     """
     import triton.language as tl
@@ -76,7 +77,7 @@ def load_source(text: str) -> ModuleType:
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError("set TRITON_INTERPRET=1 before triton is imported")
     name = "icc_" + hashlib.sha256(text.encode()).hexdigest()[:16]
-    _round_to_bf16()
+    _round_as_gpus_do()
     _patch_language_once()
     path = _folder() / f"{name}.py"
     path.write_text(text)
@@ -89,8 +90,8 @@ def load_source(text: str) -> ModuleType:
 
 
 @lru_cache(maxsize=1)
-def _round_to_bf16() -> None:
-    """Make the interpreter's conversions between float32 and bf16 (kept as uint16) those of torch."""
+def _round_as_gpus_do() -> None:
+    """Make the interpreter's conversions between float32 and bf16 (kept as uint16) or e4m3 (uint8) those of torch."""
     import triton.language as tl
     import triton.runtime.interpreter as interpreter
 
@@ -102,6 +103,13 @@ def _round_to_bf16() -> None:
             return rounded.numpy().view(np.uint16)
         if (source, target) == (tl.bfloat16, tl.float32):
             return data.astype(np.uint32) << 16
+        if (source, target) == (tl.float32, tl.float8e4nv):  # saturating, as instructions do
+            rounded = torch.from_numpy(np.array(data)).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+            return rounded.view(torch.uint8).numpy()
+        if source == tl.float8e4nv and target in (tl.float16, tl.float32):
+            values = torch.from_numpy(np.array(data).view(np.uint8)).view(torch.float8_e4m3fn)
+            wide = values.to(torch.float32 if target == tl.float32 else torch.float16).numpy()
+            return wide.view(np.uint32 if target == tl.float32 else np.uint16)
         return slow(data, source, target, rounding)
 
     interpreter._convert_float = convert  # type: ignore[attr-defined]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import msgspec
 
 from ....runtime.format.manifest import Limits
-from ....runtime.format.plan import SIZES, Call, KernelObject, Launch, LaunchPlan, Phase, ScratchArg
+from ....runtime.format.plan import Call, KernelObject, Launch, LaunchPlan, Phase, ScratchArg
 from ...program.program import Program
 from ...program.steps.base import Step
 from ...targets import Target
-from .dependent import FEW, dependent
+from .dependent import dependent
 from .kernels.pending import Pending
 from .kernels.sample import Sample
 from .kernels.table import TRITON_KERNELS
@@ -96,10 +95,7 @@ def plan_program(
             offsets, total = _lay_out(kernel.scratch(shape, limits, tuner))
             scratch_bytes = max(scratch_bytes, total)
             specs = (_with_offsets(spec, offsets) for spec in kernel.launches(shape, limits, tuner))
-            if not tuner.target.dependent_launch:
-                return tuple(specs)
-            sizes = dict.fromkeys(SIZES, shape.max_tokens)
-            return tuple(dependent(s, prod(dim.value(sizes) for dim in s.grid) <= FEW) for s in specs)
+            return tuple(map(dependent, specs) if tuner.target.dependent_launch else specs)
 
         specs = {name: plan_kernel(kernel) for name, kernel in kernels.items()}
         phases.append(PlannedPhase(shape, specs, plan_kernel(Pending()), plan_kernel(sample) if sample else ()))

@@ -175,13 +175,16 @@ class Conversion:
         return found
 
     def _table(self, node: fx.Node) -> Value | None:
-        """What depends on the position alone, read from a table of all positions; None if that is not so."""
+        """What depends on the position alone, read from a table of all positions, and what depends on nothing, as a
+        constant; None if that is not so."""
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.is_complex():
             return None
         try:
             dims = dims_of(value)
-            if T not in dims or len(dims) != value.dim():
+            if T not in dims:
+                return Value(self.constant("computed", self.static.constant(node)).node, dims)
+            if len(dims) != value.dim():
                 return None
             table = self.static.table(node, dims.index(T), self.max_tokens)
         except ValueError:

@@ -71,7 +71,8 @@ def _batched(conv: Conversion, a: Value, b: Value, dims: tuple[Any, ...]) -> Val
 
 
 def _token_in_matrix(conv: Conversion, a: Value, b: Value, dims: tuple[Any, ...]) -> Value:
-    """Rotary frequencies [.., D, 1] @ [.., 1, T] are an outer product; [.., T, K] @ [.., K, N] is one row per token."""
+    """Rotary frequencies [.., D, 1] @ [.., 1, T] are an outer product; [.., T, K] @ [.., K, N] and [.., N, K] @
+    [.., K, T] are one row per token."""
     if a.dims[-1] == 1 and b.dims[-2] == 1:
         return Value(conv.emit(aten.mul.Tensor, align(conv, a, dims), align(conv, b, dims)), dims)
     if a.dims[-2:][0] is T and not b.per_token:
@@ -80,6 +81,13 @@ def _token_in_matrix(conv: Conversion, a: Value, b: Value, dims: tuple[Any, ...]
         lead = type_of(b.node).shape
         matrix = conv.emit(aten.view.default, b.node, [1, *lead])
         out = Value(conv.emit(icc("bmm"), row.node, matrix), (*dims[:-2], T, 1, dims[-1]))
+        return conv.view(out, dims)
+    if b.dims[-1] is T and not a.per_token:
+        rank = type_of(a.node).rank
+        turned = conv.emit(aten.permute.default, a.node, [*range(rank - 2), rank - 1, rank - 2])
+        matrix = conv.emit(aten.view.default, turned, [*(1,) * (len(b.dims) - rank), 1, *type_of(turned).shape])
+        row = conv.view(b, (*b.dims[:-2], 1, b.dims[-2], T))
+        out = Value(conv.emit(icc("bmm"), row.node, matrix), (*dims[:-2], 1, dims[-2], T))
         return conv.view(out, dims)
     raise ValueError("a matrix product that mixes tokens")
 

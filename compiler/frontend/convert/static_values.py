@@ -71,14 +71,7 @@ class StaticValues:
 
     def evaluate(self, node: fx.Node, tokens: int) -> Any:
         """The value of a static node in a sequence of `tokens` tokens; raises ValueError where it has none."""
-        needed, pending = set(), [node]
-        while pending:
-            current = pending.pop()
-            if current not in needed:
-                needed.add(current)
-                if current in self.padding:
-                    continue
-                pending.extend(current.all_input_nodes)
+        needed = self._needed(node)
         self.looked_at |= needed
         env: dict[fx.Node, Any] = {}
         for current in self._program.graph.nodes:
@@ -95,6 +88,27 @@ class StaticValues:
             raise ValueError("a value of a position that depends on the number of tokens")
         return whole.contiguous()
 
+    def constant(self, node: fx.Node) -> Tensor:
+        """The value of a static node without a token axis. ValueError where it depends on the length of the sequence,
+        or on a weight, which may be large."""
+        if any(n.op == "placeholder" and n not in self._users and not self._is_constant(n) for n in self._needed(node)):
+            raise ValueError("a value that is worked out of weights")
+        value = self.evaluate(node, _SHORT)
+        if not torch.equal(value, self.evaluate(node, _SHORT + 1)):
+            raise ValueError("a value that depends on the number of tokens")
+        return as_compute(value).contiguous()
+
+    def _needed(self, node: fx.Node) -> set[fx.Node]:
+        """The nodes that the value of a static node is worked out of."""
+        needed: set[fx.Node] = set()
+        pending = [node]
+        while pending:
+            current = pending.pop()
+            if current not in needed:
+                needed.add(current)
+                pending.extend(() if current in self.padding else current.all_input_nodes)
+        return needed
+
     def _asks_for_padding(self, node: fx.Node, padding: int) -> bool:
         if _short(node) not in ("ne", "eq") or len(node.args) != 2 or node.args[1] != padding:
             return False
@@ -107,6 +121,9 @@ class StaticValues:
 
     def _is_user(self, node: fx.Node) -> bool:
         return self._specs[node.name].kind == InputKind.USER_INPUT
+
+    def _is_constant(self, node: fx.Node) -> bool:
+        return self._specs[node.name].kind == InputKind.CONSTANT_TENSOR
 
     def _run(self, node: fx.Node, env: dict[fx.Node, Any], tokens: int) -> Any:
         if node.op == "placeholder":
@@ -135,7 +152,7 @@ class StaticValues:
             return torch.arange(tokens)[None] if is_positions else torch.zeros(1, tokens, dtype=torch.int64)
         spec = self._specs[node.name]
         name = str(spec.target)
-        if spec.kind == InputKind.CONSTANT_TENSOR:
+        if self._is_constant(node):
             value = self._program.constants[name]
             if not isinstance(value, Tensor) or value.device.type == "meta":
                 raise ValueError("a constant without a value")

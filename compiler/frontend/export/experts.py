@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -28,10 +28,12 @@ _TOLERANCE = 1e-4
 @dataclass(frozen=True)
 class Form:
     """`sizes` of a module: its width, that of its experts, how many there are, and indices of them; AttributeError or
-    ValueError where it is not of this form. `forward`: its code, given the module and a product."""
+    ValueError where it is not of this form. `methods`: its code, given the module and a product. `whole`: the call that
+    goes through all of them."""
 
     sizes: Callable[[Any], tuple[int, int, int, int]]
-    forward: Callable[[Any, Product], Callable[..., Any]]
+    methods: Mapping[str, Callable[[Any, Product], Callable[..., Any]]]
+    whole: Callable[..., Any] = lambda module, *given: module(*given)
 
 
 def traced_product(x: Tensor, weight: Tensor, index: Tensor) -> Tensor:
@@ -115,11 +117,70 @@ def _scaled(module: Any, product: Product) -> Callable[..., tuple[Tensor, Tensor
     return forward
 
 
+def _routed(module: Any, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(indices, weights[T, S], logits) of the experts with the largest logits."""
+    logits = nn.functional.linear(rows, module.router.layer.weight)
+    values, index = torch.topk(logits, module.router.top_k, dim=1)
+    return index, torch.softmax(values, dim=1), logits
+
+
+def _sorted_sizes(module: Any) -> tuple[int, int, int, int]:
+    experts, width, inner = module.output_linear.weight.shape
+    return width, inner, experts, experts
+
+
+def _sorted(module: Any, product: Product) -> Callable[..., Tensor]:
+    """A layer whose code sorts the tokens by expert: input_linear[E, 2I, H], output_linear[E, H, I] and a bias."""
+    up, down, act = module.input_linear, module.output_linear, _activation(module)
+
+    def forward(layer_input: Tensor) -> Tensor:
+        rows = layer_input.reshape(-1, layer_input.shape[-1])
+        index, weights, _ = _routed(module, rows)
+        gate, hidden = product(rows, up.weight, index).chunk(2, dim=-1)
+        out = product(act(gate) * hidden, down.weight, index)
+        return (out * weights.unsqueeze(-1)).sum(dim=1).view(layer_input.shape) + module.bias
+
+    return forward
+
+
+def _sorted_before(module: Any, product: Product) -> Callable[..., Any]:
+    """As `_sorted`, with something between the two products: the first, [1, T, S, I]."""
+
+    def map(layer_input: Tensor) -> tuple[Tensor, Tensor, Any]:
+        rows = layer_input.reshape(-1, layer_input.shape[-1])
+        index, weights, logits = _routed(module, rows)
+        hidden = product(rows, module.input_linear.weight, index)
+        return hidden.view(*layer_input.shape[:-1], *hidden.shape[1:]), logits, (index, weights)
+
+    return map
+
+
+def _sorted_behind(module: Any, product: Product) -> Callable[..., Tensor]:
+    """The second, of [1, T, S, I]."""
+
+    def reduce(layer_input: Tensor, topo_info: Any) -> Tensor:
+        index, weights = topo_info
+        out = product(layer_input.reshape(-1, *layer_input.shape[2:]), module.output_linear.weight, index)
+        out = (out * weights.unsqueeze(-1)).sum(dim=1)
+        return out.view(*layer_input.shape[:2], out.shape[-1]) + module.bias
+
+    return reduce
+
+
+def _between(module: Any, layer_input: Tensor) -> Tensor:
+    hidden, _, routing = module.map(layer_input)
+    return module.reduce(hidden, routing)
+
+
 _PICKS = ("self", "hidden_states", "top_k_index", "top_k_weights")
 # the forms that a module may be of, by what its forward takes
 FORMS: dict[tuple[str, ...], tuple[Form, ...]] = {
-    _PICKS: (Form(_gated_sizes, _gated), Form(_stacked_sizes, _stacked)),
-    ("self", "hidden_states"): (Form(_scaled_sizes, _scaled),),
+    _PICKS: (Form(_gated_sizes, {"forward": _gated}), Form(_stacked_sizes, {"forward": _stacked})),
+    ("self", "hidden_states"): (Form(_scaled_sizes, {"forward": _scaled}),),
+    ("self", "layer_input"): (
+        Form(_sorted_sizes, {"forward": _sorted}),
+        Form(_sorted_sizes, {"map": _sorted_before, "reduce": _sorted_behind}, _between),
+    ),
 }
 
 
@@ -132,14 +193,14 @@ def replaced_experts(model: nn.Module) -> Iterator[None]:
             forms[type(module)] = _form_of(module)
     with contextlib.ExitStack() as stack:
         for cls, form in forms.items():
-            if form is not None:
-                stack.enter_context(mock.patch.object(cls, "forward", _traced(form)))
+            for name, method in form.methods.items() if form is not None else ():
+                stack.enter_context(mock.patch.object(cls, name, _traced(method)))
         yield
 
 
-def _traced(form: Form) -> Callable[..., Any]:
+def _traced(method: Callable[[Any, Product], Callable[..., Any]]) -> Callable[..., Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return form.forward(self, traced_product)(*args, **kwargs)
+        return method(self, traced_product)(*args, **kwargs)
 
     return forward
 
@@ -165,7 +226,7 @@ def _same(module: nn.Module, form: Form) -> bool:
     with _disable_current_modes(), torch.no_grad():
         generator = torch.Generator().manual_seed(0)
         shared = math.gcd(width, inner)
-        small = _divided(module, {n: n // shared for n in (width, inner, 2 * inner, experts * inner)}, generator)
+        small = divided(module, {n: n // shared for n in (width, inner, 2 * inner, experts * inner)}, generator)
         if small is None:
             return False
         x = torch.randn(1, _TOKENS, width // shared, generator=generator)
@@ -177,14 +238,18 @@ def _same(module: nn.Module, form: Form) -> bool:
 
 def _equal(module: nn.Module, form: Form, given: tuple[Tensor, ...]) -> bool:
     try:
-        expected, found = module(*given), form.forward(module, plain_product)(*given)
+        expected = form.whole(module, *given)
+        with contextlib.ExitStack() as stack:
+            for name, method in form.methods.items():
+                stack.enter_context(mock.patch.object(module, name, method(module, plain_product)))
+            found = form.whole(module, *given)
     except Exception:  # a model's own code, on sizes that it was not made for
         return False
     pairs = zip(*((v if isinstance(v, tuple) else (v,)) for v in (expected, found)), strict=True)
     return all(a.shape == b.shape and torch.allclose(a, b, _TOLERANCE, _TOLERANCE) for a, b in pairs)
 
 
-def _divided(module: nn.Module, sizes: dict[int, int], generator: torch.Generator) -> nn.Module | None:
+def divided(module: nn.Module, sizes: dict[int, int], generator: torch.Generator) -> nn.Module | None:
     """A copy of a module with other sizes and random weights; None if that is large too. Experts come first in stacks
     of matrices."""
     small = copy.deepcopy(module)

@@ -213,5 +213,6 @@ def tracing_interfaces() -> Iterator[None]:
         mock.patch.object(masking_utils, "blockwise_overlay", _no_blocks),
         mock.patch.object(torch, "tensor", _tensor_with_its_value),
         mock.patch.object(Tensor, "__getitem__", _index_without_lists),
+        mock.patch.object(torch.distributions.Distribution, "_validate_args", False),
     ):
         yield

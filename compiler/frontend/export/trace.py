@@ -21,6 +21,7 @@ from .cells import recurrent_cells
 from .decompose import decompose
 from .experts import replaced_experts
 from .interfaces import tracing_interfaces
+from .lightning import lightning_layers
 from .recurrent import recurrent_functions
 
 # Kept whole instead of decomposed, because the dialect has them or their decomposition would lose precision.
@@ -100,6 +101,7 @@ def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None, t
             stack.enter_context(longest_sequence(max_tokens))
             stack.enter_context(recurrent_functions(model))
             stack.enter_context(replaced_experts(model))
+            stack.enter_context(lightning_layers(model))
             stack.enter_context(_without_stack_traces())
             typed_vocab = model.config.get_text_config().vocab_size if token_types else 0  # type: ignore[union-attr, operator]
             forward = _Forward(model, kinds, typed_vocab)

@@ -12,8 +12,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Families:
-    """Model types by what transformers has for them: any class, one that generates, one that fills masks in, one that
-    reads a text and writes another, one that sorts texts. causal: with the name of the class that generates."""
+    """Model types by what transformers has for them: any class, one that generates, one that fills masks in, another
+    than the first that reads a text and writes one, one that sorts texts. causal: with the name of the class that
+    generates."""
 
     known: frozenset[str]
     causal: dict[str, str]
@@ -34,10 +35,11 @@ def families() -> Families | None:
         causal = classes["MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"]
         known = {*configs["CONFIG_MAPPING_NAMES"], *causal, *classes["MODEL_MAPPING_NAMES"]}
         kinds = ("MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SEQUENCE_CLASSIFICATION")
-        masked, seq2seq, sorting = (frozenset(classes[f"MODEL_FOR_{kind}_MAPPING_NAMES"]) for kind in kinds)
+        masked, seq2seq, sorting = (classes[f"MODEL_FOR_{kind}_MAPPING_NAMES"] for kind in kinds)
+        rewriting = frozenset(kind for kind, name in seq2seq.items() if name != causal.get(kind))
     except (OSError, SyntaxError, KeyError):
         return None
-    return Families(frozenset(known), causal, masked, seq2seq, sorting)
+    return Families(frozenset(known), causal, frozenset(masked), rewriting, frozenset(sorting))
 
 
 def _tables(file: Path) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 Hugging Face's `fp8` (DeepSeek-V3, Qwen3-FP8), vLLM's and FBGEMM's, compressed-tensors (float-quantized) and ModelOpt
 differ in what they call the scales, and in how many there are: one, one per output channel, or one per block.
-Scales of activations are left: products read float rows.
+Static scales of activations are left: where products round their rows, each row has a scale of its own.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _SUFFIXES = ("_scale_inv", "_scale")  # of a parameter that is no layer's weight
 _AGAIN = "download the checkpoint again"
 
 
-def with_scales(tensors: Mapping[str, Weight], block: tuple[int, int] | None) -> dict[str, Weight]:
+def with_scales(tensors: Mapping[str, Weight], block: tuple[int, int] | None, alone: bool = False) -> dict[str, Weight]:
     """The checkpoint with a handle in place of each matrix of 8-bit floats and its scales.
 
-    block: rows and columns of a block, where the configuration says so. TensorError where scales are missing or do not
-    fit their matrix.
+    block: rows and columns of a block, where the configuration says so. alone: see `Float8`. TensorError where scales
+    are missing or do not fit their matrix.
     """
     taken: set[str] = set()
     found: dict[str, Weight] = {}
     for name, weight in tensors.items():
         if weight.dtype == E4M3 and len(weight.shape) > 1:
             scales = _scales_of(name, tensors)
-            found[name] = Float8Layer(name, weight, tensors[scales], block)
+            found[name] = Float8Layer(name, weight, tensors[scales], block, alone)
             taken |= {name, scales}
     return {**{name: weight for name, weight in tensors.items() if name not in taken}, **found}
 
@@ -72,6 +72,7 @@ class Float8Layer(QuantizedWeight):
     codes: Weight
     scales: Weight
     block: tuple[int, int] | None = None
+    alone: bool = False
     format: Float8 = field(init=False)
     rows: int = field(init=False)  # that share a scale
     shape: tuple[int, ...] = field(init=False)
@@ -82,7 +83,7 @@ class Float8Layer(QuantizedWeight):
         self.shape = self.codes.shape
         height, width = self._grid()
         self.rows, group = self._blocks(height, width)
-        self.format = Float8(group if width > 1 else 0)
+        self.format = Float8(group if width > 1 else 0, self.alone)
 
     def parts(self) -> Parts:
         codes = self.codes.load().view(torch.uint8)

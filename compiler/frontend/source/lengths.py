@@ -18,14 +18,15 @@ _POSITION_LIMITS = (
 )
 
 
-def sequence_length(config: Any, wanted: int | None, unused: int = 0) -> int:
+def sequence_length(config: Any, wanted: int | None, unused: int = 0, endless: bool = False) -> int:
     """Tokens of the longest sequence: `wanted`, or what the model and a default allow; SequenceLengthError.
 
     config: transformers' configuration of the text model. unused: how many of its positions no token ever has.
+    endless: attention never sees larger distances than the model knows, so that rotary positions may go on.
     """
     limit = position_limit(config)
     limit = limit - unused if limit is not None else None
-    if wanted is not None and limit is not None and wanted > limit:
+    if wanted is not None and limit is not None and wanted > limit and not (endless and _rotates(config)):
         raise SequenceLengthError(
             f"--max-seq-len {wanted} is above the {limit} positions of the model",
             f"give at most {limit}",
@@ -33,10 +34,15 @@ def sequence_length(config: Any, wanted: int | None, unused: int = 0) -> int:
     return wanted or min(DEFAULT_MAX_SEQ_LEN, limit or DEFAULT_MAX_SEQ_LEN)
 
 
-def check_length(config: dict[str, Any], wanted: int | None) -> None:
+def check_length(config: dict[str, Any], wanted: int | None, endless: bool = False) -> None:
     """SequenceLengthError where config.json, as it stands, says that `wanted` tokens are too many."""
     text = config.get("text_config")
-    sequence_length(SimpleNamespace(**(text if isinstance(text, dict) else config)), wanted)
+    sequence_length(SimpleNamespace(**(text if isinstance(text, dict) else config)), wanted, endless=endless)
+
+
+def _rotates(config: Any) -> bool:
+    """Whether positions are angles (or slopes), of which there are always more, and not rows of a table."""
+    return any(name.startswith(("rope", "rotary", "alibi")) and value for name, value in vars(config).items())
 
 
 def position_limit(config: Any) -> int | None:

@@ -33,9 +33,9 @@ Tensors = dict[str, Weight]
 def unpacked(tensors: Mapping[str, Weight], packing: Packing) -> dict[str, Weight]:
     """The checkpoint with a handle in place of each layer's packed tensors; TensorError where some are missing."""
     if packing.kind == "float8":
-        return with_scales(tensors, packing.block)
+        return with_scales(tensors, packing.block, packing.alone)
     if packing.kind == "e2m1":
-        return with_scales(with_floats(tensors), packing.block)  # of some models layers are of 8 bits
+        return with_scales(with_floats(tensors), packing.block, packing.alone)  # of some models layers are of 8 bits
     if packing.kind == "bitsandbytes":
         return with_states(tensors)
     marks = {"gptq": "qweight", "awq": "qweight", "compressed": "weight_packed", "int8": "weight_scale"}

@@ -14,12 +14,14 @@ from ...errors import CheckpointError, UnsupportedModel
 @dataclass(frozen=True)
 class Packing:
     """kind: whose layout the tensors have. bits: of a code. one_less: zeros are stored one smaller (GPTQ v1). block:
-    the rows and columns that share a scale, where the configuration says so (8-bit floats)."""
+    the rows and columns that share a scale, where the configuration says so (8-bit floats). alone: whether it says that
+    only weights are 8-bit floats."""
 
     kind: Literal["gptq", "awq", "compressed", "int8", "float8", "e2m1", "bitsandbytes"]
     bits: int
     one_less: bool = False
     block: tuple[int, int] | None = None
+    alone: bool = False
 
 
 def packing_of(config: Mapping[str, Any], path: Path) -> Packing | None:
@@ -71,7 +73,9 @@ def _compressed(facts: Mapping[str, Any]) -> Packing | None:
         return None
     if kinds == {"float"}:
         known = bits == {8} and form in ("float-quantized", "naive-quantized", "mixed-precision")
-        return Packing("float8", 8, block=_one_block(s.get("block_structure") for s in schemes)) if known else None
+        block = _one_block(s.get("block_structure") for s in schemes)
+        alone = not any(group.get("input_activations") for group in groups)
+        return Packing("float8", 8, block=block, alone=alone) if known else None
     kind = {"pack-quantized": "compressed", "int-quantized": "int8"}.get(form) if kinds == {"int"} else None
     return Packing(kind, bits.pop()) if kind else None  # type: ignore[arg-type]
 
@@ -89,7 +93,8 @@ def _modelopt(facts: Mapping[str, Any]) -> Packing | None:
         algorithms = {str(layer.get("quant_algo") or "").upper() for layer in layers if isinstance(layer, dict)}
     known = bool(algorithms) and algorithms <= {"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4"}
     floats = any(algorithm.endswith("NVFP4") for algorithm in algorithms)
-    return (Packing("e2m1", 4) if floats else Packing("float8", 8)) if known else None
+    alone = "FP8_PB_WO" in algorithms
+    return (Packing("e2m1", 4) if floats else Packing("float8", 8, alone=alone)) if known else None
 
 
 def _bitsandbytes(facts: Mapping[str, Any]) -> Packing | None:

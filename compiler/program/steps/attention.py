@@ -80,6 +80,7 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
     """o [q_heads, value_dim] of rotated q [q_heads, key_dim] over the cache: see compiler/ops/attention.py.
 
     new: what is written to the cache before it is read, rotated by new_rotary; None where a KvWrite has done so.
+    front: how many of the first tokens are seen beside the window; they seem to lie right before it (StreamingLLM).
     """
 
     OUTPUTS: ClassVar = ("o",)
@@ -97,6 +98,7 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
     q_heads: int
     scale: float
     window: int = 0
+    front: int = 0
     chunk: int = 0
     softcap: float = 0.0
     ahead: int = 0
@@ -129,4 +131,6 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
             return reason
         if self.q_heads % self.kv.heads:
             return f"{self.q_heads} query heads are no multiple of {self.kv.heads} KV heads"
+        if self.front and (not self.window or self.chunk or self.ahead):
+            return "first tokens are kept beside a window, of tokens that see no later ones"
         return self.rotary.problem(self.kv)

@@ -24,16 +24,20 @@ _ROWS = 1 << 22  # values that are rounded at a time
 class Float8(StorageFormat):
     """w = value(code) scale, in float32.
 
-    group: values along K that share a scale, the last of a row perhaps fewer; 0 where a row has one for all.
+    group: values along K that share a scale, the last of a row perhaps fewer; 0 where a row has one for all. alone:
+    whether only weights are meant to be of 8 bits (W8A16), so that products do not round their rows to e4m3 where a GPU
+    has instructions for both.
 
     Parts: codes uint8 [..., N, K], the bits of the numbers; scales float32 [..., N, blocks of K].
     """
 
     group: int = 0
+    alone: bool = False
 
     @property
     def name(self) -> str:
-        return f"e4m3_kg{self.group}" if self.group else "e4m3"
+        kind = "e4m3w" if self.alone else "e4m3"
+        return f"{kind}_kg{self.group}" if self.group else kind
 
     @property
     def block(self) -> tuple[int, int]:

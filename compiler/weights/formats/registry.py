@@ -40,6 +40,8 @@ _FORMATS: dict[str, FormatMaker] = {
     "nvfp4_x": nvfp4,
     "e4m3": lambda group: Float8(),
     "e4m3_k": Float8,
+    "e4m3w": lambda group: Float8(alone=True),
+    "e4m3w_k": lambda group: Float8(group, alone=True),
     **{name: (lambda group, form=form: form) for name, form in GGML_FORMATS.items()},
 }
 

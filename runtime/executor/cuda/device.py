@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...batch.padding import GRAPHED
 from ...errors import UsageError
 from ...format.batch import GPU_INPUTS, SAMPLED
 from ...format.footprint import KV_SHARES, LOGITS_BYTES, batch_limits
@@ -25,17 +26,17 @@ from .host import choose_host_blocks, pin_blocks
 from .launches import ReadyLaunch
 from .memory import PinnedArrays, nbytes_of, upload_nbytes, upload_weights
 
-_SMALL = 512  # tokens of a step whose launches take longer to give than to run, so that a graph pays
-
 
 class CudaDevice:
     """Weights, arena, KV cache and kernels of one engine on one GPU, and its stream.
 
-    Work that is expected is captured in CUDA graphs when the engine is loaded. Of other small steps, such as those that
-    verify guesses, those get a graph whose sizes come again. kv_bytes: memory for the KV cache; default: enough for a
-    full batch, within what is free. swap_bytes: host memory for the KV of preempted requests; default: some, if the
-    cache can run out. section: run this section of the program as a step, instead of the program; several devices that
-    share `cuda` have an engine's weights once. Raises DeviceError or CapacityError before any weight is read.
+    Work that is expected is captured in CUDA graphs when the engine is loaded. Other small steps, such as those with
+    chunks of prompts and those that verify guesses, get a graph when their padded sizes come again.
+
+    kv_bytes: memory for the KV cache; default: enough for a full batch, within what is free. swap_bytes: host memory
+    for the KV of preempted requests; default: some, if the cache can run out. section: run this section of the program
+    as a step, instead of the program; several devices that share `cuda` have an engine's weights once. Raises
+    DeviceError or CapacityError before any weight is read.
     """
 
     turns, screens = 2, False
@@ -131,7 +132,7 @@ class CudaDevice:
     def run(self, work: Work) -> None:
         """As a graph where there is one or will be one, else launch by launch."""
         graph = self._expected.get(_key(work))
-        if work.moves_only or (graph is None and work.sizes["num_tokens"] > _SMALL):
+        if work.moves_only or (graph is None and work.sizes["num_tokens"] > GRAPHED):
             self._walk(work)
         elif graph is not None:
             self.cuda.launch_graph(graph)

@@ -74,19 +74,20 @@ class PinnedArrays:
             here = self._host[start : start + nbytes].view(DTYPES[array.dtype])
             self.arrays[array.name] = here.reshape(limits.shape(array))
             self.addresses[array.plan_name] = device + start
+            self._last_at, self._row_bytes = start, nbytes // len(self.arrays[array.name])
             start += round_up(nbytes)
-        self._last = self.arrays[arrays[-1].name]
 
     def send(self, rows: int) -> None:
         """Copy all to the device, of the last array only the first rows, in the order of the stream."""
-        last = self._last[:rows]
-        end = last.ctypes.data - self._host.ctypes.data + last.nbytes
-        self._cuda.to_device(self._device, self._host[:end])
+        self._cuda.to_device(self._device, self._first(rows))
 
     def fetch(self, rows: int) -> None:
-        """Copy the first rows of each from the device, in the order of the stream."""
-        for array, address in zip(self.arrays.values(), self.addresses.values(), strict=True):
-            self._cuda.to_host(array[:rows], address)
+        """Copy the same from the device: what is not asked for is little beside another copy."""
+        self._cuda.to_host(self._first(rows), self._device)
+
+    def _first(self, rows: int) -> np.ndarray:
+        """The buffer up to so many rows of the last array."""
+        return self._host[: self._last_at + rows * self._row_bytes]
 
 
 def nbytes_of(arrays: Sequence[BatchArray], limits: BatchLimits) -> int:

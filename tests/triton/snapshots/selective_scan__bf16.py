@@ -13,7 +13,7 @@ def state_before(positions, seq_starts, block_tables, max_blocks, seq):
     """First token of the sequence, the one behind its last, whether there is a state, and where it begins."""
     begin = tl.load(seq_starts + seq)
     end = tl.load(seq_starts + seq + 1)
-    position = tl.load(positions + begin)
+    position = tl.load(positions + begin, mask=begin < end, other=0)  # a padded step may have sequences of no tokens
     known = position > 0
     block = tl.load(block_tables + seq.to(tl.int64) * max_blocks + (position - 1) // 32, mask=known, other=0)
     return begin, end, known, block.to(tl.int64) * 192

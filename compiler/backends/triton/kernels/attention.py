@@ -17,6 +17,7 @@ from ..tiling.attention import MOST_SPLITS, Tiling, Workload, decode_tiling, mix
 from ..tiling.choice import Tuner, power_of_two
 from .kv_cache import KvKernel, KvWrite, Piece, item_size, pieces
 
+JOINED = 8  # sequences whose new keys attention writes itself; those of more are shared out by a kernel
 SPLIT_TOKENS = 256  # in larger mixed steps tiles alone keep a device busy
 STATES = tuple(Arg(f"{name}_ptr", "*fp32", ScratchArg(name)) for name in ("peaks", "totals", "partials"))
 
@@ -76,7 +77,7 @@ class Attention(KvKernel[AttentionStep]):
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         moves, write = map(_of_new, self.writer.launches(shape, limits, tuner)) if self.writer else (None, None)
         if shape.decode:
-            attend = self._decode(decode_tiling(self.workload, tuner), self._splits(shape, limits, tuner))
+            attend = self._decode(decode_tiling(self.workload, tuner), self._splits(shape, limits, tuner), shape)
             if any(arg.name == "slot_mapping" for arg in attend[0].args):
                 write = None
         else:
@@ -123,10 +124,11 @@ class Attention(KvKernel[AttentionStep]):
         )  # fmt: skip
         return (attend, self._merge(splits)) if splits > 1 else (attend,)
 
-    def _decode(self, tiling: Tiling, splits: int) -> tuple[LaunchSpec, ...]:
+    def _decode(self, tiling: Tiling, splits: int, shape: Shape) -> tuple[LaunchSpec, ...]:
         source = AttentionSource(
-            self, "attention", tiling.rows, tiling.heads, tiling.tile, tiling.widest, splits > 1, tiling.warps
-        )
+            self, "attention", tiling.rows, tiling.heads, tiling.tile, tiling.widest, splits > 1, tiling.warps,
+            joins=shape.max_tokens <= JOINED,
+        )  # fmt: skip
         grid = (Extent(0, (Term("num_seqs"),)), Extent(self.step.kv.heads * source.head_parts), Extent(splits))
         rest = (batch_arg("context_lens"), batch_arg("block_tables"), size_arg("max_blocks"))
         shared = (*STATES, Arg("counters_ptr", "*i32", CountersArg())) if splits > 1 else ()
@@ -176,7 +178,8 @@ class AttentionSource:
     """What the template of a mixed or decode kernel is rendered for.
 
     A program has `rows` (token, head) pairs of `heads` query heads, and takes `tile` keys at a time; no product is
-    wider than `widest`. split: the keys of a sequence are shared between programs. trees: sequences may verify trees of
+    wider than `widest`. split: the keys of a sequence are shared between programs. joins: new keys
+    may be written, too. trees: sequences may verify trees of
     guesses.
     """
 
@@ -189,13 +192,15 @@ class AttentionSource:
     most_splits: ClassVar[int] = MOST_SPLITS
     split: bool = False
     warps: int = 4
+    joins: bool = False
     trees: bool = False
 
     @property
     def writes(self) -> bool:
         """Whether the program that takes a sequence's last keys stores the new one first: where no other reads it."""
         step = self.layer.step
-        return step.new is not None and not self.trees and self.head_parts == 1 and step.rotary == step.new_rotary
+        alone = self.head_parts == 1 and step.front <= self.tile and not self.trees
+        return step.new is not None and self.joins and alone and step.rotary == step.new_rotary
 
     @property
     def stored(self) -> int:

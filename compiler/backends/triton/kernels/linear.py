@@ -17,16 +17,16 @@ from ....program.steps import linear as steps
 from ....program.steps.base import QuantizedRows
 from ...render import render
 from ..layouts.codes import CodeGroups
-from ..layouts.int8 import Int8Rows
 from ..layouts.registry import LAYOUTS
 from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg
 from ..tiling.choice import Tuner
-from ..tiling.linear import Machine, Product, pick
+from ..tiling.linear import Product, pick
 from .linear_source import RowsSource, SortSource, Source, Tiling, UnpackSource, epilogue_operands
 from .norm import Norm
 
+EIGHT_BITS = ("int8", "fp8")  # modes in which rows are brought to 8 bits first
 LOGIT_ROWS = 64  # beyond decoding, seldom more rows than this are wanted
-_NORMED = 4  # rows that the program of a product that ends last normalizes; more are shared out by a kernel
+_NORMED = 1  # rows that the program of a product that ends last normalizes; more are shared out by a kernel
 _HELD = 32  # elements of a row per thread then
 # the operands of a norm, as those of the product before it
 _NORM = {"x": "y", "r": "norm_in.r", "w": "norm_in.w", "bias": "norm_in.bias", "y": "norm_out.y", "sum": "norm_out.sum"}
@@ -86,11 +86,11 @@ class RowProducts(StepKernel[P]):
         """The same where W has codes."""
         return self.layout if isinstance(self.layout, CodeGroups) else None
 
-    @property
-    def mode(self) -> str:
-        """How operands meet: "dense" and "codes" in 16 bits on matrix units, "int8" in 8, "wide" in float32."""
-        if isinstance(self.layout, Int8Rows):
-            return "wide" if self.experts else "int8"
+    def mode(self, level: int) -> str:
+        """How operands meet on a GPU of that compute capability, 0 for HIP: "dense" and "codes" in 16 bits on matrix
+        units, "int8" and "fp8" in 8, "wide" in float32."""
+        if self.codes and not self.experts and (eight := self.codes.rows8(level)):
+            return eight
         narrow = self.x.dtype in ("bf16", "f16")
         if self.codes:
             return "codes" if narrow and self.codes.fits_matrix_units else "wide"
@@ -109,9 +109,11 @@ class RowProducts(StepKernel[P]):
         return Norm(normed) if normed else None
 
     def _products(self, shape: Shape, tuner: Tuner) -> tuple[LaunchSpec, ...]:
-        tile = self._tile(shape, tuner)
-        if self.mode == "int8":
-            return (self._int8_rows(), self._int8(tile, tuner))
+        tile, mode = self._tile(shape, tuner), self.mode(tuner.target.level)
+        if mode in EIGHT_BITS:
+            last = self._reduce(tile, tuner) if tile.splits > 1 else ()
+            product = self._decode(tile, tuner, shape) if tile.decode else self._many(tile, tuner)
+            return (self._rows(mode), product, *last)
         if tile.unpacked:
             return (self._unpack(), *self._dense_launches(tile, tuner))
         if tile.decode:
@@ -123,8 +125,9 @@ class RowProducts(StepKernel[P]):
     def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:
         tile = self._tile(shape, tuner)
         areas = {}
-        if self.mode == "int8":
-            areas |= {"codes": shape.max_tokens * self.step.k, "scales": 4 * shape.max_tokens}
+        if (mode := self.mode(tuner.target.level)) in EIGHT_BITS:
+            blocks = RowsSource(self, mode).blocks
+            areas |= {"codes": shape.max_tokens * self.step.k, "scales": 4 * shape.max_tokens * blocks}
         if tile.splits > 1:
             parts = len(epilogue_operands(self).parts)
             areas["sums"] = 4 * tile.splits * parts * shape.max_tokens * self.step.columns
@@ -141,13 +144,13 @@ class RowProducts(StepKernel[P]):
             rows = min(rows, 64)  # of codes fewer: decodes would wait for the matrix units
         if self.step.rows == "logit_rows" and not shape.decode:
             rows = min(rows, LOGIT_ROWS)
-        return Tiling.of(pick(self.product(rows), tuner))
+        return Tiling.of(pick(self.product(rows, tuner.target.level), tuner))
 
-    def product(self, rows: int) -> Product:
+    def product(self, rows: int, level: int) -> Product:
         """The facts that its tiling for that many rows depends on."""
         operands, s = epilogue_operands(self), self.step
         return Product(
-            self.mode, self.x.dtype, s.n, s.k, s.columns, len(operands.parts), len(operands.extras), rows,
+            self.mode(level), self.x.dtype, s.n, s.k, s.columns, len(operands.parts), len(operands.extras), rows,
             self.codes.unpacking if self.codes else None, self.experts, self.topk,
         )  # fmt: skip
 
@@ -181,39 +184,41 @@ class RowProducts(StepKernel[P]):
     def _spec(
         self, name: str, tile: Tiling, tuner: Tuner, args: Sequence[Arg], grid: tuple[Extent, Extent, Extent]
     ) -> LaunchSpec:
-        source = Source(self, tile, tuple(args), Machine(tuner.target).level)
+        source = Source(self, tile, tuple(args), tuner.target.level)
         file, entry = f"{self.template}/{name}.py.jinja", f"linear_{name.split('_')[0]}"
         return LaunchSpec(render(file, source, self.step), entry, tuple(args), grid, tile.warps, tile.stages)
 
     def _decode(self, tile: Tiling, tuner: Tuner, shape: Shape) -> LaunchSpec:
-        args = [*self._args().values(), *self._padding(shape)]
+        mode = self.mode(tuner.target.level)
+        args = [*self._read_args(mode).values(), *self._padding(shape)]
         columns = Extent(-(-self.step.columns // tile.n))
         if self.experts:
-            return self._spec(f"decode_{self.mode}", tile, tuner, args, (columns, self._slots, ONE))
+            return self._spec(f"decode_{mode}", tile, tuner, args, (columns, self._slots, ONE))
         if self.norm and shape.max_tokens <= _NORMED and self.norm.block <= _HELD * 32 * tile.warps:
             args += self.pointers(**{name: f"norm_{name.split('.')[1]}_ptr" for name in _NORM.values() if name != "y"})
             args.append(Arg("counters_ptr", "*i32", CountersArg()))
-        return self._spec(f"decode_{self.mode}", tile, tuner, [*args, self.count], (columns, ONE, ONE))
+        return self._spec(f"decode_{mode}", tile, tuner, [*args, self.count], (columns, ONE, ONE))
 
-    def _int8_rows(self) -> LaunchSpec:
-        """x as int8, in scratch."""
-        source = render(f"{self.template}/rows_int8.py.jinja", RowsSource(self), self.step)
-        args = (self._args()["x_ptr"], *_int8_scratch(), self.count)
-        return LaunchSpec(source, "linear_rows", args, (extent(self.num_rows), ONE, ONE), num_warps=4)
+    def _rows(self, mode: str) -> LaunchSpec:
+        """x in 8 bits, in scratch."""
+        source = RowsSource(self, mode)
+        text = render(f"{self.template}/rows.py.jinja", source, self.step)
+        args = (self._args()["x_ptr"], *_row_scratch(mode), self.count)
+        return LaunchSpec(text, "linear_rows", args, (extent(self.num_rows), ONE, ONE), num_warps=4)
 
-    def _int8(self, tile: Tiling, tuner: Tuner) -> LaunchSpec:
-        args = [arg for name, arg in self._args().items() if name != "x_ptr"]
-        columns, blocks = -(-self.step.columns // tile.n), extent(self.num_rows, tile.m)
-        tiles = Extent(
-            blocks.constant * columns, tuple(Term(t.size, t.divide, t.times * columns) for t in blocks.terms)
-        )
-        return self._spec("int8", tile, tuner, [*_int8_scratch(), *args, self.count], (tiles, ONE, ONE))
+    def _read_args(self, mode: str) -> dict[str, Arg]:
+        """All operands, with what `_rows` leaves in place of x."""
+        args = self._args()
+        if mode not in EIGHT_BITS:
+            return args
+        return {arg.name: arg for arg in (*_row_scratch(mode), *args.values()) if arg.name != "x_ptr"}
 
     def _many(self, tile: Tiling, tuner: Tuner) -> LaunchSpec:
-        args = self._args()
+        mode = self.mode(tuner.target.level)
+        args = self._read_args(mode)
         args.pop("index_ptr", None)
         if tile.splits > 1:
-            args = {name: args[name] for name in ("x_ptr", "w_ptr")}
+            args = {name: arg for name, arg in args.items() if name in ("x_ptr", "codes_ptr", "scales_ptr", "w_ptr")}
             args["sums_ptr"] = _scratch("sums", "*fp32")
         if self.experts:
             args |= {"slots_ptr": _scratch("slots"), "experts_ptr": _scratch("experts")}
@@ -222,7 +227,8 @@ class RowProducts(StepKernel[P]):
         tiles = Extent(
             blocks.constant * columns, tuple(Term(t.size, t.divide, t.times * columns) for t in blocks.terms)
         )
-        return self._spec("tile", tile, tuner, [*args.values(), self.count], (tiles, Extent(tile.splits), ONE))
+        name = "w8a8" if mode in EIGHT_BITS else "tile"
+        return self._spec(name, tile, tuner, [*args.values(), self.count], (tiles, Extent(tile.splits), ONE))
 
     def _reduce(self, tile: Tiling, tuner: Tuner) -> tuple[LaunchSpec]:
         args = [arg for name, arg in self._args().items() if name not in ("x_ptr", "w_ptr")]
@@ -295,8 +301,8 @@ def _typed(operand: Operand, kind: str) -> Operand:
     return msgspec.structs.replace(operand, dtype=kind)
 
 
-def _int8_scratch() -> tuple[Arg, Arg]:
-    return _scratch("codes", "*i8"), _scratch("scales", "*fp32")
+def _row_scratch(mode: str) -> tuple[Arg, Arg]:
+    return _scratch("codes", "*i8" if mode == "int8" else "*u8"), _scratch("scales", "*fp32")
 
 
 def _scratch(name: str, kind: str = "*i32") -> Arg:

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from ....program.layout import Layout
 from ....program.steps.linear import Columns
+from ....weights.formats.float8 import TOP, Float8
 from ..spec import Arg
-from ..tiling.choice import Config
-from ..tiling.linear import whole_groups
+from ..tiling.choice import Config, power_of_two
+from ..tiling.linear import sums_of_steps, whole_groups
 from .body import Value, translate
 from .norm import Norm
 
 if TYPE_CHECKING:
     from .linear import RowProducts
+
+MOST_LANES = 4096  # values of a row that a program of four warps holds: 32 per thread
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ class Source:
 
     @property
     def mode(self) -> str:
-        return self.op.mode
+        return self.op.mode(self.level)
 
     @property
     def layout(self) -> Layout:
@@ -187,6 +190,27 @@ class Source:
     def fields(self) -> int:
         """Pieces of x that meet one element of codes."""
         return self.op.codes.fields if self.op.codes else 1
+
+    # -- rows of 8 bits -----------------------------------------------------------------------------------------------
+
+    @property
+    def row_blocks(self) -> int:
+        """Scales of a row of x."""
+        return RowsSource(self.op, self.mode).blocks
+
+    @property
+    def as_rows(self) -> str:
+        """Makes a pointer to bytes one to the elements of x."""
+        return ".to(tl.pointer_type(tl.float8e4nv))" if self.mode == "fp8" else ""
+
+    @property
+    def in_steps(self) -> bool:
+        """Whether the sum of each step is added to the others in float32."""
+        return self.mode == "fp8" and sums_of_steps(self.level)
+
+    @property
+    def sum_type(self) -> str:
+        return "tl.int32" if self.mode == "int8" else "tl.float32"
 
     # -- addresses and masks ------------------------------------------------------------------------------------------
 
@@ -341,14 +365,41 @@ class SortSource:
 
 @dataclass(frozen=True)
 class RowsSource:
-    """The rows of a product, as int8."""
+    """The rows of a product in 8 bits. mode: "int8" or "fp8"."""
 
     op: RowProducts[Any]
+    mode: str
 
     @property
-    def chunk(self) -> int:
-        """Values of a row that are read together: a power of two."""
-        return min(1 << (self.op.step.k - 1).bit_length(), 1024)
+    def group(self) -> int:
+        """Values that share a scale: those of a block of W."""
+        return self.op.step.stored.storage.row_group if self.blocks > 1 else self.op.step.k
+
+    @property
+    def blocks(self) -> int:
+        """Scales of a row."""
+        form = self.op.step.stored.storage
+        return form.blocks(self.op.step.k) if isinstance(form, Float8) else 1
+
+    @property
+    def lanes(self) -> int:
+        """Values that are read together: a power of two, a whole row where registers hold it."""
+        return min(power_of_two(self.group), MOST_LANES)
+
+    @property
+    def chunks(self) -> int:
+        """In how many pieces a row is read."""
+        return -(-self.group // self.lanes)
+
+    @property
+    def together(self) -> int:
+        """Blocks that are read together."""
+        return max(min(MOST_LANES // self.lanes, power_of_two(self.blocks)), 1)
+
+    @property
+    def top(self) -> float:
+        """The largest code."""
+        return 127.0 if self.mode == "int8" else TOP
 
 
 @dataclass(frozen=True)

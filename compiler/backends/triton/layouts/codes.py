@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from ....program.layout import MatrixLayout
+
+Rows8 = Literal["", "int8", "fp8"]  # of 8 bits, with scales; "": none
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,10 @@ class CodeGroups(MatrixLayout):
     def fields(self) -> int:
         """Codes in an element of 16 bits, for products that multiply codes on matrix units; 0 where none do."""
         return 0
+
+    def rows8(self, level: int) -> Rows8:
+        """What rows become that matrix units of a compute capability multiply with these codes as they are."""
+        return ""
 
     @property
     def fits_matrix_units(self) -> bool:

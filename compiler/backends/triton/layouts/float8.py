@@ -1,7 +1,8 @@
 """8-bit floats (weights/formats/float8.py) row by row, and behind all of them the float32 scales of each row.
 
-Matrix instructions take them as bf16 or f16, exactly. Sections are padded to 64 bytes; experts [E, N, K] follow one
-another. NaN is 480 in products: readers of files refuse it, and no encoder makes it.
+Matrix instructions multiply them with rows of e4m3 where a GPU has such, else as bf16 or f16, exactly. Sections are
+padded to 64 bytes; experts [E, N, K] follow one another. NaN is 480 in products of 16 bits: readers of files refuse it,
+and no encoder makes it.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....program.layout import Arrays
+from ....targets import FLOAT8_LEVEL
 from ....weights.formats.float8 import Float8
 from ...cpu.layouts.elements import round_up
-from .codes import CodeGroups, Unpacking
+from .codes import CodeGroups, Rows8, Unpacking
 
 ALIGN = 64
 STEP = 128  # of K at a time, at most
@@ -48,6 +50,11 @@ class Float8Rows(CodeGroups):
     def unpacking(self) -> Unpacking:
         scale_bytes = 4 if self.format.group else 0
         return Unpacking(self.name, self.group, 8, scale_bytes, 2.8, 3.2, 10, 20, whole=not self.format.group)
+
+    def rows8(self, level: int) -> Rows8:
+        """Instructions take 32 values of one block at least."""
+        fits = self.group >= 32 and self.format.group <= 32 * STEP
+        return "fp8" if level >= FLOAT8_LEVEL and fits and not self.format.alone else ""
 
     def misfit(self, n: int, k: int) -> str:
         return ""

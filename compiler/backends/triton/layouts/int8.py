@@ -12,7 +12,7 @@ import numpy as np
 from ....program.layout import Arrays
 from ....weights.formats.channel import ZERO, ChannelInt8
 from ...cpu.layouts.elements import round_up
-from .codes import CodeGroups, Unpacking
+from .codes import CodeGroups, Rows8, Unpacking
 
 ALIGN = 64
 STEP = 128  # of K at a time
@@ -40,6 +40,9 @@ class Int8Rows(CodeGroups):
     @property
     def unpacking(self) -> Unpacking:
         return Unpacking("gi8", STEP, 8, 0, 0.2, 0.2)
+
+    def rows8(self, level: int) -> Rows8:
+        return "int8"
 
     def misfit(self, n: int, k: int) -> str:
         return f"{n} x {k} codes of 8 bits need 64-bit addresses" if n * k >= 2**31 else ""

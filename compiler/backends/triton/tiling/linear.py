@@ -1,8 +1,8 @@
 """Which tilings a product may take on a target, and an estimate of what each costs.
 
 The estimate is a roofline per resource: memory, the second-level cache, matrix units, instruction issue, and the
-latency of the steps that one program takes in turn. Constants are rough figures of the vendors' guides and of published
-microbenchmarks; `icc tune` replaces the choice where a device was at hand.
+latency of the steps that one program takes in turn. Constants were fitted to the tilings of 100 products (bf16, 4 and 8
+bits, 8 to 4,096 rows) timed on an H100: benchmarks/NOTES.md says how well they choose. `icc tune` replaces the choice.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from ....targets import Target
 from ..layouts.codes import Unpacking
 from .choice import Config, Tuner, power_of_two
 
-LATENCY = 0.9e-6  # seconds from a request to memory to its data, under load
-LAUNCH = 2.0e-6  # seconds that one more kernel costs
-CACHE_PER_SM = 50e9  # bytes/s that a multiprocessor reads from the second-level cache
+LATENCY = 0.65e-6  # seconds from a request to memory to its data, under load
+LAUNCH = 1.3e-6  # seconds that one more kernel costs
+CACHE_PER_SM = 92e9  # bytes/s that a multiprocessor reads from the second-level cache
+SPLIT = 3.2e-6  # seconds that a kernel costs which adds up what splits of K left
+SPLIT_PER_SM = 40e9  # bytes/s of these sums that a multiprocessor writes and reads again
+DEPENDENT = 2.8  # times longer than its instructions alone a code takes in a decode kernel, whose warps wait for them
+WARP_SUM = 0.4e-6  # seconds per warp beyond four of a decode kernel of eight rows, whose warps add up their sums
 ISSUE_PER_SM = 3.8e9  # instructions of a warp per second: four schedulers at 60 %
 UNPACK = 14.0  # instructions per value where a matrix is unpacked by itself
 REGISTERS = 65536  # of a multiprocessor, 32 bits each
@@ -31,6 +35,12 @@ def whole_groups(level: int, n: int, warps: int) -> bool:
     if level >= 100:
         return n == 128 and warps == 4
     return level >= 90 and n >= 64 and warps % 4 == 0 and n >= 16 * warps
+
+
+def sums_of_steps(level: int) -> bool:
+    """Whether products of 8-bit floats are added up step by step in float32: the matrix units of sm_89 and sm_90 keep
+    13 bits of their sums (Zhang et al. 2024, SageAttention2; DeepSeek-V3's report, section 3.3.2)."""
+    return level < 100
 
 
 @dataclass(frozen=True)
@@ -70,17 +80,32 @@ class Product:
     @property
     def item(self) -> int:
         """Bytes of an operand that is multiplied."""
-        return 4 if self.mode == "wide" else 2
+        return {"wide": 4, "int8": 1, "fp8": 1}.get(self.mode, 2)
+
+    @property
+    def eight(self) -> bool:
+        """Whether rows are brought to 8 bits first."""
+        return self.mode in ("int8", "fp8")
+
+    @property
+    def blocks(self) -> bool:
+        """Whether scales of blocks of K meet the sums of each step."""
+        return self.codes is not None and self.codes.scale_bytes > 0
+
+    @property
+    def apart(self) -> Unpacking | None:
+        """How codes are taken apart in registers; None where W is multiplied as it lies in memory."""
+        return None if self.eight else self.codes
 
     @property
     def doubled(self) -> bool:
         """Whether a code takes two fields."""
-        return self.codes is not None and self.codes.doubled
+        return self.apart is not None and self.apart.doubled
 
     @property
     def unpacks(self) -> bool:
         """Whether all of W may become a 16-bit matrix first: where enough rows share that work."""
-        return self.codes is not None and self.x_type != "f32" and self.rows >= 16 and not self.experts
+        return self.apart is not None and self.x_type != "f32" and self.rows >= 16 and not self.experts
 
     @property
     def dense(self) -> Product:
@@ -109,12 +134,12 @@ class Machine:
     @property
     def level(self) -> int:
         """Compute capability, 0 for HIP."""
-        return 0 if self.hip else int(self.target.arch.removeprefix("sm_"))
+        return self.target.level
 
     def candidates(self, p: Product) -> list[Config]:
         """All tilings worth a try."""
-        if p.mode == "int8":
-            return self._int8(p)
+        if p.eight:
+            return [*(self._decode(p) if p.mode == "fp8" and p.rows <= 16 else []), *self._eight(p)]
         unpacked = [{**c, "unpacked": 1} for c in self.candidates(p.dense)] if p.unpacks else []
         if p.mode == "wide":
             return [*self._wide(p), *unpacked]
@@ -185,20 +210,33 @@ class Machine:
 
     def _whole(self, p: Product, c: Config) -> bool:
         """Whether values are multiplied, not codes; see Source.whole_values."""
-        whole = p.codes is not None and p.codes.whole
+        whole = p.apart is not None and p.apart.whole
         return whole and not c["decode"] and whole_groups(self.level, c["n"], c["warps"])
 
-    def _int8(self, p: Product) -> list[Config]:
-        """Products of int8 on matrix units, which take at least 16 rows and 32 of K; sums are whole numbers."""
-        m = [min(max(p.rows, 16), 128)] + ([64] if p.rows >= 128 else [])
+    def _eight(self, p: Product) -> list[Config]:
+        """Products of 8 bits on matrix units, which take at least 16 rows and 32 of K.
+
+        Sums of int8 are whole numbers, and stay so: K is not split.
+        """
+        assert p.codes is not None
+        floats = p.mode == "fp8"
+        m = [min(max(p.rows, 16), 128)] + ([64] if p.rows >= 128 else []) + ([256] if floats and p.rows >= 256 else [])
+        steps = -(-p.k // 128)
+        splits = [1, *(s for s in (2, 4, 8) if floats and steps >= 4 * s and p.rows <= 1024)]
+        sums = 64 if not floats or self.level < 90 else 128
         return [
-            {"decode": 0, "m": rows, "n": n, "k": k, "warps": warps, "stages": depth, "splits": 1}
+            {"decode": 0, "m": rows, "n": n, "k": k, "warps": warps, "stages": depth, "splits": split}
             for rows in m
-            for n, warps in ((32, 4), (64, 4), (128, 8))
-            for k in (64, 128)
+            for n, warps in ((32, 4), (64, 4), (128, 4), (128, 8)) if n >= 64 or not floats or self.level < 90
+            for k in ((p.codes.group,) if p.blocks else (64, 128))
             for depth in ((2,) if self.hip else (3, 4))
-            if rows * n * p.parts <= 64 * self.target.warp_size * warps
-        ]
+            for split in splits
+            if rows * n * (p.parts + self._beside(p)) <= sums * self.target.warp_size * warps
+        ]  # fmt: skip
+
+    def _beside(self, p: Product) -> bool:
+        """Whether the sums of a step of 8-bit floats are beside those of all."""
+        return p.mode == "fp8" and (sums_of_steps(self.level) or p.blocks)
 
     def _wide(self, p: Product) -> list[Config]:
         """Products in float32, on the ordinary units: small tiles, for these are rare."""
@@ -226,25 +264,26 @@ class Machine:
         waves = -(-busiest // resident)
         slab = steps * c["k"] * (c["warps"] if c["decode"] else 1)  # of K, per program
         weight = p.matrix_bytes / (p.columns * p.k)  # bytes per column and k
-        rows = min(c["m"], p.rows)
         bands = 1 if p.experts or c["decode"] else -(-tiles_m // 8)  # each reads W from memory once
         memory = active * p.matrix_bytes * bands
-        cache = programs * slab * (c["n"] * weight + rows * 2)
+        cache = programs * slab * (c["n"] * weight + min(c["m"], p.rows) * min(p.item, 2))
+        peak = self.target.peak_i8 if p.eight else self.target.peak_f16
         flops = 2.0 * busiest * c["m"] * c["n"] * p.parts * slab
         bounds = [
-            (memory + 2 * p.k * p.rows) / (0.92e9 * self.target.bandwidth),
+            (memory + 2 * p.k * p.rows) / (0.93e9 * self.target.bandwidth),
             cache / (CACHE_PER_SM * sms),
-            flops * sms / (1e12 * self.target.peak_f16 * self._matrix_rate(p, c, min(resident, busiest))),
+            flops * sms / (1e12 * peak * self._matrix_rate(p, c, min(resident, busiest))),
             busiest * steps * self._instructions(p, c) / ISSUE_PER_SM,
             waves * (steps / max(c["stages"] - 1, 1) + 1) * LATENCY,
         ]
-        extra = LAUNCH
+        extra = LAUNCH + (WARP_SUM * (c["warps"] - 4) * c["m"] / 8 if c["decode"] else 0.0)
+        if p.eight:  # the kernel that brings rows to 8 bits
+            extra += LAUNCH + LATENCY + 3.0 * p.rows * p.k / (0.85e9 * self.target.bandwidth)
         if c["splits"] > 1:
-            extra += LAUNCH + 8.0 * c["splits"] * p.rows * p.columns * p.parts / (CACHE_PER_SM * sms)
+            extra += SPLIT + 8.0 * c["splits"] * p.rows * p.columns * p.parts / (SPLIT_PER_SM * sms)
         if p.experts and not c["decode"]:
             extra += 2 * LAUNCH + 2 * LATENCY * (1 + slots / 1024)
-        idle = 1.1 if programs < 0.8 * sms and not c["decode"] else 1.0  # what else runs seldom fills the others
-        return (extra + max(bounds) + 0.1 * sum(bounds)) * idle
+        return extra + max(bounds) + 0.1 * sum(bounds)
 
     def _unpack_seconds(self, p: Product) -> float:
         """Estimated time in which all of W becomes a 16-bit matrix: read, computed value by value, written."""
@@ -265,8 +304,8 @@ class Machine:
         if self._whole(p, c):
             return 0.7 * max(groups, 0.6)
         if self.level >= 90 and large:  # instructions of a warp group; what they read of shared memory may bound them
-            shared = 1.0 if p.codes else min(1.0, 90 / (64 + 4096 / c["m"]))
-            return (0.6 if p.codes else 0.75) * shared * max(groups, 0.6)
+            shared = 1.0 if p.apart else min(1.0, 90 / (64 + 4096 / c["m"]))
+            return (0.6 if p.apart else 0.75) * shared * max(groups, 0.6)
         return {80: 0.75, 86: 0.75, 89: 0.75, 90: 0.5}.get(self.level, 0.25) * groups
 
     def _instructions(self, p: Product, c: Config) -> float:
@@ -274,12 +313,13 @@ class Machine:
         per_slice = c["n"] * p.parts * c["k"] / 32  # weights per lane
         loads = 60 + c["m"] * c["k"] * 2 / 512 * 3
         if c["decode"]:
-            unpack = p.codes.decode_instructions if p.codes else 0.08
+            unpack = DEPENDENT * p.apart.decode_instructions if p.apart else 0.6 if p.eight else 0.08
             return c["warps"] * (per_slice * (unpack + 0.02 * c["m"]) + loads)
-        unpack = p.codes.tile_instructions if p.codes else 0.05
+        unpack = p.apart.tile_instructions if p.apart else 0.05
         if self._whole(p, c):  # the scale costs one for two values
             return per_slice * (unpack + 0.5) + c["warps"] * 90 + loads
-        products = c["n"] * p.parts * c["m"] / 32 * (1.1 if p.codes else 0.1)
+        each = 1.1 if p.apart else 0.1 + self._beside(p) * (2 if p.blocks else 1)
+        products = c["n"] * p.parts * c["m"] / 32 * each
         return per_slice * unpack + products + c["warps"] * 60 + loads
 
     def _resident(self, p: Product, c: Config) -> int:
@@ -288,7 +328,7 @@ class Machine:
         lanes = self.target.warp_size * c["warps"]
         files = REGISTERS * (2 if self.hip else 1)
         if self.level >= 100 and c["n"] >= 64 and c["warps"] >= 4 and not c["decode"]:  # columns of tensor memory
-            columns = p.parts * (c["m"] + (64 if p.codes else 0))
+            columns = p.parts * (c["m"] + (64 if p.apart else 0))
             fit = min(fit, 512 // power_of_two(max(columns, 32)))
         return min(fit, self.target.max_warps // c["warps"], max(int(files / (self.registers(p, c) * lanes)), 1))
 
@@ -300,9 +340,9 @@ class Machine:
         depth = max(c["stages"] - 1, 1)
         ahead = not c["decode"] and self.level >= 90 and p.mode != "wide"  # a step that runs keeps its operands
         sums = 4 * p.parts * c["m"] * c["n"] * slices if c["decode"] else (4 if self.hip else 2) * c["m"] * c["n"]
-        total = depth * (w + x) + (4096 if p.codes and c["n"] < 16 * c["warps"] else 0)
+        total = depth * (w + x) + (4096 if p.apart and c["n"] < 16 * c["warps"] else 0)
         if ahead:
-            total += x if p.codes else w + x
+            total += x if p.apart else w + x
         return max(total, sums)
 
     def registers(self, p: Product, c: Config) -> int:
@@ -315,7 +355,8 @@ class Machine:
         sums = c["m"] * c["n"] // (self.target.warp_size * c["warps"])
         if self._whole(p, c):
             return min(72 + int(1.6 * sums * p.parts), 255)
-        if not p.codes:
-            return 40 + min(int(1.1 * sums * (p.parts + p.extras)), 160) + old // 2
-        unpacked = 60 + 2 * max(c["n"] // c["warps"] - 16, 0) + p.codes.tile_registers + c["m"] // 128 * old
+        if not p.apart:
+            alive = p.parts + max(p.extras, self._beside(p))
+            return 40 + min(int(1.1 * sums * alive), 160) + old // 2
+        unpacked = 60 + 2 * max(c["n"] // c["warps"] - 16, 0) + p.apart.tile_registers + c["m"] // 128 * old
         return min(unpacked + sums * (p.parts + 1) + (20 + old) * (p.parts - 1), 255)

@@ -6,7 +6,7 @@
 struct k0_attention_shape {
     typedef int8_t T;
     static constexpr int KD = 16, VD = 24, HEADS = 2, GROUP = 2, BLOCK = 16;
-    static constexpr int WINDOW = 20, CHUNK = 32, AHEAD = 0, BIAS = 0, TILE = 8;
+    static constexpr int WINDOW = 20, CHUNK = 32, FRONT = 0, AHEAD = 0, BIAS = 0, TILE = 8;
     static constexpr float SOFTCAP = 5.0f;
     static constexpr bool SHARED = false;
     static constexpr bool ALIBI = true;
@@ -73,8 +73,8 @@ static void k0_attention(const Ctx& c) {
         items += (int64_t)((b.seq_starts[s + 1] - b.seq_starts[s] + S::TILE - 1) / S::TILE) * HEADS;
         if (b.context_lens[s] > longest) longest = b.context_lens[s];
     }
-    const int64_t splits = (longest + SEGMENT - 1) / SEGMENT;
-    const bool split = c.threads > 1 && splits > 1 && items < 4 * c.threads && items * splits <= PARTIALS;
+    const int64_t lead = S::FRONT > 0, splits = lead + (longest + SEGMENT - 1) / SEGMENT;
+    const bool split = c.threads > 1 && splits > lead + 1 && items < 4 * c.threads && items * splits <= PARTIALS;
     auto* partials = (typename Tile::State*)c.shared;
 
     // Where item `i` lies; items ascend, so the search goes on from the last sequence.
@@ -93,13 +93,14 @@ static void k0_attention(const Ctx& c) {
             seq_items += here, ++seq;
         }
     };
-    const auto load_queries = [&](const Place& at) {
+    const auto load_queries = [&](const Place& at, bool front) {
         for (int r = 0; r < at.tokens * GROUP; ++r) {
             const int64_t t = at.token + r / GROUP;
             const float* q = c.input<const float>(0) + t * 64 + (at.head * GROUP + r % GROUP) * S::KD;
             float x[S::KD];
             memcpy(x, q, sizeof x);
-            const int64_t turn = clamp_row(b.positions[t], 64) * 8;
+            const int at_position = b.positions[t];
+            const int64_t turn = clamp_row(at_position, 64) * 8;
             rotate_head<8, true>(x, c.input<const float>(1) + turn, c.input<const float>(2) + turn);
             for (int d = 0; d < S::KD; ++d) x[d] *= 0.25f;
             w.set_query(r, x);
@@ -114,17 +115,19 @@ static void k0_attention(const Ctx& c) {
             if (last + 1 > high) high = last + 1;
         }
     };
+    // Part -1 are the first tokens, to which queries have other distances than they have positions: load_queries(.., true).
     const auto run_segment = [&](const Place& at, int part) {
         int low, high;
         keys_of(at, low, high);
-        const int from = part * SEGMENT > low ? part * SEGMENT : low;
-        const int to = (part + 1) * SEGMENT < high ? (part + 1) * SEGMENT : high;
+        const bool front = part < 0;
+        const int from = front ? 0 : part * SEGMENT > low ? part * SEGMENT : low;
+        const int to = front ? Tile::last_front(high - 1) + 1 : (part + 1) * SEGMENT < high ? (part + 1) * SEGMENT : high;
         const int root = b.seq_starts[at.seq];
         const bool tree = b.parents && root + 1 < b.seq_starts[at.seq + 1] && b.parents[root + 1] >= 0;
         Tile::segment(w, c, b.block_tables + (int64_t)at.seq * b.max_blocks, at.head, at.tokens * GROUP, at.token,
                       tree ? b.positions[root] : INT_MAX, b.context_lens[at.seq], from, to,
                       slopes ? slopes + at.head * GROUP : nullptr,
-                      bias ? bias + (int64_t)at.head * GROUP * S::BIAS : nullptr);
+                      bias ? bias + (int64_t)at.head * GROUP * S::BIAS : nullptr, front);
     };
     const auto write = [&](const Place& at, int r, typename Tile::State& state) {
         const int head = at.head * GROUP + r % GROUP;
@@ -136,23 +139,25 @@ static void k0_attention(const Ctx& c) {
         for (int64_t i; (i = c.next->fetch_add(1, std::memory_order_relaxed)) < items;) {
             const Place at = locate(i);
             const int rows = at.tokens * GROUP;
-            load_queries(at);
             int low, high;
             keys_of(at, low, high);
             typename Tile::State* states = (typename Tile::State*)(c.scratch + sizeof(typename Tile::Work));
             for (int r = 0; r < rows; ++r) Tile::begin(states[r]);
-            for (int part = low / SEGMENT; part * SEGMENT < high; ++part) {
+            const auto add = [&](int part) {
                 run_segment(at, part);
                 for (int r = 0; r < rows; ++r) Tile::merge(states[r], w.peak[r], hsum(vload(w.sum[r])), w.o + r * S::WIDTH);
-            }
+            };
+            load_queries(at, false);
+            for (int part = low / SEGMENT; part * SEGMENT < high; ++part) add(part);
             for (int r = 0; r < rows; ++r) write(at, r, states[r]);
         }
         return;
     }
     for (int64_t i; (i = c.next->fetch_add(1, std::memory_order_relaxed)) < items * splits;) {
         const Place at = locate(i / splits);
-        load_queries(at);
-        run_segment(at, (int)(i % splits));
+        const int part = (int)(i % splits - lead);
+        load_queries(at, part < 0);
+        run_segment(at, part);
         for (int r = 0; r < at.tokens * GROUP; ++r) {
             typename Tile::State& state = partials[i * ROWS + r];
             state.peak = w.peak[r], state.sum = hsum(vload(w.sum[r]));

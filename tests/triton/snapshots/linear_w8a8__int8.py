@@ -1,4 +1,4 @@
-# linear_int8(codes_ptr: *i8, scales_ptr: *fp32, w_ptr: *u8, y_ptr: *bf16, num_rows?: i32)
+# linear_w8a8(codes_ptr: *i8, scales_ptr: *fp32, w_ptr: *u8, y_ptr: *bf16, num_rows?: i32)
 # grid (1 * ceil(num_tokens / 32), 1, 1), 4 warps, 4 stages
 # triton/common.py.jinja
 
@@ -27,7 +27,7 @@ BAND = tl.constexpr(8)
 
 
 @triton.jit
-def linear_int8(codes_ptr, scales_ptr, w_ptr, y_ptr, num_rows):
+def linear_w8a8(codes_ptr, scales_ptr, w_ptr, y_ptr, num_rows):
     """One tile; steps of BK over K."""
     pid = tl.program_id(0)
     top = pid // (BAND * TILES_N) * BAND
@@ -39,7 +39,8 @@ def linear_int8(codes_ptr, scales_ptr, w_ptr, y_ptr, num_rows):
     rows = tile_m * BM + tl.arange(0, BM)
     in_rows = rows < num_rows
     x_at = codes_ptr + (rows.to(tl.int64) * K)[None, :]
-    x_scale = tl.load(scales_ptr + rows, mask=in_rows, other=0.0)
+    x_scales = scales_ptr + rows * 1
+    x_scale = tl.load(x_scales, mask=in_rows, other=0.0)
     codes = (w_ptr).to(tl.pointer_type(tl.int8))
     scales = (w_ptr + 4096).to(tl.pointer_type(tl.float32))
     row0 = 0 + 1 * first
@@ -53,8 +54,9 @@ def linear_int8(codes_ptr, scales_ptr, w_ptr, y_ptr, num_rows):
         w0 = load(w0_at + w_k, None)
         sum0 = tl.dot(w0, x, sum0, out_dtype=tl.int32)
     acc0 = sum0.to(tl.float32) * word0[:, None] * x_scale[None, :]
+    r = rows
     c = cols[:, None]
-    r = rows[None, :]
+    r = r[None, :]
     keep = in_rows[None, :] & (c < WIDTH)
     y_at = y_ptr + r.to(tl.int64) * 32 + c
     tl.store(y_at, (acc0).to(y_ptr.dtype.element_ty), mask=keep)

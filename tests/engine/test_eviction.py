@@ -1,0 +1,101 @@
+"""--kv-policy: engines that give tokens up say so, keep within their memory, and answer as the reference does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import icc
+import numpy as np
+import pytest
+from icc.compiler.errors import UsageError
+from icc.compiler.eviction import read_eviction
+from icc.compiler.frontend.load import load_graph
+from icc.compiler.graph.interpret import interpret
+from icc.passes import pipelines
+from icc.passes.base import PassContext
+from icc.passes.manager import run_passes
+from icc.runtime.commands.inspect import describe_engine
+from icc.runtime.commands.memory import certify
+
+LENGTH, STEP, BATCH = 400, 48, 2
+STREAMING = "streaming:sinks=4,window=40"
+LIMITS = {"max_seq_len": LENGTH, "max_step_tokens": STEP, "max_batch_size": BATCH}
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    config = tiny.tiny_configs()["llama"]
+    config.max_position_embeddings = 64  # a policy that bounds distances goes on beyond it
+    tiny.save_tiny(config, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def streaming(model: Path) -> Path:
+    return icc.compile(model, model.parent / "streaming.engine", target="native", kv_policy=STREAMING, **LIMITS)
+
+
+def reference(model: Path, policy: str, ids: list[int]) -> np.ndarray:
+    """Logits of every token by the interpreter."""
+    graph = load_graph(model, LENGTH, policy=read_eviction(policy))
+    for phase in (pipelines.canonicalize(), pipelines.attention(policy)):
+        run_passes(graph, phase, PassContext())
+    return interpret(graph, ids, list(range(len(ids)))).numpy()
+
+
+def difference(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+IDS = np.random.default_rng(0).integers(3, 119, 300).tolist()
+
+
+def test_streaming_answers_as_the_reference_far_beyond_the_models_positions(model: Path, streaming: Path) -> None:
+    with icc.load(streaming, threads=2) as llm:
+        assert difference(llm.logits(IDS), reference(model, STREAMING, IDS)) < 1e-4
+        params = icc.SamplingParams(max_tokens=90, temperature=0.0, ignore_eos=True)
+        [first] = llm.generate([IDS[:90]], params)
+        teacher = llm.logits([*IDS[:90], *first.token_ids])[89:-1]
+        assert np.argmax(teacher, axis=1).tolist() == list(first.token_ids)  # one by one, or in chunks
+        loop = llm.loop
+        again, other = loop.add(IDS[:90], params)[0], loop.add(IDS[90:200], params)[0]
+        group, most, steps = loop.scheduler.kv.groups[0], 0, 0
+        while loop.has_work():
+            loop.step()
+            steps += 1
+            most = max(most, group.pool.num_blocks - group.pool.num_available)
+            if steps % 30 == 0 and loop.scheduler.num_running > 1:
+                loop.scheduler._preempt(loop.scheduler._running[-1])
+        assert again.token_ids == list(first.token_ids) and again.num_cached_tokens > 0
+        assert loop.scheduler.num_preemptions > 0 and len(other.token_ids) == 90
+        sinks, window = 1, -(-40 // group.block_size) + 1
+        assert most <= BATCH * (sinks + window) + STEP // group.block_size + BATCH < 2 * LENGTH // group.block_size
+
+
+def test_an_engine_says_that_it_is_lossy(streaming: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = json.loads((streaming / "engine.json").read_text())
+    assert manifest["eviction"]["lossy"] is True and manifest["eviction"]["policy"] == STREAMING
+    facts: Any = describe_engine(streaming)
+    assert facts["eviction"]["tokens"] == 44 and "nothing of what lay between" in facts["eviction"]["loses"]
+    assert facts["kv_cache"]["groups"][0]["keeps"] == "streaming of 40 and 4 in front (lossy)"
+
+
+def test_the_certificate_does_not_grow_with_the_length(streaming: Path) -> None:
+    def blocks(length: int) -> int:
+        found: Any = certify(streaming, 1, length)["kv_cache"]
+        assert found[0]["keeps"] == "streaming 4 + 40 (lossy)"
+        return found[0]["blocks"]
+
+    assert blocks(200) == blocks(400) < 400 // 32
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [("lru", "is unknown"), ("streaming:sink=3", "no size of streaming"), ("streaming:window=8", "a window of 32")],
+)
+def test_a_policy_that_is_none_is_refused(policy: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        icc.compile(tmp_path, tmp_path / "e", kv_policy=policy)

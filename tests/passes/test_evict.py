@@ -1,0 +1,76 @@
+"""evict: which attention gives tokens up, and what cannot have it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from graph_tracing import Value, icc, trace
+from icc.compiler.errors import UsageError
+from icc.compiler.graph.graph import Graph
+from icc.compiler.graph.parser import parse_graph
+from icc.compiler.graph.printer import print_graph
+from icc.compiler.ops import OPS
+from icc.passes.attention.evict import Evict
+from icc.passes.base import PassContext
+from icc.passes.manager import run_passes
+
+POLICY = "streaming:sinks=2,window=32"
+TABLES = {"cos": "f32[64, 8]", "sin": "f32[64, 8]"}
+
+
+def run(fn: object, **inputs: str) -> Graph:
+    """The graph after two runs, of which the second finds nothing to do."""
+    graph = trace(fn, positions="", q="f32[T, 4, 8]", k="f32[T, 2, 8]", **inputs)  # type: ignore[arg-type]
+    first, second = (run_passes(graph, [Evict(POLICY)], PassContext())[0] for _ in range(2))
+    assert first.modified and not second.modified
+    return graph
+
+
+def paged(q: Value, k: Value, positions: Value, cos: Value, sin: Value, layer: int, window: int = 0) -> Value:
+    tables = cos, sin, cos, sin
+    return icc.paged_attention.default(
+        q, k, k, positions, *tables, None, None, layer, 0.5, window, 0, 0.0, "half"
+    )  # fmt: skip
+
+
+def test_layers_with_a_window_stay_as_they_are() -> None:
+    def fn(positions: Value, q: Value, k: Value, cos: Value, sin: Value) -> Value:
+        return paged(paged(q, k, positions, cos, sin, 0, 9), k, positions, cos, sin, 1)
+
+    graph = run(fn, **TABLES)
+    assert [node.args[18:] for node in graph.attention_nodes] == [(), (POLICY,)]
+    assert parse_graph(text := print_graph(graph)) is not None and POLICY in text
+
+
+def test_refuses_what_has_windows_alone() -> None:
+    def fn(positions: Value, q: Value, k: Value, cos: Value, sin: Value) -> Value:
+        return paged(q, k, positions, cos, sin, 0, 9)
+
+    with pytest.raises(UsageError, match="no layer of the model keeps all tokens"):
+        run(fn, **TABLES)
+
+
+def test_refuses_positions_outside_of_attention() -> None:
+    """Learned ones, or rotary embedding of a part of keys that the kernel does not rotate (latent caches)."""
+
+    def fn(positions: Value, q: Value, k: Value, cos: Value, sin: Value, table: Value) -> Value:
+        return paged(q + icc.embedding.default(positions, table).view(-1, 1, 8), k, positions, cos, sin, 0)
+
+    with pytest.raises(UsageError, match="cannot have it"):
+        run(fn, table="f32[64, 8]", **TABLES)
+
+
+def test_distances_are_those_of_a_cache_without_gaps() -> None:
+    """The reference is the model itself on what is kept, at positions 0, 1, 2 .. (the paper's definition)."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(60, 4, 8), *torch.randn(2, 60, 2, 8)
+    angles = torch.outer(torch.arange(64.0), 0.3 ** torch.arange(4)).repeat(1, 2)
+    cos, sin = angles.cos(), angles.sin()
+    rest = None, None, 0, 0.3, 0, 0, 0.0, "half"
+    op = OPS["paged_attention"].reference
+    got = op(q, k, v, torch.arange(60), cos, sin, cos, sin, *rest, 0, None, POLICY)
+    for last in (0, 20, 33, 34, 59):
+        kept = [i for i in range(last + 1) if i < 2 or i > last - 32]
+        at = torch.arange(len(kept))
+        full = op(q[kept], k[kept], v[kept], at, cos, sin, cos, sin, *rest)
+        assert torch.allclose(got[last], full[-1], atol=1e-5), last

@@ -1,0 +1,38 @@
+# linear_rows(x_ptr: *bf16, codes_ptr: *i8, scales_ptr: *fp32, num_rows?: i32)
+# grid (1 * ceil(num_tokens / 1), 1, 1), 4 warps, 2 stages
+# triton/common.py.jinja
+
+
+K = tl.constexpr(128)
+BLOCKS = tl.constexpr(1)
+GROUP = tl.constexpr(128)
+LANES = tl.constexpr(128)
+TOP = tl.constexpr(127.0)
+
+
+@triton.jit
+def scale_of(peak, poison):
+    """What peaks are divided by, and what values are multiplied with; `poison` is NaN where a value is not finite."""
+    inverse = tl.where((poison == 0.0) & (peak > 1e-30), TOP / tl.maximum(peak, 1e-30), 0.0)
+    return tl.where(poison == 0.0, peak / TOP, float("nan")), inverse
+
+
+@triton.jit
+def codes_of(x, inverse):
+    """Values as codes; 0 where the largest of all is."""
+    scaled = tl.where(inverse > 0.0, x * inverse, 0.0)
+    return tl.floor(scaled + 0.5).to(tl.int8)
+
+
+@triton.jit
+def linear_rows(x_ptr, codes_ptr, scales_ptr, num_rows):
+    """One row."""
+    row = tl.program_id(0)
+    x_at = x_ptr + row.to(tl.int64) * 128
+    codes_at = codes_ptr + row.to(tl.int64) * K
+    scales_at = scales_ptr + row * BLOCKS
+    k = tl.arange(0, LANES)
+    x = tl.load(x_at + k, mask=k < K, other=0.0).to(tl.float32)
+    scale, inverse = scale_of(tl.max(tl.abs(x), axis=0), tl.sum(x * 0.0, axis=0))
+    tl.store(scales_at, scale)
+    tl.store(codes_at + k, codes_of(x, inverse), mask=k < K)

@@ -1,0 +1,65 @@
+# linear_w8a8(codes_ptr: *u8, scales_ptr: *fp32, w_ptr: *u8, y_ptr: *bf16, num_rows?: i32)
+# grid (2 * ceil(num_tokens / 16), 1, 1), 4 warps, 3 stages
+# triton/common.py.jinja
+
+
+N = tl.constexpr(64)
+K = tl.constexpr(256)
+WIDTH = tl.constexpr(64)
+BN = tl.constexpr(32)
+BM = tl.constexpr(16)
+BLOCKS = tl.constexpr(1)
+
+
+@triton.jit
+def load(at, mask):
+    """Elements under a mask that may be None; 0 elsewhere."""
+    if mask is None:
+        value = tl.load(at)
+    else:
+        value = tl.load(at, mask=mask, other=0.0)
+    return value
+
+
+BK = tl.constexpr(64)
+STEPS = tl.constexpr(4)
+TILES_N = tl.constexpr(2)
+BAND = tl.constexpr(8)
+
+
+@triton.jit
+def linear_w8a8(codes_ptr, scales_ptr, w_ptr, y_ptr, num_rows):
+    """One tile; steps of BK over K."""
+    pid = tl.program_id(0)
+    top = pid // (BAND * TILES_N) * BAND
+    height = tl.minimum(tl.cdiv(num_rows, BM) - top, BAND)
+    tile_m = top + pid % (BAND * TILES_N) % height
+    first = pid % (BAND * TILES_N) // height * BN
+    tile = tl.arange(0, BN)
+    cols = first + tile
+    rows = tile_m * BM + tl.arange(0, BM)
+    in_rows = rows < num_rows
+    x_at = codes_ptr.to(tl.pointer_type(tl.float8e4nv)) + (rows.to(tl.int64) * K)[None, :]
+    x_scales = scales_ptr + rows * 1
+    x_scale = tl.load(x_scales, mask=in_rows, other=0.0)
+    matrix = w_ptr.to(tl.pointer_type(tl.float8e4nv))
+    scales = (w_ptr + 16384).to(tl.pointer_type(tl.float32))
+    row0 = 0 + 1 * first
+    sum0 = tl.zeros([BN, BM], tl.float32)
+    w0_at = matrix + row0.to(tl.int64) * K + (tile * 1 * K)[:, None]
+    word0_at = scales + row0.to(tl.int64) * BLOCKS + tile * 1 * BLOCKS
+    word0 = load(word0_at, None)
+    for step in tl.range(0, STEPS, num_stages=3):
+        x_k = step * BK + tl.arange(0, BK)[:, None]
+        w_k = step * BK + tl.arange(0, BK)[None, :]
+        x = load(x_at + x_k, in_rows[None, :])
+        w0 = load(w0_at + w_k, None)
+        sum0 = dot(w0, x, sum0)
+    acc0 = sum0.to(tl.float32) * word0[:, None] * x_scale[None, :]
+    r = rows
+    c = cols[:, None]
+    r = r[None, :]
+    keep = in_rows[None, :] & (c < WIDTH)
+    y_at = y_ptr + r.to(tl.int64) * 64 + c
+    tl.store(y_at, (acc0).to(y_ptr.dtype.element_ty), mask=keep)
+
