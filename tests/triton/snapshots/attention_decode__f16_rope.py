@@ -171,7 +171,6 @@ def attention(
     d = 0 + tl.arange(0, 32)
     mask = inside[:, None] & (d < VALUE_DIM)[None, :]
     tl.store(partials_ptr + at[:, None] * VALUE_DIM + d[None, :], (acc0), mask=mask)
-    # the next kernel may begin
     tl.debug_barrier()  # all that this program wrote comes before it counts
     counter_ptr = counters_ptr + sequence * tl.num_programs(1) + tl.program_id(1)
     if tl.atomic_add(counter_ptr, 1) == used - 1:
