@@ -11,6 +11,7 @@ from building import build
 from icc.compiler.backends.triton.plan import Planned, plan_program
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.backends.triton.tiling.choice import Tuner
+from icc.compiler.backends.triton.tiling.tuned import load_tuned
 from icc.compiler.options import CompileOptions
 from icc.compiler.planning.plan import make_plan as plan_model
 from icc.compiler.program.program import Program
@@ -31,7 +32,9 @@ BUDGET = 5  # q, k and v; attention; its output and the norm; gate and up; down 
 
 def launches(program: Program, limits: Limits, target: str, sequences: int) -> list[int]:
     """Kernels of each step of the program that one decode step runs."""
-    planned: Planned = plan_program(program, limits, Tuner(TARGETS[target]), [Shape(sequences, True)])
+    planned: Planned = plan_program(
+        program, limits, Tuner(TARGETS[target], load_tuned(TARGETS[target])), [Shape(sequences, True)]
+    )
     [phase] = planned.phases
     sizes = dict.fromkeys(SIZES, sequences) | {"num_moves": 0}
     return [
@@ -39,12 +42,12 @@ def launches(program: Program, limits: Limits, target: str, sequences: int) -> l
     ]
 
 
-def check(program: Program, limits: Limits, target: str) -> None:
-    """From behind one layer's attention to behind the next one's."""
+def check(program: Program, limits: Limits, target: str, more: int = 0) -> None:
+    """From behind one layer's attention to behind the next one's. more: than the budget."""
     first, second, *_ = (at for at, step in enumerate(program.steps) if isinstance(step, Attention))
     for sequences, most in ((1, BUDGET), (4, BUDGET + 2), (16, BUDGET + 3)):
         counts = launches(program, limits, target, sequences)
-        assert sum(counts[first + 1 : second + 1]) <= most, (target, sequences, counts)
+        assert sum(counts[first + 1 : second + 1]) <= most + more, (target, sequences, counts)
         assert sum(counts[:first]) <= 3  # the embedding, its norm, q, k and v
 
 
@@ -60,4 +63,5 @@ def test_a_layer_of_llama_8b_does(quant: str, tmp_path: Path) -> None:
     names = ["h100", "b200", "a100"]
     options = CompileOptions(model=tmp_path, output=Path(), target=names[0], quant=quant, max_seq_len=8192)
     for name, planned in zip(names, plan_model(options, names).targets, strict=True):
-        check(planned.planned.program, planned.planned.limits, name)
+        split = 2 * (name == "a100")  # down is split over K there, which takes two kernels, and the norm another
+        check(planned.planned.program, planned.planned.limits, name, split)
