@@ -97,10 +97,19 @@ class Run:
 
 def random_model(config: Any, task: str = "generate") -> Any:
     """The model of `config` for a task, eager attention, with random weights that make every layer matter."""
-    import torch
     import transformers
+    from icc.compiler.frontend.source.model import parts_that_can_be_built
 
     builder = getattr(transformers, BUILDERS[task])
+    with contextlib.ExitStack() as stack:
+        if task == "generate":
+            stack.enter_context(parts_that_can_be_built(config.get_text_config()))
+        return _filled(builder, config)
+
+
+def _filled(builder: Any, config: Any) -> Any:
+    import torch
+
     with torch.device("meta"):
         shape = builder.from_config(config)
     count = sum(p.numel() for p in shape.parameters())

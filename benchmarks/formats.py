@@ -225,12 +225,13 @@ CHECKPOINTS: dict[str, tuple[str, Callable[[Path], Written]]] = {
 
 @dataclass
 class Row:
-    """One line of the table. values: (rows found, rows expected)."""
+    """One line of the table. values: (rows found, rows expected). bf16: rows found when rounded to it."""
 
     title: str
     oracle: str
     stored: str = ""
     values: tuple[int, int] | None = None
+    bf16: int = 0
     kl: float | None = None
     bits: float | None = None
     file_bits: float | None = None
@@ -243,7 +244,9 @@ class Row:
             if self.values is None
             else "equal"
             if self.values[0] == self.values[1]
-            else f"{self.values[0]} of {self.values[1]}"
+            else "equal in bf16"
+            if self.bf16 == self.values[1]
+            else f"{self.values[0]} of {self.values[1]}, in bf16 {self.bf16}"
         )
         numbers = [
             f"{x:.{d}f}" if x is not None else "" for x, d in ((self.kl, 6), (self.bits, 2), (self.file_bits, 2))
@@ -282,9 +285,13 @@ def measure(title: str, oracle: str, write: Callable[[Path], Written], quant: st
         own = [(values, size) for kind, values, size in weights if kind == row.stored]
         row.bits = 8 * sum(size for _, size in own) / sum(values.numel() for values, _ in own)
         if quant == "none":
-            there = Counter(line.numpy().tobytes() for values, _ in own for line in values + 0.0)
+            there = Counter(line.numpy().tobytes() for _, values, _ in weights for line in values + 0.0)
             needed = Counter(line.numpy().tobytes() for values in expected.values() for line in values.float() + 0.0)
             row.values = (sum((there & needed).values()), sum(needed.values()))
+            rounded = Counter(
+                line.bfloat16().float().numpy().tobytes() for _, values, _ in weights for line in values + 0.0
+            )
+            row.bf16 = sum((rounded & needed).values())  # of a library that gives bf16
             row.file_bits = stored_bits(source, expected)
     row.speed = kernel_speed(row.stored)
     return row
@@ -306,7 +313,7 @@ def engine_weights(engine: Path) -> list[tuple[str, Tensor, int]]:
         name = operand["name"]
         if (kind := program["weights"][name]["format"]).startswith("tile_"):
             continue  # dense
-        form = find_format(kind)
+        form = find_format(step.get("stored", {}).get("format", kind))
         begin, end = (start + at for at in header[name]["data_offsets"])
         shape = tuple(program["weights"][name]["shape"])
         parts = LAYOUTS.find(form, "product").unpack(np.frombuffer(raw[begin:end], np.uint8), shape)

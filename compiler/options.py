@@ -149,6 +149,14 @@ class CompileOptions:
         _choice("--kv-cache", self.kv_cache, tuple(KV_DTYPES))
         policy = read_eviction(self.kv_policy)
         object.__setattr__(self, "kv_policy", ALL if policy is None else str(policy))  # as written out
+        if policy is not None and policy.chooses:
+            if find_target(self.target).backend != "cpu":
+                raise UsageError(
+                    f"--kv-policy {policy}: there are no kernels for --target {self.target}",
+                    "use --target cpu, or --kv-policy streaming",
+                )
+            if self.spec != "none":
+                raise UsageError(f"--kv-policy {policy}: what guesses evict cannot be taken back", "leave --spec out")
         if policy is not None and self.task != "generate":
             raise UsageError(f"--kv-policy is for texts that go on, and --task {self.task} reads whole ones")
         if self.tune and not find_target(self.target).is_here:

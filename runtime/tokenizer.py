@@ -28,6 +28,7 @@ class Tokenizer:
         # a checkpoint may store settings for training batches; here one text in must give all its tokens
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._alone: dict[tuple[int, bool], str] = {}  # texts of single tokens, as they are asked for
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_tokens = {token.content: number for number, token in added.items() if token.special}
         decoder = self._tokenizer.decoder
@@ -64,6 +65,16 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the token ids; bytes that are not UTF-8 come out as U+FFFD."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def decode_shown(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """The same; one token is decoded once, as it comes before every other token again and again."""
+        if len(token_ids) != 1:
+            return self.decode(token_ids, skip_special_tokens)
+        key = token_ids[0], skip_special_tokens
+        text = self._alone.get(key)
+        if text is None:
+            text = self._alone[key] = self.decode(token_ids, skip_special_tokens)
+        return text
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; special tokens by their texts."""
@@ -106,7 +117,7 @@ class Detokenizer:
         return self._piece(flush=True)
 
     def _piece(self, flush: bool) -> str:
-        before = self._tokenizer.decode(self._window[: self._shown], self._skip)
+        before = self._tokenizer.decode_shown(self._window[: self._shown], self._skip)
         after = self._tokenizer.decode(self._window, self._skip)
         if after.endswith(_REPLACEMENT) and not flush:
             return ""

@@ -222,6 +222,11 @@ def tiny_configs() -> dict[str, Any]:
             mamba_dt_rank=8,
             layer_types=["linear_attention", "hybrid", "hybrid"],
         ),
+        "zaya-grouped_convolutions": t.ZayaConfig(
+            **{**GQA, "head_dim": 16},
+            num_experts=4,
+            moe_intermediate_size=48,
+        ),
         "gemma3n-sparse_activations": t.Gemma3nTextConfig(
             **{**GQA, "num_hidden_layers": 3},
             head_dim=16,

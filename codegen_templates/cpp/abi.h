@@ -3,7 +3,7 @@
 #pragma once
 #include <stdint.h>
 
-#define ICC_ABI_VERSION 5
+#define ICC_ABI_VERSION 6
 
 extern "C" {
 
@@ -28,6 +28,7 @@ struct icc_batch {
     const int32_t* moves;           // [M, 2] slots whose K and V are copied, from and to, in order, before all else
     int32_t num_moves;              // M
     int32_t* drafts;                // [L, heads, ranks] written by the section of the draft heads, if there is one
+    const int32_t* prompt_lens;     // [S] tokens that a sequence began with
 };
 
 // A tree of drafts: its first token is the last that was sampled, at position p. The others follow their parents, so

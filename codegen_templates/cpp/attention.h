@@ -181,20 +181,25 @@ template <class S> struct AttentionTile {
         }
     }
 
+    // Scores of sixteen keys of a row, as softmax takes them but for distances and what is not seen.
+    static VF scored(const Work& w, const Chunk<T>& chunk, int row, int u) {
+        VF x = vload(w.s + row * KEYS + 16 * u);
+        if (SCALED) x = x * vload(chunk.k_scale[u]);
+        if constexpr (Block::CENTRED) x = fma(vf(w.q_sum[row]), vload(chunk.k_centre[u]), x);
+        if (S::SOFTCAP != 0.0f) x = vf(S::SOFTCAP) * vtanh(x * vf(1.0f / (S::SOFTCAP != 0.0f ? S::SOFTCAP : 1.0f)));
+        return x;
+    }
+
     // Online softmax of one row over the chunk: scores become weights, the row's output is rescaled.
     // It sees the keys low to last; distances count from `position`. bias: of distance 0, for the row's head.
     static void soften(Work& w, const Chunk<T>& chunk, int row, int base, int position, int low, int last, float slope,
                        const float* bias) {
-        const float* s = w.s + row * KEYS;
         const bool whole = low <= base && last >= base + KEYS - 1;
         VF x[LANES], top = vf(-INFINITY);
         VB seen[LANES];
         for (int u = 0; u < LANES; ++u) {
-            x[u] = vload(s + 16 * u);
-            if (SCALED) x[u] = x[u] * vload(chunk.k_scale[u]);
-            if constexpr (Block::CENTRED) x[u] = fma(vf(w.q_sum[row]), vload(chunk.k_centre[u]), x[u]);
+            x[u] = scored(w, chunk, row, u);
             const VI j = iota() + vi(base + 16 * u);
-            if (S::SOFTCAP != 0.0f) x[u] = vf(S::SOFTCAP) * vtanh(x[u] * vf(1.0f / (S::SOFTCAP != 0.0f ? S::SOFTCAP : 1.0f)));
             if (S::ALIBI) x[u] = fma(vf(slope), to_float(j - vi(position)), x[u]);
             if (S::BIAS) x[u] = x[u] + vload(bias + (base + 16 * u - position));
             if (!whole) {
@@ -307,9 +312,9 @@ template <class S> struct AttentionTile {
 
     // All chunks of one segment for `rows` rows; row r is token `token` + r / GROUP, query head r % GROUP. The tile is
     // part of a tree of drafts that begins at position `start`, or of none (INT_MAX). front: its keys are the first ones.
-    static void segment(Work& w, const Ctx& c, const int32_t* table, int head, int rows, int token, int start,
-                        int context, int from, int to, const float* slopes, const float* bias, bool front) {
-        const int32_t* positions = c.batch->positions + token;
+    // positions: of the rows' tokens, or where they are in the cache.
+    static void segment(Work& w, const Ctx& c, const int32_t* table, int head, int rows, int token, const int32_t* positions,
+                        int start, int context, int from, int to, const float* slopes, const float* bias, bool front) {
         for (int r = 0; r < rows; ++r) {
             w.peak[r] = -INFINITY;
             vstore(w.sum[r], vf(0.0f));

@@ -40,6 +40,8 @@ template <class T_, int HEADS, int KD, int VD, int BLOCK, bool SHARED_ = false> 
     Scale* key_centre(int head) const { return (Scale*)base + (HEADS + head) * BLOCK; }
     Scale* value_scale(int head) const { return (Scale*)base + ((SHARED ? 0 : CENTRED ? 2 : 1) * HEADS + head) * BLOCK; }
     Scale* value_centre(int head) const { return (Scale*)base + ((SHARED ? 1 : 3) * HEADS + head) * BLOCK; }
+    // The attention that a slot got, where it is counted: behind all else.
+    float* score(int head) const { return (float*)(base + (BYTES + 3) / 4 * 4) + head * BLOCK; }
     T* data() const { return (T*)(base + (SCALED ? SCALES * HEADS * BLOCK : 0)); }
     T* keys(int head) const { return data() + (int64_t)head * KW * BLOCK; }
     T* values(int head) const { return data() + (int64_t)HEADS * KW * BLOCK + (int64_t)head * BLOCK * VW; }

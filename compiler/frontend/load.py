@@ -14,7 +14,7 @@ from ..eviction import Eviction
 from ..graph.graph import HIDDEN, LOGITS, Graph, ModelInfo
 from ..handlers import joined
 from ..weights.handles import Weight
-from .convert import aten_handlers, index_handlers, reduce_handlers, state_handlers
+from .convert import aten_handlers, index_handlers, reduce_handlers, shift_handlers, state_handlers
 from .convert.conversion import Conversion
 from .convert.picked import PickedTokens
 from .convert.rotations import ComplexRotation
@@ -29,7 +29,8 @@ from .source.facts import completed_info, model_info, token_types, unused_positi
 from .source.lengths import sequence_length
 from .source.source import Source, open_source
 
-HANDLERS = joined(aten_handlers.HANDLERS, index_handlers.HANDLERS, reduce_handlers.HANDLERS, state_handlers.HANDLERS)
+_TABLES = (aten_handlers, index_handlers, reduce_handlers, shift_handlers, state_handlers)
+HANDLERS = joined(*(file.HANDLERS for file in _TABLES))
 
 
 def load_graph(

@@ -66,23 +66,35 @@ class MaskSpec:
             raise MaskUsed()
         return MaskedScores(self)
 
+    def masked_fill(self, where: Any, value: float) -> MaskSpec:
+        """The same where only what is not seen anyway is masked."""
+        if where != AllVisible(self, hidden=True):
+            raise MaskUsed()
+        return self
+
     def _used(self, *args: Any) -> Any:
         raise MaskUsed()
 
     __add__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __and__ = __rand__ = __invert__ = __ge__ = __gt__ = _used
 
 
+def picking(tokens: int) -> None:
+    """UnsupportedModel if an index that picks so many tokens does not pick all."""
+    longest = _longest.get()
+    if longest is not None and tokens < longest:
+        raise UnsupportedModel(
+            f"an index picks the {tokens} tokens that attention reads, of sequences of up to {longest} tokens",
+            f"--max-seq-len {tokens} compiles it: attention then reads all tokens",
+            op="topk",
+        )
+
+
 class _Keys:
     """How many keys there are: compared with how many of them are to be picked."""
 
     def __lt__(self, picked: Any) -> bool:
-        longest = _longest.get()
-        if longest is not None and type(picked) is int and picked < longest:
-            raise UnsupportedModel(
-                f"an index picks the {picked} tokens that attention reads, of sequences of up to {longest} tokens",
-                f"--max-seq-len {picked} compiles it: attention then reads all tokens",
-                op="topk",
-            )
+        if type(picked) is int:
+            picking(picked)
         return True
 
     def __gt__(self, picked: Any) -> bool:
@@ -118,9 +130,13 @@ class MaskedScores:
 
 @dataclass(frozen=True)
 class AllVisible:
-    """The indices of all keys that a mask lets through."""
+    """The indices of all keys that a mask lets through, or which keys these are. hidden: the others instead."""
 
     mask: MaskSpec
+    hidden: bool = False
+
+    def __invert__(self) -> AllVisible:
+        return AllVisible(self.mask, not self.hidden)
 
     @property
     def indices(self) -> AllVisible:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..eviction import read_eviction
 from .base import Cost, op, tensor_bytes
+from .evicting import attend_evicting
 from .traits import Traits
 
 ALL_AHEAD = -1  # every later token of the sequence
@@ -176,7 +177,9 @@ def paged_attention(
             turned(positions), k, v, sinks, alibi, layer, scale, window, chunk, softcap, ahead, bias
         )
     at = torch.arange(tokens)
-    first, window = evicting["sinks"], evicting["window"]
+    if evicting.chooses:
+        return attend_evicting(_scores(turned(at), k, at, alibi, scale, softcap, bias), v, sinks, evicting)
+    first, window = evicting.beside, evicting.size
     near = _scores(turned(at), k, at, alibi, scale, softcap, bias)
     based = at.clamp(max=first + window - 1)  # where a query would be if nothing was missing
     far = _scores(turned(based), k, based, alibi, scale, softcap, bias)

@@ -12,6 +12,7 @@ import msgspec
 from ...runtime.format.kv import KVLayer
 from ...runtime.format.operands import BufferOperand, WeightOperand
 from ...runtime.format.program import ITEM_SIZE, Buffer, Weight
+from ..eviction import Eviction
 from ..weights.handles import Weight as Handle
 from .layout import Layout
 from .placed import Placed, contiguous
@@ -55,11 +56,11 @@ class Record:
 @dataclass(frozen=True)
 class Cached:
     """What a KV layer holds of a token, and of which tokens: the last `window`, or all (0), or those of a step
-    (WITHIN_STEP); with a window, also the `front` first ones of the sequence."""
+    (WITHIN_STEP); or what a policy keeps."""
 
     layer: KVLayer
     window: int
-    front: int = 0
+    policy: Eviction | None = None
 
 
 @dataclass(frozen=True)

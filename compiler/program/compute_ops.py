@@ -268,13 +268,13 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     given = (*node.args[10:], *(0, None, ALL)[len(node.args) - 16 :])
     layer, scale, window, chunk, softcap, style, ahead, bias, policy = given
     kept = read_eviction(str(policy))
-    if kept is not None:
-        window = kept["window"]
-    front = 0 if kept is None else kept["sinks"]
-    cached = KVLayer(k.shape[0], k.shape[1], v.shape[1], shared=shared)
+    chooses, front = kept is not None and kept.chooses, 0
+    if kept is not None and not chooses:
+        window, front = kept.size, kept.beside
+    cached = KVLayer(k.shape[0], k.shape[1], v.shape[1], shared=shared, scored=chooses)
     layer = low.scratch_layer(cached) if ahead else low.kv_layer(int(layer))  # type: ignore[call-overload]
-    low.cache(layer, cached, WITHIN_STEP if ahead else int(window), front)  # type: ignore[call-overload]
-    kv = KVSpec(k.shape[0], k.shape[1], v.shape[1], kind, low.options.block_size, shared)
+    low.cache(layer, cached, WITHIN_STEP if ahead else int(window), kept)  # type: ignore[call-overload]
+    kv = KVSpec(k.shape[0], k.shape[1], v.shape[1], kind, low.options.block_size, shared, chooses)
 
     def rotary(cos: Any) -> Rotary:
         if cos is None:
@@ -297,6 +297,9 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
         rows=row_kind(out), layer=layer, q=q.operand, cos=q_cos, sin=q_sin, sinks=sinks, alibi=alibi, o=out.operand,
         kv=kv, rotary=rotary(node.args[4]), q_heads=q.shape[0], scale=float(scale), window=int(window),  # type: ignore[arg-type, call-overload]
         front=front, chunk=int(chunk), softcap=float(softcap), ahead=int(ahead), bias=low.vector(bias),  # type: ignore[arg-type, call-overload]
+        evicts=kept.kind if kept is not None and chooses else "",  # type: ignore[arg-type]
+        budget=kept.size if kept is not None and chooses else 0,
+        recent=kept.beside if kept is not None and chooses else 0,
         bias_width=0 if bias is None else type_of(bias).shape[1], **new,  # type: ignore[arg-type]
     )  # fmt: skip
     low.emit(attend, node)

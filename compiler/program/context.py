@@ -13,6 +13,7 @@ from ...runtime.format.kv import KVLayer
 from ...runtime.format.operands import Operand, WeightOperand
 from ...runtime.format.program import LOGITS
 from ..errors import UnsupportedModel
+from ..eviction import Eviction
 from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, TensorType, type_of
 from ..ops import OPS, op_of
 from ..ops.body import Body
@@ -158,13 +159,11 @@ class Lowerer:
         """The number of the KV layer of attention that keeps nothing: one for all layers of the same shape."""
         return self._kv_layers.setdefault(shape, len(self._kv_layers))
 
-    def cache(self, layer: int, shape: KVLayer, window: int, front: int = 0) -> None:
+    def cache(self, layer: int, shape: KVLayer, window: int, policy: Eviction | None = None) -> None:
         """What a KV layer holds of a token, and how much is read of it, see Cached; several may read it."""
-        before = self.builder.kv_layers.get(layer, Cached(shape, window, front))
-        both = window and before.window
-        self.builder.kv_layers[layer] = Cached(
-            shape, max(window, before.window) if both else 0, max(front, before.front) if both else 0
-        )
+        before = self.builder.kv_layers.get(layer, Cached(shape, window, policy))
+        longest = max(window, before.window) if window and before.window else 0
+        self.builder.kv_layers[layer] = Cached(shape, longest, policy or before.policy)
 
     # weights
 

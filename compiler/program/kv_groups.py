@@ -13,29 +13,29 @@ CHECKPOINTS = 2  # states per sequence of a full batch that prefixes are found b
 
 def group_layers(layers: Mapping[int, Cached], options: LowerOptions) -> KVLayout:
     """layers: by number. A window that no sequence is longer than is none."""
-    windows: dict[tuple[int, int], dict[int, KVLayer]] = {}
+    kinds: dict[tuple[str, int, int], dict[int, KVLayer]] = {}
     states: dict[int, KVLayer] = {}
     for number, cached in sorted(layers.items()):
         if cached.layer.state:
             states[number] = cached.layer
-            continue
-        window, front = cached.window, cached.front
-        if options.max_seq_len and window + front >= options.max_seq_len:
-            window = front = 0
-        windows.setdefault((window, front), {})[number] = cached.layer
-    if not windows and not states:
-        windows[0, 0] = {}
+        else:
+            kinds.setdefault(_kept(cached, options.max_seq_len), {})[number] = cached.layer
+    if not kinds and not states:
+        kinds["all", 0, 0] = {}
     groups = [
-        KVGroup(options.block_size, options.kv_dtype, found, _policy(window, front), max(window, 0), front)
-        for (window, front), found in windows.items()
+        KVGroup(options.block_size, options.kv_dtype, found, name, size, beside)
+        for (name, size, beside), found in kinds.items()
     ]
     if states:
         groups.append(KVGroup(options.block_size, "f32", states, "state", CHECKPOINTS))
     return KVLayout(tuple(groups))
 
 
-def _policy(window: int, front: int) -> str:
-    """The name of what a group keeps."""
-    if front:
-        return "streaming"
-    return "step" if window == WITHIN_STEP else "window" if window else "all"
+def _kept(cached: Cached, longest: int) -> tuple[str, int, int]:
+    """The name of what a layer's group keeps, and its sizes."""
+    policy, window = cached.policy, cached.window
+    if policy is not None and (policy.chooses or not longest or policy.tokens < longest):
+        return policy.kind, policy.size, policy.beside
+    if not window or policy is not None or (longest and window >= longest):
+        return "all", 0, 0
+    return ("step", 0, 0) if window == WITHIN_STEP else ("window", window, 0)

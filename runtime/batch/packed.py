@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from ..format.batch import INPUTS, MOVES_MULTIPLE, BatchArray, BatchLimits
+from ..kv.places import Places
 from ..kv.sequence import slot_of
 from ..kv.state_group import state_places
 from .padding import StepSize
@@ -36,27 +37,27 @@ class PackedBatch:
         block_sizes: Sequence[int],
         arrays: Mapping[str, np.ndarray] | None = None,
         states: Collection[int] = (),
+        places: Mapping[int, Places] | None = None,
     ) -> None:
         """block_sizes: of each KV group. arrays: where those that are needed elsewhere lie; others are made here.
-        states: the numbers of the groups that hold states."""
+        states: the numbers of the groups that hold states. places: the policies of those that evict, by number."""
         self.limits, self.block_sizes, self.states = limits, tuple(block_sizes), frozenset(states)
+        self.places = dict(places or {})
         given = arrays or {}
         self.arrays = {**given, **host_arrays([array for array in INPUTS if array.name not in given], limits)}
         self.token_ids, self.positions = self.arrays["token_ids"], self.arrays["positions"]
         self.slot_mapping, self.block_tables = self.arrays["slot_mapping"], self.arrays["block_tables"]
         self.seq_starts, self.context_lens = self.arrays["seq_starts"], self.arrays["context_lens"]
         self.logit_rows, self.moves = self.arrays["logit_rows"], self.arrays["moves"]
+        self.prompt_lens = self.arrays["prompt_lens"]
         self.parents, self.tree_masks = self.arrays["parents"], self.arrays["tree_masks"]
         self.parents[:] = -1
         self.num_tokens = self.num_seqs = self.num_logit_rows = self.num_moves = 0
         self.has_trees = False
-        self._tables: list[list[tuple[int, ...] | None]] = [  # what each row of block_tables holds, by group
-            [None] * limits.seqs for _ in self.block_sizes
-        ]
+        self._rows: list[tuple[tuple[int, ...], ...] | None] = [None] * limits.seqs  # what block_tables holds
 
     def pack(self, batch: ScheduledBatch) -> None:
         """Fill the arrays. The batch must be within the limits given when they were made."""
-        token = row = 0
         self.num_moves = batch.num_moves
         for group, upkeep in enumerate(batch.upkeep):
             if upkeep.moves:
@@ -65,32 +66,36 @@ class PackedBatch:
         if had_trees or self.has_trees:
             self.parents[:] = -1
             self.tree_masks[:] = 0
+        starts, ends, rows = [0], [], []
+        ones: list[tuple[int, int, int, int]] = []  # of sequences of one token, which are packed together
+        token = 0
         for index, sequence in enumerate(batch.sequences):
-            count = len(sequence.token_ids)
-            for group, table in enumerate(sequence.block_tables):
-                if self._tables[group][index] is not table:  # unchanged tables are the same object
-                    entries = self.block_tables[index, group, : len(table)]
-                    entries[:] = table
-                    np.maximum(entries, 0, out=entries)  # NO_BLOCK: nothing of it is used, but it may be fetched
-                    self._tables[group][index] = table
-            self.seq_starts[index] = token
-            self.context_lens[index] = sequence.end
+            token_ids, start, tables, num_logits = sequence[1:5]
+            count = len(token_ids)
+            if self._rows[index] is not tables:  # unchanged tables are the same objects
+                self._pack_tables(index, tables)
             if count == 1:
-                self._pack_token(token, sequence.token_ids[0], sequence.start, sequence.block_tables)
+                ones.append((index, token, token_ids[0], start))
             else:
                 self._pack_chunk(token, sequence, index)
                 if sequence.is_tree:
                     assert sequence.draft is not None
-                    self._pack_tree(token, sequence.start, sequence.draft)
+                    self._pack_tree(token, start, sequence.draft)
             token += count
-            if sequence.first_row:
-                self.logit_rows[row] = token - count
-                row += 1
-            elif sequence.num_logits:
-                self.logit_rows[row : row + sequence.num_logits] = range(token - sequence.num_logits, token)
-                row += sequence.num_logits
-        self.seq_starts[len(batch.sequences)] = token
-        self.num_tokens, self.num_seqs, self.num_logit_rows = token, len(batch.sequences), row
+            starts.append(token)
+            ends.append(start + count)
+            if num_logits == 1:
+                rows.append(token - count if sequence.first_row else token - 1)
+            elif num_logits:
+                rows.extend(range(token - num_logits, token))
+        if self.places:
+            self.prompt_lens[: len(ends)] = [sequence.prompt for sequence in batch.sequences]
+        if ones:
+            self._pack_ones(*np.array(ones).T)
+        self.num_tokens, self.num_seqs, self.num_logit_rows = token, len(ends), len(rows)
+        self.seq_starts[: len(starts)] = starts
+        self.context_lens[: len(ends)] = ends
+        self.logit_rows[: len(rows)] = rows
 
     def pad(self, size: StepSize) -> None:
         """Make a step as large as that. Added tokens have no slot, added sequences no context; added logit rows repeat
@@ -124,13 +129,32 @@ class PackedBatch:
             masks.append(masks[parent + 1] | 1 << guess)
         self.tree_masks[at:end] = np.array(masks, dtype=np.uint64)[:, None].view(np.int32)
 
-    def _pack_token(self, at: int, token_id: int, position: int, tables: tuple[tuple[int, ...], ...]) -> None:
-        self.token_ids[at] = token_id
-        self.positions[at] = position
+    def _pack_tables(self, index: int, tables: tuple[tuple[int, ...], ...]) -> None:
+        """The block tables of a sequence, as far as they have changed."""
+        before = self._rows[index]
         for group, table in enumerate(tables):
-            size = self.block_sizes[group]
-            slot = table[position // size] if group in self.states else slot_of(table, position, size)
-            self.slot_mapping[group, at] = slot
+            if before is None or before[group] is not table:
+                entries = self.block_tables[index, group, : len(table)]
+                entries[:] = table
+                np.maximum(entries, 0, out=entries)  # NO_BLOCK: nothing of it is used, but it may be fetched
+        self._rows[index] = tables
+
+    def _pack_ones(self, index: np.ndarray, at: np.ndarray, token_ids: np.ndarray, positions: np.ndarray) -> None:
+        """Sequences of one token: their numbers, where they are in the step, and what they are."""
+        self.token_ids[at] = token_ids
+        self.positions[at] = positions
+        for group, size in enumerate(self.block_sizes):
+            places = positions
+            if policy := self.places.get(group):
+                prompts = self.prompt_lens[index].tolist()
+                places = np.array([policy.place(*of) for of in zip(positions.tolist(), prompts, strict=True)])
+            blocks = self.block_tables[index, group, places // size]
+            self.slot_mapping[group, at] = blocks if group in self.states else blocks * size + places % size
+
+    def _place(self, group: int, sequence: ScheduledSequence) -> int:
+        """Where its first token goes; the others of a step follow."""
+        policy = self.places.get(group)
+        return sequence.start if policy is None else policy.place(sequence.start, sequence.prompt)
 
     def _pack_chunk(self, at: int, sequence: ScheduledSequence, row: int) -> None:
         start, end = sequence.start, at + len(sequence.token_ids)
@@ -140,7 +164,8 @@ class PackedBatch:
         for group, block_size in enumerate(self.block_sizes):
             slots = self.slot_mapping[group, at:end]
             if group not in self.states:
-                slots[:] = slot_of(self.block_tables[row, group], positions, block_size)
+                places = positions + (self._place(group, sequence) - start) if self.places else positions
+                slots[:] = slot_of(self.block_tables[row, group], places, block_size)
                 continue
             slots[:] = -1
             table, known = sequence.block_tables[group], start + sequence.num_known

@@ -1,10 +1,14 @@
-"""What the scheduler hands to the executor, and what comes back: frozen, plain integers and tuples."""
+"""What the scheduler hands to the executor, and what comes back: frozen, plain integers and tuples.
+
+What there is one of per sequence and step is a named tuple: it is made in a quarter of a frozen dataclass's time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from ..kv.upkeep import Upkeep
 
@@ -67,8 +71,7 @@ class Draft:
         return Draft(tokens, tuple(kept[self.parents[index]] for index in chosen))
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(NamedTuple):
     """The part of one request that runs in a step.
 
     `token_ids` take positions `start .. start + len(token_ids) - 1`; the KV of everything before `start` is in the
@@ -76,7 +79,8 @@ class ScheduledSequence:
     `table[p // block_size]` at offset `p % block_size`; an entry is NO_BLOCK where no layer of the group reads any
     more. In a group that holds states, the one that is read is that of position start - 1, and states are left only
     behind tokens that are no guesses. The logits of the last `num_logits` tokens are wanted (0: the chunk ends before
-    the sequence does), or with `first_row` those of the first one.
+    the sequence does), or with `first_row` those of the first one. prompt: how many tokens it began with; in a group
+    that evicts, a position has the place that its policy says in the table (kv/places.py).
 
     With a `draft`, `token_ids` are the request's last token and then the guesses, all of whose logits are wanted. A
     guess at depth d takes position `start + d` and sees, from `start` on, only the tokens that it follows; but its KV
@@ -90,6 +94,7 @@ class ScheduledSequence:
     num_logits: int
     draft: Draft | None = None
     first_row: bool = False
+    prompt: int = 0
 
     @property
     def end(self) -> int:
@@ -152,8 +157,7 @@ class Verdict(Enum):
     ERROR = "error"  # its logits are not numbers: its KV must not be reused, and is zeroed
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
+class StepOutcome(NamedTuple):
     """What was sampled for one request whose logits the step gave. `token_id` is None if nothing was sampled.
 
     `accepted` are the guesses of its draft that were sampled before it, each following the one before: their tokens

@@ -15,6 +15,9 @@ from ..format.kv import KVGroup, KVLayout, KVMemory
 from ..format.load import decode_program, read_manifest
 from ..format.manifest import Limits, Manifest
 from ..format.program import Program
+from ..kv.policy import EVICTING
+
+BESIDE = {"streaming": "in front", "h2o": "the last", "snapkv": "the last"}
 
 
 def describe_engine(path: str | os.PathLike[str]) -> dict[str, object]:
@@ -89,8 +92,9 @@ def _kept(group: KVGroup) -> str:
     """What of a sequence a group keeps."""
     if group.holds_states:
         return f"the state, and {group.size} checkpoints per sequence"
-    front = f" and {group.front} in front (lossy)" if group.front else ""
-    return group.keeps if group.keeps == "all" else f"{group.keeps} of {group.size}{front}"
+    if group.keeps in EVICTING:
+        return f"{group.keeps} of {group.size}, {group.beside} {BESIDE[group.keeps]} (lossy)"
+    return group.keeps if group.keeps == "all" else f"{group.keeps} of {group.size}"
 
 
 def _embedding_facts(manifest: Manifest) -> dict[str, object]:

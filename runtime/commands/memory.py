@@ -23,6 +23,9 @@ from ..format.kv import KVGroup, KVMemory
 from ..format.load import decode_program, read_manifest
 from ..format.manifest import Limits, Manifest
 from ..format.program import Program
+from ..kv.places import Places
+from ..kv.policy import EVICTING
+from .inspect import BESIDE
 
 _LONG = 1024  # tokens; few sequences with longer contexts are divided among threads
 
@@ -120,8 +123,14 @@ def _device_parts(manifest: Manifest, program: Program, load: Limits) -> tuple[d
 def _blocks(program: Program, pool: Sequence[int], load: Limits) -> list[int]:
     """How many blocks of each group such a load touches. What a window has passed stays in the prefix cache as long as
     there are blocks that nobody had."""
-    everything = (group.blocks_for(load.max_seq_len) * load.max_batch_size for group in program.kv.groups)
+    everything = (_touches(group, load.max_seq_len) * load.max_batch_size for group in program.kv.groups)
     return [min(have, most) for have, most in zip(pool, everything, strict=True)]
+
+
+def _touches(group: KVGroup, length: int) -> int:
+    """How many blocks a sequence has had at its end; where tokens have places, it writes the same ones again."""
+    most = group.blocks_for(length)
+    return min(most, group.policy.most_blocks(length, group.block_size)) if isinstance(group.policy, Places) else most
 
 
 def _touched(cache: KVMemory, blocks: Sequence[int]) -> list[tuple[int, int]]:
@@ -157,8 +166,8 @@ def _groups(program: Program, manifest: Manifest, load: Limits) -> list[dict[str
 
 def _sizes(group: KVGroup) -> str:
     """The sizes of what a group keeps, where it has any."""
-    if group.keeps == "streaming":
-        return f" {group.front} + {group.size} (lossy)"
+    if group.keeps in EVICTING:
+        return f" {group.size} ({group.beside} {BESIDE[group.keeps]}; lossy)"
     return f" {group.size}" if group.keeps == "window" else ""
 
 

@@ -14,6 +14,7 @@ from ..errors import UsageError
 from ..format.batch import SAMPLED
 from ..format.program import HEADS
 from ..kv.group import GroupConfig
+from ..kv.places import Places
 from ..kv.upkeep import Upkeep
 from .device import Device, Work
 from .sampling import Sampled, SamplingRow, fill_rows
@@ -50,7 +51,8 @@ class Player(Generic[D]):
             turns = range(device.turns)
             sizes = [group.block_size for group in self.groups]
             states = [number for number, group in enumerate(self.groups) if group.holds_states]
-            self._packed = [PackedBatch(device.limits, sizes, device.arrays(turn), states) for turn in turns]
+            places = {n: group.policy for n, group in enumerate(self.groups) if isinstance(group.policy, Places)}
+            self._packed = [PackedBatch(device.limits, sizes, device.arrays(turn), states, places) for turn in turns]
             self._turn = self._tokens = 0  # whose turn is next, and the tokens of the last step
             for phase in device.plan.phases if device.plan is not None else ():
                 if phase.decode and phase.max_tokens <= self.max_batch_size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -12,8 +12,7 @@ from ..batch.scheduled import ScheduledBatch
 from .base import Executor
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
+class SamplingRow(NamedTuple):
     """How one logit row is sampled. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
 
     The random choice depends on seed (64 bits) and counter (the token's number in its request) alone.
@@ -34,13 +33,12 @@ def fill_rows(arrays: Mapping[str, np.ndarray], first: int, rows: Sequence[Sampl
     """Write rows from number `first` on to the arrays of `SAMPLING`; those that the host samples are greedy."""
     if not rows:
         return
-    known, part = [row or GREEDY for row in rows], slice(first, first + len(rows))
-    arrays["temperature"][part] = [row.temperature for row in known]
-    arrays["top_k"][part] = [row.top_k for row in known]
-    arrays["top_p"][part] = [row.top_p for row in known]
-    arrays["min_p"][part] = [row.min_p for row in known]
-    arrays["seed"][part] = np.array([row.seed for row in known], dtype=np.uint64).view(np.int32).reshape(-1, 2)
-    arrays["counter"][part] = [row.counter for row in known]
+    part = slice(first, first + len(rows))
+    columns = dict(zip(SamplingRow._fields, zip(*[row or GREEDY for row in rows], strict=True), strict=True))
+    seeds = np.array(columns.pop("seed"), dtype=np.uint64)
+    arrays["seed"][part] = seeds.view(np.int32).reshape(-1, 2)
+    for name, column in columns.items():
+        arrays[name][part] = column
 
 
 @dataclass(frozen=True, slots=True)

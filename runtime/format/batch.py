@@ -48,6 +48,7 @@ INPUTS = (
     BatchArray("logit_rows", ("L",)),
     BatchArray("moves", ("G", "M", 2)),
     BatchArray("parents", ("T",), gpu=False),  # which tokens see which in a tree of guesses, for CPUs
+    BatchArray("prompt_lens", ("S",), gpu=False),
     BatchArray("tree_masks", ("T", 2), cpu=False),  # and for GPUs
     BatchArray("block_tables", ("S", "G", "B")),
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ..kv.places import Places
 from ..kv.policy import POLICIES, CachePolicy, WithinStep
 from .manifest import Limits
 
@@ -25,7 +26,8 @@ class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """What one attention layer caches of a token: keys [kv_heads, key_dim] and values [kv_heads, value_dim].
 
     state: of a layer with a recurrent state, its float32 elements instead; it is kept once, whatever a block's size.
-    shared: values are the first value_dim elements of keys, and not stored again.
+    shared: values are the first value_dim elements of keys, and not stored again. scored: each token and head has a
+    float32 score beside, behind all else of the block: the attention it got.
     """
 
     kv_heads: int = 0
@@ -33,6 +35,7 @@ class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     value_dim: int = 0
     state: int = 0
     shared: bool = False
+    scored: bool = False
 
     def block_bytes(self, block_size: int, dtype: str) -> int:
         """Bytes of one block, keys and values or a state, rounded up to 64."""
@@ -43,14 +46,17 @@ class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         raw = vectors * sum(vector_bytes(dim, dtype) for dim in stored)
         if dtype in SCALED:
             raw = (raw + 3) // 4 * 4 + vectors * len(stored) * 4
+        if self.scored:
+            raw = (raw + 3) // 4 * 4 + vectors * 4
         return (raw + 63) // 64 * 64
 
 
 class KVGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Layers that share block tables: blocks of `block_size` tokens, `dtype` one of KV_DTYPES.
 
-    keeps: the name of a CachePolicy, "all", "window", "streaming", "step" or "state", that is made of `size`, and of
-    the tokens at the `front` where it keeps any. layers: by the number that the steps of the program know them by.
+    keeps: the name of a CachePolicy, as POLICIES has them, that is made of `size`, and of another number `beside` it
+    where it has two: of "streaming" the first tokens, of "h2o" and "snapkv" the last, which are kept in any case.
+    layers: by the number that the steps of the program know them by.
     """
 
     block_size: int
@@ -58,12 +64,12 @@ class KVGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     layers: dict[int, KVLayer]
     keeps: str = "all"
     size: int = 0
-    front: int = 0
+    beside: int = 0
 
     @property
     def policy(self) -> CachePolicy:
         """Which positions of a sequence its blocks are kept for; KeyError if the policy is not known."""
-        return POLICIES[self.keeps](self.size, *((self.front,) if self.front else ()))
+        return POLICIES[self.keeps](self.size, *((self.beside,) if self.beside else ()))
 
     def layer_bytes(self, number: int) -> int:
         """Bytes of one block in one layer."""
@@ -100,6 +106,8 @@ class KVGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         if self.holds_states:  # two while one grows, another two for who reads a prompt, and the checkpoints
             return min((2 + self.size) * sequences + 2, self.blocks_for(max_seq_len) * sequences)
         kept = self.policy.most_blocks(max_seq_len, self.block_size) * sequences
+        if isinstance(self.policy, Places):
+            return kept
         return min(kept + more, self.blocks_for(max_seq_len) * sequences)
 
 

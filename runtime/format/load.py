@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from ..errors import EngineAbiError, EngineFieldError, EngineFormatError, EngineVersionError, KVLayoutError
-from ..kv.policy import POLICIES
+from ..kv.policy import EVICTING, POLICIES
 from .canaries import Canaries
 from .digest import digest_of
 from .files import EngineFiles, HashPieces
@@ -184,8 +184,8 @@ def _check_group(group: KVGroup) -> None:
             f"the engine's KV cache is of type {group.dtype!r}, this runtime has {', '.join(KV_DTYPES)}",
             "compile the model again with this version of icc",
         )
-    windowed, fronted = group.keeps in ("window", "streaming"), group.keeps == "streaming"
-    if group.keeps not in POLICIES or group.size < windowed or (group.front > 0) != fronted:
+    paired = group.keeps in EVICTING
+    if group.keeps not in POLICIES or group.size < (paired or group.keeps == "window") or (group.beside > 0) != paired:
         raise KVLayoutError(
             f"the engine's KV cache keeps {group.keeps!r} of size {group.size}, this runtime has {', '.join(POLICIES)}",
             "compile the model again with this version of icc",

@@ -9,7 +9,7 @@ import msgspec
 FORMAT_VERSION = 2  # 2: typed steps, and what launches are given, by name
 # Version of what kernels, program and runtime agree on, by backend: for "cpu" ICC_ABI_VERSION of abi.h, for GPUs the
 # arguments of a launch and the meaning of the plan. The manifest states it, so that no other file is read to tell.
-KERNEL_ABI = {"cpu": 5, "cuda": 2, "hip": 2}
+KERNEL_ABI = {"cpu": 6, "cuda": 2, "hip": 2}
 
 PIECE = 4 << 20  # bytes; part of the format
 

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import lcm
 
+from .evicting_group import EvictingGroup
 from .group import Group, GroupConfig, Opening
+from .places import Places
 from .prefix_cache import BlockKey
 from .sequence import BlockTable, CachedSequence, slot_of
-from .state_group import make_group
+from .state_group import StateGroup
 from .upkeep import Upkeep
 
 
@@ -21,11 +23,18 @@ class Prefix:
     openings: tuple[Opening, ...]
 
 
+def make_group(config: GroupConfig) -> Group:
+    """The group of a configuration."""
+    kind = StateGroup if config.holds_states else EvictingGroup if isinstance(config.policy, Places) else Group
+    return kind(config)
+
+
 class KVCache:
     """The groups side by side. A prefix is cached if every group has what it keeps of it."""
 
     def __init__(self, configs: Sequence[GroupConfig]) -> None:
         self.groups = tuple(make_group(config) for config in configs)
+        self.evicts = any(group.evicts for group in self.groups)  # what was computed in vain cannot be taken back
         self.keeps_states = any(group.holds_states for group in self.groups)
         self._multiple = lcm(*(group.block_size for group in self.groups))  # tokens that fill blocks in every group
         self.whole = any(group.within_step for group in self.groups)  # a sequence runs in one step, and nothing is kept
@@ -36,9 +45,9 @@ class KVCache:
         """Whether nobody has a block."""
         return all(group.pool.num_available == group.pool.num_blocks for group in self.groups)
 
-    def empty_tables(self) -> tuple[BlockTable, ...]:
-        """The tables of a sequence that has nothing yet."""
-        return tuple(BlockTable() for _ in self.groups)
+    def empty_tables(self, prompt: int = 0) -> tuple[BlockTable, ...]:
+        """The tables of a sequence that has nothing yet, and begins with so many tokens of a prompt."""
+        return tuple(BlockTable(prompt) for _ in self.groups)
 
     # -- how much there is -------------------------------------------------------------------------------------------
 
@@ -52,6 +61,13 @@ class KVCache:
     def places_for(self, num_tokens: int) -> int:
         """How many tokens fit in tables that are made for so many."""
         return min(group.blocks_for(num_tokens) * group.block_size for group in self.groups)
+
+    def holds(self, sequence: CachedSequence, num_tokens: int) -> bool:
+        """Whether its tables are long enough for so many tokens."""
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            if len(table.blocks) * group.block_size < num_tokens:
+                return False
+        return True
 
     def can_grow(self, wanted: Sequence[tuple[CachedSequence, int]], guesses: bool = False) -> bool:
         """Whether these sequences can all have tables for so many tokens; no state is left behind `guesses`."""
@@ -78,6 +94,12 @@ class KVCache:
     def room(self, sequence: CachedSequence) -> int:
         """How many tokens its tables could hold with all blocks there are."""
         return min(group.room(table) for group, table in zip(self.groups, sequence.tables, strict=True))
+
+    def limit(self, sequence: CachedSequence) -> int:
+        """How many of its next tokens one step may have."""
+        pairs = zip(self.groups, sequence.tables, strict=True)
+        started = sequence.num_computed_tokens + sequence.num_scheduled_tokens
+        return min(group.limit(table, started) for group, table in pairs)
 
     # -- coming and going --------------------------------------------------------------------------------------------
 
@@ -115,12 +137,14 @@ class KVCache:
         for group, table, opening in zip(self.groups, sequence.tables, prefix.openings, strict=True):
             group.open(table, opening, prefix.length)
         sequence.num_computed_tokens = max(prefix.length, sequence.num_saved_tokens)
-        sequence.num_saved_tokens = 0
+        sequence.num_saved_tokens = sequence.publish_at = 0
         for index in range(prefix.length // self._multiple, 0 if self.whole else sequence.num_tokens // self._multiple):
             self._pending.setdefault(sequence.key(index, self._multiple), sequence)
 
     def publish(self, sequence: CachedSequence) -> None:
         """Make what is full and computed by now findable, and take back what nothing reads again."""
+        if sequence.num_computed_tokens < sequence.publish_at:
+            return
         pairs = list(zip(self.groups, sequence.tables, strict=True))
         if self._pending:
             published = min(table.num_published * group.block_size for group, table in pairs)
@@ -128,6 +152,7 @@ class KVCache:
                 self._pending.pop(sequence.key(index, self._multiple), None)
         for group, table in pairs:
             group.publish(sequence, table)
+        sequence.publish_at = min((table.num_published + 1) * group.block_size for group, table in pairs)
 
     def release_unread(self, sequence: CachedSequence) -> None:
         """Take back what nothing reads again."""

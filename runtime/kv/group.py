@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from .block_pool import BlockPool
 from .host_blocks import HostBlocks
+from .places import UNLIMITED
 from .policy import CachePolicy, KeepAll, Latest, WithinStep
 from .prefix_cache import PrefixCache
 from .sequence import NO_BLOCK, BlockTable, CachedSequence
@@ -60,6 +61,7 @@ class Group:
     """Gives blocks to sequences and takes them back; all that a sequence has of the group is in its `BlockTable`."""
 
     holds_states: ClassVar[bool] = False  # whether a block holds one state, and not something of each token
+    evicts: ClassVar[bool] = False  # whether tokens have places, see places.py
 
     def __init__(self, config: GroupConfig) -> None:
         self.block_size, self.policy = config.block_size, config.policy
@@ -109,6 +111,10 @@ class Group:
     def room(self, table: BlockTable) -> int:
         """How many tokens it could hold with all blocks that can be allocated."""
         return (len(table) + self.pool.num_available) * self.block_size
+
+    def limit(self, table: BlockTable, position: int) -> int:
+        """How many tokens from `position` on one step may have."""
+        return UNLIMITED
 
     # -- coming and going --------------------------------------------------------------------------------------------
 
@@ -220,9 +226,12 @@ class Group:
         self.host.check(waiting)
         assert not any(table.blocks for table in waiting), "a waiting sequence owns blocks"
         for sequence, table in running:
-            assert len(table) >= self.blocks_for(sequence.num_computed_tokens)
-            kept = list(self.numbers(sequence.num_computed_tokens))
-            assert all(table.blocks[number] != NO_BLOCK for number in kept), "a block is gone that is still read"
-            chunk = max(sequence.num_scheduled_tokens - 1, 0)  # of a step under way: what it reads is still there
-            most = self.most_blocks(sequence.num_tokens) + self.blocks_for(chunk)
-            assert sum(1 for _ in table.held()) <= most, "more blocks than it may have"
+            self._check_sequence(sequence, table)
+
+    def _check_sequence(self, sequence: CachedSequence, table: BlockTable) -> None:
+        assert len(table) >= self.blocks_for(sequence.num_computed_tokens)
+        kept = list(self.numbers(sequence.num_computed_tokens))
+        assert all(table.blocks[number] != NO_BLOCK for number in kept), "a block is gone that is still read"
+        chunk = max(sequence.num_scheduled_tokens - 1, 0)  # of a step under way: what it reads is still there
+        most = self.most_blocks(sequence.num_tokens) + self.blocks_for(chunk)
+        assert sum(1 for _ in table.held()) <= most, "more blocks than it may have"

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from .places import CompressedPrompt, HeavyHitters
+
 
 class CachePolicy(Protocol):
     """What a group keeps; blocks that hold nothing of it are given back while the request runs."""
@@ -99,6 +101,9 @@ POLICIES: dict[str, Callable[..., CachePolicy]] = {
     "all": lambda size: KeepAll(),
     "window": Window,
     "streaming": Streaming,
+    "h2o": HeavyHitters,
+    "snapkv": CompressedPrompt,
     "step": lambda size: WithinStep(),
     "state": Latest,
 }
+EVICTING = ("streaming", "h2o", "snapkv")  # those that give up what the model would read: lossy, of two sizes each

@@ -21,8 +21,9 @@ def slot_of(table: Any, position: Any, block_size: int) -> Any:
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """A sequence's blocks in one group: `blocks[position // block_size]`, or NO_BLOCK."""
+    """A sequence's blocks in one group: `blocks[position // block_size]`, or NO_BLOCK. prompt: tokens it began with."""
 
+    prompt: int = 0
     blocks: list[int] = field(default_factory=list)
     host_slots: dict[int, int] = field(default_factory=dict)  # of a preempted sequence, by number of the block
     num_published: int = 0  # blocks at the front that the prefix cache has seen
@@ -88,7 +89,9 @@ class CachedSequence:
     num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0  # behind those, in the step under way
     num_saved_tokens: int = 0
+    publish_at: int = 0  # how many tokens must be computed before another block is full
     tables: tuple[BlockTable, ...] = ()
+    _frozen_tables: tuple[tuple[int, ...], ...] = ()
     _keys: dict[int, list[BlockKey]] = field(default_factory=dict)  # by block size, as far as asked for
 
     @property
@@ -96,8 +99,11 @@ class CachedSequence:
         return len(self.tokens)
 
     def frozen_tables(self) -> tuple[tuple[int, ...], ...]:
-        """The block table of each group, as steps get them."""
-        return tuple([table.frozen() for table in self.tables])
+        """The block table of each group, as steps get them; the same object as long as none has changed."""
+        tables = tuple([table.frozen() for table in self.tables])
+        if tables != self._frozen_tables:  # which compares objects that are the same by their identity
+            self._frozen_tables = tables
+        return self._frozen_tables
 
     def key(self, index: int, block_size: int) -> BlockKey:
         """The prefix-cache key of full block `index`, where blocks have that size."""

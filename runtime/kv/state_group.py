@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
-from .group import Group, GroupConfig, Opening
+from .group import Group, Opening
+from .places import UNLIMITED
 from .sequence import NO_BLOCK, BlockTable, CachedSequence
 
 _NEW = 2  # blocks at the end of a chunk that it gets: for the state behind its last full block, and behind its end
-_UNLIMITED = 1 << 40  # tokens
 
 
 class StateGroup(Group):
@@ -46,16 +46,11 @@ class StateGroup(Group):
         return num_tokens
 
     def room(self, table: BlockTable) -> int:
-        return _UNLIMITED if self.pool.num_available >= _NEW else super().room(table)
+        return UNLIMITED if self.pool.num_available >= _NEW else super().room(table)
 
     def opening(self, sequence: CachedSequence, table: BlockTable, cached: int) -> Opening:
         found = super().opening(sequence, table, cached)
         return replace(found, size=found.begin, reserve=min(self.blocks_for(sequence.num_tokens) - found.begin, _NEW))
-
-
-def make_group(config: GroupConfig) -> Group:
-    """The group of a configuration."""
-    return (StateGroup if config.holds_states else Group)(config)
 
 
 def state_places(table: tuple[int, ...], start: int, end: int, block_size: int) -> Iterator[tuple[int, int]]:

@@ -169,7 +169,7 @@ class FakeDevice(FakeExecutor):
         if sequence.token_ids[0] >= 0:
             return sequence
         assert self._last is not None
-        return replace(sequence, token_ids=(max(int(self._last.token_ids[-1 - sequence.token_ids[0]]), 0),))
+        return sequence._replace(token_ids=(max(int(self._last.token_ids[-1 - sequence.token_ids[0]]), 0),))
 
 
 def _draw(logits: np.ndarray, row: SamplingRow | None) -> int:

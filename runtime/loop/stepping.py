@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..batch.scheduled import ScheduledBatch, ScheduledSequence, StepOutcome, Verdict
+from ..batch.scheduled import Draft, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict
 from ..executor.base import Executor, screening
 from ..executor.sampling import Sampled, SamplingRow, sampling
 from ..requests.generation import Generation
@@ -50,7 +50,7 @@ class Stepper:
     """Starts and ends the steps of one executor."""
 
     def __init__(self, executor: Executor) -> None:
-        self._executor = executor
+        self._executor, self._vocab_size = executor, executor.vocab_size
         self._screening = screening(executor)
         self._device = sampling(executor)
         self._tickets: list[Any] = []  # of the steps that the device has and nobody has collected
@@ -85,6 +85,7 @@ class Stepper:
         """Wait for a step, and give every request that wanted logits, and has not ended since, what the step gave it:
         logits `[rows, vocab]` to be scored, or its new tokens."""
         sampled, logits = self._wait(flight, requests)
+        tokens: list[int] = [] if sampled is None else sampled.token_ids.tolist()
         outcomes: list[StepOutcome] = []
         rows: dict[int, int] = {}
         end = 0
@@ -99,7 +100,12 @@ class Stepper:
                 continue
             assert isinstance(request, Generation)
             if sampled is not None and flight.rows[start] is not None:
-                walk = self._device_walk(sequence, request, sampled, start)
+                if sequence.draft is None:
+                    outcomes.append(request.take_one(self._device_sample(request, sampled, tokens, start)))
+                    if outcomes[-1].verdict is Verdict.CONTINUE:
+                        rows[request.request_id] = start
+                    continue
+                walk = self._device_walk(sequence.draft, request, sampled, tokens, start)
             else:
                 assert logits is not None
                 walk = _host_walk(sequence, request, logits[start:end], flight.typical)
@@ -119,12 +125,21 @@ class Stepper:
         sampled = self._device.collect(flight.ticket)
         return sampled, sampled.logits
 
-    def _device_walk(self, sequence: ScheduledSequence, generation: Generation, sampled: Sampled, start: int) -> Walk:
-        """The new tokens of a request that the device sampled; its rows begin at `start`."""
-        vocab_size = self._executor.vocab_size
+    def _device_walk(
+        self, draft: Draft, generation: Generation, sampled: Sampled, tokens: list[int], start: int
+    ) -> Walk:
+        """The new tokens of a request whose guesses the device's tokens decide; its rows begin at `start`."""
         return follow(
-            sequence.draft, lambda row: _take(sampled, generation, vocab_size, start + row), generation.end_ids
+            draft, lambda row: self._device_sample(generation, sampled, tokens, start + row), generation.end_ids
         )
+
+    def _device_sample(self, generation: Generation, sampled: Sampled, tokens: list[int], row: int) -> Sample | None:
+        """The device's sample of one row, counted by the request's sampler; None if it is no token. tokens: of all."""
+        generation.sampler.count_device_sample()
+        token = tokens[row]
+        if not 0 <= token < self._vocab_size:
+            return None
+        return Sample(token, None if generation.params.logprobs is None else _logprob(sampled, generation, row))
 
 
 def _host_walk(
@@ -149,12 +164,17 @@ def _rows(
     sequence: ScheduledSequence, requests: Mapping[int, Request], typical: TypicalAcceptance | None
 ) -> list[SamplingRow | None]:
     generation = requests.get(sequence.request_id)
-    depths = [0, *(sequence.draft.depths() if sequence.draft else ())]
+    if not sequence.num_logits:
+        return []
+    ahead = int(sequence.token_ids[0] < 0)
+    if sequence.draft is None and sequence.num_logits == 1 and isinstance(generation, Generation):
+        if typical is None or not generation.sampler.is_plain:
+            return [generation.sampler.device_row(ahead)]
+    depths = [0, *sequence.draft.depths()] if sequence.draft else [0]
     if not isinstance(generation, Generation) or sequence.num_logits != len(depths):
         return [None] * sequence.num_logits
     if typical is not None and generation.sampler.is_plain:  # the host looks at probabilities, at every step
         return [None] * sequence.num_logits
-    ahead = int(sequence.token_ids[0] < 0)
     return [generation.sampler.device_row(ahead + depth) for depth in depths]
 
 
@@ -168,14 +188,9 @@ def _sample(generation: Generation, logits: np.ndarray) -> Sample | None:
     return sample if sample is None or 0 <= sample.token_id < len(logits) else None
 
 
-def _take(sampled: Sampled, generation: Generation, vocab_size: int, row: int) -> Sample | None:
-    """The device's sample of one row, counted by the request's sampler; None if it is no token."""
-    generation.sampler.count_device_sample()
-    token, top = int(sampled.token_ids[row]), generation.params.logprobs
-    if not 0 <= token < vocab_size:
-        return None
-    if top is None:
-        return Sample(token)
+def _logprob(sampled: Sampled, generation: Generation, row: int) -> TokenLogprob:
+    """What the device told of the token of a row."""
+    top = generation.params.logprobs
     pairs = zip(sampled.top_ids[row, :top].tolist(), sampled.top_logprobs[row, :top].tolist(), strict=True)
     likeliest = tuple((index, value) for index, value in pairs if index >= 0)
-    return Sample(token, TokenLogprob(token, float(sampled.logprobs[row]), likeliest))
+    return TokenLogprob(int(sampled.token_ids[row]), float(sampled.logprobs[row]), likeliest)

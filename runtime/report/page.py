@@ -78,5 +78,5 @@ def _overview(facts: EngineFacts) -> Markup:
 def _groups(facts: EngineFacts) -> str:
     """What the groups of the KV cache keep."""
     groups = facts.program.kv.groups
-    kept = [f"{g.dtype}, {f'{g.keeps} of {g.size}' if g.keeps in ('window', 'streaming') else g.keeps}" for g in groups]
+    kept = [f"{g.dtype}, {f'{g.keeps} of {g.size}' if g.size and g.keeps != 'state' else g.keeps}" for g in groups]
     return "; ".join(dict.fromkeys(kept)) or ("none" if facts.num_layers == OUTSIDE + 1 else "no groups")

@@ -102,20 +102,24 @@ class Generation(Request):
 
     def take(self, walk: Walk) -> StepOutcome:
         """Take the tokens of a step one by one, as far as the request goes on. `deliver` gives their outputs."""
-        verdict, number = Verdict.CONTINUE, 0
-        for number, sample in enumerate(walk.samples):
-            try:
-                verdict, text = (Verdict.ERROR, "") if sample is None else self.accept(sample)
-            except Exception as error:  # of the tokenizer, on this request's tokens: the others go on
-                self.fault = error
-                verdict, text = Verdict.ERROR, ""
-            if sample is None or verdict is Verdict.ERROR:
-                self._held.append(Output(self.request_id, None))
-                return StepOutcome(self.request_id, None, Verdict.ERROR, walk.accepted[:number])
-            self._held.append(Output(self.request_id, sample.token_id, text, sample.logprob))
-            if verdict is not Verdict.CONTINUE:
-                break
-        return StepOutcome(self.request_id, self._held[-1].token_id, verdict, walk.accepted[:number])
+        for number, sample in enumerate(walk.samples[:-1]):
+            outcome = self.take_one(sample)
+            if outcome.verdict is not Verdict.CONTINUE:
+                return outcome._replace(accepted=walk.accepted[:number])
+        return self.take_one(walk.samples[-1])._replace(accepted=walk.accepted)
+
+    def take_one(self, sample: Sample | None) -> StepOutcome:
+        """Take one token; None where the logits were not numbers."""
+        try:
+            verdict, text = (Verdict.ERROR, "") if sample is None else self.accept(sample)
+        except Exception as error:  # of the tokenizer, on this request's tokens: the others go on
+            self.fault = error
+            verdict, text = Verdict.ERROR, ""
+        if sample is None or verdict is Verdict.ERROR:
+            self._held.append(Output(self.request_id, None))
+            return StepOutcome(self.request_id, None, Verdict.ERROR)
+        self._held.append(Output(self.request_id, sample.token_id, text, sample.logprob))
+        return StepOutcome(self.request_id, sample.token_id, verdict)
 
     def deliver(self, reason: str | None = None) -> list[Output]:
         """One output per token that came since the last call. With a reason, the last one ends the request."""
@@ -124,7 +128,7 @@ class Generation(Request):
             last = outputs.pop() if outputs else Output(self.request_id, None)
             text = last.text if reason == "stop" else last.text + self._last_words()
             stop = self.stop_finder.found if self.stop_finder is not None and reason == "stop" else None
-            outputs.append(replace(last, text=text, finish_reason=reason, stop=stop))
+            outputs.append(last._replace(text=text, finish_reason=reason, stop=stop))
             self.end(reason)
         self.outputs += outputs
         return outputs

@@ -23,6 +23,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from ..scheduler.request import RequestSpec
 from .sampler import TokenLogprob
@@ -53,8 +54,7 @@ class Standing:
     salt: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """At most one token that a step gave to one request, and the text that became safe to show. `stop` is the stop
     string that ended it, if one did."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,16 +24,14 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...]  # the likeliest (token id, logprob), best first
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """A sampled token. `logprob` is None unless asked for."""
 
     token_id: int
     logprob: TokenLogprob | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Walk:
+class Walk(NamedTuple):
     """What a step gave to one request: its new tokens, one more than guesses were accepted.
 
     The last is None where the logits were not numbers. `row` is the logit row that it came from, counted from the
@@ -101,6 +99,14 @@ class Sampler:
         self._counts: np.ndarray | None = None  # float32 [vocab], output only
         if params.presence_penalty or params.frequency_penalty:
             self._counts = np.zeros(vocab_size, dtype=np.float32)
+        changing = (self._seen, self._counts, self._constraint, self._forbidden)
+        # whether the request's logits are changed at every step
+        self._adjusts = any(part is not None for part in changing) or len(self._biased) > 0 or bool(params.bad_words)
+        self._device_row: SamplingRow | None = None
+        if not self._adjusts and not params.min_tokens:
+            top_p = 1.0 if params.top_p is None else params.top_p
+            knobs = params.temperature or 0.0, params.top_k or 0, top_p, params.min_p or 0.0
+            self._device_row = SamplingRow(*knobs, self._device_seed, 0)
 
     def sample(self, logits: np.ndarray) -> Sample | None:
         """The next token from float32 `[vocab]` (left as it is), or None if the logits are not numbers."""
@@ -169,14 +175,8 @@ class Sampler:
         The device knows no penalties, biases and grammars. Its random stream is another than the host's: where a
         request is sampled depends on its parameters alone, so that a seed gives the same tokens whatever runs beside.
         """
-        params = self.params
-        if self._adjusts or params.min_tokens:
-            return None
-        assert params.temperature is not None and params.top_p is not None and params.min_p is not None
-        counter = self._num_sampled + ahead
-        return SamplingRow(
-            params.temperature, params.top_k or 0, params.top_p, params.min_p, self._device_seed, counter
-        )
+        row = self._device_row
+        return None if row is None else SamplingRow(*row[:-1], self._num_sampled + ahead)
 
     def count_device_sample(self) -> None:
         """A device has sampled one more token of the request."""
@@ -207,12 +207,6 @@ class Sampler:
         if self._constraint is not None:
             logits[~self._constraint.allowed()] = -np.inf
         return logits
-
-    @property
-    def _adjusts(self) -> bool:
-        """Whether the request's logits are changed at every step."""
-        changed = (self._seen, self._counts, self._constraint, self._forbidden)
-        return any(part is not None for part in changed) or len(self._biased) > 0 or bool(self.params.bad_words)
 
 
 def draw(logits: np.ndarray, params: SamplingParams, uniform: float) -> int:

@@ -155,9 +155,10 @@ class RequestTable:
         """Account for a step: why requests end by it, and what the scheduler failed of, if it did; what was sampled is
         good all the same."""
         for outcome in outcomes:
-            if outcome.request_id in self.live:
-                self.live[outcome.request_id].settle()
-                if outcome.token_id is not None:
+            if (request := self.live.get(outcome.request_id)) is not None:
+                if request.state is State.GUESSING:
+                    request.settle()
+                if self.trial.running and outcome.token_id is not None:
                     self.trial.clear(outcome.request_id)
         try:
             return {done.request_id: done.reason for done in self.scheduler.update(outcomes)}, None

@@ -76,9 +76,9 @@ class Request(CachedSequence):
         return len(self.tokens) - self.num_computed_tokens - self.num_scheduled_tokens
 
     @property
-    def is_ending(self) -> bool:
-        """Whether the step under way is its last, whatever it samples."""
-        return not self.num_unscheduled and self.num_new_tokens + 1 >= self.spec.max_new_tokens
+    def is_last_step(self) -> bool:
+        """Whether the step under way, which computes its last token, is its last, whatever it samples."""
+        return len(self.tokens) - len(self.spec.token_ids) + 1 >= self.spec.max_new_tokens
 
     @property
     def num_new_tokens(self) -> int:

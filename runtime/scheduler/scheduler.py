@@ -72,7 +72,7 @@ class Scheduler:
         start = self._shares.arrive(spec.client, len(spec.token_ids) + spec.max_new_tokens)
         request = Request(
             tokens=[*spec.token_ids, *sampled], salt=spec.salt, use_cache=spec.use_cache,
-            tables=self.kv.empty_tables(), spec=spec, arrival=self._arrivals, start=start,
+            tables=self.kv.empty_tables(len(spec.token_ids)), spec=spec, arrival=self._arrivals, start=start,
         )  # fmt: skip
         self._arrivals += 1
         self._requests[spec.request_id] = request
@@ -96,7 +96,7 @@ class Scheduler:
         """
         assert not self._steps, "schedule() called twice without update()"
         step = self._new_step()
-        preempted = self._schedule_decodes(step, drafts or {})
+        preempted = self._schedule_decodes(step, {} if self.kv.evicts else drafts or {})
         for request in self._running:
             if request.num_scheduled_tokens == 0:
                 self._take(step, request)
@@ -118,24 +118,34 @@ class Scheduler:
         to end runs in vain, into blocks that no later step reads before it has written them.
         """
         assert self._steps, "schedule_ahead() without schedule()"
-        if len(self._steps) > 1 or any(request.draft is not None for request in self._running):
+        if len(self._steps) > 1:
             return None
-        going_on = [request for request in self._running if not request.is_ending]
-        if not self.kv.can_grow([(request, request.num_started_tokens + 1) for request in going_on]):
-            return None
-        step = self._new_step(ahead=True)
-        rows = self._steps[0].last_rows()
+        answering: list[Request] = []
         unfinished: list[Request] = []
-        for request in going_on:
-            if request.num_unscheduled:
+        short: list[tuple[Request, int]] = []
+        for request in self._running:
+            if request.draft is not None:
+                return None
+            known, started = len(request.tokens), request.num_started_tokens
+            if started < known:
                 unfinished.append(request)
+            elif request.is_last_step:
+                continue
             else:
-                self.kv.grow(request, request.num_tokens + 1)
-                step.add_pending(request, rows[request.id])
+                answering.append(request)
+            if not self.kv.holds(request, started + 1):
+                short.append((request, started + 1))
+        if short and not self.kv.can_grow(short):
+            return None
+        step, rows = self._new_step(ahead=True), self._steps[0].last_rows()
+        for request, num_tokens in short:
+            if not request.num_unscheduled:
+                self.kv.grow(request, num_tokens)
+        step.add_pending(answering, rows)
         unfinished.sort(key=lambda request: request.num_unscheduled > 1)  # as each request can run one token
         for request in unfinished:
             self._take(step, request)
-        self._admit_waiting(step, self.config.max_batch_size - len(going_on))
+        self._admit_waiting(step, self.config.max_batch_size - len(answering) - len(unfinished))
         return self._begin(step.sequences) if step.sequences else None
 
     def update(self, outcomes: Iterable[StepOutcome]) -> list[Finished]:
@@ -153,7 +163,8 @@ class Scheduler:
             if request.draft is not None:
                 request.draft = None
                 self.kv.cut(request)
-            self.kv.publish(request)
+            if request.num_computed_tokens >= request.publish_at:
+                self.kv.publish(request)
         return finished
 
     def take_preempted(self) -> list[int]:
@@ -251,7 +262,8 @@ class Scheduler:
 
     def _take(self, step: Step, request: Request) -> None:
         """Put a chunk of an unfinished prefill into the step, as far as there are blocks for it."""
-        count = min(step.chunk(request), self.kv.room(request) - request.num_started_tokens)
+        room = min(self.kv.room(request) - request.num_started_tokens, self.kv.limit(request))
+        count = min(step.chunk(request), room)
         if count > 0:
             self.kv.grow(request, request.num_started_tokens + count)
             step.add(request, count)
@@ -306,19 +318,20 @@ class Scheduler:
         del self._requests[request.id]
 
     def _apply(self, outcome: StepOutcome) -> Finished | None:
-        request = self._requests.get(outcome.request_id)
+        request_id, token, verdict, accepted = outcome
+        request = self._requests.get(request_id)
         if request is None or request.num_remaining > 0:
             return None  # aborted since, or not all of its prompt is computed
-        if outcome.accepted:
-            places = request.take_accepted(outcome.accepted, again=self.kv.keeps_states)
-            if outcome.verdict is not Verdict.ERROR:  # then its blocks are zeroed instead
+        if accepted:
+            places = request.take_accepted(accepted, again=self.kv.keeps_states)
+            if verdict is not Verdict.ERROR:  # then its blocks are zeroed instead
                 self.kv.move(request, places)
-        if outcome.token_id is not None:
-            request.tokens.append(outcome.token_id)
-        if outcome.verdict is Verdict.ERROR:
+        if token is not None:
+            request.tokens.append(token)
+        if verdict is Verdict.ERROR:
             self.kv.spoil(request)
             reason = "error"
-        elif outcome.verdict is Verdict.STOP:
+        elif verdict is Verdict.STOP:
             reason = "stop"
         elif request.num_new_tokens >= request.spec.max_new_tokens:
             reason = "length"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from ..batch.scheduled import ScheduledSequence, pending_token
 from .request import Request
 
@@ -51,14 +53,25 @@ class Step:
             num_logits += len(request.draft)
         self.sequences.append(
             ScheduledSequence(
-                request.id, token_ids, start, request.frozen_tables(), num_logits, request.draft, request.spec.first_row
+                request.id,
+                token_ids,
+                start,
+                request.frozen_tables(),
+                num_logits,
+                request.draft,
+                request.spec.first_row,
+                len(request.spec.token_ids),
             )
         )
 
-    def add_pending(self, request: Request, row: int) -> None:
-        """Schedule the token that the step under way samples from its logit row `row`."""
-        request.num_ahead_tokens = 1
-        self.tokens -= 1
-        self.logit_rows -= 1
-        token, tables = pending_token(row), request.frozen_tables()
-        self.sequences.append(ScheduledSequence(request.id, (token,), request.num_tokens, tables, 1))
+    def add_pending(self, requests: Sequence[Request], rows: Mapping[int, int]) -> None:
+        """Schedule the tokens that the step under way samples for these requests, from its logit rows by request."""
+        for request in requests:
+            request.num_ahead_tokens = 1
+            number = request.spec.request_id
+            token, start, prompt = (pending_token(rows[number]),), len(request.tokens), len(request.spec.token_ids)
+            self.sequences.append(
+                ScheduledSequence(number, token, start, request.frozen_tables(), 1, None, False, prompt)
+            )
+        self.tokens -= len(requests)
+        self.logit_rows -= len(requests)

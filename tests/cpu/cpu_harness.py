@@ -21,6 +21,7 @@ from icc.runtime.executor.cpu.library import IccBatch
 from icc.runtime.format.kv import KVGroup, KVLayer, KVLayout
 from icc.runtime.format.operands import BufferOperand, WeightOperand
 from icc.runtime.format.program import ITEM_SIZE, Buffer, Weight
+from icc.runtime.kv.places import Places
 from icc.runtime.kv.state_group import state_places
 
 DTYPES = {"f32": np.float32, "i32": np.int32, "i8": np.int8}
@@ -102,7 +103,7 @@ class Batch:
     """A packed step as in abi.h: `sequences` are (first position, number of tokens, block table).
 
     trees: of the sequences that verify a tree of drafts, the parent of each token but the first, within the sequence.
-    moves: (from, to) slots.
+    moves: (from, to) slots. policy: where tokens lie in their tables, of sequences that began with so many tokens.
     """
 
     sequences: list[tuple[int, int, list[int]]]
@@ -112,6 +113,8 @@ class Batch:
     trees: dict[int, list[int]] = field(default_factory=dict)
     moves: list[tuple[int, int]] = field(default_factory=list)
     greedy: bool = False
+    policy: Places | None = None
+    prompts: list[int] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -128,7 +131,8 @@ class Batch:
             for p in range(first, first + count):
                 parent = parents[len(positions)]
                 positions.append(p if parent < 0 else positions[parent] + 1)
-                slots.append(-1 if states else table[p // self.block_size] * self.block_size + p % self.block_size)
+                at = p if self.policy is None else self.policy.place(p, self.prompts[i])
+                slots.append(-1 if states else table[at // self.block_size] * self.block_size + at % self.block_size)
             if states:
                 for p, block in state_places(tuple(table), first, first + count, self.block_size):
                     slots[starts[-1] + p - first] = block
@@ -138,7 +142,7 @@ class Batch:
         rows = self.logit_rows if self.logit_rows is not None else np.arange(self.tokens)
         lists = {
             "token_ids": ids, "positions": positions, "slot_mapping": slots, "seq_starts": starts, "context_lens": lens,
-            "logit_rows": rows, "parents": parents, "moves": self.moves,
+            "logit_rows": rows, "parents": parents, "moves": self.moves, "prompt_lens": self.prompts or lens,
         }  # fmt: skip
         return {**{k: np.ascontiguousarray(v, np.int32) for k, v in lists.items()}, "block_tables": tables}
 

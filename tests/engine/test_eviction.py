@@ -18,6 +18,7 @@ from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
 from icc.runtime.commands.inspect import describe_engine
 from icc.runtime.commands.memory import certify
+from sizes import soak
 
 LENGTH, STEP, BATCH = 400, 48, 2
 STREAMING = "streaming:sinks=4,window=40"
@@ -80,13 +81,13 @@ def test_an_engine_says_that_it_is_lossy(streaming: Path, capsys: pytest.Capture
     assert manifest["eviction"]["lossy"] is True and manifest["eviction"]["policy"] == STREAMING
     facts: Any = describe_engine(streaming)
     assert facts["eviction"]["tokens"] == 44 and "nothing of what lay between" in facts["eviction"]["loses"]
-    assert facts["kv_cache"]["groups"][0]["keeps"] == "streaming of 40 and 4 in front (lossy)"
+    assert facts["kv_cache"]["groups"][0]["keeps"] == "streaming of 40, 4 in front (lossy)"
 
 
 def test_the_certificate_does_not_grow_with_the_length(streaming: Path) -> None:
     def blocks(length: int) -> int:
         found: Any = certify(streaming, 1, length)["kv_cache"]
-        assert found[0]["keeps"] == "streaming 4 + 40 (lossy)"
+        assert found[0]["keeps"] == "streaming 40 (4 in front; lossy)"
         return found[0]["blocks"]
 
     assert blocks(200) == blocks(400) < 400 // 32
@@ -94,8 +95,52 @@ def test_the_certificate_does_not_grow_with_the_length(streaming: Path) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "said"),
-    [("lru", "is unknown"), ("streaming:sink=3", "no size of streaming"), ("streaming:window=8", "a window of 32")],
+    [
+        ("lru", "is unknown"),
+        ("streaming:sink=3", "no size of streaming"),
+        ("streaming:window=8", "a window of 32"),
+        ("h2o:budget=9", "a budget of at least 64"),
+        ("snapkv:recent=2000", "1 to 896 can be the recent ones"),
+    ],
 )
 def test_a_policy_that_is_none_is_refused(policy: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=said):
         icc.compile(tmp_path, tmp_path / "e", kv_policy=policy)
+
+
+def test_what_no_gpu_kernel_does_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there are no kernels for --target h100"):
+        icc.compile(tmp_path, tmp_path / "e", kv_policy="h2o", target="h100")
+    with pytest.raises(UsageError, match="what guesses evict cannot be taken back"):
+        icc.compile(tmp_path, tmp_path / "e", kv_policy="snapkv", spec="ngram")
+
+
+@pytest.mark.parametrize("policy", soak("h2o:budget=64,recent=16", "snapkv:budget=64,recent=16"))
+def test_what_is_chosen_by_attention(policy: str, tiny: Any, tmp_path: Path) -> None:
+    """Equal tokens whatever shares the batch, and after preemption; of H2O those of the reference; bounded blocks."""
+    model, config = tmp_path / "model", tiny.tiny_configs()["llama"]
+    config.max_position_embeddings = LENGTH
+    tiny.save_tiny(config, model)
+    engine = icc.compile(model, tmp_path / "e", target="native", kv_policy=policy, **LIMITS)
+    kept = policy.partition(":")[0]
+    params = icc.SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+    with icc.load(engine, threads=2) as llm:
+        if kept == "h2o":
+            ids = IDS[:190]
+            assert difference(llm.logits(ids), reference(model, policy, ids)) < 1e-4
+        prompts = [IDS[:100], IDS[100:150], IDS[30:160]]
+        alone = [list(llm.generate([prompt], params)[0].token_ids) for prompt in prompts]
+        loop = llm.loop
+        together = [loop.add(prompt, params)[0] for prompt in prompts]
+        group, steps, decoding = loop.scheduler.kv.groups[0], 0, 0
+        while loop.has_work():
+            loop.step()
+            steps += 1
+            loop.scheduler.check()
+            if all(len(request.tokens) > 130 for request in loop.scheduler._running):
+                decoding = max(decoding, *(len(request.tables[0]) for request in loop.scheduler._running), 0)
+            if steps % 9 == 0 and loop.scheduler.num_running > 1:
+                loop.scheduler._preempt(loop.scheduler._running[-1])
+        assert [list(generation.token_ids) for generation in together] == alone
+        assert loop.scheduler.num_preemptions > 0
+        assert decoding * group.block_size <= (64 if kept == "h2o" else 64 + 62 + group.block_size)

@@ -7,16 +7,25 @@ from typing import Any
 import pytest
 import torch
 from icc.compiler.errors import UnsupportedModel
-from icc.compiler.frontend.export import experts, lightning
+from icc.compiler.frontend.export import experts, lightning, selection
 from icc.compiler.frontend.mask_spec import AllVisible, MaskSpec, MaskUsed, longest_sequence
+from icc.compiler.frontend.source.model import parts_that_can_be_built
 from torch import Tensor, nn
-from transformers import JetMoeConfig, Llama4TextConfig, LongcatFlashConfig, MiniMaxConfig
+from transformers import (
+    AutoModel,
+    JetMoeConfig,
+    Llama4TextConfig,
+    LongcatFlashConfig,
+    MiniMaxConfig,
+    Qwen4ExpTextConfig,
+)
 from transformers.models.dbrx.configuration_dbrx import DbrxFFNConfig
 from transformers.models.dbrx.modeling_dbrx import DbrxExperts
 from transformers.models.jetmoe.modeling_jetmoe import JetMoeMoA, JetMoeMoE
 from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 from transformers.models.longcat_flash.modeling_longcat_flash import LongcatFlashExperts
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
+from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextQSAIndexer
 
 
 def longcat() -> nn.Module:
@@ -128,8 +137,49 @@ def test_a_mask_is_added_to_scores_and_nothing_else() -> None:
     assert MaskSpec(window=3) == MaskSpec(window=3) != mask
 
 
+class Half(Qwen4ExpTextQSAIndexer):
+    """An index that picks half of its blocks."""
+
+    def forward(self, *given: Any) -> Tensor:
+        picked, self.block_topk = self.block_topk, self.block_topk // 2
+        try:
+            return super().forward(*given)
+        finally:
+            self.block_topk = picked
+
+
+def test_tokens_picked_query_by_query_are_all_within_the_budget() -> None:
+    sizes = {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_compress_ratio": 4}
+    config = Qwen4ExpTextConfig(indexer_budget=512, **sizes)
+    with torch.device("meta"):
+        module, other = Qwen4ExpTextQSAIndexer(config, 0), Half(config, 0)
+    assert selection._picks_all(module) and not selection._picks_all(other)
+    mask, x = MaskSpec(), torch.zeros(1, 2, config.hidden_size, device="meta")
+    with selection.replaced_selections(module), longest_sequence(515):  # 128 blocks of 4 and what is behind them
+        assert mask.masked_fill(~module(x, None, mask, None), -1e9) is mask  # type: ignore[operator]
+        with pytest.raises(MaskUsed):
+            mask.masked_fill(module(x, None, mask, None), -1e9)
+        with longest_sequence(516), pytest.raises(UnsupportedModel, match="picks the 515 tokens"):
+            module(x, None, mask, None)
+
+
 def test_products_past_the_last_expert_are_zero() -> None:
     x, weight = torch.randn(3, 4), torch.randn(2, 5, 4)
     out = experts.plain_product(x, weight, torch.tensor([[0, 1], [1, 2], [2, 0]]))
     torch.testing.assert_close(out[0, 1], weight[1] @ x[0])
     assert not out[1, 1].any() and not out[2, 0].any()
+
+
+def test_towers_that_need_a_missing_package_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a text goes through none; the part that reads text is not."""
+    text, image = object(), object()
+
+    def refuse(config: object) -> nn.Module:
+        raise ImportError("timm")
+
+    monkeypatch.setattr(AutoModel, "from_config", refuse)
+    with parts_that_can_be_built(text):
+        assert not list(AutoModel.from_config(image).parameters())
+        with pytest.raises(ImportError):
+            AutoModel.from_config(text)
+    assert AutoModel.from_config is refuse

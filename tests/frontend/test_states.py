@@ -118,3 +118,56 @@ def test_a_stack_of_weights_times_tokens_and_numbers_without_weights() -> None:
 
     found, expected = converted(3, 0, Stacked)
     assert torch.allclose(found, expected, atol=1e-5)
+
+
+class Padded(Convolved):
+    """Convolutions of tokens that are padded before them, and all tokens but the last behind a row of its own."""
+
+    def __init__(self, padding: int, first: int) -> None:
+        super().__init__(padding, first)
+        self.each, self.groups = nn.Conv1d(16, 16, 3, groups=16), nn.Conv1d(16, 24, 2, groups=4)
+        self.first_row, self.narrow = nn.Parameter(torch.randn(1, 1, 16)), nn.Linear(24, 16)
+
+    def forward(self, input_ids: Tensor, **options: object) -> CausalLMOutput:
+        x = self.embed(input_ids)
+        mixed = self.groups(self.each(nn.functional.pad(x.transpose(1, 2), (3, 0)))).transpose(1, 2)
+        before = torch.cat([self.first_row, x[:, :-1]], dim=1)
+        return CausalLMOutput(logits=self.head(self.narrow(mixed) + before))
+
+
+def test_padding_before_the_tokens_is_a_state() -> None:
+    """What a convolution makes of it too."""
+    found, expected = converted(3, 0, Padded)
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_a_longer_convolution_than_its_padding_is_refused() -> None:
+    class Long(Padded):
+        def __init__(self, padding: int, first: int) -> None:
+            super().__init__(padding, first)
+            self.each = nn.Conv1d(16, 16, 4, groups=16)
+
+    with pytest.raises(UnsupportedModel, match="conv"):
+        converted(3, 0, Long)
+
+
+def test_masks_over_the_batch_choose_what_is_written() -> None:
+    """Of one sequence, all or nothing, which is known when the model is traced."""
+
+    class Adapted(Convolved):
+        def __init__(self, padding: int, first: int) -> None:
+            super().__init__(padding, first)
+            self.adapters = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+        def forward(self, input_ids: Tensor, **options: object) -> CausalLMOutput:
+            x = self.embed(input_ids)
+            kinds, adapted = torch.ones(x.shape[0], device=x.device), torch.zeros_like(x)
+            for kind, adapter in enumerate(self.adapters):
+                mask = kinds == kind
+                adapted[kinds == kind if self.first else mask] = adapter(x[mask])
+            return CausalLMOutput(logits=self.head(x + adapted))
+
+    found, expected = converted(3, 0, Adapted)
+    assert torch.allclose(found, expected, atol=1e-6)
+    with pytest.raises(UnsupportedModel, match="sequences of a batch"):
+        converted(3, 1, Adapted)  # a mask is read with, and another written with

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,7 +74,7 @@ def trusting(draft: Draft | None, sample: Callable[[int], Any], end_ids: Any) ->
     def first(row: int) -> Any:
         found = sample(row)
         guesses = siblings(draft, row)
-        return replace(found, token_id=guesses[0]) if guesses and found.token_id == 2 else found
+        return found._replace(token_id=guesses[0]) if guesses and found.token_id == 2 else found
 
     return follow(draft, first, end_ids)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from icc.compiler.backends.cpu.backend import CPU_PROFILE
+from icc.compiler.eviction import Eviction
 from icc.compiler.program.builder import Cached
 from icc.compiler.program.context import LowerOptions
 from icc.compiler.program.kv_groups import group_layers
@@ -23,7 +24,9 @@ LAYER = KVLayer(4, 64, 64)
 
 def layout() -> KVLayout:
     """Of twelve layers, of which every sixth reads all; one more gives up what is between its sinks and its window."""
-    layers = {n: Cached(LAYER, 0 if n % 6 == 5 else WINDOW) for n in range(12)} | {12: Cached(LAYER, WINDOW, SINKS)}
+    layers = {n: Cached(LAYER, 0 if n % 6 == 5 else WINDOW) for n in range(12)} | {
+        12: Cached(LAYER, WINDOW, Eviction("streaming", WINDOW, SINKS))
+    }
     return group_layers(layers, LowerOptions("bf16", CPU_PROFILE, max_seq_len=LENGTH))
 
 

@@ -149,7 +149,7 @@ class Device:
             tokens, salt = self.tokens[sequence.request_id], self.salts[sequence.request_id]
             if sequence.token_ids[0] < 0:
                 self._check_pending(sequence)
-                sequence = replace(sequence, token_ids=tokens[sequence.start :])
+                sequence = sequence._replace(token_ids=tokens[sequence.start :])
             if sequence.draft is not None:
                 outcomes.append(self._verify(sequence, tokens, salt))
                 continue
@@ -335,7 +335,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.flight is not None:
             self.device.count_ahead(batch, self.device.zeroed(self.flight))
         if stop is not None and outcomes and outcomes[0].token_id is not None:
-            outcomes[0] = replace(outcomes[0], verdict=stop)
+            outcomes[0] = outcomes[0]._replace(verdict=stop)
         if late_abort is not None and late_abort < len(batch.sequences):
             request_id = batch.sequences[late_abort].request_id
             if request_id in self.live:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
+from math import prod
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from ...ops import OPS
 from ...ops.aten import POINTWISE
 from ...ops.body import Argument, BodyWriter
 from .conversion import Conversion
+from .shifts import behind_a_row
 from .table import Table
-from .values import Dims, Longer, T, Value, dims_of, op_name
+from .values import Dims, Longer, Shorter, T, Value, dims_of, op_name
 
 aten = torch.ops.aten
 HANDLERS = Table()
@@ -43,7 +45,7 @@ def align(conv: Conversion, value: Value, dims: Dims) -> fx.Node:
     return conv.view(value, tuple(kept)).node
 
 
-@HANDLERS.handles(*POINTWISE)
+@HANDLERS.handles(*(name for name in POINTWISE if name != "aten.where"))
 def pointwise(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     dims = dims_of(_val(node))
     operands = [align(conv, a, dims) if isinstance(a, Value) else a for a in args]
@@ -51,6 +53,19 @@ def pointwise(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str
         raise ValueError("arithmetic with the number of tokens")
     emitted = conv.emit(_with_kwargs(node.target, kwargs), *operands)
     return Value(emitted, dims)
+
+
+@HANDLERS.handles("aten.where")
+def where(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A choice that does not depend on the tokens is made here."""
+    condition: Any = node.args[0]
+    if isinstance(args[0], Value) and T not in args[0].dims and condition in conv.static.nodes:
+        with contextlib.suppress(ValueError):
+            chosen = conv.static.constant(condition)
+            picked = args[1] if bool(chosen.all()) else args[2]
+            if isinstance(picked, Value) and bool(chosen.all()) == bool(chosen.any()):
+                return expand_to(conv, picked, dims_of(_val(node)))
+    return pointwise(conv, node, args, kwargs)
 
 
 def _with_kwargs(target: Any, kwargs: dict[str, Any]) -> Any:
@@ -121,7 +136,7 @@ def view(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any
     value: Value = args[0]
     dims = dims_of(_val(node))
     if value.axis is not None and T in dims:
-        if math.prod(value.dims[: value.axis]) != math.prod(dims[: dims.index(T)]):
+        if prod(value.dims[: value.axis]) != prod(dims[: dims.index(T)]):
             raise ValueError("a reshape across the token axis")
     elif (value.axis is None) != (T not in dims):
         raise ValueError("a reshape that splits or merges the token axis")
@@ -182,6 +197,8 @@ def per_token(conv: Conversion, value: Value, dims: Dims) -> Value:
 @HANDLERS.handles("aten.slice")
 def slice_(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     value: Value = args[0]
+    if isinstance(value, Value) and args[1:] == [value.axis, 0, -1]:
+        return Shorter(value)
     dims = dims_of(_val(node))
     axis = (args[1] if len(args) > 1 else 0) % len(dims)
     if isinstance(value, Longer):  # of length T now, if nothing else was taken away
@@ -210,7 +227,7 @@ def _is_minus_tokens(size: torch.SymInt) -> bool:
 
 def first_rows(conv: Conversion, table: Value, axis: int, start: Any, dims: Dims) -> Value:
     """table[:number of tokens]: row p of the table at position p."""
-    if dims[axis] is not T or table.per_token or start not in (None, 0) or math.prod(table.dims[:axis]) != 1:
+    if dims[axis] is not T or table.per_token or start not in (None, 0) or prod(table.dims[:axis]) != 1:
         raise ValueError("a slice whose end depends on the number of tokens")
     rows = conv.view(table, table.dims[axis:])
     out = conv.emit(OPS["embedding"].overload, conv.graph.input("positions"), rows.node)
@@ -258,6 +275,8 @@ def cat(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
     dims = dims_of(_val(node))
     axis = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % len(dims)
     values: list[Value] = args[0]
+    if isinstance(values[-1], Shorter):
+        return behind_a_row(conv, values, axis)
     if "stack" in op_name(node.target):
         values = [conv.view(v, (*v.dims[:axis], 1, *v.dims[axis:])) for v in values]
     return cat_parts(conv, values, axis, dims)
@@ -265,7 +284,7 @@ def cat(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
 
 def cat_parts(conv: Conversion, values: list[Value], axis: int, dims: Dims) -> Value:
     """The values joined along a logical axis; constants among tokens are written out per token."""
-    values = [v for v in values if math.prod(v.features) > 0]
+    values = [v for v in values if prod(v.features) > 0]
     if dims[axis] is T and len(values) > 1:
         raise ValueError("a concatenation along the token axis")
     if any(v.per_token for v in values):

@@ -90,6 +90,22 @@ class Longer:
     value: Value
 
 
+@dataclass(frozen=True)
+class Padded:
+    """`value` with `before` rows before the first token, which are `fill`, of a channel each; None: zeros."""
+
+    value: Value
+    before: int
+    fill: Value | None = None
+
+
+@dataclass(frozen=True)
+class Shorter:
+    """`value` without its last token, which only what shifts it can use."""
+
+    value: Value
+
+
 def op_name(target: Any) -> str:
     """aten.view for aten::view.default; plain functions go by their own name."""
     if not hasattr(target, "_schema"):

@@ -22,7 +22,9 @@ from .decompose import decompose
 from .experts import replaced_experts
 from .interfaces import tracing_interfaces
 from .lightning import lightning_layers
+from .one_sequence import masks_of_one_sequence
 from .recurrent import recurrent_functions
+from .selection import replaced_selections
 
 # Kept whole instead of decomposed, because the dialect has them or their decomposition would lose precision.
 KEPT_ATEN = (
@@ -84,13 +86,14 @@ class Traced:
 
 
 def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None, token_types: int = 0) -> Traced:
-    """Trace `model` (on meta) for 2..max_tokens tokens; raises TraceError with the first line of the reason.
+    """Trace `model` (on meta) for 3..max_tokens tokens; raises TraceError with the first line of the reason.
 
     With `kinds`, one layer of each kind is traced. token_types: of the tokens of a pair of texts, which then come as
     type * vocabulary + token; 0 if tokens have none.
     """
-    # One less, as code that slices a table of max_tokens rows treats the whole table as a case of its own.
-    tokens = torch.export.Dim("tokens", min=2, max=max(max_tokens, 16) - 1)
+    # A size of 1 is a case of its own, that of all tokens but one too; and so is, to code that slices a table of
+    # max_tokens rows, the whole table.
+    tokens = torch.export.Dim("tokens", min=3, max=max(max_tokens, 16) - 1)
     ids, positions = (torch.zeros(1, 13, dtype=torch.long, device="meta") for _ in range(2))
     dynamic = {"input_ids": {1: tokens}, "position_ids": {1: tokens}}
     try:
@@ -98,10 +101,12 @@ def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None, t
             stack.enter_context(recurrent_cells(model))
             stack.enter_context(torch.no_grad())
             stack.enter_context(tracing_interfaces())
+            stack.enter_context(masks_of_one_sequence())
             stack.enter_context(longest_sequence(max_tokens))
             stack.enter_context(recurrent_functions(model))
             stack.enter_context(replaced_experts(model))
             stack.enter_context(lightning_layers(model))
+            stack.enter_context(replaced_selections(model))
             stack.enter_context(_without_stack_traces())
             typed_vocab = model.config.get_text_config().vocab_size if token_types else 0  # type: ignore[union-attr, operator]
             forward = _Forward(model, kinds, typed_vocab)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +71,7 @@ def build_meta_model(config: Any, written_out: bool = False, task: str = "genera
     logging.getLogger("transformers").setLevel(logging.ERROR)
     attention = "eager" if written_out else attention_implementation(config, task)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), parts_that_can_be_built(text):
             options = _without_pooler(builder._model_mapping[type(config)]) if task == "embed" else {}
             model = builder.from_config(config, dtype=torch.float32, attn_implementation=attention, **options)
     except (IccError, MemoryError):
@@ -82,6 +85,26 @@ def build_meta_model(config: Any, written_out: bool = False, task: str = "genera
         if hasattr(module, "config") and hasattr(module.config, "_experts_implementation"):
             module.config._experts_implementation = NAME
     return model.eval()
+
+
+@contextlib.contextmanager
+def parts_that_can_be_built(text: Any) -> Iterator[None]:
+    """Leave out the parts of a model, other than that of `text`, that need a package that is not installed, such as
+    towers for images: nothing that only reads text calls them."""
+    from transformers import AutoModel
+
+    build = AutoModel.from_config
+
+    def built(config: Any, **options: Any) -> nn.Module:
+        try:
+            return build(config, **options)
+        except ImportError:
+            if config is text:
+                raise
+            return nn.Module()
+
+    with mock.patch.object(AutoModel, "from_config", built):
+        yield
 
 
 def _without_pooler(cls: Any) -> dict[str, bool]:

@@ -12,7 +12,8 @@ from .base import OperandGroup, Step, step_type
 
 class KVSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The geometry of one layer's cache: blocks of `block_size` tokens, of element type `dtype`. shared: values are the
-    first value_dim elements of keys, which lie there once."""
+    first value_dim elements of keys, which lie there once. scored: with each token and head lies the attention that
+    it got."""
 
     heads: int
     key_dim: int
@@ -20,6 +21,7 @@ class KVSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     dtype: str
     block_size: int
     shared: bool = False
+    scored: bool = False
 
 
 class Rotary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,6 +83,7 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
 
     new: what is written to the cache before it is read, rotated by new_rotary; None where a KvWrite has done so.
     front: how many of the first tokens are seen beside the window; they seem to lie right before it (StreamingLLM).
+    evicts: how tokens are chosen that go, see compiler/eviction.py; `budget` and `recent` are the policy's sizes.
     """
 
     OUTPUTS: ClassVar = ("o",)
@@ -103,6 +106,9 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
     softcap: float = 0.0
     ahead: int = 0
     bias_width: int = 0
+    evicts: Literal["", "h2o", "snapkv"] = ""
+    budget: int = 0
+    recent: int = 0
 
     @property
     def group(self) -> int:
@@ -131,6 +137,10 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
             return reason
         if self.q_heads % self.kv.heads:
             return f"{self.q_heads} query heads are no multiple of {self.kv.heads} KV heads"
+        if bool(self.evicts) != self.kv.scored:
+            return "what evicts has scores to choose by"
+        if self.evicts and (self.window or self.chunk or self.ahead or self.alibi or self.bias):
+            return "tokens are chosen of all that came before, and nothing else tells their places"
         if self.front and (not self.window or self.chunk or self.ahead):
             return "first tokens are kept beside a window, of tokens that see no later ones"
         return self.rotary.problem(self.kv)

@@ -19,6 +19,7 @@ from ...format.manifest import KERNEL_ABI
 BATCH_FIELDS = (
     "num_tokens", "num_seqs", "num_logit_rows", "max_blocks", "greedy", "token_ids", "positions", "slot_mapping",
     "seq_starts", "context_lens", "block_tables", "logit_rows", "logits", "parents", "moves", "num_moves", "drafts",
+    "prompt_lens",
 )  # fmt: skip
 _ARRAYS = {array.name for array in (*CPU_INPUTS, *OUTPUTS)}
 

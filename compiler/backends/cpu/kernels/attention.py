@@ -84,6 +84,10 @@ class AttentionParams(CacheParams[Attention]):
     template: ClassVar[str] = "cpp/attention/attention.cpp.jinja"
 
     @property
+    def headers(self) -> tuple[str, ...]:
+        return ("evict.h",) if self.step.evicts else ()
+
+    @property
     def group(self) -> int:
         """Query heads per KV head."""
         return self.step.group

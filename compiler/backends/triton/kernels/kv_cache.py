@@ -85,6 +85,8 @@ class KvKernel(StepKernel[C]):
     def refusal(cls, step: C) -> str:
         if step.kv.dtype not in KV_DTYPES:
             return f"unknown cache type {step.kv.dtype!r}"
+        if step.kv.scored:
+            return "tokens chosen by their attention: there are no kernels for GPUs"
         return super().refusal(step)
 
     @property

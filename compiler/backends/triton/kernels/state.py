@@ -1,4 +1,4 @@
-"""Kernels of layers with a recurrent state: a program goes through the tokens of one sequence."""
+"""Kernels of layers with a recurrent state: a program goes through the tokens of one sequence, or through chunks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import ClassVar, TypeVar
 
 from .....runtime.format.kv import KVLayer
 from .....runtime.format.manifest import Limits
-from .....runtime.format.plan import Extent, KVArg, extent
+from .....runtime.format.plan import Extent, KVArg, ScratchArg, extent
 from ....program.steps import state as steps
 from ...render import render
 from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg, size_arg
 from ..tiling.choice import Tuner, power_of_two
 
+PART = 64  # rows of a state that products take at once
+CHUNK = 16  # tokens of a prompt that are taken at once: as many as leave operands in registers
+MOST_KEYS = 256  # rows of a state that prompts are taken in chunks for
 S = TypeVar("S", bound=steps.StateStep)
 
 
@@ -65,10 +68,75 @@ class GatedScan(StateKernel[steps.GatedScan]):
         return min(power_of_two(self.step.value_dim), max(4096 // self.keys, 8))
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
+        if self.by_chunks(shape):
+            return GatedChunks(self.step, limits.max_batch_size).launches(shape, limits, tuner)
         operands = {name: f"{name}_ptr" for name in ("q", "k", "v", "decay", "beta", "o")}
         grid = (extent("num_seqs"), Extent(self.step.heads), Extent(-(-self.step.value_dim // self.block)))
         source = render(self.template, self, self.step)
         return (LaunchSpec(source, self.entry, self.pointers(**operands) + self.state_args(), grid),)
+
+    def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:
+        if not self.step.delta or not self.by_chunks(shape):
+            return {}
+        return {"solved": 4 * shape.max_tokens * self.step.heads * CHUNK}
+
+    def by_chunks(self, shape: Shape) -> bool:
+        """Whether prompts are taken as chunks: where a decay is one number, where keys fit into registers, and where
+        bits may depend on how a prompt is cut: not in deterministic engines, whose shapes say what is typical."""
+        return not (shape.decode or shape.typical or self.step.row_decay) and self.keys <= MOST_KEYS
+
+
+@dataclass(frozen=True)
+class GatedChunks(StateKernel[steps.GatedScan]):
+    """Prompts of a GatedScan as products over chunks of tokens. most_seqs: of a step.
+
+    One kernel solves the chunks, all at once; another goes through those of a sequence, a program for a block of value
+    columns of one head. The rule is Yang et al. 2024, "Parallelizing linear transformers with the delta rule over
+    sequence length", with decays (Gated DeltaNet); without the delta it is Mamba-2's (Dao and Gu 2024).
+    """
+
+    template: ClassVar[str] = "triton/gated_chunks.py.jinja"
+    most_seqs: int
+
+    @property
+    def chunk(self) -> int:
+        """Tokens."""
+        return CHUNK
+
+    @property
+    def seqs(self) -> int:
+        """A power of two that holds the sequences of a step."""
+        return power_of_two(self.most_seqs)
+
+    @property
+    def part(self) -> int:
+        """Rows of a state that products take at once; matrix units take 16 at least."""
+        return max(min(power_of_two(self.step.key_dim), PART), 16)
+
+    @property
+    def parts(self) -> range:
+        """All of them."""
+        return range(-(-self.step.key_dim // self.part))
+
+    @property
+    def chunk_block(self) -> int:
+        """Value columns of a program: as many as leave its part of the state in registers."""
+        keys = power_of_two(self.part * len(self.parts))
+        return max(min(power_of_two(self.step.value_dim), 2048 // keys), 16)
+
+    def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
+        s, source = self.step, render(self.template, self, self.step)
+        pointers = {a.name: a for a in self.pointers(**{f: f"{f}_ptr" for f in ("q", "k", "v", "decay", "beta", "o")})}
+        solved = (Arg("solved_ptr", "*fp32", ScratchArg("solved")),) if s.delta else ()
+        grid = (extent("num_seqs"), Extent(s.heads), Extent(-(-s.value_dim // self.chunk_block)))
+        chunks = LaunchSpec(source, "gated_chunks", (*pointers.values(), *solved, *self.state_args()), grid)
+        if not s.delta:
+            return (chunks,)
+        given = tuple(pointers[name] for name in ("k_ptr", "decay_ptr", "beta_ptr") if name in pointers)
+        sizes = (size_arg("num_tokens"), size_arg("num_seqs"))
+        grid = (extent("num_tokens", CHUNK), Extent(s.heads), ONE)
+        first = LaunchSpec(source, "gated_solve", (*given, *solved, batch_arg("seq_starts"), *sizes), grid)
+        return (first, chunks)
 
 
 @dataclass(frozen=True)

@@ -66,12 +66,12 @@ static void k0_attention(const Ctx& c) {
     const float* sinks = c.input<const float>(3);
     const float* slopes = c.input<const float>(4);
     const float* bias = nullptr;
-
     int64_t items = 0;
     int longest = 0;
     for (int s = 0; s < b.num_seqs; ++s) {
         items += (int64_t)((b.seq_starts[s + 1] - b.seq_starts[s] + S::TILE - 1) / S::TILE) * HEADS;
-        if (b.context_lens[s] > longest) longest = b.context_lens[s];
+        const int context = b.context_lens[s];
+        if (context > longest) longest = context;
     }
     const int64_t lead = S::FRONT > 0, splits = lead + (longest + SEGMENT - 1) / SEGMENT;
     const bool split = c.threads > 1 && splits > lead + 1 && items < 4 * c.threads && items * splits <= PARTIALS;
@@ -106,11 +106,14 @@ static void k0_attention(const Ctx& c) {
             w.set_query(r, x);
         }
     };
+    // Where the tokens of a tile are in what it sees, and how much there is.
+    const auto places_of = [&](const Place& at) { return b.positions + at.token; };
+    const auto context_of = [&](int seq) { return b.context_lens[seq]; };
     const auto keys_of = [&](const Place& at, int& low, int& high) {  // what the rows of the tile see together
         low = INT_MAX, high = 0;
-        for (int t = at.token; t < at.token + at.tokens; ++t) {
-            const int position = b.positions[t], first = Tile::first_key(position);
-            const int last = Tile::last_key(position, b.context_lens[at.seq]);
+        const int32_t* places = places_of(at);
+        for (int i = 0; i < at.tokens; ++i) {
+            const int first = Tile::first_key(places[i]), last = Tile::last_key(places[i], context_of(at.seq));
             if (first < low) low = first;
             if (last + 1 > high) high = last + 1;
         }
@@ -125,7 +128,7 @@ static void k0_attention(const Ctx& c) {
         const int root = b.seq_starts[at.seq];
         const bool tree = b.parents && root + 1 < b.seq_starts[at.seq + 1] && b.parents[root + 1] >= 0;
         Tile::segment(w, c, b.block_tables + (int64_t)at.seq * b.max_blocks, at.head, at.tokens * GROUP, at.token,
-                      tree ? b.positions[root] : INT_MAX, b.context_lens[at.seq], from, to,
+                      places_of(at), tree ? b.positions[root] : INT_MAX, context_of(at.seq), from, to,
                       slopes ? slopes + at.head * GROUP : nullptr,
                       bias ? bias + (int64_t)at.head * GROUP * S::BIAS : nullptr, front);
     };
@@ -151,32 +154,32 @@ static void k0_attention(const Ctx& c) {
             for (int part = low / SEGMENT; part * SEGMENT < high; ++part) add(part);
             for (int r = 0; r < rows; ++r) write(at, r, states[r]);
         }
-        return;
-    }
-    for (int64_t i; (i = c.next->fetch_add(1, std::memory_order_relaxed)) < items * splits;) {
-        const Place at = locate(i / splits);
-        const int part = (int)(i % splits - lead);
-        load_queries(at, part < 0);
-        run_segment(at, part);
-        for (int r = 0; r < at.tokens * GROUP; ++r) {
-            typename Tile::State& state = partials[i * ROWS + r];
-            state.peak = w.peak[r], state.sum = hsum(vload(w.sum[r]));
-            memcpy(state.o, w.o + r * S::WIDTH, sizeof state.o);
-        }
-    }
-    c.barrier->wait();
-    seq = 0, seq_items = 0;
-    const Range own = share(c, items);
-    for (int64_t i = own.begin; i < own.end; ++i) {
-        const Place at = locate(i);
-        for (int r = 0; r < at.tokens * GROUP; ++r) {
-            typename Tile::State state;
-            Tile::begin(state);
-            for (int64_t part = 0; part < splits; ++part) {
-                const typename Tile::State& x = partials[(i * splits + part) * ROWS + r];
-                Tile::merge(state, x.peak, x.sum, x.o);
+    } else {
+        for (int64_t i; (i = c.next->fetch_add(1, std::memory_order_relaxed)) < items * splits;) {
+            const Place at = locate(i / splits);
+            const int part = (int)(i % splits - lead);
+            load_queries(at, part < 0);
+            run_segment(at, part);
+            for (int r = 0; r < at.tokens * GROUP; ++r) {
+                typename Tile::State& state = partials[i * ROWS + r];
+                state.peak = w.peak[r], state.sum = hsum(vload(w.sum[r]));
+                memcpy(state.o, w.o + r * S::WIDTH, sizeof state.o);
             }
-            write(at, r, state);
+        }
+        c.barrier->wait();
+        seq = 0, seq_items = 0;
+        const Range own = share(c, items);
+        for (int64_t i = own.begin; i < own.end; ++i) {
+            const Place at = locate(i);
+            for (int r = 0; r < at.tokens * GROUP; ++r) {
+                typename Tile::State state;
+                Tile::begin(state);
+                for (int64_t part = 0; part < splits; ++part) {
+                    const typename Tile::State& x = partials[(i * splits + part) * ROWS + r];
+                    Tile::merge(state, x.peak, x.sum, x.o);
+                }
+                write(at, r, state);
+            }
         }
     }
 }

@@ -1,0 +1,89 @@
+"""How padding and convolutions along the tokens become states: what a token sees of those before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...graph.graph import type_of
+from .conversion import Conversion
+from .reduce_handlers import icc
+from .shifts import shifted
+from .state_handlers import convolve
+from .table import Table
+from .values import Longer, Padded, T, Value
+
+aten = torch.ops.aten
+HANDLERS = Table()
+MAX_SHIFT = 8  # tokens
+
+
+@HANDLERS.handles("aten.constant_pad_nd")
+def pad(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Zeros before the first token: a shift, where as many are cut off behind the last."""
+    x, pads, fill = args[0], list(args[1]), args[2] if len(args) > 2 else 0
+    axis = x.axis
+    behind = 2 * (len(x.dims) - 1 - axis) if axis is not None else len(pads)
+    by, cut = pads[behind : behind + 2] if behind < len(pads) else (0, 0)
+    others = [*pads[:behind], *pads[behind + 2 :]]
+    if axis is None or any(others) or cut not in (0, -by) or not 0 < by <= MAX_SHIFT or fill != 0:
+        raise ValueError(f"padding by {pads} with {fill}, which is no shift along the tokens")
+    if cut == 0:
+        return Padded(x, by)
+    return shifted(conv, x, by)
+
+
+@HANDLERS.handles("aten.convolution")
+def convolution(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """One along the tokens that sees no later ones: padded by itself and cut off behind, or of tokens padded before."""
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = args
+    if weight.per_token or len(weight.dims) != 3 or transposed or list(stride) != [1] or list(dilation) != [1]:
+        raise ValueError("a convolution with steps, or with a weight that is none")
+    _, each, taps = weight.dims
+    lone = each == 1 and groups == weight.dims[0] and taps > 1
+    if isinstance(x, Padded):
+        if list(padding) != [0] or x.before < taps - 1:
+            raise ValueError(f"a convolution of {taps} taps behind padding by {x.before}")
+        lone = lone and x.fill is None
+        out = _of_each(conv, x.value, weight, bias) if lone else _of_groups(conv, x, weight, bias, groups)
+        return _still_padded(x, taps, bias, out)
+    if not lone or list(padding) != [taps - 1]:
+        raise ValueError(f"a convolution of {taps} taps with padding {padding} in {groups} groups")
+    return Longer(_of_each(conv, x, weight, bias))
+
+
+def _still_padded(x: Padded, taps: int, bias: Value | None, out: Value) -> Value | Padded:
+    """What is left before the tokens: what a convolution makes of the zeros there."""
+    before = x.before - (taps - 1)
+    if before and x.fill is not None:
+        raise ValueError("padding for more than two convolutions")
+    return Padded(out, before, bias) if before else out
+
+
+def _of_each(conv: Conversion, x: Value, weight: Value, bias: Value | None) -> Value:
+    """Of each channel alone."""
+    channels, _, taps = weight.dims
+    return convolve(conv, x, conv.view(weight, (channels, taps)), bias, (1, channels, T))
+
+
+def _of_groups(conv: Conversion, x: Padded, weight: Value, bias: Value | None, groups: int) -> Value:
+    """Of groups of channels: a product for each tap, with the tokens as far before. weight[O, C / groups, taps]"""
+    outputs, each, taps = weight.dims
+    total: fx.Node | None = None
+    for tap in range(taps):
+        value = shifted(conv, x.value, taps - 1 - tap, x.fill)
+        rows = conv.view(value, (T, groups, 1, each)).node
+        matrix = conv.emit(aten.slice.Tensor, weight.node, 2, tap, tap + 1, 1)
+        matrix = conv.emit(aten.view.default, matrix, [groups, outputs // groups, each])
+        matrix = conv.emit(
+            aten.view.default, conv.emit(aten.permute.default, matrix, [0, 2, 1]), [1, groups, each, outputs // groups]
+        )
+        product = conv.emit(icc("bmm"), rows, matrix)
+        total = product if total is None else conv.emit(aten.add.Tensor, total, product)
+    assert total is not None and type_of(total).shape == (groups, 1, outputs // groups)
+    out = conv.view(Value(total, (T, *type_of(total).shape)), (T, outputs)).node
+    if bias is not None:
+        out = conv.emit(aten.add.Tensor, out, bias.node)
+    return conv.view(Value(out, (T, outputs)), (1, outputs, T))

@@ -1,0 +1,37 @@
+"""What tokens see of those before them by a shift: a state that holds one row."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+
+from ...ops import OPS
+from .conversion import Conversion
+from .values import T, Value
+
+aten = torch.ops.aten
+
+
+def behind_a_row(conv: Conversion, values: list[Any], axis: int) -> Value:
+    """All tokens but the last behind a row that is the same in every sequence."""
+    value = values[-1].value
+    if len(values) != 2 or axis != value.axis or values[0].per_token or values[0].dims[axis] != 1:
+        raise ValueError("a concatenation along the token axis")
+    return shifted(conv, value, 1, values[0])
+
+
+def shifted(conv: Conversion, value: Value, by: int, fill: Value | None = None) -> Value:
+    """The value `by` tokens before, a value of one sequence whose tokens are at any axis; `fill`, or zeros, before the
+    first token."""
+    if not value.per_token:
+        raise ValueError(f"a shift of a tensor of dims {value.dims}")
+    flat = conv.view(value, (T, prod(value.features)))
+    start = None if fill is None else conv.view(fill, (prod(fill.dims),)).node
+    rows = flat.node if start is None else conv.emit(aten.sub.Tensor, flat.node, start)
+    for _ in range(by):
+        rows = conv.emit(OPS["channel_scan"].overload, rows, None, False, 0.0, conv.next_layer())
+    if start is not None:
+        rows = conv.emit(aten.add.Tensor, rows, start)
+    return conv.view(Value(rows, flat.dims), value.dims)

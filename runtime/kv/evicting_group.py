@@ -1,0 +1,65 @@
+"""EvictingGroup: the blocks of a KV group whose layers give tokens up one by one, and move the others together."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from .group import Group, GroupConfig, Opening
+from .places import UNLIMITED, Places
+from .sequence import BlockTable, CachedSequence
+
+
+class EvictingGroup(Group):
+    """A block holds what is in its places now, which is no prefix of anything: nothing is found by others or kept in
+    host memory, and a sequence that lost its blocks begins again, with the same result. A step ends where an eviction
+    comes.
+    """
+
+    evicts: ClassVar[bool] = True
+    policy: Places  # type: ignore[assignment]
+
+    def __init__(self, config: GroupConfig) -> None:
+        assert isinstance(config.policy, Places)
+        super().__init__(config)
+
+    def missing(self, table: BlockTable, num_tokens: int) -> int:
+        return max(self.blocks_for(self.policy.held(num_tokens, table.prompt)) - len(table), 0)
+
+    def span(self, table: BlockTable, num_tokens: int) -> int:
+        return num_tokens
+
+    def room(self, table: BlockTable) -> int:
+        places = super().room(table)
+        return UNLIMITED if places >= self.policy.most(UNLIMITED) else places
+
+    def limit(self, table: BlockTable, position: int) -> int:
+        return self.policy.until(position, table.prompt)
+
+    def cached_length(self, sequence: CachedSequence, longest: int, multiple: int) -> int:
+        return 0
+
+    def opening(self, sequence: CachedSequence, table: BlockTable, cached: int) -> Opening:
+        lengths = sequence.num_tokens, min(table.prompt, sequence.num_tokens)  # more before an eviction than after it
+        return Opening({}, [], 0, self.blocks_for(max(self.policy.held(n, table.prompt) for n in lengths)))
+
+    def has_room(self, opening: Opening, headroom: int) -> bool:
+        """Those that run have a bound, which the pool has room for unless it was given less."""
+        return super().has_room(opening, headroom if self.policy.most(UNLIMITED) == UNLIMITED else 0)
+
+    def publish(self, sequence: CachedSequence, table: BlockTable) -> None:
+        """Nothing. Of a prompt that is compressed it gives back what that took more, but for what is under way."""
+        if sequence.num_computed_tokens >= table.prompt:
+            self.cut(table, sequence.num_computed_tokens + sequence.num_scheduled_tokens + 1)
+
+    def release_unread(self, table: BlockTable, position: int) -> None:
+        return
+
+    def cut(self, table: BlockTable, num_tokens: int) -> None:
+        self.pool.release(table.cut(self.blocks_for(self.policy.held(num_tokens, table.prompt))))
+
+    def savable(self, table: BlockTable, num_tokens: int, multiple: int) -> int:
+        return 0
+
+    def _check_sequence(self, sequence: CachedSequence, table: BlockTable) -> None:
+        assert len(table) >= self.blocks_for(self.policy.place(sequence.num_computed_tokens, table.prompt))
+        assert len(table) <= self.most_blocks(sequence.num_tokens + 1), "more blocks than it may have"
