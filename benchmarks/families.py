@@ -46,7 +46,8 @@ class Row:
     """What happened to one model type. `error` is the largest logit difference relative to the largest logit.
 
     walked: the day. pattern: its layers by kind. plan_error: of a GPU's launch plan, interpreted. noise: how far
-    transformers' float32 logits are from its float64 ones, where an error is above the tolerance.
+    transformers' float32 logits are from its float64 ones, where an error is above the tolerance. engine_whole: the
+    engine had the layers of the pattern, not two.
     """
 
     model_type: str
@@ -59,6 +60,7 @@ class Row:
     engine_error: float | None = None
     plan_error: float | None = None
     noise: float | None = None
+    engine_whole: bool = False
     reason: str = ""
     seconds: float = 0.0
 
@@ -81,7 +83,8 @@ class Row:
         """This row, with the comparisons that an earlier walk made and this one did not."""
         if earlier is None or not self.equal or not earlier.equal:
             return self
-        made = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+        made = {k: v for k, v in dataclasses.asdict(self).items() if v is not None and v != "" and v is not False}
+        made["reason"] = self.reason
         return Row(**{**dataclasses.asdict(earlier), **made})
 
 
@@ -211,6 +214,7 @@ def _compare_engine(path: Path, engine: Path, ids: list[int], expected: Any, row
     row.compiled = False
     icc.compile(path, engine, target="native", quant="none")
     row.compiled = True
+    row.engine_whole = True
     with icc.load(engine, threads=1) as llm:
         row.engine_error = _difference(torch.tensor(llm.logits(ids)), expected)
 
@@ -309,7 +313,8 @@ def markdown(rows: list[Row], versions: str) -> str:
             [(r, r.plan_error) for r in rows],
         )
     )
-    count += f"; of these {compiled} as CPU engines, {planned} as interpreted h100 plans"
+    whole = sum(r.equal and r.engine_error is not None and r.engine_whole for r in rows)
+    count += f"; of these {compiled} as CPU engines ({whole} of the whole pattern), {planned} as interpreted h100 plans"
     lines = [
         "# Causal-LM types of transformers through icc",
         "",
@@ -321,14 +326,16 @@ def markdown(rows: list[Row], versions: str) -> str:
         "",
         f"{count}.",
         "",
-        "Rows without a day are of an earlier walk; the column of CPU engines is of one with two layers whatever the "
-        "published pattern.",
+        "Engines marked ° are of an earlier walk, of two layers whatever the published pattern; not every row was "
+        "asked for an engine or a plan.",
         "",
         "| type | walked | layers | traced | equal | CPU engine | h100 plan | noise | refused, and why |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         errors = ["" if e is None else f"{e:.0e}" for e in (row.engine_error, row.plan_error, row.noise)]
+        if row.engine_error is not None and not row.engine_whole:
+            errors[0] += "°"
         reason = row.reason.replace("|", "\\|")
         equal = f"{row.error:.0e}" if row.error is not None else ""
         cells = (row.model_type, row.walked, row.pattern, mark[row.traced], equal, *errors, reason)

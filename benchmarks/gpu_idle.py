@@ -13,6 +13,7 @@ to --work, for 64 sequences and 512 tokens per step. Needs torch with CUDA, cuda
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import statistics
@@ -42,6 +43,8 @@ def main() -> int:
     engine = a.engine or compiled(a)
     shares = {}
     with icc.load(engine, verify=False) as llm:
+        gc.collect()
+        gc.freeze()  # as `icc serve` does
         for name, ahead in (("warm", True), ("one by one", False), ("ahead", True)):
             found = measure(llm, a.seconds, ahead)
             shares[name] = found["idle"]

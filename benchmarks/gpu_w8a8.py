@@ -35,11 +35,10 @@ from icc.compiler.program.layout import Stored
 from icc.compiler.program.steps import linear as steps
 from icc.compiler.targets import TARGETS
 from icc.compiler.weights.formats.float8 import Float8
-from icc.compiler.weights.formats.registry import find_format
 from icc.runtime.executor.cuda.driver import Cuda
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.operands import BufferOperand, WeightOperand
-from icc.runtime.format.plan import HIDDEN_POINTERS, OperandArg, ScratchArg, SizeArg
+from icc.runtime.format.plan import HIDDEN_POINTERS, KVArg, SizeArg
 
 LIMITS = Limits(max_seq_len=8192, max_batch_size=256, max_step_tokens=8192)
 GATE = steps.Epilogue(Body.parse("t0 = silu a0; t1 = mul t0 a1"), (steps.Columns(0, 1), steps.Columns(14336, 1)), 14336)
@@ -54,7 +53,7 @@ ROWS = (1, 16, 64, 128, 512, 2048, 8192)
 CHECKED_ROWS = (1, 7, 16, 33, 64, 129, 300, 1000)
 COLD = 160 << 20  # bytes of copies of a weight, more than caches hold
 PLACE = "cuda"
-IMPRECISE = 1e-4  # of float32 sums against float64, of the largest result
+IMPRECISE = 1e-3  # of sums against float64, of the largest result: Hopper keeps 13 bits of those of a step
 
 
 def main() -> int:
@@ -148,21 +147,22 @@ class Device:
     def __post_init__(self) -> None:
         self.functions = {key: self.cuda.function(o.binary, o.entry, o.shared_bytes) for key, o in self.objects.items()}
 
-    def put(self, spec: LaunchSpec, tensors: dict[str, torch.Tensor], rows: int) -> None:
-        """One launch on the stream."""
+    def put(self, spec: LaunchSpec, tensors: dict[str, torch.Tensor], sizes: dict[str, int]) -> None:
+        """One launch on the stream. tensors: by the names of operands, scratch areas and arrays; "kv" is the cache."""
         key, keep = spec_key(spec), []
         for arg in spec.args:
             value = arg.value
             if isinstance(value, SizeArg):
-                keep.append(rows)
+                keep.append(sizes[value.name])
+            elif isinstance(value, KVArg):
+                keep.append(tensors["kv"].data_ptr())
             else:
-                assert isinstance(value, OperandArg | ScratchArg)
                 keep.append(tensors[value.name].data_ptr())
         count = len(keep) + HIDDEN_POINTERS
         values = (ctypes.c_uint64 * count)(*keep)
         first = ctypes.addressof(values)
         pointers = (ctypes.c_uint64 * count)(*(first + 8 * i for i in range(count)))
-        grid = tuple(dim.value({"num_tokens": rows}) for dim in spec.grid)
+        grid = tuple(dim.value(sizes) for dim in spec.grid)
         shared = self.objects[key].shared_bytes
         self.cuda.launch(self.functions[key], grid, 32 * spec.num_warps, shared, ctypes.addressof(pointers))
 
@@ -170,7 +170,7 @@ class Device:
         """All launches of a product, to their end."""
         torch.cuda.synchronize()
         for spec in product.specs:
-            self.put(spec, tensors, product.rows)
+            self.put(spec, tensors, {"num_tokens": product.rows})
         self.cuda.wait()
 
     def seconds(self, work: Callable[[], None]) -> float:
@@ -217,35 +217,29 @@ def decoded(product: Product, packed: torch.Tensor) -> torch.Tensor:
     assert layout is not None and isinstance(layout.format, Float8)
     form, n, k = layout.format, step.n, step.k
     at = layout.codes_nbytes(n, k)  # type: ignore[attr-defined]
-    scales = packed[at : at + 4 * n * form.blocks(k)].view(torch.float32).reshape(n, -1)
+    scales = packed[at : at + 4 * n * form.blocks(k)].view(torch.float32).reshape(-1, n).T.contiguous()
     return form.decode({"codes": packed[: n * k].reshape(n, k), "scales": scales}).double()
 
 
-def row_parts(x: torch.Tensor, form: Float8) -> dict[str, torch.Tensor]:
+def row_parts(x: torch.Tensor) -> dict[str, torch.Tensor]:
     """Rows as codes and scales."""
-    pieces = x.float().split(form.group or x.shape[-1], -1)
-    peaks = [piece.abs().amax(-1, keepdim=True) for piece in pieces]
-    scaled = [piece * (torch.full_like(peak, 448) / peak) for piece, peak in zip(pieces, peaks, strict=True)]
-    return {
-        "codes": torch.cat(scaled, -1).to(torch.float8_e4m3fn).view(torch.uint8),
-        "scales": torch.cat(peaks, -1) / 448,
-    }
+    peaks = x.float().abs().amax(-1, keepdim=True)
+    codes = (x.float() * (torch.full_like(peaks, 448) / peaks)).to(torch.float8_e4m3fn)
+    return {"codes": codes.view(torch.uint8), "scales": peaks / 448}
 
 
 def compare(device: Device, name: str, stored: str, rows: int, product: Product) -> str:
     """What is wrong with one product; "" if nothing is."""
     torch.manual_seed(0)
     tensors, step = tensors_of(product), product.kernel.step
-    form = find_format(stored)
-    assert isinstance(form, Float8)
     device.run(product, tensors)
-    blocks = form.blocks(step.k)
     codes = tensors["codes"][: rows * step.k].reshape(rows, step.k)
-    scales = tensors["scales"].view(torch.float32)[: rows * blocks].reshape(rows, blocks)
-    wanted = row_parts(tensors["x"], form)
+    scales = tensors["scales"].view(torch.float32)[:rows].reshape(rows, 1)
+    wanted = row_parts(tensors["x"])
     differ = float((codes != wanted["codes"]).float().mean())
+    step_of_codes = int((codes.int() - wanted["codes"].int()).abs().max())  # neighbours of one sign are one apart
     far = float((scales / wanted["scales"] - 1).abs().max())
-    rounded = form.decode({"codes": codes.clone(), "scales": scales}).double()
+    rounded = Float8().decode({"codes": codes.clone(), "scales": scales}).double()
     y = rounded @ decoded(product, tensors["w"]).T
     if step.epilogue is not None:
         y = torch.nn.functional.silu(y[:, : step.columns]) * y[:, step.columns :]
@@ -254,7 +248,7 @@ def compare(device: Device, name: str, stored: str, rows: int, product: Product)
     text = f"{name} {stored} {rows} rows, error {error:.1e}, codes that differ {differ:.1e}, scales {far:.1e}"
     if rows in (1, 33, 1000):
         print(f"  {text}  (m{tiling.m} n{tiling.n} k{tiling.k} splits {tiling.splits})", flush=True)
-    right = error < IMPRECISE and differ < 2e-2 and far < 1e-6
+    right = error < IMPRECISE and step_of_codes <= 1 and differ < 2e-2 and far < 1e-6
     return "" if right else text
 
 
@@ -295,7 +289,7 @@ def microseconds(device: Device, product: Product, alone: bool = False) -> float
     def work() -> None:
         for w in weights:
             for spec in specs:
-                device.put(spec, tensors | {"w": w}, product.rows)
+                device.put(spec, tensors | {"w": w}, {"num_tokens": product.rows})
 
     device.run(product, tensors)
     return 1e6 * device.seconds(work) / copies

@@ -222,6 +222,7 @@ def tiny_configs() -> dict[str, Any]:
             mamba_dt_rank=8,
             layer_types=["linear_attention", "hybrid", "hybrid"],
         ),
+        "doge-bias_of_keys": t.DogeConfig(**GQA),
         "zaya-grouped_convolutions": t.ZayaConfig(
             **{**GQA, "head_dim": 16},
             num_experts=4,

@@ -278,7 +278,7 @@ template <class S> struct AttentionTile {
     static void whole(Work& w, const Ctx& c, const int32_t* table, int head, int rows, const int32_t* positions, int base,
                       int context, int low, int high, const float* slopes, const float* bias, bool front) {
         const int last = last_key(positions[0], front ? high : context);
-        const bool alone = rows == S::GROUP, more = alone && base + KEYS <= last;
+        const bool alone = rows <= S::GROUP, more = alone && base + KEYS <= last;
         Chunk<T> chunk;
         chunk.low = low - base, chunk.high = high - base;
         for (int u = 0; u < LANES; ++u) {

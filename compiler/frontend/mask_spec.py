@@ -52,7 +52,7 @@ class MaskSpec:
     def __getitem__(self, index: Any) -> MaskSpec:
         """The mask without its axes of sequences and heads."""
         parts = index if isinstance(index, tuple) else (index,)
-        if any(part not in (0, slice(None)) for part in parts):
+        if any(not _is_whole(part) for part in parts):
             raise MaskUsed()
         return self
 
@@ -60,6 +60,10 @@ class MaskSpec:
         if isinstance(other, (int, float, torch.Tensor)):  # which of its places are seen
             raise MaskUsed()
         return isinstance(other, MaskSpec) and vars(self) == vars(other)
+
+    def __ne__(self, other: object) -> Any:
+        """Which places are not seen, of a mask that is not 0 there."""
+        return AllVisible(self, hidden=True) if type(other) is int and other == 0 else not self == other
 
     def __radd__(self, other: Any) -> MaskedScores:
         if not isinstance(other, torch.Tensor):
@@ -76,6 +80,13 @@ class MaskSpec:
         raise MaskUsed()
 
     __add__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __and__ = __rand__ = __invert__ = __ge__ = __gt__ = _used
+
+
+def _is_whole(part: Any) -> bool:
+    """Whether a part of an index leaves out an axis of one, or takes all keys."""
+    if isinstance(part, slice) and isinstance(part.stop, torch.SymInt):
+        return part.start is None and part.step is None and bool(part.stop.node.expr.is_Symbol)
+    return (type(part) is int and part == 0) or part == slice(None)
 
 
 def picking(tokens: int) -> None:
@@ -138,6 +149,12 @@ class AllVisible:
     def __invert__(self) -> AllVisible:
         return AllVisible(self.mask, not self.hidden)
 
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not torch.Tensor.masked_fill or not isinstance(args[1], AllVisible) or not args[1].hidden:
+            raise MaskUsed()
+        return KeyBias(args[1].mask, args[0], args[0][:, :, :1])
+
     @property
     def indices(self) -> AllVisible:
         """They are nothing else."""
@@ -146,6 +163,37 @@ class AllVisible:
     def to(self, *args: Any, **kwargs: Any) -> AllVisible:
         """In any type."""
         return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise MaskUsed()
+
+
+@dataclass(frozen=True)
+class KeyBias:
+    """A mask, and what is added to the scores of a key, whatever the query: row[1, Hkv, 1, T] of whole[1, Hkv, T, T].
+    Repeated for the queries' heads it is the same."""
+
+    mask: MaskSpec
+    whole: torch.Tensor
+    row: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """That of the whole."""
+        return self.whole.shape
+
+    def __getitem__(self, index: Any) -> KeyBias:
+        if any(part not in (None, slice(None)) for part in index):
+            raise MaskUsed()
+        return self
+
+    def expand(self, *sizes: Any) -> KeyBias:
+        """The same for every query's head."""
+        return self
+
+    reshape = expand
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

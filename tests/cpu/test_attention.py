@@ -111,7 +111,7 @@ def test_bits_do_not_depend_on_chunking_mates_or_threads(built: tuple[Model, dic
         for threads, schedule in (
             (2, MIXED),
             (1, [[(0, 45)], [(1, 26)], [(2, 131)]]),
-            (3, [[(2, 7), (1, 13)], [(0, 45), (2, 124)], [(1, 13)]]),
+            (3, [[(2, 7), (1, 13)], [(0, 45), (2, 124)], [(1, 12)], [(1, 1)]]),  # a token alone: its heads are shared
         ):
             runner = Runner(path, model.builder, threads, 256, num_blocks=60)
             results.append(play(runner, LENGTHS, schedule)[1])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from icc.compiler.errors import UnsupportedModel
-from icc.compiler.frontend.export import experts, lightning, selection
-from icc.compiler.frontend.mask_spec import AllVisible, MaskSpec, MaskUsed, longest_sequence
+from icc.compiler.frontend.export import experts, interfaces, lightning, selection
+from icc.compiler.frontend.mask_spec import AllVisible, KeyBias, MaskSpec, MaskUsed, longest_sequence
 from icc.compiler.frontend.source.model import parts_that_can_be_built
 from torch import Tensor, nn
 from transformers import (
@@ -135,6 +135,32 @@ def test_a_mask_is_added_to_scores_and_nothing_else() -> None:
             with pytest.raises(MaskUsed):
                 use()
     assert MaskSpec(window=3) == MaskSpec(window=3) != mask
+
+
+def test_what_is_added_for_each_key_is_more_of_a_head() -> None:
+    mask, scale = MaskSpec(), 0.3
+    q, k, row = torch.randn(1, 4, 5, 16), torch.randn(1, 2, 5, 16), torch.randn(1, 2, 1, 5)
+    whole: Any = row.expand(1, 2, 5, 5)
+    bias = whole.masked_fill(mask[:, :, :, :] != 0, -1e9)
+    assert isinstance(bias, KeyBias) and torch.equal(bias.row, row) and bias[:, :, None].expand(9).reshape(9) is bias
+    longer_q, longer_k = interfaces._with_key_bias(q, k, row, scale)
+    found, expected = (a @ b.repeat_interleave(2, 1).mT * scale for a, b in ((longer_q, longer_k), (q, k)))
+    torch.testing.assert_close(found, expected + row.repeat_interleave(2, 1))
+    for use in (
+        lambda: whole.masked_fill(mask == 1, 0.0),
+        lambda: bias + 1,
+        lambda: bias[:, :1],
+        lambda: whole + ~bias,
+    ):
+        with pytest.raises((MaskUsed, TypeError)):
+            use()
+
+
+def test_keys_that_are_no_tokens_are_refused() -> None:
+    """Such as one for a window of them, which DeepSeek-V4 puts behind those of the tokens."""
+    q, k = torch.zeros(1, 2, 13, 8), torch.zeros(1, 1, 16, 8)
+    with pytest.raises(UnsupportedModel, match="keys that are no tokens"):
+        interfaces.icc_attention(nn.Module(), q, k, k, MaskSpec())
 
 
 class Half(Qwen4ExpTextQSAIndexer):

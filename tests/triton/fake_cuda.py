@@ -9,14 +9,19 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from building import GpuEngine
 from icc.compiler.backends.triton.interpreter import TORCH_TYPES, launch
 from icc.compiler.backends.triton.spec import LaunchSpec
+from icc.runtime.executor.cuda.device import CudaDevice
+from icc.runtime.executor.cuda.driver import Cuda
 from icc.runtime.executor.hip.bindings import CALLS
+from icc.runtime.executor.player import Player
 
 
 class _Flags:
@@ -292,3 +297,16 @@ class FakeDriver:
                 nbytes = room // dtype.itemsize * dtype.itemsize
                 return torch.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=dtype)
         raise AssertionError(f"{address:#x} is not device memory")
+
+
+@dataclass
+class OnDisk:
+    """A GPU engine whose objects are files that name themselves, and the driver's table of them."""
+
+    engine: Any
+    memory: GpuEngine
+    table: dict[bytes, Any]
+
+    def executor(self, driver: FakeDriver | None = None, **options: Any) -> tuple[Player[CudaDevice], FakeDriver]:
+        driver = driver or FakeDriver(self.table)
+        return Player(CudaDevice(self.engine, cuda=Cuda(bindings=driver), **options)), driver

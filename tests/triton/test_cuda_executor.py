@@ -5,50 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from building import GpuEngine, build
-from fake_cuda import FakeDriver, FakeHip
+from fake_cuda import FakeDriver, FakeHip, OnDisk
 from icc import SamplingParams
 from icc.runtime.errors import CapacityError, DeviceError
 from icc.runtime.executor.cuda.device import CudaDevice
 from icc.runtime.executor.cuda.driver import Cuda
 from icc.runtime.executor.hip.bindings import HipApi
 from icc.runtime.executor.player import Player
-from icc.runtime.format.manifest import Limits
 from icc.runtime.llm import LLM
 from sizes import size_of
 
 pytestmark = pytest.mark.slow
 
 PROMPTS = [[5, 9, 23, 7, 11], [8, 3], [5, 9, 23, 7, 11, 40, 41, 42, 43, 44, 45, 46], [77]]
-
-
-@dataclass
-class OnDisk:
-    """A GPU engine whose objects are files that name themselves, and the driver's table of them."""
-
-    engine: Any
-    memory: GpuEngine
-    table: dict[bytes, Any]
-
-    def executor(self, driver: FakeDriver | None = None, **options: Any) -> tuple[Player[CudaDevice], FakeDriver]:
-        driver = driver or FakeDriver(self.table)
-        return Player(CudaDevice(self.engine, cuda=Cuda(bindings=driver), **options)), driver
-
-
-@pytest.fixture(scope="module")
-def on_disk(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
-    model = tmp_path_factory.mktemp("model")
-    config = tiny.tiny_configs()["llama"]
-    config.num_hidden_layers = 1  # the interpreter is slow
-    tiny.save_tiny(config, model)
-    built = build(model, "rtn4", Limits(max_seq_len=48, max_batch_size=4, max_step_tokens=16))
-    return OnDisk(built.engine(), built, built.objects())
 
 
 def test_the_same_tokens_as_interpreted_and_nothing_leaks(on_disk: OnDisk) -> None:

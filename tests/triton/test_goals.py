@@ -39,6 +39,18 @@ def test_four_bits_are_faster_where_weights_are_what_is_read_and_hardly_slower_e
 
 
 @pytest.mark.parametrize("target", GPUS)
+def test_one_row_comes_near_the_limit_of_its_bytes(target: str) -> None:
+    """What the model promises today, as shares of the time in which the weights are read: the goals, 0.8 and 0.65, are
+    missed where memory is fastest, and by four bits most."""
+    fours = {"h100": 0.5, "h200": 0.35, "b200": 0.24, "mi300x": 0.4}
+    for stored, bits, share in (("bf16", 16, 0.7), ("q4g128", 4.25, fours.get(target, 0.6))):
+        kernels = [product(name, stored) for name in SHAPES]
+        nbytes = sum(kernel.step.n * kernel.step.k for kernel in kernels) * bits / 8
+        seconds = sum(modelled(kernel, 1, target)[1] for kernel in kernels)
+        assert nbytes / (TARGETS[target].bandwidth * 1e9) >= share * seconds, (stored, seconds)
+
+
+@pytest.mark.parametrize("target", GPUS)
 def test_8_bit_floats_are_never_slower_than_sixteen_bits(target: str) -> None:
     """At any number of rows where there are instructions for them, within the model's doubt; elsewhere where memory is
     what products wait for."""

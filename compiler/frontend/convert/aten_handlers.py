@@ -16,7 +16,7 @@ from ...ops.body import Argument, BodyWriter
 from .conversion import Conversion
 from .shifts import behind_a_row
 from .table import Table
-from .values import Dims, Longer, Shorter, T, Value, dims_of, op_name
+from .values import Dims, Longer, Pairs, Shorter, T, Value, dims_of, op_name
 
 aten = torch.ops.aten
 HANDLERS = Table()
@@ -163,7 +163,12 @@ def permute(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, 
 
 @HANDLERS.handles("aten.expand", "aten.broadcast_to")
 def expand(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return expand_to(conv, args[0], dims_of(_val(node)))
+    try:
+        return expand_to(conv, args[0], dims_of(_val(node)))
+    except ValueError:
+        if _val(node).dim() == len(args[0].dims) and T in args[0].dims:
+            return Pairs(args[0])
+        raise
 
 
 def expand_to(conv: Conversion, value: Value, dims: Dims) -> Value:
@@ -199,6 +204,8 @@ def slice_(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
     value: Value = args[0]
     if isinstance(value, Value) and args[1:] == [value.axis, 0, -1]:
         return Shorter(value)
+    if isinstance(value, Pairs) and args[2:] == [0, 1] and value.value.dims[args[1]] == 1:
+        return value.value
     dims = dims_of(_val(node))
     axis = (args[1] if len(args) > 1 else 0) % len(dims)
     if isinstance(value, Longer):  # of length T now, if nothing else was taken away

@@ -100,6 +100,13 @@ class Padded:
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """`value` of the keys, repeated for every query along an axis of one."""
+
+    value: Value
+
+
+@dataclass(frozen=True)
 class Shorter:
     """`value` without its last token, which only what shifts it can use."""
 

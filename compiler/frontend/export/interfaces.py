@@ -17,9 +17,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import UnsupportedModel
 from ...ops.attention import ALL_AHEAD
-from ..mask_spec import AllVisible, MaskSpec
+from ..mask_spec import AllVisible, KeyBias, MaskSpec, MaskUsed
 
 NAME = "icc"
+_BLOCK = 8  # dims of a head that kernels read at once
 
 
 def traced(fake: Callable[..., Tensor]) -> None:
@@ -115,10 +116,18 @@ def icc_attention(
         raise UnsupportedModel("the model builds its own attention mask tensor", op="attention_mask")
     if position_bias is not None:
         raise UnsupportedModel("attention with a learned position bias is not supported", op="position_bias")
+    if _tokens(key) != _tokens(query):
+        raise UnsupportedModel("attention to keys that are no tokens, such as one for a window of them", op="attention")
     is_causal = kwargs.get("is_causal")
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    ahead = 0 if causal else ALL_AHEAD
-    spec = attention_mask if isinstance(attention_mask, MaskSpec) else MaskSpec(int(sliding_window or 0), ahead=ahead)
+    if isinstance(attention_mask, KeyBias):
+        if softcap or attention_mask.row.shape[1] != key.shape[1]:
+            raise MaskUsed()
+        spec = attention_mask.mask
+    elif isinstance(attention_mask, MaskSpec):
+        spec = attention_mask
+    else:
+        spec = MaskSpec(int(sliding_window or 0), ahead=0 if causal else ALL_AHEAD)
     if spec.refused:
         raise UnsupportedModel(spec.refused)
     picked = kwargs.get("indices")
@@ -127,9 +136,24 @@ def icc_attention(
     sinks = s_aux if s_aux is not None else kwargs.get("sinks")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     softcap = float(softcap or 0.0)
+    if isinstance(attention_mask, KeyBias):
+        query, key = _with_key_bias(query, key, attention_mask.row, scale)
     sight = (spec.window, spec.chunk, softcap, spec.ahead)
     out = torch.ops.icc_trace.attention(query, key, value, sinks, scale, *sight)
     return out, None
+
+
+def _tokens(x: Tensor) -> Any:
+    """The length of x[1, H, T, D], of which nothing is decided by asking."""
+    length = x.shape[2]
+    return length.node.expr if isinstance(length, torch.SymInt) else length
+
+
+def _with_key_bias(q: Tensor, k: Tensor, row: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Queries and keys whose products have a number per key added, row[1, Hkv, 1, T]: one dim more, in a block of 8."""
+    ones, rest = (q.new_full((*q.shape[:-1], width), 1 / scale * (width == 1)) for width in (1, _BLOCK - 1))
+    zeros = k.new_zeros((*k.shape[:-1], _BLOCK - 1))
+    return torch.cat([q, ones, rest], -1), torch.cat([k, row.transpose(2, 3), zeros], -1)
 
 
 def icc_experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

@@ -4,9 +4,7 @@
 
 
 K = tl.constexpr(256)
-BLOCKS = tl.constexpr(3)
-GROUP = tl.constexpr(96)
-LANES = tl.constexpr(128)
+LANES = tl.constexpr(256)
 TOP = tl.constexpr(448.0)
 
 
@@ -30,13 +28,8 @@ def linear_rows(x_ptr, codes_ptr, scales_ptr, num_rows):
     row = tl.program_id(0)
     x_at = x_ptr + row.to(tl.int64) * 256
     codes_at = codes_ptr + row.to(tl.int64) * K
-    scales_at = scales_ptr + row * BLOCKS
-    lane = tl.arange(0, LANES)[None, :]
-    for start in range(0, BLOCKS, 4):
-        block = start + tl.arange(0, 4)
-        k = block[:, None] * GROUP + lane
-        keep = (lane < GROUP) & (k < K)
-        x = tl.load(x_at + k, mask=keep, other=0.0).to(tl.float32)
-        scale, inverse = scale_of(tl.max(tl.abs(x), axis=1), tl.sum(x * 0.0, axis=1))
-        tl.store(scales_at + block, scale, mask=block < BLOCKS)
-        tl.store(codes_at + k, codes_of(x, inverse[:, None]), mask=keep)
+    k = tl.arange(0, LANES)
+    x = tl.load(x_at + k, mask=k < K, other=0.0).to(tl.float32)
+    scale, inverse = scale_of(tl.max(tl.abs(x), axis=0), tl.sum(x * 0.0, axis=0))
+    tl.store(scales_ptr + row, scale)
+    tl.store(codes_at + k, codes_of(x, inverse), mask=k < K)

@@ -4,8 +4,6 @@
 
 
 K = tl.constexpr(128)
-BLOCKS = tl.constexpr(1)
-GROUP = tl.constexpr(128)
 LANES = tl.constexpr(128)
 TOP = tl.constexpr(127.0)
 
@@ -30,9 +28,8 @@ def linear_rows(x_ptr, codes_ptr, scales_ptr, num_rows):
     row = tl.program_id(0)
     x_at = x_ptr + row.to(tl.int64) * 128
     codes_at = codes_ptr + row.to(tl.int64) * K
-    scales_at = scales_ptr + row * BLOCKS
     k = tl.arange(0, LANES)
     x = tl.load(x_at + k, mask=k < K, other=0.0).to(tl.float32)
     scale, inverse = scale_of(tl.max(tl.abs(x), axis=0), tl.sum(x * 0.0, axis=0))
-    tl.store(scales_at, scale)
+    tl.store(scales_ptr + row, scale)
     tl.store(codes_at + k, codes_of(x, inverse), mask=k < K)

@@ -8,7 +8,6 @@ K = tl.constexpr(256)
 WIDTH = tl.constexpr(64)
 BN = tl.constexpr(32)
 BM = tl.constexpr(16)
-BLOCKS = tl.constexpr(1)
 
 
 @triton.jit
@@ -40,14 +39,13 @@ def linear_w8a8(codes_ptr, scales_ptr, w_ptr, y_ptr, num_rows):
     rows = tile_m * BM + tl.arange(0, BM)
     in_rows = rows < num_rows
     x_at = codes_ptr.to(tl.pointer_type(tl.float8e4nv)) + (rows.to(tl.int64) * K)[None, :]
-    x_scales = scales_ptr + rows * 1
-    x_scale = tl.load(x_scales, mask=in_rows, other=0.0)
+    x_scale = tl.load(scales_ptr + rows, mask=in_rows, other=0.0)
     matrix = w_ptr.to(tl.pointer_type(tl.float8e4nv))
     scales = (w_ptr + 16384).to(tl.pointer_type(tl.float32))
     row0 = 0 + 1 * first
     sum0 = tl.zeros([BN, BM], tl.float32)
     w0_at = matrix + row0.to(tl.int64) * K + (tile * 1 * K)[:, None]
-    word0_at = scales + row0.to(tl.int64) * BLOCKS + tile * 1 * BLOCKS
+    word0_at = scales + row0 + tile * 1
     word0 = load(word0_at, None)
     for step in tl.range(0, STEPS, num_stages=3):
         x_k = step * BK + tl.arange(0, BK)[:, None]

@@ -8,7 +8,6 @@ K = tl.constexpr(256)
 WIDTH = tl.constexpr(64)
 BN = tl.constexpr(32)
 BM = tl.constexpr(16)
-BLOCKS = tl.constexpr(4)
 
 
 @triton.jit
@@ -40,22 +39,21 @@ def linear_w8a8(codes_ptr, scales_ptr, w_ptr, sums_ptr, num_rows):
     rows = tile_m * BM + tl.arange(0, BM)
     in_rows = rows < num_rows
     x_at = codes_ptr.to(tl.pointer_type(tl.float8e4nv)) + (rows.to(tl.int64) * K)[None, :]
-    x_scales = scales_ptr + rows * 4
+    x_scale = tl.load(scales_ptr + rows, mask=in_rows, other=0.0)
     matrix = w_ptr.to(tl.pointer_type(tl.float8e4nv))
     scales = (w_ptr + 16384).to(tl.pointer_type(tl.float32))
     row0 = 0 + 1 * first
     sum0 = tl.zeros([BN, BM], tl.float32)
     w0_at = matrix + row0.to(tl.int64) * K + (tile * 1 * K)[:, None]
-    word0_at = scales + row0.to(tl.int64) * BLOCKS + tile * 1 * BLOCKS
+    word0_at = scales + row0 + tile * 1
     for step in tl.range(tl.program_id(1) * 2, tl.minimum(tl.program_id(1) * 2 + 2, STEPS), num_stages=3):
         x_k = step * BK + tl.arange(0, BK)[:, None]
         w_k = step * BK + tl.arange(0, BK)[None, :]
         x = load(x_at + x_k, in_rows[None, :])
-        x_scale = load(x_scales + step * BK // 64, in_rows)
         w0 = load(w0_at + w_k, None)
-        word0 = load(word0_at + step * BK // 64, None)
-        sum0 += dot(w0, x, tl.zeros([BN, BM], tl.float32)) * (word0[:, None] * x_scale[None, :])
-    acc0 = sum0
+        word0 = load(word0_at + step * BK // 64 * N, None)
+        sum0 += dot(w0, x, tl.zeros([BN, BM], tl.float32)) * word0[:, None]
+    acc0 = sum0 * x_scale[None, :]
     r = rows
     c = cols[:, None]
     r = r[None, :]

@@ -39,8 +39,7 @@ def linear_w8a8(codes_ptr, scales_ptr, w_ptr, y_ptr, num_rows):
     rows = tile_m * BM + tl.arange(0, BM)
     in_rows = rows < num_rows
     x_at = codes_ptr + (rows.to(tl.int64) * K)[None, :]
-    x_scales = scales_ptr + rows * 1
-    x_scale = tl.load(x_scales, mask=in_rows, other=0.0)
+    x_scale = tl.load(scales_ptr + rows, mask=in_rows, other=0.0)
     codes = (w_ptr).to(tl.pointer_type(tl.int8))
     scales = (w_ptr + 4096).to(tl.pointer_type(tl.float32))
     row0 = 0 + 1 * first

@@ -125,9 +125,8 @@ class RowProducts(StepKernel[P]):
     def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:
         tile = self._tile(shape, tuner)
         areas = {}
-        if (mode := self.mode(tuner.target.level)) in EIGHT_BITS:
-            blocks = RowsSource(self, mode).blocks
-            areas |= {"codes": shape.max_tokens * self.step.k, "scales": 4 * shape.max_tokens * blocks}
+        if self.mode(tuner.target.level) in EIGHT_BITS:
+            areas |= {"codes": shape.max_tokens * self.step.k, "scales": 4 * shape.max_tokens}
         if tile.splits > 1:
             parts = len(epilogue_operands(self).parts)
             areas["sums"] = 4 * tile.splits * parts * shape.max_tokens * self.step.columns
@@ -204,7 +203,7 @@ class RowProducts(StepKernel[P]):
         source = RowsSource(self, mode)
         text = render(f"{self.template}/rows.py.jinja", source, self.step)
         args = (self._args()["x_ptr"], *_row_scratch(mode), self.count)
-        return LaunchSpec(text, "linear_rows", args, (extent(self.num_rows), ONE, ONE), num_warps=4)
+        return LaunchSpec(text, "linear_rows", args, (extent(self.num_rows), ONE, ONE), num_warps=source.warps)
 
     def _read_args(self, mode: str) -> dict[str, Arg]:
         """All operands, with what `_rows` leaves in place of x."""

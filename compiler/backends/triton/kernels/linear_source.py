@@ -18,7 +18,7 @@ from .norm import Norm
 if TYPE_CHECKING:
     from .linear import RowProducts
 
-MOST_LANES = 4096  # values of a row that a program of four warps holds: 32 per thread
+MOST_LANES = 16384  # values of a row that a program holds: 32 per thread of 16 warps
 
 
 @dataclass(frozen=True)
@@ -194,9 +194,10 @@ class Source:
     # -- rows of 8 bits -----------------------------------------------------------------------------------------------
 
     @property
-    def row_blocks(self) -> int:
-        """Scales of a row of x."""
-        return RowsSource(self.op, self.mode).blocks
+    def blocks(self) -> int:
+        """Scales of a column of W."""
+        form = self.layout.format
+        return form.blocks(self.op.step.k) if isinstance(form, Float8) else 1
 
     @property
     def as_rows(self) -> str:
@@ -371,30 +372,19 @@ class RowsSource:
     mode: str
 
     @property
-    def group(self) -> int:
-        """Values that share a scale: those of a block of W."""
-        return self.op.step.stored.storage.row_group if self.blocks > 1 else self.op.step.k
-
-    @property
-    def blocks(self) -> int:
-        """Scales of a row."""
-        form = self.op.step.stored.storage
-        return form.blocks(self.op.step.k) if isinstance(form, Float8) else 1
-
-    @property
     def lanes(self) -> int:
         """Values that are read together: a power of two, a whole row where registers hold it."""
-        return min(power_of_two(self.group), MOST_LANES)
+        return min(power_of_two(self.op.step.k), MOST_LANES)
+
+    @property
+    def warps(self) -> int:
+        """Of a program."""
+        return max(self.lanes // 1024, 4)
 
     @property
     def chunks(self) -> int:
         """In how many pieces a row is read."""
-        return -(-self.group // self.lanes)
-
-    @property
-    def together(self) -> int:
-        """Blocks that are read together."""
-        return max(min(MOST_LANES // self.lanes, power_of_two(self.blocks)), 1)
+        return -(-self.op.step.k // self.lanes)
 
     @property
     def top(self) -> float:

@@ -1,4 +1,4 @@
-"""8-bit floats (weights/formats/float8.py) row by row, and behind all of them the float32 scales of each row.
+"""8-bit floats (weights/formats/float8.py) row by row, and behind all of them their float32 scales, block by block.
 
 Matrix instructions multiply them with rows of e4m3 where a GPU has such, else as bf16 or f16, exactly. Sections are
 padded to 64 bytes; experts [E, N, K] follow one another. NaN is 480 in products of 16 bits: readers of files refuse it,
@@ -23,7 +23,7 @@ STEP = 128  # of K at a time, at most
 
 @dataclass(frozen=True)
 class Float8Rows(CodeGroups):
-    """Codes [N, K], then scales [N, blocks of K]."""
+    """Codes [N, K], then scales [blocks of K, N], so that those of a tile lie together."""
 
     format: Float8  # type: ignore[reportIncompatibleVariableOverride]  # frozen, so narrower is right
 
@@ -53,8 +53,7 @@ class Float8Rows(CodeGroups):
 
     def rows8(self, level: int) -> Rows8:
         """Instructions take 32 values of one block at least."""
-        fits = self.group >= 32 and self.format.group <= 32 * STEP
-        return "fp8" if level >= FLOAT8_LEVEL and fits and not self.format.alone else ""
+        return "fp8" if level >= FLOAT8_LEVEL and self.group >= 32 and not self.format.alone else ""
 
     def misfit(self, n: int, k: int) -> str:
         return ""
@@ -71,10 +70,10 @@ class Float8Rows(CodeGroups):
         packed = np.zeros(self.matrix_nbytes(*codes.shape), np.uint8)
         packed[: codes.size] = codes.reshape(-1)
         start = self.codes_nbytes(*codes.shape)
-        packed[start : start + scales.nbytes] = scales.reshape(-1).view(np.uint8)
+        packed[start : start + scales.nbytes] = np.ascontiguousarray(scales.T).reshape(-1).view(np.uint8)
         return packed
 
     def unpack_matrix(self, packed: np.ndarray, n: int, k: int) -> dict[str, np.ndarray]:
         start, blocks = self.codes_nbytes(n, k), self.format.blocks(k)
-        scales = packed[start : start + 4 * n * blocks].view(np.float32).reshape(n, blocks)
+        scales = packed[start : start + 4 * n * blocks].view(np.float32).reshape(blocks, n).T
         return {"codes": packed[: n * k].reshape(n, k), "scales": scales}

@@ -1,7 +1,8 @@
 // Causal attention of the step's queries to the paged cache: 4 query heads, 2 KV heads, 16 -> 24 dims,
 // i8 cache in blocks of 16. in: q (rows 64 apart), cos, sin, sinks, alibi; out: o (rows 96 apart).
 // Work items are (sequence, tile of 8 tokens, KV head), taken from a counter; when they are few and the context is
-// long, the segments of the context become items too and are merged after a barrier. See attention.h.
+// long, the segments of the context become items too and are merged after a barrier; of a step of decodes whose query
+// heads share a latent, so do some of these heads, as far as threads would else have nothing to do. See attention.h.
 // Params: AttentionParams.
 struct k0_attention_shape {
     typedef int8_t T;
@@ -68,35 +69,44 @@ static void k0_attention(const Ctx& c) {
     const float* bias = nullptr;
     int64_t items = 0;
     int longest = 0;
+    bool ones = true;  // whether no sequence has more than one token
     for (int s = 0; s < b.num_seqs; ++s) {
-        items += (int64_t)((b.seq_starts[s + 1] - b.seq_starts[s] + S::TILE - 1) / S::TILE) * HEADS;
+        const int length = b.seq_starts[s + 1] - b.seq_starts[s];
+        items += (int64_t)((length + S::TILE - 1) / S::TILE) * HEADS, ones = ones && length <= 1;
         const int context = b.context_lens[s];
         if (context > longest) longest = context;
     }
     const int64_t lead = S::FRONT > 0, splits = lead + (longest + SEGMENT - 1) / SEGMENT;
-    const bool split = c.threads > 1 && splits > lead + 1 && items < 4 * c.threads && items * splits <= PARTIALS;
+    const int64_t most = items * splits * (S::SHARED ? (GROUP + 3) / 4 : 1);  // partial tiles, at most
+    const bool split = c.threads > 1 && splits > lead + 1 && items < 4 * c.threads && most <= PARTIALS;
+    const int64_t idle = S::SHARED && ones && items ? c.threads / (split ? items * splits : items) : 1;  // threads per item
+    const int per = idle > 1 ? (int)((GROUP + idle - 1) / idle + 3) / 4 * 4 : GROUP;  // query heads of an item of one token
+    const int parts = (GROUP + per - 1) / per;
     auto* partials = (typename Tile::State*)c.shared;
 
     // Where item `i` lies; items ascend, so the search goes on from the last sequence.
     int seq = 0;
     int64_t seq_items = 0;  // items before `seq`
-    struct Place { int seq, token, tokens, head; };
+    struct Place { int seq, token, tokens, head, first, rows; };  // rows from `first` on of the tile's
     const auto locate = [&](int64_t i) {
+        const int first = (int)(i % parts) * per;
+        i /= parts;
         for (;;) {
             const int length = b.seq_starts[seq + 1] - b.seq_starts[seq];
             const int64_t here = (int64_t)((length + S::TILE - 1) / S::TILE) * HEADS;
             if (i < seq_items + here) {
-                const int tile = (int)((i - seq_items) / HEADS), first = tile * S::TILE;
-                const int count = length - first < S::TILE ? length - first : S::TILE;
-                return Place{seq, b.seq_starts[seq] + first, count, (int)((i - seq_items) % HEADS)};
+                const int tile = (int)((i - seq_items) / HEADS), begin = tile * S::TILE;
+                const int count = length - begin < S::TILE ? length - begin : S::TILE;
+                const int rows = parts == 1 ? count * GROUP : GROUP - first < per ? GROUP - first : per;
+                return Place{seq, b.seq_starts[seq] + begin, count, (int)((i - seq_items) % HEADS), first, rows};
             }
             seq_items += here, ++seq;
         }
     };
     const auto load_queries = [&](const Place& at, bool front) {
-        for (int r = 0; r < at.tokens * GROUP; ++r) {
+        for (int r = 0; r < at.rows; ++r) {
             const int64_t t = at.token + r / GROUP;
-            const float* q = c.input<const float>(0) + t * 64 + (at.head * GROUP + r % GROUP) * S::KD;
+            const float* q = c.input<const float>(0) + t * 64 + (at.head * GROUP + at.first + r % GROUP) * S::KD;
             float x[S::KD];
             memcpy(x, q, sizeof x);
             const int at_position = b.positions[t];
@@ -127,21 +137,21 @@ static void k0_attention(const Ctx& c) {
         const int to = front ? Tile::last_front(high - 1) + 1 : (part + 1) * SEGMENT < high ? (part + 1) * SEGMENT : high;
         const int root = b.seq_starts[at.seq];
         const bool tree = b.parents && root + 1 < b.seq_starts[at.seq + 1] && b.parents[root + 1] >= 0;
-        Tile::segment(w, c, b.block_tables + (int64_t)at.seq * b.max_blocks, at.head, at.tokens * GROUP, at.token,
+        Tile::segment(w, c, b.block_tables + (int64_t)at.seq * b.max_blocks, at.head, at.rows, at.token,
                       places_of(at), tree ? b.positions[root] : INT_MAX, context_of(at.seq), from, to,
-                      slopes ? slopes + at.head * GROUP : nullptr,
-                      bias ? bias + (int64_t)at.head * GROUP * S::BIAS : nullptr, front);
+                      slopes ? slopes + at.head * GROUP + at.first : nullptr,
+                      bias ? bias + (int64_t)(at.head * GROUP + at.first) * S::BIAS : nullptr, front);
     };
     const auto write = [&](const Place& at, int r, typename Tile::State& state) {
-        const int head = at.head * GROUP + r % GROUP;
+        const int head = at.head * GROUP + at.first + r % GROUP;
         Tile::finish(state, sinks ? sinks + head : nullptr,
                      c.output<float>(0) + (int64_t)(at.token + r / GROUP) * 96 + head * S::VD);
     };
 
     if (!split) {
-        for (int64_t i; (i = c.next->fetch_add(1, std::memory_order_relaxed)) < items;) {
+        for (int64_t i; (i = c.next->fetch_add(1, std::memory_order_relaxed)) < items * parts;) {
             const Place at = locate(i);
-            const int rows = at.tokens * GROUP;
+            const int rows = at.rows;
             int low, high;
             keys_of(at, low, high);
             typename Tile::State* states = (typename Tile::State*)(c.scratch + sizeof(typename Tile::Work));
@@ -155,12 +165,12 @@ static void k0_attention(const Ctx& c) {
             for (int r = 0; r < rows; ++r) write(at, r, states[r]);
         }
     } else {
-        for (int64_t i; (i = c.next->fetch_add(1, std::memory_order_relaxed)) < items * splits;) {
+        for (int64_t i; (i = c.next->fetch_add(1, std::memory_order_relaxed)) < items * parts * splits;) {
             const Place at = locate(i / splits);
             const int part = (int)(i % splits - lead);
             load_queries(at, part < 0);
             run_segment(at, part);
-            for (int r = 0; r < at.tokens * GROUP; ++r) {
+            for (int r = 0; r < at.rows; ++r) {
                 typename Tile::State& state = partials[i * ROWS + r];
                 state.peak = w.peak[r], state.sum = hsum(vload(w.sum[r]));
                 memcpy(state.o, w.o + r * S::WIDTH, sizeof state.o);
@@ -168,10 +178,10 @@ static void k0_attention(const Ctx& c) {
         }
         c.barrier->wait();
         seq = 0, seq_items = 0;
-        const Range own = share(c, items);
+        const Range own = share(c, items * parts);
         for (int64_t i = own.begin; i < own.end; ++i) {
             const Place at = locate(i);
-            for (int r = 0; r < at.tokens * GROUP; ++r) {
+            for (int r = 0; r < at.rows; ++r) {
                 typename Tile::State state;
                 Tile::begin(state);
                 for (int64_t part = 0; part < splits; ++part) {

@@ -1,0 +1,135 @@
+"""Prompts of recurrent layers on this machine's GPU: chunks against step by step in float64, and the time per token.
+
+    python benchmarks/gpu_states.py [--target h100]
+
+A layer of Qwen3-Next (gated delta rule, 32 heads of 128 x 128) and one of a Mamba-2 model (state spaces, 80 heads of
+128 x 64): two sequences beside each other against the op's reference in float64 (results, and the state that is left),
+then a prompt of 2,048 tokens by chunks and token by token, in CUDA graphs. The status is 0 if all answers are right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import torch
+from gpu_w8a8 import Device
+from icc.compiler.backends.triton.kernels.state import GatedScan
+from icc.compiler.backends.triton.objects.compile import compile_specs
+from icc.compiler.backends.triton.plan import kernel_of
+from icc.compiler.backends.triton.spec import LaunchSpec, Shape
+from icc.compiler.backends.triton.tiling.choice import Tuner
+from icc.compiler.ops import OPS
+from icc.compiler.program.steps import state as steps
+from icc.compiler.targets import TARGETS
+from icc.runtime.executor.cuda.driver import Cuda
+from icc.runtime.format.manifest import Limits
+from icc.runtime.format.operands import BufferOperand
+
+LIMITS = Limits(max_seq_len=8192, max_batch_size=64, max_step_tokens=2048)
+LAYERS: dict[str, dict[str, Any]] = {
+    "gated delta rule": {"heads": 32, "shared": 16, "key_dim": 128, "value_dim": 128, "delta": True},
+    "state space": {"heads": 80, "shared": 1, "key_dim": 128, "value_dim": 64, "delta": False},
+}
+PROMPT, CHECKED = 2048, (300, 41)
+IMPRECISE = 2e-3  # of the largest: results are bf16
+
+
+def kernel(heads: int, shared: int, key_dim: int, value_dim: int, delta: bool) -> GatedScan:
+    """A layer of bf16 rows with float32 decays."""
+    widths = {"q": shared * key_dim, "k": shared * key_dim, "v": heads * value_dim, "o": heads * value_dim}
+    operands = {name: BufferOperand(name, "bf16", width) for name, width in widths.items()}
+    rates = {name: BufferOperand(name, "f32", heads) for name in ("decay", "beta")}
+    step = steps.GatedScan(
+        kernel="scan", layer=0, **operands, **rates, heads=heads, shared=shared, key_dim=key_dim, value_dim=value_dim,
+        delta=delta, chunk=16, block_size=LIMITS.max_seq_len,
+    )  # fmt: skip
+    found = kernel_of(step)
+    assert isinstance(found, GatedScan)
+    return found
+
+
+def tensors(made: GatedScan, lengths: tuple[int, ...], scratch: int) -> dict[str, torch.Tensor]:
+    """Random operands of sequences beside each other, whose states are left behind their last tokens."""
+    s, count = made.step, sum(lengths)
+    keys = torch.nn.functional.normalize(torch.randn(count, s.shared, s.key_dim, device="cuda"), dim=-1)
+    starts = torch.tensor([0, *lengths], device="cuda").cumsum(0)
+    slots = torch.full((count,), -1, dtype=torch.int32, device="cuda")
+    slots[starts[1:] - 1] = torch.arange(len(lengths), dtype=torch.int32, device="cuda")
+    found = {
+        "q": torch.randn(count, s.shared * s.key_dim, device="cuda").bfloat16(),
+        "k": keys.reshape(count, -1).bfloat16(),
+        "v": torch.randn(count, s.heads * s.value_dim, device="cuda").bfloat16(),
+        "decay": -(torch.rand(count, s.heads, device="cuda") ** 6) * 5,
+        "beta": torch.rand(count, s.heads, device="cuda"),
+        "o": torch.full((count, s.heads * s.value_dim), torch.nan, device="cuda", dtype=torch.bfloat16),
+        "positions": torch.cat([torch.arange(n, dtype=torch.int32, device="cuda") for n in lengths]),
+        "slot_mapping": slots, "seq_starts": starts.to(torch.int32),
+        "block_tables": torch.arange(len(lengths), dtype=torch.int32, device="cuda"),
+        "kv": torch.full((len(lengths), made.state_stride), torch.nan, device="cuda"),
+    }  # fmt: skip
+    return found | {"solved": torch.empty(max(scratch, 256), dtype=torch.uint8, device="cuda")}
+
+
+def compare(device: Device, name: str, made: GatedScan, specs: tuple[LaunchSpec, ...], scratch: int) -> bool:
+    """Whether results of chunks are those of the reference, and the states that are left."""
+    s, given = made.step, tensors(made, CHECKED, scratch)
+    put(device, specs, given, len(CHECKED))
+    device.cuda.wait()
+    wrong, at = 0.0, 0
+    for number, length in enumerate(CHECKED):
+        here = slice(at, at + length)
+        q, k = (given[n][here].cpu().double().reshape(length, s.shared, s.key_dim) for n in ("q", "k"))
+        v = given["v"][here].cpu().double().reshape(length, s.heads, s.value_dim)
+        rest = v, given["decay"][here].cpu().double(), given["beta"][here].cpu().double(), s.delta, 0
+        wanted = OPS["gated_scan"].reference(q, k, *rest).reshape(length, -1)
+        wrong = max(wrong, _error(given["o"][here].cpu().double(), wanted))
+        row = torch.zeros_like(q)
+        row[-1, :, 3] = 1.0  # what this query reads is row 3 of the state behind the last token
+        wanted = OPS["gated_scan"].reference(row, k, *rest)[-1]
+        size = s.key_dim * s.value_dim
+        left = given["kv"][number, : s.heads * size].cpu().double().reshape(s.heads, s.key_dim, s.value_dim)[:, 3]
+        wrong = max(wrong, _error(left, wanted))
+        at += length
+    print(f"{name}: error {wrong:.1e}", flush=True)
+    return wrong < IMPRECISE * 4
+
+
+def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+def put(device: Device, specs: tuple[LaunchSpec, ...], given: dict[str, torch.Tensor], seqs: int) -> None:
+    """All launches on the stream."""
+    sizes = {"num_tokens": len(given["o"]), "num_seqs": seqs, "max_blocks": 1}
+    for spec in specs:
+        device.put(spec, given, sizes)
+
+
+def main() -> int:
+    """Compile, check, measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="h100")
+    a = parser.parse_args()
+    tuner = Tuner(TARGETS[a.target])
+    chunks, one_by_one = Shape(PROMPT, False), Shape(PROMPT, False, typical=128)
+    made = {name: kernel(**facts) for name, facts in LAYERS.items()}
+    launches = {n: [k.launches(shape, LIMITS, tuner) for shape in (chunks, one_by_one)] for n, k in made.items()}
+    objects = compile_specs([spec for both in launches.values() for specs in both for spec in specs], tuner.target)
+    print(f"{len(objects)} kernels, {sum(o.spill_bytes for o in objects.values())} bytes spilled", flush=True)
+    device, right = Device(Cuda(), objects), True
+    for name, (by_chunks, by_token) in launches.items():
+        scratch = made[name].scratch(chunks, LIMITS, tuner).get("solved", 0)
+        torch.manual_seed(0)
+        right &= compare(device, name, made[name], by_chunks, scratch)
+        given = tensors(made[name], (PROMPT,), scratch)
+        for text, specs in (("chunks", by_chunks), ("token by token", by_token)):
+            seconds = device.seconds(lambda specs=specs, given=given: put(device, specs, given, 1))
+            print(f"  {text}: {1e9 * seconds / PROMPT:.0f} ns per token of a prompt of {PROMPT}", flush=True)
+    print("ALL RIGHT" if right else "WRONG")
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
