@@ -65,7 +65,8 @@ def make_step(
 
 
 def operand_names(step: Step) -> tuple[list[str], list[str]]:
-    """Inputs and outputs in the order of `types`: extras last, and without the residual of products."""
+    """Inputs and outputs in the order of `types`: extras last, and without the residual of products and what attention
+    writes."""
     names = _fields(type(step), len(getattr(step, "args", getattr(step, "extras", ()))))
     outputs = [name for name in names if name.split(".")[0] in type(step).OUTPUTS]
     return [name for name in names if name not in outputs], outputs
@@ -73,7 +74,11 @@ def operand_names(step: Step) -> tuple[list[str], list[str]]:
 
 def _fields(cls: type[Step], extras: int = 0) -> list[str]:
     many = "args" if "args" in operand_fields(cls) else "extras"
-    names = [name for name in operand_fields(cls) if name not in ("args", "extras", "residual", "results")]
+    names = [
+        name
+        for name in operand_fields(cls)
+        if name not in ("args", "extras", "new", "norm_in", "norm_out", "residual", "results")
+    ]
     outputs = [name for name in names if name in cls.OUTPUTS]
     ins = [name for name in names if name not in outputs]
     return [*ins, *(f"{many}.{i}" for i in range(extras)), *outputs]

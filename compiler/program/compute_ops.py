@@ -15,7 +15,7 @@ from ..ops import OPS
 from ..ops.body import Body
 from .context import WITHIN_STEP, Lowerer, row_kind
 from .placed import Placed
-from .steps.attention import Attention, KVSpec, KvWrite, Rotary
+from .steps.attention import Attention, KVSpec, KvWrite, NewKeys, Rotary
 from .steps.embedding import Embedding, SelectRows
 from .steps.linear import ExpertLinear, ExpertLinearQ, Linear, LinearQ
 from .steps.norm import AddLayerNorm, AddRmsNorm, LayerNorm, RmsNorm
@@ -258,7 +258,7 @@ def _begins(k: Placed, v: Placed) -> bool:
 
 
 def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
-    """Two steps: write rotated K and V into the pages, unless a layer before has, then attend."""
+    """Write rotated K and V into the pages, unless a layer before has, then attend: two steps, or one for both."""
     q, k = (low.dense(low.placed(n)) for n in node.args[:2])
     v = low.placed(node.args[2])
     kind = low.options.kv_dtype
@@ -282,12 +282,16 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
         rows, width = type_of(cos).shape
         return Rotary(width, rows, style)  # type: ignore[arg-type]
 
+    new: dict[str, Any] = {}
     if ahead or low.first_of(layer):  # layers may read what another has written
         write = KvWrite(
             layer=layer, k=k.operand, v=None if shared else v.operand, cos=k_cos, sin=k_sin, kv=kv,
             rotary=rotary(node.args[6]),
         )  # fmt: skip
-        low.emit(write, node)
+        if low.options.profile.joins:
+            new = {"new": NewKeys(write.k, write.v, k_cos, k_sin), "new_rotary": write.rotary}
+        else:
+            low.emit(write, node)
     out = low.new(node)
     attend = Attention(
         rows=row_kind(out), layer=layer, q=q.operand, cos=q_cos, sin=q_sin, sinks=sinks, alibi=alibi, o=out.operand,
@@ -296,7 +300,7 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
         evicts=kept.kind if kept is not None and chooses else "",  # type: ignore[arg-type]
         budget=kept.size if kept is not None and chooses else 0,
         recent=kept.beside if kept is not None and chooses else 0,
-        bias_width=0 if bias is None else type_of(bias).shape[1],  # type: ignore[arg-type]
+        bias_width=0 if bias is None else type_of(bias).shape[1], **new,  # type: ignore[arg-type]
     )  # fmt: skip
     low.emit(attend, node)
     return out

@@ -17,6 +17,7 @@ from ..graph.printer import target_name
 from .builder import Marks, WeightSource, program_buffer, program_weight
 from .context import Lowerer, LowerOptions
 from .epilogue import fuse_epilogues
+from .joined_norms import join_norms
 from .kv_groups import group_layers
 from .lowerings import LOWERINGS
 from .memory import plan
@@ -98,6 +99,8 @@ def _program(low: Lowerer, marks: Marks) -> Lowered:
     builder, profile = low.builder, low.options.profile
     if profile.epilogues:
         marks = fuse_epilogues(builder, marks)
+    if profile.joins:
+        marks = join_norms(builder, marks)
     buffers = builder.live_buffers()
     offsets, arena = plan(buffers)
     kernels, steps = builder.steps(profile.by_alignment)

@@ -88,6 +88,13 @@ class Step:
         """Where sequence `row` keeps its token at position `at`."""
         return int(self.block_tables[row, at // self.block_size]) * self.block_size + at % self.block_size
 
+    def slots(self) -> Tensor:
+        """Of the step's tokens; -1 for padding."""
+        found = []
+        for row, (before, n) in enumerate(self.sequences):
+            found += [self.slot(row, at) for at in range(before, before + n)] or [-1]
+        return torch.tensor(found, dtype=torch.int32)
+
     def positions(self, row: int) -> Tensor:
         """Of the step's tokens of a sequence."""
         before, n = self.sequences[row]
@@ -125,10 +132,14 @@ class Step:
             aligned=(False,) * 7, ahead=layer.ahead, bias_width=2 * POSITIONS if layer.bias else 0,
         )  # fmt: skip
 
-    def run(self, decode: bool, tuner: Tuner = TUNER, max_tokens: int = 0) -> Tensor:
+    def run(
+        self, decode: bool, tuner: Tuner = TUNER, max_tokens: int = 0, kernel: Any = None,
+        more: dict[str, Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
         """What the kernels write [tokens, heads * value_dim]; the gap of each row must keep its NaN.
 
-        max_tokens: of the phase; by default those of mixed steps are too many for splits of the keys.
+        max_tokens: of the phase; by default those of mixed steps are too many for splits of the keys. kernel: instead
+        of the layer's own, with more operands.
         """
         width = self.layer.q_heads * self.layer.value_dim
         o = torch.full((self.tokens, width + self.gap), torch.nan, dtype=DTYPES[self.kind])
@@ -138,14 +149,17 @@ class Step:
             "context_lens": torch.tensor([before + n for before, n in self.sequences], dtype=torch.int32),
             "block_tables": self.block_tables,
             "positions": torch.cat([self.positions(row) for row in range(len(self.sequences))]).to(torch.int32),
+            "slot_mapping": self.slots(),
+            "moves": torch.zeros(0, 2, dtype=torch.int32),
             "tree_masks": torch.cat([self.masks(row) for row in range(len(self.sequences))]),
         }
         sizes = {"num_tokens": self.tokens, "num_seqs": len(self.sequences), "max_blocks": self.block_tables.shape[1]}
         run_kernel(
-            self.kernel(), [self.q, self.cos, self.sin, self.sinks, self.alibi, self.bias], [o], limits=LIMITS,
+            kernel or self.kernel(), [self.q, self.cos, self.sin, self.sinks, self.alibi, self.bias], [o],
+            limits=LIMITS,
             tuner=tuner,
             shape=Shape(max_tokens or (self.tokens if decode else 512), decode), batch=batch, sizes=sizes,
-            kv=self.pool.bytes,
+            kv=self.pool.bytes, more=more,
         )  # fmt: skip
         assert o[:, width:].isnan().all()
         return o[:, :width].double()

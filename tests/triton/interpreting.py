@@ -35,12 +35,14 @@ def run_kernel(
     kv: torch.Tensor | None = None,
     limits: Limits = LIMITS,
     tuner: Tuner = TUNER,
+    more: dict[str, torch.Tensor] | None = None,
 ) -> list[LaunchSpec]:
     """Run all launches of a kernel for one step; outputs are written in place. Scratch begins as NaN bytes (0xff),
     counters as zeros, which they must be after each launch.
 
     inputs, outputs: in the order of `operand_names`; None where one is absent.
-    batch: the int32 arrays of the batch by name. sizes: num_tokens and so on; by default num_tokens rows of outputs[0].
+    more: other operands by name. batch: the int32 arrays of the batch by name. sizes: num_tokens and so on; by default
+    num_tokens rows of outputs[0].
     """
     rows = outputs[0].shape[0] if outputs else inputs[0].shape[0]  # type: ignore[union-attr]
     known = {"num_tokens": rows, "num_seqs": rows, "num_logit_rows": rows, "max_blocks": 1, "num_blocks": 1}
@@ -51,6 +53,7 @@ def run_kernel(
     names = [name for group in operand_names(kernel.step) for name in group]
     tensors = zip(names, (*inputs, *outputs), strict=True)
     values |= {OperandArg(name): tensor for name, tensor in tensors if tensor is not None}
+    values |= {OperandArg(name): tensor for name, tensor in (more or {}).items()}
     if kv is not None:
         values[KVArg()] = kv
     for name, nbytes in kernel.scratch(shape, limits, tuner).items():

@@ -38,7 +38,9 @@ class TritonBackend:
     @property
     def profile(self) -> Profile:
         """Weights row-major, products in the checkpoint's type, float32 elsewhere."""
-        return Profile(LAYOUTS.find, activation=self.weights, epilogues=True, by_alignment=True, state_chunk=16)
+        return Profile(
+            LAYOUTS.find, activation=self.weights, epilogues=True, by_alignment=True, joins=True, state_chunk=16
+        )
 
     @property
     def kv_dtype(self) -> str:

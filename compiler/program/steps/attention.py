@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from ....runtime.format.operands import Operand
-from .base import Step, step_type
+from .base import OperandGroup, Step, step_type
 
 
 class KVSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -68,10 +68,20 @@ class KvWrite(Step, frozen=True, kw_only=True, tag="kv_write"):
         return self.rotary.problem(self.kv)
 
 
+class NewKeys(OperandGroup, frozen=True, tag="new_keys"):
+    """Keys and values of a step's tokens as `KvWrite` takes them."""
+
+    k: Operand
+    v: Operand | None = None
+    cos: Operand | None = None
+    sin: Operand | None = None
+
+
 @step_type
 class Attention(Step, frozen=True, kw_only=True, tag="attention"):
     """o [q_heads, value_dim] of rotated q [q_heads, key_dim] over the cache: see compiler/ops/attention.py.
 
+    new: what is written to the cache before it is read, rotated by new_rotary; None where a KvWrite has done so.
     front: how many of the first tokens are seen beside the window; they seem to lie right before it (StreamingLLM).
     evicts: how tokens are chosen that go, see compiler/eviction.py; `budget` and `recent` are the policy's sizes.
     """
@@ -83,9 +93,11 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
     sinks: Operand | None = None
     alibi: Operand | None = None
     bias: Operand | None = None
+    new: NewKeys | None = None
     o: Operand
     kv: KVSpec
     rotary: Rotary = Rotary()
+    new_rotary: Rotary = Rotary()
     q_heads: int
     scale: float
     window: int = 0
@@ -107,9 +119,22 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
         rows = {"q": self.q_heads * self.kv.key_dim, "o": self.q_heads * self.kv.value_dim}
         heads = dict.fromkeys(("sinks", "alibi"), self.q_heads)
         tables = dict.fromkeys(("cos", "sin"), self.rotary.size)
-        return {**rows, **heads, **tables, "bias": self.q_heads * self.bias_width}
+        written = self.write.widths() if self.write else {}
+        new = {f"new.{name}": width for name, width in written.items()}
+        return {**rows, **heads, **tables, **new, "bias": self.q_heads * self.bias_width}
+
+    @property
+    def write(self) -> KvWrite | None:
+        """The writing of new keys and values as a step of its own."""
+        new = self.new
+        if new is None:
+            return None
+        operands = {"k": new.k, "v": new.v, "cos": new.cos, "sin": new.sin}
+        return KvWrite(kernel=self.kernel, layer=self.layer, kv=self.kv, rotary=self.new_rotary, **operands)
 
     def problem(self) -> str:
+        if self.write and (reason := self.write.problem()):
+            return reason
         if self.q_heads % self.kv.heads:
             return f"{self.q_heads} query heads are no multiple of {self.kv.heads} KV heads"
         if bool(self.evicts) != self.kv.scored:

@@ -9,7 +9,10 @@ import msgspec
 from ....runtime.format.operands import Operand
 from ...ops.body import Body
 from ..layout import Stored
-from .base import FLOATS, VALUES, QuantizedRows, Step, step_type
+from .base import FLOATS, VALUES, OperandGroup, QuantizedRows, Step, op_name, step_type
+from .norm import AddLayerNorm, AddRmsNorm, LayerNorm, Norm, RmsNorm
+
+NORMS: tuple[type[Norm], ...] = (RmsNorm, AddRmsNorm, LayerNorm, AddLayerNorm)
 
 
 class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="columns"):
@@ -62,14 +65,49 @@ class Product(Step, frozen=True, kw_only=True):
         return found | {f"extras.{i}": (y - 1) * part.stride + 1 for i, part in enumerate(others)}
 
 
+class NormInputs(OperandGroup, frozen=True, tag="norm_inputs"):
+    """What the norm behind a product reads beside it."""
+
+    r: Operand | None = None
+    w: Operand | None = None
+    bias: Operand | None = None
+
+
+class NormOutputs(OperandGroup, frozen=True, tag="norm_outputs"):
+    """What the norm behind a product writes."""
+
+    y: Operand
+    sum: Operand | None = None
+
+
 class RowProduct(Product, frozen=True, kw_only=True):
     """Every row with the same matrix. screened: the product gives the logits, of which greedy batches want only the
-    largest, and its weight is laid out for that."""
+    largest, and its weight is laid out for that. norm: the op of the norm of its whole rows that comes next, with its
+    eps and operands; "" for none."""
 
+    OUTPUTS: ClassVar = ("y", "norm_out")
+    norm_in: NormInputs | None = None
+    norm_out: NormOutputs | None = None
     screened: bool = False
+    norm: str = ""
+    eps: float = 0.0
+
+    @property
+    def normed(self) -> Norm | None:
+        """The norm as a step of its own."""
+        ins, outs = self.norm_in, self.norm_out
+        if ins is None or outs is None:
+            return None
+        operands = {"x": self.y, "r": ins.r, "w": ins.w, "bias": ins.bias, "y": outs.y, "sum": outs.sum}
+        [kind] = (kind for kind in NORMS if op_name(kind) == self.norm)
+        known = {name: operand for name, operand in operands.items() if name in kind.__struct_fields__}
+        return kind(kernel=self.kernel, rows=self.rows, d=self.columns, eps=self.eps, **known)
 
     def widths(self) -> dict[str, int]:
-        return self._widths(self.k, self.columns, 1)
+        normed = self.normed.widths() if self.normed else {}
+        inner = {f"norm_in.{name}": normed[name] for name in ("r", "w", "bias") if normed}
+        outer = {f"norm_out.{name}": normed[name] for name in ("y", "sum") if normed}
+        return {**self._widths(self.k, self.columns, 1), **inner, **outer}
 
 
 @step_type

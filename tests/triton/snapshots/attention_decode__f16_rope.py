@@ -97,6 +97,8 @@ def sweep(
         peak = top
     return acc0, peak, total
 
+
+
 SPLITS = tl.constexpr(64)  # at most
 MERGED = tl.constexpr(64)  # splits whose states are read at once
 MEMBERS = tl.constexpr(2)  # HEADS, padded

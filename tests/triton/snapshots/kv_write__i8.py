@@ -7,7 +7,7 @@
 BLOCK = tl.constexpr(16)
 HEADS = tl.constexpr(2)
 TOKENS = tl.constexpr(8)
-ROWS = tl.constexpr(16)  # (token, head) pairs, padded
+STORED = tl.constexpr(16)  # (token, head) pairs, padded
 
 
 @triton.jit
@@ -27,6 +27,9 @@ def load_rotated(
 
 
 
+
+
+
 @triton.jit
 def quantize(x):
     """int8 codes of rows and what multiplies them; a row that holds no finite number gets scale NaN."""
@@ -39,17 +42,10 @@ def quantize(x):
 
 
 @triton.jit
-def kv_write(
-    k_ptr, v_ptr, kv_ptr, scales_ptr, positions, slot_mapping, num_tokens
+def store(
+    k_ptr, v_ptr, kv_ptr, scales_ptr, token, head, inside, slot, position
 ):
-    """One program per TOKENS tokens and HEADS KV heads."""
-    row = tl.arange(0, ROWS)
-    token = tl.program_id(0) * TOKENS + row // HEADS
-    head = tl.program_id(1) * HEADS + row % HEADS
-    inside = (row < TOKENS * HEADS) & (token < num_tokens) & (head < 2)
-    slot = tl.load(slot_mapping + token, mask=inside, other=-1)
-    inside = inside & (slot >= 0)
-    position = tl.load(positions + token, mask=inside, other=0)
+    """Keys and values of `token` and `head` [STORED] at their slots, where inside."""
     at = token.to(tl.int64)
     k = load_rotated(k_ptr, at * 32 + head * 16, inside, position, 0, 16)
     d = tl.arange(0, 32)
@@ -70,3 +66,21 @@ def kv_write(
     mask = inside[:, None]
     key_at = page * 1536 + at * 16
     tl.store(kv_ptr + key_at[:, None] + d[None, :], k.to(kv_ptr.dtype.element_ty), mask=mask)
+
+
+
+@triton.jit
+def kv_write(
+    k_ptr, v_ptr, kv_ptr, scales_ptr, positions, slot_mapping, num_tokens
+):
+    """One program per TOKENS tokens and HEADS KV heads."""
+    row = tl.arange(0, STORED)
+    token = tl.program_id(0) * TOKENS + row // HEADS
+    head = tl.program_id(1) * HEADS + row % HEADS
+    inside = (row < TOKENS * HEADS) & (token < num_tokens) & (head < 2)
+    slot = tl.load(slot_mapping + token, mask=inside, other=-1)
+    inside = inside & (slot >= 0)
+    position = tl.load(positions + token, mask=inside, other=0)
+    store(
+        k_ptr, v_ptr, kv_ptr, scales_ptr, token, head, inside, slot, position
+    )

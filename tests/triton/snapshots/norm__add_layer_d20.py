@@ -1,20 +1,19 @@
 # norm(x_ptr: *fp16, r_ptr: *fp16, w_ptr?: *fp32, b_ptr?: *fp32, y_ptr: *fp16, sum_ptr?: *fp32)
 # grid (1 * ceil(num_tokens / 1), 1, 1), 1 warps, 2 stages
+
 # triton/common.py.jinja
 
 
 D = tl.constexpr(20)
-BLOCK = tl.constexpr(32)
+PADDED = tl.constexpr(32)
 
 
 @triton.jit
-def norm(
-    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, sum_ptr
+def normalize(
+    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, sum_ptr, row, group
 ):
-    """One program per row and group of D elements."""
-    row = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1)
-    cols = tl.arange(0, BLOCK)
+    """Of one row and group."""
+    cols = tl.arange(0, PADDED)
     inside = cols < D
     at = group * D + cols
     x = tl.load(x_ptr + row * 20 + at, mask=inside, other=0.0).to(tl.float32)
@@ -25,3 +24,14 @@ def norm(
     y *= tl.load(w_ptr + cols, mask=inside, other=0.0)
     y += tl.load(b_ptr + cols, mask=inside, other=0.0)
     tl.store(y_ptr + row * 20 + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+
+@triton.jit
+def norm(
+    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, sum_ptr
+):
+    """One program per row and group of D elements."""
+    normalize(
+        x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, sum_ptr, tl.program_id(0).to(tl.int64), tl.program_id(1)
+    )

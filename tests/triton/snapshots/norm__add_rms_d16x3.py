@@ -1,20 +1,19 @@
 # norm(x_ptr?: *fp32, r_ptr: *bf16, w_ptr?: *fp32, y_ptr: *bf16, sum_ptr?: *fp32)
 # grid (1 * ceil(num_tokens / 1), 3, 1), 1 warps, 2 stages
+
 # triton/common.py.jinja
 
 
 D = tl.constexpr(16)
-BLOCK = tl.constexpr(16)
+PADDED = tl.constexpr(16)
 
 
 @triton.jit
-def norm(
-    x_ptr, r_ptr, w_ptr, y_ptr, sum_ptr
+def normalize(
+    x_ptr, r_ptr, w_ptr, y_ptr, sum_ptr, row, group
 ):
-    """One program per row and group of D elements."""
-    row = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1)
-    cols = tl.arange(0, BLOCK)
+    """Of one row and group."""
+    cols = tl.arange(0, PADDED)
     inside = cols < D
     at = group * D + cols
     x = tl.load(x_ptr + row * 48 + at, mask=inside, other=0.0).to(tl.float32)
@@ -23,3 +22,14 @@ def norm(
     y = x * tl.rsqrt(tl.sum(x * x, axis=0) / D + 1e-06)
     y *= tl.load(w_ptr + cols, mask=inside, other=0.0)
     tl.store(y_ptr + row * 48 + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+
+@triton.jit
+def norm(
+    x_ptr, r_ptr, w_ptr, y_ptr, sum_ptr
+):
+    """One program per row and group of D elements."""
+    normalize(
+        x_ptr, r_ptr, w_ptr, y_ptr, sum_ptr, tl.program_id(0).to(tl.int64), tl.program_id(1)
+    )

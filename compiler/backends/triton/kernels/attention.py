@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import e, log2
 from typing import ClassVar
 
 from .....runtime.format.manifest import Limits
-from .....runtime.format.plan import COUNTERS, CountersArg, Extent, ScratchArg, Term
+from .....runtime.format.plan import COUNTERS, CountersArg, Extent, OperandArg, ScratchArg, Term
 from ....program.steps.attention import Attention as AttentionStep
 from ...errors import CodegenError
 from ...render import render
 from ..spec import ONE, Arg, LaunchSpec, Shape, batch_arg, size_arg
 from ..tiling.attention import MOST_SPLITS, Tiling, Workload, decode_tiling, mixed_tiling, split_count
 from ..tiling.choice import Tuner, power_of_two
-from .kv_cache import KvKernel, Piece, item_size, pieces
+from .kv_cache import KvKernel, KvWrite, Piece, item_size, pieces
 
+JOINED = 8  # sequences whose new keys attention writes itself; those of more are shared out by a kernel
 SPLIT_TOKENS = 256  # in larger mixed steps tiles alone keep a device busy
 STATES = tuple(Arg(f"{name}_ptr", "*fp32", ScratchArg(name)) for name in ("peaks", "totals", "partials"))
 
@@ -28,6 +30,8 @@ class Attention(KvKernel[AttentionStep]):
     def refusal(cls, step: AttentionStep) -> str:
         if step.scale < 0:
             return f"scale {step.scale}: negative ones are not supported"
+        if step.write and (reason := KvWrite.refusal(step.write)):
+            return reason
         return super().refusal(step)
 
     @property
@@ -65,10 +69,21 @@ class Attention(KvKernel[AttentionStep]):
         sizes = cached, multiplied, kv.block_size
         return Workload(kv.heads, self.step.group, key, value, *sizes, shared=kv.shared)
 
+    @cached_property
+    def writer(self) -> KvWrite | None:
+        """What writes new keys and values, where the step has some."""
+        return KvWrite(self.step.write) if self.step.write else None
+
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
+        moves, write = map(_of_new, self.writer.launches(shape, limits, tuner)) if self.writer else (None, None)
         if shape.decode:
-            return self._decode(decode_tiling(self.workload, tuner), self._splits(shape, limits, tuner))
-        return self._mixed(mixed_tiling(self.workload, shape.tiled_tokens, tuner), self._splits(shape, limits, tuner))
+            attend = self._decode(decode_tiling(self.workload, tuner), self._splits(shape, limits, tuner), shape)
+            if any(arg.name == "slot_mapping" for arg in attend[0].args):
+                write = None
+        else:
+            tiling = mixed_tiling(self.workload, shape.tiled_tokens, tuner)
+            attend = self._mixed(tiling, self._splits(shape, limits, tuner))
+        return (*filter(None, (moves, write)), *attend)
 
     def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:
         splits = self._splits(shape, limits, tuner)
@@ -109,17 +124,20 @@ class Attention(KvKernel[AttentionStep]):
         )  # fmt: skip
         return (attend, self._merge(splits)) if splits > 1 else (attend,)
 
-    def _decode(self, tiling: Tiling, splits: int) -> tuple[LaunchSpec, ...]:
+    def _decode(self, tiling: Tiling, splits: int, shape: Shape) -> tuple[LaunchSpec, ...]:
         source = AttentionSource(
-            self, "attention", tiling.rows, tiling.heads, tiling.tile, tiling.widest, splits > 1, tiling.warps
-        )
+            self, "attention", tiling.rows, tiling.heads, tiling.tile, tiling.widest, splits > 1, tiling.warps,
+            joins=shape.max_tokens <= JOINED,
+        )  # fmt: skip
         grid = (Extent(0, (Term("num_seqs"),)), Extent(self.step.kv.heads * source.head_parts), Extent(splits))
         rest = (batch_arg("context_lens"), batch_arg("block_tables"), size_arg("max_blocks"))
         shared = (*STATES, Arg("counters_ptr", "*i32", CountersArg())) if splits > 1 else ()
+        written = self.pointers(**{f"new.{name}": f"new_{name}_ptr" for name in ("k", "v", "cos", "sin")})
+        new = (*written, batch_arg("slot_mapping")) if source.writes else ()
         return (
             LaunchSpec(
                 render("triton/attention_decode.py.jinja", source, self.step), source.entry,
-                self._operands() + shared + self.kv_args() + rest, grid, tiling.warps, tiling.stages,
+                self._operands() + new + shared + self.kv_args() + rest, grid, tiling.warps, tiling.stages,
             ),
         )  # fmt: skip
 
@@ -143,6 +161,15 @@ class Attention(KvKernel[AttentionStep]):
         return self.pointers(**{name: f"{name}_ptr" for name in names})
 
 
+def _of_new(spec: LaunchSpec) -> LaunchSpec:
+    """The launch of a KvWrite with operands of an attention step."""
+
+    def found(arg: Arg) -> Arg:
+        return replace(arg, value=OperandArg(f"new.{arg.value.name}")) if isinstance(arg.value, OperandArg) else arg
+
+    return replace(spec, args=tuple(map(found, spec.args)))
+
+
 _LONG = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
@@ -151,7 +178,8 @@ class AttentionSource:
     """What the template of a mixed or decode kernel is rendered for.
 
     A program has `rows` (token, head) pairs of `heads` query heads, and takes `tile` keys at a time; no product is
-    wider than `widest`. split: the keys of a sequence are shared between programs. trees: sequences may verify trees of
+    wider than `widest`. split: the keys of a sequence are shared between programs. joins: new keys
+    may be written, too. trees: sequences may verify trees of
     guesses.
     """
 
@@ -164,7 +192,20 @@ class AttentionSource:
     most_splits: ClassVar[int] = MOST_SPLITS
     split: bool = False
     warps: int = 4
+    joins: bool = False
     trees: bool = False
+
+    @property
+    def writes(self) -> bool:
+        """Whether the program that takes a sequence's last keys stores the new one first: where no other reads it."""
+        step = self.layer.step
+        alone = self.head_parts == 1 and step.front <= self.tile and not self.trees
+        return step.new is not None and self.joins and alone and step.rotary == step.new_rotary
+
+    @property
+    def stored(self) -> int:
+        """Rows that are stored at a time, of which one is there; the products of mixing take 16."""
+        return 16 if self.layer.packed else 1
 
     @property
     def members(self) -> int:

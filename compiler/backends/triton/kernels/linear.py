@@ -11,7 +11,7 @@ import msgspec
 
 from .....runtime.format.manifest import Limits
 from .....runtime.format.operands import Operand
-from .....runtime.format.plan import Extent, ScratchArg, Term, extent
+from .....runtime.format.plan import CountersArg, Extent, OperandArg, ScratchArg, Term, extent
 from ....program.layout import Layout
 from ....program.steps import linear as steps
 from ....program.steps.base import QuantizedRows
@@ -22,9 +22,14 @@ from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg
 from ..tiling.choice import Tuner
 from ..tiling.linear import Product, pick
 from .linear_source import RowsSource, SortSource, Source, Tiling, UnpackSource, epilogue_operands
+from .norm import Norm
 
 EIGHT_BITS = ("int8", "fp8")  # modes in which rows are brought to 8 bits first
 LOGIT_ROWS = 64  # beyond decoding, seldom more rows than this are wanted
+_NORMED = 1  # rows that the program of a product that ends last normalizes; more are shared out by a kernel
+_HELD = 32  # elements of a row per thread then
+# the operands of a norm, as those of the product before it
+_NORM = {"x": "y", "r": "norm_in.r", "w": "norm_in.w", "bias": "norm_in.bias", "y": "norm_out.y", "sum": "norm_out.sum"}
 P = TypeVar("P", bound=steps.Product)
 
 
@@ -37,6 +42,9 @@ class RowProducts(StepKernel[P]):
     @classmethod
     def refusal(cls, step: P) -> str:
         if reason := LAYOUTS.refusal(step.stored, Layout):
+            return reason
+        normed = step.normed if isinstance(step, steps.RowProduct) else None
+        if normed and (reason := Norm.refusal(normed)):
             return reason
         layout = LAYOUTS.of(step.stored)
         if isinstance(layout, CodeGroups) and (reason := layout.misfit(step.n, step.k)):
@@ -89,6 +97,18 @@ class RowProducts(StepKernel[P]):
         return "dense" if narrow and self.step.w.dtype == self.x.dtype else "wide"
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
+        launches = self._products(shape, tuner)
+        if self.norm is None or any(arg.value == CountersArg() for arg in launches[-1].args):
+            return launches
+        return (*launches, *map(_behind, self.norm.launches(shape, limits, tuner)))
+
+    @cached_property
+    def norm(self) -> Norm | None:
+        """What normalizes y, where the step does."""
+        normed = self.step.normed if isinstance(self.step, steps.RowProduct) else None
+        return Norm(normed) if normed else None
+
+    def _products(self, shape: Shape, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         tile, mode = self._tile(shape, tuner), self.mode(tuner.target.level)
         if mode in EIGHT_BITS:
             last = self._reduce(tile, tuner) if tile.splits > 1 else ()
@@ -173,6 +193,9 @@ class RowProducts(StepKernel[P]):
         columns = Extent(-(-self.step.columns // tile.n))
         if self.experts:
             return self._spec(f"decode_{mode}", tile, tuner, args, (columns, self._slots, ONE))
+        if self.norm and shape.max_tokens <= _NORMED and self.norm.block <= _HELD * 32 * tile.warps:
+            args += self.pointers(**{name: f"norm_{name.split('.')[1]}_ptr" for name in _NORM.values() if name != "y"})
+            args.append(Arg("counters_ptr", "*i32", CountersArg()))
         return self._spec(f"decode_{mode}", tile, tuner, [*args, self.count], (columns, ONE, ONE))
 
     def _rows(self, mode: str) -> LaunchSpec:
@@ -264,6 +287,12 @@ class ExpertLinear(RowProducts[steps.ExpertProduct]):
     @property
     def x_per_slot(self) -> bool:
         return self.step.x_per_slot
+
+
+def _behind(spec: LaunchSpec) -> LaunchSpec:
+    """The launch of a norm with operands of the product before it."""
+    args = (replace(a, value=OperandArg(_NORM[a.value.name])) for a in spec.args if isinstance(a.value, OperandArg))
+    return replace(spec, args=tuple(args))
 
 
 def _typed(operand: Operand, kind: str) -> Operand:

@@ -13,6 +13,7 @@ from ..spec import Arg
 from ..tiling.choice import Config, power_of_two
 from ..tiling.linear import sums_of_steps, whole_groups
 from .body import Value, translate
+from .norm import Norm
 
 if TYPE_CHECKING:
     from .linear import RowProducts
@@ -266,6 +267,11 @@ class Source:
         if self.op.experts:
             return self.op.most_blocks(self.tile.m, "num_rows")
         return "tl.cdiv(num_rows, BM)"
+
+    @property
+    def norm(self) -> Norm | None:
+        """What the program that ends last does with all of y."""
+        return self.op.norm if any(arg.name == "counters_ptr" for arg in self.args) else None
 
     @property
     def padded(self) -> bool:

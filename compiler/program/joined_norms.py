@@ -1,0 +1,51 @@
+"""Joins a norm to the product that makes what it normalizes: the program of the product that ends last may do both.
+
+h = linear(x, W); y, s = add_rms_norm(h, r, w)   ->   h, y, s = linear(x, W, norm=add_rms_norm(r, w))
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from ...runtime.format.operands import BufferOperand
+from .builder import Marks, ProgramBuilder, Record
+from .steps.base import op_name
+from .steps.linear import NormInputs, NormOutputs, RowProduct
+from .steps.norm import Norm
+
+
+def join_norms(builder: ProgramBuilder, marks: Marks) -> Marks:
+    """Rewrite the builder's records; a product whose result only a norm of whole rows reads vanishes into a step of
+    both, in the place of the norm. Returns the marks in what is left of the records."""
+    records = builder.records
+    reads = Counter(o.name for r in records for o in r.step.operands.values() if isinstance(o, BufferOperand))
+    products = {i: r.step for i, r in enumerate(records) if isinstance(r.step, RowProduct)}
+    made_by = {product.y: i for i, product in products.items()}
+    removed: set[int] = set()
+    for at, record in enumerate(records):
+        norm = record.step
+        if not isinstance(norm, Norm) or norm.groups > 1:
+            continue
+        for given, other in (("x", "r"), ("r", "x")):
+            value = getattr(norm, given, None)
+            source = made_by.get(value, at) if isinstance(value, BufferOperand) else at
+            if source >= at or source in removed or reads[products[source].y.name] != 2:
+                continue
+            if any(source < mark <= at for mark in (marks.own, marks.heads, marks.shared)):
+                continue
+            product = products[source]
+            if product.normed is None and product.columns == norm.d and product.rows == norm.rows:
+                records[at] = Record(_joined(product, norm, other), record.origin)
+                removed.add(source)
+                break
+    builder.records = [r for i, r in enumerate(records) if i not in removed]
+    return marks.without(removed)
+
+
+def _joined(product: RowProduct, norm: Norm, other: str) -> RowProduct:
+    """other: the operand that is added to the product, where one is."""
+    ins = NormInputs(getattr(norm, other, None), getattr(norm, "w", None), getattr(norm, "bias", None))
+    outs = NormOutputs(norm.y, getattr(norm, "sum", None))  # type: ignore[attr-defined]
+    return msgspec.structs.replace(product, norm_in=ins, norm_out=outs, norm=op_name(type(norm)), eps=norm.eps)

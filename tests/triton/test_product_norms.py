@@ -1,0 +1,63 @@
+"""Products that end in a norm: the same bits as a product and a norm one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from icc.compiler.backends.triton.kernels.linear import Linear
+from icc.compiler.backends.triton.plan import kernel_of
+from icc.compiler.backends.triton.spec import Shape
+from icc.compiler.program.steps.linear import NormInputs, NormOutputs
+from icc.runtime.format.operands import BufferOperand, WeightOperand
+from interpreting import LIMITS, TUNER, make_kernel, run_kernel
+from paged import DTYPES
+
+K, N, GAP = 64, 40, 3
+
+
+def joined(norm: str, kind: str) -> Linear:
+    """x W^T, added to r where the norm adds, normalized: r and the sum in float32, as a residual is."""
+    plain = make_kernel("linear", k=K, n=N, stored=kind, types=(kind, kind, "", kind))
+    adds = norm.startswith("add_")
+    ins = NormInputs(
+        BufferOperand("r", "f32", N + GAP) if adds else None, WeightOperand("norm", "f32"),
+        WeightOperand("shift", "f32") if "layer" in norm else None,
+    )  # fmt: skip
+    outs = NormOutputs(BufferOperand("normed", kind, N), BufferOperand("sum", "f32", N) if adds else None)
+    step = msgspec.structs.replace(plain.step, norm_in=ins, norm_out=outs, norm=norm, eps=1e-5)
+    kernel: Any = kernel_of(step)
+    return kernel
+
+
+@pytest.mark.parametrize("norm", ["rms_norm", "add_rms_norm", "add_layer_norm"])
+@pytest.mark.parametrize("rows", [1, 3, 19])
+def test_the_same_bits(norm: str, rows: int) -> None:
+    torch.manual_seed(rows)
+    kind, kernel = "bf16", joined(norm, "bf16")
+    x, w = torch.randn(rows, K).to(DTYPES[kind]), torch.randn(N, K).to(DTYPES[kind])
+    more = {"norm_in.w": torch.randn(N), "norm_in.bias": torch.randn(N), "norm_in.r": torch.randn(rows, N + GAP)}
+    shape = Shape(rows, True) if rows < 4 else Shape(32, False)
+
+    def results(step: Any) -> dict[str, torch.Tensor]:
+        y = torch.full((rows, N), torch.nan, dtype=DTYPES[kind])
+        given = {**more, "norm_out.y": torch.full_like(y, torch.nan), "norm_out.sum": torch.full((rows, N), torch.nan)}
+        run_kernel(step, [x, w, None], [y], shape=shape, more=given)
+        if kernel.norm is not None and step is not kernel:
+            found = {"x": y, "r": given["norm_in.r"], "w": given["norm_in.w"], "bias": given["norm_in.bias"]}
+            found |= {"y": given["norm_out.y"], "sum": given["norm_out.sum"]}
+            ins, outs = (
+                [found[name] for name in names] for names in (kernel.norm.step.inputs, kernel.norm.step.outputs)
+            )
+            run_kernel(kernel.norm, ins, outs, shape=shape)
+        return {"y": y, **given}
+
+    apart: Any = kernel_of(msgspec.structs.replace(kernel.step, norm_in=None, norm_out=None, norm=""))
+    once, twice = results(kernel), results(apart)
+    for name, tensor in once.items():
+        assert torch.equal(tensor.view(torch.uint8), twice[name].view(torch.uint8)), name
+    assert once["norm_out.y"].isfinite().all()
+    launches = [spec.entry for spec in kernel.launches(shape, LIMITS, TUNER)]
+    assert launches == {1: ["linear_decode"], 3: ["linear_decode", "norm"], 19: ["linear_tile", "norm"]}[rows]
