@@ -34,6 +34,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(source: Path, wheel: Path)
         files += (source / part).rglob("*.py")
     files += (file for file in (source / "codegen_templates").rglob("*") if file.is_file())
     files += (source / "compiler" / "data").iterdir()
+    files += (source / "compiler" / "backends" / "triton" / "tiling" / "tuned").glob("*.json")
     files += (source / "runtime" / "server" / "http" / "page").iterdir()
     files += (file for file in (source / "runtime" / "report").iterdir() if file.suffix in (".css", ".js"))
     with zipfile.ZipFile(wheel) as archive:

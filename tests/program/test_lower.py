@@ -123,9 +123,8 @@ def test_kv_layers_have_no_gaps() -> None:
     """A pass may remove an attention layer whose value nobody reads."""
 
     def fn(q: Value, positions: Value) -> Value:
-        return icc.attention.default(
-            icc.attention.default(q, q, q, None, None, 1, 0.5, 0, 0, 0.0), q, q, None, None, 3, 0.5, 4, 0, 0.0
-        )
+        first = icc.attention.default(q, q, q, None, None, 1, 0.5, 0, 0, 0.0)
+        return icc.attention.default(q, first, first, None, None, 3, 0.5, 4, 0, 0.0)
 
     program = lower_graph(optimize(trace(fn, q="f32[T, 2, 8]", positions=""))).program
     assert [s.layer for s in program.steps if s.layer >= 0] == [0, 0, 1, 1]

@@ -28,7 +28,7 @@ from icc.runtime.format.kv import KVMemory
 from icc.runtime.format.load import decode_program as read_untyped
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.operands import Operand, OutputOperand
-from icc.runtime.format.plan import SIZES, Extent, LaunchPlan, Term, extent
+from icc.runtime.format.plan import COUNTERS, SIZES, Extent, LaunchPlan, Term, extent
 from icc.runtime.format.program import LOGITS
 from icc.runtime.format.program import Step as UntypedStep
 
@@ -85,6 +85,7 @@ def test_every_step_is_bound(data: st.DataObject, engine: GpuEngine) -> None:
         "arena": engine.program.arena_bytes_per_token * LIMITS.max_step_tokens,
         "kv": engine.program.kv.groups[0].block_bytes() * 32, "scratch": plan.scratch_bytes,
         "logits": 4 * LIMITS.max_step_tokens * engine.program.vocab_size,
+        "counters": 4 * COUNTERS * LIMITS.max_batch_size,
     }  # fmt: skip
     cache, limits = KVMemory(engine.program.kv, (32,)), batch_limits(engine.program, LIMITS, 1 << 40)
     for bound in Walker(engine.program, plan, cache, limits).walk(phase, sizes):

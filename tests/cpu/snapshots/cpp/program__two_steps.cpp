@@ -15,7 +15,7 @@ struct Step {
 
 static const Step STEPS[] = {
     {k0_quantize_rows, 0, 0, 0, {{BUFFER, 0, 0}}, {{BUFFER, 128, 0}, {BUFFER, 256, 0}, {BUFFER, 384, 0}}},
-    {k1_linear_q, 0, 0, 0, {{BUFFER, 128, 0}, {BUFFER, 256, 0}, {BUFFER, 384, 0}, {WEIGHT, 0, 0}, {NONE, 0, 0}}, {{BUFFER, 512, 0}}},
+    {k1_linear_q, 0, 0, 0, {{BUFFER, 128, 0}, {BUFFER, 256, 0}, {BUFFER, 384, 0}, {WEIGHT, 0, 0}, {NONE, 0, 0}, {NONE, 0, 0}}, {{BUFFER, 512, 0}, {NONE, 0, 0}}},
 };
 constexpr int NUM_STEPS = 2;
 
