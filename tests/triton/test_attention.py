@@ -143,8 +143,8 @@ class Split(Tuner):
 
 @pytest.mark.parametrize(
     ("name", "cache", "splits"),
-    [("sinks, window", "bf16", 2), ("chunk, wide", "bf16", 3), ("grouped", "i4", 2),
-     ("first tokens and a window", "bf16", 3),
+    [("sinks, window", "bf16", 2), ("chunk, wide", "bf16", 3),
+     ("first tokens and a window", "bf16", 3), *soak(("grouped", "i4", 2)),
      *soak(*((name, "bf16", splits) for name in LAYERS for splits in (2, 64)))],
 )  # fmt: skip
 def test_mixed_steps_whose_keys_are_split(name: str, cache: str, splits: int) -> None:

@@ -26,8 +26,7 @@ LAYERS = {
     "whole": Layer(3, 3, 72, 40),
     "many": Layer(67, 1, 16, 16),
 }
-USUAL = [("grouped", "bf16", True), ("odd", "i8", True), ("whole", "i4", True), ("many", "f32", True),
-         ("odd", "bf16", False)]  # fmt: skip
+USUAL = [("grouped", "bf16", True), ("odd", "i8", True), ("odd", "bf16", False)]
 EVERY = [(name, cache, True) for name in LAYERS for cache in ("bf16", "f32", "i8", "f8", "i4", "i2")]
 
 

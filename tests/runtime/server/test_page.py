@@ -261,6 +261,7 @@ def test_the_load_is_drawn_with_scales_on_a_desk_and_on_a_phone(browser: Browser
     assert browser.value("getComputedStyle(document.body).backgroundColor") != ground
 
 
+@pytest.mark.soak
 def test_an_engine_that_embeds_has_a_form_for_it(
     chromium: Browser, start: StartServer, write_engine: Callable[..., Path], tmp_path: Path
 ) -> None:
