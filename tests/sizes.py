@@ -14,19 +14,19 @@ import pytest
 SOAK = bool(os.environ.get("ICC_SOAK"))
 _SIZES = {  # name: in `make test`, in `make soak`
     "calib_sequences": (8, 32),
-    "damaged_checkpoints": (60, 50_000),  # of each kind
+    "damaged_checkpoints": (40, 50_000),  # of each kind
     "draws": (1000, 4000),  # samples of a distribution
     "driver_fault_every": (57, 1),  # of the calls of the GPU's driver, each so-manieth fails
-    "fuzz_examples": (150, 200_000),
+    "fuzz_examples": (100, 200_000),
     "quality_characters": (1500, 6000),  # of each held-out module
-    "r7_pairs": (700, 20_000),
-    "raw_requests": (500, 50_000),
+    "r7_pairs": (500, 20_000),
+    "raw_requests": (300, 50_000),
     "real_limits": (0, 1),  # wait for the server's own time limits
     "schemathesis_cases_every": (32, 1),  # of the cases that follow from the document, each so-manieth is tried
     "schemathesis_examples": (3, 5000),  # drawn per operation
     "sigterms": (2, 1000),
-    "soak_requests": (150, 10_000),
-    "state_machine": (40, 10_000),  # runs of the scheduler
+    "soak_requests": (100, 10_000),
+    "state_machine": (30, 10_000),  # runs of the scheduler
     "state_machine_steps": (40, 200),
     "timing_guesses": (0, 1000),
     "write_fault_every": (3, 1),  # of the system calls that write an engine, each so-manieth fails
