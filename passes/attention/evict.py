@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import fx
 
@@ -19,7 +19,6 @@ from ...compiler.ops import OPS
 from ..base import Pass, PassContext, PassResult
 
 PAGED = OPS["paged_attention"].overload
-_GIVEN, _DEFAULTS = 16, (0, None, "all")  # arguments of paged_attention that are always there, and the others
 _FULL = "leave --kv-policy out"
 
 
@@ -47,9 +46,9 @@ class Evict(Pass):
             raise UsageError(f"--kv-policy {self.policy}: {reason}", _FULL)
         changed = 0
         for node in nodes:
-            given = (*node.args, *_DEFAULTS[len(node.args) - _GIVEN :])
-            if given[-1] != self.policy:
-                node.args = (*given[:-1], self.policy)
+            given = _arguments(node)
+            if given["policy"] != self.policy:
+                node.args = tuple({**given, "policy": self.policy}.values())
                 changed += 1
         return PassResult(bool(changed), Counter({"evict": changed} if changed else {}))
 
@@ -57,12 +56,12 @@ class Evict(Pass):
         """Why these layers cannot have it; "" if they can."""
         policy = read_eviction(self.policy)
         assert policy is not None
-        others = {str(n.args[10]) for n in graph.nodes if n.target is PAGED and n not in nodes}
-        layers = {str(node.args[10]) for node in nodes}
+        others = {_arguments(n)["layer"] for n in graph.nodes if n.target is PAGED and n not in nodes}
+        layers = {_arguments(node)["layer"] for node in nodes}
         if others & layers:
             return "layers with a window read the same cache"
         if policy.chooses:
-            if any(node.args[9] is not None or (len(node.args) > 17 and node.args[17] is not None) for node in nodes):
+            if any(_arguments(node)[name] is not None for node in nodes for name in ("alibi", "bias")):
                 return "attention adds something by distance, and what was chosen does not tell its positions"
             if len(layers) < len(nodes):
                 return "several layers read the same cache, and would choose differently"
@@ -78,6 +77,13 @@ class Evict(Pass):
         )
 
 
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """What a paged_attention is given, defaults included, by name and in order."""
+    schema = PAGED._schema.arguments
+    values = (*node.args, *(argument.default_value for argument in schema[len(node.args) :]))
+    return {argument.name: value for argument, value in zip(schema, values, strict=True)}
+
+
 def _reads_all(node: fx.Node) -> bool:
-    window, chunk, ahead = node.args[12], node.args[13], node.args[16] if len(node.args) > 16 else 0
-    return not (window or chunk or ahead) and type_of(node).rows is not None
+    given = _arguments(node)
+    return not (given["window"] or given["chunk"] or given["ahead"]) and type_of(node).rows is not None
