@@ -131,7 +131,7 @@ def quantize(
         ],
     }
     table = HEAD_FORMATS[head] if HEAD_FORMATS[head] == "q8" else None
-    rotations: list[Pass] = [Rotate(table=table, required=True)] if rotate else []
+    rotations: list[Pass] = [Rotate(**options, table=table, required=True)] if rotate else []
     return ordered([*rotations, *passes[chosen.method]()], canonicalize())
 
 

@@ -22,7 +22,7 @@ from ..graph.graph import Graph
 from ..options import KV_DTYPES, CompileOptions
 from ..program.lower import LowerOptions, lower
 from ..program.program import Program
-from ..sizing import byte_budget
+from ..sizing import byte_budget, rotated
 from ..targets import Target
 
 
@@ -61,6 +61,7 @@ def plan_program(graph: Graph, kept: tuple[str, ...], options: CompileOptions, t
 def _quantize(options: CompileOptions, graph: Graph) -> Sequence[Pass]:
     """The quantization passes of the options, without calibration: the format of each weight is the same."""
     if options.quant == "auto":
-        return (QuantizeAuto(keep=options.keep, budget=byte_budget(options, graph), searches=False),)
+        chosen = QuantizeAuto(keep=options.keep, budget=byte_budget(options, graph), searches=False)
+        return (*rotated(options), chosen)
     asked = (options.quant, options.quant_head, options.keep, (), options.group_size)
     return pipelines.quantize(*asked, plans=True, rotate=options.rotate)

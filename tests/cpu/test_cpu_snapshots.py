@@ -80,6 +80,7 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
     "reduce__mean_inner3": ("reduce", {"reduction": "mean", "outer": 2, "n": 7, "inner": 3}),
     "reduce__argmax": ("reduce", {"reduction": "argmax", "outer": 2, "n": 7}),
     "reduce__amin_i32": ("reduce", {"reduction": "amin", "outer": 2, "n": 7, "types": ("i32", "i32")}),
+    "hadamard__3x64": ("hadamard", {"outer": 3, "n": 64}),
     "softmax__2x17": ("softmax", {"outer": 2, "n": 17}),
     "topk__largest": ("topk", {"outer": 2, "n": 9, "k": 3}),
     "topk__smallest_i32": ("topk", {"outer": 2, "n": 9, "k": 3, "largest": False, "types": ("i32", "i32", "i32")}),
