@@ -109,7 +109,7 @@ def choose_output(path: Path, graph: GraphProto, hidden: bool) -> str:
         if name in names and name not in integers:
             return name
     own = [o.name for o in graph.output if not _CACHE.search(o.name) and "present" not in o.name]
-    if len(own) == 1 and own != integers and not (not hidden and "hidden" in own[0]):
+    if len(own) == 1 and own != integers and ("logits" if hidden else "hidden") not in own[0]:
         return own[0]
     raise UnsupportedModel(
         f"{path} gives {', '.join(names[:4])}, and no {'hidden states' if hidden else 'logits'}",
