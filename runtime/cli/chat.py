@@ -36,7 +36,7 @@ def chat_command(
     given = {name: value for name, value in settings.items() if value not in (None, ())}
     SamplingParams(**given)  # what is wrong with them shows before the engine is loaded
     from ..chat.chat import chat
-    from ..llm import open_llm
+    from ..opening import open_llm
     from ..templates.source import read_template_file
 
     template = None if chat_template is None else read_template_file(chat_template)
