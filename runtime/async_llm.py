@@ -12,9 +12,8 @@ import numpy as np
 
 from .errors import IccError, RequestError
 from .format.manifest import Manifest
-from .llm import LLM, load_with_fields
+from .llm import LLM, load_with_fields, open_llm
 from .loop.engine_thread import EngineThread, News, Question, Reading
-from .opening import open_llm
 from .options import LoadOptions
 from .prompting import ChatOptions, Prompt, Prompting, Query
 from .reading.answer import Answer

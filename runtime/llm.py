@@ -16,7 +16,7 @@ from .executor.open import open_executor
 from .format.load import Engine
 from .format.manifest import Manifest
 from .loop.engine_loop import EngineLoop
-from .opening import open_llm
+from .opening import Begun, begin
 from .options import LoadOptions
 from .prompting import ChatOptions, Prompt, Prompting, Query, RenderOptions
 from .requests.embedding import Embedding, Ranked, ranked
@@ -29,7 +29,6 @@ from .templates.source import TemplateSource
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from .executor.cuda.driver import Cuda
     from .reading.answer import Answer, MakeReader
     from .speculate.speculator import Speculator
 
@@ -62,15 +61,17 @@ def load(options: LoadOptions) -> LLM:
     return open_llm(options)
 
 
-def assemble(engine: Engine, options: LoadOptions, gpu: Cuda | None) -> LLM:
-    """What runs an opened engine, made as the options say."""
+def open_llm(options: LoadOptions, begun: Begun | None = None) -> LLM:
+    """The engine loaded as the options say; see `load`. begun: where `begin` was called already."""
+    begun = begun or begin(options)
+    engine = begun.opening.finish()
     try:
-        make = partial(open_executor, gpu=gpu, threads=options.threads)
+        make = partial(open_executor, gpu=begun.gpu, threads=options.threads)
         executor = make(engine, kv_bytes=options.kv_bytes, swap_bytes=options.swap_bytes)
         if options.verify_answers:
             _check_answers(engine, executor)
         tokenizer_json = engine.tokenizer_json()
-        tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json)
+        tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json, engine.vocabulary())
         second = partial(make, swap_bytes=0)
         speculator = choose_speculator(options.spec, engine, executor, second, options.acceptance)
     except BaseException:

@@ -1,31 +1,35 @@
-"""open_llm: an engine loaded. Its files are compared with their digests while what runs it is being imported."""
+"""The beginning of loading an engine: its files are compared with their digests while what runs it is imported."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .format.load import begin_opening, check_abi, read_manifest
+from .format.load import Opening, begin_opening, check_abi, read_manifest
 
 if TYPE_CHECKING:
     from .executor.cuda.driver import Cuda
     from .format.files import HashPieces
     from .format.manifest import Manifest
-    from .llm import LLM
     from .options import LoadOptions
 
 
-def open_llm(options: LoadOptions) -> LLM:
-    """The engine loaded as the options say; see `load`."""
+@dataclass(frozen=True)
+class Begun:
+    """An engine that is being opened, and the GPU that it needs; None for a CPU engine."""
+
+    opening: Opening
+    gpu: Cuda | None
+
+
+def begin(options: LoadOptions) -> Begun:
+    """Begin to load an engine; `llm.open_llm` ends it. What is imported in between costs no time where hashing does."""
     manifest = read_manifest(Path(options.path))
     gpu = _open_gpu(manifest)  # before the files are read: a wrong GPU shows at once
-    opening = begin_opening(options.path, manifest, verify=options.verify, isa=options.isa, load_hasher=_hasher)
-    try:
-        from .llm import assemble  # half of the time until the first token goes into this
-    except BaseException:
-        opening.drop()
-        raise
-    return assemble(opening.finish(), options, gpu)
+    return Begun(
+        begin_opening(options.path, manifest, verify=options.verify, isa=options.isa, load_hasher=_hasher), gpu
+    )
 
 
 def _open_gpu(manifest: Manifest) -> Cuda | None:

@@ -78,7 +78,7 @@ def run_command(
     from ..commands.prompt import Asked, prepare
     from ..commands.run import as_json as shown
     from ..commands.run import run_prompt
-    from ..opening import open_llm
+    from ..opening import begin
 
     template = None
     if chat_template is not None:
@@ -88,7 +88,10 @@ def run_command(
     asked = Asked(_given(prompt, ids), chat, system, max_tokens, template)
     limit = {} if max_tokens is None else {"max_tokens": max_tokens}
     params = SamplingParams(**limit, **taken(SamplingParams, parameters))
-    with open_llm(load) as llm:
+    begun = begin(load)  # before the imports that take long
+    from ..llm import open_llm
+
+    with open_llm(load, begun) as llm:
         load_s = time.perf_counter() - start
         result = run_prompt(llm, *prepare(llm, asked, params), (lambda text: None) if as_json else _show)
         speculator = llm.loop.speculator

@@ -22,6 +22,7 @@ from .manifest import FORMAT_VERSION, KERNEL_ABI, Library, Manifest
 from .present import MANIFEST_FILE, check_present
 from .program import Program
 from .verify import check_listing, check_paths
+from .vocabulary import VOCABULARY_FILE, Vocabulary
 
 if TYPE_CHECKING:
     from .weights import MappedWeights
@@ -50,6 +51,11 @@ class Engine:
         """The tokenizer's content, or None for an engine that takes and gives token ids only."""
         file = _tokenizer_file(self.manifest)
         return None if file is None else self.files.read(file)
+
+    def vocabulary(self) -> Vocabulary | None:
+        """The tokenizer's tokens as tables; None for one that must be read as a whole."""
+        raw = self.tokenizer_file(VOCABULARY_FILE)
+        return None if raw is None else Vocabulary(raw)
 
     def tokenizer_file(self, name: str) -> bytes | None:
         """The content of another file of the tokenizer, if there is one of this name."""
@@ -114,7 +120,7 @@ def begin_opening(
     _check_agreement(manifest, program)  # all that can be said without the weights comes before them
     mapped = files.map(manifest.weights_file)
     hasher = load_hasher(files.read(library.path), library.path) if library and load_hasher and verify else None
-    used = (library and library.path, _tokenizer_file(manifest))
+    used = (library and library.path, _tokenizer_file(manifest), f"{manifest.tokenizer_dir}/{VOCABULARY_FILE}")
     files.begin([file for file in used if file], {manifest.weights_file: memoryview(mapped)}, hasher)
     return Opening(root, manifest, program, library, files, mapped)
 

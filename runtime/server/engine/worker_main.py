@@ -10,7 +10,7 @@ import time
 
 from ...answers import verify_answers
 from ...errors import IccError
-from ...opening import open_llm
+from ...llm import open_llm
 from ...options import LoadOptions
 from ..log import LogOptions, configure
 from .channel import Channel
