@@ -152,6 +152,12 @@ ICC_INLINE VF vload_n(const E4m3* p, int n) {
     memcpy(t, p, (size_t)n);
     return vload(t);
 }
+ICC_INLINE void vstore(Bf16* p, VF x) { store_bf16((uint16_t*)p, x); }
+ICC_INLINE void vstore_n(Bf16* p, VF x, int n) {
+    Bf16 t[16];
+    vstore(t, x);
+    memcpy(p, t, 2 * (size_t)n);
+}
 ICC_INLINE float value(float x) { return x; }
 ICC_INLINE float value(Bf16 x) { return bf16_value(x.h); }
 ICC_INLINE float value(Half x) { return f16_value(x.h); }

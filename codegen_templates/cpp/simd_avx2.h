@@ -105,6 +105,17 @@ ICC_INLINE void store_f16(uint16_t* p, VF x) {
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, 0));
     _mm_storeu_si128((__m128i*)p + 1, _mm256_cvtps_ph(x.b, 0));
 }
+ICC_INLINE void store_bf16(uint16_t* p, VF x) {  // as bf16_bits
+    const auto rounded = [](__m256 v) {
+        const __m256i u = _mm256_castps_si256(v), high = _mm256_srli_epi32(u, 16);
+        const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+        const __m256i near = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+        const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+        return _mm256_blendv_epi8(near, _mm256_or_si256(high, _mm256_set1_epi32(64)), nan);
+    };
+    const __m256i both = _mm256_packus_epi32(rounded(x.a), rounded(x.b));
+    _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(both, 0xd8));
+}
 ICC_INLINE void store_low16(uint16_t* p, VI x) {
     int32_t t[16];
     vistore(t, x);

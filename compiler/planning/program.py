@@ -13,14 +13,15 @@ from ...runtime.format.footprint import Footprint, footprint
 from ...runtime.format.manifest import Limits
 from ..backends.base import Backend
 from ..backends.registry import backend_for
+from ..caches import lower_options
 from ..driver import weight_dtype
 from ..engine.manifest import make_limits
 from ..eviction import read_eviction
 from ..frontend.load import load_graph
 from ..frontend.source.source import Source
 from ..graph.graph import Graph
-from ..options import KV_DTYPES, CompileOptions
-from ..program.lower import LowerOptions, lower
+from ..options import CompileOptions
+from ..program.lower import lower
 from ..program.program import Program
 from ..sizing import byte_budget
 from ..targets import Target
@@ -52,8 +53,7 @@ def plan_program(graph: Graph, kept: tuple[str, ...], options: CompileOptions, t
     """Lower an optimized graph for `target`, as `compile_engine` does; the graph stays as it is."""
     backend = backend_for(target, weight_dtype(graph), options.deterministic)
     limits = make_limits(graph, replace(options, target=target.name))
-    kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
-    program = lower(graph, LowerOptions(kv_dtype, backend.profile, max_seq_len=limits.max_seq_len)).program
+    program = lower(graph, lower_options(graph, options, backend, limits)).program
     memory = footprint(program, limits, target.backend, backend.scratch_bytes(program, limits))
     return Planned(graph, program, backend, limits, memory, kept)
 

@@ -35,12 +35,14 @@ WITHIN_STEP = -1  # the window of a KV layer that is written and read in the sam
 
 @dataclass(frozen=True)
 class LowerOptions:
-    """What the program must know of the deployment and the backend. max_seq_len: 0 if it is not known."""
+    """What the program must know of the deployment and the backend. max_seq_len: 0 if it is not known. state_dtype:
+    "bf16" for recurrent states of matrices and of vectors per channel that are kept so; others stay float32."""
 
     kv_dtype: str
     profile: Profile
     block_size: int = 32
     max_seq_len: int = 0
+    state_dtype: str = "f32"
 
 
 @dataclass(frozen=True)

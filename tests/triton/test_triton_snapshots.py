@@ -340,24 +340,24 @@ POINTS: dict[str, Point] = {
     "cumsum__f32": Point("cumsum", {**LINE, "n": 9, "strides": {"x": 18, "y": 18}}, ("f32", "f32")),
     "gated_scan__delta_bf16": Point(
         "gated_scan",
-        {"heads": 4, "shared": 2, "key_dim": 24, "value_dim": 40, "chunk": 16, "delta": True, "block_size": 32},
+        {"heads": 4, "shared": 2, "key_dim": 24, "value_dim": 40, "chunk": 0, "delta": True, "block_size": 32},
         ("bf16", "bf16", "bf16", "f32", "f32", "bf16"),
         DECODE,
     ),
     "gated_chunks__delta_bf16": Point(
         "gated_scan",
-        {"heads": 4, "shared": 2, "key_dim": 72, "value_dim": 40, "chunk": 16, "delta": True, "block_size": 32},
+        {"heads": 4, "shared": 2, "key_dim": 72, "value_dim": 40, "chunk": 0, "delta": True, "block_size": 32},
         ("bf16", "bf16", "bf16", "f32", "f32", "bf16"),
         launch=1,
     ),
     "gated_chunks__state_space": Point(
         "gated_scan",
-        {"heads": 2, "shared": 1, "key_dim": 16, "value_dim": 16, "chunk": 16, "block_size": 32},
+        {"heads": 2, "shared": 1, "key_dim": 16, "value_dim": 16, "chunk": 0, "block_size": 32},
         ("f32", "f32", "f32", "f32", "", "f32"),
     ),
     "gated_scan__row_decay": Point(
         "gated_scan",
-        {"heads": 2, "shared": 2, "key_dim": 16, "value_dim": 16, "chunk": 16, "row_decay": True, "block_size": 32},
+        {"heads": 2, "shared": 2, "key_dim": 16, "value_dim": 16, "chunk": 0, "row_decay": True, "block_size": 32},
         ("f32", "f32", "f32", "f32", "", "f32"),
     ),
     "selective_scan__bf16": Point(
