@@ -19,12 +19,12 @@ _UNKNOWN = "\uffff"  # no character, and no token
 
 
 class FirstText:
-    """Made of a vocabulary; `shell` is its tokenizer without tokens, but for those that are added."""
+    """Made of a vocabulary; `frame` is its tokenizer without tokens, but for those that are added."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         try:
-            self.shell = tokenizers.Tokenizer.from_buffer(bytes(vocabulary.facts.shell))
+            self.frame = tokenizers.Tokenizer.from_buffer(bytes(vocabulary.facts.frame))
         except Exception as error:  # the library raises bare Exception
             raise damaged(error) from error
         self._lock = Lock()
@@ -38,21 +38,21 @@ class FirstText:
             if pieces is None or sum(self._parts(piece) for piece in pieces) > _LOOKUPS:
                 return None
             try:
-                self.shell.model = self._model(pieces)
+                self.frame.model = self._model(pieces)
             except Exception as error:  # an index, a key, or the library's bare Exception
                 raise damaged(error) from error
-            return self.shell.encode(text, add_special_tokens=add_special_tokens).ids
+            return self.frame.encode(text, add_special_tokens=add_special_tokens).ids
 
     def _pieces(self, text: str) -> list[str] | None:
         """What the tokenizer cuts the text into before it looks for tokens; None if it writes characters that cannot be
         foreseen."""
-        normalizer = self.shell.normalizer
+        normalizer = self.frame.normalizer
         written = text if normalizer is None else normalizer.normalize_str(text)
         characters = {_UNKNOWN, "▁", *alphabet().values(), *text, *written}
-        added = {token.content for token in self.shell.get_added_tokens_decoder().values()}
+        added = {token.content for token in self.frame.get_added_tokens_decoder().values()}
         tokens = {token: number for number, token in enumerate(sorted(characters | added))}
-        self.shell.model = tokenizers.models.BPE(vocab=tokens, merges=[], unk_token=_UNKNOWN)
-        found = self.shell.encode(text, add_special_tokens=False)
+        self.frame.model = tokenizers.models.BPE(vocab=tokens, merges=[], unk_token=_UNKNOWN)
+        found = self.frame.encode(text, add_special_tokens=False)
         pieces: list[str] = []
         last: int | None = None
         for token, word in zip(found.tokens, found.word_ids, strict=True):

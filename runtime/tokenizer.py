@@ -33,11 +33,11 @@ class Tokenizer:
             from .first_text import FirstText
 
             self._first = FirstText(vocabulary)
-        shell = self._tokenizer if self._first is None else _plain(self._first.shell)
+        frame = self._tokenizer if self._first is None else _plain(self._first.frame)
         self._alone: dict[tuple[int, bool], str] = {}  # texts of single tokens, as they are asked for
-        added = shell.get_added_tokens_decoder()
+        added = frame.get_added_tokens_decoder()
         self.special_tokens = {token.content: number for number, token in added.items() if token.special}
-        self._decoder = decoder = shell.decoder
+        self._decoder = decoder = frame.decoder
         described = b"null" if decoder is None else decoder.__getstate__()
         self._bytes = TokenBytes(described, {token.content for token in added.values()})
 

@@ -51,9 +51,9 @@ def make_vocabulary(raw: bytes) -> bytes | None:
     ranked = np.column_stack([order, merges[order, 1:]])
     fallback = [ids[byte] for byte in (f"<0x{value:02X}>" for value in range(256)) if byte in ids]
     unknown = [ids[model["unk_token"]]] if model.get("unk_token") in ids else []
-    shell = facts | {"model": {"type": "BPE", "vocab": added, "merges": []}}
+    frame = facts | {"model": {"type": "BPE", "vocab": added, "merges": []}}
     found = VocabularyFacts(
-        shell=msgspec.Raw(json.dumps(shell, ensure_ascii=False, separators=(",", ":")).encode()),
+        frame=msgspec.Raw(json.dumps(frame, ensure_ascii=False, separators=(",", ":")).encode()),
         tokens=count,
         slots=max(_SLOTS[0] * len(ids) // _SLOTS[1], count + 1),
         merges=len(merges),

@@ -22,11 +22,11 @@ _MAGIC = b"ICCVOC1\n"
 
 
 class VocabularyFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """shell: tokenizer.json with no tokens but the added ones, and no merges. tokens: ids, from 0 on. slots: of the
+    """frame: tokenizer.json with no tokens but the added ones, and no merges. tokens: ids, from 0 on. slots: of the
     hash table. merges: how many. longest: characters of the longest token. always: ids that a text may need whatever
     it holds. options: of a BPE of the tokenizers library."""
 
-    shell: msgspec.Raw
+    frame: msgspec.Raw
     tokens: int
     slots: int
     merges: int
