@@ -41,6 +41,7 @@ def kernels(kind: str) -> list[TritonKernel]:
     return [
         *(make_kernel("reduce", types=two, reduction=how, **line) for how in ("mean", "prod", "amin")),
         make_kernel("softmax", types=two, **line),
+        make_kernel("hadamard", types=two, outer=3, n=512),
         make_kernel("cumsum", types=two, **line),
         make_kernel("topk", k=6, types=(kind, kind, "i32"), **line),
         make_kernel("gather", m=6, types=index, **line),

@@ -333,6 +333,7 @@ POINTS: dict[str, Point] = {
     ),
     "reduce__amin_i32": Point("reduce", {**LINE, "reduction": "amin"}, ("i32", "i32")),
     "reduce__prod": Point("reduce", {**LINE, "reduction": "prod"}, ("f32", "f32")),
+    "hadamard__3x64_bf16": Point("hadamard", {"outer": 3, "n": 64, "strides": {"x": 192, "y": 192}}, ("bf16", "bf16")),
     "softmax__2x17": Point("softmax", {**LINE, "n": 17, "strides": {"x": 34, "y": 34}}, ("f32", "f32")),
     "softmax__long_bf16": Point(
         "softmax", {"outer": 1, "n": 8200, "strides": {"x": 8200, "y": 8200}}, ("bf16", "bf16")
