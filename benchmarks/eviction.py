@@ -25,6 +25,10 @@ POLICIES = (
     "all", "streaming:sinks=4,window=508", "streaming:sinks=4,window=252", "h2o:budget=512,recent=128",
     "h2o:budget=256,recent=64", "snapkv:budget=512,recent=32", "snapkv:budget=256,recent=32",
 )  # fmt: skip
+QUESTIONS = {
+    "needles, as it stood": "\n\nThe secret number is",
+    "needles, asked": "\n\nBefore this goes on: what was the number that had to be remembered?\nThe secret number is",
+}
 
 
 def engine(model: Path, folder: Path, policy: str) -> Path:
@@ -51,17 +55,17 @@ def scored(llm: LLM, prompt: Sequence[int], answer: Sequence[int]) -> float:
     return float(np.sum(rows[len(prompt) - 1 : -1]))
 
 
-def needles(llm: LLM, filler: Sequence[int], depths: Sequence[float]) -> int:
+def needles(llm: LLM, filler: Sequence[int], depths: Sequence[float], question: str) -> int:
     """How many of some numbers are told again that stand somewhere in a text."""
     assert llm.tokenizer is not None
     source, found = random.Random(0), 0
     for depth in depths:
         number = str(source.randrange(10_000, 99_999))
         needle = llm.tokenizer.encode(f"\n\nThe secret number is {number}. Remember it.\n\n", add_special_tokens=False)
-        question = llm.tokenizer.encode("\n\nThe secret number is", add_special_tokens=False)
-        room = CONTEXT - 16 - len(needle) - len(question)
+        asked = llm.tokenizer.encode(question, add_special_tokens=False)
+        room = CONTEXT - 16 - len(needle) - len(asked)
         at = int(depth * room)
-        prompt = [*filler[:at], *needle, *filler[at:room], *question]
+        prompt = [*filler[:at], *needle, *filler[at:room], *asked]
         [answer] = llm.generate([prompt], icc.SamplingParams(max_tokens=8, temperature=0.0))
         found += number in answer.text
     return found
@@ -88,7 +92,8 @@ def main() -> None:
             nats = sum(scored(llm, piece[:-SCORED], piece[-SCORED:]) for piece in pieces)
             row = {"policy": policy, "perplexity": round(math.exp(nats / SCORED / len(pieces)), 3)}
             depths = [(i + 0.5) / options.needles for i in range(options.needles)]
-            row["needles"] = f"{needles(llm, ids[CONTEXT:], depths)} of {options.needles}"
+            for name, question in QUESTIONS.items():
+                row[name] = f"{needles(llm, ids[CONTEXT:], depths, question)} of {options.needles}"
             if policy == "all" or "window=508" in policy:
                 long = ids[: LONG * 512]
                 row["long"] = round(math.exp(scored(llm, long[:1], long[1:]) / (len(long) - 1)), 3)

@@ -43,7 +43,7 @@ def kernel(heads: int, shared: int, key_dim: int, value_dim: int, delta: bool) -
     rates = {name: BufferOperand(name, "f32", heads) for name in ("decay", "beta")}
     step = steps.GatedScan(
         kernel="scan", layer=0, **operands, **rates, heads=heads, shared=shared, key_dim=key_dim, value_dim=value_dim,
-        delta=delta, chunk=16, block_size=LIMITS.max_seq_len,
+        delta=delta, chunk=0, block_size=LIMITS.max_seq_len,
     )  # fmt: skip
     found = kernel_of(step)
     assert isinstance(found, GatedScan)

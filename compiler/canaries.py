@@ -29,12 +29,12 @@ _CACHES = {"f32": 0.0, "f16": 0.0, "bf16": 0.02, "i8": 0.05}
 _COARSE = 0.3  # caches of fewer bits
 
 
-def make_canaries(graph: Graph, tokenizer: Path | None, kv_dtype: str) -> Canaries:
-    """The canaries of a graph whose weights are as they will be stored, and whose cache will hold `kv_dtype`.
+def make_canaries(graph: Graph, tokenizer: Path | None, kept: Sequence[str]) -> Canaries:
+    """The canaries of a graph whose weights are as they will be stored, and whose caches will hold numbers `kept` so.
     tokenizer: its tokenizer.json, if there is one; else the prompts are drawn."""
     prompts = [_fitted(graph, ids) for ids in _prompts(graph, tokenizer)]
     found = [_canary(ids, rows) for ids, rows in zip(prompts, logits_of(graph, prompts), strict=True)]
-    return Canaries(ALLOWED + _CACHES.get(kv_dtype, _COARSE), found)
+    return Canaries(ALLOWED + max(_CACHES.get(kind, _COARSE) for kind in kept), found)
 
 
 def _prompts(graph: Graph, tokenizer: Path | None) -> list[list[int]]:

@@ -14,6 +14,7 @@ from ..runtime.format.manifest import QuantFacts
 from . import measure
 from .backends.base import Backend
 from .backends.registry import backend_for
+from .caches import lower_options
 from .calibration import load_calibration
 from .calibrations import Calibrations, open_calibrations
 from .canaries import make_canaries
@@ -28,7 +29,7 @@ from .gates import GatePlan, gate_sequences, parse_gates
 from .graph.graph import Graph
 from .options import KV_DTYPES, CompileOptions
 from .phases import Phases
-from .program.lower import LowerOptions, lower
+from .program.lower import lower
 from .program.verify import verify_lowered, verify_plan
 from .progress import Reporter
 from .quantization import QUANTIZATIONS
@@ -37,7 +38,7 @@ from .request import check
 from .sizing import auto_passes
 from .speculate.cost import modelled_cost
 from .speculate.plan import acceptance_of, speculation, with_speculation
-from .targets import Target
+from .targets import Target, find_target
 from .weights.formats.dense import short_dtype
 from .weights.handles import is_quantized
 
@@ -58,6 +59,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
         graph = load_graph(source, longest, task=options.task, ending=pooling and ending_of(pooling), policy=policy)
     backend = backend_for(target, weight_dtype(graph), options.deterministic)
     limits = make_limits(graph, options)
+    lowering = lower_options(graph, options, backend, limits)
     gates = _gates(options, graph, target)
     with reporter.stage("optimize"):
         context = PassContext(progress=reporter.progress)
@@ -74,8 +76,8 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
             context.calibrations = kept.folder
             phases.run("quantize", _quantize(options, graph, backend, sequences))
     with reporter.stage("answers"):
-        kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
-        quantized, canaries = graph.copy(), make_canaries(graph, _tokenizer(options), kv_dtype)
+        kinds = (lowering.kv_dtype, lowering.state_dtype)
+        quantized, canaries = graph.copy(), make_canaries(graph, _tokenizer(options), kinds)
     acceptance: list[list[float]] = []
     if added := pipelines.speculate(heads, choice.layers if choice else 0, options.quant, options.quant_head):
         with reporter.stage("speculate"):
@@ -85,7 +87,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
     with reporter.stage("lower"):
         phases.run("attention", pipelines.attention(options.kv_policy))
         phases.run("fuse", pipelines.fuse())
-        lowered = lower(graph, LowerOptions(kv_dtype, backend.profile, max_seq_len=limits.max_seq_len))
+        lowered = lower(graph, lowering)
         verify_lowered(lowered.program, backend.refusal)
     with writer.engine_directory(options.output) as stage:
         with reporter.stage("kernels"):
@@ -128,7 +130,8 @@ def _quantize(
     if options.quant == "auto":
         return auto_passes(options, graph, backend, KV_DTYPES[options.kv_cache] or backend.kv_dtype, sequences)
     asked = (options.quant, options.quant_head, options.keep, sequences, options.group_size, options.device)
-    return pipelines.quantize(*asked, rotate=options.rotate)
+    encodes = options.task != "generate" and find_target(options.target).backend == "cpu"
+    return pipelines.quantize(*asked, rotate=options.rotate, encodes=encodes)
 
 
 def _calibration(options: CompileOptions, graph: Graph, reporter: Reporter) -> Sequence[Sequence[int]]:

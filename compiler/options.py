@@ -31,12 +31,9 @@ KV_DTYPES = {
     "auto": "", "f32": "f32", "bf16": "bf16", "f16": "f16", "fp16": "f16", "int8": "i8", "fp8": "f8", "int4": "i4",
     "int2": "i2",
 }  # fmt: skip
-_KV_TEXTS = {
-    "auto": "16 bits for 16-bit weights, else 32",
-    "int8": "8 bits",
-    "fp8": "8-bit floats (e4m3)",
-    "int4": "4 bits; perplexity of a model of 135 M parameters grew by 3 to 6 %",
-    "int2": "2 bits; that of the same model nearly tripled",
+STATE_DTYPES = {
+    "f32": "what the model does",
+    "bf16": "half the memory; matrices and vectors rounded to 8 bits of precision",
 }
 _KV_SAID = {
     "auto": "what suits the target: 2 bytes each, of f32 weights on a CPU 4",
@@ -108,6 +105,7 @@ class CompileOptions:
     kv_cache: str = setting(
         "auto", "Numbers of the KV cache.", values=lambda: {name: _KV_SAID.get(name, "") for name in KV_DTYPES}
     )
+    state_cache: str = setting("f32", "Numbers of recurrent states.", values=lambda: STATE_DTYPES)
     kv_policy: str = setting(
         ALL, "Which tokens the KV cache keeps.", values=lambda: EXPLAINED, open=True, metavar="POLICY"
     )
@@ -147,6 +145,7 @@ class CompileOptions:
         _choice("--quant", self.quant, tuple(QUANTIZATIONS))
         _choice("--quant-head", self.quant_head, tuple(HEAD_FORMATS))
         _choice("--kv-cache", self.kv_cache, tuple(KV_DTYPES))
+        _choice("--state-cache", self.state_cache, tuple(STATE_DTYPES))
         policy = read_eviction(self.kv_policy)
         object.__setattr__(self, "kv_policy", ALL if policy is None else str(policy))  # as written out
         if policy is not None and policy.chooses:

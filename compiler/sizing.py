@@ -41,13 +41,18 @@ def auto_passes(
             return None
         return layout.nbytes(shape)
 
-    rotations: list[Pass] = [Rotate(required=True)] if options.rotate else []
+    rotations = rotated(options)
     unlimited = [*rotations, QuantizeAuto(keep=options.keep, stored=stored, searches=False)]
     fixed = _fixed_bytes(unlimited, graph, backend, kv_dtype)
     chosen = QuantizeAuto(
         keep=options.keep, sequences=sequences, budget=byte_budget(options, graph), fixed=fixed, stored=stored
     )
     return pipelines.ordered([*rotations, chosen], pipelines.canonicalize())
+
+
+def rotated(options: CompileOptions) -> list[Pass]:
+    """What --rotate puts before the pass that chooses."""
+    return [Rotate(format=QuantizeAuto.format, keep=options.keep, required=True)] if options.rotate else []
 
 
 def _fixed_bytes(unlimited: list[Pass], graph: Graph, backend: Backend, kv_dtype: str) -> int:

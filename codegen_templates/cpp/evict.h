@@ -9,7 +9,7 @@ template <class S, bool H2O, int BUDGET, int RECENT> struct Evicting {
     typedef AttentionTile<S> Tile;
     typedef typename Tile::Block Block;
     typedef typename S::T T;
-    static constexpr int LEFT = H2O ? BUDGET - BUDGET / 8 : BUDGET, POOLED = H2O ? 0 : 3;  // neighbours to each side
+    static constexpr int LEFT = H2O ? BUDGET - BUDGET / 8 : BUDGET, POOLED = H2O ? 0 : 7;  // neighbours to each side
 
     static int place(int position, int prompt) {
         if (H2O) return position < BUDGET ? position : LEFT + (position - BUDGET) % (BUDGET / 8);

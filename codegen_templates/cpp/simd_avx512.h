@@ -72,6 +72,14 @@ template <int BITS> ICC_INLINE VI fields(uint64_t x) {
     const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
     return {_mm512_and_si512(_mm512_srlv_epi32(both, shift), _mm512_set1_epi32((1 << BITS) - 1))};
 }
+ICC_INLINE void store_bf16(uint16_t* p, VF x) {  // as bf16_bits
+    const __m512i u = _mm512_castps_si512(x.v), high = _mm512_srli_epi32(u, 16);
+    const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+    const __m512i near = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
+    const __m512i bits = _mm512_mask_or_epi32(near, nan, high, _mm512_set1_epi32(64));
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(bits));
+}
 ICC_INLINE VI sub16(VI x, VI y) { return {_mm512_sub_epi16(x.v, y.v)}; }
 ICC_INLINE VF load_u8(const uint8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))};
@@ -144,6 +152,9 @@ ICC_INLINE VI dot_u8_at(VI acc, VI u, const int8_t* s) {
 constexpr int TABLE_BIAS = 128;
 ICC_INLINE VI dot_table(VI acc, VI w, VI s) { return dot_u8(acc, w, s); }
 ICC_INLINE VI dot_table_at(VI acc, VI w, const int8_t* s) { return dot_u8_at(acc, w, s); }
+// Products of 7 bits, unsigned activations and signed weights.
+ICC_INLINE VI dot_i7(VI acc, VI w, VI x) { return dot_u4(acc, x, w); }
+ICC_INLINE VI dot_i7_at(VI acc, VI w, const int8_t* x) { return dot_i7(acc, w, set1_quad(x)); }
 // Sixteen pairs of signed bytes as pairs of 16-bit integers; sixteen single ones, each with a zero behind it.
 ICC_INLINE VI load_pairs(const int8_t* p) { return {_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p))}; }
 ICC_INLINE VI load_singles(const int8_t* p) {

@@ -17,9 +17,10 @@ ICC_INLINE float* state_behind(const Ctx& c, int t) {
     return block < 0 ? nullptr : state_block(c, block);
 }
 
+// E: how a state's elements are kept, float or Bf16.
 // products[n * SIDES][TILE] = rows[n * SIDES][K] by a tile of the state [K][TILE]. A sum goes through the tile's rows in order.
-template <int R, int N, int K, int TILE>
-ICC_INLINE void state_products_of(const float* rows, int stride, const float* tile, float* products) {
+template <int R, int N, int K, int TILE, class E>
+ICC_INLINE void state_products_of(const float* rows, int stride, const E* tile, float* products) {
     VF sum[R][N];
     for (int i = 0; i < R; ++i)
         for (int n = 0; n < N; ++n) sum[i][n] = vf(0.0f);
@@ -32,8 +33,8 @@ ICC_INLINE void state_products_of(const float* rows, int stride, const float* ti
     for (int i = 0; i < R; ++i)
         for (int n = 0; n < N; ++n) vstore(products + i * TILE + 16 * n, sum[i][n]);
 }
-template <int SIDES, int K, int TILE>
-ICC_INLINE void state_products(int n, const float* rows, int stride, const float* tile, float* products) {
+template <int SIDES, int K, int TILE, class E>
+ICC_INLINE void state_products(int n, const float* rows, int stride, const E* tile, float* products) {
     int i = 0;
     for (; i + 4 <= n * SIDES; i += 4)
         for (int l = 0; l < TILE; l += 16)
@@ -43,8 +44,8 @@ ICC_INLINE void state_products(int n, const float* rows, int stride, const float
 }
 
 // Sixteen columns of a tile: to = decay from + sum_j k_j u_j^T, the tokens in order.
-template <int R, int COUNT, int TILE, bool BY_ROW>
-ICC_INLINE void state_update_rows(const float* from, float* to, const float* decay, const float* k, int k_stride, const float* u, int u_stride) {
+template <int R, int COUNT, int TILE, bool BY_ROW, class E>
+ICC_INLINE void state_update_rows(const E* from, E* to, const float* decay, const float* k, int k_stride, const float* u, int u_stride) {
     VF x[R];
     for (int r = 0; r < R; ++r) x[r] = vf(decay[BY_ROW ? r : 0]) * vload(from + r * TILE);
     for (int j = 0; j < COUNT; ++j) {
@@ -53,8 +54,8 @@ ICC_INLINE void state_update_rows(const float* from, float* to, const float* dec
     }
     for (int r = 0; r < R; ++r) vstore(to + r * TILE, x[r]);
 }
-template <int K, int COUNT, int TILE, bool BY_ROW>
-ICC_INLINE void state_update(const float* from, float* to, const float* decay, const float* k, int k_stride, const float* u, int u_stride) {
+template <int K, int COUNT, int TILE, bool BY_ROW, class E>
+ICC_INLINE void state_update(const E* from, E* to, const float* decay, const float* k, int k_stride, const float* u, int u_stride) {
     int r = 0;
     for (; r + 4 <= K; r += 4)
         state_update_rows<4, COUNT, TILE, BY_ROW>(from + r * TILE, to + r * TILE, decay + (BY_ROW ? r : 0), k + r, k_stride, u, u_stride);

@@ -24,6 +24,7 @@ from ..backends.base import Built
 from ..errors import UnsupportedModel
 from ..eviction import read_eviction
 from ..frontend.source.pooling import Pooling
+from ..genai import genai_config, genai_generation
 from ..graph.graph import Graph, type_of
 from ..options import CompileOptions
 from ..program.lower import Lowered
@@ -42,8 +43,7 @@ def make_manifest(
     canaries_file: str | None = None,
 ) -> Manifest:
     """The manifest without its file table."""
-    config = _read_json(options.model / "config.json")
-    generation = _read_json(options.model / "generation_config.json")
+    config, generation = _stated(options.model)
     info = graph.info
     model = ModelFacts(
         architecture=info.architecture,
@@ -158,9 +158,13 @@ def sampling_defaults(generation: dict[str, Any]) -> SamplingDefaults:
 
 def read_bos(model: Path) -> int | None:
     """The token that begins a text, if the checkpoint says so."""
-    return _first(
-        _token_ids(_read_json(model / "config.json"), _read_json(model / "generation_config.json"), "bos_token_id")
-    )
+    return _first(_token_ids(*_stated(model), "bos_token_id"))
+
+
+def _stated(model: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """config.json and generation_config.json, or what stands for them beside an ONNX model."""
+    config, generation = (_read_json(model / f"{name}.json") for name in ("config", "generation_config"))
+    return config or genai_config(model), generation or ({} if config else genai_generation(model))
 
 
 def end_token_ids(model: Path, config: dict[str, Any], generation: dict[str, Any]) -> list[int]:

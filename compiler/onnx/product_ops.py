@@ -7,6 +7,7 @@ from onnx import TensorProto, helper
 from torch import fx
 
 from ..graph.graph import type_of
+from ..ops.hadamard import walsh_hadamard
 from .writer import Table, Writer
 
 HANDLERS = Table()
@@ -66,6 +67,19 @@ def _expert_linear(w: Writer, node: fx.Node) -> str:
         [info(goes_on, TensorProto.BOOL, []), info(after, TensorProto.FLOAT, [None] * 3)],
     )
     return b.add("Loop", b.constant(experts, torch.int64), b.constant(True, torch.bool), empty, body=body)
+
+
+@HANDLERS.handles("hadamard")
+def _hadamard(w: Writer, node: fx.Node) -> str:
+    """A product with the whole matrix, stored once for each size."""
+    x, block = node.args
+
+    def matrix() -> str:
+        return w.b.store(w.b.unique(f"constant/hadamard[{block}]"), walsh_hadamard(torch.eye(block)))  # type: ignore[call-overload]
+
+    *outer, width = type_of(x).shape  # type: ignore[arg-type]
+    blocks = w.b.reshape(w.value(x), -1, *outer, width // block, block)  # type: ignore[operator]
+    return w.b.reshape(w.b.add("MatMul", blocks, w.b.once(("hadamard", block), matrix)), -1, *outer, width)
 
 
 @HANDLERS.handles("bmm")

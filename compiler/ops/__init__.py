@@ -3,7 +3,7 @@
 Another package's ops are found through its entry points (see docs/extending.md) or declared where they are imported.
 """
 
-from . import aten, attention, convolution, embedding, linear, moves, norm, pointwise, rowwise, scan
+from . import aten, attention, convolution, embedding, hadamard, linear, moves, norm, pointwise, rowwise, scan
 from .base import OPS, Cost, Op, op, op_of, tensor_bytes, traits_of
 from .traits import Traits
 
@@ -16,6 +16,7 @@ __all__ = [
     "attention",
     "convolution",
     "embedding",
+    "hadamard",
     "linear",
     "moves",
     "norm",

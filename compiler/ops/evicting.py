@@ -8,7 +8,9 @@ from torch.nn.functional import max_pool1d
 
 from ..eviction import Eviction
 
-POOLED = 7  # neighbours whose highest score counts (SnapKV): what stands around a token is kept with it
+# Tokens whose highest score counts (SnapKV's clustering): what stands around a token is kept with it. Wider than the
+# paper's 5 or 7: a question looks at where its answer begins, and numbers have a token per digit (benchmarks/NOTES.md).
+POOLED = 15
 
 
 def attend_evicting(

@@ -13,16 +13,17 @@ from ...runtime.format.footprint import Footprint, footprint
 from ...runtime.format.manifest import Limits
 from ..backends.base import Backend
 from ..backends.registry import backend_for
+from ..caches import lower_options
 from ..driver import weight_dtype
 from ..engine.manifest import make_limits
 from ..eviction import read_eviction
 from ..frontend.load import load_graph
 from ..frontend.source.source import Source
 from ..graph.graph import Graph
-from ..options import KV_DTYPES, CompileOptions
-from ..program.lower import LowerOptions, lower
+from ..options import CompileOptions
+from ..program.lower import lower
 from ..program.program import Program
-from ..sizing import byte_budget
+from ..sizing import byte_budget, rotated
 from ..targets import Target
 
 
@@ -38,12 +39,13 @@ class Planned:
     kept: tuple[str, ...]
 
 
-def plan_graph(source: Source, options: CompileOptions) -> tuple[Graph, tuple[str, ...]]:
-    """The optimized graph of `source`, and which linears are left as stored. Raises what `compile_engine` raises."""
+def plan_graph(source: Source, options: CompileOptions, encodes: bool = False) -> tuple[Graph, tuple[str, ...]]:
+    """The optimized graph of `source`, and which linears are left as stored; encodes as
+    `pipelines.quantize` has it. Raises what `compile_engine` raises."""
     graph = load_graph(source, options.max_seq_len, task=options.task, policy=read_eviction(options.kv_policy))
     context = PassContext()
     attention = pipelines.attention(options.kv_policy)
-    for phase in (pipelines.canonicalize(), _quantize(options, graph), attention, pipelines.fuse()):
+    for phase in (pipelines.canonicalize(), _quantize(options, graph, encodes), attention, pipelines.fuse()):
         run_passes(graph, phase, context)
     return graph, tuple(sorted({f"{r.node}: {r.reason}" for r in context.refusals if r.rule == "quantize"}))
 
@@ -52,15 +54,15 @@ def plan_program(graph: Graph, kept: tuple[str, ...], options: CompileOptions, t
     """Lower an optimized graph for `target`, as `compile_engine` does; the graph stays as it is."""
     backend = backend_for(target, weight_dtype(graph), options.deterministic)
     limits = make_limits(graph, replace(options, target=target.name))
-    kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
-    program = lower(graph, LowerOptions(kv_dtype, backend.profile, max_seq_len=limits.max_seq_len)).program
+    program = lower(graph, lower_options(graph, options, backend, limits)).program
     memory = footprint(program, limits, target.backend, backend.scratch_bytes(program, limits))
     return Planned(graph, program, backend, limits, memory, kept)
 
 
-def _quantize(options: CompileOptions, graph: Graph) -> Sequence[Pass]:
+def _quantize(options: CompileOptions, graph: Graph, encodes: bool) -> Sequence[Pass]:
     """The quantization passes of the options, without calibration: the format of each weight is the same."""
     if options.quant == "auto":
-        return (QuantizeAuto(keep=options.keep, budget=byte_budget(options, graph), searches=False),)
+        chosen = QuantizeAuto(keep=options.keep, budget=byte_budget(options, graph), searches=False)
+        return (*rotated(options), chosen)
     asked = (options.quant, options.quant_head, options.keep, (), options.group_size)
-    return pipelines.quantize(*asked, plans=True, rotate=options.rotate)
+    return pipelines.quantize(*asked, plans=True, rotate=options.rotate, encodes=encodes)

@@ -19,7 +19,7 @@ from .steps.attention import Attention, KVSpec, KvWrite, NewKeys, Rotary
 from .steps.embedding import Embedding, SelectRows
 from .steps.linear import ExpertLinear, ExpertLinearQ, Linear, LinearQ
 from .steps.norm import AddLayerNorm, AddRmsNorm, LayerNorm, RmsNorm
-from .steps.rowwise import Bmm, Cumsum, Gather, Reduce, Scatter, Softmax, Topk
+from .steps.rowwise import Bmm, Cumsum, Gather, Hadamard, Reduce, Scatter, Softmax, Topk
 
 MIXED = (
     "i4",
@@ -179,6 +179,15 @@ def along_last(low: Lowerer, node: fx.Node) -> Placed:
     return out
 
 
+def hadamard(low: Lowerer, node: fx.Node) -> Placed:
+    """Each block of the last axis transformed."""
+    x = low.dense(low.placed(node.args[0]))
+    out = low.new(node)
+    n = int(node.args[1])  # type: ignore[call-overload]
+    low.emit(Hadamard(rows=row_kind(out), x=x.operand, y=out.operand, outer=x.size // n, n=n), node)
+    return out
+
+
 def topk(low: Lowerer, node: fx.Node) -> tuple[Placed, Placed]:
     """Values and indices."""
     x = low.dense(low.placed(node.args[0]))
@@ -310,6 +319,7 @@ _FUNCTIONS = {
     "embedding": embedding, "select_rows": select_rows, "linear": linear, "expert_linear": expert_linear,
     "bmm": bmm, "rms_norm": norm, "layer_norm": norm, "add_rms_norm": add_norm, "add_layer_norm": add_norm,
     "pointwise": pointwise, "reduce": reduce, "softmax": along_last, "cumsum": along_last, "topk": topk,
-    "gather": gather, "columns": columns, "scatter": scatter, "rope": rope, "paged_attention": paged_attention,
+    "gather": gather, "columns": columns, "scatter": scatter, "hadamard": hadamard, "rope": rope,
+    "paged_attention": paged_attention,
 }  # fmt: skip
 COMPUTE_LOWERING = {OPS[name].overload: fn for name, fn in _FUNCTIONS.items()}

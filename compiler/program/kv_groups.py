@@ -27,7 +27,7 @@ def group_layers(layers: Mapping[int, Cached], options: LowerOptions) -> KVLayou
         for (name, size, beside), found in kinds.items()
     ]
     if states:
-        groups.append(KVGroup(options.block_size, "f32", states, "state", CHECKPOINTS))
+        groups.append(KVGroup(options.block_size, options.state_dtype, states, "state", CHECKPOINTS))
     return KVLayout(tuple(groups))
 
 

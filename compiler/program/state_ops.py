@@ -36,7 +36,7 @@ def gated_scan(low: Lowerer, node: fx.Node) -> Placed:
         rows=row_kind(out), layer=layer, q=q.operand, k=k.operand, v=v.operand, decay=decay.operand,
         beta=beta and beta.operand, o=out.operand, heads=v.shape[0], shared=k.shape[0], key_dim=k.shape[1],
         value_dim=v.shape[1], row_decay=len(decay.shape) == 2, delta=bool(node.args[5]),
-        block_size=low.options.block_size, chunk=low.options.profile.state_chunk,
+        block_size=low.options.block_size, chunk=low.options.profile.state_chunk, rounded=_rounded(low),
     )  # fmt: skip
     return _with_state(low, node, step, out)
 
@@ -50,7 +50,7 @@ def selective_scan(low: Lowerer, node: fx.Node) -> Placed:
     out = low.new(node)
     step = SelectiveScan(
         rows=row_kind(out), layer=layer, x=x.operand, dt=dt.operand, a=a, b=b.operand, c=c.operand, y=out.operand,
-        channels=channels, states=states, block_size=low.options.block_size,
+        channels=channels, states=states, block_size=low.options.block_size, rounded=_rounded(low),
     )  # fmt: skip
     return _with_state(low, node, step, out)
 
@@ -74,6 +74,10 @@ _FUNCTIONS = {
     "selective_scan": selective_scan,
 }  # fmt: skip
 STATE_LOWERING = {OPS[name].overload: fn for name, fn in _FUNCTIONS.items()}
+
+
+def _rounded(low: Lowerer) -> bool:
+    return low.options.state_dtype == "bf16"
 
 
 def _with_state(low: Lowerer, node: fx.Node, step: StateStep, out: Placed) -> Placed:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from ...compiler.ops.hadamard import walsh_hadamard
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,8 @@ class Rotation:
         """x Q for x [..., blocks of size], each block of the last axis on its own; float32."""
         signs, rest = self._parts
         value = x.to(torch.float32).unflatten(-1, (-1, self.size)) * signs
-        value = value.unflatten(-1, (self.power, -1))
-        width = 1
-        while width < self.power:
-            pairs = value.unflatten(-2, (-1, 2, width))
-            a, b = pairs.unbind(-3)
-            value = torch.stack((a + b, a - b), dim=-3).flatten(-4, -2)
-            width *= 2
-        return (value / math.sqrt(self.power) @ rest).flatten(-3)
+        value = walsh_hadamard(value.unflatten(-1, (self.power, -1)).transpose(-1, -2)).transpose(-1, -2)
+        return (value @ rest).flatten(-3)
 
     def rows(self, weight: Tensor) -> Tensor:
         """The weight [..., N, K] whose outputs are those of `weight` times Q."""

@@ -6,6 +6,10 @@ takes Q in its columns; an RMSNorm in between does not see Q once its gain has m
 values that are the stream are found by data flow: from the inputs of norms along additions, scalings and views, until
 every path ends at a writer or a reader. Where one ends at something else the stream stays as it is, and the reason is
 told. The same is done within each head between the values of attention and what reads its result.
+
+What reads anything else, such as a gated product before a down projection, has nothing before it that could take a
+rotation in. There the rotation is computed (`hadamard`), behind what makes the values and before all layers that read
+them and are going to be quantized, and their columns take in its inverse, which is itself.
 """
 
 from __future__ import annotations
@@ -13,25 +17,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
 
 from ...compiler.errors import UsageError
-from ...compiler.graph.facts import Fact
 from ...compiler.graph.graph import Graph
 from ...compiler.graph.printer import target_name
 from ...compiler.ops import OPS, traits_of
+from ...compiler.ops.hadamard import MAX_BLOCK, MIN_BLOCK, walsh_hadamard
 from ...compiler.weights.formats.registry import find_format
 from ...compiler.weights.handles import Derived, RoundedWeight, Weight
-from ..base import Pass, PassContext, PassResult, Refusal
+from ..base import PassContext, PassResult, Refusal
 from .element_ties import full_shape
 from .hadamard import Rotation
-from .select import EMBEDDING, EXPERT, LINEAR, retype, set_weight
+from .select import EMBEDDING, EXPERT, LINEAR, QuantizePass, retype, set_weight
 
 aten = torch.ops.aten
-RMS, REDUCE = OPS["rms_norm"].overload, OPS["reduce"].overload
+RMS, REDUCE, HADAMARD = (OPS[name].overload for name in ("rms_norm", "reduce", "hadamard"))
 
 
 class _Pinned(Exception):
@@ -39,34 +44,41 @@ class _Pinned(Exception):
 
 
 @dataclass(frozen=True)
-class Rotate(Pass):
-    """Before quantization. table: the storage format of an embedding that was one matrix with the LM head, of which the
-    head alone takes the gain of the last norm; None leaves it a float matrix. required: UsageError where nothing can be
-    rotated."""
+class Rotate(QuantizePass):
+    """Before a quantization with the same options.
+
+    table: the storage format of an embedding that was one matrix with the LM head, of which the head alone takes the
+    gain of the last norm; None leaves it a float matrix. required: UsageError where nothing can be rotated. online:
+    rotate inputs while the engine runs where nothing can be folded.
+    """
 
     name: ClassVar[str] = "rotate"
-    requires: ClassVar[frozenset[str]] = frozenset({Fact.NORMS})
     tolerance: ClassVar[float | None] = 1e-4
 
     table: str | None = None
     seed: int = 0
     required: bool = False
+    online: bool = True
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         counts: Counter[str] = Counter()
         refusals: list[Refusal] = []
+        folded: set[fx.Node] = set()
         for node in _heads(graph):
-            self._try(graph, node, _rotate_heads, "rotated-heads", counts, refusals)
+            self._try(graph, node, lambda g, n, p: _rotate_heads(g, n, p, folded), "rotated-heads", counts, refusals)
         seen: set[fx.Node] = set()
         for node in list(graph.nodes):
             if node.target is RMS and node.args[0] not in seen and node.args[1] is not None:
-                self._try(graph, node, lambda g, n, p: _rotate_stream(g, n, p, seen), "rotated", counts, refusals)
+                turn = partial(_rotate_stream, seen=seen, folded=folded)
+                self._try(graph, node, turn, "rotated", counts, refusals)
+        if self.online:
+            counts["rotated-online"] += _rotate_inputs(graph, self, folded, refusals)
         ctx.refusals += refusals
-        if self.required and not counts:
-            reason = refusals[-1].reason if refusals else "it has no RMSNorm and no attention"
+        if self.required and not counts.total():
+            reason = refusals[-1].reason if refusals else "it has no RMSNorm, no attention and no linear layer"
             raise UsageError(f"--rotate: nothing of this model can be rotated: {reason}", "leave --rotate out")
         retype(graph)
-        return PassResult(bool(counts), counts)
+        return PassResult(counts.total() > 0, +counts)
 
     def _try(
         self,
@@ -189,7 +201,7 @@ def _keeps_last(node: fx.Node) -> bool:
     return bool((first % width == 0).all() and (index == first + torch.arange(width)).all())
 
 
-def _rotate_stream(graph: Graph, norm: fx.Node, options: Rotate, seen: set[fx.Node]) -> None:
+def _rotate_stream(graph: Graph, norm: fx.Node, options: Rotate, seen: set[fx.Node], folded: set[fx.Node]) -> None:
     source: Any = norm.args[0]
     stream = _Stream(graph, full_shape(source)[-1])
     stream.add(source)
@@ -203,6 +215,7 @@ def _rotate_stream(graph: Graph, norm: fx.Node, options: Rotate, seen: set[fx.No
     for node, gain in stream.readers:
         scale = graph.weight(gain.args[1]) if gain is not None else None  # type: ignore[arg-type]
         _derive(graph, node, 1, lambda w, *g: q(w.to(torch.float32) * g[0].to(torch.float32)) if g else q(w), scale)
+        folded.add(node)
     for node in stream.writers:
         _rotate_output(graph, node, q)
     for node in stream.norms:
@@ -245,7 +258,7 @@ def _heads(graph: Graph) -> list[fx.Node]:
     return [n for n in graph.nodes if n.op == "call_function" and traits_of(n.target).attention]
 
 
-def _rotate_heads(graph: Graph, node: fx.Node, options: Rotate) -> None:
+def _rotate_heads(graph: Graph, node: fx.Node, options: Rotate, folded: set[fx.Node]) -> None:
     """The values of attention, head by head, between the layer that makes them and the one that reads the result."""
     maker: Any = node.args[2]
     size = full_shape(maker)[-1]
@@ -268,6 +281,7 @@ def _rotate_heads(graph: Graph, node: fx.Node, options: Rotate) -> None:
     q = Rotation(size, options.seed + 1)
     _rotate_output(graph, maker, q)
     _derive(graph, reader, 1, q)
+    folded.add(reader)
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -277,3 +291,32 @@ def _is_view(node: fx.Node) -> bool:
     shape = full_shape(node.args[0])
     index = node.target(torch.arange(shape.numel()).view(shape), *node.args[1:]).reshape(-1)  # type: ignore[operator]
     return torch.equal(index, torch.arange(shape.numel()))
+
+
+# -- online -----------------------------------------------------------------------------------------------------------
+
+
+def _rotate_inputs(graph: Graph, options: Rotate, folded: set[fx.Node], refusals: list[Refusal]) -> int:
+    """Rotate what layers read whose codes the quantization chooses, and no folded rotation reaches; how many values."""
+    found: dict[fx.Node, fx.Node] = {}
+    for job in options.jobs(graph, PassContext()):
+        weight: Any = job.node.args[1]
+        block = min(job.shape[-1] & -job.shape[-1], MAX_BLOCK)
+        if folded.intersection(job.nodes) or not job.own or any(user.target is EMBEDDING for user in weight.users):
+            continue
+        if block < MIN_BLOCK:
+            refusals.append(Refusal("rotate", job.name, f"{job.shape[-1]} inputs: no multiple of {MIN_BLOCK}"))
+            continue
+        for node in job.nodes:
+            value: Any = node.args[0]
+            if value not in found:
+                with graph.fx.inserting_after(value):
+                    found[value] = graph.call(HADAMARD, value, block, origin=node)
+            node.update_arg(0, found[value])
+        turned = Derived(partial(_turned, block=block), (graph.weight(weight),), job.shape, torch.float32)
+        set_weight(graph, [(node, 1) for node in job.nodes], turned)
+    return len(found)
+
+
+def _turned(weight: Tensor, block: int) -> Tensor:
+    return walsh_hadamard(weight.unflatten(-1, (-1, block))).flatten(-2)

@@ -25,7 +25,7 @@ def vector_bytes(dim: int, dtype: str) -> int:
 class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What one attention layer caches of a token: keys [kv_heads, key_dim] and values [kv_heads, value_dim].
 
-    state: of a layer with a recurrent state, its float32 elements instead; it is kept once, whatever a block's size.
+    state: of a layer with a recurrent state, its words of 4 bytes instead; it is kept once, whatever a block's size.
     shared: values are the first value_dim elements of keys, and not stored again. scored: each token and head has a
     float32 score beside, behind all else of the block: the attention it got.
     """

@@ -39,6 +39,13 @@ def _softmax(x: np.ndarray) -> list[np.ndarray]:
     return [e / e.sum(-1, keepdims=True)]
 
 
+def sylvester(n: int) -> np.ndarray:
+    """The orthonormal Hadamard matrix whose element (i, j) has the sign of the parity of i & j."""
+    i = np.arange(n)
+    parity = np.bitwise_count(i[:, None] & i[None, :]) % 2
+    return (1 - 2.0 * parity) / np.sqrt(n)
+
+
 def _topk(x: np.ndarray, k: int, largest: bool) -> list[np.ndarray]:
     order = np.argsort(-x if largest else x, axis=-1, kind="stable")[..., :k]
     return [np.take_along_axis(x, order, -1), order]
@@ -109,6 +116,16 @@ def add_all_rowwise(b: Builder) -> None:
             [([2, n], "f32", normal(2, n, scale=5))],
             [([2, n], "f32")],
             _softmax,
+            f"_{n}",
+        )
+    for n in (16, 32, 512):
+        add_rowwise(
+            b,
+            "hadamard",
+            {"outer": 3, "n": n},
+            [([3, n], "f32", normal(3, n))],
+            [([3, n], "f32")],
+            lambda v: [v.astype(np.float64) @ sylvester(v.shape[-1])],
             f"_{n}",
         )
     for k, largest in ((1, True), (5, True), (33, False)):

@@ -31,9 +31,24 @@ def _add(b: Builder, step: StateStep, feeds: dict[str, Any], y: str, expect: Any
     b.cases.append(Case(step.op, feeds, lambda a: {y: expect(a)}))
 
 
-def add_scan(b: Builder, shape: tuple[Any, ...]) -> None:
+def rounded_scan(q: Any, k: Any, v: Any, decay: Any, beta: Any) -> np.ndarray:
+    """The delta rule whose matrices are rounded to bf16 behind every eighth token, in float64."""
+    heads, share = v.shape[1], v.shape[1] // k.shape[1]
+    state, out = np.zeros((heads, k.shape[2], v.shape[2])), np.zeros(v.shape)
+    for t in range(len(v)):
+        key, query = (np.repeat(x[t], share, axis=0).astype(np.float64) for x in (k, q))
+        state = state * np.exp(decay[t].astype(np.float64)).reshape(heads, -1)[..., None]
+        u = beta[t].astype(np.float64)[:, None] * (v[t] - np.einsum("hkv,hk->hv", state, key))
+        state = state + key[..., None] * u[:, None]
+        out[t] = np.einsum("hkv,hk->hv", state, query)
+        if t % 8 == 7:
+            state = torch.from_numpy(state).float().bfloat16().double().numpy()
+    return out
+
+
+def add_scan(b: Builder, shape: tuple[Any, ...], rounded: bool = False) -> None:
     heads, shared, key, value, delta, by_row, scaled = shape
-    name = f"scan{len(b.layers)}"
+    name = f"{'rounded' if rounded else ''}scan{len(b.layers)}"
 
     def unit(rng: np.random.Generator, rows: int) -> np.ndarray:
         x = rng.standard_normal((rows, shared, key))
@@ -54,7 +69,7 @@ def add_scan(b: Builder, shape: tuple[Any, ...]) -> None:
     o = b.buffer(f"{name}.o", [heads * value])
     step = GatedScan(
         rows="tokens", layer=len(b.layers), **operands, o=o, heads=heads, shared=shared, key_dim=key, value_dim=value,
-        chunk=8, row_decay=by_row, delta=delta, block_size=BLOCK,
+        chunk=8, row_decay=by_row, delta=delta, block_size=BLOCK, rounded=rounded,
     )  # fmt: skip
 
     def expect(a: Arrays) -> np.ndarray:
@@ -62,6 +77,8 @@ def add_scan(b: Builder, shape: tuple[Any, ...]) -> None:
         v, g = a[f"{name}.v"].reshape(-1, heads, value), a[f"{name}.decay"]
         g = g.reshape(-1, heads, key) if by_row else g
         beta = a[f"{name}.beta"] if scaled else None
+        if rounded:
+            return rounded_scan(q, k, v, g, beta).reshape(len(v), -1)
         return _reference("gated_scan", q, k, v, g, beta, delta, 0).reshape(len(v), -1)
 
     _add(b, step, {f"{name}.{part}": feed for part, feed in feeds.items()}, o.name, expect)
@@ -79,15 +96,26 @@ def add_conv(b: Builder, rng: np.random.Generator, channels: int, taps: int, bia
     _add(b, step, {x.name: normal(channels)}, y.name, lambda a: _reference("causal_conv", a[x.name], w, bias, 0))
 
 
-def add_selective(b: Builder, rng: np.random.Generator, channels: int, states: int) -> None:
-    name = f"selective{len(b.layers)}"
+def rounded_states(x: Any, dt: Any, a: Any, b: Any, c: Any) -> np.ndarray:
+    """Mamba's scan whose states are rounded to bf16 behind every token, in float64."""
+    state, out = np.zeros(a.shape), np.zeros(x.shape)
+    for t in range(len(x)):
+        wide = dt[t].astype(np.float64)
+        state = np.exp(wide * a) * state + (wide * x[t]) * b[t].astype(np.float64)[:, None]
+        out[t] = (state * c[t].astype(np.float64)[:, None]).sum(0)
+        state = torch.from_numpy(state).float().bfloat16().double().numpy()
+    return out
+
+
+def add_selective(b: Builder, rng: np.random.Generator, channels: int, states: int, rounded: bool = False) -> None:
+    name = f"{'rounded' if rounded else ''}selective{len(b.layers)}"
     a_ = -(rng.uniform(0, 4, (states, channels)) ** 2).astype(np.float32)
     widths = {"x": channels, "dt": channels, "b": states, "c": states}
     operands: dict[str, Any] = {part: b.buffer(f"{name}.{part}", [width]) for part, width in widths.items()}
     y = b.buffer(f"{name}.y", [channels])
     step = SelectiveScan(
         rows="tokens", layer=len(b.layers), **operands, a=b.plain(f"{name}.a", a_), y=y, channels=channels,
-        states=states, block_size=BLOCK,
+        states=states, block_size=BLOCK, rounded=rounded,
     )  # fmt: skip
     feeds: dict[str, Any] = {f"{name}.{part}": normal(width) for part, width in widths.items()}
     feeds[f"{name}.dt"] = lambda rng, rows: rng.uniform(0, 1, (rows, channels)).astype(np.float32)
@@ -95,6 +123,8 @@ def add_selective(b: Builder, rng: np.random.Generator, channels: int, states: i
 
     def expect(a: Arrays) -> np.ndarray:
         x, dt, bs, cs = (a[part] for part in parts)
+        if rounded:
+            return rounded_states(x, dt, a_, bs, cs)
         return _reference("selective_scan", x, dt, a_, bs, cs, 0)
 
     _add(b, step, feeds, y.name, expect)
@@ -126,6 +156,10 @@ def all_states() -> Builder:
     add_conv(b, rng, 33, 4, True)
     add_conv(b, rng, 16, 3, False)
     add_selective(b, rng, 21, 16)
+    add_scan(b, SCANS[0], rounded=True)
+    add_selective(b, rng, 21, 5, rounded=True)
+    if SOAK:
+        add_scan(b, SCANS[1], rounded=True)
     add_channels(b, 70, True, False, 0.0)
     add_channels(b, 21, True, True, -3.0)
     add_channels(b, 16, False, False, 0.0)

@@ -32,7 +32,9 @@ def test_any_split_gives_the_bits_of_the_recurrence(built: tuple[Builder, dict[s
         whole = split(runner, feeds, [TOKENS], TABLE)
         for case in b.cases:
             for name, expected in case.expect(whole).items():
-                assert np.abs(whole[name] - expected).max() < 3e-6 * np.abs(expected).max(), name
+                # a sum that is a tie in one order and not in the other is rounded to bf16 the other way
+                near = 2e-3 if name.startswith("rounded") else 3e-6
+                assert np.abs(whole[name] - expected).max() < near * np.abs(expected).max(), name
         for ends in ([*range(1, TOKENS + 1)], [7, 8, 9, 21, 24, 36, 45], [1, 30, 45], [16, 40, 45]):
             again = split(runner, feeds, ends, TABLE)
             for name, found in again.items():

@@ -22,16 +22,23 @@ NAMES = [
     "qwen3_next-delta_rule",
     *soak("lfm2-short_convolutions", "kimi_linear-decay_per_row", "bamba-state_space", "jamba-selective_scan"),
     *soak("recurrent_gemma-linear_recurrence", "rwkv-shifted_tokens", "xlstm-matrix_memory"),
+    *soak("qwen3_next-delta_rule bf16", "kimi_linear-decay_per_row bf16", "jamba-selective_scan bf16"),
 ]
 NEW = 40
 GREEDY = icc.SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
-TOLERANCE = 5e-5
+TOLERANCE = {"f32": 5e-5, "bf16": 1e-2}  # by --state-cache, of the largest logit
 
 
 @pytest.fixture(params=NAMES)
 def made(request: pytest.FixtureRequest, compiled: Callable[..., Any]) -> Any:
     """Engine, checkpoint and oracle: shared by all tests here."""
-    return compiled(request.param, max_step_tokens=48, max_batch_size=4)
+    name, _, kept = request.param.partition(" ")
+    options = {"state_cache": kept} if kept else {}
+    return compiled(name, max_step_tokens=48, max_batch_size=4, **options)
+
+
+def kept_as(llm: LLM) -> str:
+    return llm.engine.program.kv.groups[-1].dtype
 
 
 def prompts() -> list[list[int]]:
@@ -78,7 +85,11 @@ def test_tokens_are_the_models_however_they_come_about(made: Any, tiny: Any) -> 
         found = tokens_of(generate(llm))
         for prompt, tokens in zip(prompts(), found, strict=True):
             logits = tiny.reference_logits(oracle, [*prompt, *tokens]).numpy()[len(prompt) - 1 : -1]
-            assert (logits.max(axis=1) - logits[np.arange(NEW), tokens]).max() < 1e-3  # ties within rounding
+            lost = logits.max(axis=1) - logits[np.arange(NEW), tokens]
+            if kept_as(llm) == "f32":
+                assert lost.max() < 1e-3  # ties within rounding
+            else:  # a router whose experts are nearly equal takes another one now and then
+                assert np.mean(lost < 1e-2 * np.abs(logits).max()) > 0.9
         again = generate(llm)  # from the checkpoints of states, as far as they are there
         assert tokens_of(again) == found and all(g.num_cached_tokens >= 32 for g in again if len(g.prompt) > 32)
         assert tokens_of(generate(llm, preempt_every=7)) == found
@@ -117,7 +128,7 @@ def test_any_split_gives_the_same_bits(made: Any, tiny: Any) -> None:
             return np.concatenate(rows)
 
         whole = split([33, 70])
-        assert np.abs(whole - expected).max() / np.abs(expected).max() < TOLERANCE
+        assert np.abs(whole - expected).max() / np.abs(expected).max() < TOLERANCE[kept_as(llm)]
         for ends in ([*range(1, 71)], [1, 3, 32, 33, 65, 70], [31, 32, 64, 70]):
             assert np.array_equal(split(ends).view(np.int32), whole.view(np.int32)), ends
 

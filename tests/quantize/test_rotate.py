@@ -1,4 +1,5 @@
-"""Rotations change no logits, whatever the family; where they cannot be folded, the reason is told."""
+"""Rotations change no logits, whatever the family; where they cannot be folded, the reason is told, and what layers
+read is rotated while the engine runs."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import torch
 from icc.compiler.errors import UsageError
 from icc.compiler.graph.graph import Graph
 from icc.compiler.graph.interpret import interpret
+from icc.compiler.ops import OPS
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
 from icc.passes.quantize.hadamard import Rotation
@@ -16,6 +18,7 @@ from icc.passes.quantize.rotate import Rotate
 from icc.passes.quantize.rtn import QuantizeRtn
 from sizes import soak
 
+HADAMARD = OPS["hadamard"].overload
 IDS = torch.randint(0, 48, (24,), generator=torch.Generator().manual_seed(5)).tolist()
 
 
@@ -32,40 +35,43 @@ def test_rotations_are_orthogonal(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "stream", "heads"),
+    ("family", "stream", "heads", "online"),
     [
-        ("llama", True, 2),
-        ("mixtral", True, 2),
-        ("gemma2", False, 2),
-        ("gpt2", False, 0),
-        *soak(("opt", False, 2)),
+        ("llama", True, 2, 2),  # what down projections read
+        ("mixtral", True, 2, 2),  # of all experts
+        ("gemma2", False, 2, 6),  # q, k, v together; gate and up; down
+        ("gpt2", False, 0, 8),  # whatever a layer reads
+        *soak(("opt", False, 2, 6)),
     ],
 )
-def test_logits_stay(traced: Callable[[str], Graph], family: str, stream: bool, heads: int) -> None:
+def test_logits_stay(traced: Callable[[str], Graph], family: str, stream: bool, heads: int, online: int) -> None:
     graph, ctx = traced(family), PassContext()
     before = interpret(graph, IDS)
     (report,) = run_passes(graph, [Rotate()], ctx)
     assert (bool(report.counts.get("rotated")), report.counts.get("rotated-heads", 0)) == (stream, heads)
+    assert report.counts["rotated-online"] == online == sum(node.target is HADAMARD for node in graph.nodes)
     reasons = {refusal.reason for refusal in ctx.refusals if refusal.rule == "rotate"}
     assert stream or family != "gemma2" or any(reason.endswith("icc.rms_norm with a gain") for reason in reasons)
     assert (interpret(graph, IDS) - before).abs().max() <= 1e-4 * before.abs().max()
 
 
 def outlier(b) -> Graph:
-    """A residual stream with channels that are far larger than the others in the weights that read it."""
+    """A residual stream, and products of two, that are read by linear layers."""
     x = b.embed(64)
     for i in range(2):
         h = b.op("rms_norm", x, b.weight(f"norm{i}", 64, scale=1.0), 1e-6)
-        h = b.aten("silu", b.linear(h, f"up{i}", 96, 64))
+        h = b.aten("mul.Tensor", b.aten("silu", b.linear(h, f"gate{i}", 96, 64)), b.linear(h, f"up{i}", 96, 64))
         x = b.aten("add.Tensor", x, b.linear(h, f"down{i}", 64, 96))
     return b.finish(b.linear(b.op("rms_norm", x, b.weight("norm", 64, scale=1.0), 1e-6), "head", 48, 64))
 
 
-def test_better_than_rounding_where_channels_are_large(new_builder) -> None:
+@pytest.mark.parametrize("large", ["up", "down"])
+def test_better_than_rounding_where_channels_are_large(new_builder, large: str) -> None:
+    """up reads the stream, where a rotation is folded; down reads a product, which has to be rotated."""
     errors = []
-    for passes in ([], [Rotate(table="q8")]):
+    for passes in ([], [Rotate(table="q8", online=large == "down")]):
         graph, ctx = outlier(new_builder()), PassContext()
-        for name in ("up0", "up1"):
+        for name in (f"{large}0", f"{large}1"):
             value = graph.weights[name].load().clone()
             value[:, [3, 40]] *= 20
             graph.weights[name] = type(graph.weights[name])(value)
@@ -75,8 +81,20 @@ def test_better_than_rounding_where_channels_are_large(new_builder) -> None:
     assert errors[1] < 0.6 * errors[0]
 
 
+def test_what_stays_as_stored_is_not_rotated(new_builder) -> None:
+    """Nor what has an odd number of inputs, which is told."""
+    b, ctx = new_builder(), PassContext()
+    x = b.aten("silu", b.linear(b.embed(64), "kept", 64, 64))
+    x = b.aten("silu", b.linear(x, "turned", 72, 64))
+    graph = b.finish(b.linear(b.aten("silu", b.linear(x, "odd", 64, 72)), "head", 48, 64))
+    (report,) = run_passes(graph, [Rotate(keep=("kept",), format="e4m3")], ctx)
+    assert report.counts == {"rotated-online": 1}
+    [(node, reason)] = [(r.node, r.reason) for r in ctx.refusals if r.rule == "rotate"]
+    assert (node, reason) == ("odd", "72 inputs: no multiple of 16")
+
+
 def test_nothing_to_rotate_is_a_mistake(new_builder) -> None:
     b = new_builder()
-    graph = b.finish(b.linear(b.aten("tanh", b.embed(64)), "head", 48, 64))
+    graph = b.finish(b.linear(b.aten("tanh", b.embed(64)), "head", 48, 64))  # 8 bits, without a rotation
     with pytest.raises(UsageError, match="nothing of this model can be rotated"):
         run_passes(graph, [Rotate(required=True)], PassContext())

@@ -35,12 +35,13 @@ def kernels(kind: str) -> list[TritonKernel]:
     two, line, scan = (
         (kind, kind),
         {"outer": 2, "n": 5000},
-        {"heads": 4, "shared": 2, "key_dim": 128, "value_dim": 96, "chunk": 16},
+        {"heads": 4, "shared": 2, "key_dim": 128, "value_dim": 96, "chunk": 0},
     )
     index, scatter = (kind, "i32", kind), (kind, "i32", "", kind)
     return [
         *(make_kernel("reduce", types=two, reduction=how, **line) for how in ("mean", "prod", "amin")),
         make_kernel("softmax", types=two, **line),
+        make_kernel("hadamard", types=two, outer=3, n=512),
         make_kernel("cumsum", types=two, **line),
         make_kernel("topk", k=6, types=(kind, kind, "i32"), **line),
         make_kernel("gather", m=6, types=index, **line),

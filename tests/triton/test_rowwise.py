@@ -9,6 +9,7 @@ import torch
 from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.ops.rowwise import REDUCTIONS
 from interpreting import make_kernel, run_kernel
+from sizes import soak
 from torch import Tensor
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about NaN and infinities
@@ -84,6 +85,18 @@ def test_softmax(kind: str, rows: int, outer: int, n: int) -> None:
     flat, x = draw(rows, outer, n, kind=kind)
     found = run("softmax", flat, kind, (rows, outer, n), outer=outer, n=n)
     torch.testing.assert_close(found.double(), torch.softmax(x.double(), -1), rtol=TOLERANCE[kind], atol=2e-7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "outer", "n"), [("f32", 3, 3, 64), ("bf16", 2, 1, 1024), *soak(("f16", 17, 2, 16))]
+)
+def test_hadamard(kind: str, rows: int, outer: int, n: int) -> None:
+    flat, x = draw(rows, outer, n, kind=kind)
+    i = torch.arange(n)
+    parity = sum((i[:, None] & i[None, :]) >> bit & 1 for bit in range(n.bit_length())) % 2
+    expected = x.double() @ (1 - 2.0 * parity).double() / n**0.5
+    found = run("hadamard", flat, kind, (rows, outer, n), outer=outer, n=n)
+    torch.testing.assert_close(found.double(), expected, rtol=TOLERANCE[kind], atol=1e-5)
 
 
 def test_softmax_edges() -> None:

@@ -333,6 +333,7 @@ POINTS: dict[str, Point] = {
     ),
     "reduce__amin_i32": Point("reduce", {**LINE, "reduction": "amin"}, ("i32", "i32")),
     "reduce__prod": Point("reduce", {**LINE, "reduction": "prod"}, ("f32", "f32")),
+    "hadamard__3x64_bf16": Point("hadamard", {"outer": 3, "n": 64, "strides": {"x": 192, "y": 192}}, ("bf16", "bf16")),
     "softmax__2x17": Point("softmax", {**LINE, "n": 17, "strides": {"x": 34, "y": 34}}, ("f32", "f32")),
     "softmax__long_bf16": Point(
         "softmax", {"outer": 1, "n": 8200, "strides": {"x": 8200, "y": 8200}}, ("bf16", "bf16")
@@ -340,24 +341,24 @@ POINTS: dict[str, Point] = {
     "cumsum__f32": Point("cumsum", {**LINE, "n": 9, "strides": {"x": 18, "y": 18}}, ("f32", "f32")),
     "gated_scan__delta_bf16": Point(
         "gated_scan",
-        {"heads": 4, "shared": 2, "key_dim": 24, "value_dim": 40, "chunk": 16, "delta": True, "block_size": 32},
+        {"heads": 4, "shared": 2, "key_dim": 24, "value_dim": 40, "chunk": 0, "delta": True, "block_size": 32},
         ("bf16", "bf16", "bf16", "f32", "f32", "bf16"),
         DECODE,
     ),
     "gated_chunks__delta_bf16": Point(
         "gated_scan",
-        {"heads": 4, "shared": 2, "key_dim": 72, "value_dim": 40, "chunk": 16, "delta": True, "block_size": 32},
+        {"heads": 4, "shared": 2, "key_dim": 72, "value_dim": 40, "chunk": 0, "delta": True, "block_size": 32},
         ("bf16", "bf16", "bf16", "f32", "f32", "bf16"),
         launch=1,
     ),
     "gated_chunks__state_space": Point(
         "gated_scan",
-        {"heads": 2, "shared": 1, "key_dim": 16, "value_dim": 16, "chunk": 16, "block_size": 32},
+        {"heads": 2, "shared": 1, "key_dim": 16, "value_dim": 16, "chunk": 0, "block_size": 32},
         ("f32", "f32", "f32", "f32", "", "f32"),
     ),
     "gated_scan__row_decay": Point(
         "gated_scan",
-        {"heads": 2, "shared": 2, "key_dim": 16, "value_dim": 16, "chunk": 16, "row_decay": True, "block_size": 32},
+        {"heads": 2, "shared": 2, "key_dim": 16, "value_dim": 16, "chunk": 0, "row_decay": True, "block_size": 32},
         ("f32", "f32", "f32", "f32", "", "f32"),
     ),
     "selective_scan__bf16": Point(

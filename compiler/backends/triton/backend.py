@@ -40,7 +40,7 @@ class TritonBackend:
     def profile(self) -> Profile:
         """Weights row-major, products in the checkpoint's type, float32 elsewhere."""
         return Profile(
-            LAYOUTS.find, activation=self.weights, epilogues=True, by_alignment=True, joins=True, state_chunk=16
+            LAYOUTS.find, activation=self.weights, epilogues=True, by_alignment=True, joins=True, state_chunk=0
         )
 
     @property

@@ -223,6 +223,8 @@ def slice_(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
     length = value.dims[axis]
     if isinstance(end, torch.SymInt):
         return first_rows(conv, value, axis, start, dims)
+    if isinstance(start, torch.SymInt):
+        raise ValueError("a slice whose start depends on the number of tokens")
     start, end, _ = slice(start, end).indices(length)
     return Value(conv.emit(aten.slice.Tensor, value.node, value.canonical(axis), start, end, step or 1), dims)
 

@@ -162,6 +162,22 @@ def _unrepeated(conv: Conversion, value: Value, dim: int, heads: int) -> Value |
     return conv.view(Value(source, (*before[:-1], T, dim)), (own, T, dim))
 
 
+def _unscaled(conv: Conversion, value: Value) -> tuple[Value, float]:
+    """Queries or keys without the numbers that they are multiplied with: scores are multiplied with them as well."""
+    aten, node, factor = torch.ops.aten, value.node, 1.0
+    source = node
+    while node.target in (aten.view.default, aten.mul.Tensor) and isinstance(before := node.args[0], fx.Node):
+        if node.target is aten.mul.Tensor:
+            if not isinstance(node.args[1], (int, float)):
+                break
+            factor, source = factor * node.args[1], before
+        node = before
+    if source is value.node:
+        return value, 1.0
+    own = Value(source, (T, *type_of(source).shape))
+    return Value(conv.view(own, (T, *value.features)).node, value.dims), factor
+
+
 class WrittenOutAttention:
     """The Follower of attention that a model writes out, or calls as torch's own function."""
 
@@ -234,6 +250,8 @@ class WrittenOutAttention:
         return self._emit(conv, scores, values, dims_of(node.meta["val"]), False)
 
     def _emit(self, conv: Conversion, scores: Scores, v: Value, dims: Dims, causal: bool) -> Value:
+        (query, of_queries), (key, of_keys) = (_unscaled(conv, value) for value in (scores.q, scores.k))
+        scores = replace(scores, q=query, k=key, scale=scores.scale * of_queries * of_keys)
         heads = math.prod(scores.q.dims[:-2])
         shared = _kv_heads(scores.q.dims[:-2], scores.k.dims[:-2])
         if _kv_heads(scores.q.dims[:-2], v.dims[:-2]) != shared:

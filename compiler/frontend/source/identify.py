@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError, IccError, UnsupportedModel
+from ...genai import genai_config
 
 CONFIG = "config.json"
 _AGAIN = "download the checkpoint again"
@@ -153,15 +154,17 @@ def onnx_files(path: Path) -> Path:
 
 
 def onnx_config(files: Path) -> dict[str, Any]:
-    """config.json beside an ONNX model, if there is one, with the configuration of the text model over it."""
-    found = _object(files / CONFIG) if (files / CONFIG).is_file() else {}
+    """config.json beside an ONNX model, or genai_config.json, if there is one, with that of the text model over it."""
+    found = _object(files / CONFIG) if (files / CONFIG).is_file() else genai_config(files)
     text = found.get("text_config")
     return {**found, **text} if isinstance(text, dict) else found
 
 
 def _onnx_models(names: list[str]) -> list[str]:
-    """The file to take of several: that which is called model.onnx, as exporters call the whole model in 32 bits."""
-    return next(([name] for name in ("model.onnx", "onnx/model.onnx") if name in names), names)
+    """The file to take of several: that which is called model.onnx, as exporters call the whole model in 32 bits, or as
+    older ones called it."""
+    known = ("model", "decoder_model_merged", "decoder_model")
+    return next(([name] for stem in known for name in (f"{stem}.onnx", f"onnx/{stem}.onnx") if name in names), names)
 
 
 def _gguf(path: Path) -> Found:

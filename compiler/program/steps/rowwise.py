@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from ....runtime.format.operands import Operand
+from ...ops.hadamard import MAX_BLOCK, MIN_BLOCK
 from .base import VALUES, Step, step_type
 
 _INDEX = ("i32",)
@@ -46,6 +47,17 @@ class Cumsum(Lines, frozen=True, kw_only=True, tag="cumsum"):
     """y = running sum of x along lines."""
 
     y: Operand
+
+
+@step_type
+class Hadamard(Lines, frozen=True, kw_only=True, tag="hadamard"):
+    """y = the Walsh-Hadamard transform of each line of x, orthonormal; n is a power of two."""
+
+    y: Operand
+
+    def problem(self) -> str:
+        fits = MIN_BLOCK <= self.n <= MAX_BLOCK and self.n & (self.n - 1) == 0
+        return "" if fits else f"n = {self.n} is no power of two from {MIN_BLOCK} to {MAX_BLOCK}"
 
 
 @step_type

@@ -10,6 +10,11 @@ from .base import Step, step_type
 MAX_CHUNK = 16  # decays of a chunk's tokens that a state holds
 
 
+def words(elements: int, rounded: bool) -> int:
+    """So many elements in words of 4 bytes."""
+    return -(-elements // 2) if rounded else elements
+
+
 class StateStep(Step, frozen=True, kw_only=True):
     """A step that goes on from the state that its layer keeps of each sequence, in blocks of `block_size` tokens."""
 
@@ -17,7 +22,7 @@ class StateStep(Step, frozen=True, kw_only=True):
 
     @property
     def state(self) -> int:
-        """Float32 elements of the state."""
+        """Words of the state, of 4 bytes: a float32 each, or two of bf16."""
         raise NotImplementedError
 
 
@@ -53,7 +58,8 @@ class GatedScan(StateStep, frozen=True, kw_only=True, tag="gated_scan"):
 
     decay [heads] or, with `row_decay`, [heads, key_dim]; beta [heads]. The state of a head is the matrix behind the
     last whole chunk of `chunk` tokens, [key_dim, columns], and of the tokens since then their keys [chunk, rows], their
-    updates [chunk, columns] and their decays.
+    updates [chunk, columns] and their decays. With a chunk of 0 it is the matrix behind the last token, [key_dim,
+    value_dim], and nothing else. rounded: matrices are kept in bf16, all else in float32.
     """
 
     OUTPUTS: ClassVar = ("o",)
@@ -70,6 +76,7 @@ class GatedScan(StateStep, frozen=True, kw_only=True, tag="gated_scan"):
     chunk: int
     row_decay: bool = False
     delta: bool = False
+    rounded: bool = False
 
     @property
     def tile(self) -> int:
@@ -87,10 +94,16 @@ class GatedScan(StateStep, frozen=True, kw_only=True, tag="gated_scan"):
         return -(-self.key_dim // 16) * 16
 
     @property
+    def matrix(self) -> int:
+        """Words of a head's matrix."""
+        columns = self.columns if self.chunk else self.value_dim
+        return words(self.key_dim * columns, self.rounded)
+
+    @property
     def head_state(self) -> int:
-        """Floats of a head."""
+        """Words of a head."""
         decays = 16 + (self.rows_padded if self.row_decay else 16)
-        return self.key_dim * self.columns + self.chunk * (self.rows_padded + self.columns) + decays
+        return self.matrix + self.chunk * (self.rows_padded + self.columns) + decays
 
     @property
     def share(self) -> int:
@@ -99,6 +112,8 @@ class GatedScan(StateStep, frozen=True, kw_only=True, tag="gated_scan"):
 
     @property
     def state(self) -> int:
+        if not self.chunk:
+            return words(self.heads * self.key_dim * self.value_dim, self.rounded)
         return self.heads * self.head_state
 
     def widths(self) -> dict[str, int]:
@@ -109,12 +124,15 @@ class GatedScan(StateStep, frozen=True, kw_only=True, tag="gated_scan"):
     def problem(self) -> str:
         if self.heads % self.shared:
             return f"{self.heads} heads are no multiple of {self.shared}"
-        return "" if 0 < self.chunk <= MAX_CHUNK else f"chunks of {self.chunk} tokens"
+        return "" if 0 <= self.chunk <= MAX_CHUNK else f"chunks of {self.chunk} tokens"
 
 
 @step_type
 class SelectiveScan(StateStep, frozen=True, kw_only=True, tag="selective_scan"):
-    """y [channels] of x, dt [channels], b, c [states]: see compiler/ops/scan.py. The state is [states, channels]."""
+    """y [channels] of x, dt [channels], b, c [states]: see compiler/ops/scan.py. The state is [states, channels].
+
+    rounded: kept in bf16, as it is behind every token.
+    """
 
     OUTPUTS: ClassVar = ("y",)
     x: Operand
@@ -125,14 +143,15 @@ class SelectiveScan(StateStep, frozen=True, kw_only=True, tag="selective_scan"):
     y: Operand
     channels: int
     states: int
+    rounded: bool = False
 
     @property
     def state(self) -> int:
-        return self.states * self.channels
+        return words(self.states * self.channels, self.rounded)
 
     def widths(self) -> dict[str, int]:
         rows = dict.fromkeys(("x", "dt", "y"), self.channels)
-        return {**rows, **dict.fromkeys(("b", "c"), self.states), "a": self.state}
+        return {**rows, **dict.fromkeys(("b", "c"), self.states), "a": self.states * self.channels}
 
 
 @step_type

@@ -18,7 +18,7 @@ def state_before(positions, seq_starts, block_tables, max_blocks, seq):
     position = tl.load(positions + begin, mask=begin < end, other=0)  # a padded step may have sequences of no tokens
     known = position > 0
     block = tl.load(block_tables + seq.to(tl.int64) * max_blocks + (position - 1) // 32, mask=known, other=0)
-    return begin, end, known, block.to(tl.int64) * 27776
+    return begin, end, known, block.to(tl.int64) * 11520
 
 
 
@@ -79,10 +79,10 @@ def gated_chunks(
     at = head * 2880 + row[:, None] * 40 + column[None, :]
     in_row0 = row < 72 - 0 * PART
     inside0 = in_row0[:, None] & in_column[None, :]
-    state0 = tl.load(state_ptr + start + at + 0 * PART * 40, mask=inside0 & known, other=0.0)
+    state0 = tl.load(state_ptr + start + at + 0 * PART * 40, mask=inside0 & known, other=0.0).to(tl.float32)
     in_row1 = row < 72 - 1 * PART
     inside1 = in_row1[:, None] & in_column[None, :]
-    state1 = tl.load(state_ptr + start + at + 1 * PART * 40, mask=inside1 & known, other=0.0)
+    state1 = tl.load(state_ptr + start + at + 1 * PART * 40, mask=inside1 & known, other=0.0).to(tl.float32)
     upto = lane[:, None] >= lane[None, :]
     for number in range(begin // CHUNK, (end + CHUNK - 1) // CHUNK):
         place = number * CHUNK + lane
@@ -125,11 +125,11 @@ def gated_chunks(
             here = tl.sum(tl.where(lane == left, total, 0.0), axis=0)
             rest = tl.where(lane <= left, tl.exp(tl.where(lane <= left, here - total, 0.0)), 0.0)
             block = tl.sum(tl.where((lane == left) & (slot >= 0), slot, 0), axis=0)
-            behind_at = state_ptr + block.to(tl.int64) * 27776 + at
+            behind_at = state_ptr + block.to(tl.int64) * 11520 + at
             behind = state0 * tl.exp(here) + product(tl.trans(k0 * rest[:, None]), u)
-            tl.store(behind_at + 0 * PART * 40, behind, mask=inside0)
+            tl.store(behind_at + 0 * PART * 40, behind.to(state_ptr.dtype.element_ty), mask=inside0)
             behind = state1 * tl.exp(here) + product(tl.trans(k1 * rest[:, None]), u)
-            tl.store(behind_at + 1 * PART * 40, behind, mask=inside1)
+            tl.store(behind_at + 1 * PART * 40, behind.to(state_ptr.dtype.element_ty), mask=inside1)
             left = tl.min(tl.where((slot >= 0) & (lane > left), lane, CHUNK), axis=0)
         whole = tl.sum(decay, axis=0)
         rest = tl.exp(whole - total)[:, None]

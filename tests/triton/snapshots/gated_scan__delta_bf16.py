@@ -15,7 +15,7 @@ def state_before(positions, seq_starts, block_tables, max_blocks, seq):
     position = tl.load(positions + begin, mask=begin < end, other=0)  # a padded step may have sequences of no tokens
     known = position > 0
     block = tl.load(block_tables + seq.to(tl.int64) * max_blocks + (position - 1) // 32, mask=known, other=0)
-    return begin, end, known, block.to(tl.int64) * 12416
+    return begin, end, known, block.to(tl.int64) * 3840
 
 
 
@@ -33,7 +33,7 @@ def gated_scan(
     in_column = column < 40
     inside = in_row[:, None] & in_column[None, :]
     at = head * 960 + row[:, None] * 40 + column[None, :]
-    state = tl.load(state_ptr + start + at, mask=inside & known, other=0.0)
+    state = tl.load(state_ptr + start + at, mask=inside & known, other=0.0).to(tl.float32)
     key_at = head // 2 * 24 + row
     value_at = head * 40 + column
     for offset in range(0, end - begin):
@@ -48,4 +48,4 @@ def gated_scan(
         o = tl.sum(state * q[:, None], axis=0)
         tl.store(o_ptr + token * 160 + value_at, o.to(o_ptr.dtype.element_ty), mask=in_column)
         slot = tl.load(slot_mapping + token)
-        tl.store(state_ptr + slot.to(tl.int64) * 12416 + at, state, mask=inside & (slot >= 0))
+        tl.store(state_ptr + slot.to(tl.int64) * 3840 + at, state.to(state_ptr.dtype.element_ty), mask=inside & (slot >= 0))

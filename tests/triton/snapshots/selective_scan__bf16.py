@@ -33,7 +33,7 @@ def selective_scan(
     inside = in_states[:, None] & in_channels[None, :]
     at = n[:, None] * CHANNELS + channel[None, :]
     a = tl.load(a_ptr + at, mask=inside, other=0.0)
-    state = tl.load(state_ptr + start + at, mask=inside & known, other=0.0)
+    state = tl.load(state_ptr + start + at, mask=inside & known, other=0.0).to(tl.float32)
     for offset in range(0, end - begin):
         token = begin.to(tl.int64) + offset
         x = tl.load(x_ptr + token * 24 + channel, mask=in_channels, other=0.0).to(tl.float32)
@@ -44,4 +44,4 @@ def selective_scan(
         y = tl.sum(state * c[:, None], axis=0)
         tl.store(y_ptr + token * 24 + channel, y.to(y_ptr.dtype.element_ty), mask=in_channels)
         slot = tl.load(slot_mapping + token)
-        tl.store(state_ptr + slot.to(tl.int64) * 192 + at, state, mask=inside & (slot >= 0))
+        tl.store(state_ptr + slot.to(tl.int64) * 192 + at, state.to(state_ptr.dtype.element_ty), mask=inside & (slot >= 0))

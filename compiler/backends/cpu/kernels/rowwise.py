@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from ....program.steps.rowwise import Bmm, Cumsum, Gather, Lines, Reduce, Scatter, Softmax, Topk
+from ....program.steps.rowwise import Bmm, Cumsum, Gather, Hadamard, Lines, Reduce, Scatter, Softmax, Topk
 from .base import KernelParams, ctype
 
 L = TypeVar("L", bound=Lines)
@@ -49,6 +49,18 @@ class CumsumParams(LinesParams[Cumsum]):
     """Running sums."""
 
     template: ClassVar[str] = "cpp/rowwise/cumsum.cpp.jinja"
+
+
+@dataclass(frozen=True)
+class HadamardParams(LinesParams[Hadamard]):
+    """Walsh-Hadamard transforms."""
+
+    template: ClassVar[str] = "cpp/rowwise/hadamard.cpp.jinja"
+
+    @property
+    def scale(self) -> float:
+        """What makes it orthonormal."""
+        return 1 / math.sqrt(self.step.n)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ....program.steps.base import Step
 from ....program.steps.embedding import Embedding, SelectRows
 from ....program.steps.linear import ExpertLinear, ExpertLinearQ, Linear, LinearQ, QuantizeRows
 from ....program.steps.pointwise import Pointwise
-from ....program.steps.rowwise import Bmm, Cumsum, Gather, Reduce, Scatter, Softmax, Topk
+from ....program.steps.rowwise import Bmm, Cumsum, Gather, Hadamard, Reduce, Scatter, Softmax, Topk
 from ....program.steps.state import CausalConv, ChannelScan, GatedScan, SelectiveScan
 from ...kernel_table import KernelTable
 from .attention import AttentionParams, KvWriteParams
@@ -18,7 +18,16 @@ from .embedding import EmbeddingParams, SelectRowsParams
 from .linear import ExpertLinearParams, ExpertLinearQParams, LinearParams, LinearQParams, QuantizeRowsParams
 from .norm import NORMS
 from .pointwise import PointwiseParams
-from .rowwise import BmmParams, CumsumParams, GatherParams, ReduceParams, ScatterParams, SoftmaxParams, TopkParams
+from .rowwise import (
+    BmmParams,
+    CumsumParams,
+    GatherParams,
+    HadamardParams,
+    ReduceParams,
+    ScatterParams,
+    SoftmaxParams,
+    TopkParams,
+)
 from .state import CausalConvParams, ChannelScanParams, GatedScanParams, SelectiveScanParams
 
 _KERNELS: dict[type[Step], type[KernelParams[Any]]] = {
@@ -26,7 +35,7 @@ _KERNELS: dict[type[Step], type[KernelParams[Any]]] = {
     ExpertLinear: ExpertLinearParams, ExpertLinearQ: ExpertLinearQParams,
     Embedding: EmbeddingParams, SelectRows: SelectRowsParams,
     Reduce: ReduceParams, Softmax: SoftmaxParams, Cumsum: CumsumParams, Topk: TopkParams, Gather: GatherParams,
-    Scatter: ScatterParams, Bmm: BmmParams,
+    Scatter: ScatterParams, Bmm: BmmParams, Hadamard: HadamardParams,
     KvWrite: KvWriteParams, Attention: AttentionParams, Pointwise: PointwiseParams, **NORMS,
     CausalConv: CausalConvParams, ChannelScan: ChannelScanParams, GatedScan: GatedScanParams,
     SelectiveScan: SelectiveScanParams,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,6 +40,24 @@ class Softmax(Lines[steps.Softmax]):
     template: ClassVar[str] = "triton/softmax.py.jinja"
     entry: ClassVar[str] = "softmax"
     max_width: ClassVar[int] = 8192
+
+
+@dataclass(frozen=True)
+class Hadamard(Lines[steps.Hadamard]):
+    """y = the Walsh-Hadamard transform of each line; y may be the memory of x."""
+
+    template: ClassVar[str] = "triton/hadamard.py.jinja"
+    entry: ClassVar[str] = "hadamard"
+
+    @property
+    def levels(self) -> int:
+        """How often elements meet in pairs."""
+        return self.step.n.bit_length() - 1
+
+    @property
+    def scale(self) -> float:
+        """What makes it orthonormal."""
+        return 1 / math.sqrt(self.step.n)
 
 
 @dataclass(frozen=True)

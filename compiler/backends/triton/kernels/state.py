@@ -21,16 +21,20 @@ S = TypeVar("S", bound=steps.StateStep)
 
 @dataclass(frozen=True)
 class StateKernel(StepKernel[S]):
-    """The states of a layer, float32, begin `state_stride` elements after each other."""
+    """The states of a layer, float32 or rounded to bf16, begin `state_stride` elements after each other."""
+
+    @property
+    def rounded(self) -> bool:
+        return getattr(self.step, "rounded", False)
 
     @property
     def state_stride(self) -> int:
-        return KVLayer(state=self.step.state).block_bytes(self.step.block_size, "f32") // 4
+        return KVLayer(state=self.step.state).block_bytes(self.step.block_size, "f32") // (2 if self.rounded else 4)
 
     def state_args(self) -> tuple[Arg, ...]:
         """What triton/state.py.jinja reads."""
         arrays = map(batch_arg, ("positions", "slot_mapping", "seq_starts", "block_tables"))
-        return (Arg("state_ptr", "*fp32", KVArg()), *arrays, size_arg("max_blocks"))
+        return (Arg("state_ptr", "*bf16" if self.rounded else "*fp32", KVArg()), *arrays, size_arg("max_blocks"))
 
 
 @dataclass(frozen=True)

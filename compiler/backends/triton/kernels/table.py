@@ -15,7 +15,7 @@ from .kv_cache import KvWrite
 from .linear import ExpertLinear, Linear
 from .norm import Norm
 from .pointwise import Pointwise
-from .rowwise import Cumsum, Reduce, Softmax
+from .rowwise import Cumsum, Hadamard, Reduce, Softmax
 from .state import CausalConv, ChannelScan, GatedScan, SelectiveScan
 
 _KERNELS: dict[type[Step], type[StepKernel[Any]]] = {
@@ -25,6 +25,7 @@ _KERNELS: dict[type[Step], type[StepKernel[Any]]] = {
     norm.RmsNorm: Norm, norm.AddRmsNorm: Norm, norm.LayerNorm: Norm, norm.AddLayerNorm: Norm,
     rowwise.Reduce: Reduce, rowwise.Softmax: Softmax, rowwise.Cumsum: Cumsum, rowwise.Topk: Topk,
     rowwise.Gather: Gather, rowwise.Scatter: Scatter, rowwise.Bmm: Bmm,
+    rowwise.Hadamard: Hadamard,
     attention.KvWrite: KvWrite, attention.Attention: Attention, pointwise.Pointwise: Pointwise,
     state.CausalConv: CausalConv, state.ChannelScan: ChannelScan, state.GatedScan: GatedScan,
     state.SelectiveScan: SelectiveScan,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from onnx import GraphProto, ModelProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from torch import Tensor
 
 from ....errors import CheckpointError, TensorError, UnsupportedModel
@@ -108,6 +109,23 @@ def open_container(path: Path) -> Container:
     if model.graph.sparse_initializer:
         raise UnsupportedModel(f"{path} has sparse tensors")
     return Container(path, model.graph, {t.name: open_tensor(path, t) for t in model.graph.initializer})
+
+
+def sorted_nodes(nodes: Sequence[NodeProto]) -> list[NodeProto]:
+    """Nodes behind those that they read, otherwise as they are: some converters append theirs."""
+    makers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    order: dict[int, None] = {}
+    for last in range(len(nodes)):
+        pending, open_nodes = [last], set()
+        while pending:
+            current = pending[-1]
+            open_nodes.add(current)
+            before = (makers[name] for name in nodes[current].input if name in makers)
+            waits = [i for i in before if i not in order and i not in open_nodes]
+            if not waits:
+                order[pending.pop()] = None
+            pending += waits
+    return [nodes[i] for i in order]
 
 
 def _parsed(path: Path) -> ModelProto:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -119,10 +120,34 @@ def gather_elements(c: Call) -> Any:
 
 @HANDLERS.handles("GatherND")
 def gather_nd(c: Call) -> Any:
-    value, index, batch = c.tensor(0), c.tensor(1), c.attribute("batch_dims", 0)
+    value, batch = c.tensor(0), c.attribute("batch_dims", 0)
     if batch:
         raise Refused("a GatherND with batch axes")
+    index = c.inputs[1]
+    if isinstance(index, Known) and index.array.ndim == 2:
+        return _known_places(c, value, index.array)
+    index = c.as_tensor(index)
     return value[tuple(index[..., i] for i in range(index.shape[-1]))]
+
+
+def _known_places(c: Call, value: Tensor, places: np.ndarray) -> Tensor:
+    """Elements at known places [N, axes] of the first axes, as of one axis that holds them all."""
+    count = places.shape[1]
+    shape = value.shape[:count]
+    if not all(isinstance(s, int) for s in (*shape, *places.flat)):
+        raise Refused("places that depend on the number of tokens")
+    strides = [math.prod(shape[i + 1 :]) for i in range(count)]
+    flat = [sum(int(p) % n * s for p, n, s in zip(row, shape, strides, strict=True)) for row in places]
+    return _picked(c, value.flatten(0, count - 1), 0, Known.of(flat))
+
+
+@HANDLERS.handles("ScatterND")
+def scatter_nd(c: Call) -> Any:
+    """A write to places, as torch's exporter makes it of an assignment to a slice: of masks mostly."""
+    if c.attribute("reduction", "none") != "none":
+        raise Refused("a write that adds up")
+    value, index, source = c.tensor(0), c.tensor(1), c.tensor(2)
+    return torch.index_put(value, tuple(index[..., i] for i in range(index.shape[-1])), source)
 
 
 @HANDLERS.handles("ScatterElements")

@@ -17,6 +17,7 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 _TOKENS = ("input_ids", "tokens", "token_ids", "input", "input_tokens")
 _CACHE = re.compile(r"past|cache(?!_position)|state|\bkv\b", re.IGNORECASE)
+_LENGTH = re.compile(r"past|seq|len|total", re.IGNORECASE)
 _POSITIONS = ("position_ids", "positions", "cache_position", "input_pos")
 
 
@@ -92,6 +93,8 @@ def _empty_cache(path: Path, name: str, dims: list[int | str]) -> list[int]:
     free = [i for i, size in enumerate(dims) if isinstance(size, str)]
     batch = [i for i in free if "batch" in str(dims[i]) or i == 0][:1]
     past = [i for i in free if i not in batch]
+    if len(past) > 1:  # newer files of onnxruntime's builder name the size of a head too
+        past = [i for i in past if _LENGTH.search(str(dims[i]))]
     if len(past) != 1:
         raise UnsupportedModel(f"{path} has the input {name!r} {dims}: icc cannot tell which size counts the tokens")
     return [0 if i in past else 1 if isinstance(size, str) else size for i, size in enumerate(dims)]

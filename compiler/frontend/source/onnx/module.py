@@ -19,9 +19,10 @@ from ....errors import IccError, UnsupportedModel
 from ....handlers import joined
 from ....weights.handles import Weight
 from . import attention_ops, elementwise_ops, index_ops, norm_ops, product_ops, reduce_ops, shape_ops
-from .container import Container, open_tensor
+from .container import Container, open_tensor, sorted_nodes
 from .errors import Refused
 from .inputs import Inputs, choose_output
+from .integers import stored_integers
 from .known import SMALL, Known, constant
 from .names import scope_of, weight_names
 from .packed import packed_weights, plain_reads, without_reshapes
@@ -60,7 +61,7 @@ class OnnxModel(_Scope):
         self._path = container.path
         self._given = Inputs(container.path, graph, set(container.tensors))
         self._output = choose_output(container.path, graph, hidden)
-        self._nodes = _needed(graph, self._output)
+        self._nodes = _needed(sorted_nodes(graph.node), self._output)
         self._handles: dict[str, Weight] = {}
         self._makers: dict[str, Call] = {}
         self._scopes: dict[str, _Scope] = {"": self}
@@ -68,8 +69,9 @@ class OnnxModel(_Scope):
         read = {name for node in self._nodes for name in _reads(node)} | {self._output}
         tensors: dict[str, Weight] = {name: t for name, t in container.tensors.items() if name in read}
         tensors |= self._constant_nodes(container)
-        self._nodes = without_reshapes(self._nodes, tensors)
-        derived = packed_weights(self._nodes, tensors)
+        self._nodes, integers = stored_integers(without_reshapes(self._nodes, tensors), tensors)
+        self._nodes = _needed(self._nodes, self._output)
+        derived = packed_weights(self._nodes, tensors) | integers
         names = weight_names(self._nodes, {**tensors, **derived})
         unpacked = {n for node in self._nodes for n in [*plain_reads(node, derived), *_inner_reads(node)]}
         self._packed = tensors.keys() - unpacked  # read by whoever reads the weight that they are parts of
@@ -222,10 +224,10 @@ def _inner_reads(node: NodeProto) -> list[str]:
     return found
 
 
-def _needed(graph: GraphProto, output: str) -> list[NodeProto]:
+def _needed(nodes: Sequence[NodeProto], output: str) -> list[NodeProto]:
     """The nodes behind an output, in order."""
     wanted, kept = {output}, []
-    for node in reversed(graph.node):
+    for node in reversed(nodes):
         if wanted.intersection(node.output):
             kept.append(node)
             wanted.update(_reads(node))

@@ -10,7 +10,7 @@ from onnx import NodeProto
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 _NAMESPACE = "namespace"  # of torch's exporter: "path: class/path: class/node: op"
-_WEIGHTS = ("MatMul", "Gemm", "Gather", "MatMulNBits", "Transpose", "GatherBlockQuantized")
+_WEIGHTS = ("MatMul", "Gemm", "Gather", "MatMulNBits", "Transpose", "GatherBlockQuantized", "Linear")
 
 
 def scope_of(node: NodeProto) -> str:

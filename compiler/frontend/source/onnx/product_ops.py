@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .errors import Refused
+from .integers import PRODUCT
 from .table import Call, Table
 
 HANDLERS = Table()
@@ -51,6 +52,11 @@ def matmul_nbits(c: Call) -> Any:
         raise Refused("packed weights that are no constants")
     bias = c.given(5)
     return functional.linear(c.tensor(0), weight, None if bias is None else c.as_tensor(bias))
+
+
+@HANDLERS.handles(f"icc.{PRODUCT}")
+def linear(c: Call) -> Any:
+    return functional.linear(c.tensor(0), c.tensor(1), None if c.given(2) is None else c.tensor(2))
 
 
 @HANDLERS.handles("com.microsoft.GatherBlockQuantized")

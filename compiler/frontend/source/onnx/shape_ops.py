@@ -92,7 +92,7 @@ def _inferred(before: list[Any], wanted: list[Any]) -> list[Any]:
         if same is None:
             return wanted
         left.pop(same)
-        right.remove(s)
+        right.pop(next(i for i, o in enumerate(right) if o is s))  # == would be a guard of the trace
     free = [s for s in left if isinstance(s, torch.SymInt)]
     fixed = math.prod(s for s in left if not isinstance(s, torch.SymInt))
     divisor = math.prod(right)
@@ -202,6 +202,19 @@ def trilu(c: Call) -> Any:
     return torch.triu(value, k) if c.attribute("upper", 1) else torch.tril(value, k)
 
 
-@HANDLERS.handles("NonZero", "Loop", "Scan", "ScatterND", "Compress")
+@HANDLERS.handles("NonZero")
+def nonzero(c: Call) -> Any:
+    """Places of what is known, such as the repeats of repeat_interleave."""
+    if not isinstance(c.inputs[0], Known):
+        return refused(c)
+    array = c.inputs[0].array
+    places = [place for place in np.ndindex(*array.shape) if array[place]]
+    found = np.empty((array.ndim, len(places)), dtype=object)
+    for column, place in enumerate(places):
+        found[:, column] = place
+    return Known(found, torch.int64)
+
+
+@HANDLERS.handles("Loop", "Scan", "Compress")
 def refused(c: Call) -> Any:
     raise Refused("its result has a shape that depends on values, or it mixes tokens")
