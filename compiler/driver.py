@@ -38,7 +38,7 @@ from .request import check
 from .sizing import auto_passes
 from .speculate.cost import modelled_cost
 from .speculate.plan import acceptance_of, speculation, with_speculation
-from .targets import Target
+from .targets import Target, find_target
 from .weights.formats.dense import short_dtype
 from .weights.handles import is_quantized
 
@@ -130,7 +130,8 @@ def _quantize(
     if options.quant == "auto":
         return auto_passes(options, graph, backend, KV_DTYPES[options.kv_cache] or backend.kv_dtype, sequences)
     asked = (options.quant, options.quant_head, options.keep, sequences, options.group_size, options.device)
-    return pipelines.quantize(*asked, rotate=options.rotate)
+    encodes = options.task != "generate" and find_target(options.target).backend == "cpu"
+    return pipelines.quantize(*asked, rotate=options.rotate, encodes=encodes)
 
 
 def _calibration(options: CompileOptions, graph: Graph, reporter: Reporter) -> Sequence[Sequence[int]]:

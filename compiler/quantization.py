@@ -13,13 +13,15 @@ class Quantization:
 
     method: the pass that chooses the codes, "rtn" for quantize-rtn; "awq+gptq" for the scales of the one and the codes
     of the other. format: what it stores, by the name that `find_format` knows. summary: what help says of it.
-    calibrated: whether it reads text.
+    calibrated: whether it reads text. encoding: the format where an engine
+    for CPUs only ever computes many tokens at a time, "" for the same.
     """
 
     method: str
     format: str
     summary: str
     calibrated: bool = False
+    encoding: str = ""
 
     @property
     def grouped(self) -> bool:
@@ -42,7 +44,12 @@ QUANTIZATIONS: dict[str, Quantization | None] = {
         calibrated=True,
     ),
     "int8": Quantization(
-        "smooth", "i8", "8 bits per output channel, for products with int8 activations (SmoothQuant)", calibrated=True
+        "smooth",
+        "i8",
+        "8 bits per output channel, for products with int8 activations (SmoothQuant); of --task embed and rerank on "
+        "CPUs 7 bits per group",
+        calibrated=True,
+        encoding="i7",
     ),
     "auto": Quantization("auto", "q4", "the bits that pay, by weight, within --size or --bits", calibrated=True),
 }

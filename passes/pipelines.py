@@ -98,11 +98,13 @@ def quantize(
     device: str = "cpu",
     plans: bool = False,
     rotate: bool = False,
+    encodes: bool = False,
 ) -> list[Pass]:
     """What --quant and the options beside it ask for; empty for "none".
 
     calibration: token sequences, for methods that read. group: values per scale, where the user says so. plans: the
-    graph only has to look as it will; nothing is read or computed.
+    graph only has to look as it will; nothing is read or computed. encodes: the engine computes many tokens at a time
+    on CPUs and never one, which the method's formats for that are for.
     """
     from .quantize.awq import QuantizeAwq
     from .quantize.gptq import QuantizeGptq
@@ -113,7 +115,8 @@ def quantize(
     chosen = QUANTIZATIONS[quant]
     if chosen is None:
         return []
-    options: dict[str, Any] = {"format": chosen.format, "head": HEAD_FORMATS[head], "keep": keep}
+    form = chosen.encoding if encodes and chosen.encoding else chosen.format
+    options: dict[str, Any] = {"format": form, "head": HEAD_FORMATS[head], "keep": keep}
     if group is not None:
         options |= {"group": group, "any_group": False}
     reads: dict[str, Any] = {"sequences": calibration, "device": device} if chosen.calibrated else {}

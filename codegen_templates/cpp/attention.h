@@ -336,6 +336,11 @@ template <class S> struct AttentionTile {
     }
     static void merge(State& state, float peak, float sum, const float* o) {
         if (peak == -INFINITY && sum == 0.0f) return;  // the row sees nothing of this segment
+        if (state.peak == -INFINITY && state.sum == 0.0f) {  // and saw nothing before it
+            state.peak = peak, state.sum = sum;
+            memcpy(state.o, o, sizeof state.o);
+            return;
+        }
         const float top = peak > state.peak || peak != peak ? peak : state.peak;
         const float keep = state.peak == -INFINITY ? 0.0f : expf(state.peak - top), add = expf(peak - top);
         state.sum = state.sum * keep + sum * add;

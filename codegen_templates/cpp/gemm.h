@@ -23,6 +23,9 @@ struct QuantMicro {
     int mr, nt;
     void (*run)(const char* const* tiles, const int8_t* panel, const float* scales, const float* sums, int groups,
                 int group, float* out);
+    bool pairs;  // its panels hold codes of 16 bits, k 0, 2, 1, 3 of each four
+
+    int64_t panel_bytes(int64_t k) const { return mr * k * (pairs ? 2 : 1); }
 };
 
 constexpr int MAX_BLOCK = 16 * 16 * 4;   // floats of the largest out block
@@ -68,7 +71,7 @@ template <class Body> ICC_INLINE void for_tile_groups(Range tiles, Body body) {
     }
 }
 
-// Splits rows [0, m) into chunks of panels that fit `budget` bytes, packs each by pack(first, rows, mr, data) and calls
+// Splits rows [0, m) into chunks of panels that fit `budget` bytes, packs each by pack(first, rows, micro, data) and calls
 // body(panels, count) per chunk.
 template <class Micro, int COUNT, class Pack, class Body>
 ICC_INLINE void for_chunks(const Micro (&list)[COUNT], int m, int64_t row_bytes, char* scratch, int64_t budget,
@@ -83,7 +86,7 @@ ICC_INLINE void for_chunks(const Micro (&list)[COUNT], int m, int64_t row_bytes,
             if (count && used + need > budget) break;
             const int rows = m - done < mr ? m - done : mr;
             panels[count] = {done, rows, micro, scratch + used};
-            pack(done, rows, mr, scratch + used);
+            pack(done, rows, list[micro], scratch + used);
             used += need, done += rows, ++count;
         }
         body(panels, count);
@@ -95,7 +98,8 @@ template <int COUNT, class XRow, class YRow>
 ICC_INLINE void gemm_dense(const DenseMicro (&list)[COUNT], const char* w, int64_t tile_bytes, int64_t k, int64_t n,
                            Range tiles, int m, XRow x_row, YRow y_row, const Sink& sink, char* scratch,
                            int64_t budget) {
-    const auto pack = [&](int first, int rows, int mr, char* data) {
+    const auto pack = [&](int first, int rows, const DenseMicro& micro, char* data) {
+        const int mr = micro.mr;
         float* panel = (float*)data;
         for (int r = 0; r < mr; ++r) {
             const float* x = x_row(first + (r < rows ? r : 0));  // padding rows repeat the first and are dropped
@@ -141,17 +145,20 @@ struct QuantRows {
     int groups() const { return (int)(k / group); }
 };
 
-// Copies rows first..first+rows into a panel of mr: codes interleaved by fours, then the scales and sums of each group.
+// Copies rows first..first+rows into a panel: codes interleaved by fours, then the scales and sums of each group.
 template <class RowOf>
-ICC_INLINE void pack_quant(const QuantRows& x, int first, int rows, int mr, char* data, RowOf row) {
-    const int groups = x.groups();
+ICC_INLINE void pack_quant(const QuantRows& x, int first, int rows, const QuantMicro& micro, char* data, RowOf row) {
+    const int groups = x.groups(), mr = micro.mr;
     int8_t* panel = (int8_t*)data;
-    float* scales = (float*)(data + mr * x.k);
+    float* scales = (float*)(data + micro.panel_bytes(x.k));
     float* sums = scales + (int64_t)mr * groups;
     for (int r = 0; r < mr; ++r) {
         const int64_t i = row(first + (r < rows ? r : 0));  // padding rows repeat the first and are dropped
         const int8_t* q = x.q + i * x.k;
-        for (int64_t j = 0; j < x.k; j += 4) memcpy(panel + j * mr + 4 * r, q + j, 4);
+        if (micro.pairs)
+            for (int64_t j = 0; j < x.k; j += 16) store_pairs((int16_t*)panel + j * mr + 4 * r, 4 * mr, q + j);
+        else
+            for (int64_t j = 0; j < x.k; j += 4) memcpy(panel + j * mr + 4 * r, q + j, 4);
         for (int g = 0; g < groups; ++g) scales[g * mr + r] = x.scales[i * groups + g], sums[g * mr + r] = x.sums[i * groups + g];
     }
 }
@@ -159,7 +166,7 @@ ICC_INLINE void pack_quant(const QuantRows& x, int first, int rows, int mr, char
 // Runs a micro-kernel over at most its nt of the tiles, and says over how many.
 ICC_INLINE int run_tiles(const QuantMicro& micro, const QuantTiles& w, const int64_t* tiles, int size, const char* panel,
                          const QuantRows& x, float* out) {
-    const float* scales = (const float*)(panel + micro.mr * x.k);
+    const float* scales = (const float*)(panel + micro.panel_bytes(x.k));
     const char* at[2 * TILE_GROUP];
     const int live = size < micro.nt ? size : micro.nt;
     for (int t = 0; t < micro.nt; ++t) {
@@ -176,7 +183,9 @@ template <int COUNT, class XRow, class YRow>
 ICC_INLINE void gemm_quant(const QuantMicro (&list)[COUNT], const QuantTiles& w, const QuantRows& x, int64_t n,
                            Range tiles, int m, XRow x_row, YRow y_row, const Sink& sink, char* scratch,
                            int64_t budget) {
-    const auto pack = [&](int first, int rows, int mr, char* data) { pack_quant(x, first, rows, mr, data, x_row); };
+    const auto pack = [&](int first, int rows, const QuantMicro& micro, char* data) {
+        pack_quant(x, first, rows, micro, data, x_row);
+    };
     const auto body = [&](const Panel* panels, int count) {
         for_tile_groups(tiles, [&](const int64_t* group, int size) {
             for (int p = 0; p < count; ++p) {
@@ -189,7 +198,7 @@ ICC_INLINE void gemm_quant(const QuantMicro (&list)[COUNT], const QuantTiles& w,
             }
         });
     };
-    for_chunks(list, m, x.k + 8 * x.groups(), scratch, budget, pack, body);
+    for_chunks(list, m, list[0].panel_bytes(x.k) / list[0].mr + 8 * x.groups(), scratch, budget, pack, body);
 }
 
 constexpr int MAX_PAIRS = 2048;  // (token, slot) pairs that are grouped by expert at a time

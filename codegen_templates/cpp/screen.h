@@ -68,14 +68,14 @@ ICC_INLINE bool gemm_screened(const QuantMicro (&rough)[ROUGH], const QuantMicro
     const int chosen = pick(rough, m), groups = x.groups();  // both lists begin alike
     const int64_t group_bytes = w.bytes / groups;
     const auto line = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
-    float* norms = (float*)(scratch + line(rough[chosen].mr * (x.k + 8 * groups)));
+    float* norms = (float*)(scratch + line(rough[chosen].panel_bytes(x.k) + rough[chosen].mr * 8 * groups));
     float* margins = (float*)((char*)norms + line(4 * (int64_t)m * groups));  // [tiles][m]
     const auto same = [](int i) { return (int64_t)i; };
     const auto width = [&](int64_t tile) { return (int)(n - tile * 16 < 16 ? n - tile * 16 : 16); };
     const auto logits = [&](int64_t tile, int r) { return sink.y + r * sink.y_stride + tile * 16; };
     const auto margin = [&](int64_t tile, int r) -> float& { return margins[(tile - tiles.begin) * m + r]; };
     alignas(64) float out[MAX_BLOCK];
-    pack_quant(x, 0, m, rough[chosen].mr, scratch, same);
+    pack_quant(x, 0, m, rough[chosen], scratch, same);
     row_norms(x, m, norms);
 
     int64_t leader[SCREENED_ROWS];  // the tile with the largest rough logit of each row

@@ -28,22 +28,27 @@ ICC_INLINE void vistore_n(int32_t* p, VI x, int n) { _mm512_mask_storeu_epi32(p,
 
 #else
 
+// Nearly always all sixteen are there: a copy of so many bytes as the code says later is a call, and a store that waits.
 ICC_INLINE VF vload_n(const float* p, int n) {
+    if (n == 16) return vload(p);
     float t[16] = {};
     memcpy(t, p, 4 * (size_t)n);
     return vload(t);
 }
 ICC_INLINE VI viload_n(const int32_t* p, int n) {
+    if (n == 16) return viload(p);
     int32_t t[16] = {};
     memcpy(t, p, 4 * (size_t)n);
     return viload(t);
 }
 ICC_INLINE void vstore_n(float* p, VF x, int n) {
+    if (n == 16) return vstore(p, x);
     float t[16];
     vstore(t, x);
     memcpy(p, t, 4 * (size_t)n);
 }
 ICC_INLINE void vistore_n(int32_t* p, VI x, int n) {
+    if (n == 16) return vistore(p, x);
     int32_t t[16];
     vistore(t, x);
     memcpy(p, t, 4 * (size_t)n);
@@ -164,3 +169,11 @@ ICC_INLINE float value(Half x) { return f16_value(x.h); }
 ICC_INLINE void assign(float& d, float x) { d = x; }
 ICC_INLINE void assign(Bf16& d, float x) { d.h = bf16_bits(x); }
 ICC_INLINE void assign(Half& d, float x) { d.h = f16_bits(x); }
+// Sixteen signed bytes as 16-bit integers: of each four the first, third, second and fourth, `stride` integers further on.
+ICC_INLINE void store_pairs(int16_t* p, int64_t stride, const int8_t* q) {
+    const __m128i order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+    const __m256i x = _mm256_cvtepi8_epi16(_mm_shuffle_epi8(_mm_loadu_si128((const __m128i*)q), order));
+    const __m128i low = _mm256_castsi256_si128(x), high = _mm256_extracti128_si256(x, 1);
+    _mm_storel_epi64((__m128i*)p, low), _mm_storeh_pd((double*)(p + stride), _mm_castsi128_pd(low));
+    _mm_storel_epi64((__m128i*)(p + 2 * stride), high), _mm_storeh_pd((double*)(p + 3 * stride), _mm_castsi128_pd(high));
+}

@@ -125,9 +125,10 @@ ICC_INLINE void store_i16(int16_t* p, VI x) {
     _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8));
 }
 ICC_INLINE void store_low8(int8_t* p, VI x) {
-    int32_t t[16];
-    vistore(t, x);
-    for (int i = 0; i < 16; ++i) p[i] = (int8_t)t[i];
+    const __m256i low = _mm256_set1_epi32(255);
+    const __m256i pairs = _mm256_packus_epi32(_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low));
+    const __m256i order = _mm256_permute4x64_epi64(pairs, 0xd8);
+    _mm_storeu_si128((__m128i*)p, _mm_packus_epi16(_mm256_castsi256_si128(order), _mm256_extracti128_si256(order, 1)));
 }
 ICC_INLINE VI set1_quad(const int8_t* p) {
     int32_t x;
@@ -213,7 +214,26 @@ ICC_INLINE VI dot_pairs_at(VI acc, VI x, const int16_t* pair) {
     int32_t both;
     memcpy(&both, pair, 4);
     const __m256i y = _mm256_set1_epi32(both);
-    return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y))};
+    VI sum = {_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y))};
+    asm("" : "+x"(sum.a), "+x"(sum.b));  // as in add16
+    return sum;
+}
+// Of each four bytes without sign the first and the third, and the other two, as pairs of 16-bit integers.
+ICC_INLINE VI even_bytes(VI x) {
+    const __m256i m = _mm256_set1_epi32(0x00ff00ff);
+    return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+}
+ICC_INLINE VI odd_bytes(VI x) { return {_mm256_srli_epi16(x.a, 8), _mm256_srli_epi16(x.b, 8)}; }
+// Products of 7 bits, unsigned activations and signed weights: per 32-bit lane acc + dot of four bytes; of half the lanes, of
+// eight bytes, whose products are summed in 16 bits first, which holds them.
+ICC_INLINE VI dot_i7(VI acc, VI w, VI x) { return dot_u4(acc, x, w); }
+ICC_INLINE VI dot_i7_at(VI acc, VI w, const int8_t* x) { return dot_i7(acc, w, set1_quad(x)); }
+ICC_INLINE __m256i load_half(const char* p) { return _mm256_loadu_si256((const __m256i*)p); }
+ICC_INLINE __m256i dot_chain(__m256i acc, const int8_t* x, __m256i w, const int8_t* next_x, __m256i next_w) {
+    const __m256i first = _mm256_maddubs_epi16(set1_quad(x).a, w), second = _mm256_maddubs_epi16(set1_quad(next_x).a, next_w);
+    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_add_epi16(first, second), _mm256_set1_epi16(1)));
+    asm("" : "+x"(acc));  // as in add16
+    return acc;
 }
 ICC_INLINE __m256 fold(VF x) { return _mm256_add_ps(x.a, x.b); }
 ICC_INLINE __m256 fold_max(VF x) { return _mm256_max_ps(x.a, x.b); }

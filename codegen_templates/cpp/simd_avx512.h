@@ -152,6 +152,9 @@ ICC_INLINE VI dot_u8_at(VI acc, VI u, const int8_t* s) {
 constexpr int TABLE_BIAS = 128;
 ICC_INLINE VI dot_table(VI acc, VI w, VI s) { return dot_u8(acc, w, s); }
 ICC_INLINE VI dot_table_at(VI acc, VI w, const int8_t* s) { return dot_u8_at(acc, w, s); }
+// Products of 7 bits, unsigned activations and signed weights.
+ICC_INLINE VI dot_i7(VI acc, VI w, VI x) { return dot_u4(acc, x, w); }
+ICC_INLINE VI dot_i7_at(VI acc, VI w, const int8_t* x) { return dot_i7(acc, w, set1_quad(x)); }
 // Sixteen pairs of signed bytes as pairs of 16-bit integers; sixteen single ones, each with a zero behind it.
 ICC_INLINE VI load_pairs(const int8_t* p) { return {_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p))}; }
 ICC_INLINE VI load_singles(const int8_t* p) {

@@ -105,7 +105,8 @@ def make_plan(
     found = find_model(options.model)
     check_found(found, options)
     options = replace(options, model=found.path)
-    graph, kept = plan_graph(planned_source(found.path, options.task), options)
+    encodes = options.task != "generate" and all(find_target(name).backend == "cpu" for name in targets)
+    graph, kept = plan_graph(planned_source(found.path, options.task), options, encodes)
     plans: list[TargetPlan] = []
     for name in targets:
         target = _as_here(find_target(name))

@@ -39,12 +39,13 @@ class Planned:
     kept: tuple[str, ...]
 
 
-def plan_graph(source: Source, options: CompileOptions) -> tuple[Graph, tuple[str, ...]]:
-    """The optimized graph of `source`, and which linears are left as stored. Raises what `compile_engine` raises."""
+def plan_graph(source: Source, options: CompileOptions, encodes: bool = False) -> tuple[Graph, tuple[str, ...]]:
+    """The optimized graph of `source`, and which linears are left as stored; encodes as
+    `pipelines.quantize` has it. Raises what `compile_engine` raises."""
     graph = load_graph(source, options.max_seq_len, task=options.task, policy=read_eviction(options.kv_policy))
     context = PassContext()
     attention = pipelines.attention(options.kv_policy)
-    for phase in (pipelines.canonicalize(), _quantize(options, graph), attention, pipelines.fuse()):
+    for phase in (pipelines.canonicalize(), _quantize(options, graph, encodes), attention, pipelines.fuse()):
         run_passes(graph, phase, context)
     return graph, tuple(sorted({f"{r.node}: {r.reason}" for r in context.refusals if r.rule == "quantize"}))
 
@@ -58,10 +59,10 @@ def plan_program(graph: Graph, kept: tuple[str, ...], options: CompileOptions, t
     return Planned(graph, program, backend, limits, memory, kept)
 
 
-def _quantize(options: CompileOptions, graph: Graph) -> Sequence[Pass]:
+def _quantize(options: CompileOptions, graph: Graph, encodes: bool) -> Sequence[Pass]:
     """The quantization passes of the options, without calibration: the format of each weight is the same."""
     if options.quant == "auto":
         chosen = QuantizeAuto(keep=options.keep, budget=byte_budget(options, graph), searches=False)
         return (*rotated(options), chosen)
     asked = (options.quant, options.quant_head, options.keep, (), options.group_size)
-    return pipelines.quantize(*asked, plans=True, rotate=options.rotate)
+    return pipelines.quantize(*asked, plans=True, rotate=options.rotate, encodes=encodes)

@@ -17,6 +17,7 @@ from ..eviction import Eviction
 from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, TensorType, type_of
 from ..ops import OPS, op_of
 from ..ops.body import Body
+from ..weights.formats.base import StorageFormat
 from .builder import Cached, ProgramBuilder, Record, WeightSource
 from .layout import Layout, Role, Stored
 from .placed import Placed, contiguous
@@ -66,7 +67,7 @@ class Lowerer:
         self.current: fx.Node = graph.output
         self._kv_layers: dict[int | KVLayer, int] = {}
         self._written: set[int] = set()
-        self._quantized: dict[tuple[Operand, int, int], QuantizedRows] = {}
+        self._quantized: dict[tuple[Operand, int, int, bool], QuantizedRows] = {}
         self._in_output = _written_to_output(graph, graph.output)
         if graph.exit is not None:
             self._in_output |= _written_to_output(graph, graph.exit)
@@ -129,23 +130,25 @@ class Lowerer:
         self.copy(shown, target, self.current)
         return out
 
-    def quantized_rows(self, x: Placed, k: int, group: int) -> QuantizedRows:
+    def quantized_rows(self, x: Placed, k: int, form: StorageFormat) -> QuantizedRows:
         """int8 codes, scales and sums of an activation; made once and shared by all products that read it."""
-        key = (x.operand, k, group)
+        group, unsigned = form.row_group, form.unsigned_rows
+        key = (x.operand, k, group, unsigned)
         if key not in self._quantized:
             codes = self.builder.buffer((k,), "i8", x.rows)
             scales, sums = (self.builder.buffer((k // group,), "f32", x.rows) for _ in range(2))
             found = QuantizedRows(codes.operand, scales.operand, sums.operand)
             step = QuantizeRows(
-                rows=row_kind(x), x=x.operand, codes=found.codes, scales=found.scales, sums=found.sums, k=k, group=group
-            )
+                rows=row_kind(x), x=x.operand, codes=found.codes, scales=found.scales, sums=found.sums,
+                k=k, group=group, unsigned=unsigned,
+            )  # fmt: skip
             self.emit(step, self.current)
             self._quantized[key] = found
         return self._quantized[key]
 
     def product_rows(self, x: Placed, k: int, weight: Matrix) -> Operand | QuantizedRows:
         """The rows `x` as the kernel of a product with `weight` reads them."""
-        return self.quantized_rows(x, k, weight.layout.format.row_group) if weight.layout.int8_rows else x.operand
+        return self.quantized_rows(x, k, weight.layout.format) if weight.layout.int8_rows else x.operand
 
     def kv_layer(self, layer: int) -> int:
         """The number of a graph's attention layer in the program: without gaps where passes removed one."""

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ...compiler.weights.formats.base import decibels
-from ...compiler.weights.formats.channel import int8_rows
 from .awq import QuantizeAwq
 from .awq_search import ALPHA_STEPS, Member, least
 from .fold import factors
@@ -69,7 +68,7 @@ def _errors(member: Member, scales: Tensor | None) -> tuple[float, float]:
     signal = noise = 0.0
     for plane, rows in zip(weight.reshape(-1, *weight.shape[-2:]), member.inputs.sample, strict=True):
         expected = rows @ plane.T
-        found = int8_rows(rows / factor) @ member.format.rounded(plane * factor).T
+        found = member.format.coded_rows(rows / factor) @ member.format.rounded(plane * factor).T
         signal += float(expected.square().sum(dtype=torch.float64))
         noise += float((found - expected).square().sum(dtype=torch.float64))
     return signal, noise

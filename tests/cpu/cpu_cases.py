@@ -9,12 +9,14 @@ import numpy as np
 from cpu_harness import Builder, Case
 from icc.compiler.backends.cpu.layouts.affine import AffineTiles
 from icc.compiler.backends.cpu.layouts.dense import ROWS, TILES
+from icc.compiler.backends.cpu.layouts.reduced import ReducedTiles
 from icc.compiler.backends.cpu.layouts.split import SplitTiles
 from icc.compiler.program.layout import Stored
 from icc.compiler.program.steps.base import STEPS, QuantizedRows
 from icc.compiler.program.steps.embedding import Embedding, SelectRows
 from icc.compiler.program.steps.linear import ExpertLinear, ExpertLinearQ, Linear, LinearQ, QuantizeRows
 from icc.compiler.weights.formats.affine import GroupAffine
+from icc.compiler.weights.formats.reduced import ReducedInt8
 from icc.runtime.format.operands import BufferOperand, InputOperand
 
 Arrays = dict[str, np.ndarray]
@@ -59,8 +61,10 @@ def add_linear(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str, e
     b.cases.append(Case(name, feeds, expect, max(2e-6, 1e-9 * k)))
 
 
-def quantized_layout(fmt: str, group: int) -> AffineTiles:
-    """q4, q8 or q8s."""
+def quantized_layout(fmt: str, group: int) -> AffineTiles | ReducedTiles:
+    """q4, q8, q8s or i7."""
+    if fmt == "i7":
+        return ReducedTiles.of(ReducedInt8(group, 8))
     return SplitTiles.of(GroupAffine(group, 8)) if fmt == "q8s" else AffineTiles.of(GroupAffine(group, int(fmt[1:])))
 
 
@@ -75,6 +79,9 @@ def quantized_weight(rng: np.random.Generator, n: int, k: int, fmt: str, group: 
     bits = layout.format.bits
     codes = rng.integers(0, 2**bits, (n, k)).astype(np.uint8)
     zeros = rng.integers(0, 2**bits, (n, k // group)).astype(np.uint8)
+    if fmt == "i7":  # its codes lie about 128; the largest that there are, too, of which sums must not overflow
+        codes, zeros = (65 + codes % 127).astype(np.uint8), np.full_like(zeros, 128)
+        codes[n // 2] = 191
     scales = (rng.uniform(0.5, 1.0, (n, k // group)) * 10.0 ** rng.integers(-1, 1)).astype(np.float32)
     if n > 8:
         scales[3] *= 1e-6
@@ -84,20 +91,28 @@ def quantized_weight(rng: np.random.Generator, n: int, k: int, fmt: str, group: 
     return packed, wide.reshape(n, k)
 
 
-def dequantize(q: np.ndarray, s: np.ndarray) -> np.ndarray:
-    groups = s.shape[-1]
-    return (q.astype(np.float64).reshape(*q.shape[:-1], groups, -1) * s[..., None]).reshape(q.shape)
+def dequantize(q: np.ndarray, s: np.ndarray, zeros: np.ndarray | float = 0.0) -> np.ndarray:
+    codes = q.astype(np.float64).reshape(*q.shape[:-1], s.shape[-1], -1)
+    return ((codes - np.asarray(zeros)[..., None]) * s[..., None]).reshape(q.shape)
 
 
-def add_quantize(b: Builder, name: str, k: int, group: int, slice_: bool, scale: float = 1.0) -> QuantizedRows:
+def add_quantize(
+    b: Builder, name: str, k: int, group: int, slice_: bool, scale: float = 1.0, unsigned: bool = False
+) -> QuantizedRows:
     """quantize_rows of a new buffer; its outputs."""
     x, x_stride, start = _column_slice(b, f"{name}.x", k, slice_)
     codes = b.buffer(f"{name}.q", [k], "i8")
     scales, sums = (b.buffer(f"{name}.{part}", [k // group]) for part in ("s", "sum"))
-    b.step(QuantizeRows(x=x, codes=codes, scales=scales, sums=sums, k=k, group=group))
+    b.step(QuantizeRows(x=x, codes=codes, scales=scales, sums=sums, k=k, group=group, unsigned=unsigned))
 
     def expect(a: Arrays) -> Arrays:
         groups = a[x.name][:, start : start + k].reshape(len(a[x.name]), -1, group)
+        if unsigned:
+            low, high = np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0)
+            inverse = np.float32(127) / (high - low)
+            zero = np.rint(-low * inverse)
+            q = np.clip(np.rint(groups * inverse[..., None]) + zero[..., None], 0, 127)
+            return {f"{name}.q": q.reshape(-1, k), f"{name}.s": (high - low) / 127, f"{name}.sum": zero}
         peak = np.abs(groups).max(-1)
         q = np.rint(
             groups * np.where(peak > 0, np.float32(127) / np.where(peak > 0, peak, 1), 0)[..., None].astype(np.float32)
@@ -111,7 +126,7 @@ def add_quantize(b: Builder, name: str, k: int, group: int, slice_: bool, scale:
 def add_linear_q(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str, group: int, extra: bool) -> None:
     name = f"linear_{fmt}_g{group}_{k}x{n}{'_bias_slice' if extra else ''}"
     packed, exact = quantized_weight(rng, n, k, fmt, group)
-    x = add_quantize(b, name, k, group, extra)
+    x = add_quantize(b, name, k, group, extra, scale=50.0 if fmt == "i7" else 1.0, unsigned=fmt == "i7")
     bias = rng.standard_normal(n).astype(np.float32)
     y, _, y_start = _column_slice(b, f"{name}.y", n, extra)
     w = b.weight(f"{name}.w", packed, fmt, (n, k))
@@ -120,7 +135,8 @@ def add_linear_q(b: Builder, rng: np.random.Generator, k: int, n: int, fmt: str,
 
     def expect(a: Arrays) -> Arrays:
         out = a[y.name].astype(np.float64)
-        out[:, y_start : y_start + n] = dequantize(a[f"{name}.q"], a[f"{name}.s"].astype(np.float64)) @ exact.T
+        zeros = a[f"{name}.sum"] if fmt == "i7" else 0.0
+        out[:, y_start : y_start + n] = dequantize(a[f"{name}.q"], a[f"{name}.s"].astype(np.float64), zeros) @ exact.T
         if extra:
             out[:, y_start : y_start + n] += bias
         return {y.name: out}

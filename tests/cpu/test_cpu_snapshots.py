@@ -21,6 +21,7 @@ from icc.compiler.backends.cpu.kernels.micro import DenseMicroParams, MicroTable
 from icc.compiler.backends.cpu.layouts.affine import BYTES, NIBBLES
 from icc.compiler.backends.cpu.layouts.blocks import reader_of
 from icc.compiler.backends.cpu.layouts.float8 import Float8Tiles
+from icc.compiler.backends.cpu.layouts.reduced import SIGNED
 from icc.compiler.backends.cpu.layouts.split import BOTH, HIGH
 from icc.compiler.backends.render import TEMPLATES, render
 from icc.compiler.ops.body import Body
@@ -48,6 +49,7 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "quantize_rows__g16": ("quantize_rows", {"k": 32, "group": 16}),
+    "quantize_rows__unsigned": ("quantize_rows", {"k": 32, "group": 16, "unsigned": True}),
     "linear_q__q4": ("linear_q", {"k": 32, "n": 20, **QUANT}),
     "linear_q__q8_bias": (
         "linear_q",
@@ -157,6 +159,8 @@ MICROS = {
     "micro_quant__q8_m2_n1_in_memory": QuantMicroParams("quant_q8_m2_n1", BYTES, 2, 1, 2048, False),
     "micro_quant__q8s_m1_n2": QuantMicroParams("quant_q8s_m1_n2", BOTH, 1, 2, 2048, True),
     "micro_quant__q8s_high_m1_n2": QuantMicroParams("quant_q8s_high_m1_n2", HIGH, 1, 2, 2048, True),
+    "micro_quant__q8_m2_n1_pairs": QuantMicroParams("quant_q8_m2_n1", BYTES, 2, 1, 2048, False, pairs=True),
+    "micro_chain__i7_m2_n1": QuantMicroParams("quant_i7_m2_n1", SIGNED, 2, 1, 2048, False, chains=True),
     "micro_short__q4_k_m1_n2": QuantMicroParams("q4_k_m1_n2", reader_of(find_format("q4_k")), 1, 2, 256, True, True),
     "micro_short__q8_0_m3_n1_staged": QuantMicroParams(
         "q8_0_m3_n1", reader_of(find_format("q8_0")), 3, 1, 2048, False, True

@@ -40,6 +40,7 @@ class Isa:
     quant_blocks: tuple[Block, ...]
     attention_vectors: int  # sixteen-lane columns per four rows in the attention micro-kernels
     short_sums: bool = False  # products of block formats are summed in 16 bits: no instruction does so in 32 bits
+    pair_blocks: tuple[Block, ...] = ()  # of products of bytes, where they are multiplied in pairs of 16 bits
     float_sums: int = 4  # blocks of at most so many accumulators keep their float sums in registers too
 
 
@@ -75,6 +76,7 @@ AVX2 = Isa(
     _blocks((1, 4), (2, 4), (3, 2), (4, 2), (6, 2), (8, 1)),
     1,
     short_sums=True,
+    pair_blocks=_blocks((1, 4), (2, 2), (3, 1), (4, 1), (6, 1)),
 )
 
 ALL = (AVX512VNNI, AVX512, AVX2)

@@ -27,7 +27,7 @@ class OperandGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
 
 
 class QuantizedRows(OperandGroup, frozen=True, tag="quantized"):
-    """Rows as int8 codes [K], with float32 scales and sums of codes [K / group]."""
+    """Rows as int8 codes [K], with float32 scales [K / group], and sums of codes or, of unsigned codes, zero points."""
 
     codes: Operand
     scales: Operand

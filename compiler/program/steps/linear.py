@@ -149,7 +149,8 @@ class ExpertLinearQ(ExpertProduct, frozen=True, kw_only=True, tag="expert_linear
 
 @step_type
 class QuantizeRows(Step, frozen=True, kw_only=True, tag="quantize_rows"):
-    """x [k] as int8 codes, with a scale and the sum of the codes per group."""
+    """x [k] as int8 codes, with a scale and the sum of the codes per group; unsigned: as codes from 0 to 127, with
+    a scale and, for the sum, the code of zero."""
 
     OUTPUTS: ClassVar = ("codes", "scales", "sums")
     DTYPES: ClassVar = {"codes": ("i8",)}
@@ -159,6 +160,7 @@ class QuantizeRows(Step, frozen=True, kw_only=True, tag="quantize_rows"):
     sums: Operand
     k: int
     group: int
+    unsigned: bool = False
 
     def widths(self) -> dict[str, int]:
         groups = self.k // self.group

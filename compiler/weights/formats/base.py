@@ -64,6 +64,11 @@ class StorageFormat(ABC):
         return self.block[1]
 
     @property
+    def unsigned_rows(self) -> bool:
+        """Whether such products read rows as codes from 0 to 127 with a zero point per group, not from -127 to 127."""
+        return False
+
+    @property
     def serves_tables(self) -> bool:
         """Whether a token embedding keeps its worth in it: rows are read one by one, and no sum averages errors."""
         return False
@@ -84,6 +89,12 @@ class StorageFormat(ABC):
     def rounded(self, values: Tensor, clip: Tensor | None = None) -> Tensor:
         """What `encode` would store of float32 values, as float32."""
         return self.decode(self.encode(values, clip).parts)
+
+    def coded_rows(self, rows: Tensor) -> Tensor:
+        """Activations [n, K] as products that read int8 rows see them, float32."""
+        groups = rows.unflatten(-1, (-1, self.row_group))
+        scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
+        return (groups / scale).round_().mul_(scale).flatten(-2)
 
     def fitted(self, k: int) -> StorageFormat:
         """This format for rows of `k` values, in smaller blocks if need be; raises Misfit."""

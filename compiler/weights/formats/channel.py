@@ -39,9 +39,3 @@ class ChannelInt8(GroupAffine):
 
     def code(self, values: Tensor, *levels: Tensor) -> Tensor:
         return super().code(values, *levels).clamp_(min=1)
-
-
-def int8_rows(rows: Tensor) -> Tensor:
-    """Activations [n, K] as the kernels see them, float32: whole numbers from -127 to 127 times a scale per row."""
-    scale = rows.abs().amax(-1, keepdim=True).clamp(min=1e-30) / (ZERO - 1)
-    return (rows / scale).round_().mul_(scale)

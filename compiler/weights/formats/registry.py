@@ -15,6 +15,7 @@ from .dense import BF16, F16, F32, I32
 from .float8 import Float8
 from .ggml import GGML_FORMATS
 from .mixed import find_mixed
+from .reduced import ReducedInt8
 from .tables import fp4, nf4, nvfp4
 
 GROUP = "icc.formats"  # entry points of other packages: a FormatMaker by its format's name
@@ -28,6 +29,7 @@ _FORMATS: dict[str, FormatMaker] = {
     "q4": lambda group: GroupAffine(group, 4),
     "q8": lambda group: GroupAffine(group, 8),
     "i8": lambda group: ChannelInt8(group, 8),
+    "i7": lambda group: ReducedInt8(group, 8),
     "zq4": lambda group: grouped(4, group),
     "zq8": lambda group: grouped(8, group),
     "zq4_bf16": lambda group: grouped(4, group, "bf16"),

@@ -14,7 +14,8 @@ from ....program.steps.linear import (
     Product,
     QuantizeRows,
 )
-from ..layouts.codes import CodeTiles
+from ..isa import Block, Isa
+from ..layouts.codes import CodeTiles, Reader
 from ..layouts.dense import ValueTiles
 from ..layouts.registry import LAYOUTS
 from .base import KernelParams
@@ -22,6 +23,21 @@ from .base import KernelParams
 P = TypeVar("P", bound=Product)
 
 SCREENED_ROWS = 6  # with more rows a head takes its time for arithmetic, not for reading
+
+
+def in_pairs(reader: Reader, isa: Isa) -> bool:
+    """Whether codes and activations are multiplied as pairs of 16 bits."""
+    return reader.pairs and bool(isa.pair_blocks)
+
+
+def chained(reader: Reader, isa: Isa) -> bool:
+    """Whether products of eight k are summed in 16 bits first."""
+    return reader.chains and bool(isa.pair_blocks)
+
+
+def blocks_of(reader: Reader, isa: Isa) -> tuple[Block, ...]:
+    """The blocks of a product with such codes."""
+    return isa.pair_blocks if in_pairs(reader, isa) or chained(reader, isa) else isa.quant_blocks
 
 
 @dataclass(frozen=True)
@@ -68,7 +84,9 @@ class QuantParams(KernelParams[P]):
 
     @property
     def scratch_bytes(self) -> int:
-        return self.isa.quant_blocks[-1].rows * (self.step.k + 8 * self.groups) + 64
+        reader = self.layout.reader
+        row = self.step.k * (2 if in_pairs(reader, self.isa) else 1) + 8 * self.groups
+        return blocks_of(reader, self.isa)[-1].rows * row + 64
 
 
 @dataclass(frozen=True)

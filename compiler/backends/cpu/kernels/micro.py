@@ -12,7 +12,7 @@ from ..layouts.codes import Reader
 from ..layouts.dense import Tiles
 from .attention import AttentionParams
 from .base import KernelParams
-from .linear import SCREENED_ROWS, DenseParams, LinearQParams, QuantParams
+from .linear import SCREENED_ROWS, DenseParams, LinearQParams, QuantParams, blocks_of, chained, in_pairs
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,15 @@ class DenseMicroParams:
     template: str = Tiles.micro
     group: int = 0
     unroll: int = 4
+    pairs: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
 class QuantMicroParams:
     """The same of quantized weights, whose layout says how they are read. Its float sums stay in registers where they
-    are few. short: products are summed in 16 bits, which is less work where no instruction sums them in 32."""
+    are few. short: products are summed in 16 bits, which is less work where no instruction sums them in 32. pairs:
+    codes and activations are multiplied as pairs of 16 bits. chains: products of eight k are summed in 16 bits first.
+    """
 
     name: str
     reader: Reader
@@ -42,9 +45,13 @@ class QuantMicroParams:
     prefetch: int
     in_registers: bool
     short: bool = False
+    pairs: bool = False
+    chains: bool = False
 
     @property
     def template(self) -> str:
+        if self.chains:
+            return "cpp/linear/micro_chain.cpp.jinja"
         return f"cpp/linear/micro_{'short' if self.short else 'quant'}.cpp.jinja"
 
     @property
@@ -77,7 +84,9 @@ def quant_micro(name: str, reader: Reader, block: Block, isa: Isa) -> QuantMicro
     """The micro-kernel of a block on a level."""
     few = block.rows * block.tiles <= isa.float_sums
     short = isa.short_sums and isinstance(reader, BlockReader)
-    return QuantMicroParams(name, reader, block.rows, block.tiles, block.prefetch, few, short)
+    return QuantMicroParams(
+        name, reader, block.rows, block.tiles, block.prefetch, few, short, in_pairs(reader, isa), chained(reader, isa)
+    )
 
 
 def micro_sources(kernels: list[KernelParams[Any]], isa: Isa) -> list[str]:
@@ -93,7 +102,7 @@ def micro_sources(kernels: list[KernelParams[Any]], isa: Isa) -> list[str]:
         table = MicroTableParams("DenseMicro", layout.table, micros)
         parts += [render(m.template, m) for m in micros] + [render(table.template, table)]
     products = [k for k in kernels if isinstance(k, QuantParams)]
-    tables = {k.layout.table: (k.layout.reader, isa.quant_blocks) for k in products}
+    tables = {k.layout.table: (k.layout.reader, blocks_of(k.layout.reader, isa)) for k in products}
     few = tuple(b for b in isa.quant_blocks if b.rows <= SCREENED_ROWS)
     for k in products:
         if isinstance(k, LinearQParams) and k.step.screened and k.layout.screener:

@@ -24,7 +24,7 @@ from .tiles import (
 )
 
 NIBBLES = Reader("a 4-bit product", "cpp/layouts/q4.cpp.jinja", ("low", "high"), "dot_u4")
-BYTES = Reader("an 8-bit product", "cpp/layouts/q8.cpp.jinja", ("raw",), "dot_u8")
+BYTES = Reader("an 8-bit product", "cpp/layouts/q8.cpp.jinja", ("raw",), "dot_u8", pairs=True)
 
 
 def quant_tile_bytes(k: int, bits: int, group: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ....program.layout import MatrixLayout
@@ -18,7 +18,9 @@ class Reader:
     title: the product as the kernel's comment names it. macros: the template with the macros that
     cpp/layouts/header.cpp.jinja lists. pieces: what the codes of a line are taken apart into, four k of 16 rows each,
     by the names of their variables. dot: the function of simd.h that multiplies a piece with activations. header: bytes
-    of a group before its lines.
+    of a group before its lines. pairs: levels without an instruction for bytes take codes and activations in pairs of
+    16 bits (not where a head is screened, which packs its rows once, for both its lists of micro-kernels). chains:
+    there products of eight k are summed in 16 bits first.
     """
 
     title: str
@@ -26,6 +28,8 @@ class Reader:
     pieces: tuple[str, ...]
     dot: str
     header: int = HEADER
+    pairs: bool = field(default=False, kw_only=True)
+    chains: bool = field(default=False, kw_only=True)
 
     @property
     def line_k(self) -> int:

@@ -8,11 +8,13 @@ from ....weights.formats.blocks import BlockFormat
 from ....weights.formats.channel import ChannelInt8
 from ....weights.formats.dense import Dense
 from ....weights.formats.float8 import Float8
+from ....weights.formats.reduced import ReducedInt8
 from ....weights.formats.tables import GroupedTable, TableFormat
 from .affine import AffineTiles
 from .blocks import BlockTiles
 from .dense import ROWS, TILES, stored_type
 from .float8 import Float8Tiles
+from .reduced import ReducedTiles
 from .split import SplitTiles
 
 
@@ -32,6 +34,7 @@ LAYOUTS = Layouts(
         Dense: _dense,
         GroupAffine: _affine,
         ChannelInt8: lambda form, role: AffineTiles.of(form),
+        ReducedInt8: lambda form, role: ReducedTiles.of(form),
         **dict.fromkeys((BlockFormat, TableFormat, GroupedTable), lambda form, role: BlockTiles.of(form)),
         Float8: lambda form, role: Float8Tiles.of(form),
     },

@@ -11,11 +11,13 @@ static void k0_gated_scan(const Ctx& c) {
     constexpr int ROWS = 32, SIDES = 2;  // of products with S0: keys too, or queries only
     constexpr int DECAYS = 16;
     struct Pending { float k[CHUNK][ROWS], u[CHUNK][COLUMNS], w[16], w0[DECAYS]; };  // w: of scalar decays, else the k are decayed
-    constexpr int64_t HEAD = 2336;
-    static_assert(sizeof(Pending) == 4 * (HEAD - K * COLUMNS), "state");
+    typedef float E;
+    constexpr int64_t HEAD = 2336, MATRIX = 1536;
+    static_assert(sizeof(Pending) == 4 * (HEAD - MATRIX) && sizeof(E) * K * COLUMNS == 4 * MATRIX, "state");
     struct Work {
         Pending p;
-        float rows[SIDES * CHUNK][ROWS], products[SIDES * CHUNK][TILE], with_k[CHUNK][CHUNK], with_q[CHUNK][CHUNK], state[K * COLUMNS];
+        float rows[SIDES * CHUNK][ROWS], products[SIDES * CHUNK][TILE], with_k[CHUNK][CHUNK], with_q[CHUNK][CHUNK];
+        E state[K * COLUMNS];
     };
     static_assert(sizeof(Work) <= ICC_SCRATCH_BYTES, "scratch");
     Work& w = *(Work*)c.scratch;
@@ -24,11 +26,11 @@ static void k0_gated_scan(const Ctx& c) {
     for (int64_t i; (i = c.next->fetch_add(1, std::memory_order_relaxed)) < items;) {
         const int head = (int)(i % H), seq = (int)(i / H), begin = b.seq_starts[seq], end = b.seq_starts[seq + 1];
         int count = b.positions[begin] % CHUNK;  // tokens of the chunk that S0 does not have
-        const float* s0 = w.state;
+        const E* s0 = w.state;
         const float* pending = nullptr;  // a block that has the first `count` of them
         if (const float* before = state_before<32>(c, seq)) {
-            s0 = before + head * HEAD;
-            pending = s0 + K * COLUMNS;
+            s0 = (const E*)(before + head * HEAD);
+            pending = before + head * HEAD + MATRIX;
             if (count) {
                 const Pending& known = *(const Pending*)pending;
                 memcpy(w.p.k, known.k, 4 * (size_t)count * ROWS);
@@ -95,18 +97,18 @@ static void k0_gated_scan(const Ctx& c) {
             if (count == CHUNK) {
                 for (int j = 0; j < CHUNK; ++j)
                     for (int r = 0; r < ROWS; r += 16) vstore(w.p.k[j] + r, vf(w.p.w[j]) * vload(w.p.k[j] + r));
-                float* to = behind ? behind : w.state;
+                E* to = behind ? (E*)behind : w.state;
                 for (int at = 0; at < COLUMNS; at += 16)
                     state_update<K, CHUNK, TILE, false>(s0 + at / TILE * TILE * K + at % TILE, to + at / TILE * TILE * K + at % TILE, w.p.w0, w.p.k[0], ROWS, w.p.u[0] + at, COLUMNS);
                 s0 = to, pending = nullptr, count = stored = 0;
             } else if (behind) {
-                Pending& left = *(Pending*)(behind + K * COLUMNS);
-                if (s0 != behind) memcpy(behind, s0, 4 * (size_t)K * COLUMNS);
-                if (pending != behind + K * COLUMNS) stored = 0;
+                Pending& left = *(Pending*)(behind + MATRIX);
+                if (s0 != (const E*)behind) memcpy(behind, s0, sizeof w.state);
+                if (pending != behind + MATRIX) stored = 0;
                 memcpy(left.k[stored], w.p.k[stored], 4 * (size_t)(count - stored) * ROWS);
                 memcpy(left.u[stored], w.p.u[stored], 4 * (size_t)(count - stored) * COLUMNS);
                 memcpy(left.w, w.p.w, sizeof w.p.w + sizeof w.p.w0);
-                pending = behind + K * COLUMNS, stored = count;
+                pending = behind + MATRIX, stored = count;
             }
         }
     }

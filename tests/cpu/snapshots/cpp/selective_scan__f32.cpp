@@ -3,12 +3,13 @@
 // Work items are 16 channels of one sequence, taken from a counter. Params: SelectiveScanParams.
 static void k0_selective_scan(const Ctx& c) {
     constexpr int C = 24, N = 8, WIDTH = 16, PARTS = (C + WIDTH - 1) / WIDTH;
+    typedef float E;
     const icc_batch& b = *c.batch;
     const float* a = c.input<const float>(2);
     const int64_t items = (int64_t)b.num_seqs * PARTS;
     for (int64_t i; (i = c.next->fetch_add(1, std::memory_order_relaxed)) < items;) {
         const int seq = (int)(i / PARTS), first = (int)(i % PARTS) * WIDTH;
-        const float* before = state_before<32>(c, seq);
+        const E* before = (const E*)state_before<32>(c, seq);
         for (int at = first; at < first + WIDTH && at < C; at += 16) {
             const int n = tail(C - at);
             VF state[N];
@@ -24,8 +25,10 @@ static void k0_selective_scan(const Ctx& c) {
                     y = fma(state[k], vf(cs[k]), y);
                 }
                 vstore_n(c.output<float>(0) + (int64_t)t * 24 + at, y, n);
-                if (float* behind = state_behind(c, t))
-                    for (int k = 0; k < N; ++k) vstore_n(behind + (int64_t)k * C + at, state[k], n);
+                E* behind = (E*)state_behind(c, t);
+                for (int k = 0; k < N && behind; ++k) {
+                    vstore_n(behind + (int64_t)k * C + at, state[k], n);
+                }
             }
         }
     }
