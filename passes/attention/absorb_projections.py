@@ -229,7 +229,7 @@ def _gathered(weights: Sequence[Weight], rows: Tensor) -> Weight:
 
 def _transposed(weights: Sequence[Weight], rows: Tensor) -> Weight:
     """The same transposed, [H, K, N]. No format with codes along K holds that: what was stored in codes of a few bits
-    becomes float16, which is exact where scales are powers of two (MXFP4), and else within 2^-12, as keys in a cache."""
+    becomes float16, exact where scales are powers of two (MXFP4), else within 2^-11 of each, as keys in a cache."""
 
     def moved(*values: Tensor) -> Tensor:
         found = torch.cat(values)[rows].mT.contiguous()
