@@ -6,30 +6,31 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, wraps
 from inspect import signature
 from types import TracebackType
-from typing import ParamSpec, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, Unpack, cast, overload
 
 import numpy as np
 
-from .answers import verify_answers
 from .errors import RequestError
 from .executor.base import Executor
-from .executor.open import open_executor, open_gpu
-from .format.files import HashPieces
-from .format.load import Engine, open_engine
+from .executor.open import open_executor
+from .format.load import Engine
 from .format.manifest import Manifest
 from .loop.engine_loop import EngineLoop
+from .opening import Begun, begin
 from .options import LoadOptions
 from .prompting import ChatOptions, Prompt, Prompting, Query, RenderOptions
-from .reading.answer import Answer, MakeReader
 from .requests.embedding import Embedding, Ranked, ranked
 from .requests.generation import Completion, Generation
 from .requests.increment import Increment
 from .requests.params import SamplingParams
 from .speculate.choose import choose_speculator
-from .speculate.speculator import Speculator
 from .templates.messages import Messages, is_messages
 from .templates.source import TemplateSource
 from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .reading.answer import Answer, MakeReader
+    from .speculate.speculator import Speculator
 
 Progress = Callable[[int, int], object]  # so many of so many
 Fields = ParamSpec("Fields")
@@ -60,17 +61,17 @@ def load(options: LoadOptions) -> LLM:
     return open_llm(options)
 
 
-def open_llm(options: LoadOptions) -> LLM:
-    """The engine loaded as the options say; see `load`."""
-    gpu = open_gpu(options.path)  # before the files are read: a wrong GPU shows at once
-    engine = open_engine(options.path, verify=options.verify, isa=options.isa, load_hasher=_hasher)
+def open_llm(options: LoadOptions, begun: Begun | None = None) -> LLM:
+    """The engine loaded as the options say; see `load`. begun: where `begin` was called already."""
+    begun = begun or begin(options)
+    engine = begun.opening.finish()
     try:
-        make = partial(open_executor, gpu=gpu, threads=options.threads)
+        make = partial(open_executor, gpu=begun.gpu, threads=options.threads)
         executor = make(engine, kv_bytes=options.kv_bytes, swap_bytes=options.swap_bytes)
         if options.verify_answers:
             _check_answers(engine, executor)
         tokenizer_json = engine.tokenizer_json()
-        tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json)
+        tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json, engine.vocabulary())
         second = partial(make, swap_bytes=0)
         speculator = choose_speculator(options.spec, engine, executor, second, options.acceptance)
     except BaseException:
@@ -80,17 +81,13 @@ def open_llm(options: LoadOptions) -> LLM:
 
 
 def _check_answers(engine: Engine, executor: Executor) -> None:
+    from .answers import verify_answers
+
     try:
         verify_answers(engine, executor)
     except BaseException:
         executor.close()
         raise
-
-
-def _hasher(image: bytes, name: str) -> HashPieces:
-    from .executor.cpu.library import KernelLibrary
-
-    return KernelLibrary(image, name).sha256
 
 
 class LLM:
@@ -206,7 +203,11 @@ class LLM:
 
     def _increments(self, query: Query) -> Iterator[Increment]:
         [generation] = self.add(query.token_ids, query.params, query.grammar)
-        answer = None if query.read is None else Answer(query.read)
+        answer: Answer | None = None
+        if query.read is not None:
+            from .reading.answer import Answer
+
+            answer = Answer(query.read)
         try:
             while True:
                 while generation.outputs:

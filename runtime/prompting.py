@@ -12,23 +12,17 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 from .errors import MissingExtraError, RequestError, install
 from .format.load import Engine
 from .format.manifest import Manifest, SamplingDefaults
-from .grammars.constraints import Grammars
-from .grammars.sources import of_lark, of_regex, of_schema
-from .reading.answer import MakeReader
-from .reading.forced import tool_grammar
-from .reading.formats import AnswerFormat
-from .reading.history import fitted
-from .reading.ids import maker_of_ids
-from .reading.probe import find_format, now
-from .reading.reader import AnswerReader
-from .reading.tools import ToolChoice, Tools, offered
 from .requests.params import SamplingParams
-from .requests.sampler import Constrain
 from .templates.messages import Messages, is_messages, prepared
 from .templates.source import TemplateSource, read_template
 from .tokenizer import Tokenizer
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a text that is completed as it is needs none of these
+    from .grammars.constraints import Grammars
+    from .reading.answer import MakeReader
+    from .reading.formats import AnswerFormat
+    from .reading.tools import ToolChoice, Tools
+    from .requests.sampler import Constrain
     from .templates.template import ChatTemplate
 
 Prompt = str | Sequence[int]
@@ -104,6 +98,9 @@ class Prompting:
     @cached_property
     def form(self) -> AnswerFormat:
         """How the model writes calls and thoughts, as its template tells."""
+        from .reading.formats import AnswerFormat
+        from .reading.probe import find_format, now
+
         if self.template is None:
             return AnswerFormat()
         special_tokens = {} if self._tokenizer is None else self._tokenizer.special_tokens
@@ -126,6 +123,8 @@ class Prompting:
         end_ids = self._manifest.model.eos_token_ids
         if self._tokenizer is None or not end_ids:
             return None
+        from .grammars.constraints import Grammars
+
         return Grammars(self._tokenizer.to_json(), self._manifest.model.vocab_size, end_ids)
 
     # -- prompts -----------------------------------------------------------------------------------------------------
@@ -165,6 +164,8 @@ class Prompting:
         """The text of a conversation in the engine's chat template; see RenderOptions."""
         if self.template is None:
             raise RequestError("the engine has no chat template", "complete a text as it is (--raw)", field="messages")
+        from .reading.history import fitted
+
         given = fitted(prepared(messages), self.form)
         self.source.check(chat_template)
         variables = {**({"documents": documents} if documents else {}), **(chat_template_kwargs or {})}
@@ -221,6 +222,8 @@ class Prompting:
         return [self._chat(messages, one, options) for messages, one in zip(conversations, given, strict=True)]
 
     def _chat(self, messages: Messages, params: SamplingParams | None, options: ChatOptions) -> Query:
+        from .reading.tools import offered
+
         chosen = {name: value for name, value in options.items() if name in RenderOptions.__annotations__}
         tools = offered(
             options.get("tools"), options.get("tool_choice"), options.get("parallel_tool_calls") is not False
@@ -243,6 +246,8 @@ class Prompting:
         """What an answer follows that must call a tool."""
         if params.asks_for_a_form:
             raise RequestError("tool_choice: a call cannot follow a schema or a grammar too", field="tool_choice")
+        from .reading.forced import tool_grammar
+
         special_tokens = {} if self._tokenizer is None else self._tokenizer.special_tokens
         end_ids = self._manifest.model.eos_token_ids
         return tool_grammar(self.form, tools.schemas, tools.most, special_tokens, end_ids)
@@ -252,6 +257,9 @@ class Prompting:
         form, last = self.form, messages[-1]
         if not (tools.shown or form.messages or form.thinking is not None):
             return None
+        from .reading.ids import maker_of_ids
+        from .reading.reader import AnswerReader
+
         goes_on = bool(options.get("continue_final_message")) and last["role"] == "assistant"
         thinking = form.thinks_after(text, str(last.get("content")) if goes_on else "")
         make_id = maker_of_ids(form, sum(len(message.get("tool_calls") or ()) for message in messages))
@@ -295,6 +303,8 @@ class Prompting:
 
 def _source(params: SamplingParams) -> str:
     """What the text must be."""
+    from .grammars.sources import of_lark, of_regex, of_schema
+
     try:
         if params.json_schema is not None:
             return of_schema(dict(cast("Mapping[str, Any]", params.json_schema)))

@@ -18,7 +18,7 @@ class TokenBytes:
 
     def __init__(self, decoder: bytes, added: Collection[str]) -> None:
         kinds = list(_decoders(json.loads(decoder)))
-        self._stand_ins = {char: byte for byte, char in _alphabet().items()} if "ByteLevel" in kinds else None
+        self._stand_ins = {char: byte for byte, char in alphabet().items()} if "ByteLevel" in kinds else None
         self._byte_fallback = "ByteFallback" in kinds
         self._blank = "▁" if {"Metaspace", "Replace", "ByteFallback"} & set(kinds) else None
         self._added = frozenset(added)
@@ -45,7 +45,7 @@ def _decoders(decoder: Any) -> Iterator[str]:
 
 
 @lru_cache(1)
-def _alphabet() -> dict[int, str]:
+def alphabet() -> dict[int, str]:
     """GPT-2's printable stand-in for each byte."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import tokenizers
 
 from .errors import EngineFormatError, RequestError
 from .token_bytes import TokenBytes
+
+if TYPE_CHECKING:
+    from .format.vocabulary import Vocabulary
 
 _CONTEXT = 6  # prompt tokens that the first piece is decoded after, so that it gets its leading space
 _PATIENCE = 32  # tokens after which bytes that never become a character are shown as they are
@@ -17,27 +22,39 @@ _REPLACEMENT = "\ufffd"
 class Tokenizer:
     """The tokenizer of an engine, from the content of tokenizer.json.
 
-    Special tokens are added as its own post-processor says; `special_tokens` are their texts and ids.
+    Special tokens are added as its own post-processor says; `special_tokens` are their texts and ids. With a
+    `vocabulary` of the same tokens the content is read when a second text, or a long one, is to be encoded; texts of
+    tokens come from there.
     """
 
-    def __init__(self, raw: bytes) -> None:
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(raw)
-        except Exception as error:  # the library raises bare Exception
-            raise EngineFormatError(f"tokenizer.json is not a tokenizer: {error}", "compile the model again") from error
-        # a checkpoint may store settings for training batches; here one text in must give all its tokens
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+    def __init__(self, raw: bytes, vocabulary: Vocabulary | None = None) -> None:
+        self._raw, self._vocabulary, self._first = raw, vocabulary, None
+        if vocabulary is not None:
+            from .first_text import FirstText
+
+            self._first = FirstText(vocabulary)
+        frame = self._tokenizer if self._first is None else _plain(self._first.frame)
         self._alone: dict[tuple[int, bool], str] = {}  # texts of single tokens, as they are asked for
-        added = self._tokenizer.get_added_tokens_decoder()
+        added = frame.get_added_tokens_decoder()
         self.special_tokens = {token.content: number for number, token in added.items() if token.special}
-        decoder = self._tokenizer.decoder
+        self._decoder = decoder = frame.decoder
         described = b"null" if decoder is None else decoder.__getstate__()
         self._bytes = TokenBytes(described, {token.content for token in added.values()})
+
+    @cached_property
+    def _tokenizer(self) -> tokenizers.Tokenizer:
+        """All of it."""
+        try:
+            return _plain(tokenizers.Tokenizer.from_buffer(self._raw))
+        except Exception as error:  # the library raises bare Exception
+            raise EngineFormatError(f"tokenizer.json is not a tokenizer: {error}", "compile the model again") from error
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of the text. RequestError if it holds surrogates, which are no characters."""
         try:
+            first, self._first = self._first, None
+            if first is not None and (ids := first.encode(text, add_special_tokens)) is not None:
+                return ids
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError("the prompt is not valid Unicode text", field="prompt") from error
@@ -64,7 +81,13 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the token ids; bytes that are not UTF-8 come out as U+FFFD."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        vocabulary = self._vocabulary
+        if vocabulary is None:
+            return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        texts = [text for token in token_ids if (text := vocabulary.id_to_token(token)) is not None]
+        if skip_special_tokens:
+            texts = [text for text in texts if text not in self.special_tokens]
+        return " ".join(texts) if self._decoder is None else self._decoder.decode(texts)
 
     def decode_shown(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """The same; one token is decoded once, as it comes before every other token again and again."""
@@ -78,7 +101,7 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; special tokens by their texts."""
-        token = self._tokenizer.id_to_token(token_id)
+        token = (self._vocabulary or self._tokenizer).id_to_token(token_id)
         return b"" if token is None else self._bytes.of(token)
 
     def token_id(self, token: str) -> int | None:
@@ -92,6 +115,13 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         return self._tokenizer.get_vocab_size()
+
+
+def _plain(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Without a checkpoint's settings for training batches: one text in must give all its tokens."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 class Detokenizer:

@@ -1,4 +1,5 @@
-"""icc beside llama.cpp on the same GGUF files: decode at batch 1 and 8, and prefill, in interleaved rounds.
+"""icc beside llama.cpp on the same GGUF files: decode at batch 1 and 8, prefill, and the start of a process, in
+interleaved rounds, each ratio with its goal.
 
     python benchmarks/cpu/gguf.py build/peers/bin/python FILE.gguf=ENGINE ... [--threads 2] [--clock wall] [--rounds 3]
 
@@ -6,6 +7,9 @@ ENGINE is what `icc compile FILE.gguf` made. A ratio is the median over the roun
 tokens per second (icc over llama.cpp); its range is beside it. On a machine that others use, `--threads 1 --clock cpu`
 counts each process's own CPU seconds, in which waiting for a core has no part; what others take of the memory's
 bandwidth has.
+
+The row "start": seconds from the start of a process to the first byte of its answer to a short prompt: `python ENGINE
+run`, with all files verified, and llama-cpp-python with the same file and context. Both files are in the page cache.
 """
 
 from __future__ import annotations
@@ -13,13 +17,60 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from bench import Worker
 
 BATCH = 8
+GOALS = {"decode b1": ">= 1.0", "decode b8": ">= 1.8", "prefill": ">= 1.8", "start": "<= 0.5"}
+PROMPT, IDS = "The capital of France is", "5,6,7,8,9"
+LLAMA = """
+import sys
+import llama_cpp
+file, threads, prompt = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+llm = llama_cpp.Llama(file, n_ctx=512, n_threads=threads, n_threads_batch=threads, verbose=False)
+if prompt[0].isdigit():  # a file without tokens
+    print(next(llm.generate([int(token) for token in prompt.split(",")], temp=0)), flush=True)
+else:
+    for piece in llm(prompt, max_tokens=1, temperature=0, stream=True):
+        print(piece["choices"][0]["text"], end="", flush=True)
+"""
+
+
+def line(file: str, row: str, found: list[tuple[float, float]], unit: str) -> str:
+    """One of the table: medians of both, and of the ratios within rounds."""
+    goal = next((goal for name, goal in GOALS.items() if row.startswith(name)), "")
+    if not found:
+        return f"| {Path(file).name} | {row} | cannot | | | {goal} |"
+    ratios = [own / other for own, other in found]
+    own, other = (statistics.median(values) for values in zip(*found, strict=True))
+    text = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+    return f"| {Path(file).name} | {row} | {own:{unit}} | {other:{unit}} | {text} | {goal} |"
+
+
+def first_byte(command: list[str]) -> float:
+    """Seconds from the start of a process to the first byte that it prints."""
+    begin = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        if not process.stdout.read(1):
+            raise SystemExit(f"{' '.join(command)} printed nothing")
+        found = time.perf_counter() - begin
+        process.stdout.read()
+    return found
+
+
+def start(own: str, python: str, file: str, engine: str, threads: int, rounds: int) -> list[tuple[float, float]]:
+    """Seconds of icc and of llama.cpp, in turns, each by its Python; the first round warms up."""
+    texts = (Path(engine) / "tokenizer").is_dir()
+    prompt = ["-p", PROMPT, "--raw"] if texts else ["--ids", IDS]
+    ours = [own, engine, "run", *prompt, "--max-tokens", "1", "--threads", str(threads)]
+    peer = [python, "-c", LLAMA, file, str(threads), PROMPT if texts else IDS]
+    return [(first_byte(ours), first_byte(peer)) for _ in range(rounds + 1)][1:]
 
 
 def rows(prefill: int, steps: int) -> list[dict[str, Any]]:
@@ -46,13 +97,7 @@ def compare(python: str, pairs: list[str], threads: int, rounds: int, wanted: li
                 both = [worker.measure(row, f"{number} {row['name']}") for worker in (ours, peer)]
                 if number and both[0] and both[1]:
                     found.append((both[0], both[1]))
-            if not found:
-                lines.append(f"| {Path(file).name} | {row['name']} | cannot | | |")
-                continue
-            ratios = [a / b for a, b in found]
-            own, other = (statistics.median(values) for values in zip(*found, strict=True))
-            text = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
-            lines.append(f"| {Path(file).name} | {row['name']} | {own:.1f} | {other:.1f} | {text} |")
+            lines.append(line(file, row["name"], found, ".1f"))
             print(lines[-1], flush=True)
         ours.close()
         peer.close()
@@ -67,13 +112,20 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--starts", type=int, default=7, help="rounds of starting a process (7)")
+    parser.add_argument(
+        "--own", default=sys.executable, metavar="PYTHON", help="that runs ENGINE in the row start (this one)"
+    )
     parser.add_argument("--prefill", type=int, default=512, help="tokens (512)")
     parser.add_argument("--steps", type=int, default=32, help="of decode at batch 1 (32)")
     parser.add_argument("--only", default="", help="rows whose name contains this")
     a = parser.parse_args()
     os.environ["BENCH_CLOCK"] = a.clock
-    print("| file | row | icc tok/s | llama.cpp tok/s | ratio (range) |\n|---|---|---|---|---|", flush=True)
-    compare(a.python, a.pairs, a.threads, a.rounds, [row for row in rows(a.prefill, a.steps) if a.only in row["name"]])
+    print("| file | row | icc | llama.cpp | icc / llama.cpp (range) | goal |\n|---|---|---|---|---|---|", flush=True)
+    if wanted := [row for row in rows(a.prefill, a.steps) if a.only in row["name"]]:
+        compare(a.python, a.pairs, a.threads, a.rounds, wanted)
+    for file, _, engine in (pair.partition("=") for pair in a.pairs if a.only in "start"):
+        print(line(file, "start, s", start(a.own, a.python, file, engine, a.threads, a.starts), ".2f"), flush=True)
 
 
 if __name__ == "__main__":

@@ -28,9 +28,11 @@ from ...runtime.format.canaries import CANARIES_FILE, Canaries
 from ...runtime.format.digest import encode_sealed
 from ...runtime.format.manifest import PIECE, TEMPLATE_DIR, FileEntry, Manifest
 from ...runtime.format.program import Program
+from ...runtime.format.vocabulary import VOCABULARY_FILE
 from ..errors import WriteError
 from ..interrupt import removed_if_interrupted
 from ..program.builder import WeightSource
+from .vocabulary import compact, make_vocabulary
 
 Progress = Callable[[str, int, int], None]
 Pack = Callable[[WeightSource], np.ndarray]
@@ -171,6 +173,10 @@ def copy_tokenizer(stage: Path, model: Path) -> str | None:
     for name in TOKENIZER_FILES:
         if (model / name).is_file():
             shutil.copyfile(model / name, stage / "tokenizer" / name)
+    tokens = compact((model / "tokenizer.json").read_bytes())
+    (stage / "tokenizer" / "tokenizer.json").write_bytes(tokens)
+    if (tables := make_vocabulary(tokens)) is not None:
+        (stage / "tokenizer" / VOCABULARY_FILE).write_bytes(tables)
     for template in sorted((model / TEMPLATE_DIR).glob("*.jinja")):
         (stage / "tokenizer" / TEMPLATE_DIR).mkdir(exist_ok=True)
         shutil.copyfile(template, stage / "tokenizer" / TEMPLATE_DIR / template.name)

@@ -35,12 +35,15 @@ def chat_command(
     settings = {"max_tokens": max_tokens, **taken(SamplingParams, parameters)}
     given = {name: value for name, value in settings.items() if value not in (None, ())}
     SamplingParams(**given)  # what is wrong with them shows before the engine is loaded
-    from ..chat.chat import chat
-    from ..llm import open_llm
+    from ..opening import begin
     from ..templates.source import read_template_file
 
     template = None if chat_template is None else read_template_file(chat_template)
-    with open_llm(load) as llm:
+    begun = begin(load)  # before the imports that take long
+    from ..chat.chat import chat
+    from ..llm import open_llm
+
+    with open_llm(load, begun) as llm:
         if template is not None:
             llm.prompting.use_template(template)
         return chat(llm, system, given, markdown)

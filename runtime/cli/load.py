@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ def loads(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(engine: str, **parameters: Any) -> Any:
         load = LoadOptions(engine, **taken(LoadOptions, parameters))
         check_present(Path(engine))
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts threads otherwise, and nothing here uses them
         for warning in _warnings(load):
             click.echo(f"warning: {warning}", err=True)
         return function(load=load, **parameters)

@@ -78,15 +78,20 @@ def run_command(
     from ..commands.prompt import Asked, prepare
     from ..commands.run import as_json as shown
     from ..commands.run import run_prompt
-    from ..templates.source import read_template_file
+    from ..opening import begin
 
-    template = None if chat_template is None else read_template_file(chat_template)
+    template = None
+    if chat_template is not None:
+        from ..templates.source import read_template_file
+
+        template = read_template_file(chat_template)
     asked = Asked(_given(prompt, ids), chat, system, max_tokens, template)
     limit = {} if max_tokens is None else {"max_tokens": max_tokens}
     params = SamplingParams(**limit, **taken(SamplingParams, parameters))
+    begun = begin(load)  # before the imports that take long
     from ..llm import open_llm
 
-    with open_llm(load) as llm:
+    with open_llm(load, begun) as llm:
         load_s = time.perf_counter() - start
         result = run_prompt(llm, *prepare(llm, asked, params), (lambda text: None) if as_json else _show)
         speculator = llm.loop.speculator

@@ -107,7 +107,8 @@ def _files(root: Path, manifest: Manifest, files: EngineFiles, hashes: bool) -> 
     if not hashes:
         return f"{len(manifest.files)} files of the right size (--hashes compares their contents)"
     with memoryview(files.map(manifest.weights_file)) as view:
-        files.check((), {manifest.weights_file: view})
+        files.begin((), {manifest.weights_file: view})
+        files.finish()
     return f"{len(manifest.files)} files as they were written"
 
 

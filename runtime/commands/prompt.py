@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ..errors import IccError, MissingExtraError, UsageError
-from ..llm import LLM
-from ..requests.params import SamplingParams
-from ..templates.messages import Messages
+
+if TYPE_CHECKING:
+    from ..llm import LLM
+    from ..requests.params import SamplingParams
+    from ..templates.messages import Messages
 
 RAW_TOKENS, ANSWER_TOKENS = 128, 512  # where nothing else is said
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ..llm import LLM
-from ..requests.generation import Completion
-from ..requests.params import SamplingParams
-from ..requests.request import Output
+if TYPE_CHECKING:
+    from ..llm import LLM
+    from ..requests.generation import Completion
+    from ..requests.params import SamplingParams
+    from ..requests.request import Output
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..format.load import Engine, check_abi, read_manifest
+from ..format.load import Engine
 from .base import Executor
 from .player import Player
 
 if TYPE_CHECKING:
     from .cuda.driver import Cuda
-
-
-def open_gpu(path: str | os.PathLike[str]) -> Cuda | None:
-    """The GPU that an engine needs, checked; None for a CPU engine."""
-    manifest = read_manifest(Path(path))
-    if manifest.backend == "cpu" or manifest.gpu is None:  # without gpu facts, open_engine refuses it in words
-        return None
-    check_abi(manifest)
-    from .cuda.compat import open_device
-
-    return open_device(manifest.target, manifest.gpu)
 
 
 def open_executor(

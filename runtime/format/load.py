@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -21,7 +22,10 @@ from .manifest import FORMAT_VERSION, KERNEL_ABI, Library, Manifest
 from .present import MANIFEST_FILE, check_present
 from .program import Program
 from .verify import check_listing, check_paths
-from .weights import MappedWeights
+from .vocabulary import VOCABULARY_FILE, Vocabulary
+
+if TYPE_CHECKING:
+    from .weights import MappedWeights
 
 _HINT = "copy the engine again from where it was made, or compile the model again"
 _NEWER = "a field that this one does not know is of a later version"
@@ -48,6 +52,11 @@ class Engine:
         file = _tokenizer_file(self.manifest)
         return None if file is None else self.files.read(file)
 
+    def vocabulary(self) -> Vocabulary | None:
+        """The tokenizer's tokens as tables; None for one that must be read as a whole."""
+        raw = self.tokenizer_file(VOCABULARY_FILE)
+        return None if raw is None else Vocabulary(raw)
+
     def tokenizer_file(self, name: str) -> bytes | None:
         """The content of another file of the tokenizer, if there is one of this name."""
         file = f"{self.manifest.tokenizer_dir}/{name}"
@@ -60,6 +69,60 @@ class Engine:
 
     def close(self) -> None:
         self.weights.close()
+
+
+@dataclass(frozen=True)
+class Opening:
+    """An engine directory whose large files are being compared with their digests, on other threads, since it was made:
+    what takes time, as imports do, can be done meanwhile. It ends with `finish` or `drop`."""
+
+    path: Path
+    manifest: Manifest
+    program: Program
+    library: Library | None
+    files: EngineFiles
+    mapped: mmap.mmap
+
+    def finish(self) -> Engine:
+        """The engine, once all its files are as they were written. EngineFormatError says which is not."""
+        try:
+            self.files.finish()
+        except BaseException:
+            self.drop()
+            raise
+        from .weights import MappedWeights  # imports numpy
+
+        weights = MappedWeights(self.mapped, self.manifest.weights_file)
+        return Engine(self.path, self.manifest, self.program, weights, self.library, self.files)
+
+    def drop(self) -> None:
+        """The engine is not wanted."""
+        self.files.drop()
+
+
+def begin_opening(
+    path: str | os.PathLike[str],
+    manifest: Manifest,
+    *,
+    verify: bool = True,
+    isa: str | None = None,
+    load_hasher: Callable[[bytes, str], HashPieces] | None = None,
+) -> Opening:
+    """Begin to open the engine directory that the manifest was read from; see `open_engine`."""
+    root = Path(path)
+    check_abi(manifest)
+    check_listing(root, manifest)
+    library = None
+    if manifest.backend == "cpu":
+        library = select_library(manifest, cpu_flags(), isa or os.environ.get("ICC_ISA"))
+    files = EngineFiles(root, manifest.files, verify)
+    program = decode_program(files.read(manifest.program_file), manifest.program_file)
+    _check_agreement(manifest, program)  # all that can be said without the weights comes before them
+    mapped = files.map(manifest.weights_file)
+    hasher = load_hasher(files.read(library.path), library.path) if library and load_hasher and verify else None
+    used = (library and library.path, _tokenizer_file(manifest), f"{manifest.tokenizer_dir}/{VOCABULARY_FILE}")
+    files.begin([file for file in used if file], {manifest.weights_file: memoryview(mapped)}, hasher)
+    return Opening(root, manifest, program, library, files, mapped)
 
 
 def open_engine(
@@ -76,23 +139,8 @@ def open_engine(
     library's content and name, what hashes the weights, once the library is verified: for those who run it anyway.
     Raises EngineVersionError, EngineFormatError (which file, which field), MissingIsaError or UsageError.
     """
-    root = Path(path)
-    manifest = read_manifest(root)
-    check_abi(manifest)
-    check_listing(root, manifest)
-    library = None
-    if manifest.backend == "cpu":
-        library = select_library(manifest, cpu_flags(), isa or os.environ.get("ICC_ISA"))
-    files = EngineFiles(root, manifest.files, verify)
-    program = decode_program(files.read(manifest.program_file), manifest.program_file)
-    _check_agreement(manifest, program)  # all that can be said without the weights comes before them
-    used = (library and library.path, _tokenizer_file(manifest))
-    mapped = files.map(manifest.weights_file)
-    with memoryview(mapped) as view:
-        hasher = load_hasher(files.read(library.path), library.path) if library and load_hasher and verify else None
-        files.check([path for path in used if path], {manifest.weights_file: view}, hasher)
-    weights = MappedWeights(mapped, manifest.weights_file)
-    return Engine(root, manifest, program, weights, library, files)
+    manifest = read_manifest(Path(path))
+    return begin_opening(path, manifest, verify=verify, isa=isa, load_hasher=load_hasher).finish()
 
 
 def read_manifest(root: Path) -> Manifest:

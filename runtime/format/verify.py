@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path, PurePosixPath
 
 from ..errors import EngineFormatError
@@ -40,17 +39,17 @@ def check_listing(root: Path, manifest: Manifest) -> None:
     What Python puts into its own `__pycache__` folders is the one thing that may come after the engine was written.
     """
     found: dict[str, int] = {}
-    for folder, folders, files in os.walk(root, followlinks=False):
-        own = os.path.basename(folder) == "__pycache__"
-        for name in [*files, *(name for name in folders if os.path.islink(os.path.join(folder, name)))]:
-            full = os.path.join(folder, name)
-            path = os.path.relpath(full, root).replace(os.sep, "/")
-            if own and path not in manifest.files:
-                continue
-            status = os.lstat(full)
-            if not stat.S_ISREG(status.st_mode):
-                raise EngineFormatError(f"{path} is not a plain file", _HINT)
-            found[path] = status.st_size
+    folders = [("", False)]  # below the root, with the slash behind; whether it is a __pycache__
+    while folders:
+        below, own = folders.pop()
+        for entry in _entries(root / below):
+            path = below + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                folders.append((f"{path}/", entry.name == "__pycache__"))
+            elif not own or path in manifest.files:
+                if not entry.is_file(follow_symlinks=False):
+                    raise EngineFormatError(f"{path} is not a plain file", _HINT)
+                found[path] = entry.stat(follow_symlinks=False).st_size
     found.pop(MANIFEST_FILE, None)
     for path, entry in manifest.files.items():
         if path not in found:
@@ -60,3 +59,12 @@ def check_listing(root: Path, manifest: Manifest) -> None:
     extra = sorted(found.keys() - manifest.files.keys())
     if extra:
         raise EngineFormatError(f"{extra[0]} is not part of the engine", f"remove it, or {_HINT}")
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder; nothing in one that cannot be read, so that its files are missing."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []

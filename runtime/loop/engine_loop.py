@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -21,9 +21,11 @@ from ..requests.scores import Scores
 from ..requests.table import RequestTable
 from ..scheduler.config import SchedulerConfig
 from ..scheduler.scheduler import Scheduler
-from ..speculate.speculator import Speculator
 from ..tokenizer import Tokenizer
 from .stepping import Flight, Stepper, StepResult
+
+if TYPE_CHECKING:
+    from ..speculate.speculator import Speculator
 
 DEFAULT_STANDING = Standing()
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,8 +16,10 @@ from ..requests.generation import Generation
 from ..requests.request import Request
 from ..requests.sampler import Sample, TokenLogprob, Walk
 from ..requests.scores import Scores
-from ..speculate.typical import TypicalAcceptance
 from ..speculate.verify import follow
+
+if TYPE_CHECKING:
+    from ..speculate.typical import TypicalAcceptance
 
 
 @dataclass(frozen=True)

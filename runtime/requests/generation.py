@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..batch.scheduled import StepOutcome, Verdict
-from ..reading.answer import Answer, MakeReader
-from ..reading.parts import ToolCall
 from .params import SamplingParams
 from .request import Output, Request
 from .sampler import Sample, Sampler, TokenLogprob, Walk
 
 if TYPE_CHECKING:
+    from ..reading.answer import MakeReader
+    from ..reading.parts import ToolCall
     from ..tokenizer import Detokenizer, StopFinder
 
 
@@ -61,6 +61,8 @@ class Completion:
         """What it is as an answer that is read: words, thoughts and calls."""
         if make is None:
             return self
+        from ..reading.answer import Answer
+
         told = Answer(make).push(self.text, self.finish_reason)
         return replace(
             self,

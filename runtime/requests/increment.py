@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from ..reading.answer import Answer
-from ..reading.parts import ToolCall
+from typing import TYPE_CHECKING
+
 from .request import Output
 from .sampler import TokenLogprob
+
+if TYPE_CHECKING:
+    from ..reading.answer import Answer
+    from ..reading.parts import ToolCall
 
 
 class Increment(str):

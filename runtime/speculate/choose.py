@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..executor.base import Executor
 from ..format.load import Engine, open_engine
 from ..format.program import EXIT
-from .drafter import Drafter
-from .ledger import SLOPE
-from .medusa import HeadsExecutor, MedusaDrafter
-from .ngram import NgramDrafter
-from .second_engine import EngineDrafter
-from .speculator import Speculator
-from .typical import TypicalAcceptance
+
+if TYPE_CHECKING:  # what is not chosen is not imported
+    from .drafter import Drafter
+    from .second_engine import EngineDrafter
+    from .speculator import Speculator
+    from .typical import TypicalAcceptance
 
 NONE = "none"
 MakeExecutor = Callable[[Engine, str], Executor]  # of an engine, and the section that it runs as a step, if any
@@ -41,6 +41,9 @@ def choose_speculator(
         return None
     if engine.manifest.embedding is not None:
         raise UsageError(f"--spec {chosen}: the engine was compiled for embeddings, there are no tokens to guess")
+    from .ledger import SLOPE
+    from .speculator import Speculator
+
     drafter = _drafter(chosen, engine, executor, make_executor)
     return Speculator(drafter, slope=SLOPE if own is None else own.slope, typical=typical)
 
@@ -49,8 +52,12 @@ def _drafter(chosen: str, engine: Engine, executor: Executor, make_executor: Mak
     own = engine.program.speculation
     name, _, path = chosen.partition(":")
     if chosen == "ngram":
+        from .ngram import NgramDrafter
+
         return NgramDrafter()
     if chosen == "medusa":
+        from .medusa import HeadsExecutor, MedusaDrafter
+
         if own is None or not own.heads or not isinstance(executor, HeadsExecutor):
             raise UsageError("--spec medusa: the engine has no Medusa heads", "compile it with --spec medusa:DIR")
         return MedusaDrafter(executor, own)
@@ -59,12 +66,16 @@ def _drafter(chosen: str, engine: Engine, executor: Executor, make_executor: Mak
     if chosen == "layer-skip":
         if engine.program.section(EXIT) is None:
             raise UsageError("--spec layer-skip: the engine has no early exit", "compile it with --spec layer-skip:N")
+        from .second_engine import EngineDrafter
+
         return EngineDrafter(make_executor(engine, EXIT), engine.manifest.limits.max_seq_len, name=chosen)
     raise UsageError(f"--spec {chosen!r} is unknown", "give none, medusa, layer-skip, ngram or draft:ENGINE")
 
 
 def _second_engine(path: str, engine: Engine, make_executor: MakeExecutor) -> EngineDrafter:
     """The drafter of another engine, which must speak the same tokens."""
+    from .second_engine import EngineDrafter
+
     second = open_engine(path)
     try:
         ours, theirs = engine.manifest.model.vocab_size, second.manifest.model.vocab_size

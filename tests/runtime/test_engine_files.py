@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -26,17 +25,17 @@ USED = ("kernels/any.so", "program.json", "tokenizer/tokenizer.json", "weights.s
 @pytest.fixture
 def swap_after_check(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     """Lets the used files of an engine be replaced as soon as all its files are hashed."""
-    other, check = make_engine("other.engine", rule=1, abi=1), EngineFiles.check
+    other, check = make_engine("other.engine", rule=1, abi=1), EngineFiles.finish
     for file in ("program.json", "tokenizer/tokenizer.json"):
         (other / file).write_text("{}")
 
     def arm(root: Path) -> None:
-        def check_then_swap(self: EngineFiles, *args: Any) -> None:
-            check(self, *args)
+        def check_then_swap(self: EngineFiles) -> None:
+            check(self)
             for file in USED:
                 os.replace(other / file, root / file)
 
-        monkeypatch.setattr(EngineFiles, "check", check_then_swap)
+        monkeypatch.setattr(EngineFiles, "finish", check_then_swap)
 
     return arm
 

@@ -12,9 +12,11 @@ import pytest
 import safetensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from icc.compiler.engine.vocabulary import make_vocabulary
 from icc.runtime.errors import EngineFormatError, IccError
 from icc.runtime.format.files import EngineFiles
 from icc.runtime.format.load import decode_program, open_engine, read_manifest
+from icc.runtime.format.vocabulary import Vocabulary
 from icc.runtime.format.weights import MappedWeights
 from icc.runtime.server.api.model import open_model
 from icc.runtime.templates.template import ChatTemplate
@@ -106,6 +108,15 @@ def test_the_weights(seeds: dict[str, bytes], tmp_path_factory: pytest.TempPathF
 @given(data=st.data())
 def test_the_tokenizer(seeds: dict[str, bytes], data: st.DataObject) -> None:
     total(lambda: Tokenizer(mutated(seeds["tokenizer/tokenizer.json"], data.draw)).encode("a text"))
+
+
+@FUZZ
+@given(data=st.data())
+def test_the_vocabulary(seeds: dict[str, bytes], data: st.DataObject) -> None:
+    tokens = seeds["tokenizer/tokenizer.json"]
+    made = make_vocabulary(tokens)
+    assert made is not None
+    total(lambda: Tokenizer(tokens, Vocabulary(mutated(made, data.draw))).encode("a text"))
 
 
 @FUZZ

@@ -1,0 +1,90 @@
+"""FirstText: encodes a short text with only those tokens that it can need, so that the first one need not wait for all.
+
+A token can come of a text only if it is a part of it, as the tokenizer's normalizer and pre-tokenizer have written it;
+so the tokens that are parts, with the merges that make them, encode it as the whole vocabulary does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Lock
+
+import tokenizers
+
+from .format.vocabulary import Vocabulary, damaged
+from .token_bytes import alphabet
+
+_LOOKUPS = 20_000  # parts of a text; beyond that the whole vocabulary is read sooner
+_UNKNOWN = "\uffff"  # no character, and no token
+
+
+class FirstText:
+    """Made of a vocabulary; `frame` is its tokenizer without tokens, but for those that are added."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        try:
+            self.frame = tokenizers.Tokenizer.from_buffer(bytes(vocabulary.facts.frame))
+        except Exception as error:  # the library raises bare Exception
+            raise damaged(error) from error
+        self._lock = Lock()
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int] | None:
+        """Token ids of the text; None if that takes all tokens."""
+        if len(text) > _LOOKUPS // 2:
+            return None
+        with self._lock:
+            pieces = self._pieces(text)
+            if pieces is None or sum(self._parts(piece) for piece in pieces) > _LOOKUPS:
+                return None
+            try:
+                self.frame.model = self._model(pieces)
+            except Exception as error:  # an index, a key, or the library's bare Exception
+                raise damaged(error) from error
+            return self.frame.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def _pieces(self, text: str) -> list[str] | None:
+        """What the tokenizer cuts the text into before it looks for tokens; None if it writes characters that cannot be
+        foreseen."""
+        normalizer = self.frame.normalizer
+        written = text if normalizer is None else normalizer.normalize_str(text)
+        characters = {_UNKNOWN, "▁", *alphabet().values(), *text, *written}
+        added = {token.content for token in self.frame.get_added_tokens_decoder().values()}
+        tokens = {token: number for number, token in enumerate(sorted(characters | added))}
+        self.frame.model = tokenizers.models.BPE(vocab=tokens, merges=[], unk_token=_UNKNOWN)
+        found = self.frame.encode(text, add_special_tokens=False)
+        pieces: list[str] = []
+        last: int | None = None
+        for token, word in zip(found.tokens, found.word_ids, strict=True):
+            if token == _UNKNOWN:
+                return None
+            if len(token) > 1:  # an added token
+                last = None
+            elif word is not None and word == last:
+                pieces[-1] += token
+            else:
+                pieces.append(token)
+                last = word
+        return pieces
+
+    def _parts(self, piece: str) -> int:
+        return len(piece) * min(len(piece), self._vocabulary.facts.longest)
+
+    def _model(self, pieces: list[str]) -> tokenizers.models.BPE:
+        """The tokens that are parts of the pieces, and their merges."""
+        facts, find = self._vocabulary.facts, self._vocabulary.find
+        parts = {part for piece in set(pieces) for part in _parts_of(piece, facts.longest)}
+        ids = {part: token for part in parts if (token := find(part)) is not None}
+        text = {token: part for part, token in ids.items()}
+        merges = sorted(merge for token in ids.values() for merge in self._vocabulary.merges(token))
+        pairs = [(text[left], text[right]) for _, left, right in merges]
+        for token in facts.always:
+            if (always := self._vocabulary.id_to_token(token)) is not None:
+                ids[always] = token
+        return tokenizers.models.BPE(vocab=ids, merges=pairs, **facts.options)
+
+
+def _parts_of(piece: str, longest: int) -> Iterator[str]:
+    for start in range(len(piece)):
+        for end in range(start + 1, min(len(piece), start + longest) + 1):
+            yield piece[start:end]

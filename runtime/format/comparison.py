@@ -1,0 +1,52 @@
+"""Large files compared with their digests on threads of their own, while the process makes other things ready."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from threading import Thread
+
+Part = tuple[str, Callable[[], bool]]  # a path, and whether a part of that file is as it was
+
+
+class Comparison:
+    """Parts of files, each compared by whoever is free: all cores but one at once, the last with `finish`.
+
+    The parts should release the GIL for most of their time.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts, self._wrong = deque(parts), set[str]()
+        self._errors: list[BaseException] = []
+        count = min(len(parts), len(os.sched_getaffinity(0)) - 1)
+        self._threads = [Thread(target=self._work, daemon=True) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def finish(self) -> set[str]:
+        """The paths of the files that differ. What a part raised is raised here."""
+        self._work()
+        for thread in self._threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+        return self._wrong
+
+    def drop(self) -> None:
+        """Nobody wants to know any more: wait for the parts that are under way, and begin no other."""
+        self._parts.clear()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                path, same = self._parts.popleft()
+            except IndexError:
+                return
+            try:
+                if not same():
+                    self._wrong.add(path)
+            except Exception as error:  # raised where it is waited for
+                self._errors.append(error)

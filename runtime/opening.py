@@ -1,0 +1,48 @@
+"""The beginning of loading an engine: its files are compared with their digests while what runs it is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .format.load import Opening, begin_opening, check_abi, read_manifest
+
+if TYPE_CHECKING:
+    from .executor.cuda.driver import Cuda
+    from .format.files import HashPieces
+    from .format.manifest import Manifest
+    from .options import LoadOptions
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An engine that is being opened, and the GPU that it needs; None for a CPU engine."""
+
+    opening: Opening
+    gpu: Cuda | None
+
+
+def begin(options: LoadOptions) -> Begun:
+    """Begin to load an engine; `llm.open_llm` ends it. What is imported in between costs no time where hashing does."""
+    manifest = read_manifest(Path(options.path))
+    gpu = _open_gpu(manifest)  # before the files are read: a wrong GPU shows at once
+    return Begun(
+        begin_opening(options.path, manifest, verify=options.verify, isa=options.isa, load_hasher=_hasher), gpu
+    )
+
+
+def _open_gpu(manifest: Manifest) -> Cuda | None:
+    """The GPU that an engine needs, checked; None for a CPU engine."""
+    if manifest.backend == "cpu" or manifest.gpu is None:  # without gpu facts, begin_opening refuses it in words
+        return None
+    check_abi(manifest)
+    from .executor.cuda.compat import open_device
+
+    return open_device(manifest.target, manifest.gpu)
+
+
+def _hasher(image: bytes, name: str) -> HashPieces:
+    from .executor.cpu.library import KernelLibrary
+
+    return KernelLibrary(image, name).sha256
