@@ -132,6 +132,9 @@ def test_facts_are_put_together() -> None:
     part.facts = [Form.of(part).times(16).plus(Form.of(token), -1)]
     assert upper(Form.of(part), []) == 6 and upper(Form.of(part).times(7), []) == 42
     assert lower(Form.of(token).plus(Form.of(part), -16), []) == 0
+    nobody = Form(np.array([1, 0]))  # at most 0 in the second sample only
+    assert upper(Form.of(token), [nobody], np.array([5, 100])).tolist()[1] == 100
+    assert np.all(upper(Form.of(token), [nobody]) <= np.array([-1, 100]))
     evens = Unknown(0, 101, 4)
     assert upper(Form.of(evens).times(3).plus(Form(1)), []) == 301
 

@@ -14,6 +14,7 @@ from math import gcd
 import numpy as np
 
 Number = int | np.ndarray
+_NEVER = 2**60
 _DEEPEST = 5  # facts that one proof puts together
 _MOST = 40  # combinations that are tried of each depth
 
@@ -98,7 +99,10 @@ def most(one: Number, other: Number) -> Number:
 def upper(form: Form, facts: Sequence[Form], goal: Number | None = None) -> Number:
     """The most that a form can be where every fact is at most 0, as far as combinations of these and of its unknowns'
     own facts tell. No more is tried when it is no more than `goal` everywhere."""
-    best = form.high
+    never: bool | np.ndarray = False  # where a fact does not hold, whatever the unknowns are
+    for fact in facts:
+        never = never | (fact.constant > 0) if fact.known else never
+    best = least(form.high, np.where(never, -_NEVER, _NEVER)) if np.any(never) else form.high
     for depth in range(_DEEPEST + 1):
         best = least(best, _Search(goal).upper(form, tuple(facts), depth))
         if goal is not None and np.all(best <= goal):
