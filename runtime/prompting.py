@@ -134,7 +134,7 @@ class Prompting:
         if isinstance(prompt, str):
             return self._text_tokenizer.encode(prompt)
         try:
-            return [index(token) for token in prompt]
+            return list(map(index, prompt))
         except TypeError as error:
             hint = "a prompt is a text or a list of integers; generate takes a list of prompts"
             raise RequestError(f"the prompt is not token ids: {error}", hint, field="prompt") from error

@@ -18,14 +18,17 @@ ICC_INLINE float* state_behind(const Ctx& c, int t) {
 }
 
 // E: how a state's elements are kept, float or Bf16.
+// FETCH: asks for what is a page ahead, where a tile is read once: the hardware does not look beyond a page.
 // products[n * SIDES][TILE] = rows[n * SIDES][K] by a tile of the state [K][TILE]. A sum goes through the tile's rows in order.
-template <int R, int N, int K, int TILE, class E>
+template <int R, int N, int K, int TILE, bool FETCH, class E>
 ICC_INLINE void state_products_of(const float* rows, int stride, const E* tile, float* products) {
     VF sum[R][N];
     for (int i = 0; i < R; ++i)
         for (int n = 0; n < N; ++n) sum[i][n] = vf(0.0f);
     for (int r = 0; r < K; ++r) {
         VF x[N];
+        if (FETCH)
+            for (int l = 0; l < TILE * (int)sizeof(E); l += 64) _mm_prefetch((const char*)(tile + r * TILE) + 4096 + l, _MM_HINT_T0);
         for (int n = 0; n < N; ++n) x[n] = vload(tile + r * TILE + 16 * n);
         for (int i = 0; i < R; ++i)
             for (int n = 0; n < N; ++n) sum[i][n] = fma(vf(rows[i * stride + r]), x[n], sum[i][n]);
@@ -38,9 +41,9 @@ ICC_INLINE void state_products(int n, const float* rows, int stride, const E* ti
     int i = 0;
     for (; i + 4 <= n * SIDES; i += 4)
         for (int l = 0; l < TILE; l += 16)
-            state_products_of<4, 1, K, TILE>(rows + i * stride, stride, tile + l, products + i * TILE + l);
+            state_products_of<4, 1, K, TILE, false>(rows + i * stride, stride, tile + l, products + i * TILE + l);
     for (; i < n * SIDES; i += SIDES)
-        state_products_of<SIDES, TILE / 16, K, TILE>(rows + i * stride, stride, tile, products + i * TILE);
+        state_products_of<SIDES, TILE / 16, K, TILE, true>(rows + i * stride, stride, tile, products + i * TILE);
 }
 
 // Sixteen columns of a tile: to = decay from + sum_j k_j u_j^T, the tokens in order.

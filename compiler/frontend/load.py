@@ -55,7 +55,7 @@ def load_graph(
         weights = source.weights(model)
         every = every_layer or not source.layered
         graph = trace_model(model, source.config, weights, max_seq_len, every, task == "rerank", policy)
-        graph.info = completed_info(graph)
+        graph.info = completed_info(graph, predicts=task == "generate")
         if task != "generate":
             graph.rename_output(LOGITS, HIDDEN)
             append_ending(graph, ending or Ending())

@@ -19,7 +19,7 @@ from ...compiler.weights.formats.fitting import BlockCoder, encode_blocks, fit_b
 from ...compiler.weights.formats.ggml import GGML_FORMATS
 from ...compiler.weights.formats.mixed import mixed
 from ...compiler.weights.handles import PackedWeight, RoundedWeight
-from ..allocation import allocate
+from ..allocation import allocate, check_smallest
 from ..base import PassContext, PassResult
 from .damage import DAMPING, Options, grams_of, guess, importance_of, measure, with_table
 from .gptq_solver import Hessian, solve
@@ -59,6 +59,7 @@ class QuantizeAuto(QuantizePass):
         jobs = self.all_jobs(graph, ctx)
         heads = lm_heads(graph)
         options = [self.options(graph, job, job.node in heads) for job in jobs]
+        check_smallest(self.fixed + sum(min(nbytes for _, nbytes in each) for each in options), self.budget)
         found = measure(graph, jobs, options, self.sequences, ctx.progress) if self.searches else guess(jobs, options)
         allocation = allocate(found.curves, self.budget, self.fixed)
         ctx.allocation = allocation

@@ -304,6 +304,8 @@ def _rotate_inputs(graph: Graph, options: Rotate, folded: set[fx.Node], refusals
         block = min(job.shape[-1] & -job.shape[-1], MAX_BLOCK)
         if folded.intersection(job.nodes) or not job.own or any(user.target is EMBEDDING for user in weight.users):
             continue
+        if any(node.args[0].target is HADAMARD for node in job.nodes):  # type: ignore[union-attr]
+            continue  # by an earlier run
         if block < MIN_BLOCK:
             refusals.append(Refusal("rotate", job.name, f"{job.shape[-1]} inputs: no multiple of {MIN_BLOCK}"))
             continue

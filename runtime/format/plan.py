@@ -52,7 +52,8 @@ class KernelObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kernel waits itself for the one before it on the stream, so that it may be launched before that one has ended.
     `registers` per thread, `spill_bytes` of local memory per thread and `occupancy` (resident warps over the most that
     a multiprocessor holds) were read from the compiled object; -1 where the target's object does not tell. `faults`:
-    what its disassembled loops do that costs time and need not be, in words.
+    what its disassembled loops do that costs time and need not be, and accesses that could not be shown to lie in their
+    buffers, in words.
     """
 
     file: str

@@ -44,7 +44,7 @@ class Intake:
     def prompt(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """The prompt's token ids: all in the vocabulary, not too many, and at least a bos token."""
         model, limits = self._manifest.model, self._manifest.limits
-        token_ids = tuple(int(token) for token in prompt)
+        token_ids = tuple(map(int, prompt))
         if not token_ids:
             if model.bos_token_id is None:
                 raise RequestError("the prompt is empty", "give at least one token", field="prompt")

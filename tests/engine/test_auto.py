@@ -93,7 +93,14 @@ def test_variants_are_the_model_with_other_weights(compiled: Callable[..., Any])
         (("--quant", "auto", "--size", "9kB"), "in the smallest formats, more than 0.009 MB"),
     ],
 )
-def test_refusals(options: tuple[str, ...], words: str, compiled: Callable[..., Any], tmp_path: Any) -> None:
+def test_refusals(
+    options: tuple[str, ...],
+    words: str,
+    compiled: Callable[..., Any],
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(auto, "measure", None)  # it takes minutes: whatever cannot be is told before
     arguments = ["compile", compiled("llama").checkpoint, "-o", tmp_path / "e", "--calib-length", 16, *options]
     result = CliRunner().invoke(main, [str(a) for a in arguments])
     assert result.exit_code == UsageError.exit_code and words in " ".join(result.output.split())

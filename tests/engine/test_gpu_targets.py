@@ -55,6 +55,7 @@ def test_every_target_compiles(target: str, quant: str, compiled: Callable[..., 
     for found in plan.objects.values():
         assert architecture((engine / found.file).read_bytes()) == TARGETS[target].arch
         assert (engine / found.file).with_suffix(".py").is_file()
+        assert not any(fault.startswith("not shown") for fault in found.faults), (found.file, found.faults)
         assert found.registers > 0 and found.shared_bytes <= TARGETS[target].shared_memory_kib * 1024
     decoding = {launch.object for p in plan.phases if p.decode for many in p.launches.values() for launch in many}
     assert all(plan.objects[name].spill_bytes == 0 for name in decoding)

@@ -17,6 +17,7 @@ from icc.compiler.cli import main
 from icc.compiler.errors import CheckpointError, TensorError, UnsupportedModel
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.frontend.source.onnx.container import open_container
+from icc.compiler.frontend.source.source import open_source
 from icc.compiler.graph.graph import Graph, type_of
 from icc.compiler.graph.interpret import interpret
 from icc.passes.base import PassContext
@@ -94,6 +95,70 @@ def test_encoders(kind: str, dynamo: bool, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="no logits") as refused:  # it generates no text
         load_graph(path, 64)
     assert "--task embed" in refused.value.hint
+
+
+@pytest.mark.soak
+def test_scores_of_pairs(tmp_path: Path) -> None:
+    """A classifier with --task rerank: tokens come with the number of their text."""
+    import transformers
+
+    sizes = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.BertConfig(**sizes, intermediate_size=48, max_position_embeddings=66, num_labels=1)
+    torch.manual_seed(0)
+    path = tmp_path / "model.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        export_encoder(transformers.AutoModelForSequenceClassification.from_config(config).eval(), path, types=True)
+    config.save_pretrained(tmp_path)
+    graph = load_graph(path, 64, task="rerank")
+    assert (graph.picked, graph.token_types) == ("first", 2)
+    found, types = session(path), [0] * 6 + [1] * 7
+    given = {**feeds(found, IDS), "token_type_ids": np.array([types])}
+    [wanted] = found.run(["logits"], given)
+    close(interpret(graph, [120 * t + i for t, i in zip(types, IDS, strict=True)]).numpy()[:1], wanted)
+    with pytest.raises(UnsupportedModel, match="no hidden states"):
+        load_graph(path, 64, task="embed")
+
+
+@pytest.mark.soak
+def test_an_engine_of_an_encoder(tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=120, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48
+    )
+    path, engine = tmp_path / "model.onnx", tmp_path / "engine"
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        export_encoder(transformers.AutoModel.from_config(config).eval(), path, types=True)
+    options = ["-o", str(engine), "--target", "native", "--task", "embed", "--max-seq-len", "64"]
+    done = CliRunner().invoke(main, ["compile", str(path), *options])
+    assert done.exit_code == 0, done.output
+    found = session(path)
+    [wanted] = found.run(["last_hidden_state"], feeds(found, IDS))
+    mean = wanted[0].mean(0)
+    with icc.load(engine, threads=1) as llm:
+        close(np.asarray(llm.embed([IDS]))[0], mean / np.linalg.norm(mean))
+
+
+def test_a_snapshot_of_the_hub_is_links(tmp_path: Path) -> None:
+    """The file, its data and its configuration lie in one folder of blobs, and are found by their names."""
+    blobs, names = tmp_path / "blobs", tmp_path / "snapshots" / "1" / "onnx"
+    blobs.mkdir()
+    names.mkdir(parents=True)
+    small(blobs / "a", external={"location": "model.onnx_data"})
+    (blobs / "b").write_bytes(bytes(8 * 16 * 4))
+    (names.parent / "config.json").write_text('{"model_type": "llama"}')
+    (names / "model.onnx").symlink_to("../../../blobs/a")
+    (names / "model.onnx_data").symlink_to("../../../blobs/b")
+    source = open_source(names.parent)
+    assert source.files == names.parent and source.config.model_type == "llama"
+    (names / "model.onnx_data").unlink()
+    (tmp_path / "elsewhere").write_bytes(bytes(8 * 16 * 4))
+    (names / "model.onnx_data").symlink_to("../../../elsewhere")
+    with pytest.raises(CheckpointError, match="outside its folder"):
+        open_source(names.parent)
 
 
 def test_a_packed_matrix_that_is_head_and_embedding(tiny: ModuleType, tmp_path: Path) -> None:

@@ -62,15 +62,19 @@ class _Encoder(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        return self.model(input_ids=input_ids, attention_mask=attention_mask, **types).last_hidden_state
+        found = self.model(input_ids=input_ids, attention_mask=attention_mask, **types)
+        return found.logits if hasattr(found, "logits") else found.last_hidden_state
 
 
 def export_encoder(model: Any, path: Path, types: bool, dynamo: bool = False) -> None:
-    """Write an encoder without what it has behind its hidden states; types: with the input token_type_ids."""
+    """Write an encoder that gives hidden states, or a classifier; types: with the input token_type_ids."""
     ids = torch.full((2, 6), 3)
     args = (ids, torch.ones_like(ids), *([torch.zeros_like(ids)] if types else []))
+    scores = "Classification" in type(model).__name__
     names, results = ["input_ids", "attention_mask", "token_type_ids"][: len(args)], ["last_hidden_state"]
     axes = {name: {0: "batch_size", 1: "sequence_length"} for name in [*names, *results]}
+    if scores:
+        results, axes["logits"] = ["logits"], {0: "batch_size"}
     options: dict[str, Any] = {"dynamic_axes": axes, "opset_version": 17}
     if dynamo:
         free = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}

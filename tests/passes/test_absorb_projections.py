@@ -82,6 +82,7 @@ def test_rows_that_are_stored_in_codes_stay_so() -> None:
     stored = {name.rsplit(".", 1)[-1]: weight for name, weight in done.graph.weights.items()}
     assert isinstance(stored["values"], GatheredRows) and not is_quantized(stored["keys"])
     assert torch.equal(stored["values"].load(), packed.load().view(HEADS, -1, RANK)[:, NOPE:])
+    assert torch.equal(stored["keys"].load(), packed.load().view(HEADS, -1, RANK)[:, :NOPE].mT.half())
 
 
 def test_refusals() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,42 @@ def test_what_was_swapped_out_and_in_gives_the_same_tokens(
     if guess:
         both = [upkeep for batch in seen for upkeep in batch.upkeep if upkeep.moves and upkeep.swap_outs]
         assert both, "moves were meant to wait when blocks go"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["interpret", "cuda"])
+def test_states_are_swapped_beside_blocks(kind: str, tiny: Any, tmp_path: Path) -> None:
+    """A delta rule, a convolution and attention: who loses states and blocks goes on with the same tokens."""
+    tiny.save_tiny(tiny.tiny_configs()["qwen3_next-delta_rule"], tmp_path)
+    built = build(tmp_path, "none", LIMITS, block_size=4)
+    with built.llm() as llm:
+        plain = [completion.token_ids for completion in llm.generate(PROMPTS, PARAMS)]
+    if kind == "interpret":
+        executor: Any = built.executor(host_blocks=12)
+    else:  # memory for a sequence and a half
+        needs = built.program.kv.blocks_needed(LIMITS, 1)
+        sizes = [group.block_bytes() for group in built.program.kv.groups]
+        nbytes = sum(size * (count + count // 2) for size, count in zip(sizes, needs, strict=True))
+        driver = FakeDriver(built.objects())
+        executor = Player(CudaDevice(built.engine(), nbytes, Cuda(bindings=driver), swap_bytes=4 * nbytes))
+    swapped: set[int] = set()
+    with LLM(built.manifest, executor) as llm:
+        scheduler, schedule, steps = llm.loop.scheduler, llm.loop.scheduler.schedule, 0
+
+        def disturbed(drafts: Any = None) -> ScheduledBatch:
+            nonlocal steps
+            steps += 1
+            if scheduler._running:
+                scheduler._preempt(scheduler._running[steps % len(scheduler._running)])
+            batch = schedule(drafts)
+            swapped.update(group for group, upkeep in enumerate(batch.upkeep) if upkeep.swap_ins)
+            return batch
+
+        scheduler.schedule = disturbed  # type: ignore[method-assign]
+        scheduler.schedule_ahead = lambda: None  # type: ignore[method-assign]
+        found = [completion.token_ids for completion in llm.generate(PROMPTS, PARAMS)]
+    assert found == plain and scheduler.num_swaps > 2
+    assert swapped == set(range(len(built.program.kv.groups))), "states and blocks were meant to come back"
 
 
 def test_the_cuda_executor_swaps_when_its_memory_runs_out(built: GpuEngine, plain: list[tuple[int, ...]]) -> None:

@@ -117,6 +117,18 @@ POINTS: dict[str, Point] = {
         DECODE,
         tiling={**FEW, "k": 64},
     ),
+    "linear_decode_wide__q4_k_gated": Point(
+        "linear_q",
+        {"k": 768, "n": 32, "stored": "q4_k", **GATED},
+        ("bf16", "u8", "", "bf16"),
+        Shape(2, True),
+    ),
+    "linear_decode_wide__mxfp4_experts": Point(
+        "expert_linear_q",
+        {"k": 64, "n": 20, "stored": "mxfp4", **EXPERTS},
+        ("bf16", "u8", "f32", "i32", "bf16"),
+        Shape(1, True),
+    ),
     "linear_decode_codes__q8_hip_experts": Point(
         "expert_linear_q",
         {"k": 64, "n": 20, "stored": "q8g32", **EXPERTS},

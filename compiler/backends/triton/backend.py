@@ -23,6 +23,7 @@ from .layouts.registry import LAYOUTS
 from .objects.compile import Compiled, compile_specs
 from .objects.cubin import check_launch
 from .plan import Planned, make_plan, plan_program
+from .reach import plan_faults
 from .tiling.choice import Tuner
 from .tiling.tuned import load_tuned
 
@@ -73,7 +74,7 @@ class TritonBackend:
         if self.target.backend == "cuda":
             for key, found in compiled.items():
                 check_launch(key, found.binary, specs[key], found.entry)
-        plan = make_plan(planned, self.target, compiled)
+        plan = make_plan(planned, self.target, compiled, check_addresses(program, limits, planned, compiled))
         kernels_dir.mkdir()
         for key, found in plan.objects.items():
             path = kernels_dir / Path(found.file).name
@@ -83,6 +84,24 @@ class TritonBackend:
         return Built(
             msgspec.structs.replace(program, plan=plan), gpu=GpuFacts(self.target.arch, needed, self.deterministic)
         )
+
+
+def check_addresses(
+    program: Program, limits: Limits, planned: Planned, compiled: dict[str, Compiled]
+) -> dict[str, tuple[str, ...]]:
+    """By kernel, accesses that are not shown to lie in their buffers.
+
+    CodegenError for an index that may leave 32 bits.
+    """
+    found = plan_faults(program, limits, planned, {key: made.ir for key, made in compiled.items()})
+    for key, faults in found.items():
+        for fault, phase in faults.items():
+            if fault.startswith("an index"):
+                raise CodegenError(
+                    f"kernel {key}: {fault}, in {phase}",
+                    "lower --max-step-tokens, --max-batch-size or --max-seq-len, and please report it",
+                )
+    return {key: tuple(f"not shown: {fault}" for fault in faults) for key, faults in found.items()}
 
 
 def check_resources(planned: Planned, compiled: dict[str, Compiled], target: Target) -> None:

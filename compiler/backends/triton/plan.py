@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from ....runtime.format.plan import Call, KernelObject, Launch, LaunchPlan, Phas
 from ...program.program import Program
 from ...program.steps.base import Step
 from ...targets import Target
+from .bounds.forms import Number
 from .dependent import dependent
 from .kernels.pending import Pending
 from .kernels.sample import Sample
@@ -25,24 +26,36 @@ from .tiling.choice import Tuner
 _MIXED = (16, 64, 256, 512, 1024)
 _TYPICAL = 128  # tokens that deterministic tilings are chosen for: few enough that decodes still wait for memory
 _ALIGN = 256
+BEFORE, AFTER = "", "sample"  # what comes before and after a program's steps, as kernels
 
 
 @dataclass(frozen=True)
 class PlannedPhase:
     """The specs of every kernel in one phase, and of what comes before and after the program's steps.
 
-    Scratch arguments are resolved to byte offsets.
+    Scratch arguments are resolved to byte offsets. areas: bytes of each scratch area by kernel; made: what made the
+    specs.
     """
 
     shape: Shape
     specs: Mapping[str, tuple[LaunchSpec, ...]]
     before: tuple[LaunchSpec, ...]
     after: tuple[LaunchSpec, ...]
+    areas: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    made: Mapping[str, TritonKernel] = field(default_factory=dict)
+
+    @property
+    def kernels(self) -> dict[str, tuple[LaunchSpec, ...]]:
+        """All launches by kernel, in order."""
+        return {BEFORE: self.before, **self.specs, AFTER: self.after}
+
+    def values(self, kernel: str, sizes: Mapping[str, Number]) -> dict[str, tuple[Number, Number]]:
+        """See `TritonKernel.scratch_values`."""
+        return self.made[kernel].scratch_values(sizes) if kernel in self.made else {}
 
     def all(self) -> dict[str, LaunchSpec]:
         """The objects that it launches, by name."""
-        groups = (self.before, *self.specs.values(), self.after)
-        return {spec_key(spec): spec for specs in groups for spec in specs}
+        return {spec_key(spec): spec for specs in self.kernels.values() for spec in specs}
 
 
 @dataclass(frozen=True)
@@ -84,8 +97,10 @@ def plan_program(
 
     deterministic: all phases launch the same objects, in which a row's sums have one order whatever the other rows are.
     """
-    kernels = {name: kernel_of(step) for name, step in program.kernel_steps.items()}
-    sample = Sample(vocab=program.vocab_size, stride=program.vocab_size) if program.samples else None
+    kernels: dict[str, TritonKernel] = {name: kernel_of(step) for name, step in program.kernel_steps.items()}
+    around: dict[str, TritonKernel] = {BEFORE: Pending()}
+    if program.samples:
+        around[AFTER] = Sample(vocab=program.vocab_size, stride=program.vocab_size)
     scratch_bytes, phases = 0, []
     for shape in shapes or phase_shapes(limits):
         chosen = Shape(limits.max_step_tokens, False, _TYPICAL) if deterministic else shape
@@ -98,7 +113,10 @@ def plan_program(
             return tuple(map(dependent, specs) if tuner.target.dependent_launch else specs)
 
         specs = {name: plan_kernel(kernel) for name, kernel in kernels.items()}
-        phases.append(PlannedPhase(shape, specs, plan_kernel(Pending()), plan_kernel(sample) if sample else ()))
+        before, after = plan_kernel(around[BEFORE]), plan_kernel(around[AFTER]) if AFTER in around else ()
+        made = {**kernels, **around}
+        areas = {name: kernel.scratch(chosen, limits, tuner) for name, kernel in made.items()}
+        phases.append(PlannedPhase(shape, specs, before, after, areas, made))
     calls = tuple(Call(step.kernel, step.operands, step.layer) for step in program.steps)
     return Planned(calls, tuple(phases), scratch_bytes)
 
@@ -121,15 +139,21 @@ def _with_offsets(spec: LaunchSpec, offsets: Mapping[str, int]) -> LaunchSpec:
     return replace(spec, args=tuple(map(placed, spec.args)))
 
 
-def make_plan(planned: Planned, target: Target, compiled: Mapping[str, Compiled]) -> LaunchPlan:
-    """The plan with what is known of its objects; those that were not compiled have no resource figures."""
+def make_plan(
+    planned: Planned,
+    target: Target,
+    compiled: Mapping[str, Compiled],
+    faults: Mapping[str, tuple[str, ...]] | None = None,
+) -> LaunchPlan:
+    """The plan with what is known of its objects; those that were not compiled have no resource figures. faults: found
+    besides those of loops."""
     suffix = "cubin" if target.backend == "cuda" else "hsaco"
     objects = {}
     for key, spec in planned.specs().items():
         types = tuple(arg.type for arg in spec.args)
         file = f"kernels/{key}.{suffix}"
         plain = KernelObject(file, spec.entry, types, spec.num_warps, target.warp_size, 0, spec.dependent)
-        objects[key] = _with_figures(plain, compiled[key], target) if compiled else plain
+        objects[key] = _with_figures(plain, compiled[key], target, (faults or {}).get(key, ())) if compiled else plain
     phases = []
     for phase in planned.phases:
         launches = {name: _launches(specs) for name, specs in phase.specs.items()}
@@ -142,7 +166,7 @@ def _launches(specs: tuple[LaunchSpec, ...]) -> tuple[Launch, ...]:
     return tuple(Launch(spec_key(s), tuple(a.value for a in s.args), s.grid) for s in specs)
 
 
-def _with_figures(plain: KernelObject, compiled: Compiled, target: Target) -> KernelObject:
+def _with_figures(plain: KernelObject, compiled: Compiled, target: Target, faults: tuple[str, ...]) -> KernelObject:
     return msgspec.structs.replace(
         plain,
         entry=compiled.entry,
@@ -150,7 +174,7 @@ def _with_figures(plain: KernelObject, compiled: Compiled, target: Target) -> Ke
         registers=compiled.registers,
         spill_bytes=compiled.spill_bytes,
         occupancy=occupancy(compiled, plain.warps, target),
-        faults=loop_faults(plain.entry, compiled.loops),
+        faults=(*loop_faults(plain.entry, compiled.loops), *faults),
     )
 
 

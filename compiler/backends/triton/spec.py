@@ -6,6 +6,7 @@ baked in. Nothing here imports triton.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
@@ -13,6 +14,7 @@ from ....runtime.format.batch import PLAN_ARRAYS
 from ....runtime.format.manifest import Limits
 from ....runtime.format.plan import BatchArg, Extent, LaunchArg, OperandArg, SizeArg
 from ...program.steps.base import QuantizedRows, Step, begins_aligned
+from .bounds.forms import Number
 from .tiling.choice import Tuner
 
 # Triton's names of the element types of the program
@@ -76,6 +78,10 @@ class TritonKernel:
 
     def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:
         """Bytes of each scratch area by name; a launch's argument refers to one by a ScratchArg of that name."""
+        return {}
+
+    def scratch_values(self, sizes: Mapping[str, Number]) -> dict[str, tuple[Number, Number]]:
+        """Between which numbers the integers in scratch areas lie that places are found by; sizes: of the batch."""
         return {}
 
 

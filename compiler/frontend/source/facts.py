@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from ...graph.graph import Graph, ModelInfo, type_of
 from ...ops import OPS, traits_of
@@ -35,17 +35,27 @@ def model_info(model: nn.Module, config: Any, weights: Mapping[str, Weight]) -> 
     )
 
 
-def completed_info(graph: Graph) -> ModelInfo:
-    """The facts of a model, those that no configuration tells as the graph shows them."""
+def completed_info(graph: Graph, predicts: bool = True) -> ModelInfo:
+    """The facts of a model, those that no configuration tells as the graph shows them. predicts: it gives logits of
+    tokens."""
     embedding, info = OPS["embedding"].overload, graph.info
-    tables = [n.args[1] for n in graph.nodes if n.target is embedding and n.args[0] is graph.input("token_ids")]
-    hidden = next((type_of(table).shape[-1] for table in tables), 0)  # type: ignore[arg-type]
+    tables = [
+        n.args[1] for n in graph.nodes if n.target is embedding and _viewed(n.args[0]) is graph.input("token_ids")
+    ]
+    rows, *_, hidden = next((type_of(table).shape for table in tables), (0, 0))  # type: ignore[arg-type]
     return replace(
         info,
-        vocab_size=info.vocab_size or type_of(graph.output).shape[-1],
+        vocab_size=info.vocab_size or (type_of(graph.output).shape[-1] if predicts else rows),
         hidden_size=info.hidden_size or hidden,
         num_layers=info.num_layers or sum(traits_of(n.target).attention for n in graph.nodes),
     )
+
+
+def _viewed(node: Any) -> Any:
+    """What a node is a view of."""
+    while isinstance(node, fx.Node) and node.target is torch.ops.aten.view.default:
+        node = node.args[0]
+    return node
 
 
 def unused_positions(model: nn.Module) -> int:

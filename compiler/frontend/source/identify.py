@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError, IccError, UnsupportedModel
-from ...genai import genai_config
+from ...genai import GENAI_CONFIG, genai_config
 
 CONFIG = "config.json"
 _AGAIN = "download the checkpoint again"
@@ -146,11 +146,11 @@ def _onnx(path: Path) -> Found:
 
 def onnx_files(path: Path) -> Path:
     """The folder with the other files of an ONNX model: its own, or the one above a folder that is called onnx."""
-    folder = path.resolve().parent
-    above = folder.parent
-    if folder.name == "onnx" and not (folder / CONFIG).is_file() and (above / CONFIG).is_file():
-        return above
-    return folder
+    for folder in (path.absolute().parent, path.resolve().parent):  # the hub's snapshots are links
+        for place in (folder, folder.parent) if folder.name == "onnx" else (folder,):
+            if any((place / name).is_file() for name in (CONFIG, GENAI_CONFIG)):
+                return place
+    return path.absolute().parent
 
 
 def onnx_config(files: Path) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def attention(
     begin = low // TILE * TILE
     end = context
     share = tl.maximum(tl.cdiv(tl.cdiv(end - begin, TILE), tl.num_programs(2)), 1) * TILE
-    used = tl.maximum(tl.cdiv(end - begin, share), 1)  # of the splits; one writes o also where nothing is seen
+    used = tl.minimum(tl.maximum(tl.cdiv(end - begin, share), 1), tl.num_programs(2))  # one writes o also where nothing is seen
     if tl.program_id(2) >= used:
         return
     begin += tl.program_id(2) * share

@@ -126,7 +126,7 @@ def attention(
     start = tl.load(seq_starts + sequence)
     count = tl.load(seq_starts + sequence + 1) - start
     first = (tile - start // TOKENS - sequence) * TOKENS
-    if first >= count:
+    if (first < 0) | (first >= count):
         return
     context = tl.load(context_lens + sequence)
     head = tl.program_id(1) // 1

@@ -161,7 +161,7 @@ def attention(
     start = tl.load(seq_starts + sequence)
     count = tl.load(seq_starts + sequence + 1) - start
     first = (tile - start // TOKENS - sequence) * TOKENS
-    if first >= count:
+    if (first < 0) | (first >= count):
         return
     context = tl.load(context_lens + sequence)
     head = tl.program_id(1) // 1
@@ -189,7 +189,7 @@ def attention(
     begin = low // TILE * TILE
     whole = tl.maximum((oldest + 1) // TILE * TILE, begin)  # every row of the tile sees the keys from `inner` to there
     table_ptr = block_tables + sequence.to(tl.int64) * max_blocks
-    share = tl.cdiv(tl.cdiv(high - begin, TILE), tl.num_programs(2)) * TILE
+    share = tl.maximum(tl.cdiv(tl.cdiv(high - begin, TILE), tl.num_programs(2)), 1) * TILE
     begin += tl.program_id(2) * share
     whole = tl.minimum(tl.maximum(whole, begin), begin + share)
     end = tl.minimum(high, begin + share)

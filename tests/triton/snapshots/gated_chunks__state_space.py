@@ -79,7 +79,7 @@ def gated_chunks(
         while left < CHUNK:
             here = tl.sum(tl.where(lane == left, total, 0.0), axis=0)
             rest = tl.where(lane <= left, tl.exp(tl.where(lane <= left, here - total, 0.0)), 0.0)
-            block = tl.sum(tl.where(lane == left, slot, 0), axis=0)
+            block = tl.sum(tl.where((lane == left) & (slot >= 0), slot, 0), axis=0)
             behind_at = state_ptr + block.to(tl.int64) * 512 + at
             behind = state0 * tl.exp(here) + product(tl.trans(k0 * rest[:, None]), u)
             tl.store(behind_at + 0 * PART * 16, behind.to(state_ptr.dtype.element_ty), mask=inside0)

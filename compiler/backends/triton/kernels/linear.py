@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, TypeVar
@@ -16,6 +16,7 @@ from ....program.layout import Layout
 from ....program.steps import linear as steps
 from ....program.steps.base import QuantizedRows
 from ...render import render
+from ..bounds.forms import Number
 from ..layouts.codes import CodeGroups
 from ..layouts.registry import LAYOUTS
 from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg
@@ -136,6 +137,10 @@ class RowProducts(StepKernel[P]):
             blocks = self._blocks(tile.m).value({self.num_rows: shape.max_tokens})
             areas |= {"counts": 4 * (self.experts + 1), "slots": 4 * blocks * tile.m, "experts": 4 * blocks}
         return areas
+
+    def scratch_values(self, sizes: Mapping[str, Number]) -> dict[str, tuple[Number, Number]]:
+        slots = sizes[self.num_rows] * self.topk
+        return {"slots": (-1, slots - 1), "counts": (0, slots), "experts": (-1, self.experts)} if self.experts else {}
 
     def _tile(self, shape: Shape, tuner: Tuner) -> Tiling:
         rows = shape.tiled_tokens

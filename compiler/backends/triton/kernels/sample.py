@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, OutputArg, SampledArg, SamplingArg, ScratchArg, extent
 from .....runtime.format.program import LOGITS
 from ...render import render
+from ..bounds.forms import Number
 from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, TritonKernel
 from ..tiling.choice import Tuner, power_of_two
 
@@ -78,6 +80,9 @@ class Sample(TritonKernel):
     def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:
         states = shape.max_tokens * self.parts
         return {f"sample_{name}": states * size for name, (_, size) in _SCRATCH.items()}
+
+    def scratch_values(self, sizes: Mapping[str, Number]) -> dict[str, tuple[Number, Number]]:
+        return {"sample_winners": (-2, self.vocab - 1)}
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         logits = Arg("logits_ptr", "*fp32", OutputArg(LOGITS))

@@ -13,9 +13,10 @@ import numpy as np
 
 from ....program.layout import Arrays
 from ....weights.formats.blocks import BlockFormat
+from ....weights.formats.tables import E2M1
 from ...cpu.layouts.elements import round_up
 from ...cpu.layouts.scales import SCALE_TYPES, scale_values, stored_scales
-from .codes import CodeGroups, Unpacking
+from .codes import WIDE_SLICE, CodeGroups, Unpacking
 
 ALIGN = 64
 _FIELDS = {2: 2, 3: 4, 4: 4}  # bits of a code in memory; 8 for others
@@ -45,7 +46,22 @@ class BlockRows(CodeGroups):
     def unpacking(self) -> Unpacking:
         beside = 8 * self.format.nbytes((1, self.format.size)) - self.format.bits * self.format.size
         scale_bytes = max(1, round(beside / 8 * self.group / self.format.size))
-        return Unpacking(self.name, self.group, self.bits, scale_bytes, 4.0, 4.0)
+        few = self.group & (self.group - 1) == 0 and self.group <= WIDE_SLICE
+        return Unpacking(
+            self.name,
+            self.group,
+            self.bits,
+            scale_bytes,
+            4.0,
+            4.0,
+            64 * (bool(self.format.table) and not self.halves),
+            few=few,
+        )
+
+    @property
+    def halves(self) -> bool:
+        """Whether codes are floats of 4 bits, doubled, which arithmetic reads faster than a table is chosen from."""
+        return tuple(self.format.table or ()) == E2M1
 
     @property
     def group(self) -> int:

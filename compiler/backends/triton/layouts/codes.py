@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from ....program.layout import MatrixLayout
 
+WIDE_SLICE = 512  # of K, that a kernel for few rows in float32 takes at a time
 Rows8 = Literal["", "int8", "fp8"]  # of 8 bits, with scales; "": none
 
 
@@ -20,7 +21,8 @@ class Unpacking:
     decode_instructions, tile_instructions: per value and lane, in kernels for few rows and for many, as counted in
     disassembled kernels. decode_registers, tile_registers: that unpacking needs beside the sums. doubled: whether a
     code takes two fields, so that twice as many operands are alive. whole: whether tiles multiply values, scales and
-    all, where `whole_groups` says so, so that no sum is taken up between steps.
+    all, where `whole_groups` says so, so that no sum is taken up between steps. few: whether there is a kernel for few
+    rows in float32.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Unpacking:
     tile_registers: int = 0
     doubled: bool = False
     whole: bool = False
+    few: bool = False
 
     @property
     def value_bytes(self) -> float:

@@ -24,7 +24,7 @@ from ...errors import CodegenError
 from ..spec import LaunchSpec
 from .loops import MatrixLoop, matrix_loops
 
-_CACHE_FORMAT = "4"  # of the facts beside a cached object
+_CACHE_FORMAT = "5"  # of the facts beside a cached object
 T = TypeVar("T")
 _WORKER = Path(__file__).with_name("worker.py")
 
@@ -34,7 +34,7 @@ class Compiled:
     """A compiled kernel: the object's bytes, and per thread its registers and bytes of local memory.
 
     driver_version: the least CUDA version of a driver that loads it (12000 is 12.0); 0 for HIP. loops: what its loops
-    with matrix instructions do; none for HIP.
+    with matrix instructions do; none for HIP. ir: Triton's IR without layouts, which tells what is accessed.
     """
 
     entry: str
@@ -44,6 +44,7 @@ class Compiled:
     spill_bytes: int
     driver_version: int
     loops: tuple[MatrixLoop, ...] = ()
+    ir: str = ""
 
 
 def spec_key(spec: LaunchSpec) -> str:
@@ -92,10 +93,11 @@ def compile_specs(
 
 def _compile(worker: _Worker, key: str, spec: LaunchSpec, target: Target) -> Compiled:
     with tempfile.TemporaryDirectory(prefix="icc-triton-") as folder:
-        source, file, ir = Path(folder, f"{spec.entry}.py"), Path(folder, "object"), Path(folder, "ir")
+        source, file = Path(folder, f"{spec.entry}.py"), Path(folder, "object")
+        ir, plain = Path(folder, "ir"), Path(folder, "plain")
         source.write_text(spec.source)
         job = {
-            "source": str(source), "entry": spec.entry, "object": str(file), "ir": str(ir),
+            "source": str(source), "entry": spec.entry, "object": str(file), "ir": str(ir), "plain": str(plain),
             "signature": {a.name: a.type for a in spec.args},
             "aligned": [i for i, a in enumerate(spec.args) if a.aligned],
             "backend": target.backend, "arch": target.arch.removeprefix("sm_"), "warp_size": target.warp_size,
@@ -107,7 +109,7 @@ def _compile(worker: _Worker, key: str, spec: LaunchSpec, target: Target) -> Com
         shared, registers, spill, driver = (answer[name] for name in ("shared", "registers", "spill", "driver"))
         binary = file.read_bytes()
         loops = matrix_loops(binary, ir.read_text(), spec.num_warps) if target.backend == "cuda" else ()
-        return Compiled(answer["entry"], binary, shared, registers, spill, driver, loops)
+        return Compiled(answer["entry"], binary, shared, registers, spill, driver, loops, plain.read_text())
 
 
 class _Worker:

@@ -67,6 +67,11 @@ def matrix_loops(cubin: bytes, ttgir: str, warps: int) -> tuple[MatrixLoop, ...]
     return tuple(_facts(loop, code, source, warps) for loop, source in zip(loops, asked, strict=True))
 
 
+def longest_loop(cubin: bytes) -> int:
+    """How many instructions one warp takes in a step of the longest innermost loop; 0 where there is none."""
+    return max(map(len, _Code(disassemble(cubin)).loops(matrix=False)), default=0)
+
+
 def loop_faults(entry: str, loops: Sequence[MatrixLoop]) -> tuple[str, ...]:
     """What the loops of a kernel do that costs time and need not be, in words; products are held to more."""
     found: dict[str, None] = {}
@@ -126,11 +131,12 @@ class _Code:
             elif found := _LINE.match(line):
                 self.lines.append(_Line(found[1] or "", found[2], found[3]))
 
-    def loops(self) -> list[list[_Line]]:
-        """Innermost natural loops with matrix instructions, by their first instruction."""
+    def loops(self, matrix: bool = True) -> list[list[_Line]]:
+        """Innermost natural loops, with matrix instructions or any, by their first instruction."""
         starts, successors = self._blocks()
         ends = [*starts[1:], len(self.lines)]
-        has = [any(_MATRIX.match(line.name) for line in self.lines[a:b]) for a, b in zip(starts, ends, strict=True)]
+        spans = zip(starts, ends, strict=True)
+        has = [not matrix or any(_MATRIX.match(line.name) for line in self.lines[a:b]) for a, b in spans]
         bodies: dict[int, set[int]] = {}
         dominators = _dominators(successors)
         for block, following in enumerate(successors):

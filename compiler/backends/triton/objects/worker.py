@@ -3,9 +3,9 @@
 Run as a script, without icc on its path and without TRITON_INTERPRET: Triton decides at import time whether it
 interprets, and it keeps state, so compiling happens apart from the compiler's own process.
 
-A job: {source, entry, signature, aligned, backend, arch, warp_size, num_warps, num_stages, object, ir}. `source` is the
-path of the rendered Python file, `object` that of the file to write, and `ir` that of Triton's IR with layouts. An
-answer: {entry, shared, registers, spill, driver} or {error}.
+A job: {source, entry, signature, aligned, backend, arch, warp_size, num_warps, num_stages, object, ir, plain}.
+`source` is the path of the rendered Python file, `object` that of the file to write, `ir` that of Triton's IR with
+layouts and `plain` that of the one without. An answer: {entry, shared, registers, spill, driver} or {error}.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def _finish(kernel: Any, job: dict[str, Any]) -> dict[str, Any]:
     binary = Path(job["object"])
     binary.write_bytes(kernel.asm["cubin" if job["backend"] == "cuda" else "hsaco"])
     Path(job["ir"]).write_text(kernel.asm["ttgir"])
+    Path(job["plain"]).write_text(kernel.asm["ttir"])
     if job["backend"] == "cuda":
         found = cubin_resources(binary) | {"driver": driver_version(int(job["arch"]))}
     else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from ....targets import Target
-from ..layouts.codes import Unpacking
+from ..layouts.codes import WIDE_SLICE, Unpacking
 from .choice import Config, Tuner, power_of_two
 
 LATENCY = 0.65e-6  # seconds from a request to memory to its data, under load
@@ -22,6 +22,7 @@ SPLIT_PER_SM = 40e9  # bytes/s of these sums that a multiprocessor writes and re
 DEPENDENT = 2.8  # times longer than its instructions alone a code takes in a decode kernel, whose warps wait for them
 WARP_SUM = 0.4e-6  # seconds per warp beyond four of a decode kernel of eight rows, whose warps add up their sums
 ISSUE_PER_SM = 3.8e9  # instructions of a warp per second: four schedulers at 60 %
+FEW = 10.0  # instructions per value of a kernel for few rows in float32, besides one for each row
 UNPACK = 14.0  # instructions per value where a matrix is unpacked by itself
 REGISTERS = 65536  # of a multiprocessor, 32 bits each
 
@@ -98,6 +99,11 @@ class Product:
         return None if self.eight else self.codes
 
     @property
+    def few(self) -> bool:
+        """Whether the kernel for few rows in float32 runs."""
+        return self.mode == "wide" and self.rows <= 8 and self.codes is not None and self.codes.few
+
+    @property
     def doubled(self) -> bool:
         """Whether a code takes two fields."""
         return self.apart is not None and self.apart.doubled
@@ -116,6 +122,8 @@ class Product:
 def pick(product: Product, tuner: Tuner) -> Config:
     """The tiling for a product; one choice for all row counts of a class, so that phases share objects."""
     rows = next((r for r in ROWS if product.rows <= r), ROWS[-1])
+    if product.few:
+        rows = power_of_two(product.rows)  # each has sums of its own
     known = replace(product, rows=rows)
     machine = Machine(tuner.target)
     return tuner.pick(known.key, machine.candidates(known), lambda config: machine.seconds(known, config))
@@ -240,6 +248,12 @@ class Machine:
 
     def _wide(self, p: Product) -> list[Config]:
         """Products in float32, on the ordinary units: small tiles, for these are rare."""
+        if p.few and p.codes:
+            m = 1 if p.experts else power_of_two(p.rows)
+            sums = 16 if p.codes.decode_registers else 32  # per thread and part, of all rows
+            n = max(power_of_two(4 * sums // p.codes.bits // (2 * m * p.parts)), 1)
+            few = {"decode": 1, "m": m, "n": n, "k": WIDE_SLICE, "warps": 4, "stages": 2, "splits": 1}
+            return [few]
         split = next((s for s in (8, 4, 2) if p.k >= 256 * s and p.rows <= 64 and not p.experts), 1)
         return [{"decode": 0, "m": 16, "n": 32, "k": 32, "warps": 4, "stages": 2, "splits": split}]
 
@@ -247,6 +261,8 @@ class Machine:
         """Estimated time; infinity where the tiling does not fit."""
         if c.get("unpacked"):
             return self._unpack_seconds(p) + self.seconds(p.dense, {k: v for k, v in c.items() if k != "unpacked"})
+        if p.few:
+            return self._few_seconds(p)
         resident = self._resident(p, c)
         if not resident:
             return inf
@@ -292,6 +308,13 @@ class Machine:
         memory = values * (p.codes.value_bytes + 2) / (0.85e9 * self.target.bandwidth)
         issue = values * UNPACK / 32 / (ISSUE_PER_SM * self.target.multiprocessors)
         return LAUNCH + LATENCY + max(memory, issue)
+
+    def _few_seconds(self, p: Product) -> float:
+        """Estimated time of few rows in float32."""
+        active = min(p.rows * p.topk, p.experts) if p.experts else 1
+        values = active * p.columns * p.parts * p.k
+        issue = values * (FEW + p.rows) / 32 / (ISSUE_PER_SM * self.target.multiprocessors)
+        return LAUNCH + LATENCY + max(active * p.matrix_bytes / (0.85e9 * self.target.bandwidth), issue)
 
     def _matrix_rate(self, p: Product, c: Config, resident: int) -> float:
         """The share of the peak that matrix instructions reach."""

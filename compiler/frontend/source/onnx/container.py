@@ -181,9 +181,11 @@ def _outside(path: Path, proto: TensorProto, nbytes: int) -> tuple[Path, int, in
     """(file, start, end) of external data, which must lie in the folder of the model."""
     entries: dict[str, Any] = {entry.key: entry.value for entry in proto.external_data}
     location = entries.get("location", "")
-    folder = path.resolve().parent
-    file = (folder / location).resolve()
-    if not location or Path(location).is_absolute() or not file.is_relative_to(folder):
+    folders = path.absolute().parent, path.resolve().parent  # a snapshot of the hub links both files to one folder
+    found = [(folder / location).resolve() for folder in folders]
+    file = next((file for file in found if file.is_file()), found[0])
+    plain = location and not Path(location).is_absolute() and ".." not in Path(location).parts
+    if not plain or not any(file.is_relative_to(folder.resolve()) for folder in folders):
         raise CheckpointError(f"{path} names data outside its folder: {location!r}")
     if not file.is_file():
         raise CheckpointError(f"{path} lacks its data file {location}", "download or export it again")

@@ -33,7 +33,7 @@ class Inputs:
         self._path = path
         names = [i.name for i in self._inputs]
         candidates = [i for i in self._inputs if _kind(i) in _INTEGERS and len(_dims(i)) in (1, 2)]
-        found = next((n for n in _TOKENS if n in names), None)
+        found = next((n for n in _TOKENS if n in [i.name for i in candidates]), None)
         if found is None and len(candidates) == 1:
             found = candidates[0].name
         if found is None:
@@ -102,15 +102,27 @@ def _empty_cache(path: Path, name: str, dims: list[int | str]) -> list[int]:
 
 def choose_output(path: Path, graph: GraphProto, hidden: bool) -> str:
     """The output with the logits, or with the hidden states."""
-    names = [o.name for o in graph.output]
+    integers = [o.name for o in graph.output if _kind(o) in _INTEGERS]
+    names = [o.name for o in graph.output if o.name not in integers] or integers
     wanted = ("last_hidden_state", "hidden_states", "token_embeddings") if hidden else ("logits", "output", "lm_logits")
     for name in wanted:
-        if name in names:
+        if name in names and name not in integers:
             return name
     own = [o.name for o in graph.output if not _CACHE.search(o.name) and "present" not in o.name]
-    if len(own) == 1 and not (not hidden and "hidden" in own[0]):
+    if len(own) == 1 and own != integers and ("logits" if hidden else "hidden") not in own[0]:
         return own[0]
     raise UnsupportedModel(
         f"{path} gives {', '.join(names[:4])}, and no {'hidden states' if hidden else 'logits'}",
         "" if hidden else "icc compiles causal language models with their LM head; for embeddings: --task embed",
+    )
+
+
+def labels_of(path: Path, graph: GraphProto) -> int | str:
+    """How many numbers a text's score has; UnsupportedModel for a file that scores no texts but tokens."""
+    name = choose_output(path, graph, hidden=False)
+    dims = next(_dims(o) for o in graph.output if o.name == name)
+    if len(dims) == 2:
+        return dims[1]
+    raise UnsupportedModel(
+        f"{path} gives {name} {dims}, and no score of a text", "icc compiles it without --task rerank"
     )

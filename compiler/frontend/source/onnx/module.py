@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ....errors import IccError, UnsupportedModel
 from ....handlers import joined
 from ....weights.handles import Weight
-from . import attention_ops, elementwise_ops, index_ops, norm_ops, product_ops, reduce_ops, shape_ops
+from . import attention_ops, elementwise_ops, experts, index_ops, norm_ops, product_ops, reduce_ops, shape_ops
 from .container import Container, open_tensor, sorted_nodes
 from .errors import Refused
 from .inputs import Inputs, choose_output
@@ -85,8 +85,11 @@ class OnnxModel(_Scope):
         return self._handles
 
     def forward(self, input_ids: Tensor, **_: Any) -> Any:
+        return self._computed(self._given.values(input_ids), input_ids)
+
+    def _computed(self, given: Mapping[str, Any], input_ids: Tensor) -> Any:
         env = {name: place.value() for name, place in self._constants.items()}
-        env.update(self._given.values(input_ids))
+        env.update(given)
         self._makers.clear()
         self._run(self._nodes, env, input_ids.device)
         self._makers.clear()
@@ -116,7 +119,8 @@ class OnnxModel(_Scope):
                 raise Refused("icc has no translation of the op" if handler is None else f"{missing[0]!r} has no value")
             weights = [i in self._constants for i in node.input]
             call = Call(node, attributes, inputs, device, weights, self._makers)
-            result = handler(call)
+            special = any(isinstance(value, experts.VALUES) for value in inputs)
+            result = experts.follow(call, HANDLERS) if special else handler(call)
             self._makers.update(dict.fromkeys(filter(None, node.output), call))
         except Refused as error:
             raise self._refusal(node, str(error)) from error
@@ -183,6 +187,18 @@ class OnnxModel(_Scope):
             assert isinstance(inner, _Scope)
             found = inner
         return found
+
+
+class TypedOnnxModel(OnnxModel):
+    """One that tells the two texts of a pair apart. config: says of how many kinds tokens are."""
+
+    def __init__(self, container: Container, config: Any) -> None:
+        super().__init__(container)
+        self.config = config
+
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor | None = None, **_: Any) -> Any:
+        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        return self._computed({**self._given.values(input_ids), **types}, input_ids)
 
 
 def _free(part: str) -> str:

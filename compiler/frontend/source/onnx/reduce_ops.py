@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .errors import Refused
+from .experts import one_hot
 from .known import Known, elementwise
 from .table import Call, Table
 
@@ -63,6 +64,9 @@ def argmax(c: Call) -> Any:
 def topk(c: Call) -> Any:
     value, k = c.tensor(0), int(c.known(1).item())
     return list(torch.topk(value, k, c.attribute("axis", -1), bool(c.attribute("largest", 1))))
+
+
+HANDLERS.handles("OneHot")(one_hot)
 
 
 @HANDLERS.handles("CumSum")

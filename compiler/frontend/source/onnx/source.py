@@ -12,7 +12,8 @@ from ....errors import CheckpointError, UnsupportedModel
 from ....weights.handles import Weight
 from ..identify import onnx_config, onnx_files
 from .container import open_container
-from .module import OnnxModel
+from .inputs import labels_of
+from .module import OnnxModel, TypedOnnxModel
 
 
 class OnnxFile:
@@ -37,11 +38,16 @@ class OnnxFile:
 
     def build(self, written_out: bool, task: str) -> nn.Module:
         """See Source; attention always is as the file has it."""
-        if task == "rerank":
+        if task != "rerank":
+            return OnnxModel(self.container, hidden=task == "embed").eval()
+        labels = labels_of(self.path, self.container.graph)
+        if isinstance(labels, int) and labels > 2:
             raise UnsupportedModel(
-                f"{self.path} is an ONNX file, of which icc makes no reranker", "give the checkpoint"
+                f"{self.path} tells {labels} kinds of texts from one another", "--task rerank is for one or two labels"
             )
-        return OnnxModel(self.container, hidden=task == "embed").eval()
+        if any(info.name == "token_type_ids" for info in self.container.graph.input):
+            return TypedOnnxModel(self.container, self.config).eval()
+        return OnnxModel(self.container).eval()
 
 
 def _config(found: dict[str, Any]) -> Any:

@@ -1,0 +1,233 @@
+"""Which bytes a kernel touches, from its IR: whether every access lies in its buffer, and no index leaves 32 bits.
+
+The IR is walked once with an integer of a kernel as a linear form (forms.py): program numbers and sizes of the batch
+are known, the lanes of a block, counters of loops and numbers out of memory are unknowns with bounds. A mask, and the
+conditions on the way to an access, are facts that hold there. What cannot be shown is said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from .forms import Form, lower, upper
+from .ttir import Block, Function, Op
+from .values import Memory, Samples, UnclearError, Values, View, joined, whole_range
+
+_PASSES = 4  # through a loop, until what it carries is taken to be anything
+_ENDS = ("tt.load", "scf.for", "scf.while", "scf.if", "tt.reduce", "tt.scan")  # whose results are new numbers
+_GROWING = ("arith.addi", "arith.subi", "arith.muli", "arith.shli", "arith.trunci")
+
+
+def address_faults(function: Function, memory: Mapping[int, Memory], samples: Samples) -> tuple[str, ...]:
+    """What cannot be shown of a kernel, in words: accesses outside of their buffers, indices beyond 32 bits.
+
+    memory: of its pointers, by the number of the argument.
+    """
+    walk = _Walk(function, memory, samples)
+    walk.blocks(function.blocks, ())
+    return tuple(walk.faults)
+
+
+class _Walk:
+    def __init__(self, function: Function, memory: Mapping[int, Memory], samples: Samples) -> None:
+        self.faults: dict[str, None] = {}
+        self._memory, self._values = memory, Values(function, memory, samples)
+        self._quiet = 0  # while a loop is looked at for what it carries
+
+    def blocks(self, blocks: Sequence[Block], facts: tuple[Form, ...]) -> Op | None:
+        """All of a region, where `facts` hold; its last operation."""
+        reached: dict[str, list[tuple[Form, ...]]] = {}
+        last = None
+        for block in blocks:
+            ways = reached.get(block.label)
+            here = facts + (ways[0] if ways and len(ways) == 1 else ())
+            for name, kind in block.arguments:
+                self._values.types.setdefault(name, kind)
+            for op in block.ops:
+                self._visit(op, here)
+                last = op
+            if last is not None and last.name.startswith("cf."):
+                for label, more in self._jumps(last):
+                    reached.setdefault(label, []).append(here[len(facts) :] + more)
+        return last
+
+    def _jumps(self, op: Op) -> Iterator[tuple[str, tuple[Form, ...]]]:
+        labels = re.findall(r"\^\w+", op.text)
+        if op.name == "cf.br":
+            yield labels[0], ()
+        else:
+            for label, holds in zip(labels, (True, False), strict=True):
+                yield label, tuple(self._values.given(op.operands[0], (), holds))
+
+    def _visit(self, op: Op, facts: tuple[Form, ...]) -> None:
+        self._values.define(op, facts)
+        if op.name in ("tt.load", "tt.store") or op.name.startswith("tt.atomic"):
+            self._access(op, facts)
+        elif op.name == "scf.for":
+            self._for(op, facts)
+        elif op.name == "scf.while":
+            self._while(op, facts)
+        elif op.name == "scf.if":
+            self._if(op, facts)
+
+    # -- regions -------------------------------------------------------------------------------------------------------
+
+    def _for(self, op: Op, facts: tuple[Form, ...]) -> None:
+        known = self._values
+        begin, end, step = (known.form(name, ()) for name in op.bounds)
+        known.types[op.counter] = known.types[op.bounds[0]]
+        by = step.constant if step.known and isinstance(step.constant, int) and step.constant > 0 else 1
+        known.counters[op.counter] = begin, end, by
+        self._carry(op, facts)
+        inside = (*facts, known.form(op.counter, ()).plus(end, -1).plus(Form(1)))
+
+        def once() -> list[str]:
+            last = self.blocks(op.regions[0], inside)
+            return list(last.operands) if last is not None and last.name == "scf.yield" else []
+
+        self._until_stable(op, once, inside)
+        for (name, _), result in zip(op.carried, op.results, strict=True):
+            known.types.setdefault(result, known.types[name])
+            if name in known.ranges:
+                known.ranges[result] = known.ranges[name]
+
+    def _while(self, op: Op, facts: tuple[Form, ...]) -> None:
+        known = self._values
+        self._carry(op, facts)
+        after = [name for name, _ in op.regions[1][0].arguments]
+        known.types |= dict(op.regions[1][0].arguments)
+
+        def once() -> list[str]:
+            last = self.blocks(op.regions[0], facts)
+            assert last is not None and last.name == "scf.condition"
+            condition, *passed = last.operands
+            going, ended = ((*facts, *known.given(condition, (), holds)) for holds in (True, False))
+            for name, result, value in zip(after, op.results, passed, strict=True):
+                self._set_range(name, value, going)
+                self._set_range(result, value, ended)
+            # what is passed on is the same value: what is known of the one is known of the other
+            same = [fact for pair in zip(after, passed, strict=True) for fact in self._equal(*pair)]
+            end = self.blocks(op.regions[1], (*going, *same))
+            return list(end.operands) if end is not None else []
+
+        self._until_stable(op, once, facts)
+
+    def _if(self, op: Op, facts: tuple[Form, ...]) -> None:
+        for holds, region in zip((True, False), op.regions, strict=False):
+            here = (*facts, *self._values.given(op.operands[0], (), holds))
+            last = self.blocks(region, here)
+            if last is not None and last.name == "scf.yield":
+                for name, value in zip(op.results, last.operands, strict=True):
+                    self._values.types.setdefault(name, self._values.types[value])
+                    self._values.choices.setdefault(name, {})[value] = here
+
+    def _carry(self, op: Op, facts: tuple[Form, ...]) -> None:
+        """What a loop begins with."""
+        self._values.forget()  # what was found when the loop was walked before
+        for name, value in op.carried:
+            self._values.types[name] = self._values.types[value]
+            self._set_range(name, value, facts)
+
+    def _until_stable(self, op: Op, once: Callable[[], list[str]], facts: tuple[Form, ...]) -> None:
+        """Walk a loop's body until what it carries is within what it was taken to be; only then does it say faults."""
+        ranges, types = self._values.ranges, self._values.types
+        first = {name: ranges[name] for name, _ in op.carried if name in ranges}
+        self._quiet += 1
+        for attempt in range(_PASSES + 1):
+            changed = False
+            for (name, _), value in zip(op.carried, once(), strict=False):
+                if name not in first:
+                    continue
+                old, new = ranges[name], joined(self._values.range_of(value, facts), ranges[name])
+                grown = bool(np.any(new[0] < old[0])), bool(np.any(new[1] > old[1])), new[2] != old[2]
+                low, high = whole_range(types[name])
+                if any(grown) and attempt == _PASSES - 1:  # anything
+                    new = low if grown[0] else new[0], high if grown[1] else new[1], 1
+                ranges[name], changed = new, changed or any(grown)
+            if not changed:
+                break
+            self._values.forget()
+        if attempt:  # what follows from this is no less true, and may be narrower
+            yielded = [(n, v) for (n, _), v in zip(op.carried, once(), strict=False) if n in first]
+            ranges |= {name: joined(self._values.range_of(value, facts), first[name]) for name, value in yielded}
+            self._values.forget()
+        self._quiet -= 1
+        once()
+
+    def _equal(self, one: str, other: str) -> tuple[Form, ...]:
+        """What is at most 0 as two integers are equal."""
+        if self._values.types[one].shape or not self._values.integer(one):
+            return ()
+        apart = self._values.form(one, ()).plus(self._values.form(other, ()), -1)
+        return apart, apart.times(-1)
+
+    def _set_range(self, name: str, value: str, facts: tuple[Form, ...]) -> None:
+        """What is known of `name`, that is given `value` where facts hold."""
+        self._values.types.setdefault(name, self._values.types[value])
+        if self._values.integer(name):
+            self._values.ranges[name] = self._values.range_of(value, facts)
+
+    # -- accesses ------------------------------------------------------------------------------------------------------
+
+    def _access(self, op: Op, facts: tuple[Form, ...]) -> None:
+        if self._quiet:
+            return
+        known, pointer = self._values, op.operands[0]
+        view: View = tuple(range(len(known.types[pointer].shape)))
+        mask = self._mask_of(op)
+        masked = (*facts, *(known.given(mask, view, True) if mask else ()))
+        what = {"tt.load": "reads", "tt.store": "writes"}.get(op.name, "counts in")
+        try:
+            root, before, behind = self._outside(pointer, view, masked)
+            if before or behind:  # once more, with divisions of what is not negative there
+                known.forget()
+                known.there = masked
+                root, before, behind = self._outside(pointer, view, masked)
+                known.forget()
+                known.there = ()
+        except UnclearError as unclear:
+            self.faults[f"{what} where {unclear}"] = None
+            return
+        for nbytes, where in ((before, "before the beginning"), (behind, "behind the end")):
+            if nbytes:
+                self.faults[f"{what} {nbytes} bytes {where} of argument {root}"] = None
+        self._narrow(pointer, view, masked, set())
+        if mask:
+            self._narrow(mask, view, facts, set())
+
+    def _outside(self, pointer: str, view: View, facts: tuple[Form, ...]) -> tuple[int, int, int]:
+        """The argument that a pointer is derived from, and how many bytes before and behind it are touched."""
+        root, offset = self._values.pointer(pointer, view)
+        end = offset.plus(Form(self._values.types[pointer].bits // 8)).plus(Form(self._memory[root].nbytes), -1)
+        low, high = lower(offset, facts, 0), upper(end, facts, 0)
+        return root, max(-int(np.min(low)), 0), max(int(np.max(high)), 0)
+
+    def _mask_of(self, op: Op) -> str:
+        """Its mask; "" if it has none."""
+        operands = op.operands[1 if op.name == "tt.load" else 2 :]
+        kinds = ((name, self._values.types[name]) for name in operands)
+        return next((name for name, kind in kinds if kind.element == "i1" and not kind.pointer), "")
+
+    def _narrow(self, name: str, view: View, facts: tuple[Form, ...], seen: set[tuple[str, View]]) -> None:
+        """Faults for integers on the way to a value that leave their type where facts hold."""
+        op = self._values.ops.get(name)
+        if (name, view) in seen or op is None or op.name in _ENDS:
+            return
+        seen.add((name, view))
+        kind = self._values.types[name]
+        if op.name in _GROWING and kind.bits > 1:
+            low, high = whole_range(kind)
+            form = self._values.form(name, view)
+            where = f"{op.name}{op.text[:60]}"
+            if (name, view) in self._values.wrapped:
+                self.faults[f"an index of {kind.bits} bits may be anything: {where}"] = None
+            elif np.any(form.low < low) or np.any(form.high > high):
+                top, bottom = upper(form, facts, high), lower(form, facts, low)
+                if np.any(top > high) or np.any(bottom < low):
+                    size = int(max(np.max(top), -np.min(bottom)))
+                    self.faults[f"an index of {kind.bits} bits is up to {size}: {where}"] = None
+        for operand, inner in self._values.operand_views(op, view):
+            self._narrow(operand, inner, facts, seen)

@@ -1,0 +1,165 @@
+"""Integers of a kernel as linear forms of unknowns, and what can be shown of them.
+
+A number is exact or an array with one entry per sample: a program of a grid at certain sizes of the batch. So whatever
+depends on program numbers and sizes alone is known, and what does not, lanes of a block, counters of loops and numbers
+out of memory, is an unknown between two bounds, with facts that relate it to others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import gcd
+
+import numpy as np
+
+Number = int | np.ndarray
+_NEVER = 2**60
+_DEEPEST = 5  # facts that one proof puts together
+_MOST = 40  # combinations that are tried of each depth
+
+
+@dataclass(eq=False)
+class Unknown:
+    """An integer in [low, high], a multiple of `divisor`; of each fact it is known that it is at most 0."""
+
+    low: Number
+    high: Number
+    divisor: int = 1
+    facts: list[Form] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Form:
+    """constant + sum of terms, each an unknown times a factor that is not 0 everywhere."""
+
+    constant: Number
+    terms: dict[Unknown, Number] = field(default_factory=dict)
+
+    @staticmethod
+    def of(unknown: Unknown) -> Form:
+        """That unknown alone."""
+        return Form(0, {unknown: 1})
+
+    @property
+    def known(self) -> bool:
+        """Whether it is the same whatever the unknowns are."""
+        return not self.terms
+
+    def plus(self, other: Form, times: Number = 1) -> Form:
+        """self + times * other."""
+        terms = dict(self.terms)
+        for unknown, factor in other.terms.items():
+            total = terms.get(unknown, 0) + factor * times
+            if np.any(total):
+                terms[unknown] = total
+            else:
+                terms.pop(unknown, None)
+        return Form(self.constant + other.constant * times, terms)
+
+    def times(self, factor: Number) -> Form:
+        """Of all of it."""
+        return Form(0).plus(self, factor) if np.any(factor) else Form(0)
+
+    @property
+    def low(self) -> Number:
+        """The least that it can be, by the bounds of its unknowns."""
+        return -self.times(-1).high
+
+    @property
+    def high(self) -> Number:
+        """The most that it can be, by the bounds of its unknowns."""
+        total = self.constant
+        for unknown, factor in self.terms.items():
+            if isinstance(factor, int):
+                total = total + factor * (unknown.high if factor > 0 else unknown.low)
+            else:
+                total = total + np.where(factor > 0, factor * unknown.high, factor * unknown.low)
+        return total
+
+    @property
+    def divisor(self) -> int:
+        """A number that it is a multiple of; 0 of 0."""
+        found = _divisor(self.constant)
+        for unknown, factor in self.terms.items():
+            found = gcd(found, _divisor(factor) * unknown.divisor)
+        return found
+
+
+def least(one: Number, other: Number) -> Number:
+    """The smaller of two, by sample."""
+    return min(one, other) if isinstance(one, int) and isinstance(other, int) else np.minimum(one, other)
+
+
+def most(one: Number, other: Number) -> Number:
+    """The larger of two, by sample."""
+    return max(one, other) if isinstance(one, int) and isinstance(other, int) else np.maximum(one, other)
+
+
+def upper(form: Form, facts: Sequence[Form], goal: Number | None = None) -> Number:
+    """The most that a form can be where every fact is at most 0, as far as combinations of these and of its unknowns'
+    own facts tell. No more is tried when it is no more than `goal` everywhere."""
+    never: bool | np.ndarray = False  # where a fact does not hold, whatever the unknowns are
+    for fact in facts:
+        never = never | (fact.constant > 0) if fact.known else never
+    best = least(form.high, np.where(never, -_NEVER, _NEVER)) if np.any(never) else form.high
+    for depth in range(_DEEPEST + 1):
+        best = least(best, _Search(goal).upper(form, tuple(facts), depth))
+        if goal is not None and np.all(best <= goal):
+            break
+    return best
+
+
+def lower(form: Form, facts: Sequence[Form], goal: Number | None = None) -> Number:
+    """The least that it can be; see `upper`."""
+    return -upper(form.times(-1), facts, None if goal is None else -goal)
+
+
+def _divisor(number: Number) -> int:
+    return abs(number) if isinstance(number, int) else int(np.gcd.reduce(number, axis=None))
+
+
+class _Search:
+    """Fourier-Motzkin elimination, one unknown after the other, as deep as it is allowed."""
+
+    def __init__(self, goal: Number | None) -> None:
+        self._goal, self._left = goal, _MOST
+
+    def upper(self, form: Form, facts: tuple[Form, ...], depth: int) -> Number:
+        best = self._whole(form, form.high)
+        if depth <= 0 or self._reached(best):
+            return best
+        for unknown, factor in form.terms.items():
+            if not isinstance(factor, int):
+                sign = 1 if np.all(factor >= 0) else -1 if np.all(factor <= 0) else 0
+            else:
+                sign = 1 if factor > 0 else -1
+            for number, fact in enumerate((*facts, *unknown.facts)):
+                by = fact.terms.get(unknown)
+                if not isinstance(by, int) or by * sign <= 0 or self._left == 0:
+                    continue
+                self._left -= 1
+                rest = facts[:number] + facts[number + 1 :]
+                # the form times |by|, less the fact times |factor|: the unknown is gone
+                combined = form.times(abs(by)).plus(fact, -abs(factor))
+                found = self.upper(combined, rest, depth - 1) // abs(by)
+                if abs(by) > 1:  # or the unknown alone, which is a whole number
+                    alone = Form(0, {unknown: sign * abs(by)}).plus(fact, -1)
+                    bound = self.upper(alone, rest, depth - 2) // abs(by)
+                    others = Form(form.constant, {u: f for u, f in form.terms.items() if u is not unknown})
+                    found = least(found, self.upper(others, facts, depth - 1) + abs(factor) * bound)
+                best = least(best, self._whole(form, found))
+                if self._reached(best):
+                    return best
+        return best
+
+    @staticmethod
+    def _whole(form: Form, bound: Number) -> Number:
+        """A bound less what divisors of the terms leave no room for."""
+        step = 0
+        for unknown, factor in form.terms.items():
+            step = gcd(step, _divisor(factor) * unknown.divisor)
+        return bound - (bound - form.constant) % step if step > 1 else bound
+
+    def _reached(self, bound: Number) -> bool:
+        return self._goal is not None and bool(np.all(bound <= self._goal))

@@ -1,0 +1,183 @@
+"""Reads the text of Triton's IR without layouts (TTIR) into operations with their regions: as much of it as an analysis
+of addresses needs. The IR of a kernel is one function; all that it calls is inlined."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+_RESULTS = re.compile(r"^(%[\w.$-]+(?:, %[\w.$-]+)*)(?::(\d+))? = ")
+_NAME = re.compile(r'^"?([a-z]\w*(?:\.\w+)+)"?')
+_VALUE = re.compile(r"%[\w.$-]+(?:#\d+)?")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_LOCATION = re.compile(r"\s+loc\((?:[^()\"]|\"[^\"]*\"|\([^()]*\))*\)")
+
+
+@dataclass(frozen=True)
+class Type:
+    """`element` is i32, f16 and such, or of pointers what they point to; shape () is a scalar's."""
+
+    shape: tuple[int, ...]
+    element: str
+    pointer: bool = False
+
+    @property
+    def bits(self) -> int:
+        """Of an element; of a pointer, of what it points to."""
+        return int(re.sub(r"\D.*", "", self.element.lstrip("bfi").replace("index", "64")) or 8)
+
+    @staticmethod
+    def parse(text: str) -> Type:
+        """From tensor<4x32x!tt.ptr<bf16>>, !tt.ptr<i8>, i32 and such."""
+        text = text.strip()
+        shape: tuple[int, ...] = ()
+        if text.startswith("tensor<"):
+            inner = text[len("tensor<") : text.rindex(">")]
+            dims = re.match(r"(?:\d+x)*", inner)
+            assert dims is not None
+            shape = tuple(int(d) for d in dims[0].split("x") if d)
+            text = inner[dims.end() :]
+        if text.startswith("!tt.ptr<"):
+            return Type(shape, text[len("!tt.ptr<") :].rstrip(">").split(",")[0], True)
+        return Type(shape, text)
+
+
+@dataclass
+class Op:
+    """One operation. text: all of its line behind the name. types: those behind the last colon, in their order.
+
+    regions: their blocks. Of a loop, carried: what its body knows a value by, and the value that is the first; counter
+    and bounds: of one that counts, its begin, end and step.
+    """
+
+    name: str
+    results: tuple[str, ...]
+    operands: tuple[str, ...]
+    text: str
+    types: tuple[Type, ...]
+    regions: list[list[Block]] = field(default_factory=list)
+    carried: tuple[tuple[str, str], ...] = ()
+    counter: str = ""
+    bounds: tuple[str, ...] = ()
+
+    def attribute(self, name: str) -> int:
+        """An integer among its attributes; KeyError if it has none of that name."""
+        found = re.search(rf"\b{name} = (-?\d+)", self.text)
+        if found is None:
+            raise KeyError(name)
+        return int(found[1])
+
+
+@dataclass
+class Block:
+    """Operations in a row. label: of a block that is jumped to."""
+
+    label: str = ""
+    arguments: tuple[tuple[str, Type], ...] = ()
+    ops: list[Op] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Function:
+    """The kernel: its arguments by name in order, and its blocks."""
+
+    arguments: tuple[tuple[str, Type], ...]
+    blocks: list[Block]
+
+
+def parse(text: str) -> Function:
+    """The function of a module; ValueError where the text is of another form. Every value has a name of its own."""
+    lines = iter([line.strip() for line in _LOCATION.sub("", text).splitlines()])
+    for line in lines:
+        if line.startswith("tt.func"):
+            found = re.search(r"\((%.*)\)(?: attributes .*)? \{$", line)
+            reader = _Reader(lines)
+            scope: dict[str, str] = {}
+            arguments = tuple(reader.arguments(found[1] if found else "", scope))
+            return Function(arguments, reader.region(scope)[0])
+    raise ValueError("there is no function")
+
+
+class _Reader:
+    """Regions that are beside each other use the same names for different values: they are told apart here."""
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        self._lines, self._count = lines, 0
+
+    def _new(self, name: str, scope: dict[str, str]) -> str:
+        self._count += 1
+        scope[name] = f"{name}@{self._count}"
+        return scope[name]
+
+    def arguments(self, text: str, scope: dict[str, str]) -> Iterator[tuple[str, Type]]:
+        """Names and types in a list of either."""
+        for name, kind in re.findall(r"(%[\w.$-]+): ((?:tensor<[^%]*?>+|!tt\.ptr<\w+(?:, \d+)?>|\w+))", text):
+            yield self._new(name, scope), Type.parse(kind)
+
+    def region(self, scope: dict[str, str]) -> tuple[list[Block], str]:
+        """The blocks up to the brace that closes the region, and that line."""
+        blocks = [Block()]
+        for line in self._lines:
+            if line.startswith("}"):
+                return blocks, line
+            if line.startswith("^"):
+                label = re.match(r"\^\w+", line)
+                assert label is not None
+                found = Block(label[0], tuple(self.arguments(line, scope)))
+                if blocks[-1].ops or blocks[-1].label:
+                    blocks.append(found)
+                else:
+                    blocks[-1] = found
+            elif line and not line.startswith(("//", "#")):
+                blocks[-1].ops.append(self._op(line, scope))
+        raise ValueError("a region has no end")
+
+    def _op(self, line: str, scope: dict[str, str]) -> Op:
+        given: list[str] = []
+        if found := _RESULTS.match(line):
+            count = int(found[2] or 0)
+            given = [f"{found[1]}#{i}" for i in range(count)] if count else found[1].split(", ")
+            line = line[found.end() :]
+        name = _NAME.match(line)
+        if name is None:
+            raise ValueError(f"no operation: {line[:80]}")
+        rest = line[name.end() :]
+        op = Op(name[1], (), (), rest, ())
+        inner = dict(scope)
+        if op.name in ("scf.for", "scf.while"):
+            self._loop(op, scope, inner)
+        while rest.endswith(("{", "({")):
+            blocks, rest = self.region(dict(inner))
+            op.regions.append(blocks)
+            op.text += "\n" + rest
+        plain = _STRING.sub('""', op.text)
+        values, _, kinds = plain.rpartition(" : ")
+        if not op.operands:
+            op.operands = tuple(scope[value] for value in _VALUE.findall(values or kinds))
+        op.types = tuple(_types(kinds)) if values else ()
+        op.results = tuple(self._new(result, scope) for result in given)
+        return op
+
+    def _loop(self, op: Op, scope: dict[str, str], inner: dict[str, str]) -> None:
+        """What a loop counts by and carries."""
+        text = op.text
+        if op.name == "scf.for":
+            found = re.match(r" (%[\w.$-]+) = (\S+) to (\S+) step (\S+?)(?: |$)", text)
+            if found is None:
+                raise ValueError(f"a loop of another form: {text[:80]}")
+            counter, *bounds = found.groups()
+            op.bounds = tuple(scope[name] for name in bounds)
+            op.counter = self._new(counter, inner)
+            text = text.partition("iter_args")[2]
+        pairs = [(name, scope[value]) for name, value in re.findall(r"(%[\w.$-]+) = (%[\w.$#-]+)", text)]
+        op.carried = tuple((self._new(name, inner), value) for name, value in pairs)
+        op.operands = (*op.bounds, *(value for _, value in op.carried))
+
+
+def _types(text: str) -> Iterator[Type]:
+    """All types in a text, in their order."""
+    for found in re.finditer(
+        r"tensor<(?:\d+x)*(?:!tt\.ptr<[\w, ]+>|\w+)>|!tt\.ptr<[\w, ]+>|\b(?:[iuf]\d+\w*|bf16|index)\b", text
+    ):
+        yield Type.parse(found[0])
