@@ -3,9 +3,9 @@
     python benchmarks/hybrid.py build/peers/bin/python build/hybrid [--threads 2] [--clock wall] [--rounds 3]
 
 Layers as wide as those of the published models, few of them, of random weights: a checkpoint in bf16 that icc compiles
-with `--quant rtn4` (groups of 128, and a head of 8 bits), and a GGUF file of random Q4_0 blocks with a Q8_0 head. The
-values differ, the bytes do not by much (4.25 bits a weight and 4.5). Experts:
-Qwen3-Next has 512, of which a token takes 10; here there are 16, of which it takes 10 too.
+with `--quant rtn4` (groups of 128, of Qwen3-Next 32, and a head of 8 bits), and a GGUF file of random Q4_0 blocks with
+a Q8_0 head. The values differ, the bytes do not by much (4.25 or 5 bits a weight, and 4.5). Experts: Qwen3-Next has
+512, of which a token takes 10; here there are 16, of which it takes 10 too.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ Rows = Iterator[tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Shape:
-    """config: of transformers. arch, keys: of the GGUF file."""
+    """config: of transformers. arch, keys: of the GGUF file. group: of icc's codes."""
 
     kind: str
     config: dict[str, Any]
     arch: str
     keys: dict[str, int | list[int]] = field(default_factory=dict)
+    group: int = 128
 
     def rows(self) -> Rows:
         """Tensors of the GGUF file and their shapes, rows first."""
@@ -138,6 +139,7 @@ SHAPES = {
             "feed_forward_length": 512, "expert_count": EXPERTS, "expert_used_count": 10,
             "expert_feed_forward_length": 512, "expert_shared_feed_forward_length": 512, "rope.dimension_count": 64,
         },
+        group=32,
     ),
 }  # fmt: skip
 
@@ -195,7 +197,8 @@ def prepare(name: str, folder: Path) -> str:
     if not engine.exists():
         if not (folder / name).exists():
             write_checkpoint(shape, folder / name)
-        icc.compile(folder / name, engine, target="native", quant="rtn4", max_seq_len=2048, max_batch_size=8)
+        sizes = {"group_size": shape.group, "max_seq_len": 2048, "max_batch_size": 8}
+        icc.compile(folder / name, engine, target="native", quant="rtn4", **sizes)
     return f"{file}={engine}"
 
 

@@ -18,6 +18,7 @@ from ...targets import Target
 from ..base import Built
 from ..errors import CodegenError
 from ..values import pack
+from .bounds.addresses import IndexFault
 from .kernels.table import TRITON_KERNELS
 from .layouts.registry import LAYOUTS
 from .objects.compile import Compiled, compile_specs
@@ -96,7 +97,7 @@ def check_addresses(
     found = plan_faults(program, limits, planned, {key: made.ir for key, made in compiled.items()})
     for key, faults in found.items():
         for fault, phase in faults.items():
-            if fault.startswith("an index"):
+            if isinstance(fault, IndexFault):
                 raise CodegenError(
                     f"kernel {key}: {fault}, in {phase}",
                     "lower --max-step-tokens, --max-batch-size or --max-seq-len, and please report it",

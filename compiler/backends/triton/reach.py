@@ -38,8 +38,6 @@ Sizes = Mapping[str, Number]  # of a step
 Values = Mapping[str, tuple[Number, Number]]  # of integers in scratch areas: least and most
 _LOGITS_BYTES = 256 << 20
 _EVERY = 1024  # programs of a grid that are all looked at; of larger ones those at its faces, and some between
-
-
 # what these kernels write lies where a count of another kernel says; that is tried, not shown (tests/triton/races.py)
 _COUNTED = {"expert_place"}
 
@@ -97,8 +95,7 @@ class Reach:
             if any(_same(memory, other) for other in seen):
                 continue
             seen.append(memory)
-            faults = address_faults(function, memory, samples)
-            yield faults
+            yield address_faults(function, memory, samples)
 
     def samples(self, spec: LaunchSpec, shape: Shape) -> tuple[dict[str, Number], Samples] | None:
         """Programs of a launch in steps of a phase, with the sizes of the step that each is of."""

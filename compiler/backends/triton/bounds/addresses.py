@@ -21,6 +21,12 @@ _ENDS = ("tt.load", "scf.for", "scf.while", "scf.if", "tt.reduce", "tt.scan")  #
 _GROWING = ("arith.addi", "arith.subi", "arith.muli", "arith.shli", "arith.trunci")
 
 
+class IndexFault(str):
+    """A fault of an index that may not fit its bits: what is read or written there may be anything."""
+
+    __slots__ = ()
+
+
 def address_faults(function: Function, memory: Mapping[int, Memory], samples: Samples) -> tuple[str, ...]:
     """What cannot be shown of a kernel, in words: accesses outside of their buffers, indices beyond 32 bits.
 
@@ -223,11 +229,11 @@ class _Walk:
             form = self._values.form(name, view)
             where = f"{op.name}{op.text[:60]}"
             if (name, view) in self._values.wrapped:
-                self.faults[f"an index of {kind.bits} bits may be anything: {where}"] = None
+                self.faults[IndexFault(f"an index of {kind.bits} bits may be anything: {where}")] = None
             elif np.any(form.low < low) or np.any(form.high > high):
                 top, bottom = upper(form, facts, high), lower(form, facts, low)
                 if np.any(top > high) or np.any(bottom < low):
                     size = int(max(np.max(top), -np.min(bottom)))
-                    self.faults[f"an index of {kind.bits} bits is up to {size}: {where}"] = None
+                    self.faults[IndexFault(f"an index of {kind.bits} bits is up to {size}: {where}")] = None
         for operand, inner in self._values.operand_views(op, view):
             self._narrow(operand, inner, facts, seen)

@@ -208,7 +208,9 @@ class _Reading:
 def _takes_rows(node: NodeProto, table: str) -> bool:
     stated = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     if node.op_type == "Gemm":
-        return node.input[1] == table and bool(stated.get("transB", 0)) and table not in (node.input[0], node.input[2:])
+        return (
+            node.input[1] == table and bool(stated.get("transB", 0)) and table not in (node.input[0], *node.input[2:])
+        )
     return node.op_type == "Gather" and node.input[0] == table and stated.get("axis", 0) == 0
 
 
