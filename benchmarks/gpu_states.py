@@ -4,7 +4,9 @@
 
 A layer of Qwen3-Next (gated delta rule, 32 heads of 128 x 128) and one of a Mamba-2 model (state spaces, 80 heads of
 128 x 64): two sequences beside each other against the op's reference in float64 (results, and the state that is left),
-then a prompt of 2,048 tokens by chunks and token by token, in CUDA graphs. The status is 0 if all answers are right.
+then a prompt of 2,048 tokens by chunks and token by token, in CUDA graphs. Then steps of one token of 1 and 64
+sequences, of these and of layers of Kimi Linear (a decay per row), Mamba and RecurrentGemma, with float32 and bf16
+states: GB/s of states read and written. The status is 0 if all answers are right.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ from typing import Any
 
 import torch
 from gpu_w8a8 import Device
-from icc.compiler.backends.triton.kernels.state import GatedScan
+from icc.compiler.backends.triton.kernels.state import GatedScan, StateKernel
 from icc.compiler.backends.triton.objects.compile import compile_specs
 from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape
 from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.ops import OPS
 from icc.compiler.program.steps import state as steps
+from icc.compiler.program.steps.base import STEPS, operand_fields
 from icc.compiler.targets import TARGETS
 from icc.runtime.executor.cuda.driver import Cuda
 from icc.runtime.format.manifest import Limits
@@ -32,6 +35,15 @@ LAYERS: dict[str, dict[str, Any]] = {
     "gated delta rule": {"heads": 32, "shared": 16, "key_dim": 128, "value_dim": 128, "delta": True},
     "state space": {"heads": 80, "shared": 1, "key_dim": 128, "value_dim": 64, "delta": False},
 }
+ONE_BY_ONE: dict[str, tuple[str, dict[str, Any]]] = {
+    "gated delta rule": ("gated_scan", LAYERS["gated delta rule"]),
+    "state space": ("gated_scan", LAYERS["state space"]),
+    "decay per row": ("gated_scan", {**LAYERS["gated delta rule"], "shared": 32, "row_decay": True}),
+    "Mamba": ("selective_scan", {"channels": 8192, "states": 16}),
+    "linear recurrence": ("channel_scan", {"channels": 2560}),
+    "convolution": ("causal_conv", {"channels": 8192, "taps": 4}),
+}
+BATCHES, COLD = (1, 64), 160 << 20  # bytes of states that no cache holds
 PROMPT, CHECKED = 2048, (300, 41)
 IMPRECISE = 2e-3  # of the largest: results are bf16
 
@@ -48,6 +60,46 @@ def kernel(heads: int, shared: int, key_dim: int, value_dim: int, delta: bool) -
     found = kernel_of(step)
     assert isinstance(found, GatedScan)
     return found
+
+
+def kernel_of_one(op: str, facts: dict[str, Any], rounded: bool) -> StateKernel[Any]:
+    """A layer's kernel with bf16 rows and float32 decays and weights."""
+    cls = STEPS[op]
+    wide = {"decay", "beta", "dt", "a", "w"}
+    facts = {"kernel": "scan", "block_size": LIMITS.max_seq_len, **facts} | ({"rounded": True} if rounded else {})
+    if op == "gated_scan":
+        facts |= {"chunk": 0, "layer": 0}
+    names = [n for n in operand_fields(cls) if n != "bias"]
+    made = {n: BufferOperand(n, "f32" if n in wide else "bf16", 1) for n in names}
+    widths = cls(**made, **facts).widths()
+    found = kernel_of(cls(**{n: BufferOperand(n, o.dtype, widths[n]) for n, o in made.items()}, **facts))
+    assert isinstance(found, StateKernel)
+    return found
+
+
+def one_by_one(device: Device, name: str, made: StateKernel[Any], spec: LaunchSpec, batch: int) -> None:
+    """Time a step of one token of each sequence; states are read and written where they are."""
+    nbytes = 2 * batch * made.state_stride * (2 if made.rounded else 4)
+    copies = max(1, min(COLD // nbytes, 64))
+    kinds = {"f32": torch.float32, "bf16": torch.bfloat16}
+    given = {
+        n: (-torch.rand(batch, o.stride, device="cuda")).to(kinds[o.dtype]) / 8 for n, o in made.step.operands.items()
+    }
+    arange = torch.arange(batch + 1, dtype=torch.int32, device="cuda")
+    given |= {"positions": arange[:batch] + 1, "seq_starts": arange, "slot_mapping": arange, "block_tables": arange}
+    states = [
+        torch.rand(batch, made.state_stride, device="cuda").to(torch.bfloat16 if made.rounded else torch.float32)
+        for _ in range(copies)
+    ]
+    sizes = {"num_tokens": batch, "num_seqs": batch, "max_blocks": 1}
+
+    def work() -> None:
+        for kv in states:
+            device.put(spec, given | {"kv": kv}, sizes)
+
+    seconds = device.seconds(work) / copies
+    kind = "bf16" if made.rounded else "f32"
+    print(f"  {name}, {kind} states, {batch} sequences: {1e6 * seconds:.1f} us, {nbytes / seconds / 1e9:.0f} GB/s")
 
 
 def tensors(made: GatedScan, lengths: tuple[int, ...], scratch: int) -> dict[str, torch.Tensor]:
@@ -111,13 +163,22 @@ def main() -> int:
     """Compile, check, measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="h100")
+    parser.add_argument("--compile-only", action="store_true", help="needs no GPU")
     a = parser.parse_args()
     tuner = Tuner(TARGETS[a.target])
     chunks, one_by_one = Shape(PROMPT, False), Shape(PROMPT, False, typical=128)
     made = {name: kernel(**facts) for name, facts in LAYERS.items()}
     launches = {n: [k.launches(shape, LIMITS, tuner) for shape in (chunks, one_by_one)] for n, k in made.items()}
-    objects = compile_specs([spec for both in launches.values() for specs in both for spec in specs], tuner.target)
+    ones = []
+    for name, (op, facts) in ONE_BY_ONE.items():
+        for rounded in (False, True) if "rounded" in STEPS[op].__struct_fields__ else (False,):
+            one = kernel_of_one(op, facts, rounded)
+            ones.append((name, one, one.launches(Shape(BATCHES[-1], True), LIMITS, tuner)[0]))
+    every = [spec for both in launches.values() for specs in both for spec in specs] + [spec for *_, spec in ones]
+    objects = compile_specs(every, tuner.target)
     print(f"{len(objects)} kernels, {sum(o.spill_bytes for o in objects.values())} bytes spilled", flush=True)
+    if a.compile_only:
+        return 0
     device, right = Device(Cuda(), objects), True
     for name, (by_chunks, by_token) in launches.items():
         scratch = made[name].scratch(chunks, LIMITS, tuner).get("solved", 0)
@@ -127,6 +188,10 @@ def main() -> int:
         for text, specs in (("chunks", by_chunks), ("token by token", by_token)):
             seconds = device.seconds(lambda specs=specs, given=given: put(device, specs, given, 1))
             print(f"  {text}: {1e9 * seconds / PROMPT:.0f} ns per token of a prompt of {PROMPT}", flush=True)
+    print("one token of each sequence; bytes read and written:")
+    for name, one, spec in ones:
+        for batch in BATCHES:
+            one_by_one(device, name, one, spec, batch)
     print("ALL RIGHT" if right else "WRONG")
     return 0 if right else 1
 

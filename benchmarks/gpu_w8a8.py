@@ -38,7 +38,7 @@ from icc.compiler.weights.formats.float8 import Float8
 from icc.runtime.executor.cuda.driver import Cuda
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.operands import BufferOperand, WeightOperand
-from icc.runtime.format.plan import HIDDEN_POINTERS, KVArg, SizeArg
+from icc.runtime.format.plan import HIDDEN_POINTERS, CountersArg, KVArg, SizeArg
 
 LIMITS = Limits(max_seq_len=8192, max_batch_size=256, max_step_tokens=8192)
 GATE = steps.Epilogue(Body.parse("t0 = silu a0; t1 = mul t0 a1"), (steps.Columns(0, 1), steps.Columns(14336, 1)), 14336)
@@ -148,7 +148,8 @@ class Device:
         self.functions = {key: self.cuda.function(o.binary, o.entry, o.shared_bytes) for key, o in self.objects.items()}
 
     def put(self, spec: LaunchSpec, tensors: dict[str, torch.Tensor], sizes: dict[str, int]) -> None:
-        """One launch on the stream. tensors: by the names of operands, scratch areas and arrays; "kv" is the cache."""
+        """One launch on the stream. tensors: by the names of operands, scratch areas and arrays; "kv" is the cache,
+        "counters" is all zeros."""
         key, keep = spec_key(spec), []
         for arg in spec.args:
             value = arg.value
@@ -156,6 +157,8 @@ class Device:
                 keep.append(sizes[value.name])
             elif isinstance(value, KVArg):
                 keep.append(tensors["kv"].data_ptr())
+            elif isinstance(value, CountersArg):
+                keep.append(tensors["counters"].data_ptr())
             else:
                 keep.append(tensors[value.name].data_ptr())
         count = len(keep) + HIDDEN_POINTERS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,11 @@ import pytest
 
 for _folder in (Path(__file__).parents[1], Path(__file__).parent):
     sys.path.insert(0, str(_folder))
+
+if os.environ.get("ICC_ON_GPU"):
+    import on_gpu
+
+    on_gpu.install()
 
 
 @pytest.fixture(scope="session")

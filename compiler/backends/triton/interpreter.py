@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import module_from_spec, spec_from_file_location
@@ -30,6 +30,8 @@ TORCH_TYPES = {
     "u8": torch.uint8,
     "i64": torch.int64,
 }
+Launcher = Callable[[LaunchSpec, tuple[int, ...], Sequence[torch.Tensor | int]], None]
+instead: Launcher | None = None  # what runs kernels instead of the interpreter: a GPU, in tests/triton/on_gpu.py
 
 
 def run_spec(spec: LaunchSpec, values: Mapping[LaunchArg, torch.Tensor | int], sizes: Mapping[str, int]) -> None:
@@ -45,6 +47,15 @@ def launch(
 ) -> None:
     """Run a kernel over its grid. check_overflow: of every integer sum and product, which takes half of the time: for
     the tests of single kernels, not for whole plans of the same kernels."""
+    if instead is not None:
+        instead(spec, grid, args)
+    else:
+        _interpret(spec, grid, args, check_overflow)
+
+
+def _interpret(
+    spec: LaunchSpec, grid: tuple[int, ...], args: Sequence[torch.Tensor | int], check_overflow: bool
+) -> None:
     import triton.runtime.interpreter as interpreter
 
     builder = interpreter.interpreter_builder  # type: ignore[attr-defined]

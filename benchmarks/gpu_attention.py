@@ -1,0 +1,320 @@
+"""Attention kernels on this machine's GPU: against float64, then every tiling beside torch's attention.
+
+    python benchmarks/gpu_attention.py [--target h100] [--only prefill,decode,latent] [--compile-only]
+
+prefill: prompts of Llama 8B (32 query heads over 8 of keys, 128 dims, bf16), alone and behind a cache; decode: batches
+of it; latent: decode steps of DeepSeek V3's heads (128 over one latent of 576 dims, values its first 512). Each is
+checked at a small size against float64, then timed in CUDA graphs over several caches, so that no key comes out of L2.
+Printed is what the cost model picks, the fastest tilings, TFLOP/s or GB/s, and torch's scaled_dot_product_attention
+(the faster of its flash and cuDNN kernels) on keys that lie in a row. The status is 0 if all answers are right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from gpu_w8a8 import Device, torch_seconds
+from icc.compiler.backends.triton.kernels.attention import Attention
+from icc.compiler.backends.triton.objects.compile import Compiled, compile_specs, spec_key
+from icc.compiler.backends.triton.plan import kernel_of
+from icc.compiler.backends.triton.spec import LaunchSpec, Shape
+from icc.compiler.backends.triton.tiling.attention import MOST_SPLITS, Tiling, decode_tiling, mixed_tiling
+from icc.compiler.backends.triton.tiling.choice import Tuner
+from icc.compiler.program.steps.attention import Attention as Step
+from icc.compiler.program.steps.attention import KVSpec
+from icc.compiler.targets import TARGETS
+from icc.runtime.format.manifest import Limits
+from icc.runtime.format.operands import BufferOperand
+from icc.runtime.format.plan import COUNTERS
+
+LIMITS = Limits(max_seq_len=16384, max_batch_size=64, max_step_tokens=8192)
+BLOCK = 64
+IMPRECISE = 1.5e-2  # of the largest: weights are rounded to bf16, and so are results
+COLD = 160 << 20  # bytes of caches, more than L2 holds
+SHOWN = 6  # of the fastest tilings
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Heads and dims."""
+
+    q_heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    shared: bool = False
+
+    def kernel(self) -> Attention:
+        """Over bf16 pages; queries are rotated already."""
+        kv = KVSpec(self.kv_heads, self.key_dim, self.value_dim, "bf16", BLOCK, self.shared)
+        q = BufferOperand("q", "bf16", self.q_heads * self.key_dim)
+        o = BufferOperand("o", "bf16", self.q_heads * self.value_dim)
+        found = kernel_of(Step(kernel="a", q=q, o=o, kv=kv, q_heads=self.q_heads, scale=self.key_dim**-0.5))
+        assert isinstance(found, Attention)
+        return found
+
+
+@dataclass(frozen=True)
+class Case:
+    """So many sequences of `before` tokens in the cache and `new` ones in the step."""
+
+    layer: Layer
+    seqs: int
+    before: int
+    new: int
+
+    @property
+    def decode(self) -> bool:
+        return self.new == 1
+
+    @property
+    def flops(self) -> float:
+        seen = self.seqs * self.new * (self.before + (self.new + 1) / 2)
+        return 2.0 * seen * self.layer.q_heads * (self.layer.key_dim + self.layer.value_dim)
+
+    @property
+    def read(self) -> float:
+        """Bytes of the cache."""
+        layer = self.layer
+        dims = layer.key_dim + (0 if layer.shared else layer.value_dim)
+        return 2.0 * self.seqs * (self.before + self.new) * layer.kv_heads * dims
+
+    @property
+    def text(self) -> str:
+        return f"{self.seqs} x {self.new} behind {self.before}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A tiling with its launches."""
+
+    name: str
+    specs: tuple[LaunchSpec, ...]
+    splits: int
+
+
+LLAMA, DEEPSEEK = Layer(32, 8, 128, 128), Layer(128, 1, 576, 512, shared=True)
+CASES = {
+    "prefill": (Case(LLAMA, 1, 0, 512), Case(LLAMA, 1, 0, 2048), Case(LLAMA, 1, 0, 8192), Case(LLAMA, 4, 6144, 512)),
+    "decode": (Case(LLAMA, 1, 2047, 1), Case(LLAMA, 1, 8191, 1), Case(LLAMA, 16, 2047, 1), Case(LLAMA, 64, 2047, 1)),
+    "latent": (Case(DEEPSEEK, 1, 4095, 1), Case(DEEPSEEK, 16, 4095, 1), Case(DEEPSEEK, 64, 2047, 1)),
+}
+CHECKED = {
+    "prefill": (Case(LLAMA, 3, 77, 333), Case(LLAMA, 1, 0, 700)),
+    "decode": (Case(LLAMA, 3, 500, 1), Case(LLAMA, 1, 1500, 1)),
+    "latent": (Case(DEEPSEEK, 3, 500, 1),),
+}
+
+
+def choices(case: Case, tuner: Tuner) -> Iterator[Choice]:
+    """What the cost model picks, then everything else that might be faster."""
+    kernel, shape = case.layer.kernel(), Shape(case.seqs * case.new, case.decode)
+    splits = kernel._splits(shape, LIMITS, tuner)
+    if case.decode:
+        picked = decode_tiling(kernel.workload, tuner)
+        yield Choice(f"picked {text_of(picked)} /{splits}", kernel._decode(picked, splits, shape), splits)
+        for tile in (32, 64) if case.layer.shared else (32, 64, 128):
+            for warps in (4, 8):
+                for stages in (2, 3, 4):
+                    for heads in sorted({picked.heads, min(picked.heads, 64)}):
+                        rows = max(16, 1 << (heads - 1).bit_length())
+                        tiling = replace(picked, tile=tile, warps=warps, stages=stages, heads=heads, rows=rows)
+                        for count in sorted({splits, max(splits // 2, 1), min(splits * 2, 64)}):
+                            name = f"{text_of(tiling)} /{count}"
+                            yield Choice(name, kernel._decode(tiling, count, shape), count)
+        return
+    picked = mixed_tiling(kernel.workload, shape.tiled_tokens, tuner)
+    yield Choice(f"picked {text_of(picked)} /{splits}", kernel._mixed(picked, splits), splits)
+    for rows, tile, warps, stages in (
+        (64, 32, 4, 2), (64, 32, 4, 3), (64, 32, 4, 4), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 2),
+        (128, 64, 4, 2), (128, 64, 4, 3), (128, 32, 4, 2), (128, 32, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3),
+        (128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3), (128, 32, 8, 3), (256, 64, 8, 2), (256, 64, 8, 3),
+        (256, 32, 8, 3),
+    ):  # fmt: skip
+        tiling = replace(picked, rows=rows, tile=tile, warps=warps, stages=stages)
+        yield Choice(text_of(tiling), kernel._mixed(tiling, 1), 1)
+
+
+def text_of(t: Tiling) -> str:
+    return f"m{t.rows} h{t.heads} n{t.tile} w{t.warps} p{t.stages}"
+
+
+def tensors_of(case: Case, splits: int, caches: int = 1) -> list[dict[str, torch.Tensor]]:
+    """Operands over pages in random order."""
+    layer, kernel = case.layer, case.layer.kernel()
+    length, tokens = case.before + case.new, case.seqs * case.new
+    each = -(-length // BLOCK)
+    q = torch.randn(tokens, layer.q_heads * layer.key_dim, device="cuda").bfloat16()
+    states = tokens * layer.q_heads * splits
+    common = {
+        "q": q, "o": torch.full((tokens, layer.q_heads * layer.value_dim), torch.nan, device="cuda").bfloat16(),
+        "seq_starts": torch.arange(case.seqs + 1, device="cuda", dtype=torch.int32) * case.new,
+        "context_lens": torch.full((case.seqs,), length, device="cuda", dtype=torch.int32),
+        "positions": (torch.arange(tokens, device="cuda") % case.new + case.before).to(torch.int32),
+        "tree_masks": torch.zeros(tokens, 2, device="cuda", dtype=torch.int32),
+        "counters": torch.zeros(COUNTERS * case.seqs, device="cuda", dtype=torch.int32),
+        "peaks": torch.empty(states, device="cuda"), "totals": torch.empty(states, device="cuda"),
+        "partials": torch.empty(states * layer.value_dim, device="cuda"),
+    }  # fmt: skip
+    found = []
+    for _ in range(caches):
+        pages = torch.randn(case.seqs * each, kernel.page_stride, device="cuda").bfloat16()
+        tables = torch.randperm(case.seqs * each, device="cuda").to(torch.int32).view(case.seqs, each)
+        found.append({**common, "kv": pages, "block_tables": tables})
+    return found
+
+
+def put(device: Device, choice: Choice, case: Case, given: dict[str, torch.Tensor]) -> None:
+    """All launches on the stream."""
+    sizes = {
+        "num_tokens": case.seqs * case.new, "num_seqs": case.seqs, "max_blocks": given["block_tables"].shape[1],
+        "num_moves": 0,
+    }  # fmt: skip
+    for spec in choice.specs:
+        device.put(spec, given, sizes)
+
+
+def expected(case: Case, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    """float64 [tokens, heads * value_dim]."""
+    layer, kernel = case.layer, case.layer.kernel()
+    length, found = case.before + case.new, []
+    for seq in range(case.seqs):
+        pages = given["kv"][given["block_tables"][seq].long()].double()
+        width = layer.kv_heads * BLOCK * layer.key_dim
+        k = pages[:, :width].view(-1, layer.kv_heads, BLOCK, layer.key_dim).transpose(0, 1).flatten(1, 2)[:, :length]
+        if layer.shared:
+            v = k[..., : layer.value_dim]
+        else:
+            v = pages[:, kernel.values_offset :][:, : layer.kv_heads * BLOCK * layer.value_dim]
+            v = v.reshape(-1, layer.kv_heads, BLOCK, layer.value_dim).transpose(0, 1).flatten(1, 2)[:, :length]
+        q = given["q"][seq * case.new : (seq + 1) * case.new].double().view(case.new, layer.q_heads, -1).transpose(0, 1)
+        k, v = (x.repeat_interleave(layer.q_heads // layer.kv_heads, 0) for x in (k, v))
+        scores = q @ k.transpose(1, 2) * layer.key_dim**-0.5
+        later = torch.ones(case.new, length, dtype=torch.bool, device="cuda").triu(case.before + 1)
+        weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+        found.append((weights @ v).transpose(0, 1).reshape(case.new, -1))
+    return torch.cat(found)
+
+
+def error_of(device: Device, choice: Choice, case: Case, given: dict[str, torch.Tensor], wanted: torch.Tensor) -> float:
+    given["o"].fill_(torch.nan)
+    torch.cuda.synchronize()
+    put(device, choice, case, given)
+    device.cuda.wait()
+    error = float((given["o"].double() - wanted).abs().max() / wanted.abs().max())
+    return error if error == error else float("inf")
+
+
+def peer(case: Case, caches: int) -> dict[str, float]:
+    """Microseconds of torch's kernels on keys in a row."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention.bias import causal_lower_right
+
+    layer, length, found = case.layer, case.before + case.new, {}
+    kwargs: dict[str, Any] = {"scale": layer.key_dim**-0.5}
+    q = torch.randn(case.seqs, layer.q_heads, case.new, layer.key_dim, device="cuda").bfloat16()
+    heads = case.seqs, layer.kv_heads, length
+    ks, vs = (
+        [torch.randn(*heads, dim, device="cuda").bfloat16() for _ in range(caches)]
+        for dim in (layer.key_dim, layer.value_dim)
+    )
+    if case.new > 1:
+        kwargs |= {"attn_mask": causal_lower_right(case.new, length)} if case.before else {"is_causal": True}
+    for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
+
+        def work() -> None:
+            for k, v in zip(ks, vs, strict=True):
+                torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, **kwargs)
+
+        with sdpa_kernel(backend):
+            try:
+                found[name] = torch_seconds(work, caches)
+            except (TypeError, ValueError, NotImplementedError) as error:
+                print(f"torch, {name}: {str(error).splitlines()[0][:100]}")
+    return found
+
+
+def compare(device: Device, name: str, cases: tuple[Case, ...], tuner: Tuner) -> dict[str, float]:
+    """The largest error of each choice by its name."""
+    found: dict[str, float] = {}
+    for case in cases:
+        torch.manual_seed(0)
+        every = list(choices(case, tuner))
+        given = tensors_of(case, MOST_SPLITS if case.decode else 1)[0]
+        wanted = expected(case, given)
+        for choice in every:
+            if all(spec_key(spec) in device.objects for spec in choice.specs):
+                plain = choice.name.split(" /")[0]
+                found[plain] = max(found.get(plain, 0.0), error_of(device, choice, case, given, wanted))
+    wrong = {key: error for key, error in found.items() if not error < IMPRECISE}
+    print(f"{name}: {len(found)} tilings, largest error {max(found.values()):.1e}; wrong: {wrong or 'none'}")
+    return found
+
+
+def measure(device: Device, case: Case, tuner: Tuner, until: float) -> None:
+    """Time the choices that fit, and torch's kernels."""
+    caches = max(1, min(int(COLD // case.read), 8))
+    picked, rows = "", []
+    givens = tensors_of(case, MOST_SPLITS if case.decode else 1, caches)
+    for choice in choices(case, tuner):
+        if not all(spec_key(spec) in device.objects for spec in choice.specs) or time.monotonic() > until:
+            continue
+
+        def work(choice: Choice = choice, givens: list[dict[str, torch.Tensor]] = givens) -> None:
+            for given in givens:
+                put(device, choice, case, given)
+
+        rows.append((1e6 * device.seconds(work) / caches, choice.name))
+        picked = picked or choice.name
+    del givens
+    peers = peer(case, caches) if not case.layer.shared else {}
+    shown = " ".join(f"{name} {us:.1f}" for name, us in peers.items())
+    print(f"{case.text} ({case.read / 1e6:.0f} MB, {case.flops / 1e9:.1f} GFLOP); torch {shown or 'none'}")
+    for us, name in sorted(rows)[:SHOWN] + [row for row in rows if row[1] == picked]:
+        rates = f"{case.flops / us / 1e6:6.0f} TFLOP/s {case.read / us / 1e3:6.0f} GB/s"
+        print(f"  {us:8.1f} us {rates}  {name}", flush=True)
+
+
+def main() -> int:
+    """Compile, check, measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="h100")
+    parser.add_argument("--only", default="prefill,decode,latent")
+    parser.add_argument("--compile-only", action="store_true", help="needs no GPU")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for times; what is left then is not timed")
+    a = parser.parse_args()
+    tuner = Tuner(TARGETS[a.target])
+    names = a.only.split(",")
+    every = [case for name in names for case in (*CASES[name], *CHECKED[name])]
+    specs = [spec for case in every for choice in choices(case, tuner) for spec in choice.specs]
+    objects = compile_specs(specs, tuner.target, skip_refused=True)
+    most = tuner.target.shared_memory_kib << 10
+    fits: dict[str, Compiled] = {key: o for key, o in objects.items() if o.shared_bytes <= most and not o.spill_bytes}
+    print(f"{len(objects)} kernels, {len(fits)} fit and do not spill", flush=True)
+    if a.compile_only:
+        return 0
+    device = Device(_cuda(), fits)
+    errors = {name: compare(device, name, CHECKED[name], tuner) for name in names}
+    until = time.monotonic() + a.seconds
+    for name in names:
+        for case in CASES[name]:
+            measure(device, case, tuner, until)
+    right = all(error < IMPRECISE for found in errors.values() for error in found.values())
+    print("ALL RIGHT" if right else "WRONG")
+    return 0 if right else 1
+
+
+def _cuda() -> Any:
+    from icc.runtime.executor.cuda.driver import Cuda
+
+    return Cuda()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

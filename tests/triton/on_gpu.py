@@ -1,0 +1,158 @@
+"""Kernels of the tests on this machine's GPU instead of in the interpreter: ICC_ON_GPU=1 python -m pytest tests/triton
+
+Each launch is compiled (once per process and source; objects are cached as engines' are), given copies of the memory
+that its arguments lie in, and what it changed is copied back. Copies lie between guards, whose bytes must stay as they
+were: a write outside of a tensor's memory is a failure. Under compute-sanitizer, which sees reads too, copies have no
+guards (ICC_ON_GPU=exact, with PYTORCH_NO_CUDA_MEMORY_CACHING=1). A launch that the driver fails ends the process: the
+device's context is lost, and pytest-xdist goes on in a new one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+from icc.compiler.backends.triton import interpreter
+from icc.compiler.backends.triton.objects import compile as objects
+from icc.compiler.backends.triton.spec import LaunchSpec
+from icc.compiler.interrupt import Processes
+from icc.compiler.targets import TARGETS, Target
+from icc.runtime.errors import DeviceError
+from icc.runtime.executor.cuda.driver import Cuda
+from icc.runtime.format.plan import HIDDEN_POINTERS
+
+PLACE = "cuda"
+_ALIGNED = 256  # places keep their remainders by this
+_GUARD = 0 if os.environ.get("ICC_ON_GPU") == "exact" else 4096
+_WRITTEN = 0xA5  # in guards
+
+
+def install() -> None:
+    """From here on `interpreter.launch` runs kernels on the GPU."""
+    device = _Device(Cuda(), _target())
+    interpreter.instead = device.launch
+
+
+def _target() -> Target:
+    """A target of this GPU's architecture."""
+    major, minor = torch.cuda.get_device_capability()
+    return next(target for target in TARGETS.values() if target.arch == f"sm_{major}{minor}")
+
+
+@dataclass
+class _Range:
+    """Host memory [low, high) and its copy on the device."""
+
+    low: int
+    high: int
+    copy: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    before: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @property
+    def first(self) -> int:
+        """Where in `copy` the memory begins."""
+        base = self.copy.data_ptr() + _GUARD
+        return _GUARD + (self.low - base) % _ALIGNED
+
+    def upload(self) -> None:
+        size = self.high - self.low
+        room = _ALIGNED if _GUARD else self._shift(size)
+        self.copy = torch.full((size + room + 2 * _GUARD,), _WRITTEN, dtype=torch.uint8, device=PLACE)
+        self._inside().copy_(_host(self.low, size))
+        self.before = self.copy.clone()
+
+    def _shift(self, size: int) -> int:
+        """Bytes in front of memory without guards: what keeps its remainder, as device memory is aligned."""
+        return self.low % _ALIGNED
+
+    def _inside(self) -> torch.Tensor:
+        first = self.first
+        return self.copy[first : first + self.high - self.low]
+
+    def download(self, entry: str) -> None:
+        """Back to the host, if anything has changed."""
+        if torch.equal(self.copy, self.before):
+            return
+        first, size = self.first, self.high - self.low
+        changed = self.copy != self.before
+        assert not changed[:first].any(), f"{entry} writes in front of its memory"
+        assert not changed[first + size :].any(), f"{entry} writes behind its memory"
+        _host(self.low, size).copy_(self._inside())
+
+
+def _host(low: int, size: int) -> torch.Tensor:
+    return torch.frombuffer((ctypes.c_uint8 * size).from_address(low), dtype=torch.uint8)
+
+
+class _Device:
+    """Compiles and launches."""
+
+    def __init__(self, cuda: Cuda, target: Target) -> None:
+        self._cuda, self._target = cuda, target
+        self._worker = cache(lambda: objects._Worker(Processes().__enter__()))
+        self._functions: dict[str, tuple[object, int]] = {}
+
+    def launch(self, spec: LaunchSpec, grid: tuple[int, ...], args: Sequence[torch.Tensor | int]) -> None:
+        """As `interpreter.launch`."""
+        function, shared = self._function(spec)
+        ranges = _merged([_extent(a) for a in args if not isinstance(a, int) and a.numel()])
+        for part in ranges:
+            part.upload()
+        torch.cuda.synchronize()
+        values = (ctypes.c_uint64 * (len(args) + HIDDEN_POINTERS))(*(_value(a, ranges) for a in args))
+        first = ctypes.addressof(values)
+        pointers = (ctypes.c_uint64 * len(values))(*(first + 8 * i for i in range(len(values))))
+        try:
+            self._cuda.launch(function, grid, 32 * spec.num_warps, shared, ctypes.addressof(pointers))
+            self._cuda.wait()
+        except DeviceError as error:
+            print(f"\n{spec.entry} of {grid} programs: {error}", file=sys.__stderr__, flush=True)
+            os._exit(70)
+        for part in ranges:
+            part.download(spec.entry)
+
+    def _function(self, spec: LaunchSpec) -> tuple[object, int]:
+        key = objects.spec_key(spec)
+        if key not in self._functions:
+            folder = objects._cache_folder(key, self._target, objects._triton_version())
+            found = objects._load(folder)
+            if found is None:
+                found = objects._compile(self._worker(), key, spec, self._target)
+                objects._store(folder, found)
+            self._functions[key] = (
+                self._cuda.function(found.binary, found.entry, found.shared_bytes), found.shared_bytes
+            )  # fmt: skip
+        return self._functions[key]
+
+
+def _extent(tensor: torch.Tensor) -> _Range:
+    """The memory under a tensor, as far as whoever made it has it."""
+    storage = tensor.untyped_storage()
+    return _Range(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+
+
+def _merged(parts: list[_Range]) -> list[_Range]:
+    """Each byte once."""
+    found: list[_Range] = []
+    for part in sorted(parts, key=lambda part: part.low):
+        if found and part.low < found[-1].high:
+            found[-1].high = max(found[-1].high, part.high)
+        else:
+            found.append(_Range(part.low, part.high))
+    return found
+
+
+def _value(arg: torch.Tensor | int, ranges: list[_Range]) -> int:
+    """What a kernel is passed."""
+    if isinstance(arg, int):
+        return arg & 0xFFFFFFFFFFFFFFFF
+    if not arg.numel():
+        return 0
+    place = arg.data_ptr()
+    part = next(part for part in ranges if part.low <= place < part.high)
+    return part.copy.data_ptr() + part.first + place - part.low
