@@ -42,8 +42,8 @@ def packing_of(config: Mapping[str, Any], path: Path) -> Packing | None:
         what = next((facts[name] for name in names if facts.get(name)), "")
         raise UnsupportedModel(
             f"{path} is already quantized ({' '.join([method, str(what)]).strip()})",
-            "icc reads GPTQ, AWQ gemm, AutoRound and pack-quantized weights of 4 and 8 bits, bitsandbytes, MXFP4, NVFP4 "
-            "and 8-bit floats (e4m3); or give the unquantized checkpoint",
+            "icc reads GPTQ, AWQ gemm, AutoRound and pack-quantized weights of 4 and 8 bits, bitsandbytes, MXFP4, "
+            "NVFP4 and 8-bit floats (e4m3); or give the unquantized checkpoint",
         )
     return packing
 
