@@ -77,7 +77,7 @@ def kernel_of_one(op: str, facts: dict[str, Any], rounded: bool) -> StateKernel[
     return found
 
 
-def one_by_one(device: Device, name: str, made: StateKernel[Any], spec: LaunchSpec, batch: int) -> None:
+def time_one(device: Device, name: str, made: StateKernel[Any], spec: LaunchSpec, batch: int) -> None:
     """Time a step of one token of each sequence; states are read and written where they are."""
     nbytes = 2 * batch * made.state_stride * (2 if made.rounded else 4)
     copies = max(1, min(COLD // nbytes, 64))
@@ -191,7 +191,7 @@ def main() -> int:
     print("one token of each sequence; bytes read and written:")
     for name, one, spec in ones:
         for batch in BATCHES:
-            one_by_one(device, name, one, spec, batch)
+            time_one(device, name, one, spec, batch)
     print("ALL RIGHT" if right else "WRONG")
     return 0 if right else 1
 

@@ -269,22 +269,23 @@ class Source:
 
     @property
     def asks(self) -> list[str]:
-        """Lines that bring the first weights of a program near, while the kernel before it ends. No kernel writes them."""
-        size, threads, found = self.asked_bytes, 32 * self.tile.warps, []
+        """Lines that bring a program's first weights near while the kernel before it ends; no kernel writes weights."""
+        size, threads = self.asked_bytes, 32 * self.tile.warps
         if not size:
             return []
+        number, found = f"tl.arange(0, {threads})", []
         each = max(self._group_bytes // size if self.mode == "codes" else threads // self.tile.n, 1)
+        outer, inner = f"{number} // {each}", f"{number} % {each}"
         for part in self.parts:
-            number, row = f"tl.arange(0, {threads})", f"({part.offset} + {part.stride} * first)"
+            row = f"({part.offset} + {part.stride} * first)"
             if self.mode == "codes":
-                span = self.op.codes.span if self.op.codes else 0
-                at = f"w_ptr + {number} // {each} * (N * {2 * span}) + {row} * {2 * span} + {number} % {each} * {size}"
-                there = f"{number} // {each} < GROUPS"
+                wide = self._group_bytes // self.tile.n
+                at = f"{outer} * (N * {wide}) + {row} * {wide} + {inner} * {size}"
+                there = f"{outer} < GROUPS"
             else:
-                at = f"w_ptr + (({row} + {number} // {each} * {part.stride}).to(tl.int64) * K + {number} % {each} * {size // 2})"
-                there = f"({number} // {each} < BN) & ({number} % {each} < {2 * self.op.step.k // size})"
-                there += f" & (first + {number} // {each} < WIDTH)"
-            found.append(f"ask({at}, {there})")
+                at = f"(({row} + {outer} * {part.stride}).to(tl.int64) * K + {inner} * {size // 2})"
+                there = f"({outer} < BN) & ({inner} < {2 * self.op.step.k // size}) & (first + {outer} < WIDTH)"
+            found.append(f"ask(w_ptr + {at}, {there})")
         return found
 
     # -- sizes --------------------------------------------------------------------------------------------------------
