@@ -37,7 +37,7 @@ from icc.runtime.executor.cuda.launches import ReadyLaunch
 from icc.runtime.executor.walk import Walker
 from icc.runtime.format.load import open_engine
 
-LIMITS = {"max_seq_len": 2048, "max_batch_size": 4, "max_step_tokens": 16}
+LIMITS: dict[str, Any] = {"max_seq_len": 2048, "max_batch_size": 4, "max_step_tokens": 16}
 ROUNDS, STEPS = 9, 20
 VARIANTS = ("off", "wait", "next", "ask128", "ask", "ask512", "first")
 
