@@ -163,9 +163,10 @@ class _Code:
             kept = [body for body, mine in zip(found, own, strict=True) if body == mine]
         return [[line for b in sorted(body) for line in self.lines[starts[b] : ends[b]]] for body in kept]
 
-    def descriptor(self, register: str) -> int:
-        """The constant that a uniform register is given; 0 if it is given none."""
-        for line in self.lines:
+    def descriptor(self, register: str, user: _Line) -> int:
+        """The constant that a uniform register is given last before it is used; 0 if it is given none."""
+        at = next((i for i, line in enumerate(self.lines) if line is user), 0)
+        for line in reversed(self.lines[:at]):
             found = re.fullmatch(rf"{register}, (0x[0-9a-f]+)", line.operands)
             if line.name == "UMOV" and found and int(found[1], 16) >> 16:
                 return int(found[1], 16)
@@ -243,7 +244,7 @@ def _flops(line: _Line, code: _Code, warps: int) -> float:
     kind, _, rest = line.name.partition(".")
     if kind.startswith("UTC"):  # issued once; its shape is in a descriptor: N / 8 from bit 17, M / 16 from bit 24
         register = re.search(r"idesc\[(\w+)\]", line.operands)
-        word = code.descriptor(register[1]) if register else 0
+        word = code.descriptor(register[1], line) if register else 0
         return 2.0 * (word >> 17 & 63) * 8 * (word >> 24 & 31) * 16 * (16 if kind == "UTCHMMA" else 32)
     if found := re.match(r"(\d+)x(\d+)x(\d+)", rest):  # of a warp group
         return 2.0 * prod(map(int, found.groups())) * warps / 4
