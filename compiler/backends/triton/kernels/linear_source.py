@@ -285,7 +285,7 @@ class Source:
             else:
                 at = f"(({row} + {outer} * {part.stride}).to(tl.int64) * K + {inner} * {size // 2})"
                 there = f"({outer} < BN) & ({inner} < {2 * self.op.step.k // size}) & (first + {outer} < WIDTH)"
-            found.append(f"ask(w_ptr + {at}, {there})")
+            found.append(f"ask(w_ptr, {at}, {there})")
         return found
 
     # -- sizes --------------------------------------------------------------------------------------------------------
