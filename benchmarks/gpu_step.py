@@ -60,6 +60,7 @@ def variant(name: str) -> Iterator[None]:
 
     waiting.cache_clear()
     with ExitStack() as stack:
+        stack.enter_context(patch.object(dependent, "AHEAD", True))
         if name in ("off", "wait"):
             stack.enter_context(patch.object(dependent, "_done", plain))
         if not asks:

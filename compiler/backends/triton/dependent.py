@@ -19,6 +19,7 @@ from functools import lru_cache
 
 from .spec import LaunchSpec
 
+AHEAD = False  # whether kernels ask for weights before they wait, and let the next begin before they end
 _MARK = "# dependent: "  # a comment behind which stands what only such kernels do
 _WAIT = f"{_MARK}wait\n"
 _CALLS = {"wait": "tl.extra.cuda.gdc_wait()", "next": "tl.extra.cuda.gdc_launch_dependents()"}
@@ -49,4 +50,6 @@ def _waiting(source: str, entry: str) -> str:
 def _done(line: str) -> str:
     """A marked line as what it says, but in the interpreter, where every kernel has ended before the next begins."""
     indent, mark, said = line.rstrip("\n").partition(_MARK)
+    if mark and said != "wait" and not AHEAD:
+        return ""
     return f"{indent}if not INTERPRETED:\n{indent}    {_CALLS.get(said, said)}\n" if mark else line
