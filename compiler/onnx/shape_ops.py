@@ -82,6 +82,20 @@ def _columns(w: Writer, node: fx.Node) -> str:
     return w.b.add("Gather", w.value(x), w.b.cast(w.value(order), torch.int64), axis=-1)
 
 
+@HANDLERS.handles("expert_columns")
+def _expert_columns(w: Writer, node: fx.Node) -> str:
+    x, order, index = node.args
+    b, experts = w.b, type_of(order).shape[0]  # type: ignore[arg-type]
+    nearest = b.add(
+        "Clip", b.cast(w.value(index), torch.int64), b.constant(0, torch.int64), b.constant(experts - 1, torch.int64)
+    )
+    places = b.cast(b.add("Gather", w.value(order), nearest, axis=0), torch.int64)
+    value = w.value(x)
+    if type_of(x).rank == 2:  # type: ignore[arg-type]
+        value = b.add("Expand", b.add("Unsqueeze", value, b.ints(1)), b.add("Shape", places))
+    return b.add("GatherElements", value, places, axis=-1)
+
+
 @HANDLERS.handles("scatter")
 def _scatter(w: Writer, node: fx.Node) -> str:
     x, index, src, value, accumulate = node.args

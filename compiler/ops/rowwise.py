@@ -56,6 +56,16 @@ def columns(x: Tensor, order: Tensor) -> Tensor:
     return x[..., order.long()]
 
 
+@op(Traits(weights=(1,)))
+def expert_columns(x: Tensor, order: Tensor, index: Tensor) -> Tensor:
+    """y[T, S, K]: values x[T, K] or x[T, S, K] in the order[E, K] in which expert index[T, S] stores its columns.
+
+    An index outside [0, E) takes the nearest expert's: the product that reads it gives zeros.
+    """
+    slots = x.unsqueeze(1).expand(-1, index.shape[1], -1) if x.dim() == 2 else x
+    return torch.gather(slots, -1, order[index.long().clamp(0, len(order) - 1)].long())
+
+
 @op(Traits(routes=True))
 def scatter(x: Tensor, index: Tensor, src: Tensor | None, value: float, accumulate: bool) -> Tensor:
     """A copy of x where the last axis at `index` is set to (or has added) src, or `value` where src is absent."""
@@ -70,7 +80,7 @@ def cumsum(x: Tensor) -> Tensor:
     return torch.cumsum(x, dim=-1, dtype=x.dtype)
 
 
-for _op in (reduce, softmax, topk, gather, columns, scatter, cumsum):
+for _op in (reduce, softmax, topk, gather, columns, expert_columns, scatter, cumsum):
     _op.set_cost(_cost)
 
 
@@ -103,6 +113,13 @@ def _gather_samples() -> Iterator[tuple[Tensor, Tensor]]:
 def _columns_samples() -> Iterator[tuple[Tensor, Tensor]]:
     yield torch.randn(3, 37), torch.randperm(37).to(torch.int32)
     yield torch.randn(3, 2, 16), torch.randperm(16).to(torch.int32)
+
+
+@expert_columns.set_samples
+def _expert_columns_samples() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    order = torch.stack([torch.randperm(37) for _ in range(5)]).to(torch.int32)
+    yield torch.randn(3, 37), order, torch.randint(0, 5, (3, 2))
+    yield torch.randn(3, 2, 37), order, torch.tensor([[4, 0], [5, 1], [-1, 2]])
 
 
 @scatter.set_samples

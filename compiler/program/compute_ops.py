@@ -226,6 +226,19 @@ def columns(low: Lowerer, node: fx.Node) -> Placed:
     return out
 
 
+def expert_columns(low: Lowerer, node: fx.Node) -> Placed:
+    """An indexed read with the index of each line's expert."""
+    x, expert = (low.dense(low.placed(node.args[i])) for i in (0, 2))
+    out = low.new(node)
+    experts, n = type_of(node.args[1]).shape  # type: ignore[arg-type]
+    step = Gather(
+        rows=row_kind(out), x=x.operand, index=low.plain(node.args[1]), expert=expert.operand, y=out.operand,
+        outer=expert.size, n=n, m=n, experts=experts, one_line=len(x.shape) == 1,
+    )  # fmt: skip
+    low.emit(step, node)
+    return out
+
+
 def scatter(low: Lowerer, node: fx.Node) -> Placed:
     """Indexed write along the last axis."""
     x, index = (low.dense(low.placed(n)) for n in node.args[:2])
@@ -319,7 +332,7 @@ _FUNCTIONS = {
     "embedding": embedding, "select_rows": select_rows, "linear": linear, "expert_linear": expert_linear,
     "bmm": bmm, "rms_norm": norm, "layer_norm": norm, "add_rms_norm": add_norm, "add_layer_norm": add_norm,
     "pointwise": pointwise, "reduce": reduce, "softmax": along_last, "cumsum": along_last, "topk": topk,
-    "gather": gather, "columns": columns, "scatter": scatter, "hadamard": hadamard, "rope": rope,
-    "paged_attention": paged_attention,
+    "gather": gather, "columns": columns, "expert_columns": expert_columns, "scatter": scatter, "hadamard": hadamard,
+    "rope": rope, "paged_attention": paged_attention,
 }  # fmt: skip
 COMPUTE_LOWERING = {OPS[name].overload: fn for name, fn in _FUNCTIONS.items()}

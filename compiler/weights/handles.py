@@ -146,7 +146,7 @@ class PackedWeight(QuantizedWeight):
 @dataclass
 class GivenRows(QuantizedWeight):
     """Rows of weights that the checkpoint has in one format, of matrices or of experts: those of `pieces` one after the
-    other, then in another order where `order` says so."""
+    other, then in another order where `order` says so: one for all, or order[E, rows] of the experts."""
 
     pieces: tuple[QuantizedWeight, ...]
     order: Tensor | None = None
@@ -160,7 +160,7 @@ class GivenRows(QuantizedWeight):
         self.format = first.format
         assert all(self.format.merges_with(p.format) for p in self.pieces), "stored differently"
         *lead, _, k = first.shape
-        rows = sum(p.shape[-2] for p in self.pieces) if self.order is None else len(self.order)
+        rows = sum(p.shape[-2] for p in self.pieces) if self.order is None else self.order.shape[-1]
         self.shape = (*lead, rows, k)
 
     def parts(self) -> Parts:
@@ -170,7 +170,14 @@ class GivenRows(QuantizedWeight):
         }
         if self.order is None:
             return joined
-        return {name: value.index_select(-2, self.order) for name, value in joined.items()}
+        return {name: _rows_in_order(value, self.order) for name, value in joined.items()}
+
+
+def _rows_in_order(value: Tensor, order: Tensor) -> Tensor:
+    """Rows of value [..., N, X] in one order, or those of each expert in its own."""
+    if order.dim() == 1:
+        return value.index_select(-2, order)
+    return torch.stack([own.index_select(0, rows) for own, rows in zip(value, order, strict=True)])
 
 
 @dataclass
@@ -221,8 +228,12 @@ class Transposed(Weight):
 
 @dataclass
 class SortedColumns(Weight):
-    """A weight [..., N, K] whose columns are stored in another order: column j of `source` is column order[j] of this.
-    Whoever puts its input in that order reads `source`."""
+    """A weight [..., N, K] whose columns are stored in another order: column j of `source` is column order[..., j] of
+    this. Whoever puts its input in that order reads `source`.
+
+    order: [K], or [..., parts, K] where each of the matrices, and each of its `parts` (equal numbers of rows one after
+    the other, such as gate and up), has its own.
+    """
 
     source: QuantizedWeight
     order: Tensor
@@ -231,11 +242,20 @@ class SortedColumns(Weight):
 
     def __post_init__(self) -> None:
         self.shape, self.dtype = self.source.shape, self.source.dtype
+        assert self.order.dim() in (1, len(self.shape)), "an order for all, or for each part of each matrix"
 
     def load(self) -> Tensor:
         stored = self.source.load()
         values = torch.empty_like(stored)
-        values[..., self.order] = stored
+        if self.order.dim() == 1:
+            values[..., self.order] = stored
+            return values
+        parts, rows = self.order.shape[-2], self.shape[-2] // self.order.shape[-2]
+        for found, held, orders in zip(
+            *(v.reshape(-1, *v.shape[-2:]) for v in (values, stored, self.order)), strict=True
+        ):
+            for part in range(parts):
+                found[part * rows : (part + 1) * rows, orders[part]] = held[part * rows : (part + 1) * rows]
         return values
 
 

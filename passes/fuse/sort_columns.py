@@ -1,7 +1,10 @@
 """Products with weights whose columns are stored in another order (GPTQ with act-order) take their input in that order.
 
-linear(x, W) -> linear(columns(x, order), W[:, order]). Where x is made of the results of linear layers by elementwise
-ops alone, and nothing else reads those, their rows are put in order instead, and nothing is left to do at run time.
+linear(x, W) -> linear(columns(x, order), W[:, order]), and the same for products with experts, each of which has an
+order of its own: expert_linear(x, W, index) -> expert_linear(expert_columns(x, order, index), W', index). Where x is
+made of the results of such layers by elementwise ops alone, and nothing else reads those, their rows are put in order
+instead, and nothing is left to do at run time. A weight whose parts have orders of their own (gate and up) is taken
+apart first.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from ..base import Pass, PassContext, PassResult, Refusal
 
 aten = torch.ops.aten
 LINEAR, COLUMNS = OPS["linear"].overload, OPS["columns"].overload
+EXPERTS, EXPERT_COLUMNS = OPS["expert_linear"].overload, OPS["expert_columns"].overload
 
 
 @dataclass(frozen=True)
@@ -31,24 +35,28 @@ class SortColumns(Pass):
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
         counts: Counter[str] = Counter()
-        ordered: dict[tuple[fx.Node, bytes], fx.Node] = {}
-        for node in [n for n in graph.nodes if n.target is LINEAR]:
+        ordered: dict[tuple[Any, ...], fx.Node] = {}
+        products = [n for n in graph.nodes if n.target is LINEAR or (n.target is EXPERTS and n.args[3] is not None)]
+        for node in [part for product in products for part in _apart(graph, product)]:
             weight = _weight(graph, node.args[1])
             x: Any = node.args[0]
             if not isinstance(weight, SortedColumns):
                 continue
+            order = weight.order if weight.order.dim() == 1 else weight.order.squeeze(-2)
             region = _Region(graph, node)
             reason = region.grow(x)
             if not reason:
-                region.sort(weight.order)
+                region.sort(order)
                 counts["folded"] += 1
             else:
                 ctx.refusals.append(Refusal(self.name, node.name, reason))
-                key = x, weight.order.numpy().tobytes()
+                index = node.args[3:4] if order.dim() == 2 else ()
+                key = x, *index, order.numpy().tobytes()
                 if key not in ordered:
                     with graph.fx.inserting_before(node):
-                        order = graph.add_weight("column_order", Constant(weight.order.to(torch.int32)))
-                        ordered[key] = graph.call(COLUMNS, x, order, origin=node)
+                        stored = graph.add_weight("column_order", Constant(order.to(torch.int32).contiguous()))
+                        kind = EXPERT_COLUMNS if index else COLUMNS
+                        ordered[key] = graph.call(kind, x, stored, *index, origin=node)
                 node.update_arg(0, ordered[key])
                 counts["columns"] += 1
             with graph.fx.inserting_before(node):
@@ -60,12 +68,56 @@ def _weight(graph: Graph, node: Any) -> Weight | None:
     return graph.weight(node) if isinstance(node, fx.Node) and node.op == "get_attr" else None
 
 
+def _apart(graph: Graph, node: fx.Node) -> list[fx.Node]:
+    """Products with the parts of a weight that have orders of their own, joined again; else the one that there is."""
+    weight, name = _weight(graph, node.args[1]), str(node.args[1].target)  # type: ignore[union-attr]
+    if not isinstance(weight, SortedColumns) or weight.order.dim() == 1 or weight.order.shape[-2] == 1:
+        return [node]
+    size = weight.shape[-2] // weight.order.shape[-2]
+    x, _, bias, *index = node.args
+    found: list[fx.Node] = []
+    with graph.fx.inserting_before(node):
+        for part in range(weight.order.shape[-2]):
+            rows, order = torch.arange(part * size, (part + 1) * size), weight.order[..., part : part + 1, :]
+            order = order if index else order.squeeze(-2)
+            own = graph.add_weight(name, SortedColumns(GivenRows((weight.source,), rows), order))
+            added = bias if bias is None else _taken(graph, bias, rows)  # type: ignore[arg-type]
+            found.append(graph.call(node.target, x, own, added, *index, origin=node))
+        axis = type_of(node).rank - 1
+        for user in [user for user in node.users if user.target is aten.slice.Tensor and user.args[1] == axis]:
+            start, end, step = (*user.args[2:], 1)[:3]
+            if step == 1 and start % size == 0 and end == start + size:  # type: ignore[operator]
+                graph.replace(user, found[start // size])  # type: ignore[operator]
+                graph.fx.erase_node(user)
+        if node.users:
+            graph.replace(node, graph.call(aten.cat.default, found, axis, origin=node))
+    graph.fx.erase_node(node)
+    return found
+
+
+def _taken(graph: Graph, old: fx.Node, order: Tensor, axis: int = -1) -> fx.Node:
+    """A weight's entries in another order along an axis, one for all or order[E, ...] of each expert's."""
+    weight = graph.weight(old)
+    if isinstance(weight, QuantizedWeight):
+        return graph.add_weight(str(old.target), GivenRows((weight,), order))
+    if order.dim() == 1:
+        return graph.add_weight(str(old.target), derive(lambda v: v.index_select(axis, order), weight))
+
+    def each(value: Tensor) -> Tensor:
+        return torch.stack(
+            [own.index_select(axis, rows.to(own.device)) for own, rows in zip(value, order, strict=True)]
+        )
+
+    return graph.add_weight(str(old.target), derive(each, weight))
+
+
 @dataclass
 class _Region:
-    """The values between linear layers and `reader`, which alone reads them, and how to put their elements in order.
+    """The values between products and `reader`, which alone reads them, and how to put their elements in order.
 
-    blocks: of each linear layer the rows that the region reads, from the first on. vectors: arguments that are weights
-    with an entry per element.
+    The products are linear layers, or, where `reader` is a product with experts, such with the same experts.
+    blocks: of each product the rows that the region reads, from the first on. vectors: arguments that are weights with
+    an entry per element.
     """
 
     graph: Graph
@@ -90,29 +142,37 @@ class _Region:
         return f"{others[0].name} reads it in the order that it has" if others else ""
 
     def _take(self, value: fx.Node, width: int, pending: list[fx.Node]) -> str:
-        if prod(type_of(value).shape) != width:
-            return f"{value.name} has several vectors per row"
-        if value.target is LINEAR:
+        lines = 1 if self.reader.target is LINEAR else type_of(self.reader.args[3]).shape[-1]  # type: ignore[arg-type]
+        if prod(type_of(value).shape) != lines * width:
+            return f"{value.name} has more vectors per row than products read, or fewer"
+        if self._is_alike(value):
             return self._rows(value, 0, width)
-        if value.target is aten.slice.Tensor and getattr(value.args[0], "target", None) is LINEAR:
+        if value.target is aten.slice.Tensor and self._is_alike(value.args[0]):
             source, axis, start, _, *step = value.args
             if axis == type_of(value).rank - 1 and (step or [1])[0] == 1:
                 return self._rows(source, int(start or 0), width)  # type: ignore[arg-type]
         if value.op != "call_function" or not traits_of(value.target).elementwise:
-            return f"{value.name} is not made element by element of what linear layers give"
+            return f"{value.name} is not made element by element of what such products give"
         for number, arg in enumerate(value.args):
             if not isinstance(arg, fx.Node):
                 continue
             shape = tuple(type_of(arg).shape)
             if shape == () or shape[-1] == 1:
                 continue
-            if shape[-1] != width or prod(shape) != width:
+            if shape[-1] != width or prod(shape) not in (width, lines * width):
                 return f"{value.name} reads {arg.name}, which has another shape"
             if arg.op == "get_attr":
+                if self.reader.target is EXPERTS:
+                    return f"{value.name} reads {arg.name}, which is the same for all experts"
                 self.vectors.append((value, number))
             else:
                 pending.append(arg)
         return ""
+
+    def _is_alike(self, value: Any) -> bool:
+        """Whether it is a product like the reader: a linear layer, or one with the same experts."""
+        same = isinstance(value, fx.Node) and value.target is self.reader.target
+        return same and value.args[3:4] == self.reader.args[3:4]
 
     def _rows(self, linear: fx.Node, first: int, width: int) -> str:
         weight = _weight(self.graph, linear.args[1])
@@ -128,25 +188,22 @@ class _Region:
     def sort(self, order: Tensor) -> None:
         """Put the elements of the region in order."""
         for linear, firsts in self.blocks.items():
-            rows = torch.arange(type_of(linear.args[1]).shape[0])  # type: ignore[arg-type]
+            *experts, n, _ = type_of(linear.args[1]).shape  # type: ignore[arg-type]
+            rows = torch.arange(n) if order.dim() == 1 else torch.arange(n).repeat(*experts, 1)
             for first in firsts:
-                rows[first : first + len(order)] = first + order
-            self._replace(linear, 1, rows)
+                rows[..., first : first + order.shape[-1]] = first + order
+            self._replace(linear, 1, rows, -2)
             if linear.args[2] is not None:
                 self._replace(linear, 2, rows)
         for node, number in self.vectors:
-            self._replace(node, number, order, -1)
+            self._replace(node, number, order)
 
-    def _replace(self, node: fx.Node, number: int, order: Tensor, axis: int = 0) -> None:
+    def _replace(self, node: fx.Node, number: int, order: Tensor, axis: int = -1) -> None:
         """Argument `number` in another order along an axis."""
-        old: Any = node.args[number]
-        weight = self.graph.weight(old)
-        quantized = isinstance(weight, QuantizedWeight)
-        moved = GivenRows((weight,), order) if quantized else derive(lambda v: v.index_select(axis, order), weight)
         with self.graph.fx.inserting_before(node):
-            node.update_arg(number, self.graph.add_weight(str(old.target), moved))
+            node.update_arg(number, _taken(self.graph, node.args[number], order, axis))  # type: ignore[arg-type]
 
 
 def _has_free_rows(weight: QuantizedWeight) -> bool:
     """Whether its rows can be stored in any order: no block spans several."""
-    return weight.given and len(weight.shape) == 2 and weight.format.block[0] == 1
+    return weight.given and weight.format.block[0] == 1

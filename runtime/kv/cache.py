@@ -105,7 +105,7 @@ class KVCache:
 
     def cached_length(self, sequence: CachedSequence) -> int:
         """How many of a waiting sequence's tokens every group has; at least one of them stays to be computed."""
-        length, before = 0, -1
+        length, before, sequence.branch = 0, -1, 0
         if sequence.use_cache and not self.whole:
             length = (sequence.num_tokens - 1) // self._multiple * self._multiple
         while length != before:  # until no group wants it shorter

@@ -42,7 +42,7 @@ class Opening:
 
     shared: cached blocks, by their numbers in the table. restored: the numbers of those that are filled from host
     memory. From number `begin` on the blocks are for tokens that are computed next; the others are NO_BLOCK. reserve:
-    how many more there must be room for, which it gets as it goes on.
+    how many more there must be room for, which it gets as it goes on. marked: see BlockTable.
     """
 
     shared: dict[int, int]
@@ -50,6 +50,7 @@ class Opening:
     begin: int
     size: int
     reserve: int = 0
+    marked: frozenset[int] = frozenset()
 
     @property
     def num_fresh(self) -> int:
@@ -168,6 +169,7 @@ class Group:
             blocks[number] = block
         table.extend(blocks)
         table.num_published = cached // self.block_size
+        table.marked = opening.marked
         self.host.restore(table, opening.restored)
 
     def publish(self, sequence: CachedSequence, table: BlockTable) -> None:

@@ -29,6 +29,7 @@ class BlockTable:
     num_published: int = 0  # blocks at the front that the prefix cache has seen
     released: dict[int, int] = field(default_factory=dict)  # begin and end of each run of NO_BLOCK
     stepped: set[int] = field(default_factory=set)  # blocks of states that came one by one, as those of an answer do
+    marked: frozenset[int] = frozenset()  # blocks of states that others are likely to go on from
     _frozen: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
@@ -90,6 +91,8 @@ class CachedSequence:
     num_scheduled_tokens: int = 0  # behind those, in the step under way
     num_saved_tokens: int = 0
     publish_at: int = 0  # how many tokens must be computed before another block is full
+    first_turn: int = 0  # tokens of the conversation's first turn, with which others are likely to begin
+    branch: int = 0  # tokens that are cached but for the state behind them: others began so, and more may
     tables: tuple[BlockTable, ...] = ()
     _frozen_tables: tuple[tuple[int, ...], ...] = ()
     _keys: dict[int, list[BlockKey]] = field(default_factory=dict)  # by block size, as far as asked for

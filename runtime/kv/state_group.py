@@ -18,9 +18,11 @@ class StateGroup(Group):
 
     A full one is a checkpoint: with it the sequence, and every other that begins so, can go on behind these tokens. A
     step reads the state at its first token and leaves one in each block that the table has for its tokens, behind the
-    block's last token or the step's own. Of a chunk only the last two blocks are there, so that states are kept where
-    steps end: a prompt's end, every few hundred tokens of a long prompt, and the end of an answer, whose older states
-    are forgotten as it grows. The pool gives the memory of the least recently used away.
+    block's last token or the step's own. Of a chunk the last two blocks are there, so that states are kept where steps
+    end: a prompt's end, every few hundred tokens of a long prompt, and the end of an answer, whose older states are
+    forgotten as it grows. And, while there is room, those before the end of a conversation's first turn (what the
+    system says), and where a prompt leaves what an earlier one had, which others may do too (Marconi: Pan et al. 2024,
+    arXiv 2411.19379). The pool gives the memory of the least recently used away.
     """
 
     holds_states: ClassVar[bool] = True
@@ -33,7 +35,11 @@ class StateGroup(Group):
             passed = self.blocks_for(num_tokens) - len(table) - missing
             if answering:
                 table.stepped.add(len(table))
-            table.extend([NO_BLOCK] * passed + self.pool.allocate(missing))
+            first, blocks = len(table), [NO_BLOCK] * passed + self.pool.allocate(missing)
+            for number in sorted(table.marked):
+                if 0 <= number - first < passed and self.pool.can_allocate(1):
+                    [blocks[number - first]] = self.pool.allocate(1)
+            table.extend(blocks)
 
     def release_unread(self, table: BlockTable, position: int) -> None:
         latest = (position - 1) // self.block_size
@@ -48,9 +54,17 @@ class StateGroup(Group):
     def room(self, table: BlockTable) -> int:
         return UNLIMITED if self.pool.num_available >= _NEW else super().room(table)
 
+    def cached_length(self, sequence: CachedSequence, longest: int, multiple: int) -> int:
+        found = super().cached_length(sequence, longest, multiple)
+        if found < longest:
+            sequence.branch = max(sequence.branch, longest)
+        return found
+
     def opening(self, sequence: CachedSequence, table: BlockTable, cached: int) -> Opening:
         found = super().opening(sequence, table, cached)
-        return replace(found, size=found.begin, reserve=min(self.blocks_for(sequence.num_tokens) - found.begin, _NEW))
+        reserve = min(self.blocks_for(sequence.num_tokens) - found.begin, _NEW)
+        ends = (sequence.first_turn // self.block_size, sequence.branch // self.block_size)
+        return replace(found, size=found.begin, reserve=reserve, marked=frozenset(end - 1 for end in ends if end))
 
 
 def state_places(table: tuple[int, ...], start: int, end: int, block_size: int) -> Iterator[tuple[int, int]]:

@@ -81,6 +81,14 @@ class Intake:
             )
         return params
 
+    def first_turn(self, prompt: Sequence[int]) -> int:
+        """How many tokens of a prompt are its first turn: those to the first that ends one; 0 if none does.
+
+        Templates end turns of the system and of users as the model ends its own.
+        """
+        ends = set(self._manifest.model.eos_token_ids)
+        return next((at + 1 for at, token in enumerate(prompt) if at and token in ends), 0)
+
     def room(self, prompt: Sequence[int]) -> int:
         """How many tokens can follow a prompt."""
         return self._manifest.limits.max_seq_len - len(prompt)

@@ -105,6 +105,7 @@ class RequestTable:
             use_cache=not all_rows,  # what is cached gives no rows
             client=standing.client,
             first_row=first_row,
+            first_turn=self.intake.first_turn(tokens),
         )
 
     def _admit(self, request: Admitted) -> Admitted:

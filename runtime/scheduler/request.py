@@ -17,7 +17,7 @@ class RequestSpec:
     request that only wants the logits of its prompt. all_logits: the logits of every token are wanted. first_row: those
     of the first one, where all of it runs in one step. salt: requests
     share KV blocks only with requests of the same salt. use_cache: False to compute every token even if its KV is
-    cached.
+    cached. first_turn: how many tokens the first turn of a conversation has, where the prompt is one.
     """
 
     request_id: int
@@ -29,6 +29,7 @@ class RequestSpec:
     use_cache: bool = True
     client: str = ""
     first_row: bool = False
+    first_turn: int = 0
 
     @property
     def max_cached_tokens(self) -> int:

@@ -72,7 +72,8 @@ class Scheduler:
         start = self._shares.arrive(spec.client, len(spec.token_ids) + spec.max_new_tokens)
         request = Request(
             tokens=[*spec.token_ids, *sampled], salt=spec.salt, use_cache=spec.use_cache,
-            tables=self.kv.empty_tables(len(spec.token_ids)), spec=spec, arrival=self._arrivals, start=start,
+            tables=self.kv.empty_tables(len(spec.token_ids)), first_turn=spec.first_turn, spec=spec,
+            arrival=self._arrivals, start=start,
         )  # fmt: skip
         self._arrivals += 1
         self._requests[spec.request_id] = request

@@ -156,6 +156,13 @@ def test_a_chat_computes_only_its_new_tokens(made: Any) -> None:
                 assert warm.num_cached_tokens > before - 1 - 32
             assert tokens_of([warm]) == tokens_of([first]) and warm.logprobs == first.logprobs
             text += warm.token_ids
+        system = [*random.integers(3, 119, 40).tolist(), 2]  # ends as the model's own turns do
+        for cached in (0, 32):
+            talk = [*system, *random.integers(3, 119, 50).tolist()]
+            warm, first = (alone(one, talk, sure) for one in (llm, cold))
+            cold.loop.reset()
+            assert warm.num_cached_tokens == cached
+            assert tokens_of([warm]) == tokens_of([first]) and warm.logprobs == first.logprobs
 
 
 def test_inspect_shows_the_states(made: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -128,22 +129,35 @@ def test_models(kind: str, tiny: ModuleType, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "family"),
-    [("gptq", "mixtral"), *soak(("awq", "qwen3_moe"), ("compressed", "deepseek_v3-latent_grouped_routing"))],
+    [
+        ("act-order", "mixtral"),
+        *soak(
+            ("gptq", "mixtral"),
+            ("awq", "qwen3_moe"),
+            ("act-order", "qwen3_moe"),
+            ("compressed", "deepseek_v3-latent_grouped_routing"),
+            ("act-order", "deepseek_v3-latent_grouped_routing"),
+        ),
+    ],
 )
 def test_experts(kind: str, family: str, tiny: ModuleType, tmp_path: Path) -> None:
-    """A tensor per expert in the file, one weight of all experts in the graph, stored as it is."""
+    """A tensor per expert in the file, one weight of all experts in the graph, stored as it is. Of act-order the
+    columns of each expert lie in an order of its own, of every second one those of gate and up in two."""
     model = tiny.save_tiny(tiny.tiny_configs()[family], tmp_path, dtype="float16")
     tensors = load_file(tmp_path / "model.safetensors")
     kept = dict(tensors)
     for number, name in enumerate(sorted(n for n in tensors if ".experts." in n)):
         n, k = tensors.pop(name).shape
-        own, kept[name] = layer(kind, n, k, 4, 16, number)
+        expert = number if "0." in name or "down" in name else number // 3
+        act = 0 if kind != "act-order" else 1 + expert
+        own, kept[name] = layer("gptq" if act else kind, n, k, 4, 16, number, act=act)
         tensors |= {f"{name.removesuffix('.weight')}.{part}": value for part, value in own.items()}
     config = json.loads((tmp_path / "config.json").read_text())
     expected = with_values(model, tmp_path, kept)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": CONFIGS[kind]}))
     graph = load_graph(tmp_path, 64)
+    optimize(graph)
     stored = [w.describe() for name, w in graph.weights.items() if ".experts." in name]
     assert stored and all(text.startswith("zq4g16[") for text in stored)
     assert float((interpret(graph, IDS) - expected).abs().max() / expected.abs().max()) < 2e-5
@@ -156,10 +170,10 @@ def with_values(model: Any, folder: Path, tensors: dict[str, torch.Tensor]) -> t
     return tiny_models.reference_logits(again, IDS)
 
 
-def in_order(checkpoint: Path, which: str) -> None:
-    """Store the weights whose names have `which` as GPTQ with act-order does, each in an order of its own."""
+def in_order(checkpoint: Path, *which: str) -> None:
+    """Store the weights whose names have one of `which` as GPTQ with act-order does, each in an order of its own."""
     tensors = load_file(checkpoint / "model.safetensors")
-    for number, name in enumerate(sorted(n for n in tensors if which in n)):
+    for number, name in enumerate(sorted(n for n in tensors if any(part in n for part in which))):
         own, _ = layer("gptq", *tensors.pop(name).shape, 4, 16, number, act=number + 1)
         tensors |= {f"{name.removesuffix('.weight')}.{part}": value for part, value in own.items()}
     save_file(tensors, checkpoint / "model.safetensors", {"format": "pt"})
@@ -167,19 +181,13 @@ def in_order(checkpoint: Path, which: str) -> None:
     (checkpoint / "config.json").write_text(json.dumps(config | {"quantization_config": CONFIGS["act-order"]}))
 
 
-def test_experts_in_the_order_of_activations_are_refused(tiny: ModuleType, tmp_path: Path) -> None:
-    tiny.save_tiny(tiny.tiny_configs()["mixtral"], tmp_path)
-    in_order(tmp_path, ".experts.")
-    with pytest.raises(UnsupportedModel, match="columns in the order of their activations"):
-        load_graph(tmp_path, 64)
-
-
 def test_an_engine_with_columns_in_order_in_the_interpreted_plan(tiny: ModuleType, tmp_path: Path) -> None:
-    tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path)
-    in_order(tmp_path, "proj")
+    tiny.save_tiny(tiny.tiny_configs()["mixtral"], tmp_path)
+    in_order(tmp_path, "proj", ".experts.")
     engine = build(tmp_path, limits=Limits(max_seq_len=20, max_batch_size=2, max_step_tokens=16), block_size=4)
-    ordered = [node for node in engine.graph.nodes if node.target is OPS["columns"].overload]
-    assert len(ordered) == 12  # all layers have orders of their own; the rows of gate and up are as down wants them
+    ops = Counter(node.target for node in engine.graph.nodes)
+    # all layers have orders of their own, and so have each expert's gate and up; their rows are as down wants them
+    assert (ops[OPS["columns"].overload], ops[OPS["expert_columns"].overload]) == (8, 4)
     found, expected = engine.llm().logits(IDS), interpret(engine.graph, IDS).numpy()
     assert np.abs(found - expected).max() < 1e-2 * np.abs(expected).max()  # activations are bf16
 

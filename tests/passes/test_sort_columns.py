@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from graph_tracing import Value, apply, aten, icc, trace
 from icc.compiler.weights.formats.blocks import grouped
 from icc.compiler.weights.handles import GivenRows, PackedWeight, SortedColumns
 from icc.passes.fuse.sort_columns import SortColumns
 
-linear = icc.linear.default
+linear, experts = icc.linear.default, icc.expert_linear.default
 ORDER = torch.randperm(32, generator=torch.Generator().manual_seed(3))
 
 
@@ -73,3 +74,31 @@ def test_refuses_halves_that_overlap_and_what_is_no_result_of_a_layer() -> None:
     done = apply(SortColumns(), trace(fn, x="f32[T, 32]", both=given(1, 48, 32), w=down(), v=down(2)))
     assert done.counts == {"columns": 2}
     assert done.reasons[0].endswith("overlap") and "not made element by element" in done.reasons[1]
+
+
+def of_experts(seed: int, n: int, k: int, parts: int) -> SortedColumns:
+    """Matrices of three experts, each part of each in an order of its own."""
+    own = [given(seed + e, n, k).parts() for e in range(3)]
+    joined = {name: torch.stack([part[name] for part in own]) for name in own[0]}
+    whole = GivenRows((PackedWeight.pack(joined, grouped(4, 16), (3, n, k)),))
+    rng = torch.Generator().manual_seed(seed)
+    return SortedColumns(
+        whole, torch.stack([torch.randperm(k, generator=rng) for _ in range(3 * parts)]).view(3, parts, k)
+    )
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_experts_each_in_an_order_of_its_own(parts: int) -> None:
+    """Rows of gate and up are as down wants them; who reads x gets it in each expert's order."""
+
+    def fn(x: Value, both: Value, bias: Value, w: Value, picked: Value) -> Value:
+        index = icc.topk.default(linear(x, picked, None), 2, True)[1]
+        y = experts(x, both, bias, index)
+        hidden = aten.silu.default(y.slice(2, 0, 32)) * y.slice(2, 32, 64)
+        return experts(hidden, w, None, index)
+
+    weights = {"both": of_experts(1, 64, 16, parts), "w": of_experts(5, 8, 32, 1)}
+    done = apply(SortColumns(), trace(fn, x="f32[T, 16]", bias="f32[3, 64]", picked="f32[3, 16]", **weights))
+    assert done.counts == {"folded": 1, "columns": parts} and done.ops.count("icc::expert_columns") == parts
+    assert {w.storage.name for w in done.graph.weights.values()} == {"zq4g16", "f32", "i32"}
+    assert "aten::cat" not in done.ops

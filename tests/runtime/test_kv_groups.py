@@ -142,6 +142,22 @@ def test_states_are_kept_where_steps_end() -> None:
     assert run(s, RequestSpec(5, (*range(100, 110), *[1] * 79, 7), 1)) == 88
 
 
+def test_states_are_kept_where_others_are_likely_to_go_on() -> None:
+    """Behind the first turn of a conversation, and where a second prompt leaves the first one's: in one large step."""
+
+    def cached(first_turn: int, *prompts: tuple[int, ...]) -> list[int]:
+        s = Scheduler(SchedulerConfig(2, 64, 64, (GroupConfig(60, 4), GroupConfig(20, 4, 0, Latest()))))
+        return [run(s, RequestSpec(n, prompt, 3, first_turn=first_turn)) for n, prompt in enumerate(prompts)]
+
+    system = tuple(range(22))
+    talks = [(*system, *[100 + n] * 30) for n in range(4)]
+    assert cached(22, *talks) == [0, 20, 20, 20]
+    assert cached(0, *talks) == [0, 0, 20, 20]
+    assert cached(0, talks[0], (*talks[0][:39], 7, 7, 7), talks[0][:38]) == [0, 0, 36]
+    assert cached(51, talks[0], talks[0]) == [0, 48]
+    assert cached(3, talks[0], talks[1]) == [0, 0]  # less than a block
+
+
 @pytest.mark.parametrize(
     "policy", [KeepAll(), Window(1), Window(2), Window(7), Window(32), Sinks(3, 5), Sinks(4, 1), Chunks(6), Latest()]
 )

@@ -290,7 +290,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add(self, tokens: list[int], new: int, priority: int, salt: bytes, use_cache: bool, client: str = "") -> None:
         self.next_id += 1
         score = new == 0
-        spec = RequestSpec(self.next_id, tuple(tokens), new, priority, salt, score, use_cache and not score, client)
+        spec = RequestSpec(
+            self.next_id, tuple(tokens), new, priority, salt, score, use_cache and not score, client,
+            first_turn=len(tokens) // 2,
+        )  # fmt: skip
         if not self.scheduler.can_ever_fit(spec):
             with pytest.raises(CapacityError):
                 self.scheduler.add(spec)

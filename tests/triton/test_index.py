@@ -93,9 +93,25 @@ def test_gather(kind: str, outer: int, n: int, m: int) -> None:
     flat, places, y = padded(x), padded(wild), empty(expected)
     kernel = make_kernel(
         "gather", outer=outer, n=n, m=m,
-        strides={"x": flat.shape[1], "index": places.shape[1], "y": y.shape[1]}, **facts(flat, places, y),
+        strides={"x": flat.shape[1], "index": places.shape[1], "y": y.shape[1]}, **facts(flat, places, None, y),
     )  # fmt: skip
-    run_kernel(kernel, [flat, places], [y], shape=SHAPE)
+    run_kernel(kernel, [flat, places, None], [y], shape=SHAPE)
+    check(y, expected)
+
+
+@pytest.mark.parametrize("one_line", [False, True])
+def test_gather_by_experts(one_line: bool) -> None:
+    x = torch.randn(3, 40) if one_line else torch.randn(3, 2, 40)
+    order = torch.stack([torch.randperm(40) for _ in range(5)]).int()
+    index = torch.tensor([[4, 0], [7, 1], [-1, 2]]).int()
+    expected = OPS["expert_columns"].reference(x, order, index)
+    flat, experts, y = padded(x), padded(index), empty(expected)
+    types = facts(flat, order, experts, y)
+    kernel = make_kernel(
+        "gather", outer=2, n=40, m=40, experts=5, one_line=one_line,
+        strides={"x": flat.shape[1], "expert": experts.shape[1], "y": y.shape[1]}, **types,
+    )  # fmt: skip
+    run_kernel(kernel, [flat, order, experts], [y], shape=SHAPE)
     check(y, expected)
 
 

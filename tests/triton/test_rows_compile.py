@@ -37,7 +37,7 @@ def kernels(kind: str) -> list[TritonKernel]:
         {"outer": 2, "n": 5000},
         {"heads": 4, "shared": 2, "key_dim": 128, "value_dim": 96, "chunk": 0},
     )
-    index, scatter = (kind, "i32", kind), (kind, "i32", "", kind)
+    index = scatter = (kind, "i32", "", kind)
     return [
         *(make_kernel("reduce", types=two, reduction=how, **line) for how in ("mean", "prod", "amin")),
         make_kernel("softmax", types=two, **line),

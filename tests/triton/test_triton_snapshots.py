@@ -394,10 +394,15 @@ POINTS: dict[str, Point] = {
         ("i32", "i32", "i32"),
     ),
     "gather__4_of_7": Point(
-        "gather", {**LINE, "m": 4, "strides": {"x": 16, "y": 16, "index": 8}}, ("f32", "i32", "f32")
+        "gather", {**LINE, "m": 4, "strides": {"x": 16, "y": 16, "index": 8}}, ("f32", "i32", "", "f32")
+    ),
+    "gather__experts": Point(
+        "gather",
+        {**LINE, "m": 9, "experts": 4, "one_line": True, "strides": {"x": 16, "y": 18, "expert": 2}},
+        ("f32", "i32", "i32", "f32"),
     ),
     "gather__long_i32": Point(
-        "gather", {**LINE, "m": 1100, "strides": {"x": 16, "y": 2200, "index": 2200}}, ("i32", "i32", "i32")
+        "gather", {**LINE, "m": 1100, "strides": {"x": 16, "y": 2200, "index": 2200}}, ("i32", "i32", "", "i32")
     ),
     "scatter__value": Point(
         "scatter",

@@ -16,8 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...errors import CheckpointError, TensorError, UnsupportedModel
+from ...errors import CheckpointError, TensorError
 from ...weights.handles import Constant, GatheredRows, QuantizedWeight, SortedColumns, Transposed, Weight
+
+_MOST_PARTS = 8  # of a matrix whose columns lie in orders of their own
 
 
 @dataclass
@@ -145,14 +147,7 @@ def _stored(group: _Group, results: Mapping[str, Tensor]) -> dict[str, Weight]:
         return {}
     if not all(first.merges_with(piece.format) for piece in quantized):
         return {}
-    orders = [weight.order for weight in weights if isinstance(weight, SortedColumns)]
-    if orders and not all(len(value.shape) == 2 for value in results.values()):
-        raise UnsupportedModel(
-            f"the experts of {group.first_key!r} have columns in the order of their activations (act-order)",
-            "icc reads experts whose groups lie in order",
-        )
-    if orders and (len(orders) < len(weights) or not all(torch.equal(order, orders[0]) for order in orders)):
-        return {}
+    sorts = any(isinstance(weight, SortedColumns) for weight in weights)
     starts = np.cumsum([0, *(piece.shape[0] for piece in quantized)]).tolist()
     numbers = [torch.arange(a, b).unsqueeze(1) for a, b in pairwise(starts)]
     probe = _Group(group.converter, group.first_key, [], group.model)
@@ -165,11 +160,33 @@ def _stored(group: _Group, results: Mapping[str, Tensor]) -> dict[str, Weight]:
     for name, rows in moved.items():
         *lead, n, k = results[name].shape
         if rows.shape == (*lead, n, 1) and k == quantized[0].shape[1]:
-            rows_ = GatheredRows(quantized, rows.squeeze(-1))
-            found[name] = SortedColumns(rows_, orders[0]) if orders else rows_
-        elif rows.shape == (*lead, 1, k) and n == quantized[0].shape[1] and not orders:
+            given = GatheredRows(quantized, rows.squeeze(-1))
+            order = _orders(weights, starts, given) if sorts else None
+            if order is not None or not sorts:
+                found[name] = given if order is None else SortedColumns(given, order)
+        elif rows.shape == (*lead, 1, k) and n == quantized[0].shape[1] and not sorts:
             found[name] = Transposed(GatheredRows(quantized, rows.squeeze(-2)))
     return found
+
+
+def _orders(weights: list[Weight], starts: list[int], given: GatheredRows) -> Tensor | None:
+    """The orders of the columns of rows that come from `weights`, whose rows begin at `starts`, as SortedColumns has
+    them. None where they change within parts of a matrix."""
+    n, k = given.shape[-2:]
+    orders = [weight.order if isinstance(weight, SortedColumns) else torch.arange(k) for weight in weights]
+    known: dict[bytes, int] = {}
+    which = torch.tensor([known.setdefault(order.numpy().tobytes(), i) for i, order in enumerate(orders)])
+    each = which[torch.bucketize(given.index, torch.tensor(starts[1:]), right=True)]
+    if bool((each == each.flatten()[0]).all()):
+        return orders[int(each.flatten()[0])]
+    changes = 1 + int((each[..., 1:] != each[..., :-1]).sum(-1).max())
+    parts = next((p for p in range(changes, n + 1) if n % p == 0 and _constant(each.unflatten(-1, (p, -1)))), n)
+    return torch.stack(orders)[each.unflatten(-1, (parts, -1))[..., 0]] if parts <= _MOST_PARTS else None
+
+
+def _constant(values: Tensor) -> bool:
+    """Whether they are the same along the last axis."""
+    return bool((values == values[..., :1]).all())
 
 
 def follow_ties(model: nn.Module, found: dict[str, Weight], expected: dict[str, Tensor]) -> None:

@@ -80,17 +80,27 @@ class Topk(Lines, frozen=True, kw_only=True, tag="topk"):
 
 @step_type
 class Gather(Lines, frozen=True, kw_only=True, tag="gather"):
-    """y [outer, m] = x[..., index[..., j]]; indices are clamped. one_index: all lines read the same one, index [m]."""
+    """y [outer, m] = x[..., index[..., j]]; indices are clamped. one_index: all lines read the same one, index [m].
 
-    DTYPES: ClassVar = {"x": VALUES, "index": _INDEX, "y": VALUES}
+    experts: where it is not 0, line l reads index[expert[l]] of index [experts, m]. one_line: all lines read x [n].
+    """
+
+    DTYPES: ClassVar = {"x": VALUES, "index": _INDEX, "expert": _INDEX, "y": VALUES}
     index: Operand
+    expert: Operand | None = None
     y: Operand
     m: int
     one_index: bool = False
+    experts: int = 0
+    one_line: bool = False
 
     def widths(self) -> dict[str, int]:
-        indices = self.m if self.one_index else self.outer * self.m
-        return {"x": self.outer * self.n, "index": indices, "y": self.outer * self.m}
+        indices = self.m if self.one_index else (self.experts or self.outer) * self.m
+        x = self.n if self.one_line else self.outer * self.n
+        return {"x": x, "index": indices, "expert": self.outer, "y": self.outer * self.m}
+
+    def problem(self) -> str:
+        return "" if (self.expert is None) == (self.experts == 0) else "an expert per line and their number go together"
 
 
 @step_type
