@@ -8,7 +8,7 @@
 // query sums up to, those of values as the weights say. The generated kernel gives the
 // shape as a traits class S:
 //   T, KD, VD, SHARED (values are the first dims of keys), HEADS (kv), GROUP (query heads per kv head), BLOCK (a multiple of 16), WINDOW, CHUNK, AHEAD (later keys
-//   that are seen, ALL_AHEAD for all), FRONT (tokens that are seen beside the window), BIAS (columns of a bias by distance, or 0), SOFTCAP, TILE (tokens per tile), qk(rows, r, n, chunk, fetch): scores of rows [r, r + n) in a chunk, pv(...): adds a chunk's values.
+//   that are seen, ALL_AHEAD for all), FRONT (tokens that are seen beside the window), BIAS (columns of a bias by distance, or 0), ROW_BIAS (the same of a query's own), LATER (of these, for later keys), SOFTCAP, TILE (tokens per tile), qk(rows, r, n, chunk, fetch): scores of rows [r, r + n) in a chunk, pv(...): adds a chunk's values.
 #pragma once
 #include "kv.h"
 
@@ -141,6 +141,7 @@ template <class S> struct AttentionTile {
     typedef KvBlock<T, 1, S::KD, S::VD, KEYS> Copied;
     struct Work : Rows<T, is_integer<T>(), ROWS, S::KD, WIDTH> {  // lies in the thread's scratch
         alignas(16) char copied[Copied::BYTES + 64];  // a chunk of a tree of drafts; vectors may read beyond its end
+        const float* by_distance[S::ROW_BIAS ? ROWS : 1];  // what a row adds to its scores, see added
     };
     struct State {  // of one row over the segments so far
         float peak, sum, o[WIDTH];
@@ -190,6 +191,16 @@ template <class S> struct AttentionTile {
         return x;
     }
 
+    // What a row adds to the scores of sixteen keys from `j` on: column LATER + position - key, 0 where there is none.
+    static VF added(const float* columns, int position, int j) {
+        float x[16];
+        for (int i = 0; i < 16; ++i) {
+            const int column = S::LATER + position - (j + i);
+            x[i] = column >= 0 && column < S::ROW_BIAS ? columns[column] : 0.0f;
+        }
+        return vload(x);
+    }
+
     // Online softmax of one row over the chunk: scores become weights, the row's output is rescaled.
     // It sees the keys low to last; distances count from `position`. bias: of distance 0, for the row's head.
     static void soften(Work& w, const Chunk<T>& chunk, int row, int base, int position, int low, int last, float slope,
@@ -202,6 +213,7 @@ template <class S> struct AttentionTile {
             const VI j = iota() + vi(base + 16 * u);
             if (S::ALIBI) x[u] = fma(vf(slope), to_float(j - vi(position)), x[u]);
             if (S::BIAS) x[u] = x[u] + vload(bias + (base + 16 * u - position));
+            if (S::ROW_BIAS) x[u] = x[u] + added(w.by_distance[row], position, base + 16 * u);
             if (!whole) {
                 seen[u] = both(ge(j, vi(low)), le(j, vi(last)));
                 x[u] = select(seen[u], x[u], vf(-INFINITY));
@@ -237,7 +249,7 @@ template <class S> struct AttentionTile {
     // One chunk of a tree of drafts that begins at position `start`: its rows see different keys from there on, so each
     // token copies its own over those of the token before, and sums them in the order in which it would without a tree.
     static void branches(Work& w, const Ctx& c, const int32_t* table, int head, int rows, int token, int start,
-                         int base, int low, int to, const float* slopes, bool front) {
+                         int base, int low, int to, const float* slopes, const float* bias, bool front) {
         const Copied copied{w.copied};
         Chunk<T> chunk;
         for (int u = 0; u < LANES; ++u) point(chunk, u, copied, 0, 16 * u);
@@ -253,7 +265,8 @@ template <class S> struct AttentionTile {
             S::qk(w, r, S::GROUP, chunk, false);
             for (int g = 0; g < S::GROUP; ++g)
                 soften(w, chunk, r + g, base, front ? based(position) : position, front ? 0 : first_key(position),
-                       front ? last_front(position) : position, S::ALIBI ? slopes[g] : 0.0f, nullptr);
+                       front ? last_front(position) : position, S::ALIBI ? slopes[g] : 0.0f,
+                       S::BIAS ? bias + (int64_t)g * S::BIAS : nullptr);
             S::pv(w, r, S::GROUP, chunk, false);
         }
     }
@@ -324,7 +337,7 @@ template <class S> struct AttentionTile {
         for (int base = from / KEYS * KEYS; base < to; base += KEYS) {
             const int low = base > from ? base : from, high = base + KEYS < to ? base + KEYS : to;
             if (high > start)
-                branches(w, c, table, head, rows, token, start, base, low, to, slopes, front);
+                branches(w, c, table, head, rows, token, start, base, low, to, slopes, bias, front);
             else
                 whole(w, c, table, head, rows, positions, base, context, low, high, slopes, bias, front);
         }

@@ -15,9 +15,11 @@ from ..graph.graph import HIDDEN, LOGITS, Graph, ModelInfo
 from ..handlers import joined
 from ..weights.handles import Weight
 from .convert import aten_handlers, index_handlers, reduce_handlers, shift_handlers, state_handlers
+from .convert.attending import InterfaceAttention
 from .convert.conversion import Conversion
 from .convert.picked import PickedTokens
 from .convert.rotations import ComplexRotation
+from .convert.row_bias import BiasByRows
 from .convert.scores import WrittenOutAttention
 from .ending import Ending, append_ending
 from .export.rope import settle_rope
@@ -110,7 +112,8 @@ def convert(
     """
     replay = Replay(traced.repeats)
     renames = [repeat.renames for repeat in traced.repeats]
-    followers = (ComplexRotation(), WrittenOutAttention(), *([PickedTokens()] if picks else []), replay)
+    attention = BiasByRows(), InterfaceAttention(), WrittenOutAttention()
+    followers = (ComplexRotation(), *attention, *([PickedTokens()] if picks else []), replay)
     graph = Conversion(traced.program, weights, info, max_tokens, HANDLERS, followers, renames).run()
     replay.check()
     return graph

@@ -42,12 +42,16 @@ class Heads:
 
 @dataclass(frozen=True)
 class Extras:
-    """Values that some attentions have, or "": sinks [Hq], slopes [Hq], and a bias [Hq, 2 * centre] by distance."""
+    """Values that some attentions have, or "": sinks [Hq], slopes [Hq], a bias [Hq, 2 * centre] by distance, and a
+    query's own, row_bias [T, Hq, width]."""
 
     sinks: str
     alibi: str
     bias: str
     centre: int
+    row_bias: str = ""
+    width: int = 0
+    later: int = 0
 
 
 def attention(b: Builder, seq: Sequences, q: str, k: str, v: str, extras: Extras, heads: Heads) -> str:
@@ -67,6 +71,8 @@ def attention(b: Builder, seq: Sequences, q: str, k: str, v: str, extras: Extras
         column = b.add("Add", _distance(b, seq), _int(b, extras.centre))
         by_head = b.reshape(extras.bias, heads.kv, heads.groups, 2 * extras.centre)
         scores = b.add("Add", scores, b.add("Gather", by_head, column, axis=2))
+    if extras.row_bias:
+        scores = b.add("Add", scores, _by_distance(b, seq, extras, heads))
     if seen := _visible(b, seq, heads):
         scores = b.add("Where", seen, scores, b.number(float("-inf")))
     weights = _with_sinks(b, scores, extras.sinks, heads) if extras.sinks else b.add("Softmax", scores, axis=-1)
@@ -147,6 +153,18 @@ def _distance(b: Builder, seq: Sequences) -> str:
         return b.add("Sub", k, q)
 
     return b.once("distance", made, "mask")
+
+
+def _by_distance(b: Builder, seq: Sequences, extras: Extras, heads: Heads) -> str:
+    """[B, Hkv, G, S, S]: column `later` + query place - key place of a query's row, 0 where there is none."""
+    rows = b.add(
+        "Transpose", split(b, seq, extras.row_bias, heads.kv, heads.groups, extras.width), perm=[0, 2, 3, 1, 4]
+    )
+    column = b.add("Sub", _int(b, extras.later), _distance(b, seq))
+    inside = b.add("Clip", column, _int(b, 0), _int(b, extras.width - 1))
+    lead = b.add("Slice", b.add("Shape", rows), b.ints(0), b.ints(-1))
+    places = b.add("Expand", inside, b.add("Concat", lead, b.reshape(seq.length, 1), axis=0))
+    return b.add("Where", b.add("Equal", column, inside), b.add("GatherElements", rows, places, axis=-1), b.number(0.0))
 
 
 def _int(b: Builder, value: Any) -> str:

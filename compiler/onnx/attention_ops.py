@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
@@ -26,9 +27,9 @@ def _rotated(w: Writer, x: Any, cos: str, sin: str, width: int, style: Any) -> s
 @HANDLERS.handles("attention")
 def _attention(w: Writer, node: fx.Node) -> str:
     q, k, v, sinks, alibi, _, scale, window, chunk, softcap, *rest = node.args
-    ahead, bias = [*rest, *(0, None)[len(rest) :]]
+    ahead, biases = _sight(rest)
     return _attended(
-        w, (q, k, v), (w.value(q), w.value(k)), (sinks, alibi, bias), (scale, window, chunk, softcap, ahead)
+        w, (q, k, v), (w.value(q), w.value(k)), (sinks, alibi, *biases), (scale, window, chunk, softcap, ahead)
     )
 
 
@@ -37,7 +38,7 @@ def _paged_attention(w: Writer, node: fx.Node) -> str:
     q, k, v, positions, q_cos, q_sin, k_cos, k_sin, sinks, alibi, _, scale, window, chunk, softcap, style = node.args[
         :16
     ]
-    ahead, bias = [*node.args[16:], *(0, None)[len(node.args) - 16 :]]
+    ahead, biases = _sight(node.args[16:])
     at = w.value(positions)
 
     def turned(x: Any, cos: Any, sin: Any) -> str:
@@ -50,16 +51,24 @@ def _paged_attention(w: Writer, node: fx.Node) -> str:
         return _rotated(w, x, row(cos), row(sin), type_of(cos).shape[-1], style)
 
     options = scale, window, chunk, softcap, ahead
-    return _attended(w, (q, k, v), (turned(q, q_cos, q_sin), turned(k, k_cos, k_sin)), (sinks, alibi, bias), options)
+    return _attended(w, (q, k, v), (turned(q, q_cos, q_sin), turned(k, k_cos, k_sin)), (sinks, alibi, *biases), options)
+
+
+def _sight(given: Sequence[Any]) -> tuple[int, tuple[Any, Any, int]]:
+    """How many later keys are seen; the bias by distance, that of each query, and its columns for later keys."""
+    ahead, bias, row_bias, later, *_ = [*given, *(0, None, None, 0)[len(given) :]]
+    return ahead, (bias, row_bias, later)
 
 
 def _attended(w: Writer, operands: Any, turned: tuple[str, str], extras: Any, options: Any) -> str:
     q, k, v = (type_of(x).shape for x in operands)
     scale, window, chunk, softcap, ahead = options
     heads = Heads(q[0], k[0], q[1], v[1], float(scale), int(window), int(chunk), float(softcap), int(ahead))
-    sinks, alibi, bias = map(w.value, extras)
+    sinks, alibi, bias, row_bias = map(w.value, extras[:4])
     centre = type_of(extras[2]).shape[1] // 2 if bias else 0
-    return attention(w.b, w.sequences, *turned, w.value(operands[2]), Extras(sinks, alibi, bias, centre), heads)
+    width = type_of(extras[3]).shape[-1] if row_bias else 0
+    found = Extras(sinks, alibi, bias, centre, row_bias, width, int(extras[4]))
+    return attention(w.b, w.sequences, *turned, w.value(operands[2]), found, heads)
 
 
 @HANDLERS.handles("causal_conv")

@@ -41,6 +41,8 @@ def attention(
     softcap: float,
     ahead: int = 0,
     bias: Tensor | None = None,
+    row_bias: Tensor | None = None,
+    later: int = 0,
 ) -> Tensor:
     """Attention of one sequence: q[T, Hq, D], k[T, Hkv, D], v[T, Hkv, Dv] -> [T, Hq, Dv], Hq a multiple of Hkv.
 
@@ -48,14 +50,17 @@ def attention(
     ahead: how many of the later keys are seen too (0: none, causal; ALL_AHEAD: all); then the whole sequence must be in
     one step, and nothing of it is kept. softcap: scores become softcap * tanh(score / softcap). sinks[Hq] add exp(sink)
     to the denominator. alibi[Hq] adds slope * (key position - query position). bias[Hq, 2 * P] adds column
-    P + key position - query position, where P is at least the longest sequence and BIAS_MARGIN. `layer` numbers the KV
-    cache. Scale 0 weighs all that is seen alike: a mean of values.
+    P + key position - query position, where P is at least the longest sequence and BIAS_MARGIN. row_bias[T, Hq, E] adds
+    column `later` + query position - key position of the query's own row, and nothing where there is no such column.
+    `layer` numbers the KV cache. Scale 0 weighs all that is seen alike: a mean of values.
     """
     tokens, heads, _ = q.shape
     if q.device.type == "meta":
         return q.new_empty(tokens, heads, v.shape[2])
     positions = torch.arange(tokens)
     scores = _scores(q, k, positions, alibi, scale, softcap, bias)
+    if row_bias is not None:
+        scores = scores + by_distance(row_bias, later)
     return _weighted(scores.masked_fill(~visible(positions, window, chunk, ahead), float("-inf")), v, sinks)
 
 
@@ -72,6 +77,15 @@ def _scores(
     if alibi is not None:
         scores = scores + alibi[:, None, None] * distance
     return scores if bias is None else scores + bias[:, bias.shape[1] // 2 + distance]
+
+
+def by_distance(rows: Tensor, later: int) -> Tensor:
+    """[H, T, T]: rows[T, H, E] laid out by keys: column `later` + query - key, zeros where there is none."""
+    tokens, heads, width = rows.shape
+    at = torch.arange(tokens)
+    column = later + at[:, None] - at[None, :]
+    found = rows.transpose(0, 1).gather(2, column.clamp(0, width - 1).expand(heads, -1, -1))
+    return found.masked_fill((column < 0) | (column >= width), 0.0)
 
 
 def _weighted(scores: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
@@ -100,6 +114,7 @@ def _attention_samples() -> Iterator[tuple[object, ...]]:
     yield *qkv(9, 4, 2, 8, 8), None, torch.rand(4), 0, 0.3, 0, 4, 0.0
     yield *qkv(21, 4, 2, 8, 8), None, None, 0, 0.3, 3, 0, 0.0, 2  # as many tokens as the tests run: all are seen
     yield *qkv(21, 4, 4, 8, 8), None, None, 0, 0.3, 0, 0, 0.0, ALL_AHEAD, torch.randn(4, 160)
+    yield *qkv(21, 4, 2, 8, 8), None, None, 0, 0.3, 0, 0, 0.0, 0, None, torch.randn(21, 4, 7), 0
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
@@ -154,6 +169,8 @@ def paged_attention(
     rope_style: str,
     ahead: int = 0,
     bias: Tensor | None = None,
+    row_bias: Tensor | None = None,
+    later: int = 0,
     policy: str = "all",
 ) -> Tensor:
     """Attention over the paged KV cache with rotary embedding and KV write fused.
@@ -174,7 +191,7 @@ def paged_attention(
     evicting = read_eviction(policy)
     if evicting is None:
         return attention.reference(
-            turned(positions), k, v, sinks, alibi, layer, scale, window, chunk, softcap, ahead, bias
+            turned(positions), k, v, sinks, alibi, layer, scale, window, chunk, softcap, ahead, bias, row_bias, later
         )
     at = torch.arange(tokens)
     if evicting.chooses:
@@ -202,3 +219,6 @@ def _paged_samples() -> Iterator[tuple[object, ...]]:
     yield q, k, v, torch.arange(t), None, None, None, None, torch.randn(4), None, 0, 0.25, 7, 0, 0.0, "half"
     yield q, k, v, torch.arange(t), *tables, None, None, 0, 0.25, 5, 0, 0.0, "half", 4
     yield q, k, v, torch.arange(t), *tables, None, None, 0, 0.0, 0, 0, 0.0, "half", ALL_AHEAD, torch.randn(4, 192)
+    yield q, k, v, torch.arange(t), *tables, None, None, 0, 0.25, 0, 0, 0.0, "half", 0, None, torch.randn(t, 4, 9), 0
+    rows = torch.randn(t, 4, 11)
+    yield q, k, v, torch.arange(t), *tables, None, None, 0, 0.25, 0, 0, 0.0, "half", ALL_AHEAD, None, rows, 5

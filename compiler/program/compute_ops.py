@@ -220,8 +220,9 @@ def columns(low: Lowerer, node: fx.Node) -> Placed:
     index = low.plain(node.args[1])
     n = x.shape[-1]
     step = Gather(
-        rows=row_kind(out), x=x.operand, index=index, y=out.operand, outer=x.size // n, n=n, m=n, one_index=True
-    )
+        rows=row_kind(out), x=x.operand, index=index, y=out.operand, outer=x.size // n, n=n, m=out.shape[-1],
+        one_index=True,
+    )  # fmt: skip
     low.emit(step, node)
     return out
 
@@ -287,8 +288,9 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     shared = _begins(k, v) and node.args[6] is None and (kind not in MIXED or v.shape[1] % MIXED_DIMS == 0)
     v = v if shared else low.dense(v)
     q_cos, q_sin, k_cos, k_sin, sinks, alibi = (low.vector(a) for a in node.args[4:10])
-    given = (*node.args[10:], *(0, None, ALL)[len(node.args) - 16 :])
-    layer, scale, window, chunk, softcap, style, ahead, bias, policy = given
+    given = (*node.args[10:], *(0, None, None, 0, ALL)[len(node.args) - 16 :])
+    layer, scale, window, chunk, softcap, style, ahead, bias, row_bias, later, policy = given
+    by_row = None if row_bias is None else low.dense(low.placed(row_bias))  # type: ignore[arg-type]
     kept = read_eviction(str(policy))
     chooses, front = kept is not None and kept.chooses, 0
     if kept is not None and not chooses:
@@ -322,7 +324,8 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
         evicts=kept.kind if kept is not None and chooses else "",  # type: ignore[arg-type]
         budget=kept.size if kept is not None and chooses else 0,
         recent=kept.beside if kept is not None and chooses else 0,
-        bias_width=0 if bias is None else type_of(bias).shape[1], **new,  # type: ignore[arg-type]
+        bias_width=0 if bias is None else type_of(bias).shape[1],  # type: ignore[arg-type]
+        row_bias=by_row and by_row.operand, row_bias_width=by_row.shape[1] if by_row else 0, later=int(later), **new,  # type: ignore[arg-type, call-overload]
     )  # fmt: skip
     low.emit(attend, node)
     return out

@@ -60,6 +60,8 @@ class Evict(Pass):
         layers = {_arguments(node)["layer"] for node in nodes}
         if others & layers:
             return "layers with a window read the same cache"
+        if any(_arguments(node)["row_bias"] is not None for node in nodes):
+            return "queries add something by distance, which would no longer be that of the positions"
         if policy.chooses:
             if any(_arguments(node)[name] is not None for node in nodes for name in ("alibi", "bias")):
                 return "attention adds something by distance, and what was chosen does not tell its positions"

@@ -40,10 +40,13 @@ def _attention(
     softcap: float,
     ahead: int = 0,
     bias: Tensor | None = None,
+    row_bias: Tensor | None = None,
+    later: int = 0,
 ) -> Tensor:
     """icc::attention by torch's fused kernels, which skip what a causal mask hides."""
-    if any(given is not None for given in (sinks, alibi, bias)) or softcap or q.device.type == "meta":
-        return _ATTENTION.reference(q, k, v, sinks, alibi, layer, scale, window, chunk, softcap, ahead, bias)
+    if any(given is not None for given in (sinks, alibi, bias, row_bias)) or softcap or q.device.type == "meta":
+        options = layer, scale, window, chunk, softcap, ahead, bias, row_bias, later
+        return _ATTENTION.reference(q, k, v, sinks, alibi, *options)
     tokens, groups = len(q), q.shape[1] // k.shape[1]
     keys, values = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (k, v))
     limited = 0 < window < tokens or 0 < chunk < tokens or ahead > 0

@@ -34,6 +34,7 @@ class Shape:
     sinks: bool = False
     alibi: bool = False
     shared: bool = False  # values are the beginning of keys
+    row_bias: int = 0  # columns of what a query adds by distance
 
 
 SHAPES = (
@@ -44,7 +45,7 @@ SHAPES = (
     Shape(8, 2, 128, 128, 128, sinks=True, window=100),
     Shape(2, 1, 256, 256, chunk=32),
     Shape(4, 4, 8, 8, alibi=True),
-    Shape(4, 2, 9, 11),
+    Shape(4, 2, 9, 11, row_bias=50),
     Shape(6, 1, 88, 64, window=100, shared=True),
     Shape(6, 2, 24, 16, 8, "interleaved", window=37, front=19, sinks=True),
     Shape(4, 4, 8, 8, window=20, front=70, alibi=True),
@@ -68,7 +69,8 @@ def build_model(dtype: str, block_size: int, shapes: tuple[Shape, ...] = SHAPES)
     for i, s in enumerate(shapes):
         b.layers.append(KVLayer(s.kv_heads, s.key_dim, s.value_dim, shared=s.shared))
         q_size, k_size, v_size = s.q_heads * s.key_dim, s.kv_heads * s.key_dim, s.kv_heads * s.value_dim
-        stride = q_size + k_size + (0 if s.shared else v_size)
+        v_size = 0 if s.shared else v_size
+        stride = q_size + k_size + v_size + s.q_heads * s.row_bias
         qkv = b.buffer(f"qkv{i}", [stride])
         out = b.buffer(f"o{i}", [s.q_heads * s.value_dim])
         tables = {}
@@ -83,10 +85,11 @@ def build_model(dtype: str, block_size: int, shapes: tuple[Shape, ...] = SHAPES)
         turn = Rotary(s.rotary_dim, POSITIONS, s.rope_style)  # type: ignore[arg-type]
         k, v = (BufferOperand(qkv.name, "f32", stride, offset) for offset in (q_size, q_size + k_size))
         b.step(KvWrite(layer=i, k=k, v=None if s.shared else v, kv=cache, rotary=turn, **tables))
+        by_row = BufferOperand(qkv.name, "f32", stride, q_size + k_size + v_size) if s.row_bias else None
         attend = Attention(
             layer=i, q=qkv, o=out, kv=cache, rotary=turn, q_heads=s.q_heads, scale=s.key_dim**-0.5, window=s.window,
             front=s.front, chunk=s.chunk, softcap=s.softcap, sinks=extra if s.sinks else None,
-            alibi=extra if s.alibi else None, **tables,
+            alibi=extra if s.alibi else None, row_bias=by_row, row_bias_width=s.row_bias, **tables,
         )  # fmt: skip
         b.step(attend)
     return model

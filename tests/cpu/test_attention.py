@@ -34,7 +34,8 @@ def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, style: str) -> np.nd
 def reference(model: Model, layer: int, qkv: np.ndarray) -> np.ndarray:
     """All positions of one sequence at once, float64."""
     s, t = model.shapes[layer], len(qkv)
-    q, k, v = np.split(qkv.astype(np.float64), [s.q_heads * s.key_dim, (s.q_heads + s.kv_heads) * s.key_dim], axis=1)
+    qkv, by_row = np.split(qkv.astype(np.float64), [qkv.shape[1] - s.q_heads * s.row_bias], axis=1)
+    q, k, v = np.split(qkv, [s.q_heads * s.key_dim, (s.q_heads + s.kv_heads) * s.key_dim], axis=1)
     q, k, v = q.reshape(t, s.q_heads, -1), k.reshape(t, s.kv_heads, -1), v.reshape(t, -1 if v.size else 0, s.value_dim)
     i, j = np.arange(t)[:, None], np.arange(t)[None]
     based = np.minimum(i, s.front + s.window - 1) if s.front else i
@@ -55,6 +56,10 @@ def reference(model: Model, layer: int, qkv: np.ndarray) -> np.ndarray:
         scores = s.softcap * np.tanh(scores / s.softcap)
     if s.alibi:
         scores = scores + model.extra[layer][:, None, None] * (j - np.where(j < s.front, based, i))
+    if s.row_bias:
+        near = np.broadcast_to(np.clip(i - j, 0, s.row_bias - 1), scores.shape)
+        added = np.take_along_axis(by_row.reshape(t, s.q_heads, -1).transpose(1, 0, 2), near, 2)
+        scores = scores + np.where(i - j < s.row_bias, added, 0.0)
     visible = (
         (j <= i)
         & ((j > i - s.window) | (j < s.front) if s.window else True)

@@ -19,7 +19,7 @@ IDS = torch.randint(3, 119, (21,), generator=torch.Generator().manual_seed(1)).t
 NAMES = """
     llama-yarn opt-post_norm_no_bias qwen3_moe-mixed_renormalized bloom-alibi gptj-written_out_attention
     falcon-written_out_mqa bamba-state_space recurrent_gemma-linear_recurrence rwkv-shifted_tokens
-    llama4-chunks_and_scaled_inputs
+    llama4-chunks_and_scaled_inputs inkling-bias_of_queries
 """.split()
 # tests of engines go through the same traces
 COMPILED = """

@@ -38,6 +38,8 @@ class Layer:
     alibi: bool = False
     ahead: int = 0
     bias: bool = False
+    row_bias: int = 0  # columns
+    later: int = 0
     shared: bool = False  # values are the beginning of keys
 
 
@@ -68,6 +70,8 @@ class Step:
         self.sinks = torch.randn(layer.q_heads) * 2 if layer.sinks else None
         self.alibi = torch.rand(layer.q_heads) if layer.alibi else None
         self.bias = torch.randn(layer.q_heads, 2 * POSITIONS) if layer.bias else None
+        width = layer.q_heads * layer.row_bias
+        self.row_bias = torch.randn(self.tokens, width + self.gap).to(DTYPES[self.kind]) if width else None
         self._fill_pages()
 
     def _fill_pages(self) -> None:
@@ -121,15 +125,19 @@ class Step:
         """The kernel of the layer."""
         layer, rotated = self.layer, "f32" if self.cos is not None else ""
         vectors = ["f32" if given else "" for given in (layer.sinks, layer.alibi, layer.bias)]
-        types = (self.kind, rotated, rotated, *vectors, self.kind)
+        types = (self.kind, rotated, rotated, *vectors, self.kind if layer.row_bias else "", self.kind)
         return make_kernel(
             "attention", kv=msgspec.structs.replace(
                 cache(layer.kv_heads, layer.key_dim, layer.value_dim, self.cache, self.block_size), shared=layer.shared
             ),
             rotary=rotary(layer.rotary_dim, POSITIONS, layer.rope_style), q_heads=layer.q_heads,
             scale=layer.key_dim**-0.5, window=layer.window, front=layer.front, chunk=layer.chunk, softcap=layer.softcap,
-            strides={"q": self.q.shape[1], "o": layer.q_heads * layer.value_dim + self.gap}, types=types,
-            aligned=(False,) * 7, ahead=layer.ahead, bias_width=2 * POSITIONS if layer.bias else 0,
+            strides={
+                "q": self.q.shape[1], "o": layer.q_heads * layer.value_dim + self.gap,
+                "row_bias": layer.q_heads * layer.row_bias + self.gap,
+            },
+            types=types, aligned=(False,) * 8, ahead=layer.ahead, bias_width=2 * POSITIONS if layer.bias else 0,
+            row_bias_width=layer.row_bias, later=layer.later,
         )  # fmt: skip
 
     def run(
@@ -155,8 +163,8 @@ class Step:
         }
         sizes = {"num_tokens": self.tokens, "num_seqs": len(self.sequences), "max_blocks": self.block_tables.shape[1]}
         run_kernel(
-            kernel or self.kernel(), [self.q, self.cos, self.sin, self.sinks, self.alibi, self.bias], [o],
-            limits=LIMITS,
+            kernel or self.kernel(),
+            [self.q, self.cos, self.sin, self.sinks, self.alibi, self.bias, self.row_bias], [o], limits=LIMITS,
             tuner=tuner,
             shape=Shape(max_tokens or (self.tokens if decode else 512), decode), batch=batch, sizes=sizes,
             kv=self.pool.bytes, more=more,
@@ -196,6 +204,12 @@ class Step:
             scores = scores + self.alibi.double()[:, None, None] * (j - i)
         if self.bias is not None:
             scores = scores + self.bias.double()[:, POSITIONS + j - i]
+        if self.row_bias is not None:
+            own = self.row_bias[token : token + n, : -self.gap].double().view(n, layer.q_heads, -1).transpose(0, 1)
+            column = positions[:, None] - j + layer.later
+            there = (column >= 0) & (column < layer.row_bias)
+            found = own.gather(2, column.clamp(0, layer.row_bias - 1).expand(layer.q_heads, -1, -1))
+            scores = scores + found.masked_fill(~there, 0.0)
         i = positions[:, None]
         seen = j <= i + layer.ahead if layer.ahead >= 0 else torch.ones_like(j <= i)
         if row in self.trees:

@@ -32,6 +32,7 @@ LAYERS = {
     "alibi": Layer(2, 2, 8, 8, alibi=True),
     "first tokens and a window": Layer(4, 2, 16, 16, 8, window=30, front=5, sinks=True),
     "alibi, softcap, sinks": Layer(5, 1, 96, 96, softcap=20.0, sinks=True, alibi=True),
+    "biases by distance, a query's own too": Layer(4, 2, 16, 16, 8, bias=True, row_bias=21),
 }
 MIXED = [(0, 19), (37, 23), (90, 1), (0, 0), (3, 70), (0, 1)]
 DECODE = [(36, 1), (0, 1), (170, 1), (0, 0), (0, 0)]
@@ -52,7 +53,7 @@ WHOLE = [(0, 19), (0, 1), (0, 70), (0, 23)]  # sequences of which every token is
 AHEAD = {
     "all": Layer(4, 4, 32, 32, ahead=-1),
     "window to both sides": Layer(4, 2, 16, 16, 16, window=9, ahead=8),
-    "bias by distance": Layer(2, 2, 24, 24, ahead=-1, bias=True),
+    "biases by distance": Layer(2, 2, 24, 24, ahead=-1, bias=True, row_bias=33, later=16),
 }
 
 

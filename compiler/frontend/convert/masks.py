@@ -7,7 +7,7 @@ What was added or masked is computed for a number of tokens and looked at.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -56,13 +56,23 @@ def analyse(static: StaticValues, max_tokens: int, steps: tuple[Step, ...], head
     window, chunk, ahead = _mask_of(flat[0])
     if tokens < max_tokens and max(window, chunk) == 0 and tokens < _LARGEST_TABLE // 4:
         raise ValueError("an attention bias that is too large to analyse")
-    biases = _relative(small, window, chunk, ahead)
+    return _biased(static, max_tokens, steps, heads, Mask(window, chunk, ahead))
+
+
+def with_bias(static: StaticValues, max_tokens: int, bias: fx.Node, heads: int, mask: Mask) -> Mask:
+    """`mask` with what a static node adds to the scores that it leaves; ValueError as `analyse`."""
+    return _biased(static, max_tokens, (Step("add", bias),), heads, mask)
+
+
+def _biased(static: StaticValues, max_tokens: int, steps: tuple[Step, ...], heads: int, mask: Mask) -> Mask:
+    sight = mask.window, mask.chunk, mask.ahead
+    biases = _relative(_table(static, steps, SMALL_TABLE), *sight)
     if biases is None:
-        return Mask(window, chunk, ahead)
-    slopes = None if ahead else _slopes(biases, visible(torch.arange(SMALL_TABLE), window, chunk), heads)
+        return mask
+    slopes = None if mask.ahead else _slopes(biases, visible(torch.arange(SMALL_TABLE), mask.window, mask.chunk), heads)
     if slopes is not None:
-        return Mask(window, chunk, ahead, slopes=slopes)
-    return Mask(window, chunk, ahead, bias=_by_distance(_table(static, steps, max_tokens), window, chunk, ahead, heads))
+        return replace(mask, slopes=slopes)
+    return replace(mask, bias=_by_distance(_table(static, steps, max_tokens), *sight, heads))
 
 
 def _table(static: StaticValues, steps: tuple[Step, ...], tokens: int) -> Tensor:

@@ -267,20 +267,6 @@ def rms_norm(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str,
     return [out, None] if "fused" in op_name(node.target) else out
 
 
-@HANDLERS.handles("icc_trace.attention")
-def attention(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    q, k, v, sinks, scale, window, chunk, softcap, ahead = args
-    heads = []
-    for value in (q, k, v):
-        if value.dims[0] != 1 or value.dims[2] is not T:
-            raise ValueError(f"attention over a tensor of dims {value.dims}")
-        heads.append(conv.view(value, (value.dims[1], T, value.dims[3])).node)
-    layer = conv.next_layer()
-    sight = (layer, scale, window, chunk, softcap, *([ahead] if ahead else []))
-    out = conv.emit(icc("attention"), *heads, sinks.node if sinks else None, None, *sight)
-    return conv.view(Value(out, (T, *type_of(out).shape)), dims_of(_val(node)))
-
-
 @HANDLERS.handles("icc_trace.expert_linear")
 def expert_linear(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x, weight, bias, index_ = args

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, fx
 
 from ...graph.graph import type_of
-from ...ops import OPS
+from .attending import emit_attention
 from .conversion import Conversion
 from .masks import MASKED, SMALL_TABLE, Mask, Step, analyse
+from .row_bias import PairBias, pair_dims
 from .values import Dims, T, Value, dims_of, op_name
 
 _SAME = ("clone", "dropout", "alias", "detach", "contiguous", "_to_copy", "to", "convert_element_type", "expand")
@@ -26,7 +27,8 @@ _PRODUCTS = ("matmul", "bmm", "baddbmm")
 
 @dataclass(frozen=True)
 class Scores:
-    """scale * q k^T (soft-capped if softcap) with steps applied; `dims` end in (T, T). After softmax: probabilities."""
+    """scale * q k^T (soft-capped if softcap) with steps applied; `dims` end in (T, T). After softmax: probabilities.
+    by_query: is added to it, too."""
 
     q: Value
     k: Value
@@ -34,17 +36,13 @@ class Scores:
     scale: float = 1.0
     softcap: float = 0.0
     steps: tuple[Step, ...] = ()
+    by_query: PairBias | None = None
     probabilities: bool = False
 
     @property
     def is_bare(self) -> bool:
         """Whether nothing was added or masked yet."""
-        return all(step.kind == "view" for step in self.steps)
-
-
-def pair_dims(val: Any) -> tuple[Any, ...]:
-    """Dims as `dims_of` gives them, where two token axes are allowed."""
-    return tuple(T if isinstance(s, torch.SymInt) and not s.node.expr.is_Integer else int(s) for s in val.shape)
+        return self.by_query is None and all(step.kind == "view" for step in self.steps)
 
 
 def _is_pair_product(a: Value, b: Value) -> bool:
@@ -84,6 +82,10 @@ def _arithmetic(conv: Conversion, node: fx.Node, short: str, scores: Scores) -> 
     args = list(node.args)
     at = next(i for i, a in enumerate(args) if isinstance(a, fx.Node) and isinstance(conv.values.get(a), Scores))
     others = [a for i, a in enumerate(args) if i != at]
+    if short == "add" and not node.kwargs and isinstance(added := conv.values.get(others[0]), PairBias):  # type: ignore[arg-type]
+        if scores.by_query is not None:
+            raise ValueError("two biases of the attention scores that depend on the query")
+        return replace(scores, by_query=added)
     if not all(_is_static(conv, o) for o in others):
         _refuse_dynamic()
     if short == "tanh" and not scores.softcap and scores.is_bare:
@@ -124,6 +126,8 @@ def _scaled(conv: Conversion, short: str, at: int, scores: Scores, operand: Any)
         if at != 0:
             raise ValueError("a division by attention scores")
         factor = 1 / factor
+    if scores.by_query is not None:
+        raise ValueError("scaled attention scores with a bias that depends on the query")
     steps = scores.steps if scores.is_bare else (*scores.steps, Step("mul", factor))
     return replace(scores, scale=scores.scale * factor, softcap=scores.softcap * factor, steps=steps)
 
@@ -264,14 +268,8 @@ class WrittenOutAttention:
         if k is None or value is None or k.dims[0] != value.dims[0]:
             k = conv.view(scores.k, (shared, T, scores.k.dims[-2]))
             value = conv.view(v, (shared, T, v.dims[-1]))
-        slopes = conv.constant("alibi_slopes", mask.slopes).node if mask.slopes is not None else None
-        options: list[Any] = [conv.next_layer(), scores.scale, mask.window, mask.chunk, scores.softcap]
-        if mask.ahead or mask.bias is not None:
-            options.append(mask.ahead)
-        if mask.bias is not None:
-            options.append(conv.constant("distance_bias", mask.bias).node)
-        out = conv.emit(OPS["attention"].overload, q, k.node, value.node, None, slopes, *options)
-        return conv.view(Value(out, (T, *type_of(out).shape)), dims)
+        out = emit_attention(conv, (q, k.node, value.node), None, (scores.scale, scores.softcap), mask, scores.by_query)
+        return conv.view(out, dims)
 
     def _mask(self, conv: Conversion, steps: tuple[Step, ...], heads: int) -> Mask:
         if (steps, heads) not in self._masks:

@@ -41,8 +41,12 @@ def attention(
     chunk: int,
     softcap: float,
     ahead: int,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """icc::attention as the models call it: q[1, Hq, T, D], k[1, Hkv, T, D], v[1, Hkv, T, Dv] -> [1, T, Hq, Dv]."""
+    """icc::attention as the models call it: q[1, Hq, T, D], k[1, Hkv, T, D], v[1, Hkv, T, Dv] -> [1, T, Hq, Dv].
+
+    bias[.., T, T] is added to the scores.
+    """
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
 
@@ -114,8 +118,6 @@ def icc_attention(
     """Attention function for transformers' AttentionInterface."""
     if isinstance(attention_mask, Tensor):
         raise UnsupportedModel("the model builds its own attention mask tensor", op="attention_mask")
-    if position_bias is not None:
-        raise UnsupportedModel("attention with a learned position bias is not supported", op="position_bias")
     if _tokens(key) != _tokens(query):
         raise UnsupportedModel("attention to keys that are no tokens, such as one for a window of them", op="attention")
     is_causal = kwargs.get("is_causal")
@@ -139,7 +141,7 @@ def icc_attention(
     if isinstance(attention_mask, KeyBias):
         query, key = _with_key_bias(query, key, attention_mask.row, scale)
     sight = (spec.window, spec.chunk, softcap, spec.ahead)
-    out = torch.ops.icc_trace.attention(query, key, value, sinks, scale, *sight)
+    out = torch.ops.icc_trace.attention(query, key, value, sinks, scale, *sight, position_bias)
     return out, None
 
 

@@ -82,6 +82,7 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
     """o [q_heads, value_dim] of rotated q [q_heads, key_dim] over the cache: see compiler/ops/attention.py.
 
     new: what is written to the cache before it is read, rotated by new_rotary; None where a KvWrite has done so.
+    row_bias [q_heads, row_bias_width]: added by the distance of a key from its query, from `later` keys behind it on.
     front: how many of the first tokens are seen beside the window; they seem to lie right before it (StreamingLLM).
     evicts: how tokens are chosen that go, see compiler/eviction.py; `budget` and `recent` are the policy's sizes.
     """
@@ -93,6 +94,7 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
     sinks: Operand | None = None
     alibi: Operand | None = None
     bias: Operand | None = None
+    row_bias: Operand | None = None
     new: NewKeys | None = None
     o: Operand
     kv: KVSpec
@@ -106,6 +108,8 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
     softcap: float = 0.0
     ahead: int = 0
     bias_width: int = 0
+    row_bias_width: int = 0
+    later: int = 0
     evicts: Literal["", "h2o", "snapkv"] = ""
     budget: int = 0
     recent: int = 0
@@ -121,7 +125,8 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
         tables = dict.fromkeys(("cos", "sin"), self.rotary.size)
         written = self.write.widths() if self.write else {}
         new = {f"new.{name}": width for name, width in written.items()}
-        return {**rows, **heads, **tables, **new, "bias": self.q_heads * self.bias_width}
+        biases = {"bias": self.q_heads * self.bias_width, "row_bias": self.q_heads * self.row_bias_width}
+        return {**rows, **heads, **tables, **new, **biases}
 
     @property
     def write(self) -> KvWrite | None:
@@ -141,6 +146,8 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
             return "what evicts has scores to choose by"
         if self.evicts and (self.window or self.chunk or self.ahead or self.alibi or self.bias):
             return "tokens are chosen of all that came before, and nothing else tells their places"
+        if self.row_bias and (self.evicts or self.front):
+            return "what a query adds by distance asks for keys at their own positions"
         if self.front and (not self.window or self.chunk or self.ahead):
             return "first tokens are kept beside a window, of tokens that see no later ones"
         return self.rotary.problem(self.kv)

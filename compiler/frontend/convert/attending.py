@@ -1,0 +1,72 @@
+"""Attention that comes through transformers' interface, and how any attention is emitted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from ...graph.graph import type_of
+from ...ops import OPS
+from .conversion import Conversion
+from .masks import Mask, with_bias
+from .row_bias import PairBias, row_bias
+from .values import T, Value, dims_of, op_name
+
+
+def emit_attention(
+    conv: Conversion,
+    heads: tuple[fx.Node, fx.Node, fx.Node],
+    sinks: fx.Node | None,
+    numbers: tuple[float, float],
+    mask: Mask,
+    added: PairBias | None,
+) -> Value:
+    """icc::attention of q [T, Hq, D], k and v; numbers: scale and soft cap. added: to the scores, by queries."""
+    scale, softcap = numbers
+    slopes = conv.constant("alibi_slopes", mask.slopes).node if mask.slopes is not None else None
+    rest: list[Any] = [mask.ahead, conv.constant("distance_bias", mask.bias).node if mask.bias is not None else None]
+    if added is not None:
+        found = row_bias(conv, added)
+        rest += [found.rows.node, found.later]
+    while rest and not rest[-1]:
+        rest.pop()
+    if added is not None and len(rest) == 3:
+        rest.append(0)
+    layer = conv.next_layer()
+    out = conv.emit(
+        OPS["attention"].overload, *heads, sinks, slopes, layer, scale, mask.window, mask.chunk, softcap, *rest
+    )
+    return Value(out, (T, *type_of(out).shape))
+
+
+class InterfaceAttention:
+    """The Follower of icc_trace::attention: what it adds to the scores may be over pairs of tokens."""
+
+    def follow(self, conv: Conversion, node: fx.Node) -> Any:
+        """The attention's Value; None of any other node, and where an operand has no token-major form."""
+        if op_name(node.target) != "icc_trace.attention":
+            return None
+        given: Any = node.args
+        q, k, v, sinks = (conv.values.get(a) for a in given[:4])
+        if not all(isinstance(value, Value) for value in (q, k, v)):
+            return None
+        heads = _heads(conv, q), _heads(conv, k), _heads(conv, v)
+        scale, window, chunk, softcap, ahead, *rest = given[4:]
+        mask, added = Mask(window, chunk, ahead), None
+        if rest and rest[0] is not None:
+            added = conv.values.get(rest[0])
+            if rest[0] in conv.static.nodes:
+                mask, added = with_bias(conv.static, conv.max_tokens, rest[0], type_of(heads[0]).shape[0], mask), None
+            elif not isinstance(added, PairBias):
+                raise ValueError("attention with a bias that depends on the tokens")
+        sink = sinks.node if isinstance(sinks, Value) else None
+        out = emit_attention(conv, heads, sink, (scale, softcap), mask, added)
+        return conv.view(out, dims_of(node.meta["val"]))
+
+
+def _heads(conv: Conversion, value: Any) -> fx.Node:
+    """[T, H, D] of what models have as [1, H, T, D]."""
+    if value.dims[0] != 1 or value.dims[2] is not T:
+        raise ValueError(f"attention over a tensor of dims {value.dims}")
+    return conv.view(value, (value.dims[1], T, value.dims[3])).node

@@ -1,0 +1,167 @@
+"""What queries add to their attention scores by the distance of a key: columns of a row, laid out over pairs of tokens.
+
+Models pick, for each pair of a query and a key, one number of the query's row: by a gather (Inkling's profiles of
+distances, ProphetNet's buckets), or by shifting rows against each other (Transformer-XL, XLNet). What they do is done
+to the numbers of the columns for some tokens and looked at; the attention op then reads the rows as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ...ops import OPS
+from .conversion import Conversion
+from .masks import SMALL_TABLE
+from .values import T, Value, op_name
+
+_MOVES = (
+    "clone", "alias", "detach", "contiguous", "_to_copy", "to", "convert_element_type", "expand", "view", "reshape",
+    "_unsafe_view", "unsqueeze", "squeeze", "slice", "select", "index_select", "permute", "transpose", "gather",
+)  # fmt: skip
+_MASKS = ("masked_fill", "where")
+
+
+def pair_dims(val: Any) -> tuple[Any, ...]:
+    """Dims as `dims_of` gives them, where two token axes are allowed."""
+    return tuple(T if isinstance(s, torch.SymInt) and not s.node.expr.is_Integer else int(s) for s in val.shape)
+
+
+@dataclass(frozen=True)
+class PairBias:
+    """rows (H, T, C), laid out over pairs of tokens by `trail`: nodes of the program, the first of which takes
+    `source`; numbers(tokens): what stands there for the columns of each row, [.., tokens, n] as `source` is shaped."""
+
+    rows: Value
+    source: fx.Node
+    numbers: Callable[[int], Tensor]
+    trail: tuple[fx.Node, ...] = ()
+
+
+@dataclass(frozen=True)
+class RowBias:
+    """What `icc::attention` is given: rows (H, T, E), of which column `later` + query - key is added."""
+
+    rows: Value
+    later: int
+
+
+class BiasByRows:
+    """The Follower of gather(rows[.., T, C], index[.., T, T]) and its like until an attention adds it."""
+
+    def follow(self, conv: Conversion, node: fx.Node) -> Any:
+        """The PairBias of a node, None where it is part of none; ValueError with the reason to refuse it."""
+        short = op_name(node.target).split(".")[-1]
+        if short == "gather":
+            return _gathered(conv, node)
+        at = [i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and isinstance(conv.values.get(a), PairBias)]
+        if len(at) != 1 or not (short in _MOVES or short in _MASKS or short == "mul"):
+            return None
+        bias: PairBias = conv.values[node.args[at[0]]]  # type: ignore[index]
+        others = [a for i, a in enumerate(node.args) if i != at[0]]
+        if short == "mul":
+            return replace(bias, rows=_scaled(conv, bias.rows, others[0]), trail=(*bias.trail, node))
+        if any(n not in conv.static.nodes for n in node.all_input_nodes if n is not node.args[at[0]]):
+            raise ValueError("a bias of the attention scores that depends on two tokens")
+        if short in _MASKS:
+            fill = others[-1]
+            filled = conv.static.evaluate(fill, SMALL_TABLE) if isinstance(fill, fx.Node) else fill
+            if bool((torch.as_tensor(filled) != 0).any()):
+                raise ValueError("a bias of the attention scores that is replaced by another number than 0")
+        return replace(bias, trail=(*bias.trail, node))
+
+
+def _gathered(conv: Conversion, node: fx.Node) -> PairBias | None:
+    source, axis, index = node.args[:3]
+    rows = conv.values.get(source)  # type: ignore[arg-type]
+    if not isinstance(rows, Value) or not rows.per_token or index not in conv.static.nodes:
+        return None
+    shape = pair_dims(node.meta["val"])
+    if len(shape) < 3 or shape[-2:] != (T, T) or int(axis) % len(shape) != len(shape) - 1:  # type: ignore[call-overload]
+        return None
+    if rows.axis != len(shape) - 2 or rows.dims[:-1] != shape[:-1]:
+        return None
+    lead, width = rows.dims[:-2], rows.dims[-1]
+
+    def numbers(tokens: int) -> Tensor:
+        return torch.arange(1, prod(lead) * tokens * width + 1, dtype=torch.float64).view(*lead, tokens, width)
+
+    return PairBias(conv.view(rows, (prod(lead), T, width)), source, numbers, (node,))  # type: ignore[arg-type]
+
+
+def _scaled(conv: Conversion, rows: Value, factor: Any) -> Value:
+    """Rows (H, T, C) times a number, or a number per query."""
+    aten = torch.ops.aten
+    if not isinstance(factor, fx.Node):
+        return Value(conv.emit(aten.mul.Tensor, rows.node, float(factor)), rows.dims)
+    by = conv.values.get(factor)
+    if not isinstance(by, Value) or by.axis != len(by.dims) - 2 or len(by.features) != by.features.count(1):
+        raise ValueError("a bias of the attention scores times something other than a number per query")
+    return Value(conv.emit(aten.mul.Tensor, rows.node, conv.view(by, (1, T, 1)).node), rows.dims)
+
+
+def row_bias(conv: Conversion, bias: PairBias) -> RowBias:
+    """The bias by distance. ValueError where a column depends on more than that."""
+    heads, _, width = bias.rows.dims
+    tokens = max(SMALL_TABLE, min(conv.max_tokens, width + 2))
+    first, own = _by_distance(conv, bias, tokens)
+    in_order = torch.equal(own, own[0] + torch.arange(len(own)))
+    begins = int(own[0]) == 0 or first == 1 - tokens
+    ends = int(own[-1]) == width - 1 or first + len(own) == tokens
+    if in_order and begins and ends:
+        return RowBias(bias.rows, int(own[0]) - first)
+    first, own = _by_distance(conv, bias, conv.max_tokens)
+    order = conv.constant("column_by_distance", own.to(torch.int32))
+    rows = Value(conv.emit(OPS["columns"].overload, bias.rows.node, order.node), (heads, T, len(own)))
+    return RowBias(rows, -first)
+
+
+def _by_distance(conv: Conversion, bias: PairBias, tokens: int) -> tuple[int, Tensor]:
+    """(smallest distance of a query from a key at which something is added, the columns from there on, as far)."""
+    columns = _columns(conv, bias, tokens)
+    at = torch.arange(tokens)
+    by_distance = torch.cat([columns[0].flip(0), columns[1:, 0]])  # from -(tokens - 1) on
+    if not torch.equal(by_distance[at[:, None] - at[None, :] + tokens - 1], columns):
+        raise ValueError("a bias of the attention scores that is more than one of the distance")
+    used = (by_distance >= 0).nonzero().flatten()
+    if not len(used):
+        raise ValueError("a bias of the attention scores that adds nothing")
+    first, last = int(used[0]), int(used[-1])
+    own = by_distance[first : last + 1]
+    if int(own.min()) < 0:
+        raise ValueError("a bias of the attention scores that skips distances")
+    return first - (tokens - 1), own
+
+
+def _columns(conv: Conversion, bias: PairBias, tokens: int) -> Tensor:
+    """[T, T]: the column that a query adds to the score of a key, -1 where none."""
+    heads, _, width = bias.rows.dims
+    before, value = bias.source, bias.numbers(tokens)
+    for node in bias.trail:
+        if op_name(node.target).split(".")[-1] != "mul":  # the rows are multiplied
+            value = _repeated(conv, node, before, value, tokens)
+        before = node
+    found = value.reshape(-1, tokens, tokens).long() - 1
+    nothing = found < 0
+    place = torch.arange(heads)[:, None, None] * tokens + torch.arange(tokens)[:, None]
+    if len(found) != heads or not bool((nothing | (found // width == place)).all()):
+        raise ValueError("a bias of the attention scores that is of another token or head than the query")
+    columns = (found % width).masked_fill(nothing, -1)
+    if not bool((columns == columns[0]).all()):
+        raise ValueError("a bias of the attention scores that heads look up in different places")
+    return columns[0]
+
+
+def _repeated(conv: Conversion, node: fx.Node, before: fx.Node, value: Tensor, tokens: int) -> Tensor:
+    """What a node of the trail makes of `value`, which stands for what it makes of `before`."""
+
+    def given(arg: fx.Node) -> Any:
+        return value if arg is before else conv.static.evaluate(arg, tokens)
+
+    args = fx.map_arg(node.args, given)
+    return node.target(*args).to(torch.float64)  # type: ignore[operator]
