@@ -58,4 +58,7 @@ void icc_destroy(void* handle);
 // share, of which little is touched unless few sequences have a long context.
 void icc_scratch(int32_t num_threads, int64_t* of_threads, int64_t* shared);
 
+// How much of what they share so many sequences of so many tokens touch as they go on token by token.
+int64_t icc_shared_touched(int32_t num_threads, int32_t num_seqs, int32_t length);
+
 }

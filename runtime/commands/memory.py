@@ -25,9 +25,8 @@ from ..format.manifest import Limits, Manifest
 from ..format.program import Program
 from ..kv.places import Places
 from ..kv.policy import EVICTING
+from .filling import states_touched
 from .inspect import BESIDE
-
-_LONG = 1024  # tokens; few sequences with longer contexts are divided among threads
 
 
 @dataclass(frozen=True)
@@ -90,15 +89,16 @@ def _host_parts(manifest: Manifest, program: Program, files: EngineFiles, load: 
     rows = min(largest.logit_rows, load.max_batch_size)
     weights = sum(weight.nbytes for weight in program.weights.values())
     library = select_library(manifest, cpu_flags(), os.environ.get("ICC_ISA"))
-    scratch, shared = KernelLibrary(files.read(library.path), library.path).scratch(usable_cores())
+    kernels, threads = KernelLibrary(files.read(library.path), library.path), usable_cores()
+    scratch, shared = kernels.scratch(threads)
     batch = sum(largest.nbytes(array) for array in CPU_INPUTS)
     parts = {
         "weights_bytes": weights,
         "arena_bytes": touched_bytes([(0, program.arena_bytes_per_token * tokens)], arena),
         "logits_bytes": 4 * rows * program.vocab_size,
         "batch_bytes": batch,
-        "scratch_bytes": scratch + (shared if load.max_seq_len > _LONG else 0),
-        "kv_bytes": touched_bytes(_touched(cache, _blocks(program, cache.num_blocks, load)), cache.nbytes),
+        "scratch_bytes": scratch + kernels.shared_touched(threads, load.max_batch_size, load.max_seq_len),
+        "kv_bytes": touched_bytes(_touched(cache, _blocks(cache, load)), cache.nbytes),
     }
     logits = 4 * largest.logit_rows * program.vocab_size
     return parts, weights + arena + logits + batch + scratch + shared + cache.nbytes
@@ -120,11 +120,16 @@ def _device_parts(manifest: Manifest, program: Program, load: Limits) -> tuple[d
     return parts, sum(parts.values()) - parts["kv_bytes"] + needs.kv_batch
 
 
-def _blocks(program: Program, pool: Sequence[int], load: Limits) -> list[int]:
+def _blocks(cache: KVMemory, load: Limits) -> list[int]:
     """How many blocks of each group such a load touches. What a window has passed stays in the prefix cache as long as
-    there are blocks that nobody had."""
-    everything = (_touches(group, load.max_seq_len) * load.max_batch_size for group in program.kv.groups)
-    return [min(have, most) for have, most in zip(pool, everything, strict=True)]
+    there are blocks that nobody had; states stay where steps ended."""
+    groups = cache.layout.groups
+    everything = (_touches(group, load.max_seq_len) * load.max_batch_size for group in groups)
+    found = [min(have, most) for have, most in zip(cache.num_blocks, everything, strict=True)]
+    if not any(group.holds_states for group in groups):
+        return found
+    ran = states_touched(cache, load)
+    return [states if group.holds_states else n for group, n, states in zip(groups, found, ran, strict=True)]
 
 
 def _touches(group: KVGroup, length: int) -> int:

@@ -7,31 +7,71 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import icc
 import pytest
 from click.testing import CliRunner
 from icc.compiler.cli import main
+from icc.runtime.commands.filling import states_touched
 from icc.runtime.executor.cpu import memory
+from icc.runtime.format.kv import KVGroup, KVLayer, KVLayout, KVMemory
+from icc.runtime.format.manifest import Limits
+from sizes import soak
 
-LENGTH, WINDOW, STEP, BATCH = 256, 40, 512, 32
+STEP = 512
 
 
-@pytest.fixture(scope="module")
-def engine(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One layer that sees all for five with a window, as Gemma 3 has them, with a wide cache."""
-    import transformers
+class Load(NamedTuple):
+    """A type with these values over the tiny ones, options of its compile, and loads (sequences, length), of which so
+    many tokens are answers; the first is the engine's limit."""
 
-    wide = {**tiny.BASE, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128, "sliding_window": WINDOW}
-    kinds = ["sliding_attention"] * 5 + ["full_attention"]
-    config = transformers.Gemma3TextConfig(
-        **{**wide, "max_position_embeddings": 32768, "num_hidden_layers": 6}, layer_types=kinds
-    )
-    path = tmp_path_factory.mktemp("model") / "model"
-    tiny.save_tiny(config, path)
-    limits = {"max_seq_len": LENGTH, "max_step_tokens": STEP, "max_batch_size": BATCH}
-    return icc.compile(path, path.with_name("engine"), target="native", **limits)
+    kind: str
+    values: dict[str, Any]
+    options: dict[str, Any]
+    loads: tuple[tuple[int, int], ...]
+    answer: int = 8
+
+
+GEMMA = {"head_dim": 128, "max_position_embeddings": 32768, "num_hidden_layers": 6}
+GEMMA |= {"layer_types": ["sliding_attention"] * 5 + ["full_attention"]}
+LLAMA = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 2048}
+DELTA = {
+    "num_key_value_heads": 2, "head_dim": 128, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 48, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_num_key_heads": 4, "linear_num_value_heads": 8, "layer_types": ["linear_attention", "full_attention"],
+    "max_position_embeddings": 2048,
+}  # fmt: skip
+SSD = {
+    "num_key_value_heads": 2, "mamba_n_heads": 16, "mamba_d_head": 64, "mamba_expand": 16, "mamba_d_state": 128,
+    "mamba_n_groups": 1, "mamba_chunk_size": 64, "attn_layer_indices": [1], "max_position_embeddings": 2048,
+}  # fmt: skip
+MLA = {
+    "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128,
+    "v_head_dim": 128, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
+    "moe_intermediate_size": 48, "first_k_dense_replace": 1, "max_position_embeddings": 2048,
+}  # fmt: skip
+WIDE = {  # caches wide enough to see an error of theirs beside everything else
+    "windows": Load(
+        "gemma3_text",
+        {**GEMMA, "num_attention_heads": 8, "num_key_value_heads": 8, "sliding_window": 40},
+        {},
+        ((32, 256), (5, 100)),
+    ),
+    "windows at 32k": Load(
+        "gemma3_text",
+        {**GEMMA, "num_attention_heads": 2, "num_key_value_heads": 2, "sliding_window": 1024},
+        {},
+        ((1, 32768),),
+    ),
+    "latents": Load("deepseek_v3", MLA, {}, ((32, 512), (7, 200))),
+    "streaming": Load("llama", LLAMA, {"kv_policy": "streaming:sinks=4,window=252"}, ((8, 1024), (3, 900))),
+    "h2o": Load("llama", LLAMA, {"kv_policy": "h2o:budget=256,recent=64"}, ((8, 1024), (3, 700))),
+    "snapkv": Load("llama", LLAMA, {"kv_policy": "snapkv:budget=256,recent=32"}, ((8, 1024),), 800),
+    "states": Load("qwen3_next", DELTA, {}, ((16, 512), (5, 100), (1, 40))),
+    "states of 16 bits": Load("qwen3_next", DELTA, {"state_cache": "bf16"}, ((16, 512), (3, 300))),
+    "state spaces": Load("bamba", SSD, {}, ((16, 512), (4, 90))),
+}
 
 
 def stated(engine: Path, *options: object) -> dict[str, Any]:
@@ -40,17 +80,34 @@ def stated(engine: Path, *options: object) -> dict[str, Any]:
     return json.loads(done.output)
 
 
-def takes(engine: Path, sequences: int, length: int) -> int:
+def takes(engine: Path, sequences: int, length: int, answer: int = 8) -> int:
     """The bytes of a process that has filled the engine so."""
-    filled = [sys.executable, Path(__file__).with_name("filled.py"), engine, str(sequences), str(length)]
+    filled = [sys.executable, Path(__file__).with_name("filled.py"), engine, *map(str, (sequences, length, answer))]
     return int(subprocess.run(filled, capture_output=True, check=True, text=True).stdout)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize(("sequences", "length"), [(BATCH, LENGTH), (5, 100)])
-def test_a_filled_cache_takes_what_is_stated(engine: Path, sequences: int, length: int) -> None:
-    facts = stated(engine, "--sequences", sequences, "--length", length)
-    assert takes(engine, sequences, length) == pytest.approx(facts["total_bytes"], rel=0.02)
+@pytest.mark.parametrize("name", soak(*WIDE))
+def test_a_filled_cache_takes_what_is_stated(name: str, tiny: Any, tmp_path: Path) -> None:
+    import transformers
+
+    load = WIDE[name]
+    config = transformers.AutoConfig.for_model(load.kind, **{**tiny.BASE, **load.values})
+    tiny.save_tiny(config, tmp_path / "model")
+    (most, length), *_ = load.loads
+    limits = {"max_seq_len": length, "max_step_tokens": STEP, "max_batch_size": most}
+    engine = icc.compile(tmp_path / "model", tmp_path / "engine", target="native", **limits, **load.options)
+    found = {
+        asked: (takes(engine, *asked, load.answer), stated(engine, *options(asked))["total_bytes"])
+        for asked in load.loads
+    }
+    for asked, (taken, total) in found.items():
+        print(f"{name} {asked}: {taken / 1e6:.1f} MB, stated {total / 1e6:.1f} ({100 * (total / taken - 1):+.2f} %)")
+    for taken, total in found.values():
+        assert taken == pytest.approx(total, rel=0.02)
+
+
+def options(asked: tuple[int, int]) -> tuple[object, ...]:
+    return "--sequences", asked[0], "--length", asked[1]
 
 
 def test_a_filled_engine_takes_what_is_stated(compiled: Callable[..., Any]) -> None:
@@ -72,11 +129,22 @@ def test_a_filled_engine_takes_what_is_stated(compiled: Callable[..., Any]) -> N
         assert refused.exit_code == 2 and words in refused.output
 
 
+def test_states_are_counted_as_steps_leave_them() -> None:
+    """As a real engine of these sizes was seen to take blocks."""
+    layer, limits = KVLayer(2, 16, 16), Limits(512, 16, STEP)
+    layout = KVLayout((KVGroup(32, "f32", {0: layer}), KVGroup(32, "f32", {1: KVLayer(state=64)}, "state", 2)))
+    cache = KVMemory(layout, layout.blocks_needed(limits, 16))
+    assert cache.num_blocks == (256, 66)
+    for load, touched in (((512, 16), [249, 49]), ((100, 5), [20, 15]), ((40, 1), [2, 2]), ((1, 1), [1, 1])):
+        assert states_touched(cache, Limits(*load, STEP)) == touched
+
+
 def test_touched_memory_is_counted_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     mib = 1 << 20
     monkeypatch.setattr(memory, "read_text", lambda file: "always [madvise] never")
-    assert memory.touched_bytes([(0, 1), (mib, 1), (3 * mib, 2 * mib)], 5 * mib) == 5 * mib
-    assert memory.touched_bytes([(0, 1), (4 * mib, 1)], 5 * mib) == 2 * mib + 4096
+    assert memory.touched_bytes([(0, 1), (mib, 1), (3 * mib, 2 * mib)], 5 * mib) == 6 * mib
+    assert memory.touched_bytes([(0, 1), (4 * mib, 1)], 5 * mib) == 4 * mib
+    assert memory.touched_bytes([(4095, 2)], mib) == 8192
     monkeypatch.setattr(memory, "read_text", lambda file: "always madvise [never]")
     assert memory.touched_bytes([(0, 1), (4095, 2), (5 * mib - 1, 1)], 5 * mib) == 3 * 4096
     assert memory.touched_bytes([(5, 0)], mib) == 0

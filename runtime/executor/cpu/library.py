@@ -93,6 +93,15 @@ class KernelLibrary:
         tell(num_threads, *found)
         return found[0].value, found[1].value
 
+    def shared_touched(self, num_threads: int, sequences: int, length: int) -> int:
+        """Bytes of what the threads of a handle share that such a load touches."""
+        try:
+            tell = self._library.icc_shared_touched
+        except AttributeError:
+            return self.scratch(num_threads)[1]
+        tell.restype, tell.argtypes = c_int64, (c_int32, c_int32, c_int32)
+        return tell(num_threads, sequences, length)
+
     def create(self, num_threads: int, weights: list[int], arena: int, kv: int, num_blocks: Sequence[int]) -> int:
         """A handle over memory that must outlive it; num_blocks: of each KV group. IccError if it cannot start."""
         pointers = self._pointers = (c_void_p * max(len(weights), 1))(*weights)  # the library keeps its address

@@ -19,12 +19,14 @@ _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
 class AnonymousMemory:
-    """Zeroed, page-aligned memory of its own; pages take memory when first touched."""
+    """Zeroed, page-aligned memory of its own; pages take memory when first touched. With 2 MiB or more it begins and
+    ends where huge pages do."""
 
     def __init__(self, nbytes: int) -> None:
+        size = max(nbytes, mmap.PAGESIZE) if nbytes < _HUGE else -(-nbytes // _HUGE) * _HUGE + _HUGE
         try:
             # private: the kernel gives shared maps no huge pages
-            self._map = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise CapacityError(f"cannot reserve {nbytes / 2**20:.0f} MiB of memory: {error.strerror}") from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -34,6 +36,8 @@ class AnonymousMemory:
                 pass  # a kernel without huge pages: only slower
         self._anchor: ctypes.Array[ctypes.c_char] | None = ctypes.c_char.from_buffer(self._map)  # type: ignore[assignment]
         self.address = ctypes.addressof(self._anchor)  # type: ignore[arg-type]
+        if nbytes >= _HUGE:
+            self.address = -(-self.address // _HUGE) * _HUGE
 
     def close(self) -> None:
         self._anchor = None
@@ -61,7 +65,7 @@ def touched_bytes(ranges: Iterable[tuple[int, int]], nbytes: int) -> int:
     """What an AnonymousMemory of `nbytes` takes once these (offset, bytes) of it were written: whole pages, huge ones
     where the machine has them."""
     huge = "[never]" not in (read_text(_HUGE_PAGES) or "[never]")
-    whole = nbytes // _HUGE * _HUGE if huge else 0  # behind it pages are small
+    whole = -(-nbytes // _HUGE) * _HUGE if huge and nbytes >= _HUGE else 0  # else pages are small
     total = end = 0
     for at, size in sorted(ranges):
         for low, high, page in ((at, min(at + size, whole), _HUGE), (max(at, whole), at + size, mmap.PAGESIZE)):

@@ -141,6 +141,11 @@ class AttentionParams(CacheParams[Attention]):
         return PARTIAL_BYTES
 
     @property
+    def partials(self) -> tuple[int, int]:
+        """KV heads, and bytes of the partial outputs of one tile and segment."""
+        return self.step.kv.heads, 4 * self.tile * self.group * (round_up(self.step.kv.value_dim, 16) + 2)
+
+    @property
     def scratch_bytes(self) -> int:
         """Bytes of AttentionTile::Work and the row states (checked by the C++ side)."""
         rows, width = self.tile * self.group, round_up(self.step.kv.value_dim, 16)

@@ -43,6 +43,12 @@ class KernelParams(Generic[S]):
         return 0
 
     @property
+    def partials(self) -> tuple[int, int]:
+        """(a, b): a step of one token takes `b` bytes of what threads share, for each of `a` parts of a sequence and
+        each segment of its context."""
+        return 0, 0
+
+    @property
     def shared_bytes(self) -> int:
         """That all threads share."""
         return 0

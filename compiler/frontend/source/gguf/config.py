@@ -7,21 +7,13 @@ from typing import Any
 import numpy as np
 
 from ....errors import CheckpointError, UnsupportedModel
+from .architectures import ARCHITECTURES, FIELDS, Architecture, found_architecture
 from .container import Container, Entry
 
-_RENAMED = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
-_RENAMED |= {"gpt-oss": "gpt_oss", "minimax-m2": "minimax_m2"}
 _TIED = ("falcon", "bloom")  # whatever tensors there are
-_NOT_DECODERS = ("t5", "umt5", "mamba")
-# keys that transformers' tables leave out; they count where the configuration has such a field and no table set it
-_MORE = {
-    "attention.key_length": "head_dim",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-}
+_NOT_DECODERS = ("t5", "umt5", "general", "tokenizer")
 _ROPE = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length")
+_YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
 _SPECIAL = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding", "unk_token_id": "unknown"}
 
 
@@ -46,20 +38,30 @@ def architecture_of(container: Container) -> str:
     return found
 
 
+def architecture(container: Container) -> Architecture:
+    """Which of transformers' model types the file is; UnsupportedModel for one that it cannot be read as."""
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    arch = architecture_of(container)
+    if (found := found_architecture(container, arch)) is not None:
+        return found
+    readable = set(GGUF_CONFIG_MAPPING) - {a.kind for a in ARCHITECTURES.values()} - set(_NOT_DECODERS)
+    if arch not in readable:
+        raise UnsupportedModel(
+            f"{container.path} has the architecture {arch!r}, which icc has no table for",
+            f"compile the checkpoint that it was made of; icc reads {', '.join(sorted({*ARCHITECTURES, *readable}))}",
+        )
+    return Architecture(arch)
+
+
 def _facts(container: Container) -> dict[str, Any]:
     from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
 
-    arch = architecture_of(container)
-    table = GGUF_CONFIG_MAPPING.get(_RENAMED.get(arch, arch)) or GGUF_CONFIG_MAPPING.get(arch)
-    kind = _RENAMED.get(arch, arch)
-    if table is None or arch in _NOT_DECODERS or arch in ("general", "tokenizer"):
-        known = sorted(set(GGUF_CONFIG_MAPPING) - {"general", "tokenizer", *_NOT_DECODERS})
-        raise UnsupportedModel(
-            f"{container.path} has the architecture {arch!r}, which transformers cannot read from GGUF",
-            f"it reads {', '.join(known)}",
-        )
-    facts: dict[str, Any] = {"model_type": kind, **GGUF_CONFIG_DEFAULTS_MAPPING.get(kind, {})}
-    for key, field in table.items():
+    arch, own = architecture_of(container), architecture(container)
+    table = GGUF_CONFIG_MAPPING.get(own.kind) or GGUF_CONFIG_MAPPING.get(arch) or {}
+    table = table if own.kind != "mixtral" else {}
+    facts: dict[str, Any] = {"model_type": own.kind, **GGUF_CONFIG_DEFAULTS_MAPPING.get(own.kind, {})}
+    for key, field in {**table, **own.fields}.items():
         value = container.metadata.get(f"{arch}.{key}")
         if field is not None and value is not None:
             facts[field] = _plain(value)
@@ -68,19 +70,24 @@ def _facts(container: Container) -> dict[str, Any]:
         facts[field] = container.get(f"tokenizer.ggml.{name}_token_id", int)
     if (embedding := container.tensors.get("token_embd.weight")) is not None:
         facts["vocab_size"] = embedding.shape[0]
-    _complete(container, arch, kind, facts)
+    _complete(container, own.kind, facts)
+    facts |= own.fixed
+    if own.adjust is not None:
+        own.adjust(container, facts)
     return facts
 
 
-def _complete(container: Container, arch: str, kind: str, facts: dict[str, Any]) -> None:
+def _complete(container: Container, kind: str, facts: dict[str, Any]) -> None:
     """What the tables leave out."""
     from transformers import CONFIG_MAPPING
 
+    arch = architecture_of(container)
     fields = vars(CONFIG_MAPPING[kind]()) if kind in CONFIG_MAPPING else {}
-    for key, field in _MORE.items():
+    for key, names in FIELDS.items():
         value = container.metadata.get(f"{arch}.{key}")
-        if value is not None and field in fields:
-            facts.setdefault(field, _plain(value))
+        name = next((name for name in names if name in fields or name == "rope_theta"), None)
+        if value is not None and name is not None and not any(other in facts for other in names):
+            facts[name] = _plain(value)
     names = container.tensors
     if "attention_bias" in fields:
         facts["attention_bias"] = "blk.0.attn_q.bias" in names or "blk.0.attn_output.bias" in names
@@ -91,25 +98,20 @@ def _complete(container: Container, arch: str, kind: str, facts: dict[str, Any])
     if arch == "stablelm":
         facts["use_qkv_bias"] = "blk.0.attn_q.bias" in names
         facts["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in names
-    if arch == "gpt-oss" and (window := container.metadata.get("gpt-oss.attention.sliding_window")) is not None:
-        facts["sliding_window"] = window
     _scale_rope(container, arch, facts)
 
 
 def _scale_rope(container: Container, arch: str, facts: dict[str, Any]) -> None:
-    """Rotary scaling that the metadata name; factors that are one tensor are applied to the frequencies instead.
-    UnsupportedModel for factors of short and of long texts, which transformers' reader leaves out."""
-    if any(f"rope_factors_{length}.weight" in container.tensors for length in ("short", "long")):
-        raise UnsupportedModel(
-            "the file has rotary factors of its own for short and for long texts (LongRoPE), which icc does not read",
-            "compile the checkpoint that it was made of",
-        )
+    """Rotary scaling that the metadata name; factors that are one tensor are applied to the frequencies instead."""
     kind, factor, original = (container.metadata.get(f"{arch}.{key}") for key in _ROPE)
     base = facts.get("rope_theta")
     if kind in ("linear", "yarn") and factor and base and not arch.startswith("gemma"):
         rope = {"rope_type": kind, "rope_theta": facts.pop("rope_theta"), "factor": float(factor)}
-        if kind == "yarn" and original:
-            rope["original_max_position_embeddings"] = int(original)
+        if kind == "yarn":
+            found = {name: container.metadata.get(f"{arch}.rope.scaling.{key}") for key, name in _YARN.items()}
+            rope |= {name: float(value) for name, value in found.items() if value is not None}
+            rope |= {"truncate": False} if arch == "gpt-oss" else {}
+            rope |= {"original_max_position_embeddings": int(original)} if original else {}
         facts["rope_parameters"] = rope
 
 
@@ -123,4 +125,5 @@ def _plain(value: Any) -> Any:
 
 def rope_factors(container: Container) -> Entry | None:
     """The tensor of what rotary frequencies are divided by, as files of Llama 3.1 and later have it."""
-    return container.tensors.get("rope_freqs.weight")
+    proportional = architecture_of(container) == "gemma4"  # which say what the configuration does
+    return None if proportional else container.tensors.get("rope_freqs.weight")

@@ -6,25 +6,32 @@ Names, and what llama.cpp's conversion did to values, are undone by the tables o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ....errors import TensorError, UnsupportedModel
 from ....weights.formats.base import Parts
 from ....weights.formats.blocks import BlockFormat
 from ....weights.formats.ggml import GGML_FORMATS, block_bytes, parts_of
-from ....weights.handles import Derived, GivenRows, QuantizedWeight, Transposed, Weight
+from ....weights.handles import QuantizedWeight, Weight
 from ..checkpoint import CheckpointTensor, mapped
-from .config import architecture_of
+from .arrangement import Arrangement, shaped
+from .config import architecture, architecture_of
 from .container import Container, Entry
 
 DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-_UNUSED = ("rope_freqs.weight",)  # see source.py
+_UNUSED = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")  # see source.py, config.py
+_LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.")
+_HALF = re.compile(r"blk\.\d+\.ffn_(gate|up)_exps\.(?:weight|bias)")
+# experts of a layer as transformers has them: gate and up in one, and down
+_EXPERTS = re.compile(
+    r"(?:.*\.)?layers\.(\d+)\..*(?:experts\.(gate_up|down)_proj(_bias)?|block_sparse_moe\.(input|output)_linear\.weight)"
+)
 
 
 @dataclass
@@ -54,7 +61,8 @@ def weights_of(container: Container, model: nn.Module, config: Any) -> dict[str,
 
     TensorError names a tensor that the model has no place for; UnsupportedModel a type that icc does not read.
     """
-    names, processor = _names(container, model, config)
+    arrangement = Arrangement(container, config)
+    names, expected = _names(container, model, config, arrangement.processor), model.state_dict()
     found: dict[str, Weight] = {}
     halves: dict[str, dict[str, Weight]] = {}
     for entry in container.tensors.values():
@@ -63,15 +71,17 @@ def weights_of(container: Container, model: nn.Module, config: Any) -> dict[str,
         part, name = _place(names, entry.name)
         if name is None:
             raise TensorError(entry.name, "is in the file, and the model has no place for it", _of(config))
-        weight = _arranged(handle(entry), entry.name, processor)
+        weight = arrangement.undone(handle(entry), entry.name)
         if part:
             halves.setdefault(name, {})[part] = weight
         else:
-            found[name] = weight
+            weight = arrangement.down(weight) if "ffn_down_exps" in entry.name else weight
+            found[name] = shaped(weight, expected[name].shape) if name in expected else weight
+    found |= arrangement.latent(found)
     for name, pair in halves.items():
         if set(pair) != {"gate", "up"}:
             raise TensorError(name, "is in the file only by half", _of(config))
-        found[name] = _stacked([pair["gate"], pair["up"]])
+        found[name] = arrangement.experts([pair["gate"], pair["up"]])
     return found
 
 
@@ -92,20 +102,31 @@ def _of(config: Any) -> str:
     return f"icc takes the file for a {config.model_type} model"
 
 
-def _names(container: Container, model: nn.Module, config: Any) -> tuple[dict[str, str], Any]:
-    """The model's name of every tensor that it has a place for, and what undoes llama.cpp's arrangement."""
+def _names(container: Container, model: nn.Module, config: Any, processor: Any) -> dict[str, str]:
+    """The model's name of every tensor that it has a place for."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
-    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
-    arch = architecture_of(container)
+    arch, aliases = architecture_of(container), architecture(container).names
     number = next((key for key, value in MODEL_ARCH_NAMES.items() if value == arch), None)
     if number is None:
         raise UnsupportedModel(f"the gguf package does not know the architecture {arch!r}", "a newer one may")
     table = get_tensor_name_map(number, config.get_text_config().num_hidden_layers)
-    processor = TENSOR_PROCESSORS.get(arch, TensorProcessor)(config=config.to_dict())
     found: dict[str, str] = {}
     left: list[str] = []
     for name in model.state_dict():
+        if name.endswith("self_attn.kv_b_proj.weight") and (layer := _LAYER.match(name)):
+            for half in ("k", "v"):  # llama.cpp has them apart; `latent` joins them
+                found[f"blk.{layer[1]}.attn_{half}_b.weight"] = f"{name}.{half}"
+            continue
+        if experts := _EXPERTS.fullmatch(name):
+            layer, part, bias, linear = experts.groups()
+            for half in ("down",) if part == "down" or linear == "output" else ("gate", "up", "gate_up"):
+                found[f"blk.{layer}.ffn_{half}_exps.{'bias' if bias else 'weight'}"] = name
+            continue
+        own = next((ours for end, ours in aliases.items() if name.endswith(f".{end}")), None)
+        if own is not None and (layer := _LAYER.match(name)):
+            found[f"blk.{layer[1]}.{own}"] = name
+            continue
         plain, suffix = _split(processor.preprocess_name(name))
         ours = table.get_name(plain)
         if ours is None:
@@ -120,7 +141,7 @@ def _names(container: Container, model: nn.Module, config: Any) -> tuple[dict[st
             if (ours := table.get_name(plain)) is not None:
                 found.setdefault(ours + suffix, name)
                 break
-    return found, processor
+    return found
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -132,66 +153,5 @@ def _split(name: str) -> tuple[str, str]:
 
 def _place(names: Mapping[str, str], name: str) -> tuple[str, str | None]:
     """Which half of a parameter a tensor is, if it is one, and the parameter's name."""
-    bare = name.removesuffix(".weight")
-    for part in ("gate", "up"):
-        if bare.endswith(f"ffn_{part}_exps") and bare in names:
-            return part, names[bare]
-    return "", names.get(name) or names.get(bare)
-
-
-def _stacked(pieces: list[Weight]) -> Weight:
-    """Gate and up of experts [E, I, H] as one weight [E, 2 I, H]."""
-    blocks = tuple(piece for piece in pieces if isinstance(piece, QuantizedWeight))
-    if len(blocks) == len(pieces) and blocks[0].format.merges_with(blocks[1].format):
-        return GivenRows(blocks)
-    experts, rows, k = pieces[0].shape
-    total = rows + pieces[1].shape[-2]
-    dtype = pieces[0].dtype if pieces[0].dtype == pieces[1].dtype else torch.float32
-    return Derived(lambda *v: torch.cat([p.to(dtype) for p in v], 1), tuple(pieces), (experts, total, k), dtype)
-
-
-def _arranged(weight: Weight, name: str, processor: Any) -> Weight:
-    """The weight as transformers has it: what `process` of its tensor processor does, to a handle."""
-    if type(processor).process is _plain_process() or name.endswith(("_exps.weight", "_exps.bias")):
-        return weight
-
-    def arrange(values: np.ndarray) -> np.ndarray:
-        taken: dict[str, Any] = {"tensors": {}}
-        result = processor.process(weights=values, name=name, tensor_key_mapping=None, parsed_parameters=taken).weights
-        return next((v.numpy() for v in taken["tensors"].values()), result)
-
-    if isinstance(weight, QuantizedWeight):
-        return _arranged_blocks(weight, name, arrange)
-    probe = np.broadcast_to(np.float32(-1), weight.shape)
-    shown = arrange(probe)
-    if shown is probe:
-        return weight
-
-    def load(values: Tensor) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(arrange(values.to(torch.float32).numpy())))
-
-    return Derived(load, (weight,), shown.shape, torch.float32)
-
-
-def _plain_process() -> Any:
-    from transformers.modeling_gguf_pytorch_utils import TensorProcessor
-
-    return TensorProcessor.process
-
-
-def _arranged_blocks(weight: QuantizedWeight, name: str, arrange: Callable[[np.ndarray], np.ndarray]) -> Weight:
-    """Blocks lie along rows, so a change of the rows' order leaves them as they are. Others are undone on values."""
-    rows, k = weight.shape[-2:]
-    numbers = np.arange(rows, dtype=np.int32)[:, None]
-    if len(weight.shape) == 2:
-        try:
-            order = arrange(numbers)
-        except ValueError:  # it asks for all columns
-            order = arrange(np.ascontiguousarray(np.broadcast_to(numbers, (rows, k))))
-        if order.shape[0] == rows and np.array_equal(np.sort(order[:, 0]), numbers[:, 0]):
-            if np.array_equal(order[:, 0], numbers[:, 0]):
-                return weight
-            return GivenRows((weight,), torch.from_numpy(order[:, 0].astype(np.int64)))
-        if order.shape == (1, rows):
-            return Transposed(weight)
-    raise UnsupportedModel(f"tensor {name!r} comes quantized, and its values are not those of the model's parameter")
+    half = _HALF.fullmatch(name)
+    return half[1] if half else "", names.get(name) or names.get(name.removesuffix(".weight"))

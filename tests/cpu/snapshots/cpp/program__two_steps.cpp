@@ -166,3 +166,16 @@ extern "C" void icc_scratch(int32_t num_threads, int64_t* of_threads, int64_t* s
     *of_threads = num_threads * ICC_SCRATCH_BYTES;
     *shared = ICC_SHARED_BYTES;
 }
+
+extern "C" int64_t icc_shared_touched(int32_t num_threads, int32_t num_seqs, int32_t length) {
+    const int64_t splits = 1 + (length + SEGMENT - 1) / SEGMENT;
+    int64_t most = 0;
+    for (const auto& partial : ICC_PARTIALS) {
+        int64_t seqs = partial[0] ? (4 * num_threads - 1) / partial[0] : 0;  // of more, each has a thread of its own
+        if (seqs > num_seqs) seqs = num_seqs;
+        const int64_t taken = seqs * partial[0] * splits * partial[1];
+        if (taken > most) most = taken;
+    }
+    if (num_threads == 1 || length <= SEGMENT) return 0;
+    return most < ICC_SHARED_BYTES ? most : ICC_SHARED_BYTES;
+}

@@ -1,0 +1,137 @@
+"""What llama.cpp's conversion did to values, undone: by transformers' processors, and by what they lack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....errors import UnsupportedModel
+from ....weights.handles import Derived, GivenRows, QuantizedWeight, Transposed, Weight, derive
+from .config import architecture
+from .container import Container
+
+Values = Callable[[np.ndarray], np.ndarray]
+
+
+class Arrangement:
+    """Of one file, for a configuration. `renamed`: transformers' name of a parameter as the gguf package knows it."""
+
+    def __init__(self, container: Container, config: Any) -> None:
+        from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+        own, arch = architecture(container), container.metadata["general.architecture"]
+        self.config, self.kind, self.turned = config, own.kind, own.turned_experts
+        self.processor: Any = TENSOR_PROCESSORS.get(own.like or arch, TensorProcessor)(config=config.to_dict())
+        self._plain = type(self.processor).process is TensorProcessor.process and self.kind != "falcon"
+
+    def undone(self, weight: Weight, name: str) -> Weight:
+        """The weight as transformers has it."""
+        if self._plain or name.endswith(("_exps.weight", "_exps.bias")):
+            return weight
+        if isinstance(weight, QuantizedWeight):
+            return _blocks(weight, name, lambda values: self._values(values, name))
+        probe = np.broadcast_to(np.float32(-1), weight.shape)
+        shown = self._values(probe, name)
+        if shown is probe:
+            return weight
+
+        def load(values: Tensor) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(self._values(values.to(torch.float32).numpy(), name)))
+
+        return Derived(load, (weight,), shown.shape, torch.float32)
+
+    def _values(self, values: np.ndarray, name: str) -> np.ndarray:
+        if self.kind == "falcon":
+            return self._falcon(values) if "attn_qkv" in name else values
+        taken: dict[str, Any] = {"tensors": {}}
+        result = self.processor.process(
+            weights=values, name=name, tensor_key_mapping=None, parsed_parameters=taken
+        ).weights
+        found = next((v.numpy() for v in taken["tensors"].values()), result)
+        return values if found.shape == (1, *values.shape) and values.ndim > 1 else found  # it takes it for a vector
+
+    def _falcon(self, values: np.ndarray) -> np.ndarray:
+        """Rows of queries, of keys, of values -> for each head of keys its queries, itself and its values."""
+        heads, groups = self.config.num_attention_heads, self.config.num_kv_heads
+        if not self.config.new_decoder_architecture and not self.config.multi_query:
+            groups = heads
+        q, k, v = np.split(values.reshape(heads + 2 * groups, -1, *values.shape[1:]), [heads, heads + groups])
+        q = q.reshape(groups, heads // groups, *q.shape[1:])
+        return np.concatenate([q, k[:, None], v[:, None]], 1).reshape(values.shape)
+
+    def latent(self, found: dict[str, Weight]) -> dict[str, Weight]:
+        """What becomes of the halves of `kv_b_proj` in `found`, which go: keys [heads, rank, dim] and values [heads,
+        dim, rank] as one matrix [heads * dims, rank], float16 where one is quantized, as keys lie across blocks."""
+        joined: dict[str, Weight] = {}
+        for name in [name for name in found if name.endswith("kv_b_proj.weight.k")]:
+            keys, values = found.pop(name), found.pop(f"{name[:-1]}v", None)
+            if values is None:
+                continue  # the parameter is missing, then
+            quantized = isinstance(keys, QuantizedWeight) or isinstance(values, QuantizedWeight)
+            dtype = torch.float16 if quantized else torch.float32
+            joined[name[:-2]] = derive(
+                lambda k, v, dtype=dtype: torch.cat([k.mT, v], 1).flatten(0, 1).to(dtype), keys, values
+            )
+        return joined
+
+    def experts(self, pieces: list[Weight]) -> Weight:
+        """Gate and up of experts [E, I, H] as one weight [E, 2 I, H]; their biases [E, I] as [E, 2 I]. Where experts
+        are turned: [E, H, 2 I], and everywhere an element of gate before one of up."""
+        gate, up = pieces
+        count = gate.shape[-1] if len(gate.shape) == 2 else gate.shape[-2]
+        order = torch.arange(2 * count).view(2, count).T.reshape(-1) if self.turned else None
+        if isinstance(gate, QuantizedWeight) and isinstance(up, QuantizedWeight) and gate.format.merges_with(up.format):
+            joined = GivenRows((gate, up), order)
+            return Transposed(joined) if self.turned else joined
+        dtype = gate.dtype if gate.dtype == up.dtype else torch.float32
+        axis = 1
+
+        def both(*values: Tensor) -> Tensor:
+            found = torch.cat([value.to(dtype) for value in values], axis)
+            found = found if order is None else found.index_select(axis, order.to(found.device))
+            return found.mT if self.turned and found.dim() == 3 else found
+
+        return derive(both, gate, up)
+
+    def down(self, weight: Weight) -> Weight:
+        """The last matrices of experts [E, H, I]; [E, I, H] where they are turned."""
+        if not self.turned or len(weight.shape) != 3:
+            return weight
+        return Transposed(weight) if isinstance(weight, QuantizedWeight) else derive(lambda values: values.mT, weight)
+
+
+def shaped(weight: Weight, shape: tuple[int, ...]) -> Weight:
+    """Numbers that only stand in another shape than the model has them."""
+    if isinstance(weight, (QuantizedWeight, Transposed)) or tuple(weight.shape) == tuple(shape):
+        return weight
+    turned = sorted(size for size in weight.shape if size > 1) == sorted(size for size in shape if size > 1)
+    if prod(weight.shape) != prod(shape) or (turned and _squeezed(weight.shape) != _squeezed(shape)):
+        return weight
+    return derive(lambda values: values.reshape(shape), weight)
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size > 1)
+
+
+def _blocks(weight: QuantizedWeight, name: str, arrange: Values) -> Weight:
+    """Blocks lie along rows, so a change of the rows' order leaves them as they are. Others are undone on values."""
+    rows, k = weight.shape[-2:]
+    numbers = np.arange(rows, dtype=np.int32)[:, None]
+    if len(weight.shape) == 2:
+        try:
+            order = arrange(numbers)
+        except ValueError:  # it asks for all columns
+            order = arrange(np.ascontiguousarray(np.broadcast_to(numbers, (rows, k))))
+        if order.shape[0] == rows and np.array_equal(np.sort(order[:, 0]), numbers[:, 0]):
+            if np.array_equal(order[:, 0], numbers[:, 0]):
+                return weight
+            return GivenRows((weight,), torch.from_numpy(order[:, 0].astype(np.int64)))
+        if order.shape == (1, rows):
+            return Transposed(weight)
+    raise UnsupportedModel(f"tensor {name!r} comes quantized, and its values are not those of the model's parameter")

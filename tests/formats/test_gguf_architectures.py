@@ -1,0 +1,106 @@
+"""Architectures of GGUF files as llama.cpp's converter writes them, recorded without values: the configuration is the
+model's, every tensor has its place. benchmarks/gguf_architectures.py, which recorded them, compares logits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from icc.compiler.frontend.source.gguf.arrangement import Arrangement
+from icc.compiler.frontend.source.gguf.config import read_config
+from icc.compiler.frontend.source.gguf.container import Container, Entry
+from icc.compiler.frontend.source.gguf.tensors import weights_of
+from icc.compiler.frontend.source.model import build_meta_model
+from icc.compiler.weights.formats.ggml import GGML_FORMATS
+from icc.compiler.weights.handles import Constant, PackedWeight
+from sizes import soak
+
+RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "data/gguf_architectures.json").read_text())
+FIRST = ["falcon-new", "gemma4", "gpt-oss", "deepseek2-v3"]
+# of no effect on logits, or what llama.cpp does not keep: how a width was found, tokens, the checkpoint's own type
+FREE = {
+    "architectures", "dtype", "bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "chunk_size",
+    "block_multiple_of", "block_auto_adjust_ff_dim", "_name_or_path", "num_ln_in_parallel_attn",
+    "max_position_embeddings",
+    "multi_query", "per_layer_config", "_sliding_window_pattern", "sliding_window_pattern", "n_ctx", "global_head_dim",
+    "head_dim", "num_global_key_value_heads", "vocab_size_per_layer_input",
+}  # fmt: skip
+# said otherwise: factors as a tensor, another type of the same layers, a width after its multiple was taken
+OTHERWISE = ("llama-tied-llama3", "mistral", "ministral3", "gpt2", "falcon", "lfm2")
+
+
+def as_file(name: str, folder: Path) -> Container:
+    """The file, all of whose tensors are the recorded numbers or nothing."""
+    found, path = RECORDED[name], folder / "m.gguf"
+    metadata = {k: np.array(v) if isinstance(v, list) else v for k, v in found["metadata"].items()}
+    content, tensors = b"", {}
+    for tensor, (shape, values) in found["tensors"].items():
+        raw = bytes.fromhex(values)
+        tensors[tensor] = Entry(tensor, path, len(content), len(content) + len(raw), tuple(shape), "f32")
+        content += raw
+    path.write_bytes(content)
+    return Container(path, metadata, tensors)
+
+
+def close(found: Any, wanted: Any) -> bool:
+    """Equal, but for numbers that the file has as float32."""
+    if isinstance(wanted, dict):
+        return all(close(found.get(key), value) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        return len(found) == len(wanted) and all(close(a, b) for a, b in zip(found, wanted, strict=True))
+    return bool(found == pytest.approx(wanted, rel=1e-6) if isinstance(wanted, float) else found == wanted)
+
+
+@pytest.mark.parametrize("name", [*FIRST, *soak(*(name for name in RECORDED if name not in FIRST))])
+def test_configuration_and_places(name: str, tmp_path: Path) -> None:
+    container = as_file(name, tmp_path)
+    config = read_config(container)
+    wanted, found = RECORDED[name]["config"], config.to_dict()
+    differs = {k: (found.get(k), v) for k, v in wanted.items() if k not in FREE and not close(found.get(k), v)}
+    assert not differs or name in OTHERWISE
+    model = build_meta_model(config, False, "generate")
+    sizes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    placed = weights_of(container, model, config)
+    assert {name: tuple(weight.shape) for name, weight in placed.items()} == {name: sizes[name] for name in placed}
+
+
+def test_experts_in_turns(tmp_path: Path) -> None:
+    """gpt-oss: transformers has gate and up in turns, [in, out]; blocks stay as they are."""
+    container, form = as_file("gpt-oss", tmp_path), GGML_FORMATS["mxfp4"]
+    arrangement = Arrangement(container, read_config(container))
+    values: list[Any] = []
+    for seed in (1, 2):
+        parts = {
+            "codes": torch.randint(0, 16, (3, 5, 64), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+        }
+        parts["exponents"] = torch.full((3, 5, 2), 120 + seed, dtype=torch.uint8)
+        values.append(PackedWeight.pack(parts, form, (3, 5, 64)))
+    gate, up = (value.load() for value in values)
+    wanted = torch.stack([gate, up], 2).flatten(1, 2).mT
+    assert torch.equal(arrangement.experts(values).load(), wanted)
+    assert torch.equal(arrangement.experts([Constant(gate), Constant(up)]).load(), wanted)
+    biases = arrangement.experts([Constant(gate[..., 0]), Constant(up[..., 0])])
+    assert torch.equal(biases.load(), torch.stack([gate[..., 0], up[..., 0]], -1).flatten(1))
+    assert torch.equal(arrangement.down(values[0]).load(), gate.mT)
+
+
+def test_rows_of_queries_keys_and_values(tmp_path: Path) -> None:
+    """Falcon: what the converter does, undone."""
+    container = as_file("falcon-new", tmp_path)
+    numbers = torch.arange(128.0)[:, None].expand(128, 64)
+    grouped = numbers.view(2, 4, 16, 64)  # two heads of keys: two of queries each, keys, values
+    moved = torch.cat([grouped[:, :-2].reshape(64, 64), *(grouped[:, [i]].reshape(32, 64) for i in (-2, -1))])
+    found = Arrangement(container, read_config(container)).undone(Constant(moved), "blk.0.attn_qkv.weight")
+    assert torch.equal(found.load(), numbers)
+
+
+def test_latent_keys_and_values(tmp_path: Path) -> None:
+    container = as_file("deepseek2-v3", tmp_path)
+    keys, values = torch.randn(4, 16, 16), torch.randn(4, 12, 16)
+    found: dict[str, Any] = {"a.kv_b_proj.weight.k": Constant(keys), "a.kv_b_proj.weight.v": Constant(values)}
+    joined = Arrangement(container, read_config(container)).latent(found)["a.kv_b_proj.weight"].load()
+    assert not found and torch.equal(joined, torch.cat([keys.mT, values], 1).reshape(4 * 28, 16))
