@@ -105,19 +105,23 @@ def _spaces_as_tokens(made: Any, facts: dict[str, Any]) -> Any:
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     spelling = bytes_to_unicode()
-    alphabet, whole = set(spelling.values()), json.loads(made.to_str())
+    alphabet, kinds = set(spelling.values()), facts.get("token_type") or ()
+    users = [
+        (number, token)
+        for number, (token, kind) in enumerate(zip(facts["tokens"], kinds, strict=False))
+        if kind == _USERS and not set(token) <= alphabet
+    ]
+    if not users:
+        return made
+    whole, own = json.loads(made.to_str()), {token: number for number, token in enumerate(facts["tokens"])}
     vocabulary, found = whole["model"]["vocab"], []
     merged = {"".join(pair) if isinstance(pair, list) else pair.replace(" ", "") for pair in whole["model"]["merges"]}
-    own = {token: number for number, token in enumerate(facts["tokens"])}
-    for number, (token, kind) in enumerate(zip(facts["tokens"], facts.get("token_type") or (), strict=False)):
-        if kind == _USERS and not set(token) <= alphabet:
-            spelled = "".join(spelling[byte] for byte in token.encode())
-            if vocabulary.get(spelled) == number and (spelled in own or spelled not in merged):
-                del vocabulary[spelled]
-                vocabulary |= {token: number, **({spelled: own[spelled]} if spelled in own else {})}
-                found.append(AddedToken(token, normalized=False, special=False))
-    if not found:
-        return made
+    for number, token in users:
+        spelled = "".join(spelling[byte] for byte in token.encode())
+        if vocabulary.get(spelled) == number and (spelled in own or spelled not in merged):
+            del vocabulary[spelled]
+            vocabulary |= {token: number, **({spelled: own[spelled]} if spelled in own else {})}
+            found.append(AddedToken(token, normalized=False, special=False))
     made = Tokenizer.from_str(json.dumps(whole))
     made.add_tokens(found)
     return made
