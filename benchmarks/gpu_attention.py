@@ -1,12 +1,13 @@
 """Attention kernels on this machine's GPU: against float64, then every tiling beside torch's attention.
 
-    python benchmarks/gpu_attention.py [--target h100] [--only prefill,decode,latent] [--compile-only]
+    python benchmarks/gpu_attention.py [--target h100] [--only prefill,decode,latent,dims] [--compile-only]
 
 prefill: prompts of Llama 8B (32 query heads over 8 of keys, 128 dims, bf16), alone and behind a cache; decode: batches
-of it; latent: decode steps of DeepSeek V3's heads (128 over one latent of 576 dims, values its first 512). Each is
-checked at a small size against float64, then timed in CUDA graphs over several caches, so that no key comes out of L2.
-Printed is what the cost model picks, the fastest tilings, TFLOP/s or GB/s, and torch's scaled_dot_product_attention
-(the faster of its flash and cuDNN kernels) on keys that lie in a row. The status is 0 if all answers are right.
+of it; latent: decode steps of DeepSeek V3's heads (128 over one latent of 576 dims, values its first 512); dims:
+prompts of these, and of heads of 64 and 256 dims. Each is checked at a small size against float64, then timed in CUDA
+graphs over several caches, so that no key comes out of L2. Printed is what the cost model picks, the fastest tilings,
+TFLOP/s or GB/s, and torch's scaled_dot_product_attention (flash and cuDNN) on keys that lie in a row. The status is 0
+if all answers are right.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ from icc.compiler.backends.triton.kernels.attention import Attention
 from icc.compiler.backends.triton.objects.compile import Compiled, compile_specs, spec_key
 from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape
-from icc.compiler.backends.triton.tiling.attention import MOST_SPLITS, Tiling, decode_tiling, mixed_tiling
+from icc.compiler.backends.triton.tiling.attention import (
+    MOST_SPLITS,
+    Tiling,
+    Workload,
+    _shared_bytes,
+    decode_tiling,
+    mixed_tiling,
+)
 from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.program.steps.attention import Attention as Step
 from icc.compiler.program.steps.attention import KVSpec
@@ -100,15 +108,18 @@ class Choice:
 
 
 LLAMA, DEEPSEEK = Layer(32, 8, 128, 128), Layer(128, 1, 576, 512, shared=True)
+SMALL, GEMMA = Layer(32, 8, 64, 64), Layer(16, 8, 256, 256)
 CASES = {
     "prefill": (Case(LLAMA, 1, 0, 512), Case(LLAMA, 1, 0, 2048), Case(LLAMA, 1, 0, 8192), Case(LLAMA, 4, 6144, 512)),
     "decode": (Case(LLAMA, 1, 2047, 1), Case(LLAMA, 1, 8191, 1), Case(LLAMA, 16, 2047, 1), Case(LLAMA, 64, 2047, 1)),
     "latent": (Case(DEEPSEEK, 1, 4095, 1), Case(DEEPSEEK, 16, 4095, 1), Case(DEEPSEEK, 64, 2047, 1)),
+    "dims": (Case(SMALL, 1, 0, 2048), Case(GEMMA, 1, 0, 2048), Case(DEEPSEEK, 1, 0, 1024)),
 }
 CHECKED = {
     "prefill": (Case(LLAMA, 3, 77, 333), Case(LLAMA, 1, 0, 700)),
     "decode": (Case(LLAMA, 3, 500, 1), Case(LLAMA, 1, 1500, 1)),
     "latent": (Case(DEEPSEEK, 3, 500, 1),),
+    "dims": (Case(SMALL, 2, 70, 100), Case(GEMMA, 2, 70, 100), Case(DEEPSEEK, 2, 70, 50)),
 }
 
 
@@ -116,29 +127,40 @@ def choices(case: Case, tuner: Tuner) -> Iterator[Choice]:
     """What the cost model picks, then everything else that might be faster."""
     kernel, shape = case.layer.kernel(), Shape(case.seqs * case.new, case.decode)
     splits = kernel._splits(shape, LIMITS, tuner)
+    picked = decode_tiling(kernel.workload, tuner) if case.decode else mixed_tiling(*_facts(kernel, shape, tuner))
+
+    def made(name: str, tiling: Tiling, splits: int) -> Choice:
+        launches = kernel._decode(tiling, splits, shape) if case.decode else kernel._mixed(tiling, splits)
+        return Choice(f"{name}{text_of(tiling)} /{splits}", launches, splits)
+
+    yield made("picked ", picked, splits)
+    for heads, rows, tile, warps, stages in _others(case):
+        tiling = replace(picked, rows=rows, heads=heads, tile=tile, warps=warps, stages=stages)
+        config = {"rows": rows, "tile": tile, "stages": stages}
+        if _shared_bytes(kernel.workload, tuner.target, config) > tuner.target.shared_memory_kib << 10:
+            continue
+        for count in sorted({splits, max(splits // 2, 1), min(splits * 2, 64)}) if case.decode else (1,):
+            yield made("", tiling, count)
+
+
+def _facts(kernel: Attention, shape: Shape, tuner: Tuner) -> tuple[Workload, int, Tuner]:
+    return kernel.workload, shape.tiled_tokens, tuner
+
+
+def _others(case: Case) -> Iterator[tuple[int, int, int, int, int]]:
+    """Query heads, rows, keys, warps and stages of tilings worth a try."""
+    group = case.layer.q_heads // case.layer.kv_heads
     if case.decode:
-        picked = decode_tiling(kernel.workload, tuner)
-        yield Choice(f"picked {text_of(picked)} /{splits}", kernel._decode(picked, splits, shape), splits)
-        for tile in (32, 64) if case.layer.shared else (32, 64, 128):
-            for warps in (4, 8):
+        for rows, warps in ((16, 4), (32, 8), (64, 8)) if group > 64 else ((16, 4),):
+            for tile in (32, 64):
                 for stages in (2, 3, 4):
-                    for heads in sorted({picked.heads, min(picked.heads, 64)}):
-                        rows = max(16, 1 << (heads - 1).bit_length())
-                        tiling = replace(picked, tile=tile, warps=warps, stages=stages, heads=heads, rows=rows)
-                        for count in sorted({splits, max(splits // 2, 1), min(splits * 2, 64)}):
-                            name = f"{text_of(tiling)} /{count}"
-                            yield Choice(name, kernel._decode(tiling, count, shape), count)
+                    yield min(group, rows), rows, tile, warps, stages
         return
-    picked = mixed_tiling(kernel.workload, shape.tiled_tokens, tuner)
-    yield Choice(f"picked {text_of(picked)} /{splits}", kernel._mixed(picked, splits), splits)
-    for rows, tile, warps, stages in (
-        (64, 32, 4, 2), (64, 32, 4, 3), (64, 32, 4, 4), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 2),
-        (128, 64, 4, 2), (128, 64, 4, 3), (128, 32, 4, 2), (128, 32, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3),
-        (128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3), (128, 32, 8, 3), (256, 64, 8, 2), (256, 64, 8, 3),
-        (256, 32, 8, 3),
-    ):  # fmt: skip
-        tiling = replace(picked, rows=rows, tile=tile, warps=warps, stages=stages)
-        yield Choice(text_of(tiling), kernel._mixed(tiling, 1), 1)
+    for rows, warps in ((64, 4), (64, 8), (128, 8), (128, 4)):
+        for tile in (32, 64, 128):
+            for stages in (2, 3, 4):
+                if rows * case.layer.value_dim <= 8192 * warps and (warps == 4 or rows == 128 or group > 64):
+                    yield min(group, rows), rows, tile, warps, stages
 
 
 def text_of(t: Tiling) -> str:
@@ -285,7 +307,7 @@ def main() -> int:
     """Compile, check, measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="h100")
-    parser.add_argument("--only", default="prefill,decode,latent")
+    parser.add_argument("--only", default="prefill,decode,latent,dims")
     parser.add_argument("--compile-only", action="store_true", help="needs no GPU")
     parser.add_argument("--seconds", type=float, default=60.0, help="for times; what is left then is not timed")
     a = parser.parse_args()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -62,6 +63,11 @@ def kernel(heads: int, shared: int, key_dim: int, value_dim: int, delta: bool) -
     return found
 
 
+def with_warps(specs: tuple[LaunchSpec, ...], warps: int) -> tuple[LaunchSpec, ...]:
+    """The same, the last of them with so many warps per program."""
+    return (*specs[:-1], replace(specs[-1], num_warps=warps))
+
+
 def kernel_of_one(op: str, facts: dict[str, Any], rounded: bool) -> StateKernel[Any]:
     """A layer's kernel with bf16 rows and float32 decays and weights."""
     cls = STEPS[op]
@@ -77,7 +83,7 @@ def kernel_of_one(op: str, facts: dict[str, Any], rounded: bool) -> StateKernel[
     return found
 
 
-def one_by_one(device: Device, name: str, made: StateKernel[Any], spec: LaunchSpec, batch: int) -> None:
+def time_one(device: Device, name: str, made: StateKernel[Any], spec: LaunchSpec, batch: int) -> None:
     """Time a step of one token of each sequence; states are read and written where they are."""
     nbytes = 2 * batch * made.state_stride * (2 if made.rounded else 4)
     copies = max(1, min(COLD // nbytes, 64))
@@ -175,6 +181,7 @@ def main() -> int:
             one = kernel_of_one(op, facts, rounded)
             ones.append((name, one, one.launches(Shape(BATCHES[-1], True), LIMITS, tuner)[0]))
     every = [spec for both in launches.values() for specs in both for spec in specs] + [spec for *_, spec in ones]
+    every += [spec for chunked, _ in launches.values() for warps in (1, 4) for spec in with_warps(chunked, warps)]
     objects = compile_specs(every, tuner.target)
     print(f"{len(objects)} kernels, {sum(o.spill_bytes for o in objects.values())} bytes spilled", flush=True)
     if a.compile_only:
@@ -185,13 +192,15 @@ def main() -> int:
         torch.manual_seed(0)
         right &= compare(device, name, made[name], by_chunks, scratch)
         given = tensors(made[name], (PROMPT,), scratch)
-        for text, specs in (("chunks", by_chunks), ("token by token", by_token)):
+        few, many = (with_warps(by_chunks, warps) for warps in (1, 4))
+        every = (("chunks", by_chunks), ("by 1 warp", few), ("by 4 warps", many), ("token by token", by_token))
+        for text, specs in every:
             seconds = device.seconds(lambda specs=specs, given=given: put(device, specs, given, 1))
             print(f"  {text}: {1e9 * seconds / PROMPT:.0f} ns per token of a prompt of {PROMPT}", flush=True)
     print("one token of each sequence; bytes read and written:")
     for name, one, spec in ones:
         for batch in BATCHES:
-            one_by_one(device, name, one, spec, batch)
+            time_one(device, name, one, spec, batch)
     print("ALL RIGHT" if right else "WRONG")
     return 0 if right else 1
 

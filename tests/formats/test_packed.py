@@ -16,6 +16,7 @@ from building import build
 from icc.compiler.errors import TensorError, UnsupportedModel
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.frontend.source.packed import PackedLayer, Packing, unpacked
+from icc.compiler.frontend.source.packing import packing_of
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.graph.parser import parse_graph
 from icc.compiler.ops import OPS
@@ -73,7 +74,7 @@ def layer(
 
 CASES = [
     ("gptq", Packing("gptq", 4, True), 4, 32), ("gptq_v2", Packing("gptq", 8), 8, 64),
-    ("awq", Packing("awq", 4), 4, 32),
+    ("awq", Packing("awq", 4), 4, 32), ("compressed", Packing("compressed", 8), 4, 32),
     ("compressed", Packing("compressed", 4), 4, 128), ("compressed", Packing("compressed", 8), 8, 32),
     ("int8", Packing("int8", 8), 8, 128),
 ]  # fmt: skip
@@ -204,6 +205,35 @@ def test_other_packings_are_refused_by_name(tiny: ModuleType, tmp_path: Path) ->
         (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": facts}))
         with pytest.raises(UnsupportedModel, match=words):
             load_graph(tmp_path)
+
+
+INTS = {"num_bits": 4, "type": "int", "group_size": 128}
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_gptq"}, ("gptq", 4, True)),
+        ({"quant_method": "intel/auto-round", "bits": 8, "backend": "auto_round"}, ("gptq", 8, False)),
+        ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_awq"}, ("awq", 4, False)),
+        ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:llm_compressor"}, None),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, None),
+        ({"quant_method": "auto-round", "bits": 2, "packing_format": "auto_round:auto_gptq"}, None),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized",
+          "config_groups": {"a": {"weights": INTS}, "b": {"weights": {**INTS, "num_bits": 8}}}},
+         ("compressed", 8, False)),
+        ({"quant_method": "compressed-tensors", "format": "mixed-precision",
+          "config_groups": {"a": {"weights": INTS, "format": "pack-quantized"},
+                            "b": {"weights": {**INTS, "num_bits": 8}, "format": "int-quantized"}}}, None),
+    ],
+)  # fmt: skip
+def test_packings_by_another_name(facts: dict[str, Any], expected: tuple[Any, ...] | None, tmp_path: Path) -> None:
+    if expected is None:
+        with pytest.raises(UnsupportedModel, match="already quantized"):
+            packing_of({"quantization_config": facts}, tmp_path)
+    else:
+        found = packing_of({"quantization_config": facts}, tmp_path)
+        assert found is not None and (found.kind, found.bits, found.one_less) == expected
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("gptq", 4), ("gptq", 8), ("compressed", 4)])

@@ -4,17 +4,18 @@ Each launch is compiled (once per process and source; objects are cached as engi
 that its arguments lie in, and what it changed is copied back. Copies lie between guards, whose bytes must stay as they
 were: a write outside of a tensor's memory is a failure. Under compute-sanitizer, which sees reads too, copies have no
 guards (ICC_ON_GPU=exact, with PYTORCH_NO_CUDA_MEMORY_CACHING=1). A launch that the driver fails ends the process: the
-device's context is lost, and pytest-xdist goes on in a new one.
+device's context is lost, and pytest-xdist goes on in a new one. icc-on-gpu.log among temporary files says which.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 
 import torch
 from icc.compiler.backends.triton import interpreter
@@ -29,6 +30,7 @@ from icc.runtime.format.plan import HIDDEN_POINTERS
 PLACE = "cuda"
 _ALIGNED = 256  # places keep their remainders by this
 _GUARD = 0 if os.environ.get("ICC_ON_GPU") == "exact" else 4096
+LOST = Path(tempfile.gettempdir(), "icc-on-gpu.log")
 _WRITTEN = 0xA5  # in guards
 
 
@@ -111,7 +113,7 @@ class _Device:
             self._cuda.launch(function, grid, 32 * spec.num_warps, shared, ctypes.addressof(pointers))
             self._cuda.wait()
         except DeviceError as error:
-            print(f"\n{spec.entry} of {grid} programs: {error}", file=sys.__stderr__, flush=True)
+            LOST.open("a").write(f"{spec.entry} of {grid} programs: {error}\n{spec.source}\n")
             os._exit(70)
         for part in ranges:
             part.download(spec.entry)

@@ -14,6 +14,8 @@ import pytest
 from icc.compiler.backends.triton.kernels.linear import Linear
 from icc.compiler.backends.triton.objects.compile import Compiled, compile_specs, spec_key
 from icc.compiler.backends.triton.objects.loops import MatrixLoop, disassemble, longest_loop, loop_faults
+from icc.compiler.backends.triton.objects.loops import _Asked as Asked
+from icc.compiler.backends.triton.objects.loops import _loop_texts as loop_texts
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape
 from icc.compiler.backends.triton.tiling.choice import Config, Tuner
 from icc.compiler.backends.triton.tiling.linear import ROWS, pick
@@ -83,15 +85,18 @@ PER_WEIGHT = {"q4g128": 2.1, "q8g128": 3.2, "e4m3": 1.35, "e4m3_kg128": 1.45, "q
               "q8_0": 8.0, "mxfp4": 8.0, "nf4g64": 22.0}  # fmt: skip
 
 
-@pytest.mark.parametrize("stored", ["q4g128", *soak(*(name for name in PER_WEIGHT if name != "q4g128"))])
+@pytest.mark.parametrize(
+    ("stored", "target"),
+    [("q4g128", "h200"), *soak(*((name, on) for on in ("h200", "h100", "b200") for name in PER_WEIGHT))],
+)
 def test_a_weight_of_a_decoded_row_costs_few_instructions(
-    stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one lane, all of the loop counted. In float32 with tiles of 16 rows, q4_0 took 44, q4_k 72, nf4 97 and mxfp4
     102."""
-    spec = picked("o", stored, Shape(1, True), "h200")
-    config = pick(product("o", stored).product(1, TARGETS["h200"].level), Tuner(TARGETS["h200"]))
-    [(_, found)] = compiled([spec], "h200", tmp_path, monkeypatch)
+    spec = picked("o", stored, Shape(1, True), target)
+    config = pick(product("o", stored).product(1, TARGETS[target].level), Tuner(TARGETS[target]))
+    [(_, found)] = compiled([spec], target, tmp_path, monkeypatch)
     weights = config["n"] * config["k"] / 32 / (1 if found.loops else config["warps"])
     assert spec.entry == "linear_decode" and found.spill_bytes == 0
     assert longest_loop(found.binary) / weights <= PER_WEIGHT[stored]
@@ -126,6 +131,35 @@ def test_a_clean_loop_has_no_faults() -> None:
     assert loop_faults("linear_tile", (fine,)) == ()
     spilling = MatrixLoop("HMMA", 1, 1.0, 9, 7, 3, 1, 4, 8, 0, False, 300)
     assert loop_faults("attention", (spilling,)) == ("3 accesses of local memory per step",)
+    small = MatrixLoop("HGMMA", 1, 1.0, 2, 0, 0, 0, 0, 8, 5, False, 300)
+    assert loop_faults("linear_tile", (small,)) == ("5 of 8 copies of fewer than 16 bytes",)
+
+
+@pytest.mark.parametrize(("level", "right"), [(80, "HMMA"), (90, "HGMMA"), (90, "QGMMA"), (100, "UTCHMMA")])
+def test_large_products_run_on_the_largest_instructions(level: int, right: str) -> None:
+    def loop(instruction: str, tile: tuple[int, int]) -> MatrixLoop:
+        return MatrixLoop(instruction, 1, 1.0, 2, 0, 0, 0, 0, 8, 0, False, 300, tile)
+
+    assert loop_faults("attention", (loop(right, (64, 128)), loop("HMMA", (128, 32))), level) == ()
+    wrong = loop_faults("attention", (loop("HMMA", (64, 128)),), level)
+    assert wrong == (() if level == 80 else ("products of 64 x 128 by HMMA",))
+
+
+DOT = "%{0} = ttng.warp_group_dot %a, %b, %c : !ttg.memdesc<64x32xbf16, #s> * !ttg.memdesc<32x{0}xbf16, #s> -> tensor"
+
+
+def test_what_loops_ask_for_is_told_apart_from_what_is_in_loops_within_them() -> None:
+    outer = ["  scf.for %i = %c0_i32 to %n step %c1_i32 {", "    " + DOT.format(16), "  }"]
+    inner = ["    %0 = scf.while (%x = %y) : (i32) -> i32 {", "    } do {", "      " + DOT.format(8), "    }"]
+    unrolled = ["  scf.for %i = %c2_i32 to %c9_i32 step %c3_i32 {", "    " + DOT.format(128), "  }"]
+    texts = list(loop_texts("\n".join([*outer[:2], *inner, outer[2], *unrolled])))
+    asked = [Asked(text, trips) for text, trips in texts]
+    assert [(a.tile, a.flops, a.trips) for a in asked] == [
+        ((64, 16), 2 * 64 * 32 * 16, 0), ((64, 8), 2 * 64 * 32 * 8, 0), ((64, 128), 2 * 64 * 32 * 128, 3),
+    ]  # fmt: skip
+    text = "\n".join(unrolled)
+    assert Asked.whole(asked[2:], text, left=0).flops == 3 * asked[2].flops
+    assert Asked.whole(asked, text, left=0).flops == Asked.whole(asked[2:], text, left=1).flops == float("inf")
 
 
 @pytest.mark.parametrize("target", soak("a100", "l40s", "h100", "b200"))

@@ -19,10 +19,10 @@ from functools import lru_cache
 
 from .spec import LaunchSpec
 
-_CALLS = """\
-    if not INTERPRETED:
-        tl.extra.cuda.gdc_wait()  # until what the kernel before this one wrote is there
-"""
+AHEAD = False  # whether kernels ask for weights before they wait, and let the next begin before they end
+_MARK = "# dependent: "  # a comment behind which stands what only such kernels do
+_WAIT = f"{_MARK}wait\n"
+_CALLS = {"wait": "tl.extra.cuda.gdc_wait()", "next": "tl.extra.cuda.gdc_launch_dependents()"}
 
 
 def dependent(spec: LaunchSpec) -> LaunchSpec:
@@ -37,9 +37,19 @@ def dependent(spec: LaunchSpec) -> LaunchSpec:
 
 @lru_cache(maxsize=4096)
 def _waiting(source: str, entry: str) -> str:
-    """The source with the calls behind the head of its kernel."""
-    kernels = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == entry)
-    first = next(kernels).body
-    at = first[1 if ast.get_docstring(ast.Module(first, [])) is not None else 0].lineno - 1
+    """The source whose kernel waits: where it says so, or else behind its head."""
     lines = source.splitlines(keepends=True)
-    return "".join((*lines[:at], _CALLS, *lines[at:]))
+    if _WAIT not in source:
+        kernels = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == entry)
+        first = next(kernels).body
+        at = first[1 if ast.get_docstring(ast.Module(first, [])) is not None else 0].lineno - 1
+        lines.insert(at, "    " + _WAIT)
+    return "".join(map(_done, lines))
+
+
+def _done(line: str) -> str:
+    """A marked line as what it says, but in the interpreter, where every kernel has ended before the next begins."""
+    indent, mark, said = line.rstrip("\n").partition(_MARK)
+    if mark and said != "wait" and not AHEAD:
+        return ""
+    return f"{indent}if not INTERPRETED:\n{indent}    {_CALLS.get(said, said)}\n" if mark else line

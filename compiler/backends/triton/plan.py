@@ -174,7 +174,7 @@ def _with_figures(plain: KernelObject, compiled: Compiled, target: Target, fault
         registers=compiled.registers,
         spill_bytes=compiled.spill_bytes,
         occupancy=occupancy(compiled, plain.warps, target),
-        faults=(*loop_faults(plain.entry, compiled.loops), *faults),
+        faults=(*loop_faults(plain.entry, compiled.loops, target.level), *faults),
     )
 
 

@@ -109,6 +109,9 @@ class PackedLayer(QuantizedWeight):
     @property
     def bits(self) -> int:
         """Of a code: what the tensors say where they do, since layers of a model may differ."""
+        if self.packing.kind == "compressed":
+            words, k = self.sizes("weight_packed")[1], self.shape[1]
+            return next((bits for bits in (4, 8) if words == ceil(k * bits / 32)), self.packing.bits)
         if self.packing.kind != "gptq":
             return self.packing.bits
         words, n = self.sizes("qzeros")[1], self.sizes("scales")[1]
@@ -186,7 +189,7 @@ def _compressed_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight, int]
 
 def _compressed_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
     """Codes and zeros are stored without sign: 2^(bits - 1) more."""
-    bits, (n, k) = layer.packing.bits, layer.shape
+    bits, (n, k) = layer.bits, layer.shape
     codes = _columns(layer.tensor("weight_packed").load(), bits)[:, :k].contiguous()
     scales = layer.tensor("weight_scale").load()
     if "weight_zero_point" in layer.tensors:

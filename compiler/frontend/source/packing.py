@@ -42,8 +42,8 @@ def packing_of(config: Mapping[str, Any], path: Path) -> Packing | None:
         what = next((facts[name] for name in names if facts.get(name)), "")
         raise UnsupportedModel(
             f"{path} is already quantized ({' '.join([method, str(what)]).strip()})",
-            "icc reads GPTQ, AWQ gemm and pack-quantized weights of 4 and 8 bits, bitsandbytes, MXFP4, NVFP4 and 8-bit "
-            "floats (e4m3); or give the unquantized checkpoint",
+            "icc reads GPTQ, AWQ gemm, AutoRound and pack-quantized weights of 4 and 8 bits, bitsandbytes, MXFP4, "
+            "NVFP4 and 8-bit floats (e4m3); or give the unquantized checkpoint",
         )
     return packing
 
@@ -58,6 +58,17 @@ def _awq(facts: Mapping[str, Any]) -> Packing | None:
     return Packing("awq", 4) if version == "gemm" and facts.get("bits", facts.get("w_bit", 4)) == 4 else None
 
 
+def _auto_round(facts: Mapping[str, Any]) -> Packing | None:
+    """AutoRound's formats of integers, which are GPTQ's and AWQ's; only `auto_gptq` stores zeros one less."""
+    form = str(facts.get("packing_format") or facts.get("backend") or "auto_round").rpartition(":")[2]
+    if facts.get("data_type") not in (None, "int") or facts.get("bits") not in (4, 8):
+        return None
+    if form == "auto_awq":
+        return Packing("awq", 4) if facts["bits"] == 4 else None
+    known = {"auto_gptq": True, "auto_round": False, "gptqmodel": False}
+    return Packing("gptq", facts["bits"], known[form]) if form in known else None
+
+
 def _compressed(facts: Mapping[str, Any]) -> Packing | None:
     groups = [g for g in (facts.get("config_groups") or {}).values() if isinstance(g, dict)]
     schemes = [g.get("weights") or {} for g in groups]
@@ -69,6 +80,9 @@ def _compressed(facts: Mapping[str, Any]) -> Packing | None:
     if kinds == {"float"} and 4 in bits:
         own = {str(g.get("format") or form) for g in groups if (g.get("weights") or {}).get("num_bits") == 4}
         return Packing("e2m1", 4) if own <= {"nvfp4-pack-quantized", "mxfp4-pack-quantized"} else None
+    if kinds == {"int"} and len(bits) == 2:  # a layer's tensors say which
+        own = {str(g.get("format") or form) for g in groups}
+        return Packing("compressed", 8) if own == {"pack-quantized"} else None
     if len(bits) != 1:
         return None
     if kinds == {"float"}:
@@ -115,7 +129,7 @@ def _one_block(stated: Iterable[Any]) -> tuple[int, int] | None:
 _READ: dict[str, Callable[[Mapping[str, Any]], Packing | None]] = {
     "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8, "modelopt": _modelopt,
     "fbgemm_fp8": lambda facts: Packing("float8", 8), "mxfp4": lambda facts: Packing("e2m1", 4),
-    "bitsandbytes": _bitsandbytes,
+    "bitsandbytes": _bitsandbytes, "auto-round": _auto_round, "intel/auto-round": _auto_round,
 }  # fmt: skip
 
 

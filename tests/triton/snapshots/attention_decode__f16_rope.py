@@ -164,6 +164,8 @@ def attention(
     acc0, peak, total = sweep(
         q0, acc0, peak, total, position, begin, end, low, end, kv_ptr, table_ptr, head, True
     )
+
+    # dependent: next
     states = (sequence * 4 + query_head) * tl.num_programs(2)
     at = states + tl.program_id(2)
     tl.store(peaks_ptr + at, peak, mask=inside)

@@ -131,6 +131,8 @@ def attention(
     acc0, peak, total = sweep(
         q0, acc0, peak, total, position, begin, end, low, end, kv_ptr, scales_ptr, table_ptr, head, True
     )
+
+    # dependent: next
     total += tl.exp2(tl.load(sinks_ptr + query_head, mask=inside, other=0.0) * LOG2E - peak)
     share = 1 / tl.maximum(total, 1e-30)[:, None]  # 0 where nothing is seen
     to_ptr = o_ptr + (sequence.to(tl.int64) * 96 + query_head * VALUE_DIM)[:, None]

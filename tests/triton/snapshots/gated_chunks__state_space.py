@@ -1,5 +1,5 @@
 # gated_chunks(q_ptr?: *fp32, k_ptr?: *fp32, v_ptr?: *fp32, decay_ptr?: *fp32, o_ptr?: *fp32, state_ptr: *fp32, positions: *i32, slot_mapping: *i32, seq_starts: *i32, block_tables: *i32, max_blocks?: i32)
-# grid (1 * ceil(num_seqs / 1), 2, 1), 4 warps, 2 stages
+# grid (1 * ceil(num_seqs / 1), 2, 1), 2 warps, 2 stages
 # triton/common.py.jinja
 
 
@@ -65,9 +65,9 @@ def gated_chunks(
         o = tl.zeros([CHUNK, BLOCK], tl.float32)
         weight = tl.zeros([CHUNK, CHUNK], tl.float32)
         keep = own[:, None] & in_row0[None, :]
-        k0 = tl.load(k_at + 0 * PART, mask=keep, other=0.0).to(tl.float32)
+        k = tl.load(k_at + 0 * PART, mask=keep, other=0.0).to(tl.float32)
         q = tl.load(q_at + 0 * PART, mask=keep, other=0.0).to(tl.float32)
-        weight += product(q, tl.trans(k0))
+        weight += product(q, tl.trans(k))
         o += product(q, state0)
         weight *= tl.where(upto, tl.exp(tl.where(upto, total[:, None] - total[None, :], 0.0)), 0.0)
         o = o * since + product(weight, u)
@@ -81,9 +81,11 @@ def gated_chunks(
             rest = tl.where(lane <= left, tl.exp(tl.where(lane <= left, here - total, 0.0)), 0.0)
             block = tl.sum(tl.where((lane == left) & (slot >= 0), slot, 0), axis=0)
             behind_at = state_ptr + block.to(tl.int64) * 512 + at
-            behind = state0 * tl.exp(here) + product(tl.trans(k0 * rest[:, None]), u)
+            k = tl.load(k_at + 0 * PART, mask=own[:, None] & in_row0[None, :], other=0.0).to(tl.float32)
+            behind = state0 * tl.exp(here) + product(tl.trans(k * rest[:, None]), u)
             tl.store(behind_at + 0 * PART * 16, behind.to(state_ptr.dtype.element_ty), mask=inside0)
             left = tl.min(tl.where((slot >= 0) & (lane > left), lane, CHUNK), axis=0)
         whole = tl.sum(decay, axis=0)
         rest = tl.exp(whole - total)[:, None]
-        state0 = state0 * tl.exp(whole) + product(tl.trans(k0 * rest), u)
+        k = tl.load(k_at + 0 * PART, mask=own[:, None] & in_row0[None, :], other=0.0).to(tl.float32)
+        state0 = state0 * tl.exp(whole) + product(tl.trans(k * rest), u)

@@ -18,6 +18,7 @@ from .norm import Norm
 if TYPE_CHECKING:
     from .linear import RowProducts
 
+ASKED = 256  # bytes of W that a thread asks for before it waits
 MOST_LANES = 16384  # values of a row that a program holds: 32 per thread of 16 warps
 
 
@@ -249,6 +250,43 @@ class Source:
     def k_tail(self) -> bool:
         """Whether a program's elements of a row may."""
         return self.op.step.k % (self.tile.k * (self.tile.warps if self.tile.decode else 1)) != 0
+
+    # -- what a kernel asks for while it waits ------------------------------------------------------------------------
+
+    @property
+    def asked_bytes(self) -> int:
+        """That each thread of a kernel for few rows asks for; 0 where weights are not asked for."""
+        row = 2 * self.op.step.k
+        if self.op.experts or self.mode not in ("dense", "codes") or row % ASKED:
+            return 0
+        piece = self._group_bytes if self.mode == "codes" else row
+        return 0 if any(part.stride > 1 for part in self.parts) and self.mode == "codes" else min(ASKED, piece)
+
+    @property
+    def _group_bytes(self) -> int:
+        """Of a program's codes of one group, which lie together."""
+        return 2 * self.tile.n * self.op.codes.span if self.op.codes else 0
+
+    @property
+    def asks(self) -> list[str]:
+        """Lines that bring a program's first weights near while the kernel before it ends; no kernel writes weights."""
+        size, threads = self.asked_bytes, 32 * self.tile.warps
+        if not size:
+            return []
+        number, found = f"tl.arange(0, {threads})", []
+        each = max(self._group_bytes // size if self.mode == "codes" else threads // self.tile.n, 1)
+        outer, inner = f"{number} // {each}", f"{number} % {each}"
+        for part in self.parts:
+            row = f"({part.offset} + {part.stride} * first)"
+            if self.mode == "codes":
+                wide = self._group_bytes // self.tile.n
+                at = f"{outer} * (N * {wide}) + {row} * {wide} + {inner} * {size}"
+                there = f"{outer} < GROUPS"
+            else:
+                at = f"(({row} + {outer} * {part.stride}).to(tl.int64) * K + {inner} * {size // 2})"
+                there = f"({outer} < BN) & ({inner} < {2 * self.op.step.k // size}) & (first + {outer} < WIDTH)"
+            found.append(f"ask(w_ptr, {at}, {there})")
+        return found
 
     # -- sizes --------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from ...errors import CodegenError
 from ..spec import LaunchSpec
 from .loops import MatrixLoop, matrix_loops
 
-_CACHE_FORMAT = "5"  # of the facts beside a cached object
+_CACHE_FORMAT = "6"  # of the facts beside a cached object
 T = TypeVar("T")
 _WORKER = Path(__file__).with_name("worker.py")
 

@@ -12,7 +12,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -28,14 +28,15 @@ _WARP_SHAPES = {"16816": 16 * 8 * 16, "1688": 16 * 8 * 8, "16832": 16 * 8 * 32, 
 
 @dataclass(frozen=True)
 class MatrixLoop:
-    """One innermost loop with matrix instructions. All counts but `steps` and `flops` are of one iteration.
+    """One loop with matrix instructions, without the loops in it. All counts but `steps` and `flops` are of one
+    iteration; of a loop that is unrolled to its end, of the whole kernel.
 
     instruction: of the matrix units, without its shape. steps: iterations of the source's loop in one of the machine's.
     flops: what the instructions of all warps do over what the dots of the source ask for. barriers: of the whole block.
     shared_stores: by warps, of values; copies from global memory are not among them. local: accesses of local memory.
     conversions: of layouts, in Triton's IR. loads: from global memory into registers. copies: asynchronous, from global
     to shared memory; narrow: of these, those of fewer than 16 bytes. waits_each: whether every product is waited for
-    before the next begins. instructions: all, of one warp.
+    before the next begins. instructions: all, of one warp. tile: rows and columns of the smallest product.
     """
 
     instruction: str
@@ -50,21 +51,25 @@ class MatrixLoop:
     narrow: int
     waits_each: bool
     instructions: int
+    tile: tuple[int, int] = (0, 0)
 
 
 def matrix_loops(cubin: bytes, ttgir: str, warps: int) -> tuple[MatrixLoop, ...]:
-    """The innermost loops with matrix instructions of a cubin and the IR that it was made of, in their order; none
-    where the two do not have the same loops, for short ones are unrolled. CodegenError where the disassembler fails.
+    """The loops with matrix instructions of a cubin and the IR that it was made of, in their order. Where the two do
+    not have the same loops, all of the kernel as one: loops of few steps are unrolled. CodegenError where the
+    disassembler fails.
     """
-    asked = [_Asked(text) for text in _loop_texts(ttgir)]
+    asked = [_Asked(text, trips) for text, trips in _loop_texts(ttgir)]
     asked = [found for found in asked if found.flops]
     if not asked:
         return ()
     code = _Code(disassemble(cubin))
     loops = [loop for loop in code.loops() if any(_MATRIX.match(line.name) for line in loop)]
-    if len(loops) != len(asked):
-        return ()
-    return tuple(_facts(loop, code, source, warps) for loop, source in zip(loops, asked, strict=True))
+    if len(loops) == len(asked):
+        return tuple(_facts(loop, code, source, warps) for loop, source in zip(loops, asked, strict=True))
+    if not any(_MATRIX.match(line.name) for line in code.lines):
+        return ()  # of float32
+    return (_facts(code.lines, code, _Asked.whole(asked, ttgir, len(loops)), warps),)
 
 
 def longest_loop(cubin: bytes) -> int:
@@ -72,16 +77,22 @@ def longest_loop(cubin: bytes) -> int:
     return max(map(len, _Code(disassemble(cubin)).loops(matrix=False)), default=0)
 
 
-def loop_faults(entry: str, loops: Sequence[MatrixLoop]) -> tuple[str, ...]:
-    """What the loops of a kernel do that costs time and need not be, in words; products are held to more."""
+def loop_faults(entry: str, loops: Sequence[MatrixLoop], level: int = 0) -> tuple[str, ...]:
+    """What the loops of a kernel do that costs time and need not be, in words; products are held to more. level: the
+    compute capability, where it is known."""
     found: dict[str, None] = {}
     for loop in loops:
         if loop.flops > 1.05:
             found[f"computes {loop.flops:.2f} times what it multiplies"] = None
         if loop.local:
             found[f"{loop.local} accesses of local memory per step"] = None
-        if not entry.startswith("linear_"):
+        grouped = {9: ("HGMMA", "QGMMA", "IGMMA"), 10: ("UTC",)}.get(level // 10, ("",))
+        if min(loop.tile) >= 64 and not loop.instruction.startswith(grouped):
+            found[f"products of {loop.tile[0]} x {loop.tile[1]} by {loop.instruction}"] = None
+        if not entry.startswith("linear_") or not loop.steps:
             continue
+        if 2 * loop.narrow > loop.copies:
+            found[f"{loop.narrow} of {loop.copies} copies of fewer than 16 bytes"] = None
         if loop.conversions:
             found[f"{loop.conversions} conversions of layouts per step"] = None
         if loop.shared_stores:
@@ -132,24 +143,30 @@ class _Code:
                 self.lines.append(_Line(found[1] or "", found[2], found[3]))
 
     def loops(self, matrix: bool = True) -> list[list[_Line]]:
-        """Innermost natural loops, with matrix instructions or any, by their first instruction."""
+        """Natural loops, by their first instruction: with matrix instructions of their own, or else the innermost ones.
+        Of each what is in no loop within it."""
         starts, successors = self._blocks()
         ends = [*starts[1:], len(self.lines)]
         spans = zip(starts, ends, strict=True)
-        has = [not matrix or any(_MATRIX.match(line.name) for line in self.lines[a:b]) for a, b in spans]
+        has = [any(_MATRIX.match(line.name) for line in self.lines[a:b]) for a, b in spans]
         bodies: dict[int, set[int]] = {}
         dominators = _dominators(successors)
         for block, following in enumerate(successors):
             for head in following:
                 if head in dominators[block]:
                     bodies.setdefault(head, {head}).update(_body(head, block, successors))
-        found = [body for _, body in sorted(bodies.items()) if any(has[b] for b in body)]
-        inner = [body for body in found if not any(other < body for other in found)]
-        return [[line for b in sorted(body) for line in self.lines[starts[b] : ends[b]]] for body in inner]
+        found = [body for _, body in sorted(bodies.items())]
+        own = [body.difference(*(other for other in found if other < body)) for body in found]
+        if matrix:
+            kept = [body for body in own if any(has[b] for b in body)]
+        else:
+            kept = [body for body, mine in zip(found, own, strict=True) if body == mine]
+        return [[line for b in sorted(body) for line in self.lines[starts[b] : ends[b]]] for body in kept]
 
-    def descriptor(self, register: str) -> int:
-        """The constant that a uniform register is given; 0 if it is given none."""
-        for line in self.lines:
+    def descriptor(self, register: str, user: _Line) -> int:
+        """The constant that a uniform register is given last before it is used; 0 if it is given none."""
+        at = next((i for i, line in enumerate(self.lines) if line is user), 0)
+        for line in reversed(self.lines[:at]):
             found = re.fullmatch(rf"{register}, (0x[0-9a-f]+)", line.operands)
             if line.name == "UMOV" and found and int(found[1], 16) >> 16:
                 return int(found[1], 16)
@@ -205,18 +222,20 @@ def _body(head: int, tail: int, successors: Sequence[Sequence[int]]) -> set[int]
 
 def _facts(loop: Sequence[_Line], code: _Code, asked: _Asked, warps: int) -> MatrixLoop:
     names = Counter(line.name for line in loop if line.guard != "!PT")
+    whole = loop is code.lines
 
     def count(pattern: str) -> int:
         return sum(n for name, n in names.items() if re.match(pattern, name))
 
     commits = count(r"LDGDEPBAR")
-    steps = max(round(commits / asked.commits), 1) if asked.commits else 1
+    steps = 0 if whole else max(round(commits / asked.commits), 1) if asked.commits else 1
     matrix = [line for line in loop if _MATRIX.match(line.name)]
     done = sum(_flops(line, code, warps) for line in matrix)
     return MatrixLoop(
-        matrix[0].name.split(".")[0], steps, done / (asked.flops * steps),
+        matrix[0].name.split(".")[0], steps, done / (asked.flops * (steps or 1)),
         count(r"BAR\.(SYNC|RED)|BAR$"), count(r"STS|STSM"), count(r"LDL|STL"), asked.conversions,
         count(r"LDG(\.|$)"), count(r"LDGSTS"), count(r"LDGSTS(?!.*128)"), asked.waits_each, sum(names.values()),
+        asked.tile,
     )  # fmt: skip
 
 
@@ -225,7 +244,7 @@ def _flops(line: _Line, code: _Code, warps: int) -> float:
     kind, _, rest = line.name.partition(".")
     if kind.startswith("UTC"):  # issued once; its shape is in a descriptor: N / 8 from bit 17, M / 16 from bit 24
         register = re.search(r"idesc\[(\w+)\]", line.operands)
-        word = code.descriptor(register[1]) if register else 0
+        word = code.descriptor(register[1], line) if register else 0
         return 2.0 * (word >> 17 & 63) * 8 * (word >> 24 & 31) * 16 * (16 if kind == "UTCHMMA" else 32)
     if found := re.match(r"(\d+)x(\d+)x(\d+)", rest):  # of a warp group
         return 2.0 * prod(map(int, found.groups())) * warps / 4
@@ -233,33 +252,51 @@ def _flops(line: _Line, code: _Code, warps: int) -> float:
 
 
 class _Asked:
-    """What a loop of the IR asks for: FLOPs of its dots, and what the compiler made of its loads."""
+    """What a loop of the IR asks for: FLOPs of its dots, and what the compiler made of its loads. trips: how often it
+    runs; 0 where that is not known before."""
 
-    def __init__(self, text: str) -> None:
-        dots = re.findall(r"(?:tt\.dot|ttng\.warp_group_dot|ttng\.tc_gen5_mma) .*", text)
-        self.flops = sum(map(_dot_flops, dots))
+    def __init__(self, text: str, trips: int = 0) -> None:
+        shapes = list(map(_dot_shape, re.findall(r"(?:tt\.dot|ttng\.warp_group_dot|ttng\.tc_gen5_mma) .*", text)))
+        self.flops = sum(2.0 * prod(shape) for shape in shapes)
+        self.tile = min(((rows, columns) for *_, rows, _, columns in shapes), key=prod, default=(0, 0))
+        self.trips = trips
         self.commits = text.count("ttg.async_commit_group")
         self.conversions = text.count("ttg.convert_layout")
         waits = re.findall(r"warp_group_dot_wait .*?pendings = (\d+)", text)
         self.waits_each = bool(waits) and not any(map(int, waits))
 
+    @staticmethod
+    def whole(loops: Sequence[_Asked], ttgir: str, left: int) -> _Asked:
+        """A whole kernel with these loops, of which `left` are loops of the machine. Where it is not known how often
+        one runs, its FLOPs are without bound."""
+        found = _Asked(ttgir)
+        found.flops += sum((loop.trips - 1) * loop.flops for loop in loops)
+        if left or not all(loop.trips for loop in loops):
+            found.flops = float("inf")
+        return found
 
-def _dot_flops(line: str) -> float:
-    """2 M N K of a dot, whose operands are the first two shapes of the line's types."""
+
+def _dot_shape(line: str) -> list[int]:
+    """[.., M, K, N] of a dot, whose operands are the first two shapes of the line's types."""
     types = line.partition(" : ")[2]
     shapes = [list(map(int, dims.rstrip("x").split("x"))) for dims in re.findall(r"<((?:\d+x)+)", types)]
-    left, right = shapes[0], shapes[1]
-    return 2.0 * prod(left) * right[-1]
+    return [*shapes[0], shapes[1][-1]]
 
 
-def _loop_texts(ttgir: str) -> Iterator[str]:
-    """The bodies of innermost loops."""
-    lines = ttgir.splitlines()
-    for start, line in enumerate(lines):
-        if "scf.for" not in line and "scf.while" not in line:
-            continue
+def _loop_texts(ttgir: str) -> Iterable[tuple[str, int]]:
+    """What is in each loop but in no loop within it, and how often that runs if it is known, else 0."""
+    open_loops: list[tuple[int, int, list[str]]] = []
+    found: list[tuple[int, list[str]]] = []
+    for line in ttgir.splitlines():
         depth = len(line) - len(line.lstrip())
-        end = next(i for i in range(start + 1, len(lines)) if lines[i].startswith(" " * depth + "}"))
-        body = lines[start + 1 : end]
-        if not any("scf.for" in inner for inner in body):
-            yield "\n".join(body)
+        if open_loops and depth == open_loops[-1][0] and line.lstrip().startswith("}") and " do " not in line:
+            open_loops.pop()
+        elif "scf.for" in line or "scf.while" in line:
+            bounds = re.search(r"= %c(\d+)_\w+ to %c(\d+)_\w+ step %c(\d+)_", line)
+            first, end, step = map(int, bounds.groups()) if bounds else (0, 0, 1)
+            lines: list[str] = []
+            open_loops.append((depth, len(found), lines))
+            found.append((max(-(-(end - first) // step), 0), lines))
+        elif open_loops:
+            open_loops[-1][2].append(line)
+    return (("\n".join(lines), trips) for trips, lines in found)

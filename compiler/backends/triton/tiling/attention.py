@@ -81,10 +81,11 @@ def decode_tiling(work: Workload, tuner: Tuner) -> Tiling:
     """For steps of one token per sequence, whatever their number, so that they share an object."""
     long = work.multiplied == 4
     candidates: list[Config] = [
-        {"rows": max(power_of_two(heads), 16), "heads": heads, "tile": tile, "warps": 4, "stages": stages}
-        for heads in _head_counts(work.group, 16 if long else 64)
-        for tile in ((16,) if long else (32, 64))
-        for stages in (4, 3, 2)
+        {"rows": max(power_of_two(heads), 16), "heads": heads, "tile": tile, "warps": warps, "stages": stages}
+        for heads in _head_counts(work.group, 16 if long else 32 if work.value_dim > 256 else 64)
+        for tile in ((16,) if long else (64, 32) if work.cached == work.multiplied else (32, 64))
+        for warps in ((4, 8) if work.value_dim > 256 and not long else (4,))
+        for stages in (3, 4, 2)
     ]
     best = tuner.pick(
         f"attention_decode_{work.key}", candidates, lambda config: _decode_cost(work, tuner.target, config)
@@ -126,20 +127,26 @@ def _widest(work: Workload, target: Target, rows: int) -> int:
 
 
 def _shared_bytes(work: Workload, target: Target, config: Config) -> int:
-    buffers = config["stages"] if _wide(work, target) and config["rows"] >= 64 else config["stages"] - 1
+    wide = _wide(work, target) and config["rows"] >= 64
+    buffers = config["stages"] if wide else config["stages"] - 1
     dims = work.read
     converted = work.multiplied if work.cached != work.multiplied else 0
     queries = config["rows"] * work.key_dim * work.multiplied
     tiles = config["tile"] * dims * (buffers * work.cached + converted)
-    return int(max(queries, tiles) if target.backend == "hip" else queries + tiles) + 2048
+    return int(max(queries, tiles) if target.backend == "hip" else queries + tiles) + (
+        0 if wide and not converted else 2048
+    )
 
 
 def _blocks(work: Workload, target: Target, config: Config, registers: float) -> int:
     """Resident blocks per multiprocessor; 0 if not even one fits."""
-    room = target.shared_memory_kib * 1024
+    room, reserved = target.shared_memory_kib * 1024, target.reserved_shared
+    if _shared_bytes(work, target, config) > room:
+        return 0
     threads = config["warps"] * target.warp_size
-    by_registers = 65536 // int(max(registers, 32) * threads) if target.backend == "cuda" else 2
-    return min(room // _shared_bytes(work, target, config), by_registers, target.max_warps // config["warps"], 8)
+    by_registers = 65536 // int(min(max(registers, 32), 255) * threads) if target.backend == "cuda" else 2
+    held = (room + reserved) // (_shared_bytes(work, target, config) + reserved)
+    return min(held, by_registers, target.max_warps // config["warps"], 8)
 
 
 def _converted_registers(work: Workload, target: Target, config: Config) -> float:
@@ -153,21 +160,31 @@ def _converted_registers(work: Workload, target: Target, config: Config) -> floa
 def _mixed_cost(work: Workload, target: Target, config: Config) -> float:
     """Seconds per useful row and key on one multiprocessor."""
     rows, tile, threads = config["rows"], config["tile"], config["warps"] * target.warp_size
-    registers = 70 + rows * (work.value_dim + 1.5 * tile) / threads + _converted_registers(work, target, config)
+    held = 70 if not _wide(work, target) else {256: 70}.get(work.value_dim, 100 if work.value_dim < 256 else 130)
+    registers = held + rows * (work.value_dim + 1.5 * tile) / threads + _converted_registers(work, target, config)
     hoisted = 0 if _wide(work, target) else rows * work.key_dim / 2 / threads  # queries, if there is room for them
     blocks = _blocks(work, target, config, registers)
-    idle = work.multiplied == 2 and rows < 16 * config["warps"]  # a warp multiplies at least 16 rows
+    shared = (
+        _wide(work, target) and work.value_dim > 256
+    )  # then two groups of warps may share rows, and columns are apart
+    idle = work.multiplied == 2 and rows < 16 * config["warps"] // (1 + shared)  # a warp multiplies at least 16 rows
     if blocks == 0 or idle or (target.backend == "cuda" and registers > 400):
         return float("inf")
     used = rows // config["heads"] * work.group / -(-work.group // config["heads"])
     flops = 2 * rows * tile * (work.key_dim + work.value_dim)
     peak = target.peak_f16 * 1e12 if work.multiplied == 2 else target.multiprocessors * _LANES * 2 * _CLOCK
     products = flops / (0.7 * peak / target.multiprocessors)
+    if target.arch == "sm_100" and rows < 128:
+        products *= 2  # half of its matrix units' rows
     softmax = rows * (8 * tile + work.value_dim) / (_LANES * _CLOCK)
-    exposed = 0.3e-6 + (_LATENCY if config["stages"] == 2 and not _wide(work, target) else 0)
+    exposed = 0.3e-6 + (0 if config["stages"] > 2 else 0.25e-6 if _wide(work, target) else _LATENCY)
     if tile > rows and not _wide(work, target):
         exposed += 0.5e-6  # the scores' maxima cross warps
     crowded = max(0.0, registers + hoisted - 255) / 50 if target.backend == "cuda" else 0
+    if _wide(work, target) and tile > 64:
+        exposed *= tile / 64  # that many scores are waited for at once
+    if _wide(work, target):  # while one block's warps are at their softmax, another's keep the matrix units busy
+        return (products + (0.6 * softmax + exposed) / blocks) / (used * tile) * (1 + crowded)
     return (products + 0.6 * softmax + exposed / blocks) / (used * tile) * (1 + crowded)
 
 
@@ -179,15 +196,21 @@ def _tile_seconds(tiling: Config | Tiling, block_size: int) -> float:
 
 def _decode_cost(work: Workload, target: Target, config: Config) -> float:
     """Seconds per key and query head on one multiprocessor that holds few blocks, as in small batches."""
-    registers = 60 + (config["rows"] * (work.value_dim + config["tile"])) / (config["warps"] * target.warp_size)
-    blocks = min(_blocks(work, target, config, registers), 2)
+    latent = work.value_dim > 256  # many heads over one: their products take longer than what they read
+    threads = config["warps"] * target.warp_size
+    wide = _wide(work, target) and config["rows"] >= 64
+    operands = 0 if wide else config["rows"] * work.key_dim / 2 / threads  # queries stay in registers
+    registers = 60 + operands + config["rows"] * (work.value_dim + config["tile"]) / threads
+    blocks = min(_blocks(work, target, config, registers), 1 if latent else 2)
     if blocks == 0 or (target.backend == "cuda" and registers > 200):
         return float("inf")
     tile_bytes = config["tile"] * work.read * work.cached
     bandwidth = target.bandwidth * 1e9 / target.multiprocessors
+    flops = 2 * config["rows"] * config["tile"] * (work.key_dim + work.value_dim)
+    products = flops / (0.25 * target.peak_f16 * 1e12 / target.multiprocessors)
     seconds = max(
         tile_bytes / bandwidth,
-        _tile_seconds(config, work.block_size) / blocks,
+        (_tile_seconds(config, work.block_size) + latent * products) / blocks,
         _LATENCY / ((config["stages"] - 1) * blocks),
     )
     parts = -(-work.group // config["heads"])

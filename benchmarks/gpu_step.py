@@ -1,0 +1,191 @@
+"""What overlapping launches and asking for weights are worth: the step of few sequences, with and without, on this GPU.
+
+    python benchmarks/gpu_step.py [--shape llama-1b] [--quant rtn4] [--layers 0] [--batches 1] [--work build/gpu-step]
+
+The engine's decode steps are compiled anew in each variant, and take turns over the same weights. wait: every kernel
+waits for the one before it; next: those of few rows let the next begin behind their last loop; ask: and, while they
+wait, have their first weights brought near, 256 bytes per thread or as many as said; first: and all others let the next
+begin at once; off: launches that do not overlap. Logits must be the same bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import icc
+import make_model
+import numpy as np
+from icc.compiler.backends.triton import dependent
+from icc.compiler.backends.triton.kernels import linear_source
+from icc.compiler.backends.triton.kernels.linear_source import Source
+from icc.compiler.backends.triton.objects.compile import compile_specs
+from icc.compiler.backends.triton.plan import make_plan, plan_program
+from icc.compiler.backends.triton.spec import Shape
+from icc.compiler.backends.triton.tiling.choice import Tuner
+from icc.compiler.backends.triton.tiling.tuned import load_tuned
+from icc.compiler.measure.gpu_tune import full_batch
+from icc.compiler.program.program import Program, program_of
+from icc.compiler.targets import TARGETS
+from icc.runtime.executor.cuda.launches import ReadyLaunch
+from icc.runtime.executor.walk import Walker
+from icc.runtime.format.load import open_engine
+
+LIMITS: dict[str, Any] = {"max_seq_len": 2048, "max_step_tokens": 16}
+ROUNDS, STEPS = 9, 20
+VARIANTS = ("off", "wait", "next", "ask", "ask512", "first")
+
+
+@contextmanager
+def variant(name: str) -> Iterator[None]:
+    """Sources are rendered so in this block."""
+    done, waiting = dependent._done, dependent._waiting
+    asks = name.startswith("ask") or name == "first"
+
+    def plain(line: str) -> str:
+        return "" if dependent._MARK in line and "wait" not in line else done(line)
+
+    def early(source: str, entry: str) -> str:
+        if entry == "linear_decode":
+            return waiting(source, entry)
+        kept = [line for line in source.splitlines(keepends=True) if not line.strip() == f"{dependent._MARK}next"]
+        text, call = waiting("".join(kept), entry), dependent._CALLS["wait"]
+        return text.replace(call, f"{call}\n        {dependent._CALLS['next']}")
+
+    waiting.cache_clear()
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(dependent, "AHEAD", True))
+        if name in ("off", "wait"):
+            stack.enter_context(patch.object(dependent, "_done", plain))
+        if not asks:
+            stack.enter_context(patch.object(Source, "asks", property(lambda self: [])))
+        if name.startswith("ask") and name != "ask":
+            stack.enter_context(patch.object(linear_source, "ASKED", int(name[3:])))
+        if name == "first":
+            stack.enter_context(patch.object(dependent, "_waiting", early))
+        yield
+    waiting.cache_clear()
+
+
+class Steps:
+    """The decode step of so many sequences, in one variant, ready to run again and again."""
+
+    def __init__(self, llm: Any, program: Program, target: str, batch: int, name: str) -> None:
+        player, limits = llm.executor, llm.manifest.limits
+        self.device, shape = player.device, Shape(batch, True)
+        tuner = Tuner(TARGETS[target], load_tuned(TARGETS[target]))
+        with variant(name):
+            planned = plan_program(program, limits, tuner, [shape])
+        compiled = compile_specs(planned.specs().values(), TARGETS[target])
+        plan = make_plan(planned, TARGETS[target], compiled)
+        device = self.device
+        device.take_scratch(plan.scratch_bytes)
+        functions = {
+            key: device.cuda.function(compiled[key].binary, found.entry, found.shared_bytes)
+            for key, found in plan.objects.items()
+        }
+        walker = Walker(device.program, plan, device.cache, device.limits)
+        self._ready = [
+            ReadyLaunch(functions[launch.object], plan.objects[launch.object], launch, arguments, device._address)
+            for launch, arguments in walker.launches(plan.phases[0])
+        ]
+        if name == "off":
+            for launch in self._ready:
+                launch._dependent = False
+        self._sizes = player.prepare(full_batch(shape, limits, player.groups))
+        self.graph = device.cuda.capture(self._once)
+        self._rows = batch
+
+    def _once(self) -> None:
+        for launch in self._ready:
+            launch.put(self.device.cuda, self._sizes)
+
+    def logits(self) -> np.ndarray:
+        """Of one step."""
+        device = self.device
+        device.cuda.launch_graph(self.graph)
+        device.cuda.to_host(device.logits[: self._rows], device._addresses["logits"])
+        device.cuda.wait()
+        return device.logits[: self._rows].copy()
+
+    def microseconds(self) -> float:
+        """Of one of many."""
+        cuda = self.device.cuda
+
+        def many() -> None:
+            for _ in range(STEPS):
+                cuda.launch_graph(self.graph)
+
+        return cuda.seconds(many) / STEPS * 1e6
+
+
+def main() -> int:
+    """Compile what is missing, compare, measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="h100")
+    parser.add_argument("--shape", default="llama-1b", choices=sorted(make_model.SHAPES))
+    parser.add_argument("--layers", type=int, default=0, help="fewer than the shape has, and 32,000 tied tokens")
+    parser.add_argument("--quant", default="rtn4")
+    parser.add_argument("--batches", default="1")
+    parser.add_argument("--work", type=Path, default=Path("build/gpu-step"))
+    parser.add_argument("--compile-only", action="store_true")
+    a = parser.parse_args()
+    batches = list(map(int, a.batches.split(",")))
+    begun = time.monotonic()
+    engine = _engine(a, batches)
+    print(f"engine after {time.monotonic() - begun:.0f} s", flush=True)
+    if a.compile_only:
+        _compile_all(engine, a.target, batches)
+        return 0
+    same, program = True, program_of(open_engine(engine, verify=False))
+    _compile_all(engine, a.target, batches)
+    print(f"variants after {time.monotonic() - begun:.0f} s", flush=True)
+    with icc.load(engine, kv_bytes=256 << 20) as llm:
+        for batch in batches:
+            steps = {name: Steps(llm, program, a.target, batch, name) for name in VARIANTS}
+            found = {name: one.logits() for name, one in steps.items()}
+            same &= all(np.array_equal(one, found["off"]) for one in found.values())
+            times: dict[str, list[float]] = {name: [] for name in VARIANTS}
+            for _ in range(ROUNDS):
+                for name, one in steps.items():
+                    times[name].append(one.microseconds())
+            shown = ", ".join(f"{n} {statistics.median(t):.1f} ({min(t):.1f})" for n, t in times.items())
+            print(f"{a.shape} {a.quant}, {batch} sequences, us per step (least): {shown}", flush=True)
+    print("equal logits" if same else "DIFFERENT logits")
+    return int(not same)
+
+
+def _engine(a: Any, batches: list[int]) -> Path:
+    """Made of random numbers."""
+    hidden, layers, heads, kv_heads, ffn, vocab, tied = make_model.SHAPES[a.shape]
+    few = (32000, True) if a.layers else (vocab, tied)
+    make_model.SHAPES["few"] = hidden, a.layers or layers, heads, kv_heads, ffn, *few
+    name = f"{a.shape}-{a.layers or layers}"
+    model, engine = a.work / name, a.work / f"{name}-{a.quant}.engine"
+    if not (model / "model.safetensors").is_file():
+        make_model.write("few", model, device="cuda")
+    if not (engine / "engine.json").is_file():
+        icc.compile(model, engine, target=a.target, quant=a.quant, force=True, max_batch_size=max(batches), **LIMITS)
+    return engine
+
+
+def _compile_all(engine: Path, target: str, batches: list[int]) -> None:
+    """Objects of all variants, into the cache."""
+    opened = open_engine(engine, verify=False)
+    program, tuner, specs = program_of(opened), Tuner(TARGETS[target], load_tuned(TARGETS[target])), {}
+    for name in VARIANTS:
+        with variant(name):
+            planned = plan_program(program, opened.manifest.limits, tuner, [Shape(b, True) for b in batches])
+        specs |= planned.specs()
+    compile_specs(specs.values(), TARGETS[target])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
