@@ -12,7 +12,7 @@ from icc.compiler.ops.body import Body
 from icc.compiler.program.steps.linear import Columns, Epilogue
 from icc.compiler.weights.formats.registry import find_format
 from interpreting import make_kernel, run_kernel
-from products import check, rows
+from products import Forced, check, rows
 from sizes import soak
 from torch import Tensor
 
@@ -69,6 +69,23 @@ def test_rows_of_every_number(kind: str) -> None:
         specs = run_kernel(kernel, [x, packed, bias], [y], shape=Shape(stated, True), sizes=sizes)
         assert [spec.entry for spec in specs] == ["linear_decode"]
         check(y, x[:, :k].double() @ values.T + bias.double(), "f32")
+
+
+@pytest.mark.parametrize("kind", ["q4_0", *soak(*KINDS, *(kind for kind in MORE if kind != "q4_0"))])
+def test_many_rows_on_matrix_units(kind: str) -> None:
+    torch.manual_seed(0)
+    n, k, count = 40, 768, 19
+    packed, values = weight(kind, n, k)
+    x, y = rows(count, k, k + 8, "bf16"), torch.full((count + 1, n), torch.nan)
+    kernel = make_kernel("linear_q", k=k, n=n, types=("bf16", "u8", "", "f32"), stored=kind, strides={"x": k + 8})
+    tiling = {"decode": 0, "m": 16, "n": 32, "k": 256, "warps": 4, "stages": 2, "splits": 1}
+    sizes = {"num_tokens": count}
+    for more, entries in (({}, ["linear_tile"]), ({"k": 64, "unpacked": 1}, ["linear_unpack", "linear_tile"])):
+        tuner = Forced({**tiling, **more})
+        specs = run_kernel(kernel, [x, packed, None], [y], shape=Shape(32, False), sizes=sizes, tuner=tuner)
+        assert [spec.entry for spec in specs] == entries
+        check(y, x[:, :k].double() @ values.to(torch.bfloat16).double().T, "f32")
+        y.fill_(torch.nan)
 
 
 def test_two_parts_and_experts() -> None:

@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 from icc.compiler.backends.triton.kernels.linear import Linear
 from icc.compiler.backends.triton.objects.compile import Compiled, compile_specs, spec_key
-from icc.compiler.backends.triton.objects.loops import MatrixLoop, disassemble, longest_loop, loop_faults
+from icc.compiler.backends.triton.objects.loops import (
+    MatrixLoop,
+    disassemble,
+    longest_loop,
+    loop_faults,
+    overwritten_registers,
+)
 from icc.compiler.backends.triton.objects.loops import _Asked as Asked
 from icc.compiler.backends.triton.objects.loops import _loop_texts as loop_texts
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape
@@ -178,3 +184,28 @@ def test_every_picked_tiling_is_clean(
         if faults := loop_faults(spec.entry, made.loops):
             found[spec_key(spec)] = faults
     assert not found
+
+
+RUNNING = """
+.text.kernel:
+.L_x_0:
+        /*0010*/                   LOP3.LUT R76, R5, 0xf, RZ, 0xc0, !PT ;
+        /*0020*/                   WARPGROUP.ARRIVE ;
+        /*0030*/                   HGMMA.64x64x16.F32.BF16 R24, R76, gdesc[UR16], R24, gsb0 ;
+        /*0040*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
+        /*0050*/                   LDS.128 R84, [R3] ;
+        /*0060*/                   HGMMA.64x64x16.F32.BF16 R24, R84, gdesc[UR16], R24, gsb0 ;
+        /*0070*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
+        /*0080*/              @P4 BRA `(.L_x_0) ;
+        /*0090*/                   EXIT ;
+"""
+
+
+def test_operands_that_matrix_units_still_read_are_not_written() -> None:
+    """As Triton 3.6 and 3.7 leave a loop over codes: the second product of a step runs while the next step begins. Its
+    operands, R84 to R87, are written when no more than the first product of that step is waited for."""
+    assert overwritten_registers(RUNNING) == set()
+    late = RUNNING.replace("R5, 0xf", "R84, 0xf").replace("LOP3.LUT R76", "LOP3.LUT R85")
+    assert overwritten_registers(late) == {85}
+    waits = late.replace(".L_x_0:\n", ".L_x_0:\n        /*0000*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;\n")
+    assert overwritten_registers(waits) == set()

@@ -122,6 +122,7 @@ POINTS: dict[str, Point] = {
         {"k": 768, "n": 32, "stored": "q4_k", **GATED},
         ("bf16", "u8", "", "bf16"),
         Shape(2, True),
+        tiling={**FEW, "m": 2, "n": 4, "k": 512, "warps": 4},
     ),
     "linear_decode_wide__mxfp4_experts": Point(
         "expert_linear_q",
@@ -151,6 +152,9 @@ POINTS: dict[str, Point] = {
     ),
     "linear_tile__q4_whole_values": Point(
         "linear_q", {"k": 128, "n": 64, "stored": "q4g64"}, ("f16", "u8", "", "f16"), tiling={**MANY, "n": 64}
+    ),
+    "linear_tile__q4_k": Point(
+        "linear_q", {"k": 768, "n": 32, "stored": "q4_k"}, ("bf16", "u8", "", "bf16"), tiling={**MANY, "k": 128}
     ),
     "linear_unpack__q4": Point(
         "linear_q",
@@ -462,7 +466,7 @@ SPECS = {name: point.spec() for name, point in POINTS.items()}
 def shared_parts() -> dict[str, str]:
     """The templates that others include or take macros from: name -> its text."""
     texts = {file.relative_to(TEMPLATES).as_posix(): file.read_text() for file in TRITON.rglob("*.jinja")}
-    included = {name for text in texts.values() for name in re.findall(r'(?:include|from) "(.*?)"', text)}
+    included = {name for text in texts.values() for name in re.findall(r'(?:include|from|import) "(.*?)"', text)}
     return {name: texts[name] for name in included}
 
 

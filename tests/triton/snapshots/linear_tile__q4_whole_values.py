@@ -77,6 +77,20 @@ def nibbles(codes):
     return a, b, c, d
 
 
+
+@triton.jit
+def settled(bits):
+    """The same, once matrix units have read all operands that they were given in registers.
+
+    Triton 3.6 to 3.8 lets the products of one step run into the next, and registers that they read be written there.
+    """
+    if not INTERPRETED:
+        bits = tl.inline_asm_elementwise(
+            "wgmma.wait_group.sync.aligned 0; mov.b32 $0, $1;", "=r,r", [bits], bits.dtype, is_pure=True, pack=1
+        )
+    return bits
+
+
 @triton.jit
 def times(level, word):
     """Levels [BN, SPAN] times the scales of their rows, both rounded to 16 bits."""
@@ -132,7 +146,7 @@ def linear_tile(x_ptr, w_ptr, y_ptr, num_rows):
             None,
         )
         word0 = load(words + row0 + step * N + tile * 1, None)
-        acc0 = dot(values(w0, word0), x, acc0)
+        acc0 = dot(values(w0, settled(word0)), x, acc0)
     c = cols[:, None]
     r = r[None, :]
     keep = in_rows[None, :] & (c < WIDTH)

@@ -88,13 +88,15 @@ class RowProducts(StepKernel[P]):
         return self.layout if isinstance(self.layout, CodeGroups) else None
 
     def mode(self, level: int) -> str:
-        """How operands meet on a GPU of that compute capability, 0 for HIP: "dense" and "codes" in 16 bits on matrix
-        units, "int8" and "fp8" in 8, "wide" in float32."""
+        """How operands meet on a GPU of that compute capability, 0 for HIP: "dense", "codes" and "blocks" in 16 bits on
+        matrix units, "int8" and "fp8" in 8, "wide" in float32. "blocks" of few rows meet in float32, too."""
         if self.codes and not self.experts and (eight := self.codes.rows8(level)):
             return eight
         narrow = self.x.dtype in ("bf16", "f16")
         if self.codes:
-            return "codes" if narrow and self.codes.fits_matrix_units else "wide"
+            if narrow and self.codes.fits_matrix_units:
+                return "codes"
+            return "blocks" if narrow and self.codes.as_values(self.step.k) else "wide"
         return "dense" if narrow and self.step.w.dtype == self.x.dtype else "wide"
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
@@ -195,13 +197,13 @@ class RowProducts(StepKernel[P]):
     def _decode(self, tile: Tiling, tuner: Tuner, shape: Shape) -> LaunchSpec:
         mode = self.mode(tuner.target.level)
         args = [*self._read_args(mode).values(), *self._padding(shape)]
-        columns = Extent(-(-self.step.columns // tile.n))
+        columns, name = Extent(-(-self.step.columns // tile.n)), f"decode_{'wide' if mode == 'blocks' else mode}"
         if self.experts:
-            return self._spec(f"decode_{mode}", tile, tuner, args, (columns, self._slots, ONE))
+            return self._spec(name, tile, tuner, args, (columns, self._slots, ONE))
         if self.norm and shape.max_tokens <= _NORMED and self.norm.block <= _HELD * 32 * tile.warps:
             args += self.pointers(**{name: f"norm_{name.split('.')[1]}_ptr" for name in _NORM.values() if name != "y"})
             args.append(Arg("counters_ptr", "*i32", CountersArg()))
-        return self._spec(f"decode_{mode}", tile, tuner, [*args, self.count], (columns, ONE, ONE))
+        return self._spec(name, tile, tuner, [*args, self.count], (columns, ONE, ONE))
 
     def _rows(self, mode: str) -> LaunchSpec:
         """x in 8 bits, in scratch."""

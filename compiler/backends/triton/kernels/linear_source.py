@@ -430,6 +430,11 @@ class UnpackSource:
         return self.op.layout
 
     @property
+    def by_groups(self) -> bool:
+        """Whether the values of a group are made together."""
+        return self.op.codes is not None and self.op.codes.as_values(self.op.step.k)
+
+    @property
     def table(self) -> dict[str, int]:
         """The facts of it that the layouts' macros ask of a table."""
         return {"table_rows": self.op.step.n, "n": self.op.step.k}

@@ -16,10 +16,27 @@ from ....weights.formats.blocks import BlockFormat
 from ....weights.formats.tables import E2M1
 from ...cpu.layouts.elements import round_up
 from ...cpu.layouts.scales import SCALE_TYPES, scale_values, stored_scales
-from .codes import WIDE_SLICE, CodeGroups, Unpacking
+from .codes import VALUE_STEP, WIDE_SLICE, CodeGroups, Unpacking
 
 ALIGN = 64
 _FIELDS = {2: 2, 3: 4, 4: 4}  # bits of a code in memory; 8 for others
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What blocks or groups have beside their codes, read in words of 4 bytes, as asynchronous copies take them.
+
+    begin: of its section. item: bytes of each, one for `unit` values of K. words: of a step and row; whole: whether a
+    step of a row has whole words, and so has the row; else the one word is read that holds the item of the step.
+    """
+
+    name: str
+    begin: int
+    item: int
+    unit: int
+    words: int
+    whole: bool
+    row_words: int
 
 
 @dataclass(frozen=True)
@@ -47,16 +64,11 @@ class BlockRows(CodeGroups):
         beside = 8 * self.format.nbytes((1, self.format.size)) - self.format.bits * self.format.size
         scale_bytes = max(1, round(beside / 8 * self.group / self.format.size))
         few = self.group & (self.group - 1) == 0 and self.group <= WIDE_SLICE
+        chosen = bool(self.format.table) and not self.halves  # from a table, by the bits of a code
+        cost = 6.0 + 3.0 * (self.format.group_scales != "none") + 2.0 * (self.group < 32) + 6.0 * chosen
         return Unpacking(
-            self.name,
-            self.group,
-            self.bits,
-            scale_bytes,
-            4.0,
-            4.0,
-            64 * (bool(self.format.table) and not self.halves),
-            few=few,
-        )
+            self.name, self.group, self.bits, scale_bytes, 2.0 + 5.0 * chosen, cost, 64 * chosen, few=few
+        )  # fmt: skip
 
     @property
     def halves(self) -> bool:
@@ -116,6 +128,25 @@ class BlockRows(CodeGroups):
                 kind = np.int8 if self.format.group_scales == "i8" and name == "group_scales" else np.uint8
                 found[name] = raw.view(kind).reshape(array.shape)
         return found
+
+    def beside(self, n: int, k: int, step: int) -> tuple[Beside, ...]:
+        """What a matrix has beside its codes, for steps of K."""
+        found = []
+        for name, array in self.format.arrays((n, k)).items():
+            if name == "codes":
+                continue
+            begin, end = self.sections(n, k)[name]
+            count = prod(array.shape) // n  # of a row
+            item, unit = (end - begin) // (n * count), k // count
+            nbytes = item * step // unit
+            whole = nbytes >= 4
+            found.append(Beside(name, begin, item, unit, max(nbytes // 4, 1), whole, item * count // 4))
+        return tuple(found)
+
+    def as_values(self, k: int) -> bool:
+        """Where no word of what lies beside lies in two rows."""
+        beside = self.beside(1, k, max(VALUE_STEP, self.group)) if self.unpacking.few else ()
+        return bool(beside) and all(not part.whole or part.item * (k // part.unit) % 4 == 0 for part in beside)
 
     def _fields(self, codes: np.ndarray) -> np.ndarray:
         """Codes next to each other in bytes, from the low bits up."""

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from ....program.layout import MatrixLayout
 
 WIDE_SLICE = 512  # of K, that a kernel for few rows in float32 takes at a time
+VALUE_STEP = 128  # of K, that a kernel takes at a time which makes values of codes, or a group
 Rows8 = Literal["", "int8", "fp8"]  # of 8 bits, with scales; "": none
 
 
@@ -79,6 +80,10 @@ class CodeGroups(MatrixLayout):
     def fits_matrix_units(self) -> bool:
         """Whether the codes of a group are operands of matrix instructions."""
         return self.span >= 16 and self.span & (self.span - 1) == 0
+
+    def as_values(self, k: int) -> bool:
+        """Whether tiles multiply values of 16 bits, made step by step from rows of K codes."""
+        return False
 
     @property
     def span(self) -> int:

@@ -23,6 +23,7 @@ _LINE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s
 _LABEL = re.compile(r"^(\.L_\w+):", re.M)
 _MATRIX = re.compile(r"(?:[HIQ]G?MMA|UTC[HQI]MMA)\b")
 BARRIERS = 2  # per step of a product: copies have come, copies may be overwritten
+_NO_RESULT = {"ST", "STG", "STS", "STSM", "STL", "RED", "REDG", "LDGSTS", "BRA", "EXIT", "BAR", "WARPSYNC"}
 _WARP_SHAPES = {"16816": 16 * 8 * 16, "1688": 16 * 8 * 8, "16832": 16 * 8 * 32, "16864": 16 * 8 * 64}
 
 
@@ -57,7 +58,7 @@ class MatrixLoop:
 def matrix_loops(cubin: bytes, ttgir: str, warps: int) -> tuple[MatrixLoop, ...]:
     """The loops with matrix instructions of a cubin and the IR that it was made of, in their order. Where the two do
     not have the same loops, all of the kernel as one: loops of few steps are unrolled. CodegenError where the
-    disassembler fails.
+    disassembler fails, and for a kernel whose answers depend on how fast matrix units are.
     """
     asked = [_Asked(text, trips) for text, trips in _loop_texts(ttgir)]
     asked = [found for found in asked if found.flops]
@@ -65,6 +66,13 @@ def matrix_loops(cubin: bytes, ttgir: str, warps: int) -> tuple[MatrixLoop, ...]
         return ()
     code = _Code(disassemble(cubin))
     loops = [loop for loop in code.loops() if any(_MATRIX.match(line.name) for line in loop)]
+    unrolled = _overwritten(code.lines, again=False) if len(loops) != len(asked) else set()
+    if registers := sorted(unrolled.union(*map(_overwritten, loops))):
+        names = ", ".join(f"R{register}" for register in registers[:4])
+        raise CodegenError(
+            f"matrix instructions may still read registers that are written: {names}",
+            "this version of Triton orders instructions in another way; please report it",
+        )
     if len(loops) == len(asked):
         return tuple(_facts(loop, code, source, warps) for loop, source in zip(loops, asked, strict=True))
     if not any(_MATRIX.match(line.name) for line in code.lines):
@@ -237,6 +245,43 @@ def _facts(loop: Sequence[_Line], code: _Code, asked: _Asked, warps: int) -> Mat
         count(r"LDG(\.|$)"), count(r"LDGSTS"), count(r"LDGSTS(?!.*128)"), asked.waits_each, sum(names.values()),
         asked.tile,
     )  # fmt: skip
+
+
+def overwritten_registers(text: str) -> set[int]:
+    """Registers that the loops of a disassembly write while matrix instructions may still read them."""
+    return set().union(*map(_overwritten, _Code(text).loops()))
+
+
+def _overwritten(lines: Sequence[_Line], again: bool = True) -> set[int]:
+    """Registers of a loop that instructions of a warp group may still read as operands when others write them.
+
+    Those instructions run on by themselves; WARPGROUP.DEPBAR waits until only so many of the last are left. The loop is
+    gone through twice, for what one step leaves running meets the next one's instructions. again: whether it is.
+    """
+    running: list[set[int]] = []
+    found: set[int] = set()
+    for line in [*lines, *lines] if again else lines:
+        if line.name.startswith("WARPGROUP.DEPBAR"):
+            left = int(line.operands.rpartition(" ")[2], 16)
+            running = running[len(running) - left :] if left < len(running) else running
+        elif re.match(r"[HIQ]GMMA", line.name):
+            operand = re.fullmatch(r"R(\d+)(?:\.reuse)?", line.operands.split(", ")[1])
+            first = int(operand[1]) if operand else 0
+            running.append(set(range(first, first + 4)) if operand else set())
+        else:
+            found.update(*(_written(line) & read for read in running))
+    return found
+
+
+def _written(line: _Line) -> set[int]:
+    """The registers that an instruction writes, those of one result."""
+    kind, *modifiers = line.name.split(".")
+    result = re.match(r"R(\d+)", line.operands)
+    if result is None or kind in _NO_RESULT:
+        return set()
+    wide = {"128": 4, "64": 2, "WIDE": 2, **({"4": 4, "2": 2} if kind == "LDSM" else {})}
+    count = max((wide.get(modifier, 1) for modifier in modifiers), default=1)
+    return set(range(int(result[1]), int(result[1]) + count))
 
 
 def _flops(line: _Line, code: _Code, warps: int) -> float:

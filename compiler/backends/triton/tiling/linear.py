@@ -1,8 +1,8 @@
 """Which tilings a product may take on a target, and an estimate of what each costs.
 
 The estimate is a roofline per resource: memory, the second-level cache, matrix units, instruction issue, and the
-latency of the steps that one program takes in turn. Constants were fitted to the tilings of 100 products (bf16, 4 and 8
-bits, 8 to 4,096 rows) timed on an H100: benchmarks/NOTES.md says how well they choose. `icc tune` replaces the choice.
+latency of the steps that one program takes in turn. Constants were fitted to the tilings of 172 products (bf16, 4 and 8
+bits, 1 to 8,192 rows) timed on an H100: benchmarks/NOTES.md says how well they choose. `icc tune` replaces the choice.
 """
 
 from __future__ import annotations
@@ -11,18 +11,24 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from ....targets import Target
-from ..layouts.codes import WIDE_SLICE, Unpacking
+from ..layouts.codes import VALUE_STEP, WIDE_SLICE, Unpacking
 from .choice import Config, Tuner, power_of_two
 
-LATENCY = 0.65e-6  # seconds from a request to memory to its data, under load
-LAUNCH = 1.3e-6  # seconds that one more kernel costs
-CACHE_PER_SM = 92e9  # bytes/s that a multiprocessor reads from the second-level cache
-SPLIT = 3.2e-6  # seconds that a kernel costs which adds up what splits of K left
-SPLIT_PER_SM = 40e9  # bytes/s of these sums that a multiprocessor writes and reads again
-DEPENDENT = 2.8  # times longer than its instructions alone a code takes in a decode kernel, whose warps wait for them
-WARP_SUM = 0.4e-6  # seconds per warp beyond four of a decode kernel of eight rows, whose warps add up their sums
+LATENCY = 0.45e-6  # seconds from a request to memory to its data, under load
+LAUNCH = 1.0e-6  # seconds that one more kernel costs
+CACHE_PER_SM = 94e9  # bytes/s that a multiprocessor reads from the second-level cache
+SPLIT = 2.4e-6  # seconds that a kernel costs which adds up what splits of K left
+SPLIT_PER_SM = 31e9  # bytes/s of these sums that a multiprocessor writes and reads again
+DEPENDENT = 2.3  # times longer than its instructions alone a code takes in a decode kernel, whose warps wait for them
+WARP_SUM = 0.34e-6  # seconds per warp beyond four of a decode kernel of eight rows, whose warps add up their sums
+SECOND_EIGHT = 1.0  # so many times longer again with 16 rows than with eight
+WHOLE = (0.6, 0.7, 0.88)  # of the peak, where values of codes are multiplied in tiles of up to 64, 128 and 256 rows
 ISSUE_PER_SM = 3.8e9  # instructions of a warp per second: four schedulers at 60 %
-FEW = 10.0  # instructions per value of a kernel for few rows in float32, besides one for each row
+FEW = 8.0  # instructions per value and row of a kernel for few rows in float32, besides those that read the code
+ALONE = (
+    1.35e-9  # seconds between two instructions of a warp that makes values of blocks, each of which waits for others
+)
+CROWDED = 1.5  # times longer its instructions take, of all warps of a multiprocessor, than others
 UNPACK = 14.0  # instructions per value where a matrix is unpacked by itself
 REGISTERS = 65536  # of a multiprocessor, 32 bits each
 
@@ -101,7 +107,7 @@ class Product:
     @property
     def few(self) -> bool:
         """Whether the kernel for few rows in float32 runs."""
-        return self.mode == "wide" and self.rows <= 8 and self.codes is not None and self.codes.few
+        return self.mode in ("wide", "blocks") and self.rows <= 8 and self.codes is not None and self.codes.few
 
     @property
     def doubled(self) -> bool:
@@ -149,6 +155,8 @@ class Machine:
         if p.eight:
             return [*(self._decode(p) if p.mode == "fp8" and p.rows <= 16 else []), *self._eight(p)]
         unpacked = [{**c, "unpacked": 1} for c in self.candidates(p.dense)] if p.unpacks else []
+        if p.mode == "blocks":
+            return [*(self._few(p) if p.rows <= 8 else []), *self._blocks(p), *unpacked]
         if p.mode == "wide":
             return [*self._wide(p), *unpacked]
         found = [*(self._decode(p) if p.rows <= 16 else []), *self._tiles(p)]
@@ -246,14 +254,34 @@ class Machine:
         """Whether the sums of a step of 8-bit floats are beside those of all."""
         return p.mode == "fp8" and (sums_of_steps(self.level) or p.blocks)
 
+    def _few(self, p: Product) -> list[Config]:
+        """The kernel for few rows in float32."""
+        assert p.codes is not None
+        m = 1 if p.experts else power_of_two(p.rows)
+        sums = 16 if p.codes.decode_registers else 32  # per thread and part, of all rows
+        n = max(power_of_two(4 * sums // p.codes.bits // (2 * m * p.parts)), 1)
+        return [{"decode": 1, "m": m, "n": n, "k": WIDE_SLICE, "warps": 4, "stages": 2, "splits": 1}]
+
+    def _blocks(self, p: Product) -> list[Config]:
+        """Tiles of values of blocks, on matrix units."""
+        assert p.codes is not None
+        m = [16, 32, 64, 128] if p.experts else [min(max(p.rows, 16), 128)]
+        m += [64] if p.rows >= 128 else []
+        k = max(VALUE_STEP, p.codes.group)
+        splits = [1, *(s for s in (2, 4, 8) if -(-p.k // k) >= 4 * s and p.rows <= 256 and not p.experts)]
+        return [
+            {"decode": 0, "m": rows, "n": n, "k": k, "warps": warps, "stages": depth, "splits": split}
+            for rows in m
+            for n, warps in ((32, 4), (64, 4), (128, 8)) if n >= 64 or p.rows < 64
+            for depth in ((2,) if self.hip else (3, 4))
+            for split in splits
+            if rows * n * p.parts <= 64 * self.target.warp_size * warps
+        ]  # fmt: skip
+
     def _wide(self, p: Product) -> list[Config]:
         """Products in float32, on the ordinary units: small tiles, for these are rare."""
-        if p.few and p.codes:
-            m = 1 if p.experts else power_of_two(p.rows)
-            sums = 16 if p.codes.decode_registers else 32  # per thread and part, of all rows
-            n = max(power_of_two(4 * sums // p.codes.bits // (2 * m * p.parts)), 1)
-            few = {"decode": 1, "m": m, "n": n, "k": WIDE_SLICE, "warps": 4, "stages": 2, "splits": 1}
-            return [few]
+        if p.few:
+            return self._few(p)
         split = next((s for s in (8, 4, 2) if p.k >= 256 * s and p.rows <= 64 and not p.experts), 1)
         return [{"decode": 0, "m": 16, "n": 32, "k": 32, "warps": 4, "stages": 2, "splits": split}]
 
@@ -261,7 +289,7 @@ class Machine:
         """Estimated time; infinity where the tiling does not fit."""
         if c.get("unpacked"):
             return self._unpack_seconds(p) + self.seconds(p.dense, {k: v for k, v in c.items() if k != "unpacked"})
-        if p.few:
+        if p.few and c["decode"]:
             return self._few_seconds(p)
         resident = self._resident(p, c)
         if not resident:
@@ -292,6 +320,10 @@ class Machine:
             busiest * steps * self._instructions(p, c) / ISSUE_PER_SM,
             waves * (steps / max(c["stages"] - 1, 1) + 1) * LATENCY,
         ]
+        if p.mode == "blocks":
+            each = self._instructions(p, c)
+            bounds.append(waves * steps * each / c["warps"] * ALONE)
+            bounds[3] *= CROWDED
         extra = LAUNCH + (WARP_SUM * (c["warps"] - 4) * c["m"] / 8 if c["decode"] else 0.0)
         if p.eight:  # the kernel that brings rows to 8 bits
             extra += LAUNCH + LATENCY + 3.0 * p.rows * p.k / (0.85e9 * self.target.bandwidth)
@@ -306,14 +338,18 @@ class Machine:
         assert p.codes is not None
         values = p.n * p.k
         memory = values * (p.codes.value_bytes + 2) / (0.85e9 * self.target.bandwidth)
-        issue = values * UNPACK / 32 / (ISSUE_PER_SM * self.target.multiprocessors)
+        each = p.codes.tile_instructions + 3 if p.mode == "blocks" else UNPACK
+        issue = values * each / 32 / (ISSUE_PER_SM * self.target.multiprocessors)
         return LAUNCH + LATENCY + max(memory, issue)
 
     def _few_seconds(self, p: Product) -> float:
         """Estimated time of few rows in float32."""
+        assert p.codes is not None
         active = min(p.rows * p.topk, p.experts) if p.experts else 1
         values = active * p.columns * p.parts * p.k
-        issue = values * (FEW + p.rows) / 32 / (ISSUE_PER_SM * self.target.multiprocessors)
+        issue = (
+            values * (p.codes.decode_instructions + FEW * p.rows) / 32 / (ISSUE_PER_SM * self.target.multiprocessors)
+        )
         return LAUNCH + LATENCY + max(active * p.matrix_bytes / (0.85e9 * self.target.bandwidth), issue)
 
     def _matrix_rate(self, p: Product, c: Config, resident: int) -> float:
@@ -325,7 +361,7 @@ class Machine:
             return 0.4 * groups
         large = not c["decode"] and c["n"] >= 64 and c["warps"] >= 4
         if self._whole(p, c):
-            return 0.7 * max(groups, 0.6)
+            return WHOLE[(c["m"] > 64) + (c["m"] > 128)] * max(groups, 0.6)
         if self.level >= 90 and large:  # instructions of a warp group; what they read of shared memory may bound them
             shared = 1.0 if p.apart else min(1.0, 90 / (64 + 4096 / c["m"]))
             return (0.6 if p.apart else 0.75) * shared * max(groups, 0.6)
@@ -336,7 +372,8 @@ class Machine:
         per_slice = c["n"] * p.parts * c["k"] / 32  # weights per lane
         loads = 60 + c["m"] * c["k"] * 2 / 512 * 3
         if c["decode"]:
-            unpack = DEPENDENT * p.apart.decode_instructions if p.apart else 0.6 if p.eight else 0.08
+            slower = DEPENDENT * (1 + SECOND_EIGHT * (c["m"] > 8))
+            unpack = slower * p.apart.decode_instructions if p.apart else 0.6 if p.eight else 0.08
             return c["warps"] * (per_slice * (unpack + 0.02 * c["m"]) + loads)
         unpack = p.apart.tile_instructions if p.apart else 0.05
         if self._whole(p, c):  # the scale costs one for two values
