@@ -41,6 +41,8 @@ from icc.runtime.commands.bench import BenchOptions, run_bench
 from icc.runtime.format.operands import WeightOperand
 from make_model import write
 
+KV_BYTES = 16 << 30  # for all batches, and room beside it for an 8B in float32, which the logits are compared with
+
 
 def main() -> int:
     """Measure all stages and write the results."""
@@ -138,7 +140,7 @@ def measure_engine(
     """One row per batch size, and one of prefill, each with its share of the limit."""
     compile_engine(model, engine, target, quant)
     start = time.perf_counter()
-    with icc.load(engine, verify=False) as llm:
+    with icc.load(engine, verify=False, kv_bytes=KV_BYTES) as llm:
         prompt = np.random.default_rng(0).integers(3, 1000, 16).tolist()
         llm.generate([prompt], icc.SamplingParams(max_tokens=1, ignore_eos=True))
         first = time.perf_counter() - start
