@@ -181,7 +181,7 @@ def main() -> int:
             one = kernel_of_one(op, facts, rounded)
             ones.append((name, one, one.launches(Shape(BATCHES[-1], True), LIMITS, tuner)[0]))
     every = [spec for both in launches.values() for specs in both for spec in specs] + [spec for *_, spec in ones]
-    every += [spec for chunked, _ in launches.values() for warps in (1, 4) for spec in with_warps(chunked, warps)]
+    every += [spec for chunked, _ in launches.values() for warps in (1, 2) for spec in with_warps(chunked, warps)]
     objects = compile_specs(every, tuner.target)
     print(f"{len(objects)} kernels, {sum(o.spill_bytes for o in objects.values())} bytes spilled", flush=True)
     if a.compile_only:
@@ -192,8 +192,8 @@ def main() -> int:
         torch.manual_seed(0)
         right &= compare(device, name, made[name], by_chunks, scratch)
         given = tensors(made[name], (PROMPT,), scratch)
-        few, many = (with_warps(by_chunks, warps) for warps in (1, 4))
-        every = (("chunks", by_chunks), ("by 1 warp", few), ("by 4 warps", many), ("token by token", by_token))
+        few, two = (with_warps(by_chunks, warps) for warps in (1, 2))
+        every = (("chunks", by_chunks), ("by 1 warp", few), ("by 2 warps", two), ("token by token", by_token))
         for text, specs in every:
             seconds = device.seconds(lambda specs=specs, given=given: put(device, specs, given, 1))
             print(f"  {text}: {1e9 * seconds / PROMPT:.0f} ns per token of a prompt of {PROMPT}", flush=True)

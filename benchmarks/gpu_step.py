@@ -4,8 +4,8 @@
 
 The engine's decode steps are compiled anew in each variant, and take turns over the same weights. wait: every kernel
 waits for the one before it; next: those of few rows let the next begin behind their last loop; ask: and, while they
-wait, have their first weights brought near, 256 bytes per thread or as many as said; first: and all others let the next
-begin at once; off: launches that do not overlap. Logits must be the same bits.
+wait, have their first weights brought near, where they are dense; first: and all others let the next begin at once;
+off: launches that do not overlap. Logits must be the same bits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import icc
 import make_model
 import numpy as np
 from icc.compiler.backends.triton import dependent
-from icc.compiler.backends.triton.kernels import linear_source
 from icc.compiler.backends.triton.kernels.linear_source import Source
 from icc.compiler.backends.triton.objects.compile import compile_specs
 from icc.compiler.backends.triton.plan import make_plan, plan_program
@@ -40,14 +39,13 @@ from icc.runtime.format.load import open_engine
 
 LIMITS: dict[str, Any] = {"max_seq_len": 2048, "max_step_tokens": 16}
 ROUNDS, STEPS = 9, 20
-VARIANTS = ("off", "wait", "next", "ask", "ask512", "first")
+VARIANTS = ("off", "wait", "next", "ask", "first")
 
 
 @contextmanager
 def variant(name: str) -> Iterator[None]:
     """Sources are rendered so in this block."""
     done, waiting = dependent._done, dependent._waiting
-    asks = name.startswith("ask") or name == "first"
 
     def plain(line: str) -> str:
         return "" if dependent._MARK in line and "wait" not in line else done(line)
@@ -61,13 +59,10 @@ def variant(name: str) -> Iterator[None]:
 
     waiting.cache_clear()
     with ExitStack() as stack:
-        stack.enter_context(patch.object(dependent, "AHEAD", True))
         if name in ("off", "wait"):
             stack.enter_context(patch.object(dependent, "_done", plain))
-        if not asks:
+        if name not in ("ask", "first"):
             stack.enter_context(patch.object(Source, "asks", property(lambda self: [])))
-        if name.startswith("ask") and name != "ask":
-            stack.enter_context(patch.object(linear_source, "ASKED", int(name[3:])))
         if name == "first":
             stack.enter_context(patch.object(dependent, "_waiting", early))
         yield

@@ -1,5 +1,6 @@
 # gated_chunks(q_ptr: *bf16, k_ptr: *bf16, v_ptr: *bf16, decay_ptr?: *fp32, beta_ptr?: *fp32, o_ptr: *bf16, solved_ptr: *fp32, state_ptr: *fp32, positions: *i32, slot_mapping: *i32, seq_starts: *i32, block_tables: *i32, max_blocks?: i32)
-# grid (1 * ceil(num_seqs / 1), 4, 3), 2 warps, 2 stages
+# grid (1 * ceil(num_seqs / 1), 4, 3), 4 warps, 2 stages
+
 # triton/common.py.jinja
 
 
@@ -100,17 +101,17 @@ def gated_chunks(
         o = tl.zeros([CHUNK, BLOCK], tl.float32)
         weight = tl.zeros([CHUNK, CHUNK], tl.float32)
         keep = own[:, None] & in_row0[None, :]
-        k = tl.load(k_at + 0 * PART, mask=keep, other=0.0).to(tl.float32)
+        k0 = tl.load(k_at + 0 * PART, mask=keep, other=0.0).to(tl.float32)
         q = tl.load(q_at + 0 * PART, mask=keep, other=0.0).to(tl.float32)
-        weight += product(q, tl.trans(k))
+        weight += product(q, tl.trans(k0))
         o += product(q, state0)
-        u -= product(k, state0) * since
+        u -= product(k0, state0) * since
         keep = own[:, None] & in_row1[None, :]
-        k = tl.load(k_at + 1 * PART, mask=keep, other=0.0).to(tl.float32)
+        k1 = tl.load(k_at + 1 * PART, mask=keep, other=0.0).to(tl.float32)
         q = tl.load(q_at + 1 * PART, mask=keep, other=0.0).to(tl.float32)
-        weight += product(q, tl.trans(k))
+        weight += product(q, tl.trans(k1))
         o += product(q, state1)
-        u -= product(k, state1) * since
+        u -= product(k1, state1) * since
         u *= tl.load(beta_ptr + token * 4 + head, mask=own, other=0.0).to(tl.float32)[:, None]
         solved_at = (token[:, None] * HEADS + head) * CHUNK + lane[None, :]
         u = product(tl.load(solved_ptr + solved_at, mask=own[:, None] & own[None, :], other=0.0), u)
@@ -126,16 +127,12 @@ def gated_chunks(
             rest = tl.where(lane <= left, tl.exp(tl.where(lane <= left, here - total, 0.0)), 0.0)
             block = tl.sum(tl.where((lane == left) & (slot >= 0), slot, 0), axis=0)
             behind_at = state_ptr + block.to(tl.int64) * 11520 + at
-            k = tl.load(k_at + 0 * PART, mask=own[:, None] & in_row0[None, :], other=0.0).to(tl.float32)
-            behind = state0 * tl.exp(here) + product(tl.trans(k * rest[:, None]), u)
+            behind = state0 * tl.exp(here) + product(tl.trans(k0 * rest[:, None]), u)
             tl.store(behind_at + 0 * PART * 40, behind.to(state_ptr.dtype.element_ty), mask=inside0)
-            k = tl.load(k_at + 1 * PART, mask=own[:, None] & in_row1[None, :], other=0.0).to(tl.float32)
-            behind = state1 * tl.exp(here) + product(tl.trans(k * rest[:, None]), u)
+            behind = state1 * tl.exp(here) + product(tl.trans(k1 * rest[:, None]), u)
             tl.store(behind_at + 1 * PART * 40, behind.to(state_ptr.dtype.element_ty), mask=inside1)
             left = tl.min(tl.where((slot >= 0) & (lane > left), lane, CHUNK), axis=0)
         whole = tl.sum(decay, axis=0)
         rest = tl.exp(whole - total)[:, None]
-        k = tl.load(k_at + 0 * PART, mask=own[:, None] & in_row0[None, :], other=0.0).to(tl.float32)
-        state0 = state0 * tl.exp(whole) + product(tl.trans(k * rest), u)
-        k = tl.load(k_at + 1 * PART, mask=own[:, None] & in_row1[None, :], other=0.0).to(tl.float32)
-        state1 = state1 * tl.exp(whole) + product(tl.trans(k * rest), u)
+        state0 = state0 * tl.exp(whole) + product(tl.trans(k0 * rest), u)
+        state1 = state1 * tl.exp(whole) + product(tl.trans(k1 * rest), u)

@@ -1,5 +1,6 @@
 # gated_chunks(q_ptr?: *fp32, k_ptr?: *fp32, v_ptr?: *fp32, decay_ptr?: *fp32, o_ptr?: *fp32, state_ptr: *fp32, positions: *i32, slot_mapping: *i32, seq_starts: *i32, block_tables: *i32, max_blocks?: i32)
-# grid (1 * ceil(num_seqs / 1), 2, 1), 2 warps, 2 stages
+# grid (1 * ceil(num_seqs / 1), 2, 1), 4 warps, 2 stages
+
 # triton/common.py.jinja
 
 

@@ -88,28 +88,9 @@ SLICES = tl.constexpr(2)
 
 
 @triton.jit
-def ask(start, offset, there):
-    """Have 256 bytes at each offset come into the second-level cache, or those at none."""
-    tl.inline_asm_elementwise(
-        """{
-        prefetch.global.L2 [$1 + 0];
-        prefetch.global.L2 [$1 + 128];
-        mov.b32 $0, 0;
-        }""",
-        "=r,l",
-        [(start + tl.where(there, offset, 0)).to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
 def linear_decode(x_ptr, w_ptr, y_ptr, num_rows):
     """BN columns of up to BM rows; warp s takes every S-th slice of K."""
     first = tl.program_id(0) * BN
-    # dependent: ask(w_ptr, tl.arange(0, 64) // 2 * (N * 32) + (0 + 1 * first) * 32 + tl.arange(0, 64) % 2 * 256, tl.arange(0, 64) // 2 < GROUPS)
-    # dependent: ask(w_ptr, tl.arange(0, 64) // 2 * (N * 32) + (16 + 1 * first) * 32 + tl.arange(0, 64) % 2 * 256, tl.arange(0, 64) // 2 < GROUPS)
     # dependent: wait
     tile = tl.arange(0, BN)
     rows = tl.arange(0, BM)

@@ -13,7 +13,6 @@ from ...render import render
 from ..spec import ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg, size_arg
 from ..tiling.choice import Tuner, power_of_two
 
-CHUNK_WARPS = 2  # more would compute the same tiles of 16 x 16
 PART = 64  # rows of a state that products take at once
 CHUNK = 16  # tokens of a prompt that are taken at once: as many as leave operands in registers
 MOST_KEYS = 256  # rows of a state that prompts are taken in chunks for
@@ -134,8 +133,7 @@ class GatedChunks(StateKernel[steps.GatedScan]):
         pointers = {a.name: a for a in self.pointers(**{f: f"{f}_ptr" for f in ("q", "k", "v", "decay", "beta", "o")})}
         solved = (Arg("solved_ptr", "*fp32", ScratchArg("solved")),) if s.delta else ()
         grid = (extent("num_seqs"), Extent(s.heads), Extent(-(-s.value_dim // self.chunk_block)))
-        args = (*pointers.values(), *solved, *self.state_args())
-        chunks = LaunchSpec(source, "gated_chunks", args, grid, num_warps=CHUNK_WARPS)
+        chunks = LaunchSpec(source, "gated_chunks", (*pointers.values(), *solved, *self.state_args()), grid)
         if not s.delta:
             return (chunks,)
         given = tuple(pointers[name] for name in ("k_ptr", "decay_ptr", "beta_ptr") if name in pointers)
