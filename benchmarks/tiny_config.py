@@ -157,7 +157,9 @@ def _build(cls: type, profile: dict[str, Any], published: dict[str, Any], decode
     shrink_not = published.get("exactly", {})
     published = {name: value for name, value in published.items() if name != "exactly"}
     default = cls(**published)
-    made = {"is_decoder": True} if decoder and "is_decoder" in _names(default) else {}
+    made: dict[str, Any] = {"is_decoder": True} if decoder and "is_decoder" in _names(default) else {}
+    if decoder and getattr(default, "attn_type", None) == "bi":  # XLNet's word for the same
+        made["attn_type"] = "uni"
     return cls(**{**_joined(_overrides(default, profile, published), shrink_not), **made})
 
 

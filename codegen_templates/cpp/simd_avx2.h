@@ -235,5 +235,17 @@ ICC_INLINE __m256i dot_chain(__m256i acc, const int8_t* x, __m256i w, const int8
     asm("" : "+x"(acc));  // as in add16
     return acc;
 }
+// The same with a sum that stays in 16 bits, for up to eight times four k of codes of 4 bits (8 x 2 x 15 x 128 < 2^15), and what
+// it adds to sums of 32.
+ICC_INLINE __m256i chain_u4(__m256i sum, __m256i codes, __m256i x) {
+    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x));
+    asm("" : "+x"(sum));
+    return sum;
+}
+ICC_INLINE __m256i half_nibbles(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+ICC_INLINE void add_chain(int32_t* to, __m256i sum) {
+    auto* at = (__m256i*)to;
+    _mm256_store_si256(at, _mm256_add_epi32(_mm256_load_si256(at), _mm256_madd_epi16(sum, _mm256_set1_epi16(1))));
+}
 ICC_INLINE __m256 fold(VF x) { return _mm256_add_ps(x.a, x.b); }
 ICC_INLINE __m256 fold_max(VF x) { return _mm256_max_ps(x.a, x.b); }

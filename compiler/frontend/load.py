@@ -23,7 +23,7 @@ from .convert.row_bias import BiasByRows
 from .convert.scores import WrittenOutAttention
 from .ending import Ending, append_ending
 from .export.rope import settle_rope
-from .export.trace import Traced, export
+from .export.trace import SHORTEST, Traced, export
 from .layers.kinds import LayerKinds
 from .layers.replay import Replay
 from .mask_spec import MaskUsed
@@ -98,7 +98,10 @@ def trace_model(
             traced = export(model, length, LayerKinds(model, weights), types)
             graph = convert(traced, weights, info, length, scores)
     if graph is None:
-        graph = convert(export(model, length, None, types), weights, info, length, scores)
+        traced = export(model, length, None, types)
+        graph = convert(traced, weights, info, length, scores)
+    if graph.looks_ahead and traced.shortest > SHORTEST:
+        raise UnsupportedModel(f"the model's code may treat texts of fewer than {traced.shortest} tokens differently")
     graph.max_seq_len, graph.token_types = length, types
     return graph
 

@@ -26,6 +26,7 @@ from ..targets import Target
 from .staged import CONTEXT, open_staged, verify_step
 
 VARIANTS = tuple((tiles, ahead) for tiles in (4, 2, 1) for ahead in (256, 2048))
+KINDS = ("dense_blocks", "quant_blocks", "nibble_blocks")  # of an Isa
 MOST_ACCUMULATORS = 32  # of a candidate
 ROUNDS = 7
 WORTH = 0.97  # of the default's time: less of a gain is noise
@@ -56,7 +57,7 @@ def tune_here(
             progress("time", number + 1, len(rows))
     chosen = choose(isa, candidates, times)
     [library] = build_libraries(program, stage / "kernels", [chosen])
-    pairs = zip((*isa.dense_blocks, *isa.quant_blocks), (*chosen.dense_blocks, *chosen.quant_blocks), strict=True)
+    pairs = [pair for kind in KINDS for pair in zip(getattr(isa, kind), getattr(chosen, kind), strict=True)]
     return replace(built, libraries=(library,)), sorted({block.name for old, block in pairs if block != old})
 
 
@@ -66,9 +67,7 @@ def variant(isa: Isa, tiles: int, ahead: int) -> Isa:
     def other(block: Block) -> Block:
         return Block(block.rows, tiles if block.rows * tiles <= MOST_ACCUMULATORS else block.tiles, ahead)
 
-    return replace(
-        isa, dense_blocks=tuple(map(other, isa.dense_blocks)), quant_blocks=tuple(map(other, isa.quant_blocks))
-    )
+    return replace(isa, **{kind: tuple(map(other, getattr(isa, kind))) for kind in KINDS})
 
 
 def choose(isa: Isa, candidates: list[Isa], times: Times) -> Isa:
@@ -82,7 +81,7 @@ def choose(isa: Isa, candidates: list[Isa], times: Times) -> Isa:
             chosen.append(getattr(candidates[best], kind)[index] if found[best] < WORTH * found[0] else block)
         return tuple(chosen)
 
-    return replace(isa, dense_blocks=pick("dense_blocks"), quant_blocks=pick("quant_blocks"))
+    return replace(isa, **{kind: pick(kind) for kind in KINDS})
 
 
 def _most_rows(limits: Limits) -> int:

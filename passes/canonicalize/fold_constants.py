@@ -17,7 +17,7 @@ from ...compiler.graph.facts import Fact, folds
 from ...compiler.graph.graph import Graph
 from ...compiler.graph.interpret import eager
 from ...compiler.ops import traits_of
-from ...compiler.weights.handles import Transposed, Weight, derive
+from ...compiler.weights.handles import QuantizedWeight, Transposed, Weight, derive
 from ..base import Pass, PassContext, PassResult
 
 
@@ -61,6 +61,8 @@ def _fold(graph: Graph, node: fx.Node) -> Weight:
     first = graph.weight(sources[0])
     if isinstance(first, Transposed) and len(sources) == 1 and _transposes(moved, first):
         return first.source
+    if isinstance(first, QuantizedWeight) and first.given and len(sources) == 1 and _transposes(moved, first):
+        return Transposed(first)  # as in x @ w.T, which is turned back by the product
 
     if not traits_of(node.target).moves_only:
         return derive(compute, *(graph.weight(n) for n in sources))

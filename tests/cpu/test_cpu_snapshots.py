@@ -157,6 +157,7 @@ MICROS = {
     "micro_scaled__m2_n1": DenseMicroParams("m2_n1", "E4m3", 2, 1, 256, Float8Tiles.micro),
     "micro_scaled__kg32_m1_n2": DenseMicroParams("m1_n2", "E4m3", 1, 2, 256, Float8Tiles.micro, 32),
     "micro_quant__q4_m2_n1": QuantMicroParams("quant_q4_m2_n1", NIBBLES, 2, 1, 2048, True),
+    "micro_quant__q4_m3_n2_sums16": QuantMicroParams("quant_q4_m3_n2", NIBBLES, 3, 2, 2048, False, sums16=True),
     "micro_quant__q8_m2_n1_in_memory": QuantMicroParams("quant_q8_m2_n1", BYTES, 2, 1, 2048, False),
     "micro_quant__q8s_m1_n2": QuantMicroParams("quant_q8s_m1_n2", BOTH, 1, 2, 2048, True),
     "micro_quant__q8s_high_m1_n2": QuantMicroParams("quant_q8s_high_m1_n2", HIGH, 1, 2, 2048, True),

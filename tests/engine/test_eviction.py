@@ -9,8 +9,10 @@ from typing import Any
 import icc
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from icc.compiler.cli import main
 from icc.compiler.errors import UsageError
-from icc.compiler.eviction import read_eviction
+from icc.compiler.eviction import SIZES, read_eviction
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.interpret import interpret
 from icc.passes import pipelines
@@ -82,6 +84,12 @@ def test_an_engine_says_that_it_is_lossy(streaming: Path, capsys: pytest.Capture
     facts: Any = describe_engine(streaming)
     assert facts["eviction"]["tokens"] == 44 and "nothing of what lay between" in facts["eviction"]["loses"]
     assert facts["kv_cache"]["groups"][0]["keeps"] == "streaming of 40, 4 in front (lossy)"
+
+
+def test_the_help_says_which_are_lossy() -> None:
+    said = CliRunner().invoke(main, ["compile", "--help"]).output
+    policies = said[said.index("--kv-policy:") :]
+    assert all(f"{name}[" in policies for name in SIZES) and policies.count("lossy:") == len(SIZES)
 
 
 def test_the_certificate_does_not_grow_with_the_length(streaming: Path) -> None:

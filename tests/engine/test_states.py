@@ -88,8 +88,8 @@ def test_tokens_are_the_models_however_they_come_about(made: Any, tiny: Any) -> 
             lost = logits.max(axis=1) - logits[np.arange(NEW), tokens]
             if kept_as(llm) == "f32":
                 assert lost.max() < 1e-3  # ties within rounding
-            else:  # a router whose experts are nearly equal takes another one now and then
-                assert np.mean(lost < 1e-2 * np.abs(logits).max()) > 0.9
+            else:  # where two experts are nearer than what was rounded, another one is taken: of Kimi Linear 1 in 160
+                assert np.mean(lost < 1e-2 * np.abs(logits).max()) > 0.95
         again = generate(llm)  # from the checkpoints of states, as far as they are there
         assert tokens_of(again) == found and all(g.num_cached_tokens >= 32 for g in again if len(g.prompt) > 32)
         assert tokens_of(generate(llm, preempt_every=7)) == found

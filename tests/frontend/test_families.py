@@ -35,7 +35,7 @@ OTHERS = """
     llama-linear gpt_neox-sequential_full_rotary opt-projected_untied mixtral-top1_window kimi_linear-decay_per_row
     jamba-selective_scan longcat_flash-experts_that_are_the_token deepseek_v32-index xlstm-matrix_memory
     minimax-lightning_attention jetmoe-experts_that_ask zamba-heads_of_scans zaya-grouped_convolutions
-    gemma3n-sparse_activations doge-bias_of_keys
+    inkling2-windows_of_taps xlnet-shifted_rows gemma3n-sparse_activations doge-bias_of_keys
 """.split()
 
 

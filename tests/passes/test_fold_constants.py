@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from graph_tracing import IDS, Value, apply, aten, cat, difference, trace
+from graph_tracing import IDS, Value, apply, aten, cat, difference, icc, trace
 from icc.compiler.graph.interpret import interpret
-from icc.compiler.weights.handles import Constant, Derived
+from icc.compiler.weights.formats.blocks import grouped
+from icc.compiler.weights.handles import Constant, Derived, GivenRows, PackedWeight
 from icc.passes.base import PassContext
 from icc.passes.canonicalize.fold_constants import FoldConstants
 
@@ -49,3 +50,21 @@ def test_the_values_are_not_computed() -> None:
 def test_token_values_stay() -> None:
     done = apply(FoldConstants(), trace(lambda x, w: aten.exp.default(x) * w, x="f32[T, 8]", w="f32[8]"))
     assert done.counts == {}
+
+
+def test_blocks_that_a_product_turns_and_turns_back_stay_as_they_are() -> None:
+    """x @ w.T of a matrix that the checkpoint has in blocks, as Falcon's layers write it."""
+    parts = {
+        "codes": torch.zeros(8, 32, dtype=torch.uint8),
+        "scales": torch.ones(8, 2),
+        "zeros": torch.zeros(8, 2, dtype=torch.uint8),
+    }
+    given = GivenRows((PackedWeight.pack(parts, grouped(4, 16), (8, 32)),))
+
+    def fn(x: Value, w: Value) -> Value:
+        turned = aten.permute.default(w, [1, 0])
+        return icc.linear.default(x, aten.permute.default(turned, [1, 0]), None)
+
+    done = apply(FoldConstants(), trace(fn, x="f32[T, 32]", w=given))
+    found = {weight.describe() for weight in done.graph.weights.values()}
+    assert "zq4g16[8, 32]" in found and found.isdisjoint({"f32[8, 32]", "f32[32, 8]"})

@@ -5,6 +5,9 @@ that its arguments lie in, and what it changed is copied back. Copies lie betwee
 were: a write outside of a tensor's memory is a failure. Under compute-sanitizer, which sees reads too, copies have no
 guards (ICC_ON_GPU=exact, with PYTORCH_NO_CUDA_MEMORY_CACHING=1). A launch that the driver fails ends the process: the
 device's context is lost, and pytest-xdist goes on in a new one. icc-on-gpu.log among temporary files says which.
+
+ICC_ON_GPU=compare: the interpreter runs each launch as well, and its results are gone on with; what differs by more
+than rounding is written to the log, so that the first kernel that computes something else in a whole plan is known.
 """
 
 from __future__ import annotations
@@ -32,12 +35,13 @@ _ALIGNED = 256  # places keep their remainders by this
 _GUARD = 0 if os.environ.get("ICC_ON_GPU") == "exact" else 4096
 LOST = Path(tempfile.gettempdir(), "icc-on-gpu.log")
 _WRITTEN = 0xA5  # in guards
+_ALIKE = {torch.float32: 1e-4, torch.float64: 1e-4}  # of the largest value: sums in another order; else 1e-2
 
 
 def install() -> None:
     """From here on `interpreter.launch` runs kernels on the GPU."""
     device = _Device(Cuda(), _target())
-    interpreter.instead = device.launch
+    interpreter.instead = device.compare if os.environ["ICC_ON_GPU"] == "compare" else device.launch
 
 
 def _target() -> Target:
@@ -76,6 +80,10 @@ class _Range:
         first = self.first
         return self.copy[first : first + self.high - self.low]
 
+    def result(self) -> torch.Tensor:
+        """Bytes as the device has them."""
+        return self._inside().cpu()
+
     def download(self, entry: str) -> None:
         """Back to the host, if anything has changed."""
         if torch.equal(self.copy, self.before):
@@ -101,6 +109,18 @@ class _Device:
 
     def launch(self, spec: LaunchSpec, grid: tuple[int, ...], args: Sequence[torch.Tensor | int]) -> None:
         """As `interpreter.launch`."""
+        for part in self._run(spec, grid, args):
+            part.download(spec.entry)
+
+    def compare(self, spec: LaunchSpec, grid: tuple[int, ...], args: Sequence[torch.Tensor | int]) -> None:
+        """As `interpreter.launch`, with its results; the GPU's are held against them."""
+        ranges = self._run(spec, grid, args)
+        interpreter._interpret(spec, grid, args, check_overflow=False)
+        for number, arg in enumerate(args):
+            if not isinstance(arg, int) and arg.numel():
+                _tell_difference(f"{spec.entry} of {grid} programs, argument {number}", arg, _there(arg, ranges))
+
+    def _run(self, spec: LaunchSpec, grid: tuple[int, ...], args: Sequence[torch.Tensor | int]) -> list[_Range]:
         function, shared = self._function(spec)
         ranges = _merged([_extent(a) for a in args if not isinstance(a, int) and a.numel()])
         for part in ranges:
@@ -115,8 +135,7 @@ class _Device:
         except DeviceError as error:
             LOST.open("a").write(f"{spec.entry} of {grid} programs: {error}\n{spec.source}\n")
             os._exit(70)
-        for part in ranges:
-            part.download(spec.entry)
+        return ranges
 
     def _function(self, spec: LaunchSpec) -> tuple[object, int]:
         key = objects.spec_key(spec)
@@ -158,3 +177,24 @@ def _value(arg: torch.Tensor | int, ranges: list[_Range]) -> int:
     place = arg.data_ptr()
     part = next(part for part in ranges if part.low <= place < part.high)
     return part.copy.data_ptr() + part.first + place - part.low
+
+
+def _there(arg: torch.Tensor, ranges: list[_Range]) -> torch.Tensor:
+    """What the device has in a tensor's place."""
+    place = arg.untyped_storage().data_ptr()
+    part = next(part for part in ranges if part.low <= place < part.high)
+    size = arg.untyped_storage().nbytes()
+    storage = part.result()[place - part.low :][:size].clone().untyped_storage()
+    return torch.empty(0, dtype=arg.dtype).set_(storage, arg.storage_offset(), arg.shape, arg.stride())
+
+
+def _tell_difference(where: str, expected: torch.Tensor, found: torch.Tensor) -> None:
+    if torch.equal(expected, found):
+        return
+    a, b = (t.double() if t.dtype.is_floating_point else t.to(torch.int64).double() for t in (expected, found))
+    same = (a == b) | (a.isnan() & b.isnan())
+    off = (a - b)[~same].abs().nan_to_num(nan=float("inf"))
+    largest = float(a.nan_to_num(0, 0, 0).abs().max())
+    if not expected.dtype.is_floating_point or float(off.max()) > _ALIKE.get(expected.dtype, 1e-2) * largest:
+        share = f"{len(off)} of {same.numel()} values"
+        LOST.open("a").write(f"{where} ({expected.dtype}): {share}, by {float(off.max()):.3g} of {largest:.3g}\n")

@@ -41,6 +41,7 @@ class Isa:
     attention_vectors: int  # sixteen-lane columns per four rows in the attention micro-kernels
     short_sums: bool = False  # products of block formats are summed in 16 bits: no instruction does so in 32 bits
     pair_blocks: tuple[Block, ...] = ()  # of products of bytes, where they are multiplied in pairs of 16 bits
+    nibble_blocks: tuple[Block, ...] = ()  # of products of 4-bit codes, where short_sums
     float_sums: int = 4  # blocks of at most so many accumulators keep their float sums in registers too
 
 
@@ -77,6 +78,7 @@ AVX2 = Isa(
     1,
     short_sums=True,
     pair_blocks=_blocks((1, 4), (2, 2), (3, 1), (4, 1), (6, 1)),
+    nibble_blocks=_blocks((1, 4), (2, 4), (3, 4), (4, 4), (6, 4), (8, 4)),
 )
 
 ALL = (AVX512VNNI, AVX512, AVX2)

@@ -16,7 +16,7 @@ from ...ops.body import Argument, BodyWriter
 from .conversion import Conversion
 from .shifts import behind_a_row
 from .table import Table
-from .values import Dims, Longer, Pairs, Shorter, T, Value, dims_of, op_name
+from .values import Dims, Longer, Padded, Pairs, Shorter, T, Value, dims_of, op_name
 
 aten = torch.ops.aten
 HANDLERS = Table()
@@ -206,6 +206,8 @@ def slice_(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
         return Shorter(value)
     if isinstance(value, Pairs) and args[2:] == [0, 1] and value.value.dims[args[1]] == 1:
         return value.value
+    if isinstance(value, Padded) and args[1] % len(value.value.dims) == value.value.axis and _is_whole(value, args[2:]):
+        return value
     dims = dims_of(_val(node))
     axis = (args[1] if len(args) > 1 else 0) % len(dims)
     if isinstance(value, Longer):  # of length T now, if nothing else was taken away
@@ -227,6 +229,16 @@ def slice_(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
         raise ValueError("a slice whose start depends on the number of tokens")
     start, end, _ = slice(start, end).indices(length)
     return Value(conv.emit(aten.slice.Tensor, value.node, value.canonical(axis), start, end, step or 1), dims)
+
+
+def _is_whole(value: Padded, part: list[Any]) -> bool:
+    """Whether [start, end) are all tokens and the padding before them, counted from the end or the beginning."""
+    start, end = (*part, None, None)[:2]
+    open_end = end is None or (isinstance(end, int) and end >= 2**31)
+    if isinstance(start, torch.SymInt):
+        tokens = next(iter(start.node.expr.free_symbols))
+        return open_end and bool(start.node.expr + tokens + value.before == 0)
+    return open_end and start in (None, 0)
 
 
 def _is_minus_tokens(size: torch.SymInt) -> bool:

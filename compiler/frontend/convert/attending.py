@@ -27,7 +27,7 @@ def emit_attention(
     slopes = conv.constant("alibi_slopes", mask.slopes).node if mask.slopes is not None else None
     rest: list[Any] = [mask.ahead, conv.constant("distance_bias", mask.bias).node if mask.bias is not None else None]
     if added is not None:
-        found = row_bias(conv, added)
+        found = row_bias(conv, added, mask)
         rest += [found.rows.node, found.later]
     while rest and not rest[-1]:
         rest.pop()
@@ -61,6 +61,8 @@ class InterfaceAttention:
             elif not isinstance(added, PairBias):
                 raise ValueError("attention with a bias that depends on the tokens")
         sink = sinks.node if isinstance(sinks, Value) else None
+        if given[3] in conv.static.nodes and given[3].op == "call_function":
+            sink = conv.constant("sinks", conv.static.constant(given[3])).node
         out = emit_attention(conv, heads, sink, (scale, softcap), mask, added)
         return conv.view(out, dims_of(node.meta["val"]))
 

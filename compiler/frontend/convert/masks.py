@@ -25,7 +25,7 @@ _MAX_ELEMENTS = 2**26
 
 @dataclass(frozen=True)
 class Step:
-    """One thing done to the scores: add, mul (a 0/1 table), keep (where true), mask (where true) or view."""
+    """One thing done to the scores: add, sub, mul (a 0/1 table), keep (where true), mask (where true) or view."""
 
     kind: str
     operand: Any  # a static node, a number, or the new dims of a view
@@ -85,6 +85,8 @@ def _table(static: StaticValues, steps: tuple[Step, ...], tokens: int) -> Tensor
     for step in steps:
         if step.kind == "add":
             table = table + value(step.operand)
+        elif step.kind == "sub":
+            table = table - value(step.operand)
         elif step.kind == "mul":
             table = table * value(step.operand)
         elif step.kind == "view":

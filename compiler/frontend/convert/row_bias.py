@@ -16,14 +16,18 @@ import torch
 from torch import Tensor, fx
 
 from ...ops import OPS
+from ...ops.attention import visible
 from .conversion import Conversion
-from .masks import SMALL_TABLE
+from .masks import SMALL_TABLE, Mask
 from .values import T, Value, op_name
 
 _MOVES = (
     "clone", "alias", "detach", "contiguous", "_to_copy", "to", "convert_element_type", "expand", "view", "reshape",
     "_unsafe_view", "unsqueeze", "squeeze", "slice", "select", "index_select", "permute", "transpose", "gather",
 )  # fmt: skip
+aten = torch.ops.aten
+_LENGTHS = (7, 12)  # of sequences whose tables are compared
+NOTHING, UNSEEN = -1, -2  # instead of a column: nothing is added, or the key is not seen
 _MASKS = ("masked_fill", "where")
 
 
@@ -41,6 +45,11 @@ class PairBias:
     source: fx.Node
     numbers: Callable[[int], Tensor]
     trail: tuple[fx.Node, ...] = ()
+    grows: bool = False  # rows are as wide as the longest sequence asks for
+
+    def times(self, conv: Conversion, factor: Any) -> PairBias:
+        """Scaled by a number, or by a node's number per query."""
+        return replace(self, rows=_scaled(conv, self.rows, factor))
 
 
 @dataclass(frozen=True)
@@ -59,13 +68,15 @@ class BiasByRows:
         short = op_name(node.target).split(".")[-1]
         if short == "gather":
             return _gathered(conv, node)
+        if short in ("bmm", "matmul"):
+            return _of_distances(conv, node)
         at = [i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and isinstance(conv.values.get(a), PairBias)]
         if len(at) != 1 or not (short in _MOVES or short in _MASKS or short == "mul"):
             return None
         bias: PairBias = conv.values[node.args[at[0]]]  # type: ignore[index]
         others = [a for i, a in enumerate(node.args) if i != at[0]]
         if short == "mul":
-            return replace(bias, rows=_scaled(conv, bias.rows, others[0]), trail=(*bias.trail, node))
+            return replace(bias.times(conv, others[0]), trail=(*bias.trail, node))
         if any(n not in conv.static.nodes for n in node.all_input_nodes if n is not node.args[at[0]]):
             raise ValueError("a bias of the attention scores that depends on two tokens")
         if short in _MASKS:
@@ -94,9 +105,37 @@ def _gathered(conv: Conversion, node: fx.Node) -> PairBias | None:
     return PairBias(conv.view(rows, (prod(lead), T, width)), source, numbers, (node,))  # type: ignore[arg-type]
 
 
+def _of_distances(conv: Conversion, node: fx.Node) -> PairBias | None:
+    """Queries times a table of all distances, weight by weight: q (.., T, D) by a static (.., D, as many as the length
+    says), of which longer sequences have the same columns and more."""
+    query, table = node.args[:2]
+    q = conv.values.get(query)  # type: ignore[arg-type]
+    if not isinstance(q, Value) or not q.per_token or q.axis != len(q.dims) - 2 or table not in conv.static.nodes:
+        return None
+    if isinstance(node.meta["val"].shape[-1], int):
+        return None
+    short, longer = (conv.static.evaluate(table, count).flatten(0, -3) for count in _LENGTHS)  # type: ignore[arg-type, union-attr]
+    heads, dim, width = short.shape
+    starts = [s for s in range(longer.shape[2] - width + 1) if torch.equal(longer[..., s : s + width], short)]
+    steps, rest = divmod(starts[0] if starts else 1, _LENGTHS[1] - _LENGTHS[0])
+    if rest or longer.shape[:2] != short.shape[:2] or prod(q.dims[:-2]) != heads:
+        raise ValueError("a product of queries with a table that depends on the number of tokens")
+    whole = conv.static.evaluate(table, conv.max_tokens).flatten(0, -3).flip(2)  # type: ignore[arg-type]
+    rows = conv.emit(aten.view.default, conv.view(q, (heads, T, dim)).node, [-1, heads, 1, dim])
+    matrix = conv.constant("table_of_distances", whole[None].contiguous()).node
+    product = conv.emit(aten.view.default, conv.emit(OPS["bmm"].overload, rows, matrix), [-1, heads, whole.shape[2]])
+
+    def numbers(tokens: int) -> Tensor:
+        own = conv.static.evaluate(table, tokens).shape[-1]  # type: ignore[arg-type]
+        last = whole.shape[2] - steps * (conv.max_tokens - tokens)
+        behind = torch.arange(heads * tokens, dtype=torch.float64).view(*q.dims[:-2], tokens, 1) * whole.shape[2]
+        return behind + (last - torch.arange(own))
+
+    return PairBias(Value(product, (heads, T, whole.shape[2])), node, numbers, grows=True)
+
+
 def _scaled(conv: Conversion, rows: Value, factor: Any) -> Value:
     """Rows (H, T, C) times a number, or a number per query."""
-    aten = torch.ops.aten
     if not isinstance(factor, fx.Node):
         return Value(conv.emit(aten.mul.Tensor, rows.node, float(factor)), rows.dims)
     by = conv.values.get(factor)
@@ -105,41 +144,53 @@ def _scaled(conv: Conversion, rows: Value, factor: Any) -> Value:
     return Value(conv.emit(aten.mul.Tensor, rows.node, conv.view(by, (1, T, 1)).node), rows.dims)
 
 
-def row_bias(conv: Conversion, bias: PairBias) -> RowBias:
-    """The bias by distance. ValueError where a column depends on more than that."""
+def row_bias(conv: Conversion, bias: PairBias, mask: Mask) -> RowBias:
+    """The bias by distance, of keys that `mask` leaves. ValueError where a column depends on more than that."""
     heads, _, width = bias.rows.dims
     tokens = max(SMALL_TABLE, min(conv.max_tokens, width + 2))
-    first, own = _by_distance(conv, bias, tokens)
-    in_order = torch.equal(own, own[0] + torch.arange(len(own)))
-    begins = int(own[0]) == 0 or first == 1 - tokens
-    ends = int(own[-1]) == width - 1 or first + len(own) == tokens
-    if in_order and begins and ends:
-        return RowBias(bias.rows, int(own[0]) - first)
-    first, own = _by_distance(conv, bias, conv.max_tokens)
+    # such rows have no end that would have to be looked at, if they have the same columns for two lengths
+    found = {_in_order(conv, bias, mask, n) for n in ((SMALL_TABLE, SMALL_TABLE + 7) if bias.grows else (tokens,))}
+    if len(found) == 1 and (later := found.pop()) is not None:
+        return RowBias(bias.rows, later)
+    first, own, _ = _by_distance(conv, bias, mask, conv.max_tokens)
     order = conv.constant("column_by_distance", own.to(torch.int32))
     rows = Value(conv.emit(OPS["columns"].overload, bias.rows.node, order.node), (heads, T, len(own)))
     return RowBias(rows, -first)
 
 
-def _by_distance(conv: Conversion, bias: PairBias, tokens: int) -> tuple[int, Tensor]:
-    """(smallest distance of a query from a key at which something is added, the columns from there on, as far)."""
-    columns = _columns(conv, bias, tokens)
+def _in_order(conv: Conversion, bias: PairBias, mask: Mask, tokens: int) -> int | None:
+    """How many columns are for later keys, where columns lie by distance and no other ones beside them are read."""
+    first, own, alone = _by_distance(conv, bias, mask, tokens)
+    begins, ends = alone[0] or int(own[0]) == 0, alone[1] or int(own[-1]) == bias.rows.dims[2] - 1
+    in_order = torch.equal(own, own[0] + torch.arange(len(own)))
+    return int(own[0]) - first if in_order and begins and ends else None
+
+
+def _by_distance(conv: Conversion, bias: PairBias, mask: Mask, tokens: int) -> tuple[int, Tensor, tuple[bool, bool]]:
+    """(smallest distance of a query from a key at which something is added, the columns from there on as far as any is,
+    whether nothing is seen before these, and behind them)."""
     at = torch.arange(tokens)
-    by_distance = torch.cat([columns[0].flip(0), columns[1:, 0]])  # from -(tokens - 1) on
-    if not torch.equal(by_distance[at[:, None] - at[None, :] + tokens - 1], columns):
+    seen = visible(at, mask.window, mask.chunk, mask.ahead)
+    columns = _columns(conv, bias, seen)
+    distance = at[:, None] - at[None, :] + tokens - 1
+    found = torch.full((2 * tokens - 1,), UNSEEN)
+    found = found.scatter_reduce(0, distance.flatten(), columns.flatten(), "amax")
+    if not torch.equal(found[distance].masked_fill(~seen, UNSEEN), columns):
         raise ValueError("a bias of the attention scores that is more than one of the distance")
-    used = (by_distance >= 0).nonzero().flatten()
+    used = (found >= 0).nonzero().flatten()
     if not len(used):
         raise ValueError("a bias of the attention scores that adds nothing")
     first, last = int(used[0]), int(used[-1])
-    own = by_distance[first : last + 1]
+    own = found[first : last + 1]
     if int(own.min()) < 0:
         raise ValueError("a bias of the attention scores that skips distances")
-    return first - (tokens - 1), own
+    alone = bool((found[:first] == UNSEEN).all()), bool((found[last + 1 :] == UNSEEN).all())
+    return first - (tokens - 1), own, alone
 
 
-def _columns(conv: Conversion, bias: PairBias, tokens: int) -> Tensor:
-    """[T, T]: the column that a query adds to the score of a key, -1 where none."""
+def _columns(conv: Conversion, bias: PairBias, seen: Tensor) -> Tensor:
+    """[T, T]: the column that a query adds to the score of a key, NOTHING or UNSEEN."""
+    tokens = len(seen)
     heads, _, width = bias.rows.dims
     before, value = bias.source, bias.numbers(tokens)
     for node in bias.trail:
@@ -149,9 +200,9 @@ def _columns(conv: Conversion, bias: PairBias, tokens: int) -> Tensor:
     found = value.reshape(-1, tokens, tokens).long() - 1
     nothing = found < 0
     place = torch.arange(heads)[:, None, None] * tokens + torch.arange(tokens)[:, None]
-    if len(found) != heads or not bool((nothing | (found // width == place)).all()):
+    if len(found) != heads or not bool((nothing | ~seen | (found // width == place)).all()):
         raise ValueError("a bias of the attention scores that is of another token or head than the query")
-    columns = (found % width).masked_fill(nothing, -1)
+    columns = (found % width).masked_fill(nothing, NOTHING).masked_fill(~seen, UNSEEN)
     if not bool((columns == columns[0]).all()):
         raise ValueError("a bias of the attention scores that heads look up in different places")
     return columns[0]

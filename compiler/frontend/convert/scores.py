@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, fx
 
 from ...graph.graph import type_of
+from ...ops import OPS
+from .aten_handlers import per_token
 from .attending import emit_attention
 from .conversion import Conversion
 from .masks import MASKED, SMALL_TABLE, Mask, Step, analyse
@@ -28,7 +30,7 @@ _PRODUCTS = ("matmul", "bmm", "baddbmm")
 @dataclass(frozen=True)
 class Scores:
     """scale * q k^T (soft-capped if softcap) with steps applied; `dims` end in (T, T). After softmax: probabilities.
-    by_query: is added to it, too."""
+    by_query: is added to it, too. order: of the longer axes now, where it is another than that of `dims`."""
 
     q: Value
     k: Value
@@ -38,6 +40,7 @@ class Scores:
     steps: tuple[Step, ...] = ()
     by_query: PairBias | None = None
     probabilities: bool = False
+    order: tuple[int, ...] = ()
 
     @property
     def is_bare(self) -> bool:
@@ -70,7 +73,29 @@ def _is_static(conv: Conversion, operand: Any) -> bool:
     return not isinstance(operand, fx.Node) or operand in conv.static.nodes
 
 
+def _longer(dims: Dims) -> tuple[Any, ...]:
+    return tuple(d for d in dims if d != 1)
+
+
+def _permuted(scores: Scores, node: fx.Node) -> Scores:
+    """With its axes in another order, to and fro as einsum does it; axes of one do not count."""
+    before = pair_dims(node.args[0].meta["val"])  # type: ignore[union-attr]
+    axes = iter(scores.order or range(len(_longer(scores.dims))))
+    numbers = [next(axes) if d != 1 else None for d in before]
+    order = tuple(n for n in (numbers[axis] for axis in node.args[1]) if n is not None)  # type: ignore[union-attr, index]
+    if order != tuple(sorted(order)):
+        return replace(scores, order=order)
+    return _reshaped(replace(scores, order=()), pair_dims(node.meta["val"]))
+
+
 def _reshaped(scores: Scores, dims: tuple[Any, ...]) -> Scores:
+    if scores.order:
+        own = _longer(scores.dims)
+        if _longer(dims) != tuple(own[axis] for axis in scores.order):
+            raise ValueError("attention scores in another order")
+        return scores
+    if T in dims and tuple(d for d in dims[dims.index(T) :] if d != 1) == (T, T):  # einsum leaves axes of one between
+        dims = (*dims[: dims.index(T)], T, T)
     if dims[-2:] != (T, T):
         raise ValueError("attention scores in another order")
     if dims == scores.dims:
@@ -97,9 +122,9 @@ def _arithmetic(conv: Conversion, node: fx.Node, short: str, scores: Scores) -> 
     if short in ("mul", "div"):
         return _scaled(conv, short, at, scores, others[0])
     if short in ("add", "sub") and not node.kwargs:
-        if short == "sub":
-            raise ValueError("a bias subtracted from attention scores")
-        return replace(scores, steps=(*scores.steps, Step("add", others[0])))
+        if short == "sub" and at != 0:
+            raise ValueError("attention scores subtracted from a bias")
+        return replace(scores, steps=(*scores.steps, Step(short, others[0])))
     if short == "masked_fill":
         return replace(scores, steps=(*scores.steps, Step("mask", args[1], args[2])))
     if short == "where" and at > 0:
@@ -126,10 +151,9 @@ def _scaled(conv: Conversion, short: str, at: int, scores: Scores, operand: Any)
         if at != 0:
             raise ValueError("a division by attention scores")
         factor = 1 / factor
-    if scores.by_query is not None:
-        raise ValueError("scaled attention scores with a bias that depends on the query")
+    by_query = scores.by_query and scores.by_query.times(conv, factor)
     steps = scores.steps if scores.is_bare else (*scores.steps, Step("mul", factor))
-    return replace(scores, scale=scores.scale * factor, softcap=scores.softcap * factor, steps=steps)
+    return replace(scores, scale=scores.scale * factor, softcap=scores.softcap * factor, steps=steps, by_query=by_query)
 
 
 def _kv_heads(q: Dims, kv: Dims) -> int:
@@ -182,6 +206,27 @@ def _unscaled(conv: Conversion, value: Value) -> tuple[Value, float]:
     return Value(conv.view(own, (T, *value.features)).node, value.dims), factor
 
 
+def mask_free(options: dict[str, Any]) -> bool:
+    """Whether nothing is hidden."""
+    return options.get("attn_mask") is None and not options.get("is_causal")
+
+
+def _is_within_token(value: Value) -> bool:
+    return value.axis is None or value.axis < len(value.dims) - 2
+
+
+def within_token(conv: Conversion, operands: tuple[Value, ...], dims: Dims, scale: Any) -> Value:
+    """Attention over rows of [.., M, D] that each token has of its own: products, and a softmax between."""
+    aten = torch.ops.aten
+    lead = tuple(dims[:-2])
+    q, k, v = (per_token(conv, value, (*lead, *value.dims[-2:])).node for value in operands)
+    swapped = [*range(len(lead)), len(lead) + 1, len(lead)]
+    scores = conv.emit(OPS["bmm"].overload, q, conv.emit(aten.permute.default, k, swapped))
+    factor = operands[0].dims[-1] ** -0.5 if scale is None else float(scale)
+    weights = conv.emit(OPS["softmax"].overload, conv.emit(aten.mul.Tensor, scores, factor))
+    return Value(conv.emit(OPS["bmm"].overload, weights, v), dims)
+
+
 class WrittenOutAttention:
     """The Follower of attention that a model writes out, or calls as torch's own function."""
 
@@ -209,8 +254,12 @@ class WrittenOutAttention:
 
     def _follow(self, conv: Conversion, node: fx.Node, short: str) -> Any:
         scores = next(v for a in node.all_input_nodes if isinstance(v := conv.values.get(a), Scores))
+        if scores.order and short not in (*_RESHAPES, *_SAME, "permute"):
+            raise ValueError("attention scores in another order")
         if scores.probabilities and short in _PRODUCTS:
             return self._attend(conv, node, scores)
+        if short == "permute":
+            return _permuted(scores, node)
         if short in _RESHAPES or short in _SAME:
             return _reshaped(scores, pair_dims(node.meta["val"]))
         if short in ("_softmax", "softmax", "_safe_softmax") and not scores.probabilities:
@@ -231,6 +280,8 @@ class WrittenOutAttention:
         rest: dict[str, Any] = dict(zip(("attn_mask", "dropout_p", "is_causal"), node.args[3:], strict=False)) | dict(
             node.kwargs
         )
+        if mask_free(rest) and all(_is_within_token(value) for value in (q, k, v)):
+            return within_token(conv, (q, k, v), dims_of(node.meta["val"]), rest.get("scale"))
         if any(value.axis != len(value.dims) - 2 or not value.per_token for value in (q, k, v)):
             raise ValueError("attention over other axes than tokens")
         scale = rest.get("scale")

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from ...graph.graph import type_of
+from .aten_handlers import cat_parts
 from .conversion import Conversion
 from .reduce_handlers import icc
 from .shifts import shifted
@@ -33,6 +34,31 @@ def pad(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
     if cut == 0:
         return Padded(x, by)
     return shifted(conv, x, by)
+
+
+@HANDLERS.handles("aten.unfold")
+def windows(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Windows of tokens that end with each one: of tokens that are padded by as many before, less one."""
+    x, axis, size, step = args
+    if not isinstance(x, Padded) or axis % len(x.value.dims) != x.value.axis or size != x.before + 1 or step != 1:
+        raise ValueError("windows of tokens that do not end with each of them")
+    rows = [shifted(conv, x.value, size - 1 - place, x.fill) for place in range(size)]
+    dims = (*x.value.dims, 1)
+    return cat_parts(conv, [conv.view(row, dims) for row in rows], len(dims) - 1, (*x.value.dims, size))
+
+
+@HANDLERS.handles("aten.flip")
+def flip(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A few elements in the other order."""
+    value, (axis,) = args[0], args[1]
+    axis %= len(value.dims)
+    count = value.dims[axis]
+    if count is T or count > MAX_SHIFT:
+        raise ValueError("a longer axis in the other order")
+    one = (*value.dims[:axis], 1, *value.dims[axis + 1 :])
+    at = value.canonical(axis)
+    parts = [Value(conv.emit(aten.slice.Tensor, value.node, at, i, i + 1, 1), one) for i in reversed(range(count))]
+    return cat_parts(conv, parts, axis, value.dims)
 
 
 @HANDLERS.handles("aten.convolution")

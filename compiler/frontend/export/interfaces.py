@@ -140,6 +140,11 @@ def icc_attention(
     softcap = float(softcap or 0.0)
     if isinstance(attention_mask, KeyBias):
         query, key = _with_key_bias(query, key, attention_mask.row, scale)
+    if sinks is not None and sinks.dim() == 4:  # a query's own are taken from its scores instead
+        if softcap:
+            raise UnsupportedModel("sinks of each query beside a soft cap of the scores", op="sinks")
+        query, key = _with_query_bias(query, key, -sinks, scale)
+        sinks = torch.zeros(query.shape[1], dtype=query.dtype, device=query.device)
     sight = (spec.window, spec.chunk, softcap, spec.ahead)
     out = torch.ops.icc_trace.attention(query, key, value, sinks, scale, *sight, position_bias)
     return out, None
@@ -156,6 +161,13 @@ def _with_key_bias(q: Tensor, k: Tensor, row: Tensor, scale: float) -> tuple[Ten
     ones, rest = (q.new_full((*q.shape[:-1], width), 1 / scale * (width == 1)) for width in (1, _BLOCK - 1))
     zeros = k.new_zeros((*k.shape[:-1], _BLOCK - 1))
     return torch.cat([q, ones, rest], -1), torch.cat([k, row.transpose(2, 3), zeros], -1)
+
+
+def _with_query_bias(q: Tensor, k: Tensor, column: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """The same with a number per query, column[1, Hq, T, 1]."""
+    ones, rest = (k.new_full((*k.shape[:-1], width), float(width == 1)) for width in (1, _BLOCK - 1))
+    zeros = q.new_zeros((*q.shape[:-1], _BLOCK - 1))
+    return torch.cat([q, column / scale, zeros], -1), torch.cat([k, ones, rest], -1)
 
 
 def icc_experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -42,6 +43,10 @@ KEPT_ATEN = (
 )
 
 
+SHORTEST = 3
+_LARGEST_SHORTEST = 8
+
+
 class _Forward(nn.Module):
     """The traced signature: (input_ids[1, T], position_ids[1, T]) -> logits[1, T, vocab], or hidden states[1, T, H]
     of a model without LM head, or [1, labels] of one that scores a text.
@@ -57,7 +62,10 @@ class _Forward(nn.Module):
         self.kinds = kinds
         self.typed_vocab = typed_vocab
         parameters = inspect.signature(model.forward).parameters
-        self.caches = "use_cache" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        self.kept = [name for name in ("use_cache", "use_mems") if name in parameters]
+        if takes_any and not self.kept:
+            self.kept = ["use_cache"]
 
     def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         if self.kinds is not None:
@@ -66,8 +74,7 @@ class _Forward(nn.Module):
         if self.typed_vocab:
             types = torch.div(input_ids, self.typed_vocab, rounding_mode="floor")
             given = {"input_ids": input_ids - types * self.typed_vocab, "token_type_ids": types}
-        if self.caches:
-            given["use_cache"] = False
+        given |= dict.fromkeys(self.kept, False)
         result = self.model(**given, return_dict=True)
         return result.logits if hasattr(result, "logits") else result.last_hidden_state
 
@@ -79,21 +86,34 @@ def _without_stack_traces() -> contextlib.AbstractContextManager[Any]:
 
 @dataclass(frozen=True)
 class Traced:
-    """A model as one exported program, in which layers like another are only named: `repeats` tells of them."""
+    """A model as one exported program, in which layers like another are only named: `repeats` tells of them.
+
+    shortest: tokens of the shortest sequence that it is known to be the same for.
+    """
 
     program: ExportedProgram
     repeats: tuple[Repeat, ...] = ()
+    shortest: int = SHORTEST
 
 
-def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None, token_types: int = 0) -> Traced:
+def export(
+    model: nn.Module,
+    max_tokens: int,
+    kinds: LayerKinds | None = None,
+    token_types: int = 0,
+    shortest: int = SHORTEST,
+) -> Traced:
     """Trace `model` (on meta) for 3..max_tokens tokens; raises TraceError with the first line of the reason.
+
+    Where the code only asks for a few tokens more, it is traced for as many. What a causal model makes of its first
+    tokens is the same whatever follows, so that shorter sequences are right as well; of others it is not known.
 
     With `kinds`, one layer of each kind is traced. token_types: of the tokens of a pair of texts, which then come as
     type * vocabulary + token; 0 if tokens have none.
     """
     # A size of 1 is a case of its own, that of all tokens but one too; and so is, to code that slices a table of
     # max_tokens rows, the whole table.
-    tokens = torch.export.Dim("tokens", min=3, max=max(max_tokens, 16) - 1)
+    tokens = torch.export.Dim("tokens", min=shortest, max=max(max_tokens, 16) - 1)
     ids, positions = (torch.zeros(1, 13, dtype=torch.long, device="meta") for _ in range(2))
     dynamic = {"input_ids": {1: tokens}, "position_ids": {1: tokens}}
     try:
@@ -119,17 +139,20 @@ def export(model: nn.Module, max_tokens: int, kinds: LayerKinds | None = None, t
                 kinds.check(program.graph)
                 join_repeated(program.graph)
             repeats = tuple(kinds.repeats) if kinds is not None else ()
-            return Traced(decompose(program, KEPT_ATEN), repeats)
+            return Traced(decompose(program, KEPT_ATEN), repeats, shortest)
     except (IccError, MemoryError):
         raise
     except Exception as error:
         cause = next((e for e in _chain(error) if isinstance(e, (IccError, MemoryError))), None)
         if cause is not None:
             raise cause from error
+        reason = _reason(error)
+        more = re.search(r"number of tokens T: (\d+) <= T and T <= ", reason)
+        if more and shortest < int(more[1]) <= _LARGEST_SHORTEST:
+            return export(model, max_tokens, kinds, token_types, int(more[1]))
         mixing = _mixing_module(model)
         if mixing is not None:
             raise mixing from error
-        reason = _reason(error)
         raise TraceError(
             f"cannot trace {type(model).__name__}: {reason}",
             "the model's code depends on the values or the number of tokens in a way that torch.export refuses",

@@ -84,6 +84,9 @@ def build_meta_model(config: Any, written_out: bool = False, task: str = "genera
     for module in model.modules():
         if hasattr(module, "config") and hasattr(module.config, "_experts_implementation"):
             module.config._experts_implementation = NAME
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.device.type != "meta":  # made by a constructor that always allocates, such as FloatTensor
+                setattr(module, name, nn.Parameter(parameter.to("meta"), requires_grad=False))
     return model.eval()
 
 

@@ -37,6 +37,8 @@ def chained(reader: Reader, isa: Isa) -> bool:
 
 def blocks_of(reader: Reader, isa: Isa) -> tuple[Block, ...]:
     """The blocks of a product with such codes."""
+    if reader.nibbles and isa.nibble_blocks:
+        return isa.nibble_blocks
     return isa.pair_blocks if in_pairs(reader, isa) or chained(reader, isa) else isa.quant_blocks
 
 

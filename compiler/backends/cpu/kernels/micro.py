@@ -35,7 +35,8 @@ class DenseMicroParams:
 class QuantMicroParams:
     """The same of quantized weights, whose layout says how they are read. Its float sums stay in registers where they
     are few. short: products are summed in 16 bits, which is less work where no instruction sums them in 32. pairs:
-    codes and activations are multiplied as pairs of 16 bits. chains: products of eight k are summed in 16 bits first.
+    codes and activations are multiplied as pairs of 16 bits. chains: products of eight k are summed in 16 bits first;
+    sums16: those of 32 k.
     """
 
     name: str
@@ -47,6 +48,7 @@ class QuantMicroParams:
     short: bool = False
     pairs: bool = False
     chains: bool = False
+    sums16: bool = False
 
     @property
     def template(self) -> str:
@@ -84,9 +86,9 @@ def quant_micro(name: str, reader: Reader, block: Block, isa: Isa) -> QuantMicro
     """The micro-kernel of a block on a level."""
     few = block.rows * block.tiles <= isa.float_sums
     short = isa.short_sums and isinstance(reader, BlockReader)
-    return QuantMicroParams(
-        name, reader, block.rows, block.tiles, block.prefetch, few, short, in_pairs(reader, isa), chained(reader, isa)
-    )
+    sums16 = isa.short_sums and reader.nibbles and not few  # a few rows take their time for reading codes
+    forms = {"pairs": in_pairs(reader, isa), "chains": chained(reader, isa), "sums16": sums16}
+    return QuantMicroParams(name, reader, block.rows, block.tiles, block.prefetch, few, short, **forms)
 
 
 def micro_sources(kernels: list[KernelParams[Any]], isa: Isa) -> list[str]:

@@ -23,7 +23,7 @@ from .tiles import (
     tiled,
 )
 
-NIBBLES = Reader("a 4-bit product", "cpp/layouts/q4.cpp.jinja", ("low", "high"), "dot_u4")
+NIBBLES = Reader("a 4-bit product", "cpp/layouts/q4.cpp.jinja", ("low", "high"), "dot_u4", nibbles=True)
 BYTES = Reader("an 8-bit product", "cpp/layouts/q8.cpp.jinja", ("raw",), "dot_u8", pairs=True)
 
 

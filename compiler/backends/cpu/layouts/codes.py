@@ -20,7 +20,8 @@ class Reader:
     by the names of their variables. dot: the function of simd.h that multiplies a piece with activations. header: bytes
     of a group before its lines. pairs: levels without an instruction for bytes take codes and activations in pairs of
     16 bits (not where a head is screened, which packs its rows once, for both its lists of micro-kernels). chains:
-    there products of eight k are summed in 16 bits first.
+    there products of eight k are summed in 16 bits first. nibbles: codes of 4 bits as q4.cpp.jinja has them, of whose
+    products 32 are summed in 16 bits where no instruction sums them in 32.
     """
 
     title: str
@@ -30,6 +31,7 @@ class Reader:
     header: int = HEADER
     pairs: bool = field(default=False, kw_only=True)
     chains: bool = field(default=False, kw_only=True)
+    nibbles: bool = field(default=False, kw_only=True)
 
     @property
     def line_k(self) -> int:

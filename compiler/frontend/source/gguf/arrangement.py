@@ -73,7 +73,7 @@ class Arrangement:
             if values is None:
                 continue  # the parameter is missing, then
             quantized = isinstance(keys, QuantizedWeight) or isinstance(values, QuantizedWeight)
-            dtype = torch.float16 if quantized else torch.float32
+            dtype = torch.float16 if quantized else keys.dtype if keys.dtype == values.dtype else torch.float32
             joined[name[:-2]] = derive(
                 lambda k, v, dtype=dtype: torch.cat([k.mT, v], 1).flatten(0, 1).to(dtype), keys, values
             )

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import CheckpointError
+from ....errors import CheckpointError, UnsupportedModel
 from .config import architecture_of
 from .container import Container
+from .splits import completed_splits
 
 # what llama.cpp takes for the end of an answer, beside eos_token_id: keys of ids, and tokens by their text
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -19,8 +20,6 @@ _END_TEXTS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>",
     "<|end_of_text|>", "<end_of_utterance>",
 )  # fmt: skip
-# pre-tokenizers of llama.cpp (llama-vocab.cpp) that split digits one by one, and that transformers' table lacks
-_SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 
 
 def write_files(container: Container, config: Any, folder: Path) -> None:
@@ -54,9 +53,11 @@ def _write_tokenizer(container: Container, folder: Path) -> None:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
         made, _ = convert_gguf_tokenizer(architecture_of(container), facts)
-        _split_digits(made, facts)
+        made = completed_splits(made, facts)
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, **options)
         tokenizer.save_pretrained(folder)
+    except UnsupportedModel:
+        raise
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise CheckpointError(f"{container.path}: the metadata make no tokenizer: {reason}") from error
@@ -82,12 +83,3 @@ def _tokenizer_facts(container: Container) -> tuple[dict[str, Any], dict[str, An
             raise CheckpointError(f"{container.path}: there is no token {number}, the {key} token of {len(tokens)}")
         options[f"{token}_token"] = None if number is None else tokens[number]
     return facts, options
-
-
-def _split_digits(made: Any, facts: dict[str, Any]) -> None:
-    from tokenizers import pre_tokenizers
-
-    if facts.get("pre_tokenizer_type") in _SINGLE_DIGITS:
-        made.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
