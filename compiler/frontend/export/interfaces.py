@@ -184,7 +184,7 @@ def icc_experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_wei
     up = torch.ops.icc_trace.expert_linear(hidden_states, weight(name), bias(name), top_k_index)
     hidden = self._apply_gate(up) if self.has_gate else self.act_fn(up)
     out = torch.ops.icc_trace.expert_linear(hidden, weight("down_proj"), bias("down_proj"), top_k_index)
-    if self.has_post_expert_norm:
+    if getattr(self, "has_post_expert_norm", False):  # transformers 5.17 has none
         out = self.post_expert_norm(out)
     return (out * top_k_weights.unsqueeze(-1)).sum(dim=1)
 
