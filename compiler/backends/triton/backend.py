@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from ....runtime.errors import UsageError
+from ....runtime.format.kv import KVLayout
 from ....runtime.format.manifest import GpuFacts, Limits
 from ...program.builder import WeightSource
 from ...program.profile import Profile
@@ -68,6 +70,7 @@ class TritonBackend:
         self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]
     ) -> Built:
         """Objects with their rendered sources beside them, and the plan that launches them."""
+        check_caches(program.kv, self.target)
         planned = self._plan(program, limits)
         specs = planned.specs()
         compiled = compile_specs(specs.values(), self.target, progress)
@@ -85,6 +88,21 @@ class TritonBackend:
         return Built(
             msgspec.structs.replace(program, plan=plan), gpu=GpuFacts(self.target.arch, needed, self.deterministic)
         )
+
+
+def check_caches(cache: KVLayout, target: Target) -> None:
+    """UsageError for codes of a byte in rows that are no multiple of 16: kernels of theirs failed on an H100.
+
+    Why is not known (benchmarks/NOTES.md, "Tests on the device"); rows of whole 16 bytes were right there.
+    """
+    for group in cache.groups if target.backend == "cuda" else ():
+        narrow = {dim for layer in group.layers.values() for dim in (layer.key_dim, layer.value_dim) if dim % 16}
+        if narrow and group.dtype in ("i8", "f8"):
+            raise UsageError(
+                f"--kv-cache of 8 bits: heads of {', '.join(map(str, sorted(narrow)))} dims are no multiple of 16, "
+                f"which kernels for {target.name} were seen to fail with",
+                "leave --kv-cache out",
+            )
 
 
 def check_addresses(
