@@ -8,7 +8,9 @@ logits: of a prompt, against transformers in float32 on the CPU (bf16 weights; i
 icc's CPU engine, whose products round their inputs to 8 bits (interpreted: 2.1 %). cache: greedy tokens alone, again
 out of the prefix cache, and in batches of 2 to 16. spec: greedy tokens with every drafter against plain decoding. bits:
 a `--deterministic` engine gives the same tokens and logprobs, to the bit, alone, in batches, and out of the prefix
-cache. seeds: a sampled completion is the same alone and in a batch. memory: all of it is given back.
+cache. seeds: a sampled completion is the same alone and in a batch. memory: all of it is given back. wide: one layer of
+an 8B's widths gives the same bits in twenty runs of 400 tokens, and the CPU's logits: products of many steps, where
+matrix units run on beside what comes next, were wrong now and then when narrow ones were right.
 
 Greedy tokens may part at near ties where the kernels of two batch sizes round differently: reported is the share of
 tokens before the first that differs, and below 90 % the check fails. Writes OUT.json after every check; the status is
@@ -29,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import icc
+import make_model
 import numpy as np
 
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
@@ -44,7 +47,7 @@ Found = tuple[bool, dict[str, Any]]
 
 
 class Engines:
-    """Engines of the sample checkpoint, compiled when first asked for."""
+    """Engines of the sample checkpoint, and of one layer of an 8B, compiled when first asked for."""
 
     def __init__(self, target: str, work: Path) -> None:
         self._target, self._work = target, work
@@ -54,6 +57,16 @@ class Engines:
         path = self._work / f"{target or self._target}-{name}.engine"
         if not (path / "engine.json").is_file():
             icc.compile(SAMPLES / "pystd", path, target=target or self._target, **LIMITS, **options)
+        return path
+
+    def wide(self, quant: str, target: str = "") -> Path:
+        """The engine of one layer."""
+        model, path = self._work / "wide", self._work / f"{target or self._target}-wide-{quant}.engine"
+        if not (model / "model.safetensors").is_file():
+            make_model.SHAPES["wide"] = (4096, 1, 32, 8, 14336, 4096, True)
+            make_model.write("wide", model)
+        if not (path / "engine.json").is_file():
+            icc.compile(model, path, target=target or self._target, quant=quant, **LIMITS | {"max_step_tokens": 512})
         return path
 
     def load(self, name: str, drafter: str = "none", **options: Any) -> icc.LLM:
@@ -70,6 +83,8 @@ def checks(engines: Engines) -> Iterator[tuple[str, Callable[[], Found]]]:
         yield f"spec {spec}", partial(check_speculation, engines, spec)
     for name, options in (("none", {}), ("rtn4", {"quant": "rtn4"})):
         yield f"bits {name}", partial(check_bits, engines, f"{name}-deterministic", {**options, "deterministic": True})
+    for quant in ("rtn4", "int8"):
+        yield f"wide {quant}", partial(check_wide, engines, quant)
     yield "seeds", partial(check_seeds, engines)
     yield "memory", partial(check_memory, engines)
 
@@ -87,6 +102,18 @@ def check_logits(engines: Engines, name: str, options: dict[str, Any]) -> Found:
     error = float(np.abs(found - expected).max() / np.abs(expected).max())
     same = float((found.argmax(1) == expected.argmax(1)).mean())
     return error < (0.08 if options else 0.03) and same > 0.9, {"largest_relative_error": error, "same_argmax": same}
+
+
+def check_wide(engines: Engines, quant: str) -> Found:
+    """Steps of 400 rows, again and again, and what the same weights give on the CPU."""
+    ids = np.random.default_rng(0).integers(3, 4000, 400).tolist()
+    with icc.load(engines.wide(quant)) as llm:
+        runs = [llm.logits(ids) for _ in range(20)]
+    with icc.load(engines.wide(quant, "native")) as llm:
+        expected = llm.logits(ids)
+    other = sum(not np.array_equal(run, runs[0]) for run in runs)
+    error = max(float(np.abs(run - expected).max() / np.abs(expected).max()) for run in runs)
+    return error < 0.08 and not other, {"largest_relative_error": error, "runs_with_other_bits": other}
 
 
 def transformers_logits(ids: Sequence[int]) -> np.ndarray:
