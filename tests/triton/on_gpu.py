@@ -8,6 +8,7 @@ device's context is lost, and pytest-xdist goes on in a new one. icc-on-gpu.log 
 
 ICC_ON_GPU=compare: the interpreter runs each launch as well, and its results are gone on with; what differs by more
 than rounding is written to the log, so that the first kernel that computes something else in a whole plan is known.
+Triton 3.6's interpreter fails with the numpy of the one GPU machine that was tried: there this has not worked yet.
 """
 
 from __future__ import annotations

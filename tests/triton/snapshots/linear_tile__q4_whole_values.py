@@ -82,7 +82,7 @@ def nibbles(codes):
 def settled(bits):
     """The same, once matrix units have read all operands that they were given in registers.
 
-    Triton 3.6 to 3.8 lets the products of one step run into the next, and registers that they read be written there.
+    Triton 3.6 and 3.7 let the products of one step run into the next, and registers that they read be written there.
     """
     if not INTERPRETED:
         bits = tl.inline_asm_elementwise(

@@ -25,9 +25,7 @@ SECOND_EIGHT = 1.0  # so many times longer again with 16 rows than with eight
 WHOLE = (0.6, 0.7, 0.88)  # of the peak, where values of codes are multiplied in tiles of up to 64, 128 and 256 rows
 ISSUE_PER_SM = 3.8e9  # instructions of a warp per second: four schedulers at 60 %
 FEW = 8.0  # instructions per value and row of a kernel for few rows in float32, besides those that read the code
-ALONE = (
-    1.35e-9  # seconds between two instructions of a warp that makes values of blocks, each of which waits for others
-)
+ALONE = 1.35e-9  # seconds between two instructions of a warp that makes values of blocks, each waiting for others
 CROWDED = 1.5  # times longer its instructions take, of all warps of a multiprocessor, than others
 UNPACK = 14.0  # instructions per value where a matrix is unpacked by itself
 REGISTERS = 65536  # of a multiprocessor, 32 bits each
