@@ -94,6 +94,12 @@ class RequestError(IccError):
         self.field = field
 
 
+class BusyError(IccError):
+    """This machine is so busy that a process the server needs has not started in time; later it may."""
+
+    exit_code = 47
+
+
 class UsageError(IccError):
     """An argument of a command or an API call is invalid."""
 

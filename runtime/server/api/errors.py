@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...errors import CapacityError, IccError, RequestError
+from ...errors import BusyError, CapacityError, IccError, RequestError
 from ..engine.admission import Overloaded, TooExpensive
 from ..engine.engine_client import EngineFailed
 from .responses import Error, ErrorBody
@@ -81,6 +81,8 @@ def as_http(error: Exception) -> HttpError:
         again = error.status == 503
         code = "engine_unavailable" if again else None
         return HttpError(error.status, error.message, error.field or None, code, retry_after=1 if again else None)
+    if isinstance(error, BusyError):
+        return HttpError(503, error.message, code="busy", retry_after=5)
     if isinstance(error, RequestError | CapacityError):
         return HttpError(400, error.message, getattr(error, "field", None) or None, code="unprocessable")
     return HttpError(500, "the server failed on this request")

@@ -7,12 +7,12 @@ import sys
 
 import msgspec
 
-from ...errors import RequestError
+from ...errors import BusyError, RequestError
 from ...templates.source import TemplateSource
 from .sandbox_main import Answer, CheckGrammar, Render, Setup
 
 SECONDS = 2.0  # for one request; a normal one takes a few milliseconds
-_START_S = 20.0
+_START_S = 60.0  # one takes a third of a second where a core is free
 _RENDERERS, _CHECKERS = 2, 3  # processes at most
 
 
@@ -106,6 +106,12 @@ class _Processes:
         try:
             async with asyncio.timeout(_START_S):
                 self.setup_error = (await _exchange(process, self._setup)).error
+        except TimeoutError:
+            await self._kill(process)
+            raise BusyError(
+                f"the process that renders templates and checks grammars did not start within {_START_S:g} s",
+                "this machine is too busy: try again later",
+            ) from None
         except BaseException:
             await self._kill(process)
             raise

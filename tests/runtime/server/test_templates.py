@@ -9,8 +9,9 @@ import signal
 from typing import Any
 
 import pytest
-from icc.runtime.errors import RequestError
+from icc.runtime.errors import BusyError, RequestError
 from icc.runtime.grammars.sources import of_schema
+from icc.runtime.server.api.errors import as_http
 from icc.runtime.server.api.sandbox import Sandbox
 from icc.runtime.server.api.sandbox_main import Render
 from icc.runtime.templates.source import TemplateSource
@@ -167,6 +168,18 @@ def test_a_grammar_that_takes_long_delays_nobody(monkeypatch: pytest.MonkeyPatch
 
     found = asyncio.run(main())
     assert json.loads(found[0]) and found[1] == "fine"
+
+
+def test_a_machine_too_busy_to_start_a_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("icc.runtime.server.api.sandbox._START_S", 0.0)
+
+    async def main() -> None:
+        sandbox = Sandbox(TemplateSource("fine", {}))
+        with pytest.raises(BusyError, match="did not start within 0 s") as busy:
+            await sandbox.start()
+        assert not sandbox._renderers._running and as_http(busy.value).status == 503
+
+    asyncio.run(main())
 
 
 def test_bombs_end_in_words_and_the_next_request_is_answered() -> None:
