@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,9 +23,10 @@ from ...compiler.weights.formats.mixed import mixed
 from ...compiler.weights.handles import PackedWeight, RoundedWeight
 from ..allocation import allocate, check_smallest
 from ..base import PassContext, PassResult
-from .damage import DAMPING, Options, grams_of, guess, importance_of, measure, with_table
+from .damage import DAMPING, Damages, Options, grams_of, guess, importance_of, measure, with_table
 from .gptq_solver import Hessian, solve
 from .select import EMBEDDING, Job, QuantizePass, as_float, lm_heads, plain_name, retype
+from .store import NOWHERE, Store
 from .stream import Inputs, stream
 
 Role = Literal["product", "screen", "table"]
@@ -60,7 +63,7 @@ class QuantizeAuto(QuantizePass):
         heads = lm_heads(graph)
         options = [self.options(graph, job, job.node in heads) for job in jobs]
         check_smallest(self.fixed + sum(min(nbytes for _, nbytes in each) for each in options), self.budget)
-        found = measure(graph, jobs, options, self.sequences, ctx.progress) if self.searches else guess(jobs, options)
+        found = self._measured(graph, jobs, options, ctx) if self.searches else guess(jobs, options)
         allocation = allocate(found.curves, self.budget, self.fixed)
         ctx.allocation = allocation
         chosen = {job.node: option.format for job, option in zip(jobs, allocation.options, strict=True)}
@@ -74,6 +77,10 @@ class QuantizeAuto(QuantizePass):
                 self.finish(graph, ctx, job, RoundedWeight(graph.weight(job.node.args[1]), job.format))  # type: ignore[arg-type]
         retype(graph)
         return PassResult(bool(jobs), Counter({"quantized": len(jobs), "as-stored": len(kept)}))
+
+    def _measured(self, graph: Graph, jobs: list[Job], options: list[Options], ctx: PassContext) -> Damages:
+        store = Store(ctx.calibrations / f"{self.name}-measured" if ctx.calibrations else None)
+        return measure(graph, jobs, options, self.sequences, ctx.progress, store)
 
     # -- what there is to choose -------------------------------------------------------------------------------------
 
@@ -120,7 +127,11 @@ class QuantizeAuto(QuantizePass):
     def _round(self, graph: Graph, jobs: list[Job], shares: dict[fx.Node, float], ctx: PassContext) -> None:
         """GPTQ, each layer by what the rounded layers before it give to it."""
         linear = {job.node: job for job in jobs if job.node.target is not EMBEDDING}
-        done, total = 0, sum(prod(job.shape) for job in linear.values())
+        numbers = {node: number for number, node in enumerate(linear)}
+        store = self._rounded(jobs, ctx)
+        waiting = [node for node, job in linear.items() if not self._restore(graph, ctx, job, store, numbers[node])]
+        total = sum(prod(job.shape) for job in linear.values())
+        done = total - sum(prod(linear[node].shape) for node in waiting)
         for job in jobs:
             if job.node not in linear:
                 form = job.format
@@ -145,16 +156,35 @@ class QuantizeAuto(QuantizePass):
                 signal, noise = signal + solved.signal, noise + solved.noise
                 parts.append(solved.parts)
             joined = {name: torch.stack([p[name] for p in parts]).reshape(*weight.shape[:-1], -1) for name in parts[0]}
-            self._store(graph, ctx, job, weight, joined, decibels(signal, noise))
+            packed = self._store(graph, ctx, job, weight, joined, decibels(signal, noise))
+            facts = {"snr": packed.snr_db, "output_snr": decibels(signal, noise)}
+            store.put(numbers[node], packed.held, name=job.name, **facts)
             done += prod(job.shape)
 
-        if linear:
-            stream(graph, self.sequences, linear.keys(), visit)
+        if waiting:
+            stream(graph, self.sequences, waiting, visit, store=store)
+
+    def _rounded(self, jobs: list[Job], ctx: PassContext) -> Store:
+        """What was rounded before, if the same was chosen for every weight: each layer sees those before it."""
+        if ctx.calibrations is None:
+            return NOWHERE
+        chosen = json.dumps([[job.name, job.format.name] for job in jobs]).encode()
+        return Store(ctx.calibrations / f"{self.name}-{hashlib.sha256(chosen).hexdigest()[:16]}")
+
+    def _restore(self, graph: Graph, ctx: PassContext, job: Job, store: Store, number: int) -> bool:
+        """Whether an earlier run has rounded a weight; then it is that."""
+        found = store.get(number, name=job.name)
+        if found is not None:
+            held, facts = found
+            packed = PackedWeight(held, job.format, torch.Size(job.shape), facts["snr"])
+            self.finish(graph, ctx, job, packed, output_snr_db=facts["output_snr"])
+        return found is not None
 
     def _store(
         self, graph: Graph, ctx: PassContext, job: Job, weight: Tensor, parts: Parts, output: float | None = None
-    ) -> None:
+    ) -> PackedWeight:
         error = float((job.format.decode(parts) - weight).square().sum(dtype=torch.float64))
         snr = decibels(float(weight.square().sum(dtype=torch.float64)), error)
         packed = PackedWeight.pack(parts, job.format, weight.shape, snr)
         self.finish(graph, ctx, job, packed, output_snr_db=output)
+        return packed

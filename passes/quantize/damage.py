@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import exp, log, prod
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -28,6 +29,7 @@ from ..allocation import Curve, Option
 from .gptq_solver import Hessian
 from .inputs import expert_rows, gram
 from .select import EMBEDDING, Job, as_float
+from .store import NOWHERE, Store
 from .stream import Inputs, stream
 
 Options = list[tuple[StorageFormat | None, int]]
@@ -50,6 +52,24 @@ class _Measured:
     plain_probe: float = 0.0
     gram: Tensor | None = None
 
+    def keep(self, store: Store, number: int, name: str) -> None:
+        """Leave what was measured for a run that goes on behind this one."""
+        arrays = {} if self.gram is None else {"gram": self.gram}
+        facts = {"errors": self.errors, "probe": self.probe, "plain_probe": self.plain_probe}
+        store.put(number, arrays, **self._identity(name), **facts)
+
+    def restored(self, store: Store, number: int, name: str) -> bool:
+        """Whether an earlier run has measured this; then it is that."""
+        kept = store.get(number, **self._identity(name))
+        if kept is not None:
+            arrays, facts = kept
+            self.errors, self.probe, self.plain_probe = facts["errors"], facts["probe"], facts["plain_probe"]
+            self.gram = arrays.get("gram")
+        return kept is not None
+
+    def _identity(self, name: str) -> dict[str, Any]:
+        return {"name": name, "options": [form and form.name for form, _ in self.options]}
+
 
 @dataclass(frozen=True)
 class Damages:
@@ -61,11 +81,17 @@ class Damages:
 
 
 def measure(
-    graph: Graph, jobs: list[Job], options: Sequence[Options], sequences: Sequence[Sequence[int]], progress: Progress
+    graph: Graph,
+    jobs: list[Job],
+    options: Sequence[Options],
+    sequences: Sequence[Sequence[int]],
+    progress: Progress,
+    store: Store = NOWHERE,
 ) -> Damages:
-    """By what the float model does with `sequences`, token ids for calibration."""
+    """By what the float model does with `sequences`, token ids for calibration. store: what an interrupted run has
+    measured."""
     found = {job.node: _Measured(of) for job, of in zip(jobs, options, strict=True)}
-    _measure_errors(graph, jobs, found, sequences, progress)
+    _measure_errors(graph, jobs, found, sequences, progress, store)
     sensitivities, shares = _sensitivities(graph, jobs, found, sequences)
     curves = [_curve(graph, job, found[job.node], sensitivities[job.node], shares) for job in jobs]
     return Damages(tuple(curves), tuple(shares.get(job.node, 0.0) for job in jobs))
@@ -87,14 +113,17 @@ def _measure_errors(
     measured: dict[fx.Node, _Measured],
     sequences: Sequence[Sequence[int]],
     progress: Progress,
+    store: Store,
 ) -> None:
     """Errors of every option, by the inputs that the float model gives to each layer."""
-    linear = {job.node: job for job in jobs if job.node.target is not EMBEDDING}
-    done, total = 0, sum(prod(job.shape) for job in linear.values())
+    linear = {job.node: number for number, job in enumerate(jobs) if job.node.target is not EMBEDDING}
+    total = sum(prod(jobs[number].shape) for number in linear.values())
+    waiting = [node for node, number in linear.items() if not measured[node].restored(store, number, jobs[number].name)]
+    done = total - sum(prod(jobs[linear[node]].shape) for node in waiting)
 
     def visit(node: fx.Node, inputs: Inputs) -> None:
         nonlocal done
-        job, found = linear[node], measured[node]
+        job, found = jobs[linear[node]], measured[node]
         progress(f"measuring {job.name}", done, 2 * total)
         grams = grams_of(node, inputs)
         weight = as_float(graph.weight(node.args[1]))  # type: ignore[arg-type]
@@ -106,10 +135,11 @@ def _measure_errors(
             found.gram = grams[0]  # its errors depend on how much tables suffer, which is not known yet
         else:
             found.errors = _errors(weight, grams, found.options)
+        found.keep(store, linear[node], job.name)
         done += prod(job.shape)
 
-    if linear:
-        stream(graph, sequences, linear.keys(), visit)
+    if waiting:
+        stream(graph, sequences, waiting, visit, store=store)
     for job in jobs:
         if job.node not in linear:
             weight, found = as_float(graph.weight(job.node.args[1])), measured[job.node]  # type: ignore[arg-type]
