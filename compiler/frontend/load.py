@@ -17,6 +17,7 @@ from ..weights.handles import Weight
 from .convert import aten_handlers, index_handlers, reduce_handlers, shift_handlers, state_handlers
 from .convert.attending import InterfaceAttention
 from .convert.conversion import Conversion
+from .convert.index_scores import PickingIndex
 from .convert.picked import PickedTokens
 from .convert.rotations import ComplexRotation
 from .convert.row_bias import BiasByRows
@@ -115,7 +116,7 @@ def convert(
     """
     replay = Replay(traced.repeats)
     renames = [repeat.renames for repeat in traced.repeats]
-    attention = BiasByRows(), InterfaceAttention(), WrittenOutAttention()
+    attention = BiasByRows(), PickingIndex(), InterfaceAttention(), WrittenOutAttention()
     followers = (ComplexRotation(), *attention, *([PickedTokens()] if picks else []), replay)
     graph = Conversion(traced.program, weights, info, max_tokens, HANDLERS, followers, renames).run()
     replay.check()

@@ -1,7 +1,8 @@
 """What stands for an attention mask while a model is traced: nothing is computed, and nobody may look inside.
 
 But for one use: scores of an index (DeepSeek-V3.2's sparse attention and its like) may be masked with it, and the best
-picked. Where the compiled length is within what is picked, that is every token that the mask lets through.
+picked. Where the compiled length is within what is picked, that is every token that the mask lets through; else scores
+stay with what was picked, and become an operand of attention.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class MaskSpec:
     def __radd__(self, other: Any) -> MaskedScores:
         if not isinstance(other, torch.Tensor):
             raise MaskUsed()
-        return MaskedScores(self)
+        return MaskedScores(self, other)
 
     def masked_fill(self, where: Any, value: float) -> MaskSpec:
         """The same where only what is not seen anyway is masked."""
@@ -104,9 +105,8 @@ class _Keys:
     """How many keys there are: compared with how many of them are to be picked."""
 
     def __lt__(self, picked: Any) -> bool:
-        if type(picked) is int:
-            picking(picked)
-        return True
+        longest = _longest.get()
+        return type(picked) is not int or longest is None or longest <= picked
 
     def __gt__(self, picked: Any) -> bool:
         return not self < picked
@@ -114,20 +114,52 @@ class _Keys:
 
 @dataclass(frozen=True)
 class MaskedScores:
-    """Scores that a mask was added to, of which only the best may be picked."""
+    """Scores [1, T, T] that a mask was added to, of which only the best may be picked."""
 
     mask: MaskSpec
+    scores: torch.Tensor
 
     @property
     def shape(self) -> tuple[Any, ...]:
         """Of which only how many keys there are is known."""
         return (None, None, _Keys())
 
-    def topk(self, count: Any, dim: int = -1, **kwargs: Any) -> AllVisible:
-        """All that the mask lets through, as that is not more than is picked."""
-        if not isinstance(count, _Keys) or dim != -1:
+    def topk(self, count: Any, dim: int = -1, **kwargs: Any) -> AllVisible | Picked:
+        """All that the mask lets through, where that is not more than is picked."""
+        if dim != -1 or not kwargs.get("largest", True):
             raise MaskUsed()
-        return AllVisible(self.mask)
+        if isinstance(count, _Keys):
+            return AllVisible(self.mask)
+        if type(count) is not int:
+            raise MaskUsed()
+        return Picked(self.mask, self.scores, count)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise MaskUsed()
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise MaskUsed()
+
+
+@dataclass(frozen=True)
+class Picked:
+    """The indices of the `count` keys that have the highest scores [1, T, T], of those that a mask lets through."""
+
+    mask: MaskSpec
+    scores: torch.Tensor
+    count: int
+
+    @property
+    def indices(self) -> Picked:
+        """They are nothing else."""
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> Picked:
+        """In any type."""
+        return self
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

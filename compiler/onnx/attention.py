@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..ops.attention import ALL_AHEAD
+from ..ops.selecting import LEFT_OUT
 from .builder import Builder
 
 
@@ -43,7 +44,7 @@ class Heads:
 @dataclass(frozen=True)
 class Extras:
     """Values that some attentions have, or "": sinks [Hq], slopes [Hq], a bias [Hq, 2 * centre] by distance, and a
-    query's own, row_bias [T, Hq, width]."""
+    query's own, row_bias [T, Hq, width], or [T, 1, width] for all heads."""
 
     sinks: str
     alibi: str
@@ -52,6 +53,7 @@ class Extras:
     row_bias: str = ""
     width: int = 0
     later: int = 0
+    row_heads: tuple[int, int] = (1, 1)  # as key heads, and query heads to each
 
 
 def attention(b: Builder, seq: Sequences, q: str, k: str, v: str, extras: Extras, heads: Heads) -> str:
@@ -72,7 +74,7 @@ def attention(b: Builder, seq: Sequences, q: str, k: str, v: str, extras: Extras
         by_head = b.reshape(extras.bias, heads.kv, heads.groups, 2 * extras.centre)
         scores = b.add("Add", scores, b.add("Gather", by_head, column, axis=2))
     if extras.row_bias:
-        scores = b.add("Add", scores, _by_distance(b, seq, extras, heads))
+        scores = b.add("Add", scores, _by_distance(b, seq, extras))
     if seen := _visible(b, seq, heads):
         scores = b.add("Where", seen, scores, b.number(float("-inf")))
     weights = _with_sinks(b, scores, extras.sinks, heads) if extras.sinks else b.add("Softmax", scores, axis=-1)
@@ -155,11 +157,32 @@ def _distance(b: Builder, seq: Sequences) -> str:
     return b.once("distance", made, "mask")
 
 
-def _by_distance(b: Builder, seq: Sequences, extras: Extras, heads: Heads) -> str:
+def choice(b: Builder, seq: Sequences, q: str, k: str, w: str, sizes: tuple[int, int], count: int, width: int) -> str:
+    """[T, 1, width] of q [T, H, D], k [T, 1, D] and w [T, H], as icc.choose_keys has it. sizes: H and D."""
+    heads, dim = sizes
+    keys = b.add("Transpose", split(b, seq, k, 1, dim), perm=[0, 2, 3, 1])  # [B, 1, D, S]
+    products = b.add("Relu", b.add("MatMul", split(b, seq, q, heads, dim), keys))  # [B, S, H, S]
+    scores = b.add("Squeeze", b.add("MatMul", split(b, seq, w, 1, heads), products), b.ints(2))
+    queries, places = _positions(b, seq)
+    seen = b.add("Where", b.add("LessOrEqual", places, queries), scores, b.number(float("-inf")))
+    number = b.reshape(b.add("Min", seq.length, _int(b, count)), 1)
+    _, best = b.add("TopK", seen, number, outputs=2, axis=-1)
+    nothing = b.add("Mul", b.cast(best, torch.float32), b.number(0.0))
+    left = b.add("Expand", b.number(LEFT_OUT), b.add("Shape", scores))
+    added = b.add("ScatterElements", left, best, nothing, axis=-1)  # [B, S, S]
+    columns = b.add("Unsqueeze", b.add("Range", _int(b, 0), _int(b, width), _int(b, 1)), b.ints(0))
+    key = b.add("Sub", queries, columns)  # [S, width]
+    there = b.add("GreaterOrEqual", key, _int(b, 0))
+    batch = b.add("Slice", seq.shape, b.ints(0), b.ints(1))
+    at = b.add("Max", key, _int(b, 0))
+    at = b.add("Expand", at, b.add("Concat", batch, b.add("Shape", key), axis=0))
+    rows = b.add("Where", there, b.add("GatherElements", added, at, axis=-1), b.number(0.0))
+    return b.reshape(rows, -1, 1, width)
+
+
+def _by_distance(b: Builder, seq: Sequences, extras: Extras) -> str:
     """[B, Hkv, G, S, S]: column `later` + query place - key place of a query's row, 0 where there is none."""
-    rows = b.add(
-        "Transpose", split(b, seq, extras.row_bias, heads.kv, heads.groups, extras.width), perm=[0, 2, 3, 1, 4]
-    )
+    rows = b.add("Transpose", split(b, seq, extras.row_bias, *extras.row_heads, extras.width), perm=[0, 2, 3, 1, 4])
     column = b.add("Sub", _int(b, extras.later), _distance(b, seq))
     inside = b.add("Clip", column, _int(b, 0), _int(b, extras.width - 1))
     lead = b.add("Slice", b.add("Shape", rows), b.ints(0), b.ints(-1))

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from ..graph.graph import type_of
-from .attention import Extras, Heads, attention, rotate, split
+from .attention import Extras, Heads, attention, choice, rotate, split
 from .writer import Table, Writer
 
 HANDLERS = Table()
@@ -67,8 +67,17 @@ def _attended(w: Writer, operands: Any, turned: tuple[str, str], extras: Any, op
     sinks, alibi, bias, row_bias = map(w.value, extras[:4])
     centre = type_of(extras[2]).shape[1] // 2 if bias else 0
     width = type_of(extras[3]).shape[-1] if row_bias else 0
-    found = Extras(sinks, alibi, bias, centre, row_bias, width, int(extras[4]))
+    shared = bool(row_bias) and type_of(extras[3]).shape[0] < q[0]
+    row_heads = (1, 1) if shared else (heads.kv, heads.groups)
+    found = Extras(sinks, alibi, bias, centre, row_bias, width, int(extras[4]), row_heads)
     return attention(w.b, w.sequences, *turned, w.value(operands[2]), found, heads)
+
+
+@HANDLERS.handles("choose_keys")
+def _choose_keys(w: Writer, node: fx.Node) -> str:
+    q, k, weights, _, count, width = node.args
+    operands = w.value(q), w.value(k), w.value(weights)
+    return choice(w.b, w.sequences, *operands, type_of(q).shape, int(count), int(width))  # type: ignore[arg-type]
 
 
 @HANDLERS.handles("causal_conv")

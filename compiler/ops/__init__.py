@@ -3,7 +3,20 @@
 Another package's ops are found through its entry points (see docs/extending.md) or declared where they are imported.
 """
 
-from . import aten, attention, convolution, embedding, hadamard, linear, moves, norm, pointwise, rowwise, scan
+from . import (
+    aten,
+    attention,
+    convolution,
+    embedding,
+    hadamard,
+    linear,
+    moves,
+    norm,
+    pointwise,
+    rowwise,
+    scan,
+    selecting,
+)
 from .base import OPS, Cost, Op, op, op_of, tensor_bytes, traits_of
 from .traits import Traits
 
@@ -25,6 +38,7 @@ __all__ = [
     "pointwise",
     "rowwise",
     "scan",
+    "selecting",
     "tensor_bytes",
     "traits_of",
 ]

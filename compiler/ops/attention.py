@@ -50,8 +50,9 @@ def attention(
     ahead: how many of the later keys are seen too (0: none, causal; ALL_AHEAD: all); then the whole sequence must be in
     one step, and nothing of it is kept. softcap: scores become softcap * tanh(score / softcap). sinks[Hq] add exp(sink)
     to the denominator. alibi[Hq] adds slope * (key position - query position). bias[Hq, 2 * P] adds column
-    P + key position - query position, where P is at least the longest sequence and BIAS_MARGIN. row_bias[T, Hq, E] adds
-    column `later` + query position - key position of the query's own row, and nothing where there is no such column.
+    P + key position - query position, where P is at least the longest sequence and BIAS_MARGIN. row_bias[T, Hq, E], or
+    [T, 1, E] for all heads, adds column `later` + query position - key position of the query's own row, and nothing
+    where there is no such column.
     `layer` numbers the KV cache. Scale 0 weighs all that is seen alike: a mean of values.
     """
     tokens, heads, _ = q.shape
@@ -115,6 +116,7 @@ def _attention_samples() -> Iterator[tuple[object, ...]]:
     yield *qkv(21, 4, 2, 8, 8), None, None, 0, 0.3, 3, 0, 0.0, 2  # as many tokens as the tests run: all are seen
     yield *qkv(21, 4, 4, 8, 8), None, None, 0, 0.3, 0, 0, 0.0, ALL_AHEAD, torch.randn(4, 160)
     yield *qkv(21, 4, 2, 8, 8), None, None, 0, 0.3, 0, 0, 0.0, 0, None, torch.randn(21, 4, 7), 0
+    yield *qkv(21, 4, 2, 8, 8), None, None, 0, 0.3, 0, 0, 0.0, 0, None, torch.randn(21, 1, 20), 0
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from ..ops import Op
+from .attention_ops import ATTENTION_LOWERING
 from .compute_ops import COMPUTE_LOWERING
 from .context import Lowerer
 from .shape_ops import SHAPE_LOWERING
@@ -15,7 +16,8 @@ from .state_ops import STATE_LOWERING
 
 Lowering = Callable[[Lowerer, fx.Node], Any]  # gives the places of a node's results
 
-LOWERINGS: dict[Any, Lowering] = {**SHAPE_LOWERING, **COMPUTE_LOWERING, **STATE_LOWERING}  # by the target of a node
+# by the target of a node
+LOWERINGS: dict[Any, Lowering] = {**SHAPE_LOWERING, **COMPUTE_LOWERING, **ATTENTION_LOWERING, **STATE_LOWERING}
 
 
 def register_lowering(op: Op, lowering: Lowering) -> None:

@@ -25,6 +25,7 @@ from icc.compiler.backends.cpu.layouts.reduced import SIGNED
 from icc.compiler.backends.cpu.layouts.split import BOTH, HIGH
 from icc.compiler.backends.render import TEMPLATES, render
 from icc.compiler.ops.body import Body
+from icc.compiler.program.steps.attention import KVSpec
 from icc.compiler.weights.formats.registry import find_format
 from step_making import cache, make_step, rotary
 
@@ -137,6 +138,10 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "kv_write__i8": ("kv_write", {"kv": cache(2, 16, 24, "i8", 16)}),
     "kv_write__bf16_rope": ("kv_write", {"kv": cache(2, 16, 24, "bf16", 16), **ROPE, "strides": {"k": 144, "v": 144}}),
+    "choose_keys__f16": (
+        "choose_keys",
+        {"kv": KVSpec(1, 16, 16, "f16", 16, shared=True), "heads": 6, "count": 64, "width": 200},
+    ),
     "attention__f32": ("attention", {"kv": cache(2, 16, 24, "f32", 16), **QUERY}),
     "attention__i8_rope_window_softcap_sinks_alibi": (
         "attention",

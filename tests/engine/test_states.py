@@ -29,7 +29,7 @@ GREEDY = icc.SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
 TOLERANCE = {"f32": 5e-5, "bf16": 1e-2}  # by --state-cache, of the largest logit
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=[*NAMES, "deepseek_v32-picked_tokens"])  # an index has no state, and a cache of its own
 def made(request: pytest.FixtureRequest, compiled: Callable[..., Any]) -> Any:
     """Engine, checkpoint and oracle: shared by all tests here."""
     name, _, kept = request.param.partition(" ")
@@ -165,6 +165,7 @@ def test_a_chat_computes_only_its_new_tokens(made: Any) -> None:
             assert tokens_of([warm]) == tokens_of([first]) and warm.logprobs == first.logprobs
 
 
+@pytest.mark.parametrize("made", NAMES, indirect=True)
 def test_inspect_shows_the_states(made: Any) -> None:
     facts: Any = describe_engine(made.engine)["kv_cache"]
     paged, states = facts["groups"]

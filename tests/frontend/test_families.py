@@ -33,7 +33,8 @@ OTHERS = """
     gpt2-untied_scaled_relu gpt_neo-local_attention qwen2 qwen2-tied_yarn qwen3 gemma2-odd gemma3 phi3 gpt2-odd
     gpt_neox-no_bias_tied mixtral-odd qwen3_moe gpt_oss lfm2-short_convolutions qwen3_next-delta_rule
     llama-linear gpt_neox-sequential_full_rotary opt-projected_untied mixtral-top1_window kimi_linear-decay_per_row
-    jamba-selective_scan longcat_flash-experts_that_are_the_token deepseek_v32-index xlstm-matrix_memory
+    jamba-selective_scan longcat_flash-experts_that_are_the_token deepseek_v32-index deepseek_v32-picked_tokens
+    xlstm-matrix_memory
     minimax-lightning_attention jetmoe-experts_that_ask zamba-heads_of_scans zaya-grouped_convolutions
     inkling2-windows_of_taps xlnet-shifted_rows gemma3n-sparse_activations doge-bias_of_keys
 """.split()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from icc.compiler.errors import UnsupportedModel
 from icc.compiler.frontend.export import experts, interfaces, lightning, selection
-from icc.compiler.frontend.mask_spec import AllVisible, KeyBias, MaskSpec, MaskUsed, longest_sequence
+from icc.compiler.frontend.mask_spec import AllVisible, KeyBias, MaskSpec, MaskUsed, Picked, longest_sequence
 from icc.compiler.frontend.source.model import parts_that_can_be_built
 from torch import Tensor, nn
 from transformers import (
@@ -120,15 +120,16 @@ def test_attention_in_blocks_of_tokens_is_known_by_what_it_computes() -> None:
 def test_a_mask_is_added_to_scores_and_nothing_else() -> None:
     mask = MaskSpec()
     with longest_sequence(64):
-        scores: Any = torch.zeros(1, 3, 3) + mask[:, 0, :, :]  # type: ignore[operator]
+        table = torch.zeros(1, 3, 3)
+        scores: Any = table + mask[:, 0, :, :]  # type: ignore[operator]
         assert scores.topk(min(64, scores.shape[-1]), dim=-1).indices.to(torch.int32) == AllVisible(mask)
-        with pytest.raises(UnsupportedModel, match="picks the 63 tokens"):
-            min(63, scores.shape[-1])
+        some = scores.topk(min(63, scores.shape[-1]), dim=-1).indices.to(torch.int32)
+        assert isinstance(some, Picked) and some.count == 63 and some.scores is table
         uses = (
             lambda: mask == 0,
             lambda: mask[:, :, :2],
             lambda: torch.softmax(scores, dim=-1),
-            lambda: scores.topk(2),
+            lambda: scores.topk(2, largest=False),
             lambda: 1.0 + mask,
         )
         for use in uses:

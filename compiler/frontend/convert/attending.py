@@ -9,8 +9,9 @@ from torch import fx
 from ...graph.graph import type_of
 from ...ops import OPS
 from .conversion import Conversion
+from .index_scores import IndexScores
 from .masks import Mask, with_bias
-from .row_bias import PairBias, row_bias
+from .row_bias import PairBias, RowBias, row_bias
 from .values import T, Value, dims_of, op_name
 
 
@@ -20,14 +21,14 @@ def emit_attention(
     sinks: fx.Node | None,
     numbers: tuple[float, float],
     mask: Mask,
-    added: PairBias | None,
+    added: PairBias | RowBias | None,
 ) -> Value:
     """icc::attention of q [T, Hq, D], k and v; numbers: scale and soft cap. added: to the scores, by queries."""
     scale, softcap = numbers
     slopes = conv.constant("alibi_slopes", mask.slopes).node if mask.slopes is not None else None
     rest: list[Any] = [mask.ahead, conv.constant("distance_bias", mask.bias).node if mask.bias is not None else None]
     if added is not None:
-        found = row_bias(conv, added, mask)
+        found = added if isinstance(added, RowBias) else row_bias(conv, added, mask)
         rest += [found.rows.node, found.later]
     while rest and not rest[-1]:
         rest.pop()
@@ -42,6 +43,9 @@ def emit_attention(
 
 class InterfaceAttention:
     """The Follower of icc_trace::attention: what it adds to the scores may be over pairs of tokens."""
+
+    def __init__(self) -> None:
+        self._chosen: dict[tuple[fx.Node, int], RowBias] = {}  # layers may share an index
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
         """The attention's Value; None of any other node, and where an operand has no token-major form."""
@@ -60,11 +64,21 @@ class InterfaceAttention:
                 mask, added = with_bias(conv.static, conv.max_tokens, rest[0], type_of(heads[0]).shape[0], mask), None
             elif not isinstance(added, PairBias):
                 raise ValueError("attention with a bias that depends on the tokens")
+        if len(rest) > 1 and rest[1] is not None:
+            added = self._choice(conv, rest[1], rest[2], added)
         sink = sinks.node if isinstance(sinks, Value) else None
         if given[3] in conv.static.nodes and given[3].op == "call_function":
             sink = conv.constant("sinks", conv.static.constant(given[3])).node
         out = emit_attention(conv, heads, sink, (scale, softcap), mask, added)
         return conv.view(out, dims_of(node.meta["val"]))
+
+    def _choice(self, conv: Conversion, index: fx.Node, count: int, added: PairBias | None) -> RowBias:
+        scores = conv.values.get(index)
+        if not isinstance(scores, IndexScores) or added is not None:
+            raise ValueError("an index picks the tokens that attention reads, in a way that is not known")
+        if (index, count) not in self._chosen:
+            self._chosen[index, count] = scores.chosen(conv, count)
+        return self._chosen[index, count]
 
 
 def _heads(conv: Conversion, value: Any) -> fx.Node:

@@ -132,6 +132,8 @@ class StaticValues:
             shape = [tokens if isinstance(s, torch.SymInt) else int(s) for s in node.meta["val"].shape]
             return torch.full(shape, _short(node) == "ne")
         if node not in self.nodes:  # only its shape is asked for
+            if not isinstance(node.meta["val"], Tensor):
+                raise ValueError("a mask by what has more than one shape")
             shape = [tokens if isinstance(s, torch.SymInt) else int(s) for s in node.meta["val"].shape]
             return torch.zeros(shape, dtype=node.meta["val"].dtype)
         args = fx.map_arg(node.args, lambda n: env[n])

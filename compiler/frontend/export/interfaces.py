@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import UnsupportedModel
 from ...ops.attention import ALL_AHEAD
-from ..mask_spec import AllVisible, KeyBias, MaskSpec, MaskUsed
+from ..mask_spec import AllVisible, KeyBias, MaskSpec, MaskUsed, Picked
 
 NAME = "icc"
 _BLOCK = 8  # dims of a head that kernels read at once
@@ -42,10 +42,12 @@ def attention(
     softcap: float,
     ahead: int,
     bias: Tensor | None = None,
+    index: Tensor | None = None,
+    picked: int = 0,
 ) -> Tensor:
     """icc::attention as the models call it: q[1, Hq, T, D], k[1, Hkv, T, D], v[1, Hkv, T, Dv] -> [1, T, Hq, Dv].
 
-    bias[.., T, T] is added to the scores.
+    bias[.., T, T] is added to the scores. index[1, T, T]: of the visible keys, only the `picked` best by it are read.
     """
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
@@ -133,8 +135,11 @@ def icc_attention(
     if spec.refused:
         raise UnsupportedModel(spec.refused)
     picked = kwargs.get("indices")
-    if picked is not None and not (isinstance(picked, AllVisible) and picked.mask == spec):
+    if picked is not None and not (isinstance(picked, AllVisible | Picked) and picked.mask == spec):
         raise UnsupportedModel("attention to tokens that an index picks is not supported", op="indices")
+    chosen = (picked.scores, picked.count) if isinstance(picked, Picked) else (None, 0)
+    if chosen[1] and spec != MaskSpec():
+        raise UnsupportedModel("an index picks tokens that attention reads within a window or ahead", op="indices")
     sinks = s_aux if s_aux is not None else kwargs.get("sinks")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     softcap = float(softcap or 0.0)
@@ -146,7 +151,7 @@ def icc_attention(
         query, key = _with_query_bias(query, key, -sinks, scale)
         sinks = torch.zeros(query.shape[1], dtype=query.dtype, device=query.device)
     sight = (spec.window, spec.chunk, softcap, spec.ahead)
-    out = torch.ops.icc_trace.attention(query, key, value, sinks, scale, *sight, position_bias)
+    out = torch.ops.icc_trace.attention(query, key, value, sinks, scale, *sight, position_bias, *chosen)
     return out, None
 
 

@@ -82,7 +82,8 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
     """o [q_heads, value_dim] of rotated q [q_heads, key_dim] over the cache: see compiler/ops/attention.py.
 
     new: what is written to the cache before it is read, rotated by new_rotary; None where a KvWrite has done so.
-    row_bias [q_heads, row_bias_width]: added by the distance of a key from its query, from `later` keys behind it on.
+    row_bias [q_heads, row_bias_width], or one row for all heads where `row_bias_shared`: added by the distance of a key
+    from its query, from `later` keys behind it on.
     front: how many of the first tokens are seen beside the window; they seem to lie right before it (StreamingLLM).
     evicts: how tokens are chosen that go, see compiler/eviction.py; `budget` and `recent` are the policy's sizes.
     """
@@ -109,6 +110,7 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
     ahead: int = 0
     bias_width: int = 0
     row_bias_width: int = 0
+    row_bias_shared: bool = False
     later: int = 0
     evicts: Literal["", "h2o", "snapkv"] = ""
     budget: int = 0
@@ -125,8 +127,14 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
         tables = dict.fromkeys(("cos", "sin"), self.rotary.size)
         written = self.write.widths() if self.write else {}
         new = {f"new.{name}": width for name, width in written.items()}
-        biases = {"bias": self.q_heads * self.bias_width, "row_bias": self.q_heads * self.row_bias_width}
+        by_row = self.row_bias_width if self.row_bias_shared else self.q_heads * self.row_bias_width
+        biases = {"bias": self.q_heads * self.bias_width, "row_bias": by_row}
         return {**rows, **heads, **tables, **new, **biases}
+
+    @property
+    def row_bias_apart(self) -> int:
+        """Elements from the row of one query head to that of the next."""
+        return 0 if self.row_bias_shared else self.row_bias_width
 
     @property
     def write(self) -> KvWrite | None:
@@ -151,3 +159,25 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
         if self.front and (not self.window or self.chunk or self.ahead):
             return "first tokens are kept beside a window, of tokens that see no later ones"
         return self.rotary.problem(self.kv)
+
+
+@step_type
+class ChooseKeys(Step, frozen=True, kw_only=True, tag="choose_keys"):
+    """o [width] of q [heads, key_dim] and w [heads] over the cached keys of an index: see compiler/ops/selecting.py."""
+
+    OUTPUTS: ClassVar = ("o",)
+    q: Operand
+    w: Operand
+    o: Operand
+    kv: KVSpec
+    heads: int
+    count: int
+    width: int
+
+    def widths(self) -> dict[str, int]:
+        return {"q": self.heads * self.kv.key_dim, "w": self.heads, "o": self.width}
+
+    def problem(self) -> str:
+        if self.kv.heads != 1 or not self.kv.shared or self.kv.scored:
+            return "an index has one key of a token, and nothing else"
+        return "" if 0 < self.count else f"a choice of {self.count} keys"

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from .....runtime.format.kv import KV_DTYPES
-from ....program.steps.attention import Attention, KvWrite
+from ....ops.selecting import LEFT_OUT
+from ....program.steps.attention import Attention, ChooseKeys, KvWrite
 from ..layouts.elements import KV_TYPES, round_up
 from .base import KernelParams
 
 KEYS = 64  # keys of one chunk, as in attention.h
 ROWS = 4  # query rows of the wide micro-kernels
 PARTIAL_BYTES = 8 << 20  # partial outputs when a long context is split over threads
-C = TypeVar("C", KvWrite, Attention)
+C = TypeVar("C", KvWrite, Attention, ChooseKeys)
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class CacheParams(KernelParams[C]):
         """Whether its vectors are mixed before they are rounded, see kv.h."""
         return self.step.kv.dtype in ("i4", "i2")
 
-    @property
-    def interleaved(self) -> str:
-        return "true" if self.step.rotary.style == "interleaved" else "false"
+
+def _interleaved(step: KvWrite | Attention) -> str:
+    return "true" if step.rotary.style == "interleaved" else "false"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,30 @@ class KvWriteParams(CacheParams[KvWrite]):
     """Rotates k and stores both at slot_mapping."""
 
     template: ClassVar[str] = "cpp/attention/kv_write.cpp.jinja"
+
+    @property
+    def interleaved(self) -> str:
+        return _interleaved(self.step)
+
+
+@dataclass(frozen=True)
+class ChooseKeysParams(CacheParams[ChooseKeys]):
+    """Work items are (token, segment of its context); then tokens."""
+
+    template: ClassVar[str] = "cpp/attention/choose_keys.cpp.jinja"
+
+    headers: ClassVar[tuple[str, ...]] = ("choose.h",)
+
+    @property
+    def left_out(self) -> str:
+        """What keeps a key from being read."""
+        return f"{LEFT_OUT}f"
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of queries as they meet keys, of the keys of one chunk as floats, and of a row to find a limit in."""
+        kv = self.step.kv
+        return round_up(4 * (self.step.heads * kv.key_dim + 16 * (kv.key_dim + 1) + self.step.width) + 128, 64)
 
 
 @dataclass(frozen=True)
@@ -86,6 +111,10 @@ class AttentionParams(CacheParams[Attention]):
     @property
     def headers(self) -> tuple[str, ...]:
         return ("evict.h",) if self.step.evicts else ()
+
+    @property
+    def interleaved(self) -> str:
+        return _interleaved(self.step)
 
     @property
     def group(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....program.steps.attention import Attention, KvWrite
+from ....program.steps.attention import Attention, ChooseKeys, KvWrite
 from ....program.steps.base import Step
 from ....program.steps.embedding import Embedding, SelectRows
 from ....program.steps.linear import ExpertLinear, ExpertLinearQ, Linear, LinearQ, QuantizeRows
@@ -12,7 +12,7 @@ from ....program.steps.pointwise import Pointwise
 from ....program.steps.rowwise import Bmm, Cumsum, Gather, Hadamard, Reduce, Scatter, Softmax, Topk
 from ....program.steps.state import CausalConv, ChannelScan, GatedScan, SelectiveScan
 from ...kernel_table import KernelTable
-from .attention import AttentionParams, KvWriteParams
+from .attention import AttentionParams, ChooseKeysParams, KvWriteParams
 from .base import KernelParams
 from .embedding import EmbeddingParams, SelectRowsParams
 from .linear import ExpertLinearParams, ExpertLinearQParams, LinearParams, LinearQParams, QuantizeRowsParams
@@ -36,7 +36,8 @@ _KERNELS: dict[type[Step], type[KernelParams[Any]]] = {
     Embedding: EmbeddingParams, SelectRows: SelectRowsParams,
     Reduce: ReduceParams, Softmax: SoftmaxParams, Cumsum: CumsumParams, Topk: TopkParams, Gather: GatherParams,
     Scatter: ScatterParams, Bmm: BmmParams, Hadamard: HadamardParams,
-    KvWrite: KvWriteParams, Attention: AttentionParams, Pointwise: PointwiseParams, **NORMS,
+    KvWrite: KvWriteParams, Attention: AttentionParams, ChooseKeys: ChooseKeysParams,
+    Pointwise: PointwiseParams, **NORMS,
     CausalConv: CausalConvParams, ChannelScan: ChannelScanParams, GatedScan: GatedScanParams,
     SelectiveScan: SelectiveScanParams,
 }  # fmt: skip

@@ -11,6 +11,7 @@ from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, KVArg, extent
 from .....runtime.format.program import ITEM_SIZE
 from ....program.steps.attention import Attention as AttentionStep
+from ....program.steps.attention import ChooseKeys as ChooseKeysStep
 from ....program.steps.attention import KvWrite as KvWriteStep
 from ...render import render
 from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg, size_arg
@@ -217,4 +218,15 @@ class KvWrite(KvKernel[KvWriteStep]):
         return (
             LaunchSpec(render("triton/kv_move.py.jinja", self, self.step), "kv_move", moves, (heads_if_any, ONE, ONE)),
             LaunchSpec(render(self.template, self, self.step), self.entry, args, grid),
+        )
+
+
+class ChooseKeys(StepKernel[ChooseKeysStep]):
+    """There is none yet."""
+
+    @classmethod
+    def refusal(cls, step: ChooseKeysStep) -> str:
+        return (
+            f"an index picks the {step.count} tokens that attention reads, for which there are no kernels for GPUs: "
+            f"--max-seq-len {step.count} compiles it, as attention then reads all tokens"
         )

@@ -11,7 +11,7 @@ from ..spec import StepKernel
 from .attention import Attention
 from .bmm import Bmm
 from .index import Embedding, Gather, Scatter, SelectRows, Topk
-from .kv_cache import KvWrite
+from .kv_cache import ChooseKeys, KvWrite
 from .linear import ExpertLinear, Linear
 from .norm import Norm
 from .pointwise import Pointwise
@@ -26,7 +26,8 @@ _KERNELS: dict[type[Step], type[StepKernel[Any]]] = {
     rowwise.Reduce: Reduce, rowwise.Softmax: Softmax, rowwise.Cumsum: Cumsum, rowwise.Topk: Topk,
     rowwise.Gather: Gather, rowwise.Scatter: Scatter, rowwise.Bmm: Bmm,
     rowwise.Hadamard: Hadamard,
-    attention.KvWrite: KvWrite, attention.Attention: Attention, pointwise.Pointwise: Pointwise,
+    attention.KvWrite: KvWrite, attention.Attention: Attention, attention.ChooseKeys: ChooseKeys,
+    pointwise.Pointwise: Pointwise,
     state.CausalConv: CausalConv, state.ChannelScan: ChannelScan, state.GatedScan: GatedScan,
     state.SelectiveScan: SelectiveScan,
 }  # fmt: skip

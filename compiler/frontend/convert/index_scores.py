@@ -1,0 +1,101 @@
+"""Scores of an index that picks the tokens attention reads: w relu(q k^T) summed over heads, recognised by data flow.
+
+A product of queries [T, H, D], one matrix per token, with one key of every token becomes an `IndexScores`; a positive
+factor of it changes nothing of which are best. The attention that picks by it emits the choice, once for all that share
+it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import fx
+
+from ...ops import OPS
+from .conversion import Conversion
+from .row_bias import RowBias, pair_dims
+from .values import Pairs, T, Value, op_name
+
+_SAME = ("clone", "alias", "detach", "contiguous", "_to_copy", "to", "convert_element_type", "expand")
+_RESHAPES = ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze")
+
+
+@dataclass(frozen=True)
+class IndexKeys:
+    """Keys [.., D, T], which every token's queries meet."""
+
+    k: Value
+
+
+@dataclass(frozen=True)
+class IndexScores:
+    """Of q (T, H, D) and k: products (T, H, T), of which `relu` leaves the positive ones; then sums weighed by w."""
+
+    q: Value
+    k: Value
+    relu: bool = False
+    w: Value | None = None
+
+    def chosen(self, conv: Conversion, count: int) -> RowBias:
+        """What is added to attention scores, of all heads, so that they are those of the `count` best keys."""
+        if self.w is None:
+            raise ValueError("an index that is no sum over heads")
+        heads, dim = self.q.dims[-2:]
+        q, k, w = (conv.view(x, dims).node for x, dims in self._operands(self.w, heads, dim))
+        width = conv.max_tokens
+        rows = conv.emit(OPS["choose_keys"].overload, q, k, w, conv.next_layer(), count, width)
+        return RowBias(Value(rows, (1, T, width)), 0)
+
+    def _operands(self, w: Value, heads: int, dim: int) -> tuple[tuple[Value, tuple[Any, ...]], ...]:
+        return (self.q, (T, heads, dim)), (self.k, (T, 1, dim)), (w, (T, heads))
+
+    @property
+    def dims(self) -> tuple[Any, ...]:
+        """Of the scores, but for axes of one."""
+        heads = self.q.dims[-2]
+        return (T, heads, T) if self.w is None and heads > 1 else (T, T)
+
+
+class PickingIndex:
+    """The Follower of the scores of an index until an attention picks by them."""
+
+    def follow(self, conv: Conversion, node: fx.Node) -> Any:
+        """What a node becomes; None of any that is no part of an index, ValueError of one that is of another kind."""
+        short = op_name(node.target).split(".")[-1]
+        inputs = [conv.values.get(a) for a in node.all_input_nodes]
+        if short in _RESHAPES and isinstance(inputs[0], Pairs) and _are_keys(inputs[0].value, node):
+            return IndexKeys(inputs[0].value)
+        if short == "bmm" and isinstance(inputs[1], IndexKeys):
+            q = inputs[0]
+            return IndexScores(q, inputs[1].k) if isinstance(q, Value) and q.axis == 0 and len(q.dims) == 3 else None
+        scores = next((v for v in inputs if isinstance(v, IndexScores)), None)
+        if scores is None or op_name(node.target) == "icc_trace.attention":
+            return None
+        return _followed(conv, node, short, scores)
+
+
+def _are_keys(k: Value, node: fx.Node) -> bool:
+    """Whether a view of repeated keys is one matrix (D, T) of them per token."""
+    dims = pair_dims(node.meta["val"])
+    return len(dims) == 3 and dims == (T, k.dims[-2], T) and len(k.features) == k.features.count(1) + 1
+
+
+def _followed(conv: Conversion, node: fx.Node, short: str, scores: IndexScores) -> IndexScores:
+    found = scores
+    if short == "relu" and scores.w is None:
+        found = replace(scores, relu=True)
+    elif short == "bmm" and scores.relu and scores.w is None:
+        w: Any = conv.values.get(node.args[0])  # type: ignore[arg-type]
+        if not isinstance(w, Value) or w.dims != (T, 1, scores.q.dims[-2]):
+            raise ValueError("an index that weighs its heads by something other than a number per token")
+        found = replace(scores, w=w)
+    elif short in ("mul", "div"):
+        factor = node.args[1]
+        if not isinstance(factor, (int, float)) or factor <= 0:
+            raise ValueError("an index times something other than a positive number")
+    elif short not in _SAME and short not in _RESHAPES:
+        raise ValueError(f"{short} of an index's scores")
+    if tuple(d for d in pair_dims(node.meta["val"]) if d != 1) != found.dims:
+        raise ValueError("scores of an index in another order")
+    return found

@@ -1,0 +1,119 @@
+"""Lowering of attention and of what comes with it: rotary embedding, the KV write, an index's choice of keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from ...runtime.format.kv import KVLayer
+from ..eviction import ALL, read_eviction
+from ..graph.graph import type_of
+from ..ops import OPS
+from ..ops.body import Body
+from .context import WITHIN_STEP, Lowerer, row_kind
+from .placed import Placed
+from .steps.attention import Attention, ChooseKeys, KVSpec, KvWrite, NewKeys, Rotary
+
+MIXED = ("i4", "i2")  # caches whose vectors are mixed: where a value ends with MIXED_DIMS, keys may begin with it
+MIXED_DIMS = 64
+# the two halves of a rotated vector: x cos - other sin and x cos + other sin
+_TURNS = [Body.parse(f"t0 = mul a0 a2; t1 = mul a1 a3; t2 = {sign} t0 t1") for sign in ("sub", "add")]
+
+
+def rope(low: Lowerer, node: fx.Node) -> Placed:
+    """Rotary embedding outside attention, as three elementwise kernels: rare, so not a kernel of its own."""
+    x = low.placed(node.args[0])
+    cos, sin = (low.placed(n) for n in node.args[1:3])
+    dim = x.shape[-1]
+    r = cos.shape[-1]
+    out = low.new(node)
+    rows = [t.view((1, t.shape[-1])) for t in (cos, sin)]
+    half = node.args[3] == "half"
+    pieces = [(0, r // 2, r // 2, r, 1), (r // 2, r, 0, r // 2, 1)] if half else [(0, r, 1, r, 2), (1, r, 0, r, 2)]
+    for turn, (start, end, other, other_end, step) in zip(_TURNS, pieces, strict=True):
+        parts = [x.slice(1, start, end, step), x.slice(1, other, other_end, step)]
+        tables = [t.slice(1, start, end, step) for t in rows if t is not None]
+        low.elementwise(turn, [*parts, *tables], out.slice(1, start, end, step), node)
+    if r < dim:
+        low.copy(x.slice(1, r, dim, 1), out.slice(1, r, dim, 1), node)
+    return out
+
+
+def _begins(k: Placed, v: Placed) -> bool:
+    """Whether values are the first elements of their head's key, in the same memory."""
+    place = (k.space, k.name, k.offset, k.row_stride, k.shape[0], k.strides)
+    return place == (v.space, v.name, v.offset, v.row_stride, v.shape[0], v.strides) and v.shape[1] <= k.shape[1]
+
+
+def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
+    """Write rotated K and V into the pages, unless a layer before has, then attend: two steps, or one for both."""
+    q, k = (low.dense(low.placed(n)) for n in node.args[:2])
+    v = low.placed(node.args[2])
+    kind = low.options.kv_dtype
+    shared = _begins(k, v) and node.args[6] is None and (kind not in MIXED or v.shape[1] % MIXED_DIMS == 0)
+    v = v if shared else low.dense(v)
+    q_cos, q_sin, k_cos, k_sin, sinks, alibi = (low.vector(a) for a in node.args[4:10])
+    given = (*node.args[10:], *(0, None, None, 0, ALL)[len(node.args) - 16 :])
+    layer, scale, window, chunk, softcap, style, ahead, bias, row_bias, later, policy = given
+    by_row = None if row_bias is None else low.dense(low.placed(row_bias))  # type: ignore[arg-type]
+    kept = read_eviction(str(policy))
+    chooses, front = kept is not None and kept.chooses, 0
+    if kept is not None and not chooses:
+        window, front = kept.size, kept.beside
+    cached = KVLayer(k.shape[0], k.shape[1], v.shape[1], shared=shared, scored=chooses)
+    layer = low.scratch_layer(cached) if ahead else low.kv_layer(int(layer))  # type: ignore[call-overload]
+    low.cache(layer, cached, WITHIN_STEP if ahead else int(window), kept)  # type: ignore[call-overload]
+    kv = KVSpec(k.shape[0], k.shape[1], v.shape[1], kind, low.options.block_size, shared, chooses)
+
+    def rotary(cos: Any) -> Rotary:
+        if cos is None:
+            return Rotary(style=style)  # type: ignore[arg-type]
+        rows, width = type_of(cos).shape
+        return Rotary(width, rows, style)  # type: ignore[arg-type]
+
+    new: dict[str, Any] = {}
+    if ahead or low.first_of(layer):  # layers may read what another has written
+        write = KvWrite(
+            layer=layer, k=k.operand, v=None if shared else v.operand, cos=k_cos, sin=k_sin, kv=kv,
+            rotary=rotary(node.args[6]),
+        )  # fmt: skip
+        if low.options.profile.joins:
+            new = {"new": NewKeys(write.k, write.v, k_cos, k_sin), "new_rotary": write.rotary}
+        else:
+            low.emit(write, node)
+    out = low.new(node)
+    attend = Attention(
+        rows=row_kind(out), layer=layer, q=q.operand, cos=q_cos, sin=q_sin, sinks=sinks, alibi=alibi, o=out.operand,
+        kv=kv, rotary=rotary(node.args[4]), q_heads=q.shape[0], scale=float(scale), window=int(window),  # type: ignore[arg-type, call-overload]
+        front=front, chunk=int(chunk), softcap=float(softcap), ahead=int(ahead), bias=low.vector(bias),  # type: ignore[arg-type, call-overload]
+        evicts=kept.kind if kept is not None and chooses else "",  # type: ignore[arg-type]
+        budget=kept.size if kept is not None and chooses else 0,
+        recent=kept.beside if kept is not None and chooses else 0,
+        bias_width=0 if bias is None else type_of(bias).shape[1],  # type: ignore[arg-type]
+        row_bias=by_row and by_row.operand, row_bias_width=by_row.shape[1] if by_row else 0, later=int(later),  # type: ignore[call-overload]
+        row_bias_shared=by_row is not None and by_row.shape[0] < q.shape[0], **new,  # type: ignore[arg-type]
+    )  # fmt: skip
+    low.emit(attend, node)
+    return out
+
+
+def choose_keys(low: Lowerer, node: fx.Node) -> Placed:
+    """Write the index's keys into a cache of their own, then choose."""
+    q, k, w = (low.dense(low.placed(n)) for n in node.args[:3])
+    number, count, width = (int(a) for a in node.args[3:])  # type: ignore[call-overload]
+    dim, layer = k.shape[1], low.kv_layer(number)
+    low.cache(layer, KVLayer(1, dim, dim, shared=True), 0)
+    kv = KVSpec(1, dim, dim, low.options.kv_dtype, low.options.block_size, shared=True)
+    low.emit(KvWrite(layer=layer, k=k.operand, kv=kv), node)
+    out = low.new(node)
+    step = ChooseKeys(
+        rows=row_kind(out), layer=layer, q=q.operand, w=w.operand, o=out.operand, kv=kv, heads=q.shape[0], count=count,
+        width=width,
+    )  # fmt: skip
+    low.emit(step, node)
+    return out
+
+
+_FUNCTIONS = {"rope": rope, "paged_attention": paged_attention, "choose_keys": choose_keys}
+ATTENTION_LOWERING = {OPS[name].overload: fn for name, fn in _FUNCTIONS.items()}
