@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from tiny_config import pattern_of, tiny_configs
+from variants import variants
 
 TOLERANCE = 2e-5
 NOISE = 4.0
@@ -47,7 +48,7 @@ class Row:
 
     walked: the day. pattern: its layers by kind. plan_error: of a GPU's launch plan, interpreted. noise: how far
     transformers' float32 logits are from its float64 ones, where an error is above the tolerance. engine_whole: the
-    engine had the layers of the pattern, not two.
+    engine had the layers of the pattern, not two. changed: what was drawn.
     """
 
     model_type: str
@@ -61,6 +62,7 @@ class Row:
     plan_error: float | None = None
     noise: float | None = None
     engine_whole: bool = False
+    changed: str = ""
     reason: str = ""
     seconds: float = 0.0
 
@@ -96,6 +98,8 @@ class Run:
     engine: bool = False
     plan: bool = False
     verbose: bool = False
+    tokens: int = TOKENS
+    drawn: bool = False  # types are called TYPE#SEED: drawn configurations of them
 
 
 def random_model(config: Any, task: str = "generate") -> Any:
@@ -156,15 +160,15 @@ def walk_one(model_type: str, run: Run) -> Row:
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "model"
-        ids = torch.randint(3, 119, (TOKENS,), generator=torch.Generator().manual_seed(1))
+        ids = torch.randint(3, 95 if run.drawn else 119, (run.tokens,), generator=torch.Generator().manual_seed(1))
         try:
-            model, expected = _save_first_that_works(model_type, path, ids, row, run.task)
+            model, expected = _save_first_that_works(model_type, path, ids, row, run)
             graph = load_graph(path, task=run.task)
             row.traced = True
             found = interpret(graph, ids.tolist())
             row.error = _difference(found[-1] if run.task == "rerank" else found, expected)
             if run.engine:
-                _compare_engine(path, Path(scratch) / "engine", ids.tolist(), expected, row)
+                _compare_engine(path, Path(scratch) / "engine", ids.tolist(), expected, row, run)
             if run.plan:
                 _compare_plan(path, ids.tolist(), expected, row)
             if max(row.errors) > TOLERANCE:
@@ -185,14 +189,16 @@ def walk_one(model_type: str, run: Run) -> Row:
     return row
 
 
-def _save_first_that_works(model_type: str, path: Path, ids: Any, row: Row, task: str = "generate") -> tuple[Any, Any]:
+def _save_first_that_works(model_type: str, path: Path, ids: Any, row: Row, run: Run) -> tuple[Any, Any]:
     """Save the first tiny configuration whose model runs in transformers; the model and its logits."""
     last: Exception | None = None
-    for config in tiny_configs(model_type, task == "generate"):
+    configs = ((config, {}) for config in tiny_configs(model_type, run.task == "generate"))
+    for config, changed in variants(model_type) if run.drawn else configs:
         try:
-            if task == "rerank":
+            if run.task == "rerank":
                 config.num_labels = 1
-            model = random_model(config, task)
+            row.changed = repr(changed) if changed else ""
+            model = random_model(config, run.task)
             expected = reference(model, ids)
             model.save_pretrained(path)
             if model.config.model_type != config.model_type:  # a part of another model
@@ -202,21 +208,37 @@ def _save_first_that_works(model_type: str, path: Path, ids: Any, row: Row, task
             return model, expected
         except Exception as error:
             last = last or error
-    assert last is not None
-    raise last
+    raise last or ValueError("its class takes none of the changes that were drawn")
 
 
-def _compare_engine(path: Path, engine: Path, ids: list[int], expected: Any, row: Row) -> None:
+def _compare_engine(path: Path, engine: Path, ids: list[int], expected: Any, row: Row, run: Run) -> None:
     """Compile for the CPU and compare the engine's logits; fills `compiled` and `engine_error`."""
     import icc
     import torch
 
     row.compiled = False
-    icc.compile(path, engine, target="native", quant="none")
+    limits = {"max_step_tokens": 16, "max_batch_size": 4, "max_seq_len": 96} if run.drawn else {}
+    icc.compile(path, engine, target="native", quant="none", **limits)
     row.compiled = True
     row.engine_whole = True
     with icc.load(engine, threads=1) as llm:
         row.engine_error = _difference(torch.tensor(llm.logits(ids)), expected)
+        if run.drawn:
+            row.engine_error = max(row.engine_error, _difference(torch.tensor(_in_steps(llm, ids)), expected))
+
+
+def _in_steps(llm: Any, ids: list[int]) -> Any:
+    """Logits of a prompt that is read in uneven chunks, its end token by token."""
+    import numpy as np
+    from icc.runtime.batch.scheduled import ScheduledBatch, ScheduledSequence
+
+    tables = tuple(tuple(range(-(-len(ids) // group.block_size))) for group in llm.executor.groups)
+    start, rows = 0, []
+    for end in (3, 4, 15, *range(24, len(ids) + 1)):
+        part = ScheduledSequence(0, tuple(ids[start:end]), start, tables, end - start)
+        rows.append(llm.executor.step(ScheduledBatch((part,))).copy())
+        start = end
+    return np.concatenate(rows)
 
 
 def _compare_plan(path: Path, ids: list[int], expected: Any, row: Row) -> None:

@@ -8,6 +8,7 @@ other widths) are tried where the class refuses the first.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Iterator
 from typing import Any
@@ -153,14 +154,31 @@ def pattern_of(config: Any) -> str:
     return ", ".join(f"{rows.count(row)} {row}" for row in dict.fromkeys(rows)).replace("_attention", "")
 
 
+def tiny_options(model_type: str) -> tuple[Any, list[dict[str, Any]]]:
+    """The class of a decoder type's configuration, and the keyword arguments of the tiny ones that it accepts."""
+    from transformers import CONFIG_MAPPING
+
+    cls, found = CONFIG_MAPPING[model_type], []
+    for profile in _PROFILES:
+        with contextlib.suppress(Exception):  # whatever the class says of it
+            options = _options(cls, profile, PUBLISHED.get(model_type, {}), True)
+            cls(**options)
+            found.append(options)
+    return cls, found
+
+
 def _build(cls: type, profile: dict[str, Any], published: dict[str, Any], decoder: bool) -> Any:
+    return cls(**_options(cls, profile, published, decoder))
+
+
+def _options(cls: type, profile: dict[str, Any], published: dict[str, Any], decoder: bool) -> dict[str, Any]:
     shrink_not = published.get("exactly", {})
     published = {name: value for name, value in published.items() if name != "exactly"}
     default = cls(**published)
     made: dict[str, Any] = {"is_decoder": True} if decoder and "is_decoder" in _names(default) else {}
     if decoder and getattr(default, "attn_type", None) == "bi":  # XLNet's word for the same
         made["attn_type"] = "uni"
-    return cls(**{**_joined(_overrides(default, profile, published), shrink_not), **made})
+    return {**_joined(_overrides(default, profile, published), shrink_not), **made}
 
 
 def _joined(options: dict[str, Any], exactly: dict[str, Any]) -> dict[str, Any]:

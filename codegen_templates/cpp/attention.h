@@ -280,9 +280,22 @@ template <class S> struct AttentionTile {
         } else if constexpr (Block::PAIR == 1) {
             const uint8_t* from = (const uint8_t*)&block.key(head, slot, 0);
             transpose_bytes(from, (uint8_t*)&to.value(0, at, 0), Block::VW);
-        } else {
-            for (int j = 0; j < 16; ++j)
-                for (int d = 0; d < Block::VW; ++d) to.value(0, at + j, d) = block.key(head, slot + j, d);
+        } else {  // two dims of two slots are four bytes: pairs of slots side by side instead of pairs of dims
+            const int8_t* from = &block.key(head, slot, 0);
+            const __m128i swap = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+            int d = 0;
+            for (; d + 8 <= Block::VW; d += 8)
+                for (int half = 0; half < 16; half += 8) {
+                    __m128 a[4];
+                    for (int i = 0; i < 4; ++i) {
+                        const __m128i x = _mm_loadu_si128((const __m128i*)(from + (d + 2 * i) * 16 + 2 * half));
+                        a[i] = _mm_castsi128_ps(_mm_shuffle_epi8(x, swap));
+                    }
+                    _MM_TRANSPOSE4_PS(a[0], a[1], a[2], a[3]);
+                    for (int i = 0; i < 4; ++i) _mm_storeu_ps((float*)&to.value(0, at + half + 2 * i, d), a[i]);
+                }
+            for (; d < Block::VW; ++d)
+                for (int j = 0; j < 16; ++j) to.value(0, at + j, d) = block.key(head, slot + j, d);
         }
     }
 
