@@ -8,8 +8,6 @@ from inspect import signature
 from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, Unpack, cast, overload
 
-import numpy as np
-
 from .errors import RequestError
 from .executor.base import Executor
 from .executor.open import open_executor
@@ -29,8 +27,12 @@ from .templates.source import TemplateSource
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from .reading.answer import Answer, MakeReader
     from .speculate.speculator import Speculator
+else:
+    from .late import np
 
 Progress = Callable[[int, int], object]  # so many of so many
 Fields = ParamSpec("Fields")

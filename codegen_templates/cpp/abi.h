@@ -41,6 +41,10 @@ int32_t icc_abi_version(void);
 // Needs no handle, and may be called by any number of threads.
 void icc_sha256(const uint8_t* data, int64_t count, int64_t size, uint8_t (*digests)[32]);
 
+// found[r] = the index of the largest of the `width` values of row r, the first of equals; -1 if that is infinite, or one is
+// not a number. Needs no handle.
+void icc_largest(const float* logits, int32_t rows, int64_t width, int32_t* found);
+
 // weights[i] is the address of the i-th weight of program.json (in its order), 64-byte aligned. kv points to the groups,
 // one behind the other, of which g has num_blocks[g] blocks. Starts num_threads - 1 threads, which park between steps.
 // NULL on failure.

@@ -29,7 +29,7 @@ class InterpretDevice:
     that what a kernel must not read shows; the kernels see what was sent, not the host's arrays.
     """
 
-    turns, screens = 2, False
+    turns = 2
 
     def __init__(
         self,

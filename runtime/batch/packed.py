@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import mmap
+from array import array
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
-from ..format.batch import INPUTS, MOVES_MULTIPLE, BatchArray, BatchLimits
+from ..format.batch import INPUTS, ITEM_BYTES, MOVES_MULTIPLE, BatchArray, BatchLimits
 from ..kv.places import Places
-from ..kv.sequence import slot_of
 from ..kv.state_group import state_places
 from .padding import StepSize
 from .scheduled import Draft, ScheduledBatch, ScheduledSequence
 
-DTYPES = {"i32": np.dtype(np.int32), "f32": np.dtype(np.float32)}
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from ..late import np
+
+CODES: dict[str, Literal["i", "f"]] = {"i32": "i", "f32": "f"}  # of a buffer's elements
 
 
 def host_arrays(arrays: Sequence[BatchArray], limits: BatchLimits) -> dict[str, np.ndarray]:
     """Zeroed arrays of the largest step, by name."""
-    return {array.name: np.zeros(limits.shape(array), DTYPES[array.dtype]) for array in arrays}
+    return {array.name: np.zeros(limits.shape(array), CODES[array.dtype]) for array in arrays}
+
+
+def plain_arrays(arrays: Sequence[BatchArray], limits: BatchLimits) -> dict[str, memoryview[Any]]:
+    """The same without numpy: flat."""
+    return {array.name: zeroed(limits.nbytes(array)).cast(CODES[array.dtype]) for array in arrays}
+
+
+def zeroed(nbytes: int) -> memoryview:
+    """So many bytes of zeros, at least one element; pages take memory when first touched."""
+    return memoryview(mmap.mmap(-1, max(nbytes, ITEM_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 class PackedBatch:
@@ -35,23 +50,26 @@ class PackedBatch:
         self,
         limits: BatchLimits,
         block_sizes: Sequence[int],
-        arrays: Mapping[str, np.ndarray] | None = None,
+        arrays: Mapping[str, Any] | None = None,
         states: Collection[int] = (),
         places: Mapping[int, Places] | None = None,
     ) -> None:
-        """block_sizes: of each KV group. arrays: where those that are needed elsewhere lie; others are made here.
-        states: the numbers of the groups that hold states. places: the policies of those that evict, by number."""
+        """block_sizes: of each KV group. arrays: where those that are needed elsewhere lie, as contiguous buffers;
+        others are made here. states: the numbers of the groups that hold states. places: the policies of those that
+        evict, by number."""
         self.limits, self.block_sizes, self.states = limits, tuple(block_sizes), frozenset(states)
         self.places = dict(places or {})
         given = arrays or {}
-        self.arrays = {**given, **host_arrays([array for array in INPUTS if array.name not in given], limits)}
-        self.token_ids, self.positions = self.arrays["token_ids"], self.arrays["positions"]
-        self.slot_mapping, self.block_tables = self.arrays["slot_mapping"], self.arrays["block_tables"]
-        self.seq_starts, self.context_lens = self.arrays["seq_starts"], self.arrays["context_lens"]
-        self.logit_rows, self.moves = self.arrays["logit_rows"], self.arrays["moves"]
-        self.prompt_lens = self.arrays["prompt_lens"]
-        self.parents, self.tree_masks = self.arrays["parents"], self.arrays["tree_masks"]
-        self.parents[:] = -1
+        self.arrays = {**given, **plain_arrays([array for array in INPUTS if array.name not in given], limits)}
+        flat = {array.name: _flat(self.arrays[array.name]) for array in INPUTS}
+        self._token_ids, self._positions, self._parents = flat["token_ids"], flat["positions"], flat["parents"]
+        self._seq_starts, self._context_lens = flat["seq_starts"], flat["context_lens"]
+        self._logit_rows, self._prompt_lens, self._tree_masks = (
+            flat[name] for name in ("logit_rows", "prompt_lens", "tree_masks")
+        )
+        self._slots, self._moves = (_parts(flat[name], limits.groups) for name in ("slot_mapping", "moves"))
+        self._tables = [_parts(row, limits.groups) for row in _parts(flat["block_tables"], limits.seqs)]
+        _fill(self._parents, 0, limits.tokens, -1)
         self.num_tokens = self.num_seqs = self.num_logit_rows = self.num_moves = 0
         self.has_trees = False
         self._rows: list[tuple[tuple[int, ...], ...] | None] = [None] * limits.seqs  # what block_tables holds
@@ -61,13 +79,14 @@ class PackedBatch:
         self.num_moves = batch.num_moves
         for group, upkeep in enumerate(batch.upkeep):
             if upkeep.moves:
-                self.moves[group, : self.num_moves] = upkeep.moves
+                _put(self._moves[group], 0, [place for move in upkeep.moves for place in move])
         had_trees, self.has_trees = self.has_trees, any(sequence.is_tree for sequence in batch.sequences)
         if had_trees or self.has_trees:
-            self.parents[:] = -1
-            self.tree_masks[:] = 0
+            _fill(self._parents, 0, self.limits.tokens, -1)
+            _fill(self._tree_masks, 0, len(self._tree_masks), 0)
+        if self.places:
+            _put(self._prompt_lens, 0, [sequence.prompt for sequence in batch.sequences])
         starts, ends, rows = [0], [], []
-        ones: list[tuple[int, int, int, int]] = []  # of sequences of one token, which are packed together
         token = 0
         for index, sequence in enumerate(batch.sequences):
             token_ids, start, tables, num_logits = sequence[1:5]
@@ -75,7 +94,7 @@ class PackedBatch:
             if self._rows[index] is not tables:  # unchanged tables are the same objects
                 self._pack_tables(index, tables)
             if count == 1:
-                ones.append((index, token, token_ids[0], start))
+                self._pack_one(index, token, token_ids[0], sequence)
             else:
                 self._pack_chunk(token, sequence, index)
                 if sequence.is_tree:
@@ -88,68 +107,66 @@ class PackedBatch:
                 rows.append(token - count if sequence.first_row else token - 1)
             elif num_logits:
                 rows.extend(range(token - num_logits, token))
-        if self.places:
-            self.prompt_lens[: len(ends)] = [sequence.prompt for sequence in batch.sequences]
-        if ones:
-            self._pack_ones(*np.array(ones).T)
         self.num_tokens, self.num_seqs, self.num_logit_rows = token, len(ends), len(rows)
-        self.seq_starts[: len(starts)] = starts
-        self.context_lens[: len(ends)] = ends
-        self.logit_rows[: len(rows)] = rows
+        _put(self._seq_starts, 0, starts)
+        _put(self._context_lens, 0, ends)
+        _put(self._logit_rows, 0, rows)
 
     def pad(self, size: StepSize) -> None:
         """Make a step as large as that. Added tokens have no slot, added sequences no context; added logit rows repeat
         the last token. Of decodes each added sequence has a token, else the last has all that are added."""
         tokens, seqs, rows = self.num_tokens, self.num_seqs, self.num_logit_rows
-        self.token_ids[tokens : size.tokens] = 0
-        self.positions[tokens : size.tokens] = 0
-        self.slot_mapping[:, tokens : size.tokens] = -1
-        self.context_lens[seqs : size.seqs] = 0
+        _fill(self._token_ids, tokens, size.tokens, 0)
+        _fill(self._positions, tokens, size.tokens, 0)
+        for slots in self._slots:
+            _fill(slots, tokens, size.tokens, -1)
+        _fill(self._context_lens, seqs, size.seqs, 0)
         if size.seqs > seqs:
-            even = size.tokens - tokens == size.seqs - seqs
-            self.seq_starts[seqs + 1 : size.seqs] = range(tokens + 1, size.tokens) if even else tokens
-            self.seq_starts[size.seqs] = size.tokens
-        self.logit_rows[rows : size.rows] = tokens - 1
+            if size.tokens - tokens == size.seqs - seqs:
+                _put(self._seq_starts, seqs + 1, range(tokens + 1, size.tokens))
+            else:
+                _fill(self._seq_starts, seqs + 1, size.seqs, tokens)
+            self._seq_starts[size.seqs] = size.tokens
+        _fill(self._logit_rows, rows, size.rows, tokens - 1)
         self.num_tokens, self.num_seqs, self.num_logit_rows = size
 
     def pad_moves(self) -> None:
         """Make their number a multiple, so that few numbers come: the last is made again, which changes nothing."""
         have, count = self.num_moves, -(-self.num_moves // MOVES_MULTIPLE) * MOVES_MULTIPLE
         if have:
-            self.moves[:, have:count] = self.moves[:, have - 1 : have]
+            for moves in self._moves:
+                _put(moves, 2 * have, moves[2 * have - 2 : 2 * have].tolist() * (count - have))
             self.num_moves = count
 
     def _pack_tree(self, at: int, start: int, draft: Draft) -> None:
         """Positions and parents of the guesses behind the token at `at`."""
-        end = at + 1 + len(draft)
-        self.positions[at + 1 : end] = np.array(draft.depths(), dtype=np.int32) + start
-        self.parents[at + 1 : end] = np.array(draft.parents, dtype=np.int32) + (at + 1)
+        _put(self._positions, at + 1, [start + depth for depth in draft.depths()])
+        _put(self._parents, at + 1, [at + 1 + parent for parent in draft.parents])
         masks = [1]
         for guess, parent in enumerate(draft.parents, start=1):
             masks.append(masks[parent + 1] | 1 << guess)
-        self.tree_masks[at:end] = np.array(masks, dtype=np.uint64)[:, None].view(np.int32)
+        halves = array("Q", masks).tobytes()
+        self._tree_masks[2 * at : 2 * (at + len(masks))] = memoryview(halves).cast("i")
 
     def _pack_tables(self, index: int, tables: tuple[tuple[int, ...], ...]) -> None:
         """The block tables of a sequence, as far as they have changed."""
         before = self._rows[index]
         for group, table in enumerate(tables):
             if before is None or before[group] is not table:
-                entries = self.block_tables[index, group, : len(table)]
-                entries[:] = table
-                np.maximum(entries, 0, out=entries)  # NO_BLOCK: nothing of it is used, but it may be fetched
+                # NO_BLOCK: nothing of it is used, but it may be fetched
+                held = table if min(table, default=0) >= 0 else [max(block, 0) for block in table]
+                _put(self._tables[index][group], 0, held)
         self._rows[index] = tables
 
-    def _pack_ones(self, index: np.ndarray, at: np.ndarray, token_ids: np.ndarray, positions: np.ndarray) -> None:
-        """Sequences of one token: their numbers, where they are in the step, and what they are."""
-        self.token_ids[at] = token_ids
-        self.positions[at] = positions
+    def _pack_one(self, index: int, at: int, token_id: int, sequence: ScheduledSequence) -> None:
+        """A sequence of one token: as a chunk of it, but quicker."""
+        self._token_ids[at] = token_id
+        self._positions[at] = start = sequence.start
+        tables = self._tables[index]
         for group, size in enumerate(self.block_sizes):
-            places = positions
-            if policy := self.places.get(group):
-                prompts = self.prompt_lens[index].tolist()
-                places = np.array([policy.place(*of) for of in zip(positions.tolist(), prompts, strict=True)])
-            blocks = self.block_tables[index, group, places // size]
-            self.slot_mapping[group, at] = blocks if group in self.states else blocks * size + places % size
+            place = self._place(group, sequence) if self.places else start
+            block = tables[group][place // size]
+            self._slots[group][at] = block if group in self.states else block * size + place % size
 
     def _place(self, group: int, sequence: ScheduledSequence) -> int:
         """Where its first token goes; the others of a step follow."""
@@ -157,17 +174,49 @@ class PackedBatch:
         return sequence.start if policy is None else policy.place(sequence.start, sequence.prompt)
 
     def _pack_chunk(self, at: int, sequence: ScheduledSequence, row: int) -> None:
-        start, end = sequence.start, at + len(sequence.token_ids)
-        positions = np.arange(start, start + len(sequence.token_ids), dtype=np.int32)
-        self.token_ids[at:end] = sequence.token_ids
-        self.positions[at:end] = positions
+        start, count = sequence.start, len(sequence.token_ids)
+        _put(self._token_ids, at, sequence.token_ids)
+        _put(self._positions, at, range(start, start + count))
         for group, block_size in enumerate(self.block_sizes):
-            slots = self.slot_mapping[group, at:end]
+            slots = self._slots[group]
             if group not in self.states:
-                places = positions + (self._place(group, sequence) - start) if self.places else positions
-                slots[:] = slot_of(self.block_tables[row, group], places, block_size)
+                first = self._place(group, sequence)
+                _put(slots, at, _slots_of(self._tables[row][group], first, first + count, block_size))
                 continue
-            slots[:] = -1
+            _fill(slots, at, at + count, -1)
             table, known = sequence.block_tables[group], start + sequence.num_known
             for position, block in state_places(table, start, known, block_size):
-                slots[position - start] = block
+                slots[at + position - start] = block
+
+
+def _flat(given: Any) -> memoryview:
+    """A contiguous buffer of 32-bit elements as integers, in one dimension."""
+    view = memoryview(given)
+    return view.cast("B").cast("i") if view.nbytes else memoryview(array("i"))
+
+
+def _parts(view: memoryview, count: int) -> list[memoryview]:
+    """So many equal parts of it."""
+    size = len(view) // count
+    return [view[size * number : size * (number + 1)] for number in range(count)]
+
+
+def _put(view: memoryview, at: int, values: Sequence[int]) -> None:
+    view[at : at + len(values)] = array("i", values)
+
+
+def _fill(view: memoryview, start: int, end: int, value: int) -> None:
+    if start < end:
+        view[start:end] = array("i", [value]) * (end - start)
+
+
+def _slots_of(table: memoryview, start: int, end: int, block_size: int) -> array[int]:
+    """The slots of positions start .. end - 1: runs of them lie in one block."""
+    slots: array[int] = array("i")
+    while start < end:
+        number, offset = divmod(start, block_size)
+        length = min(block_size - offset, end - start)
+        first = table[number] * block_size + offset
+        slots.extend(range(first, first + length))
+        start += length
+    return slots

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
-import numpy as np
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ..batch.scheduled import ScheduledBatch
 from ..kv.group import GroupConfig
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Executor(Protocol):
@@ -44,20 +45,21 @@ class Executor(Protocol):
 
 
 @runtime_checkable
-class ScreeningExecutor(Protocol):
+class GreedyExecutor(Protocol):
     """An executor that may do with less work where only the largest logit of each row is wanted.
 
-    screens: whether it can for its engine.
+    chooses: whether it finds those itself.
     """
 
     @property
-    def screens(self) -> bool: ...
+    def chooses(self) -> bool: ...
 
-    def step_greedy(self, batch: ScheduledBatch) -> np.ndarray:
-        """As `Executor.step`, but of each row only the largest logit is right; any other may be minus infinity."""
+    def step_greedy(self, batch: ScheduledBatch) -> list[int]:
+        """As `Executor.step`, but of each logit row only the token of the largest logit (the first of equals), -1 where
+        logits are not numbers."""
         ...
 
 
-def screening(executor: Executor) -> ScreeningExecutor | None:
-    """The executor, if it has a cheaper step where only the largest logit of each row is wanted."""
-    return executor if isinstance(executor, ScreeningExecutor) and executor.screens else None
+def greedy(executor: Executor) -> GreedyExecutor | None:
+    """The executor, if it has a step of its own where only the largest logit of each row is wanted."""
+    return executor if isinstance(executor, GreedyExecutor) and executor.chooses else None

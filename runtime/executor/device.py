@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from ..format.batch import BatchLimits
 from ..format.kv import KVMemory
 from ..format.plan import LaunchPlan, Phase
 from ..format.program import Program
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Work(NamedTuple):
@@ -34,8 +35,8 @@ class Device(Protocol):
 
     program: what it runs. plan: what the steps launch; None where a device runs a step of any size in one call, which
     makes the moves itself and samples nothing. limits: the largest step. cache: the KV cache. host: what the host keeps
-    of preempted requests; no blocks where nothing is swapped. turns: how many steps may be under way. screens: whether
-    a greedy step is less work. logits: the host's float32 `[L, vocab]`, of the step that was waited for last.
+    of preempted requests; no blocks where nothing is swapped. turns: how many steps may be under way. logits: float32
+    of the host, `[L, vocab]`, of the step that was waited for last.
     """
 
     @property
@@ -57,14 +58,11 @@ class Device(Protocol):
     def turns(self) -> int: ...
 
     @property
-    def screens(self) -> bool: ...
-
-    @property
     def logits(self) -> np.ndarray: ...
 
-    def arrays(self, turn: int) -> Mapping[str, np.ndarray]:
-        """The host's side of a step, for the largest there can be: `INPUTS`, and where there is a plan also `SAMPLING`
-        and `SAMPLED`. One may be missing that the kernels do not read."""
+    def arrays(self, turn: int) -> Mapping[str, Any]:
+        """The host's side of a step, for the largest there can be: `INPUTS`, contiguous buffers of any kind, and where
+        there is a plan also `SAMPLING` and `SAMPLED`, of numpy. One may be missing that the kernels do not read."""
         ...
 
     def zero(self, offset: int, nbytes: int) -> None:
@@ -109,4 +107,14 @@ class Device(Protocol):
 
     def close(self) -> None:
         """Free everything. Calling it again does nothing."""
+        ...
+
+
+@runtime_checkable
+class Chooser(Protocol):
+    """A device that finds the largest logits itself."""
+
+    def largest(self, rows: int) -> list[int]:
+        """The token of the largest logit of each of the first rows (the first of equals), -1 where logits are not
+        numbers; of the step that was waited for last."""
         ...

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from ..batch.packed import PackedBatch
 from ..batch.padding import StepSize, padded_size
@@ -16,9 +14,12 @@ from ..format.program import HEADS
 from ..kv.group import GroupConfig
 from ..kv.places import Places
 from ..kv.upkeep import Upkeep
-from .device import Device, Work
+from .device import Chooser, Device, Work
 from .sampling import Sampled, SamplingRow, fill_rows
 from .swap import copies
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Ticket(NamedTuple):
@@ -45,7 +46,9 @@ class Player(Generic[D]):
         self.max_logit_rows = device.limits.logit_rows
         counts = zip(device.program.kv.groups, device.cache.num_blocks, device.host.num_blocks, strict=True)
         self.groups = tuple(GroupConfig(here, group.block_size, host, group.policy) for group, here, host in counts)
-        self.screens, self.samples = device.screens, device.plan is not None
+        self.samples = device.plan is not None
+        self._chooser = device if isinstance(device, Chooser) else None
+        self.chooses = self._chooser is not None
         self._closed = False
         try:
             turns = range(device.turns)
@@ -64,16 +67,16 @@ class Player(Generic[D]):
 
     def step(self, batch: ScheduledBatch) -> np.ndarray:
         """Run one step: float32 `[batch.num_logit_rows, vocab]`, valid until the next step."""
-        return self._step(batch, greedy=False)
-
-    def step_greedy(self, batch: ScheduledBatch) -> np.ndarray:
-        """The same where only each row's largest logit is wanted; see ScreeningExecutor."""
-        return self._step(batch, greedy=True)
-
-    def _step(self, batch: ScheduledBatch, greedy: bool) -> np.ndarray:
-        ticket = self._start(batch, None, greedy)
+        ticket = self._start(batch, None)
         self.device.wait(ticket.turn)
         return self.device.logits[: ticket.rows]
+
+    def step_greedy(self, batch: ScheduledBatch) -> list[int]:
+        """The same where only each row's largest logit is wanted; see GreedyExecutor."""
+        assert self._chooser is not None
+        ticket = self._start(batch, None, greedy=True)
+        self.device.wait(ticket.turn)
+        return self._chooser.largest(ticket.rows)
 
     def submit(self, batch: ScheduledBatch, rows: Sequence[SamplingRow | None]) -> Ticket:
         """Start a step; see SamplingExecutor."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from ..batch.scheduled import ScheduledBatch
 from .base import Executor
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from ..late import np
 
 
 class SamplingRow(NamedTuple):

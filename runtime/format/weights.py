@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import mmap
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
+from ..address import address_of
 from ..errors import EngineFormatError
 from .program import Program
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from ..late import np
 
 ALIGNMENT = 64
 _HINT = "copy the engine again from where it was made, or compile the model again"
@@ -27,17 +33,17 @@ class MappedWeights:
 
     def __init__(self, mapped: mmap.mmap, name: str) -> None:
         self._name, self._map = name, mapped
-        self._bytes = np.frombuffer(self._map, dtype=np.uint8)
+        self._bytes = memoryview(self._map)
         self._entries = self._parse_header()
 
     def _parse_header(self) -> dict[str, tuple[int, int]]:
         """name -> (offset in the file, bytes)."""
         total = len(self._bytes)
-        size = int.from_bytes(self._bytes[:8].tobytes(), "little") if total >= 8 else total
+        size = int.from_bytes(self._bytes[:8], "little") if total >= 8 else total
         if 8 + size > total:
             raise self._damaged("its header is longer than the file")
         try:
-            raw = msgspec.json.decode(self._bytes[8 : 8 + size].tobytes(), type=dict[str, msgspec.Raw])
+            raw = msgspec.json.decode(self._bytes[8 : 8 + size], type=dict[str, msgspec.Raw])
             msgspec.json.decode(raw.pop("__metadata__", msgspec.Raw(b"{}")), type=dict[str, str])
             header = {name: msgspec.json.decode(value, type=_Entry) for name, value in raw.items()}
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -67,7 +73,7 @@ class MappedWeights:
 
         EngineFormatError if one is missing, has another size, or the file holds a tensor the program does not know.
         """
-        base = self._bytes.ctypes.data
+        base = address_of(self._bytes)
         result: list[int] = []
         for name, weight in program.weights.items():
             if name not in self._entries:
@@ -84,12 +90,11 @@ class MappedWeights:
     def view(self, name: str) -> np.ndarray:
         """The bytes of one weight, uint8, read-only, not copied. KeyError if there is none."""
         offset, nbytes = self._entries[name]
-        return self._bytes[offset : offset + nbytes]
+        return np.frombuffer(self._bytes, np.uint8)[offset : offset + nbytes]
 
     def close(self) -> None:
         """Unmap. Addresses and views given out are invalid from here on."""
-        del self._bytes
-        self._bytes = np.zeros(0, dtype=np.uint8)
+        self._bytes = memoryview(b"")
         try:
             self._map.close()
         except BufferError:  # a view is still alive: the map goes when it does

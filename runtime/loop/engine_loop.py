@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-
 from ..batch.scheduled import Draft, ScheduledBatch, Verdict
 from ..executor.base import Executor
 from ..format.manifest import Manifest
@@ -25,6 +23,8 @@ from ..tokenizer import Tokenizer
 from .stepping import Flight, Stepper, StepResult
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ..speculate.speculator import Speculator
 
 DEFAULT_STANDING = Standing()

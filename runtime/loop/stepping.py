@@ -7,10 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..batch.scheduled import Draft, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict
-from ..executor.base import Executor, screening
+from ..executor.base import Executor, greedy
 from ..executor.sampling import Sampled, SamplingRow, sampling
 from ..requests.generation import Generation
 from ..requests.request import Request
@@ -19,6 +17,8 @@ from ..requests.scores import Scores
 from ..speculate.verify import follow
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ..speculate.typical import TypicalAcceptance
 
 
@@ -53,7 +53,7 @@ class Stepper:
 
     def __init__(self, executor: Executor) -> None:
         self._executor, self._vocab_size = executor, executor.vocab_size
-        self._screening = screening(executor)
+        self._greedy = greedy(executor)
         self._device = sampling(executor)
         self._tickets: list[Any] = []  # of the steps that the device has and nobody has collected
 
@@ -86,8 +86,7 @@ class Stepper:
     def finish(self, flight: Flight, requests: Mapping[int, Request]) -> StepResult:
         """Wait for a step, and give every request that wanted logits, and has not ended since, what the step gave it:
         logits `[rows, vocab]` to be scored, or its new tokens."""
-        sampled, logits = self._wait(flight, requests)
-        tokens: list[int] = [] if sampled is None else sampled.token_ids.tolist()
+        tokens, sampled, logits = self._wait(flight, requests)
         outcomes: list[StepOutcome] = []
         rows: dict[int, int] = {}
         end = 0
@@ -101,7 +100,7 @@ class Stepper:
                 outcomes.append(request.push(logits[start:end], sequence.start))
                 continue
             assert isinstance(request, Generation)
-            if sampled is not None and flight.rows[start] is not None:
+            if tokens and (not flight.rows or flight.rows[start] is not None):
                 if sequence.draft is None:
                     outcomes.append(request.take_one(self._device_sample(request, sampled, tokens, start)))
                     if outcomes[-1].verdict is Verdict.CONTINUE:
@@ -116,32 +115,39 @@ class Stepper:
                 rows[request.request_id] = start + walk.row
         return StepResult(flight.batch, outcomes, rows)
 
-    def _wait(self, flight: Flight, requests: Mapping[int, Request]) -> tuple[Sampled | None, np.ndarray | None]:
-        """What the device sampled, if it did, and the logits, if the host wants any."""
+    def _wait(
+        self, flight: Flight, requests: Mapping[int, Request]
+    ) -> tuple[list[int], Sampled | None, np.ndarray | None]:
+        """The tokens that the device chose, and more of them, if it did, and the logits, if the host wants any."""
         if flight.ticket is None:
-            if self._screening is not None and _all_greedy(flight.batch, requests):
-                return None, self._screening.step_greedy(flight.batch)
-            return None, self._executor.step(flight.batch)
+            if self._greedy is not None and _all_greedy(flight.batch, requests):
+                return self._greedy.step_greedy(flight.batch), None, None
+            return [], None, self._executor.step(flight.batch)
         assert self._device is not None
         self._tickets.remove(flight.ticket)
         sampled = self._device.collect(flight.ticket)
-        return sampled, sampled.logits
+        return sampled.token_ids.tolist(), sampled, sampled.logits
 
     def _device_walk(
-        self, draft: Draft, generation: Generation, sampled: Sampled, tokens: list[int], start: int
+        self, draft: Draft, generation: Generation, sampled: Sampled | None, tokens: list[int], start: int
     ) -> Walk:
         """The new tokens of a request whose guesses the device's tokens decide; its rows begin at `start`."""
         return follow(
             draft, lambda row: self._device_sample(generation, sampled, tokens, start + row), generation.end_ids
         )
 
-    def _device_sample(self, generation: Generation, sampled: Sampled, tokens: list[int], row: int) -> Sample | None:
+    def _device_sample(
+        self, generation: Generation, sampled: Sampled | None, tokens: list[int], row: int
+    ) -> Sample | None:
         """The device's sample of one row, counted by the request's sampler; None if it is no token. tokens: of all."""
         generation.sampler.count_device_sample()
         token = tokens[row]
         if not 0 <= token < self._vocab_size:
             return None
-        return Sample(token, None if generation.params.logprobs is None else _logprob(sampled, generation, row))
+        if generation.params.logprobs is None:
+            return Sample(token)
+        assert sampled is not None
+        return Sample(token, _logprob(sampled, generation, row))
 
 
 def _host_walk(

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ..format.manifest import POOLED_ROWS, EmbeddingFacts
 from .scores import Scores
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from ..late import np
 
 _SMALLEST = 1e-12  # length below which a vector is not scaled up to 1, as sentence-transformers has it
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import NamedTuple, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..executor.sampling import SamplingRow
 from .params import SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from ..late import np
 
 _FIRST_GUESS = 1024  # top-p is decided among this many candidates if they hold enough, as they nearly always do
 
@@ -84,9 +87,8 @@ class Sampler:
             self._random = np.random.Generator(np.random.PCG64(seeds))
             self._device_seed = int(seeds.generate_state(1, np.uint64)[0])
         self._num_sampled = 0
-        self._end_ids = np.array(sorted(end_ids), dtype=np.int64)
-        self._biased = np.array(list(params.logit_bias), dtype=np.int64)
-        self._biases = np.array(list(params.logit_bias.values()), dtype=np.float32)
+        self._end_ids, self._biased = sorted(end_ids), list(params.logit_bias)
+        self._biases = np.array(list(params.logit_bias.values()), dtype=np.float32) if params.logit_bias else None
         self._forbidden: np.ndarray | None = None  # bool [vocab]: what is never sampled
         if params.allowed_token_ids is not None:
             self._forbidden = np.ones(vocab_size, dtype=bool)
@@ -101,7 +103,7 @@ class Sampler:
             self._counts = np.zeros(vocab_size, dtype=np.float32)
         changing = (self._seen, self._counts, self._constraint, self._forbidden)
         # whether the request's logits are changed at every step
-        self._adjusts = any(part is not None for part in changing) or len(self._biased) > 0 or bool(params.bad_words)
+        self._adjusts = any(part is not None for part in changing) or bool(self._biased) or bool(params.bad_words)
         self._device_row: SamplingRow | None = None
         if not self._adjusts and not params.min_tokens:
             top_p = 1.0 if params.top_p is None else params.top_p
@@ -184,7 +186,7 @@ class Sampler:
 
     def _adjust(self, logits: np.ndarray) -> np.ndarray:
         """Penalties, biases and forbidden end tokens; the same array if there are none."""
-        hold = self._num_sampled < self.params.min_tokens and len(self._end_ids) > 0
+        hold = self._num_sampled < self.params.min_tokens and bool(self._end_ids)
         if not self._adjusts and not hold:
             return logits
         logits = logits.copy()
@@ -195,7 +197,7 @@ class Sampler:
         if self._counts is not None:
             logits -= np.float32(self.params.frequency_penalty) * self._counts
             logits -= np.float32(self.params.presence_penalty) * (self._counts > 0)
-        if len(self._biased):
+        if self._biases is not None:
             logits[self._biased] += self._biases
         if hold:
             logits[self._end_ids] = -np.inf

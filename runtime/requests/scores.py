@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ..batch.scheduled import StepOutcome, Verdict
 from ..errors import IccError
 from .request import Request
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from ..late import np
 
 
 class NotFinite(IccError):

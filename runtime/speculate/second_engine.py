@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
 from ..batch.scheduled import Draft, ScheduledBatch, ScheduledSequence
 from ..errors import UsageError
-from ..executor.base import Executor, screening
+from ..executor.base import Executor, greedy
 from ..executor.sampling import GREEDY, sampling
 from ..kv.cache import KVCache
 from ..kv.sequence import CachedSequence
@@ -56,7 +54,7 @@ class EngineDrafter(Drafter):
     ) -> None:
         self.name = name
         self._executor, self._max_seq_len, self._engine = executor, max_seq_len, engine
-        self._screening, self._sampling = screening(executor), sampling(executor)
+        self._greedy, self._sampling = greedy(executor), sampling(executor)
         self._kv = KVCache(executor.groups)
         if self._kv.keeps_states:
             raise UsageError("the draft engine's model has recurrent states, which cannot take guesses back")
@@ -140,8 +138,9 @@ class EngineDrafter(Drafter):
         if self._sampling is not None:  # on the device: no logits travel
             ticket = self._sampling.submit(batch, [GREEDY] * len(parts))
             return self._sampling.collect(ticket).token_ids.clip(0).tolist()
-        step = self._executor.step if self._screening is None else self._screening.step_greedy
-        return np.asarray(step(batch)).argmax(axis=1).tolist()
+        if self._greedy is not None:
+            return [max(token, 0) for token in self._greedy.step_greedy(batch)]
+        return self._executor.step(batch).argmax(axis=1).tolist()
 
     def forget(self, request_id: int) -> None:
         sequence = self._sequences.pop(request_id, None)

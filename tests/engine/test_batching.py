@@ -138,12 +138,12 @@ class Poison:
     """
 
     def __init__(self, llm: icc.LLM) -> None:
-        self.llm, self.step = llm, llm.executor.step
+        self.llm, self.step = llm, llm.executor.step_greedy
         self.victim: int | None = None
         self.zeroed = 0
-        llm.executor.step = self  # type: ignore[method-assign]
+        llm.executor.step_greedy = self  # type: ignore[method-assign]
 
-    def __call__(self, batch: Any) -> np.ndarray:
+    def __call__(self, batch: Any) -> list[int]:
         for number, group in enumerate(self.llm.loop.scheduler.kv.groups):
             self.fill(number, group.pool._free)
         started = [sequence for sequence in batch.sequences if sequence.start]
@@ -154,12 +154,12 @@ class Poison:
         zeros = [(number, block) for number, upkeep in enumerate(batch.upkeep) for block in upkeep.zeros]
         # so that it is the step that zeroes it; what was given back before the request failed may not be poisoned
         assert all(any(self.read(number, block)) for number, block in zeros if not number)
-        logits = self.step(batch)
+        tokens = self.step(batch)
         for number, block in zeros:
             written = {block for sequence in batch.sequences for block in sequence.block_tables[number]}
             self.zeroed += 1
             assert block in written or not any(self.read(number, block))
-        return logits
+        return tokens
 
     def places(self, number: int, block: int) -> list[tuple[int, int]]:
         """(address, bytes) of a block in every layer of its group."""

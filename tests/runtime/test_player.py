@@ -11,7 +11,7 @@ from icc.runtime.batch.packed import host_arrays
 from icc.runtime.batch.padding import StepSize, padded_size
 from icc.runtime.batch.scheduled import Draft, ScheduledBatch, ScheduledSequence
 from icc.runtime.errors import UsageError
-from icc.runtime.executor.base import screening
+from icc.runtime.executor.base import greedy
 from icc.runtime.executor.device import Device, Work
 from icc.runtime.executor.player import Player
 from icc.runtime.executor.sampling import SamplingRow, sampling
@@ -29,7 +29,7 @@ PLAN = LaunchPlan(objects={}, calls=(), phases=PHASES, scratch_bytes=0)
 class Recorder:
     """A device of 8 blocks of 4 tokens. `calls`: what it was asked, in order; the logits of row r are r."""
 
-    limits, screens = BatchLimits(16, 4, 6, 8), False
+    limits = BatchLimits(16, 4, 6, 8)
 
     def __init__(self, plan: LaunchPlan | None) -> None:
         layout = KVLayout((KVGroup(4, "f32", {0: KVLayer(1, 8, 8)}),))
@@ -71,7 +71,7 @@ def decodes(count: int) -> tuple[ScheduledSequence, ...]:
 
 def test_without_a_plan_a_step_runs_as_it_is() -> None:
     plain, device = player()
-    assert sampling(plain) is None and screening(plain) is None and plain.groups[0].host_blocks == 0
+    assert sampling(plain) is None and greedy(plain) is plain and plain.groups[0].host_blocks == 0
     assert plain.step(ScheduledBatch(decodes(3))).tolist() == [[row] * 5 for row in range(3)]
     assert [call[0] for call in device.calls] == ["send", "run", "fetch", "wait"]
     [work] = device.works()

@@ -85,7 +85,7 @@ def test_accepted_guesses_are_moved(cache: str, heads: int, key_dim: int, value_
     packed.pack(ScheduledBatch((), (Upkeep(moves=tuple(moves)),)))
     packed.pad_moves()
     assert packed.num_moves == 32 > len(moves)
-    batch["moves"] = torch.from_numpy(packed.moves)
+    batch["moves"] = torch.tensor(packed.arrays["moves"].tolist(), dtype=torch.int32).view(1, -1, 2)
     sizes = {"num_moves": packed.num_moves}
     run_kernel(kernel, [k, v, None, None], [], shape=Shape(64, False), batch=batch, sizes=sizes, kv=pool.bytes)
     assert torch.equal(pool.bytes, expected.bytes)

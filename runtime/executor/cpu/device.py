@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 from ctypes import Array
+from math import isfinite
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ...batch.packed import host_arrays
+from ...address import address_of
+from ...batch.packed import plain_arrays, zeroed
 from ...errors import CapacityError, UsageError
-from ...format.batch import CPU_INPUTS
+from ...format.batch import CPU_INPUTS, ITEM_BYTES
 from ...format.footprint import LOGITS_BYTES, batch_limits
 from ...format.kv import KVGroup, KVMemory
 from ...format.load import Engine
@@ -19,6 +20,11 @@ from ..device import Work
 from .cores import usable_cores
 from .library import IccBatch, KernelLibrary
 from .memory import AnonymousMemory, choose_blocks
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    from ...late import np
 
 _MAX_THREADS = 1024
 
@@ -52,12 +58,11 @@ class CpuDevice:
         self._library = KernelLibrary(engine.files.read(engine.library.path), engine.library.path)
         self._arena = AnonymousMemory(program.arena_bytes_per_token * self.limits.tokens)
         self._kv = AnonymousMemory(self.cache.nbytes)
-        self.logits = np.zeros((self.limits.logit_rows, program.vocab_size), dtype=np.float32)
-        self._arrays = host_arrays(CPU_INPUTS, self.limits)
+        self._logits = zeroed(self.limits.logit_rows * program.vocab_size * ITEM_BYTES)
+        self._arrays = plain_arrays(CPU_INPUTS, self.limits)
         self._batches = self._views()
         self._parents, self._logit_rows = self._batches[0].parents, self._batches[0].logit_rows
         self._own, self._heads = program.section(section), program.section(HEADS)
-        self.screens = program.screens
         self._weights = engine.weights  # mapped as long as kernels may read them
         self._handle: int | None = self._library.create(
             threads or usable_cores(),
@@ -74,13 +79,17 @@ class CpuDevice:
         """The step as the kernels of each KV group see it: with the group's part of the arrays that are divided."""
         views = (IccBatch * self.limits.groups)()
         for group, view in enumerate(views):
-            view.max_blocks, view.logits = self.limits.table_stride, self.logits.ctypes.data
+            view.max_blocks, view.logits = self.limits.table_stride, address_of(self._logits)
             for array in CPU_INPUTS:
                 part = group * self.limits.group_bytes(array)
-                setattr(view, array.name, self._arrays[array.name].ctypes.data + part)
+                setattr(view, array.name, address_of(self._arrays[array.name]) + part)
         return views
 
-    def arrays(self, turn: int) -> Mapping[str, np.ndarray]:
+    @property
+    def logits(self) -> np.ndarray:
+        return np.frombuffer(self._logits, np.float32).reshape(-1, self.program.vocab_size)
+
+    def arrays(self, turn: int) -> Mapping[str, memoryview]:
         return self._arrays
 
     def zero(self, offset: int, nbytes: int) -> None:
@@ -123,6 +132,13 @@ class CpuDevice:
 
     def wait(self, turn: int) -> None:
         """`run` has waited."""
+
+    def largest(self, rows: int) -> list[int]:
+        found = self._library.largest(address_of(self._logits), rows, self.program.vocab_size)
+        if found is not None:
+            return found
+        tokens = self.logits[:rows].argmax(axis=1).tolist()
+        return [token if isfinite(row[token]) else -1 for row, token in zip(self.logits, tokens, strict=False)]
 
     def ask(self, rows: Sequence[int]) -> None:
         speculation = self.program.speculation

@@ -6,23 +6,10 @@ import ctypes
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from ctypes import (
-    POINTER,
-    Array,
-    Structure,
-    byref,
-    c_char,
-    c_int,
-    c_int32,
-    c_int64,
-    c_ssize_t,
-    c_void_p,
-    py_object,
-    pythonapi,
-)  # fmt: skip
+from collections.abc import Sequence
+from ctypes import POINTER, Array, Structure, c_char, c_int32, c_int64, c_void_p
 
+from ...address import address_of
 from ...errors import EngineAbiError, EngineFormatError, IccError
 from ...format.batch import CPU_INPUTS, OUTPUTS
 from ...format.manifest import KERNEL_ABI
@@ -77,9 +64,20 @@ class KernelLibrary:
         """The SHA-256 (hex) of each `size` bytes of `data`, both multiples of 64: several at a time, GIL released."""
         count = len(data) // size
         digests = (c_char * (32 * count))()
-        with _address(data) as address:
-            self._sha256(address, count, size, digests)
+        self._sha256(address_of(data), count, size, digests)
         return [digests.raw[at : at + 32].hex() for at in range(0, 32 * count, 32)]
+
+    def largest(self, logits: int, rows: int, width: int) -> list[int] | None:
+        """The index of the largest of each row of float32 at an address, the first of equals; -1 where the largest is
+        no finite number, or one is none at all. None of a library that does not look."""
+        try:
+            look = self._library.icc_largest
+        except AttributeError:
+            return None
+        look.restype, look.argtypes = None, (c_void_p, c_int32, c_int64, POINTER(c_int32))
+        found = (c_int32 * rows)()
+        look(logits, rows, width, found)
+        return list(found)
 
     def scratch(self, num_threads: int) -> tuple[int, int]:
         """Bytes of working memory of a handle: of its threads, and what they share; (0, 0) of a library that does not
@@ -125,27 +123,6 @@ class KernelLibrary:
 
     def destroy(self, handle: int) -> None:
         self._destroy(handle)
-
-
-class _Buffer(Structure):
-    """Py_buffer of Python's C interface."""
-
-    _fields_ = (
-        ("buf", c_void_p), ("obj", py_object), ("len", c_ssize_t), ("itemsize", c_ssize_t), ("readonly", c_int),
-        ("ndim", c_int), ("format", c_void_p), ("shape", c_void_p), ("strides", c_void_p), ("suboffsets", c_void_p),
-        ("internal", c_void_p),
-    )  # fmt: skip
-
-
-@contextmanager
-def _address(data: memoryview) -> Iterator[int]:
-    """Where bytes lie that may be read-only, which ctypes' own way to ask refuses (and numpy takes long to import)."""
-    view = _Buffer()
-    pythonapi.PyObject_GetBuffer(py_object(data), byref(view), 0)
-    try:
-        yield view.buf or 0
-    finally:
-        pythonapi.PyBuffer_Release(byref(view))
 
 
 def _loadable_path(image: bytes) -> str:

@@ -39,7 +39,7 @@ class CudaDevice:
     DeviceError or CapacityError before any weight is read.
     """
 
-    turns, screens = 2, False
+    turns = 2
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...batch.packed import DTYPES
+from ...batch.packed import CODES
 from ...format.batch import BatchArray, BatchLimits
 from ...format.program import Program
 from ...format.weights import MappedWeights
@@ -71,7 +71,7 @@ class PinnedArrays:
         start = 0
         for array in arrays:
             nbytes = limits.nbytes(array)
-            here = self._host[start : start + nbytes].view(DTYPES[array.dtype])
+            here = self._host[start : start + nbytes].view(CODES[array.dtype])
             self.arrays[array.name] = here.reshape(limits.shape(array))
             self.addresses[array.plan_name] = device + start
             self._last_at, self._row_bytes = start, nbytes // len(self.arrays[array.name])

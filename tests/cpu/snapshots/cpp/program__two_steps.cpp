@@ -105,6 +105,31 @@ extern "C" void icc_sha256(const uint8_t* data, int64_t count, int64_t size, uin
     sha256_pieces(data, count, size, digests);
 }
 
+extern "C" void icc_largest(const float* logits, int32_t rows, int64_t width, int32_t* found) {
+    const auto ordered = [](float value) {  // an integer that is as large among others as the value: of any order of maxima
+        int32_t bits;
+        memcpy(&bits, &value, sizeof bits);
+        return bits ^ (bits >> 31 & INT32_MAX);
+    };
+    const int32_t most = ordered(INFINITY), least = ordered(-INFINITY);  // what is no number is beyond these
+    for (int32_t r = 0; r < rows; ++r, logits += width) {
+        int32_t high = INT32_MIN, low = INT32_MAX;
+        for (int64_t i = 0; i < width; ++i) {
+            const int32_t value = ordered(logits[i]);
+            high = value > high ? value : high;
+            low = value < low ? value : low;
+        }
+        found[r] = -1;
+        if (low < least || high == least || high >= most) continue;
+        const int32_t bits = high ^ (high >> 31 & INT32_MAX);
+        float largest;
+        memcpy(&largest, &bits, sizeof bits);
+        int32_t i = 0;
+        while (logits[i] != largest) ++i;
+        found[r] = i;
+    }
+}
+
 extern "C" void* icc_create(int32_t num_threads, const void* const* weights, void* arena, void* kv, const int64_t* num_blocks) {
     if (num_threads < 1) return nullptr;
     void* memory = aligned_alloc(64, (sizeof(Handle) + 63) / 64 * 64);
