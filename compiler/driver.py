@@ -55,8 +55,9 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
     pooling = read_pooling(options.model, options.pooling) if options.task == "embed" else None
     with reporter.stage("trace"):
         policy = read_eviction(options.kv_policy)
-        longest = options.max_seq_len or (pooling and pooling.max_tokens) or None
-        graph = load_graph(source, longest, task=options.task, ending=pooling and ending_of(pooling), policy=policy)
+        meant = pooling.max_tokens if pooling else 0
+        ending = pooling and ending_of(pooling)
+        graph = load_graph(source, options.max_seq_len, meant=meant, task=options.task, ending=ending, policy=policy)
     backend = backend_for(target, weight_dtype(graph), options.deterministic)
     limits = make_limits(graph, options)
     lowering = lower_options(graph, options, backend, limits)
@@ -108,10 +109,10 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
             report = make_report(graph, program, phases, options, target, backend.profile, tuned)
             writer.write_program(stage, program)
             (stage / "report.json").write_bytes(report.to_json())
-            tokenizer = writer.copy_tokenizer(stage, options.model)
+            tokenizer = writer.copy_tokenizer(stage, options.model, bool(pooling and pooling.lower_case))
             writer.copy_runtime(stage)
             facts = QuantFacts(options.quant, report.bits_per_weight, report.kept)
-            embedding = embedding_facts(graph, options, pooling)
+            embedding = embedding_facts(stage, graph, options, pooling)
             answers = writer.write_canaries(stage, canaries)
             manifest = make_manifest(graph, lowered, facts, options, target, built, tokenizer, embedding, answers)
             manifest = writer.write_manifest(stage, manifest)

@@ -10,6 +10,7 @@ from typing import TypeVar, Unpack, cast, overload
 
 import numpy as np
 
+from .embed_prompts import EmbedOptions
 from .errors import IccError, RequestError
 from .format.manifest import Manifest
 from .llm import LLM, load_with_fields, open_llm
@@ -17,7 +18,7 @@ from .loop.engine_thread import EngineThread, News, Question, Reading
 from .options import LoadOptions
 from .prompting import ChatOptions, Prompt, Prompting, Query
 from .reading.answer import Answer
-from .requests.embedding import Ranked, ranked
+from .requests.embedding import Ranked, ranked, stacked
 from .requests.generation import Completion
 from .requests.increment import Increment
 from .requests.params import SamplingParams
@@ -153,13 +154,15 @@ class AsyncLLM:
         finally:
             self._cancel([question])
 
-    async def embed(self, prompts: Sequence[Prompt] | str) -> np.ndarray:
+    async def embed(
+        self, prompts: Sequence[Prompt] | str, *, dimensions: int | None = None, **options: Unpack[EmbedOptions]
+    ) -> np.ndarray:
         """One vector per prompt, float32 `[n, dimension]`; see `LLM.embed`."""
         given = [prompts] if isinstance(prompts, str) else list(prompts)
-        self._loaded.loop.requests.intake.check_scores(False)
-        encoded = await asyncio.to_thread(lambda: [self.prompting.encode(prompt) for prompt in given])
-        vectors = await self._vectors(encoded)
-        return np.stack(vectors) if vectors else np.empty((0, self._loaded.executor.vocab_size), dtype=np.float32)
+        facts = self._loaded.loop.requests.intake.check_scores(False)
+        encode = self.prompting.encode_embedded
+        encoded = await asyncio.to_thread(lambda: [encode(prompt, options) for prompt in given])
+        return stacked(await self._vectors(encoded), facts, dimensions)
 
     async def rerank(
         self, query: str, documents: Sequence[str], *, top_n: int | None = None, truncate: bool = False
@@ -168,16 +171,16 @@ class AsyncLLM:
         facts = self._loaded.loop.requests.intake.check_scores(True)
         longest = self._loaded.manifest.limits.max_seq_len if truncate else None
         pairs = [await asyncio.to_thread(self.prompting.encode_pair, query, one, longest) for one in documents]
-        return ranked(documents, await self._vectors(pairs), facts)[:top_n]
+        return ranked(documents, await self._vectors([(pair, 0) for pair in pairs]), facts)[:top_n]
 
-    async def _vectors(self, encoded: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        """What the engine makes of each prompt."""
+    async def _vectors(self, encoded: Sequence[tuple[Sequence[int], int]]) -> list[np.ndarray]:
+        """What the engine makes of each prompt, of which so many first tokens are not pooled."""
         loop, readings = asyncio.get_running_loop(), list[Reading]()
         news: list[asyncio.Queue[np.ndarray | BaseException]] = []
         try:
-            for token_ids in encoded:
+            for token_ids, skipped in encoded:
                 news.append(asyncio.Queue())
-                readings.append(Reading(token_ids, partial(_post, loop, news[-1].put_nowait)))
+                readings.append(Reading(token_ids, partial(_post, loop, news[-1].put_nowait), skipped))
                 self._send(readings[-1])
             vectors = []
             for queue in news:

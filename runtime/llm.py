@@ -8,6 +8,7 @@ from inspect import signature
 from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, Unpack, cast, overload
 
+from .embed_prompts import EmbedOptions
 from .errors import RequestError
 from .executor.base import Executor
 from .executor.open import open_executor
@@ -17,7 +18,7 @@ from .loop.engine_loop import EngineLoop
 from .opening import Begun, begin
 from .options import LoadOptions
 from .prompting import ChatOptions, Prompt, Prompting, Query, RenderOptions
-from .requests.embedding import Embedding, Ranked, ranked
+from .requests.embedding import Embedding, Ranked, ranked, stacked
 from .requests.generation import Completion, Generation
 from .requests.increment import Increment
 from .requests.params import SamplingParams
@@ -112,7 +113,12 @@ class LLM:
         self.engine = engine
         self.executor = executor
         self.prompting = Prompting(manifest, tokenizer, engine, template)
-        self.loop = EngineLoop(manifest, executor, tokenizer, speculator)
+        embedding, tail = manifest.embedding, ()
+        if engine is not None and embedding is not None and embedding.tail:
+            from .requests.tail import read_tail
+
+            tail = read_tail(embedding, engine.files.read)
+        self.loop = EngineLoop(manifest, executor, tokenizer, speculator, tail)
         self._closed = False
 
     def generate(
@@ -234,14 +240,18 @@ class LLM:
         """The rows of `logits` in chunks, so that a long text needs no more memory than a short one."""
         return self.loop.score(token_ids)
 
-    def embed(self, prompts: Sequence[Prompt] | str) -> np.ndarray:
+    def embed(
+        self, prompts: Sequence[Prompt] | str, *, dimensions: int | None = None, **options: Unpack[EmbedOptions]
+    ) -> np.ndarray:
         """One vector per prompt (text, or token ids), float32 `[n, dimension]`, pooled and scaled as the engine says.
 
+        dimensions: only so many of the first numbers, scaled to length 1 again (Matryoshka). options: see EmbedOptions.
         RequestError if a prompt is invalid, or if the engine was compiled to generate.
         """
-        self.loop.requests.intake.check_scores(False)
-        vectors = self._vectors(self.encode(prompt) for prompt in ([prompts] if isinstance(prompts, str) else prompts))
-        return np.stack(vectors) if vectors else np.empty((0, self.executor.vocab_size), dtype=np.float32)
+        facts = self.loop.requests.intake.check_scores(False)
+        given = [prompts] if isinstance(prompts, str) else prompts
+        vectors = self._vectors(self.prompting.encode_embedded(prompt, options) for prompt in given)
+        return stacked(vectors, facts, dimensions)
 
     def rerank(
         self, query: str, documents: Sequence[str], *, top_n: int | None = None, truncate: bool = False
@@ -253,15 +263,16 @@ class LLM:
         """
         facts = self.loop.requests.intake.check_scores(True)
         longest = self.manifest.limits.max_seq_len if truncate else None
-        vectors = self._vectors(self.prompting.encode_pair(query, document, longest) for document in documents)
+        pairs = (self.prompting.encode_pair(query, document, longest) for document in documents)
+        vectors = self._vectors((pair, 0) for pair in pairs)
         return ranked(documents, vectors, facts)[:top_n]
 
-    def _vectors(self, prompts: Iterable[Sequence[int]]) -> list[np.ndarray]:
-        """What the engine makes of each prompt."""
+    def _vectors(self, prompts: Iterable[tuple[Sequence[int], int]]) -> list[np.ndarray]:
+        """What the engine makes of each prompt, of which so many first tokens are not pooled."""
         embeddings: list[Embedding] = []
         try:
-            for prompt in prompts:
-                embeddings.append(self.loop.add_embedding(prompt))
+            for prompt, skipped in prompts:
+                embeddings.append(self.loop.add_embedding(prompt, skipped=skipped))
             waiting = list(embeddings)
             while waiting:
                 self.loop.step()

@@ -18,6 +18,7 @@ from .templates.source import TemplateSource, read_template
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # a text that is completed as it is needs none of these
+    from .embed_prompts import EmbedOptions
     from .grammars.constraints import Grammars
     from .reading.answer import MakeReader
     from .reading.formats import AnswerFormat
@@ -138,6 +139,14 @@ class Prompting:
         except TypeError as error:
             hint = "a prompt is a text or a list of integers; generate takes a list of prompts"
             raise RequestError(f"the prompt is not token ids: {error}", hint, field="prompt") from error
+
+    def encode_embedded(self, text: Prompt, options: EmbedOptions) -> tuple[list[int], int]:
+        """Token ids of a text that is to be embedded, and how many of the first are not pooled; see EmbedOptions."""
+        from .embed_prompts import cut, encode_prompted
+
+        if isinstance(text, str):
+            return encode_prompted(self._text_tokenizer, self._manifest, text, options)
+        return cut(self.encode(text), self._manifest, options), 0
 
     def encode_pair(self, query: str, document: str, longest: int | None = None) -> list[int]:
         """Token ids of a query and a document, each with its type (see EmbeddingFacts); see Tokenizer.encode_pair."""

@@ -59,6 +59,17 @@ class Tokenizer:
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError("the prompt is not valid Unicode text", field="prompt") from error
 
+    def encode_within(self, text: str, longest: int, from_start: bool = False) -> list[int]:
+        """As `encode`, of at most `longest` tokens, special ones among them: a text that has more loses its last
+        tokens, or its first. RequestError as `encode`."""
+        try:
+            part = self._tokenizer.encode(text, add_special_tokens=False)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError("the prompt is not valid Unicode text", field="prompt") from error
+        room = max(longest - self._tokenizer.num_special_tokens_to_add(False), 0)
+        part.truncate(room, direction="left" if from_start else "right")
+        return self._tokenizer.post_process(part, None, True).ids
+
     def encode_pair(self, first: str, second: str, longest: int | None = None) -> tuple[list[int], list[int]]:
         """Token ids of two texts as the tokenizer puts them together, and which of the two each belongs to.
 

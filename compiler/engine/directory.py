@@ -32,7 +32,7 @@ from ...runtime.format.vocabulary import VOCABULARY_FILE
 from ..errors import WriteError
 from ..interrupt import removed_if_interrupted
 from ..program.builder import WeightSource
-from .vocabulary import compact, make_vocabulary
+from .vocabulary import compact, lowering, make_vocabulary
 
 Progress = Callable[[str, int, int], None]
 Pack = Callable[[WeightSource], np.ndarray]
@@ -165,8 +165,8 @@ def write_program(stage: Path, program: Program) -> None:
     (stage / "program.json").write_bytes(msgspec.json.format(msgspec.json.encode(program), indent=1) + b"\n")
 
 
-def copy_tokenizer(stage: Path, model: Path) -> str | None:
-    """The tokenizer's files; None if the checkpoint has no tokenizer.json."""
+def copy_tokenizer(stage: Path, model: Path, lower_case: bool = False) -> str | None:
+    """The tokenizer's files; None if the checkpoint has no tokenizer.json. lower_case: it makes texts so first."""
     if not (model / "tokenizer.json").is_file():
         return None
     (stage / "tokenizer").mkdir()
@@ -174,6 +174,8 @@ def copy_tokenizer(stage: Path, model: Path) -> str | None:
         if (model / name).is_file():
             shutil.copyfile(model / name, stage / "tokenizer" / name)
     tokens = compact((model / "tokenizer.json").read_bytes())
+    if lower_case:
+        tokens = lowering(tokens)
     (stage / "tokenizer" / "tokenizer.json").write_bytes(tokens)
     if (tables := make_vocabulary(tokens)) is not None:
         (stage / "tokenizer" / VOCABULARY_FILE).write_bytes(tables)

@@ -29,6 +29,7 @@ from ..graph.graph import Graph, type_of
 from ..options import CompileOptions
 from ..program.lower import Lowered
 from ..targets import Target, find_target
+from .tail import write_tail
 
 
 def make_manifest(
@@ -119,15 +120,30 @@ def eviction_facts(options: CompileOptions) -> EvictionFacts | None:
     return None if policy is None else EvictionFacts(str(policy), policy.tokens, policy.loses)
 
 
-def embedding_facts(graph: Graph, options: CompileOptions, pooling: Pooling | None) -> EmbeddingFacts | None:
-    """What the engine makes of a prompt's hidden states; None of one that generates."""
+def embedding_facts(
+    stage: Path, graph: Graph, options: CompileOptions, pooling: Pooling | None
+) -> EmbeddingFacts | None:
+    """What the engine makes of a prompt's hidden states, the files for it written; None of one that generates."""
     [width] = type_of(graph.output).shape
     if options.task == "rerank":
         return rerank_facts(graph, _read_json(options.model / "config.json"), width)
     if pooling is None:
         return None
-    kind = pooling.settled(graph.looks_ahead)
-    return EmbeddingFacts(kind, pooling.normalize, width, pooled=kind == "mean" and graph.looks_ahead)
+    kinds = pooling.settled(graph.looks_ahead)
+    behind = pooling.layers[len(pooling.dense(graph.looks_ahead)) :]
+    tail, dimension = write_tail(stage, behind, width * len(kinds))
+    return EmbeddingFacts(
+        kinds[0],
+        pooling.normalize,
+        dimension,
+        pooled=kinds == ("mean",) and pooling.in_graph(graph.looks_ahead) and graph.looks_ahead,
+        also=list(kinds[1:]),
+        tail=tail,
+        rows=width if dimension != width else 0,
+        prompts=pooling.prompts,
+        default_prompt=pooling.default_prompt,
+        skips_prompt=not pooling.prompted,
+    )
 
 
 def rerank_facts(graph: Graph, config: dict[str, Any], labels: int) -> EmbeddingFacts:

@@ -31,6 +31,16 @@ def compact(raw: bytes) -> bytes:
     return json.dumps(facts, ensure_ascii=False, separators=(",", ":")).encode()
 
 
+def lowering(raw: bytes) -> bytes:
+    """tokenizer.json that makes texts lower case before anything else, if none of its normalizers does."""
+    facts = json.loads(raw)
+    own = facts.get("normalizer")
+    own = [] if own is None else own["normalizers"] if own["type"] == "Sequence" else [own]
+    if not any(one["type"] == "Lowercase" or one.get("lowercase") for one in own):
+        facts["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *own]}
+    return json.dumps(facts, ensure_ascii=False, separators=(",", ":")).encode()
+
+
 def make_vocabulary(raw: bytes) -> bytes | None:
     """The vocabulary of a tokenizer.json; None for one that must be read as a whole, as it may find tokens that are no
     parts of a text."""

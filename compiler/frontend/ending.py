@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...runtime.format.manifest import POOLED_ROWS
-from ..errors import CheckpointError, UnsupportedModel
+from ..errors import CheckpointError
 from ..graph.graph import HIDDEN, Graph
 from ..ops import OPS
 from ..weights.handles import Weight
 from .convert.picked import mean_of_rows
 from .source.checkpoint import open_checkpoint
-from .source.pooling import Pooling
+from .source.pooling import LayerBehind, Pooling
 
 
 @dataclass(frozen=True)
@@ -32,30 +31,33 @@ class Ending:
 
 
 def ending_of(pooling: Pooling) -> Ending:
-    """What sentence-transformers would run behind the model, as far as it is part of the graph."""
-    layers = []
-    for module in pooling.dense:
-        tensors = open_checkpoint(module.path)
-        if "linear.weight" not in tensors:
-            raise CheckpointError(f"{module.path} has no tensor linear.weight")
-        layers.append(Dense(tensors["linear.weight"], tensors.get("linear.bias"), module.activation))
-    if layers and pooling.kind in _ON_THE_HOST:
-        raise UnsupportedModel(f"dense layers behind the pooling {pooling.kind!r} are not supported")
-    return Ending(pooling.kind in (None, "mean"), tuple(layers))
+    """What sentence-transformers would run behind the model, as far as it may be part of the graph."""
+    weights = [layer_weights(layer) for layer in pooling.layers if layer.kind != "normalize"]  # all must be there
+    dense = pooling.dense(looks_ahead=True)
+    layers = (Dense(weight, bias, layer.activation) for layer, (weight, bias) in zip(dense, weights, strict=False))
+    return Ending(pooling.settled(looks_ahead=True) == ("mean",) and pooling.prompted, tuple(layers))
 
 
-_ON_THE_HOST = tuple(kind for kind in POOLED_ROWS if kind != "mean")
+def layer_weights(layer: LayerBehind, name: str = "") -> tuple[Weight, Weight | None]:
+    """Weight and bias of a layer behind the pooling, or of the matrix `name` within."""
+    tensors = open_checkpoint(layer.path)
+    name = name or ("norm" if layer.kind == "layer_norm" else "linear")
+    if f"{name}.weight" not in tensors:
+        raise CheckpointError(f"{layer.path} has no tensor {name}.weight")
+    return tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
+
+
 ACTIVATIONS = {"identity": "", "tanh": "tanh", "relu": "relu", "gelu": "gelu_erf", "sigmoid": "sigmoid", "silu": "silu"}
 
 
 def append_ending(graph: Graph, ending: Ending) -> None:
     """Put the ending behind the output of a graph whose output are hidden states.
 
-    A mean is left to the runtime, which has it of any model, unless tokens see later ones: then every row becomes the
-    mean, by attention that weighs all tokens alike.
+    A mean, and what is behind it, is left to the runtime, which has it of any model, unless tokens see later ones: then
+    every row becomes the mean, by attention that weighs all tokens alike.
     """
-    if ending.dense and ending.mean and not graph.looks_ahead:
-        raise UnsupportedModel("dense layers behind the mean of a decoder's hidden states are not supported")
+    if ending.mean and not graph.looks_ahead:
+        return
     node = graph.output
     with graph.fx.inserting_before(graph.end):
         if ending.mean and graph.looks_ahead:

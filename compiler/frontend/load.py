@@ -41,6 +41,7 @@ def load_graph(
     max_seq_len: int | None = None,
     every_layer: bool = False,
     *,
+    meant: int = 0,
     task: str = "generate",
     ending: Ending | None = None,
     policy: Eviction | None = None,
@@ -49,7 +50,8 @@ def load_graph(
 
     The graph is the same with `every_layer`, which traces each layer instead of one of each kind. For the task "embed"
     it ends with the hidden states behind the last norm, and the checkpoint needs no LM head; for "rerank" with scores.
-    ending: what comes behind the hidden states. policy: what will be kept of long texts.
+    ending: what comes behind the hidden states. policy: what will be kept of long texts. meant: for how many tokens the
+    model is meant where `max_seq_len` does not say it, as far as it has the positions.
     """
     source = open_source(model, task) if isinstance(model, Path) else model
 
@@ -57,7 +59,7 @@ def load_graph(
         model = source.build(written_out, task)
         weights = source.weights(model)
         every = every_layer or not source.layered
-        graph = trace_model(model, source.config, weights, max_seq_len, every, task == "rerank", policy)
+        graph = trace_model(model, source.config, weights, max_seq_len, every, task == "rerank", policy, meant)
         graph.info = completed_info(graph, predicts=task == "generate")
         if task != "generate":
             graph.rename_output(LOGITS, HIDDEN)
@@ -86,10 +88,11 @@ def trace_model(
     every_layer: bool = False,
     scores: bool = False,
     policy: Eviction | None = None,
+    meant: int = 0,
 ) -> Graph:
     """Trace a model on meta and bring it into the IR; see `load_graph`. scores: it ends with one row for a text."""
     endless = policy is not None and policy.endless
-    length = sequence_length(config.get_text_config(), max_seq_len, unused_positions(model), endless)
+    length = sequence_length(config.get_text_config(), max_seq_len, unused_positions(model), endless, meant)
     info = model_info(model, config, weights)
     settle_rope(model, weights, min(length, policy.tokens) if policy is not None and endless else length)
     types = token_types(model, config) if scores else 0

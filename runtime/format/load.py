@@ -200,7 +200,7 @@ def _decode(raw: bytes, name: str, kind: type[T]) -> T:
 def _check_agreement(manifest: Manifest, program: Program) -> None:
     """The facts that manifest and program both state must be equal."""
     embedding = manifest.embedding
-    found, stated = program.vocab_size, manifest.model.vocab_size if embedding is None else embedding.dimension
+    found, stated = program.vocab_size, manifest.model.vocab_size if embedding is None else embedding.row_width
     if found != stated:
         raise EngineFormatError(
             f"{manifest.program_file}: vocab_size is {found}, {MANIFEST_FILE} says {stated}",

@@ -105,6 +105,20 @@ class GpuFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deterministic: bool = False
 
 
+class TailLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A layer behind the pooling that the runtime computes in float32: "dense" (weight [N, K], perhaps a bias [N], a
+    function of the result, and what it was made of added again, through a matrix [N, K] where that stands in residual),
+    "layer_norm" (weight and bias [N]), "normalize" (scaled to length 1). What is an array is the name of a .npy file.
+    """
+
+    kind: Literal["dense", "layer_norm", "normalize"]
+    weight: str = ""
+    bias: str = ""
+    activation: str = "identity"
+    adds_input: bool = False
+    residual: str = ""
+
+
 class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How the hidden states of a prompt's tokens become one vector of `dimension`: that of its last or its first
     token; their mean, with weights 1, 2, 3 .. if weighted, or their sum over the root of their number; or the maximum
@@ -113,6 +127,9 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     pooled: the program has taken the mean itself, and gives it with any row. scores: the vector has one number or two
     for a pair of texts, of which a score is made, by "sigmoid" one within 0..1. token_types: how many kinds of tokens a
     pair has, token v of type t being t * vocabulary + v; 0 if they are alike.
+    also: more ways of pooling, whose vectors come behind the first. tail: layers behind that, before the scaling. rows:
+    how wide hidden states are where a vector is not (0: it is). prompts: texts that come before another, by their
+    names; default_prompt: the one where nothing is said. skips_prompt: their tokens are not pooled.
     """
 
     pooling: Pooling
@@ -121,6 +138,17 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     pooled: bool = False
     scores: Literal["", "sigmoid", "identity"] = ""
     token_types: int = 0
+    also: list[Pooling] = []
+    tail: list[TailLayer] = []
+    rows: int = 0
+    prompts: dict[str, str] = {}
+    default_prompt: str = ""
+    skips_prompt: bool = False
+
+    @property
+    def row_width(self) -> int:
+        """Of the rows that the program gives."""
+        return self.rows or self.dimension
 
 
 class EvictionFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

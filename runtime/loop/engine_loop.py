@@ -17,6 +17,7 @@ from ..requests.request import Output, Request, Standing
 from ..requests.sampler import Constrain
 from ..requests.scores import Scores
 from ..requests.table import RequestTable
+from ..requests.tail import Tail
 from ..scheduler.config import SchedulerConfig
 from ..scheduler.scheduler import Scheduler
 from ..tokenizer import Tokenizer
@@ -36,7 +37,7 @@ class EngineLoop:
 
     `step` gives outputs; they also wait in `Generation.outputs` until taken, so that several callers can share the
     loop. `speculator` guesses; None if nobody does, or it has failed. `on_fault` gets every exception that a step has
-    met and survived.
+    met and survived. tail: what is behind the pooling of an engine that embeds.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class EngineLoop:
         executor: Executor,
         tokenizer: Tokenizer | None,
         speculator: Speculator | None = None,
+        tail: Tail = (),
     ) -> None:
         self.manifest = manifest
         self.executor = executor
@@ -52,7 +54,7 @@ class EngineLoop:
         self.speculator = speculator
         self.on_fault: Callable[[Exception], object] = lambda error: None
         self.last_step_tokens = 0
-        self.requests = RequestTable(Intake(manifest, tokenizer), self._make_scheduler)
+        self.requests = RequestTable(Intake(manifest, tokenizer, tail), self._make_scheduler)
         self._stepper = Stepper(executor)
         self._flight: Flight | None = None  # a step that runs ahead of its scheduling
 
@@ -96,9 +98,12 @@ class EngineLoop:
         """Queue a sequence of which the logits of every position are wanted; `take` gives them."""
         return self.requests.add_score(token_ids, standing)
 
-    def add_embedding(self, token_ids: Sequence[int], standing: Standing = DEFAULT_STANDING) -> Embedding:
-        """Queue a sequence that is to become one vector; `advance` of what is given takes in its hidden states."""
-        return self.requests.add_embedding(token_ids, standing)
+    def add_embedding(
+        self, token_ids: Sequence[int], standing: Standing = DEFAULT_STANDING, skipped: int = 0
+    ) -> Embedding:
+        """Queue a sequence that is to become one vector; `advance` of what is given takes in its hidden states.
+        skipped: so many of its first tokens are not pooled."""
+        return self.requests.add_embedding(token_ids, standing, skipped)
 
     def end(self, request: Request, reason: str = "abort") -> list[Output]:
         """End a request now: its last outputs. Nothing happens if it has ended."""

@@ -52,10 +52,11 @@ class Question:
 @dataclass(slots=True, eq=False)
 class Reading:
     """A prompt that is to become one vector. `tell` is called in the engine's thread, once: with the vector, or why
-    there is none."""
+    there is none. skipped: so many of its first tokens are not pooled."""
 
     token_ids: Sequence[int]
     tell: Callable[[np.ndarray | BaseException], object]
+    skipped: int = 0
     embedding: Embedding | None = None
 
 
@@ -131,7 +132,7 @@ class EngineThread(Generic[Model]):
             return
         try:
             if isinstance(question, Reading):
-                question.embedding = loop.add_embedding(question.token_ids)
+                question.embedding = loop.add_embedding(question.token_ids, skipped=question.skipped)
                 self._readings.append(question)
                 return
             found = loop.add(question.token_ids, question.params, DEFAULT_STANDING, question.constrain)

@@ -7,66 +7,91 @@ from dataclasses import dataclass
 from math import exp
 from typing import TYPE_CHECKING
 
+from ..errors import RequestError
 from ..format.manifest import POOLED_ROWS, EmbeddingFacts
 from .scores import Scores
+from .tail import Tail, scaled
 
 if TYPE_CHECKING:
     import numpy as np
 else:
     from ..late import np
 
-_SMALLEST = 1e-12  # length below which a vector is not scaled up to 1, as sentence-transformers has it
-
 
 class Embedding:
     """A prompt that is under way as the request `scores`.
 
-    Every row counts where all are pooled, else the one row that the request asks for.
+    Every row counts where all are pooled, else the one row that the request asks for. tail: layers behind the pooling.
+    skipped: so many of the first tokens are not pooled; at least the last one is.
     """
 
-    def __init__(self, scores: Scores, facts: EmbeddingFacts) -> None:
+    def __init__(self, scores: Scores, facts: EmbeddingFacts, tail: Tail = (), skipped: int = 0) -> None:
         self.scores = scores
-        self._facts = facts
-        self._missing = len(scores.prompt) if counts_every_row(facts) else 1
-        self._count = self._missing
-        self._total = np.zeros(facts.dimension, dtype=np.float64)
-        if facts.pooling == "max":
-            self._total -= np.inf
+        self._facts, self._tail = facts, tail
+        rows = len(scores.prompt) if counts_every_row(facts) else 1
+        self._first, self._rows, self._seen = min(skipped, rows - 1), rows, 0
+        self._totals = {kind: np.zeros(facts.row_width, dtype=np.float64) for kind in (facts.pooling, *facts.also)}
+        if "max" in self._totals:
+            self._totals["max"] -= np.inf
 
     def advance(self) -> None:
         """Take in the hidden states that came since the last call. Raises what ended the request."""
         for chunk in self.scores.take():
             for row in chunk:  # one after the other, so that the bits do not depend on how steps cut the prompt
-                self._take(row)
-                self._missing -= 1
+                if self._seen >= self._first:
+                    self._take(row)
+                self._seen += 1
 
     def _take(self, row: np.ndarray) -> None:
-        match self._facts.pooling:
-            case "max":
-                np.maximum(self._total, row, out=self._total)
-            case "weightedmean":
-                self._total += float(self._count - self._missing + 1) * row.astype(np.float64)
-            case _:
-                self._total += row
+        for kind, total in self._totals.items():
+            match kind:
+                case "max":
+                    np.maximum(total, row, out=total)
+                case "weightedmean":
+                    total += float(self._seen + 1) * row.astype(np.float64)
+                case "cls" if self._seen > self._first:
+                    pass
+                case "last" if self._seen < self._rows - 1:
+                    pass
+                case _:
+                    total += row
 
     @property
     def complete(self) -> bool:
-        return not self._missing
+        return self._seen >= self._rows
 
     def vector(self) -> np.ndarray:
         """The vector, float32 `[dimension]`, once it is complete."""
-        vector = (self._total / _divisor(self._facts, self._count)).astype(np.float32)
+        parts = [total / self._divisor(kind) for kind, total in self._totals.items()]
+        vector = (parts[0] if len(parts) == 1 else np.concatenate(parts)).astype(np.float32)
+        for layer in self._tail:
+            vector = layer(vector)
         return scaled(vector) if self._facts.normalize else vector
+
+    def _divisor(self, kind: str) -> float:
+        """What the sum, or the maximum, of the pooled rows is divided by."""
+        first, last = self._first, self._rows
+        weights = (last * (last + 1) - first * (first + 1)) / 2
+        return {"mean": last - first, "weightedmean": weights, "mean_sqrt_len": (last - first) ** 0.5}.get(kind, 1.0)
 
 
 def counts_every_row(facts: EmbeddingFacts) -> bool:
     """Whether the hidden states of all tokens are wanted, which the program does not pool itself."""
-    return facts.pooling in POOLED_ROWS and not facts.pooled
+    return not facts.pooled and (facts.pooling in POOLED_ROWS or bool(facts.also) or facts.skips_prompt)
 
 
-def _divisor(facts: EmbeddingFacts, count: int) -> float:
-    """What the sum, or the maximum, of `count` rows is divided by."""
-    return {"max": 1.0, "weightedmean": count * (count + 1) / 2, "mean_sqrt_len": count**0.5}.get(facts.pooling, count)
+def shortened(vector: np.ndarray, dimensions: int | None) -> np.ndarray:
+    """The first numbers of a vector, at length 1 where that leaves any out."""
+    return vector if dimensions is None or dimensions >= len(vector) else scaled(vector[:dimensions])
+
+
+def stacked(vectors: Sequence[np.ndarray], facts: EmbeddingFacts, dimensions: int | None) -> np.ndarray:
+    """Vectors as one array [n, dimensions], each `shortened`. RequestError if they are not as long."""
+    width = facts.dimension if dimensions is None else dimensions
+    if not 1 <= width <= facts.dimension:
+        raise RequestError(f"dimensions: the model's vectors have {facts.dimension}", field="dimensions")
+    found = [shortened(vector, dimensions) for vector in vectors]
+    return np.stack(found) if found else np.empty((0, width), dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -94,8 +119,3 @@ def score_of(vector: np.ndarray, facts: EmbeddingFacts) -> float:
     if facts.scores != "sigmoid":
         return value
     return 1 / (1 + exp(-value)) if value >= 0 else exp(value) / (1 + exp(value))
-
-
-def scaled(vector: np.ndarray) -> np.ndarray:
-    """The vector at length 1."""
-    return vector / np.maximum(np.linalg.norm(vector), np.float32(_SMALLEST))

@@ -11,13 +11,14 @@ from ..tokenizer import Detokenizer, StopFinder, Tokenizer
 from .generation import Generation
 from .params import SamplingParams
 from .sampler import Constraint, Sampler
+from .tail import Tail
 
 
 class Intake:
-    """Checks prompts and parameters against an engine. Errors are RequestErrors."""
+    """Checks prompts and parameters against an engine. Errors are RequestErrors. tail: what is behind its pooling."""
 
-    def __init__(self, manifest: Manifest, tokenizer: Tokenizer | None) -> None:
-        self._manifest, self._tokenizer = manifest, tokenizer
+    def __init__(self, manifest: Manifest, tokenizer: Tokenizer | None, tail: Tail = ()) -> None:
+        self._manifest, self._tokenizer, self.tail = manifest, tokenizer, tail
 
     def check_generates(self) -> None:
         """RequestError if the engine was compiled for embeddings."""

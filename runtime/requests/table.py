@@ -73,17 +73,16 @@ class RequestTable:
         """Take up a sequence of which every row is wanted that the program gives: logits, or what it embeds with."""
         return self._admit(Scores(spec=self._spec(self.intake.prompt(token_ids), Standing(), all_rows=True)))
 
-    def add_embedding(self, token_ids: Sequence[int], standing: Standing) -> Embedding:
-        """Take up a sequence of which one vector is wanted."""
+    def add_embedding(self, token_ids: Sequence[int], standing: Standing, skipped: int = 0) -> Embedding:
+        """Take up a sequence of which one vector is wanted, in which so many of the first tokens do not count."""
         facts = self.intake.embedding()
         tokens = self.intake.prompt(token_ids)
-        whole = self.scheduler.kv.whole
-        if facts.pooling == "cls" and not whole:  # nothing that comes behind the first token changes its state
+        whole, every_row = self.scheduler.kv.whole, counts_every_row(facts)
+        first_row = facts.pooling == "cls" and not every_row
+        if first_row and not whole:  # nothing that comes behind the first token changes its state
             tokens = tokens[:1]
-        spec = self._spec(
-            tokens, standing, all_rows=counts_every_row(facts), first_row=facts.pooling == "cls" and whole
-        )
-        return Embedding(self._admit(Scores(spec=spec, finite=True)), facts)
+        spec = self._spec(tokens, standing, all_rows=every_row, first_row=first_row and whole)
+        return Embedding(self._admit(Scores(spec=spec, finite=True)), facts, self.intake.tail, skipped)
 
     def _spec(
         self,

@@ -218,29 +218,61 @@ def test_commands_on_an_engine_that_embeds(embedder: Callable[..., Compiled], ca
 
 
 def test_what_sentence_transformers_wrote_decides(tmp_path: Path) -> None:
-    assert read_pooling(tmp_path) == Pooling(None, True)
-    assert [Pooling().settled(looks_ahead) for looks_ahead in (False, True)] == ["last", "mean"]
-    assert read_pooling(tmp_path, "cls") == Pooling("cls", True)
+    assert read_pooling(tmp_path) == Pooling((), True)
+    assert [Pooling().settled(looks_ahead) for looks_ahead in (False, True)] == [("last",), ("mean",)]
+    assert read_pooling(tmp_path, "cls") == Pooling(("cls",), True)
     write_modules(tmp_path, "mean_tokens")
-    assert read_pooling(tmp_path) == Pooling("mean", False)
-    write_modules(tmp_path, "lasttoken", "Normalize")
-    assert read_pooling(tmp_path) == Pooling("last", True)
-    assert read_pooling(tmp_path, "mean") == Pooling("mean", True)
+    assert read_pooling(tmp_path) == Pooling(("mean",), False)
+    write_modules(tmp_path, "lasttoken", "Dropout", "Normalize")
+    assert read_pooling(tmp_path) == Pooling(("last",), True)
+    assert read_pooling(tmp_path, "mean") == Pooling(("mean",), True)
     write_modules(tmp_path, "max_tokens")
-    assert read_pooling(tmp_path) == Pooling("max", False)
-    for named, kind in (("weightedmean", "weightedmean"), ("mean_sqrt_len_tokens", "mean_sqrt_len"), ("mean", "mean")):
-        (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": named}))
-        assert read_pooling(tmp_path) == Pooling(kind, False)  # type: ignore[arg-type]
+    assert read_pooling(tmp_path) == Pooling(("max",), False)
+    config = tmp_path / "1_Pooling" / "config.json"
+    for wrote, kinds in (
+        ({"pooling_mode": "weightedmean"}, ("weightedmean",)),
+        ({"pooling_mode": ["mean_sqrt_len_tokens", "lasttoken"]}, ("mean_sqrt_len", "last")),
+        ({"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}, ("cls", "max")),  # not as they are written
+        ({}, ("mean",)),
+    ):
+        config.write_text(json.dumps(wrote))
+        assert read_pooling(tmp_path) == Pooling(kinds, False)  # type: ignore[arg-type]
+
+
+def test_prompts_and_lengths_are_read_too(tmp_path: Path) -> None:
+    write_modules(tmp_path, "cls_token", "LayerNorm", "Dense", "Normalize")
+    write = lambda name, **facts: (tmp_path / name).write_text(json.dumps(facts))  # noqa: E731
+    write("1_Pooling/config.json", pooling_mode_cls_token=True, include_prompt=False)
+    (tmp_path / "3_Dense").mkdir()
+    write("3_Dense/config.json", activation_function="torch.nn.modules.activation.ReLU", use_residual=True)
+    write("config_sentence_transformers.json", prompts={"query": "q: ", "none": None}, default_prompt_name="query")
+    write("tokenizer_config.json", model_max_length=99)
+    found = read_pooling(tmp_path)
+    assert [(layer.kind, layer.activation, layer.adds_input) for layer in found.layers] == [
+        ("layer_norm", "identity", False), ("dense", "relu", True),
+    ]  # fmt: skip
+    assert found.normalize and not found.prompted and not found.in_graph(True) and found.max_tokens == 99
+    assert (found.prompts, found.default_prompt, found.lower_case) == ({"query": "q: "}, "query", False)
+    write("sentence_bert_config.json", max_seq_length=20, do_lower_case=True)
+    found = read_pooling(tmp_path)
+    assert found.max_tokens == 20 and found.lower_case
+    assert read_pooling(tmp_path, "mean").in_graph(True)
 
 
 def test_what_it_wrote_and_icc_has_not_is_refused(tmp_path: Path) -> None:
     write_modules(tmp_path, "median")
     with pytest.raises(UnsupportedModel, match="pooling_mode_median"):
         read_pooling(tmp_path)
-    assert read_pooling(tmp_path, "last") == Pooling("last", False)
-    write_modules(tmp_path, "cls_token", "LayerNorm", "Normalize")
-    with pytest.raises(UnsupportedModel, match="LayerNorm"):
+    assert read_pooling(tmp_path, "last") == Pooling(("last",), False)
+    write_modules(tmp_path, "cls_token", "LSTM", "Normalize")
+    with pytest.raises(UnsupportedModel, match="LSTM"):
         read_pooling(tmp_path, "cls")
+    write_modules(tmp_path, "cls_token", "Dense")
+    (tmp_path / "2_Dense").mkdir()
+    for config, words in (({"activation_function": "x.Mish"}, "Mish"), ({"module_input_name": "rows"}, "one vector")):
+        (tmp_path / "2_Dense" / "config.json").write_text(json.dumps(config))
+        with pytest.raises(UnsupportedModel, match=words):
+            read_pooling(tmp_path)
     for text in ("{", "{}"):
         (tmp_path / "modules.json").write_text(text)
         with pytest.raises(CheckpointError, match="JSON"):

@@ -134,6 +134,7 @@ def write_tokenizer(path: Path) -> None:
     made = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    made.add_special_tokens(WORDS[:4])
     made.save(str(path / "tokenizer.json"))
 
 

@@ -19,6 +19,7 @@ from ...ops.attention import ALL_AHEAD
 from .conversion import Conversion
 from .values import T, Value, dims_of, op_name
 
+_SOME = 7  # tokens of a sequence that is looked at
 _WIDEST = 64  # of the heads over which a mean is shared
 
 
@@ -41,6 +42,8 @@ class PickedTokens:
         if short == "aten.div":
             counts = isinstance(value, TokenSum) and self._is_number_of_tokens(conv, node.args[1])
             return self._mean(conv, node, value.value) if counts else None  # type: ignore[union-attr]
+        if short == "aten.index" and isinstance(value, Value) and self._is_all_of_one(conv, node, value):
+            return value
         if not isinstance(value, Value) or not value.per_token or value.axis is None:
             return None
         if short in ("aten.mean", "aten.sum"):
@@ -60,6 +63,13 @@ class PickedTokens:
             raise ValueError("two different tokens picked out of the sequence")
         conv.graph.picked = picked
         return Value(value.node, dims_of(node.meta["val"]))
+
+    def _is_all_of_one(self, conv: Conversion, node: fx.Node, value: Value) -> bool:
+        """Whether a node is x[arange(batch)], of one sequence."""
+        places: Any = node.args[1]
+        if conv.graph.picked == "" or len(places) != 1 or value.axis is not None or value.dims[0] != 1:
+            return False
+        return places[0] in conv.static.nodes and conv.static.evaluate(places[0], _SOME).tolist() == [0]
 
     def _index(self, conv: Conversion, node: fx.Node, value: Value) -> int | None:
         """Which token x[rows, tokens] picks out of any sequence: 0, -1 for the last, or None."""

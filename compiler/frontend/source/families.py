@@ -13,14 +13,16 @@ from typing import Any
 @dataclass(frozen=True)
 class Families:
     """Model types by what transformers has for them: any class, one that generates, one that fills masks in, another
-    than the first that reads a text and writes one, one that sorts texts. causal: with the name of the class that
-    generates."""
+    than the first that reads a text and writes one, one that sorts texts, one with hidden states, the half of one that
+    reads. causal: with the name of the class that generates."""
 
     known: frozenset[str]
     causal: dict[str, str]
     masked: frozenset[str]
     seq2seq: frozenset[str]
     sorting: frozenset[str]
+    plain: frozenset[str]
+    reading: frozenset[str]
 
 
 @functools.cache
@@ -34,12 +36,13 @@ def families() -> Families | None:
         classes, configs = (_tables(folder / name) for name in ("modeling_auto.py", "auto_mappings.py"))
         causal = classes["MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"]
         known = {*configs["CONFIG_MAPPING_NAMES"], *causal, *classes["MODEL_MAPPING_NAMES"]}
-        kinds = ("MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SEQUENCE_CLASSIFICATION")
-        masked, seq2seq, sorting = (classes[f"MODEL_FOR_{kind}_MAPPING_NAMES"] for kind in kinds)
+        kinds = ("MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SEQUENCE_CLASSIFICATION", "TEXT_ENCODING")
+        masked, seq2seq, sorting, reading = (classes[f"MODEL_FOR_{kind}_MAPPING_NAMES"] for kind in kinds)
         rewriting = frozenset(kind for kind, name in seq2seq.items() if name != causal.get(kind))
     except (OSError, SyntaxError, KeyError):
         return None
-    return Families(frozenset(known), causal, frozenset(masked), rewriting, frozenset(sorting))
+    plain = classes["MODEL_MAPPING_NAMES"]
+    return Families(frozenset(known), causal, *map(frozenset, (masked, rewriting, sorting, plain, reading)))
 
 
 def _tables(file: Path) -> dict[str, dict[str, Any]]:

@@ -18,8 +18,8 @@ _POSITION_LIMITS = (
 )
 
 
-def sequence_length(config: Any, wanted: int | None, unused: int = 0, endless: bool = False) -> int:
-    """Tokens of the longest sequence: `wanted`, or what the model and a default allow; SequenceLengthError.
+def sequence_length(config: Any, wanted: int | None, unused: int = 0, endless: bool = False, meant: int = 0) -> int:
+    """Tokens of the longest sequence: `wanted`, or `meant` or a default if the model has them; SequenceLengthError.
 
     config: transformers' configuration of the text model. unused: how many of its positions no token ever has.
     endless: attention never sees larger distances than the model knows, so that rotary positions may go on.
@@ -31,7 +31,8 @@ def sequence_length(config: Any, wanted: int | None, unused: int = 0, endless: b
             f"--max-seq-len {wanted} is above the {limit} positions of the model",
             f"give at most {limit}",
         )
-    return wanted or min(DEFAULT_MAX_SEQ_LEN, limit or DEFAULT_MAX_SEQ_LEN)
+    usual = meant or DEFAULT_MAX_SEQ_LEN
+    return wanted or min(usual, limit or usual)
 
 
 def check_length(config: dict[str, Any], wanted: int | None, endless: bool = False) -> None:

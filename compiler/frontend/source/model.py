@@ -30,10 +30,14 @@ def load_config(model_dir: Path) -> Any:
         raise UnsupportedModel(f"{model_dir / 'config.json'}: {reason}") from error
 
 
-def _builder(task: str) -> Any:
-    """transformers' class of models that end as a task needs it: in logits, hidden states, or scores of a text."""
+def _builder(config: Any, task: str) -> Any:
+    """transformers' class of models that end as a task needs it: in logits, hidden states, or scores of a text. Of a
+    model that reads one text and writes another, the half that reads has the hidden states."""
     import transformers
 
+    reads = transformers.AutoModelForTextEncoding
+    if task == "embed" and getattr(config, "is_encoder_decoder", False) and type(config) in reads._model_mapping:
+        return reads
     names = {"generate": "AutoModelForCausalLM", "embed": "AutoModel", "rerank": "AutoModelForSequenceClassification"}
     return getattr(transformers, names[task])
 
@@ -42,7 +46,7 @@ def attention_implementation(config: Any, task: str = "generate") -> str:
     """icc's attention function where the model's code asks an interface for one, else its own written-out attention."""
     import sys
 
-    cls: Any = _builder(task)._model_mapping[type(config)]
+    cls: Any = _builder(config, task)._model_mapping[type(config)]
     if isinstance(cls, tuple):
         cls = cls[0]
     asks = hasattr(sys.modules[cls.__module__], "ALL_ATTENTION_FUNCTIONS") or cls._supports_attention_backend
@@ -55,14 +59,14 @@ def build_meta_model(config: Any, written_out: bool = False, task: str = "genera
     `written_out` keeps the model's own attention code, which the frontend then recognises by data flow. "embed" leaves
     the LM head out: the model ends with its hidden states. "rerank": it ends with a score per label.
     """
-    builder = _builder(task)
+    builder = _builder(config, task)
     if type(config) not in builder._model_mapping:
         kind = {"generate": "a causal language model", "embed": "a model of text", "rerank": "a classifier of texts"}
         raise UnsupportedModel(
             f"model type {config.model_type!r} is not {kind[task]} in transformers",
             f"icc compiles what {builder.__name__} can load",
         )
-    if getattr(config, "is_encoder_decoder", False):
+    if getattr(config, "is_encoder_decoder", False) and builder.__name__ != "AutoModelForTextEncoding":
         raise UnsupportedModel(f"model type {config.model_type!r} is an encoder-decoder")
     register_interfaces()
     text = config.get_text_config()

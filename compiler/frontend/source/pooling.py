@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ....runtime.format.manifest import Pooling as Kind
 from ...errors import CheckpointError, UnsupportedModel
 
+# by sentence-transformers' names of today; older files have a flag for each, in this order
 _MODES: dict[str, Kind] = {
-    "pooling_mode_lasttoken": "last",
-    "pooling_mode_mean_tokens": "mean",
+    "cls": "cls",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weightedmean",
+    "lasttoken": "last",
+}
+_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_lasttoken": "lasttoken",
 }
 _HINT = "say it with --pooling"
 _ACTIVATIONS = {
@@ -27,51 +37,88 @@ _ACTIVATIONS = {
     "Sigmoid": "sigmoid",
     "SiLU": "silu",
 }
+_NAMES = {"Dense": "dense", "LayerNorm": "layer_norm", "Normalize": "normalize"}
+_NOTHING = ("Dropout",)  # when nobody trains
+_VECTOR = "sentence_embedding"
+_ENDLESS = 10**9  # tokens; tokenizers without a limit say so with more
 
 
 @dataclass(frozen=True)
-class DenseModule:
-    """A dense layer behind the pooling: the directory of its weights, and what is done to its result."""
+class LayerBehind:
+    """A layer behind the pooling: its kind (see TailLayer), the directory of its weights, what is done to its result,
+    and whether that is added to what came in."""
 
+    kind: Literal["dense", "layer_norm", "normalize"]
     path: Path
-    activation: str
+    activation: str = "identity"
+    adds_input: bool = False
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """kind: None where nothing says it. normalize: vectors are scaled to length 1. dense: the layers between.
-    max_tokens: the longest text that the model is meant for, 0 if nothing says it."""
+    """kinds: whose vectors are put one behind the other; none where nothing says it. normalize: vectors are scaled to
+    length 1 at the end. layers: those before that. prompted: whether tokens of a prompt are pooled too. max_tokens: the
+    longest text that the model is meant for, 0 if nothing says it. prompts: by their names; default_prompt: the name of
+    the one where nothing is said. lower_case: of texts, whatever the tokenizer says."""
 
-    kind: Kind | None = None
+    kinds: tuple[Kind, ...] = ()
     normalize: bool = True
-    dense: tuple[DenseModule, ...] = ()
+    layers: tuple[LayerBehind, ...] = ()
+    prompted: bool = True
     max_tokens: int = 0
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
+    lower_case: bool = False
 
-    def settled(self, looks_ahead: bool) -> Kind:
+    def settled(self, looks_ahead: bool) -> tuple[Kind, ...]:
         """Which hidden states count: where nothing says it, the mean if tokens see later ones, or else the last."""
-        return self.kind or ("mean" if looks_ahead else "last")
+        return self.kinds or (("mean",) if looks_ahead else ("last",))
+
+    def in_graph(self, looks_ahead: bool) -> bool:
+        """Whether the graph gives what is pooled: one token's row, or the mean where that is of a whole sequence."""
+        kinds = self.settled(looks_ahead)
+        return self.prompted and (kinds in (("cls",), ("last",)) or (looks_ahead and kinds == ("mean",)))
+
+    def dense(self, looks_ahead: bool) -> tuple[LayerBehind, ...]:
+        """The first layers, as many as the graph computes: rows of it are what they take."""
+        plain = takewhile(lambda layer: layer.kind == "dense" and not layer.adds_input, self.layers)
+        return tuple(plain) if self.in_graph(looks_ahead) else ()
 
 
 def read_pooling(model_dir: Path, kind: Kind | None = None) -> Pooling:
     """The pooling of a checkpoint; `kind` overrules what its files say of which hidden states count.
 
-    modules.json lists what sentence-transformers runs one after the other: Transformer, Pooling, perhaps Dense layers
-    and Normalize. Without it, vectors are normalized. UnsupportedModel for a module or mode that icc lacks.
+    modules.json lists what sentence-transformers runs one after the other: Transformer, Pooling, then others.
+    Without it, vectors are normalized. UnsupportedModel for a module or mode that icc lacks.
     """
+    kinds = () if kind is None else (kind,)
     listing = model_dir / "modules.json"
     if not listing.is_file():
-        return Pooling(kind)
-    modules = _read(listing, list)
-    names = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules if isinstance(module, dict)]
-    behind = names[2:-1] if names[-1:] == ["Normalize"] else names[2:]
-    if names[:2] != ["Transformer", "Pooling"] or set(behind) - {"Dense"} or len(names) != len(modules):
+        return Pooling(kinds)
+    modules = [module for module in _read(listing, list) if isinstance(module, dict)]
+    names = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
+    if names[:2] != ["Transformer", "Pooling"] or set(names[2:]) - {*_NAMES, *_NOTHING}:
         raise UnsupportedModel(
             f"{listing} has the modules {', '.join(names)}",
-            "icc computes Transformer, Pooling, Dense and Normalize, in this order",
+            f"icc computes Transformer, Pooling, and behind them {', '.join(_NAMES)}",
         )
     folders = [_folder(model_dir, module) for module in modules]
-    dense = tuple(_dense(folder) for folder, name in zip(folders, names, strict=True) if name == "Dense")
-    return Pooling(kind or _kind(folders[1]), names[-1] == "Normalize", dense, _max_tokens(folders[0]))
+    pooled = _config(folders[1]) if kind is None else {}
+    behind = zip(names[2:], folders[2:], strict=True)
+    layers = [_layer(name, folder) for name, folder in behind if name not in _NOTHING]
+    normalize = bool(layers) and layers[-1].kind == "normalize"
+    texts = _settings(folders[0])
+    prompts, default = _prompts(model_dir)
+    return Pooling(
+        kinds or _kinds(folders[1], pooled),
+        normalize,
+        tuple(layers[:-1] if normalize else layers),
+        pooled.get("include_prompt") is not False,
+        _max_tokens(model_dir, texts),
+        prompts,
+        default,
+        texts.get("do_lower_case") is True,
+    )
 
 
 def _folder(model_dir: Path, module: dict[str, Any]) -> Path:
@@ -83,31 +130,62 @@ def _folder(model_dir: Path, module: dict[str, Any]) -> Path:
     return path
 
 
-def _kind(folder: Path) -> Kind:
+def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(f"{path} is missing", _HINT)
-    config = _read(path, dict)
-    modes = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
-    if not modes and isinstance(named := config.get("pooling_mode"), str):  # one name, as newer versions write
-        modes = [next((mode for mode in _MODES if mode.removeprefix("pooling_mode_").startswith(named)), named)]
-    if len(modes) != 1 or modes[0] not in _MODES:
-        raise UnsupportedModel(f"{path} asks for {' and '.join(modes) or 'no pooling mode'}", _HINT)
-    return _MODES[modes[0]]
+    return _read(path, dict)
 
 
-def _dense(folder: Path) -> DenseModule:
-    config = _read(folder / "config.json", dict)
-    name = str(config.get("activation_function", "torch.nn.modules.linear.Identity")).rsplit(".", 1)[-1]
-    if name not in _ACTIVATIONS:
-        raise UnsupportedModel(f"{folder / 'config.json'} has the activation function {name}")
-    return DenseModule(folder, _ACTIVATIONS[name])
+def _kinds(folder: Path, config: dict[str, Any]) -> tuple[Kind, ...]:
+    named = config.get("pooling_mode")
+    if named is None:
+        others = (name for name in config if name.startswith("pooling_mode_") and name not in _FLAGS)
+        modes = [_FLAGS.get(name, name) for name in (*_FLAGS, *others) if config.get(name) is True]
+    else:
+        modes = [str(one) for one in (named if isinstance(named, list) else [named])]
+    if unknown := [mode for mode in modes if mode not in _MODES]:
+        raise UnsupportedModel(f"{folder / 'config.json'} asks for {' and '.join(unknown)}", _HINT)
+    return tuple(_MODES[mode] for mode in modes) or ("mean",)
 
 
-def _max_tokens(folder: Path) -> int:
-    path = folder / "sentence_bert_config.json"
-    found = _read(path, dict).get("max_seq_length") if path.is_file() else None
-    return found if isinstance(found, int) and found > 0 else 0
+def _layer(name: str, folder: Path) -> LayerBehind:
+    path = folder / "config.json"
+    config = _read(path, dict) if path.is_file() else {}
+    places = [config.get(f"module_{end}_name") or _VECTOR for end in ("input", "output")]
+    if places != [_VECTOR, _VECTOR]:
+        raise UnsupportedModel(f"{path}: a module of {' and '.join(places)}: icc makes one vector of a text")
+    if name != "Dense":
+        return LayerBehind(_NAMES[name], folder)  # type: ignore[arg-type]
+    function = str(config.get("activation_function", "torch.nn.Tanh")).rsplit(".", 1)[-1]
+    if function not in _ACTIVATIONS:
+        raise UnsupportedModel(f"{path} has the activation function {function}")
+    return LayerBehind("dense", folder, _ACTIVATIONS[function], config.get("use_residual") is True)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """How texts become tokens; older files are named after the model's type."""
+    found = sorted(folder.glob("sentence_*_config.json"))
+    return _read(found[0], dict) if found else {}
+
+
+def _max_tokens(model_dir: Path, texts: dict[str, Any]) -> int:
+    found = texts.get("max_seq_length")
+    path = model_dir / "tokenizer_config.json"
+    if found is None and path.is_file():
+        found = _read(path, dict).get("model_max_length")
+    return found if isinstance(found, int) and 0 < found < _ENDLESS else 0
+
+
+def _prompts(model_dir: Path) -> tuple[dict[str, str], str]:
+    """The prompts by their names, and the name of the one where nothing is said."""
+    path = model_dir / "config_sentence_transformers.json"
+    config = _read(path, dict) if path.is_file() else {}
+    prompts = config.get("prompts")
+    if not isinstance(prompts, dict):
+        return {}, ""
+    default = config.get("default_prompt_name")
+    return {str(name): text for name, text in prompts.items() if isinstance(text, str)}, str(default or "")
 
 
 def _read(path: Path, kind: type) -> Any:

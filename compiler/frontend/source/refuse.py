@@ -63,11 +63,15 @@ def _check_type(path: Path, config: dict[str, Any], task: str) -> None:
             f"{path / 'config.json'}: transformers has no model type {kind!r}",
             "the checkpoint brings code of its own, which icc never runs" if own_code else _NEWER,
         )
+    if task == "embed" and kind in tables.reading:
+        return
     if config.get("is_encoder_decoder") or (kind in tables.seq2seq and config.get("is_encoder_decoder") is not False):
         raise UnsupportedModel(f"model type {kind!r} is an encoder-decoder, not a causal language model", _TASKS)
     if task == "rerank" and kind not in tables.sorting:
         raise UnsupportedModel(f"model type {kind!r} has no head in transformers that scores a text", _TASKS)
     if task != "generate" and (kind in tables.masked or kind in tables.sorting):
+        return
+    if task == "embed" and kind in tables.plain:
         return
     decodes = bool(config.get("is_decoder") or config.get("causal"))
     if kind in tables.masked and not (kind in tables.causal and decodes):

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import numpy as np
 
-from ...requests.embedding import scaled
+from ...requests.embedding import shortened
 from .errors import HttpError
 from .generate import Generator
 from .jobs import Job
@@ -46,9 +46,7 @@ async def vectors_of(generator: Generator, job: Job) -> AsyncIterator[bytes]:
 
 def _vector(raw: bytes, index: int, request: EmbeddingRequest) -> Vector:
     """As it is asked for. A shorter one is scaled to length 1, as OpenAI's are."""
-    vector = np.frombuffer(raw, dtype="<f4")
-    if request.dimensions is not None and request.dimensions < len(vector):
-        vector = scaled(vector[: request.dimensions])
+    vector = shortened(np.frombuffer(raw, dtype="<f4"), request.dimensions)
     if request.encoding_format == "base64":
         return Vector(index, base64.b64encode(vector.tobytes()).decode())
     return Vector(index, vector.tolist())

@@ -106,11 +106,11 @@ class Jobs:
         assert facts is not None
         if request.dimensions is not None and request.dimensions > facts.dimension:
             raise RequestError(f"dimensions: the model's vectors have {facts.dimension}", field="dimensions")
-        tokens = []
+        options, prompted = request.options, list[tuple[list[int], int]]()
         for item in given:
-            given_tokens = await self.prompts.tokens(item, field="input")
-            tokens.append(self.prompts.truncate(given_tokens, request.truncate_prompt_tokens))
+            prompted.append(await self.prompts.embedded(item, options))
             await asyncio.sleep(0)  # there may be thousands
+        tokens = [ids for ids, _ in prompted]
         if not min(map(len, tokens)) and self.model.manifest.model.bos_token_id is None:
             raise RequestError("an input is empty", field="input")
         self.prompts.check_length(max(map(len, tokens)), "input", generates=False)
@@ -118,7 +118,8 @@ class Jobs:
         deadline = self._deadline(request.deadline)
         params = SamplingParams(max_tokens=1)
         submits = [
-            Submit(0, tuple(prompt), params, request.priority, client, salt, deadline=deadline) for prompt in tokens
+            Submit(0, tuple(ids), params, request.priority, client, salt, deadline=deadline, skipped=skipped)
+            for ids, skipped in prompted
         ]
         return Job(submits, Price.of_embeddings([len(prompt) for prompt in tokens], facts.dimension), deadline)
 

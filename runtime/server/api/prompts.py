@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from ...embed_prompts import EmbedOptions
 from ...errors import RequestError
 from ...prompting import Prompting
 from .errors import context_overflow
@@ -34,6 +35,16 @@ class Prompts:
     ) -> list[int]:
         """Token ids of a prompt that is a text, or token ids."""
         return await self.encode(prompt, add_special_tokens) if isinstance(prompt, str) else self.check(prompt, field)
+
+    async def embedded(self, text: str | list[int], options: EmbedOptions) -> tuple[list[int], int]:
+        """Token ids of a text that is to be embedded, and how many of the first are not pooled."""
+        prompting = Prompting(self.model.manifest, self.model.tokenizer)
+        if not isinstance(text, str):
+            without: EmbedOptions = {**options, "prompt": None, "prompt_name": None}
+            return prompting.encode_embedded(self.check(text, "input"), without)
+        if len(text) > _SLOW_CHARS:
+            return await asyncio.to_thread(prompting.encode_embedded, text, options)
+        return prompting.encode_embedded(text, options)
 
     async def pair(self, query: str, document: str, longest: int | None) -> list[int]:
         """Token ids of a query and a document, cut to `longest` where that is given."""

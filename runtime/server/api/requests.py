@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from ...embed_prompts import EmbedOptions
 from . import limits
 from .conversation import Content, Function, FunctionName, Message, Tool, ToolChoice
 from .fields import Int64, JsonText, Lark, Name, Regex, Stop, Text, TokenId, Tokens
@@ -138,17 +139,34 @@ class ChatRequest(Common, frozen=True, kw_only=True):
 
 
 class EmbeddingRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """POST /v1/embeddings. `user` is accepted and changes nothing; the fields before it are extensions."""
+    """POST /v1/embeddings. `user` is accepted and changes nothing; the fields before it are extensions. prompt comes
+    before each text, or what the model has under prompt_name; input_type and task are other names of that. Token ids
+    are taken as they are. truncate: texts that are too long lose their end, or with "START" their beginning.
+    truncate_prompt_tokens: at most so many tokens, -1: as many as the engine takes."""
 
     model: str
     input: str | list[str | int | list[int]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, limits.bound("dimensions")] | None = None
+    prompt: Text | None = None
+    prompt_name: str | None = None
+    input_type: str | None = None
+    task: str | None = None
+    truncate: bool | Literal["NONE", "START", "END"] | None = None
     truncate_prompt_tokens: Annotated[int, limits.bound("truncate_prompt_tokens")] | None = None
     priority: Annotated[int, limits.bound("priority")] = 0
     deadline: Annotated[float, limits.bound("deadline")] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     user: str | None = None
+
+    @property
+    def options(self) -> EmbedOptions:
+        """What comes before a text, and what is left of a long one."""
+        longest = self.truncate_prompt_tokens or None
+        cuts = "start" if self.truncate == "START" else bool(longest or self.truncate not in (None, False, "NONE"))
+        name = next((one for one in (self.prompt_name, self.input_type, self.task) if one is not None), None)
+        longest = None if longest == -1 else longest
+        return {"prompt": self.prompt, "prompt_name": name, "truncate": cuts, "longest": longest}
 
 
 class RerankDocument(Struct, forbid_unknown_fields=True, frozen=True):

@@ -16,7 +16,8 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
     of `grammars.sources`, lowered; "" for none.
 
     prompt_logprobs: how many of the likeliest tokens to report per position of the prompt, None for no report.
-    deadline: seconds after which what has not ended ends with the reason "deadline".
+    deadline: seconds after which what has not ended ends with the reason "deadline". skipped: so many of the first
+    tokens are not pooled.
     """
 
     id: int
@@ -28,6 +29,7 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
     grammar: str = ""
     prompt_logprobs: int | None = None
     deadline: float | None = None
+    skipped: int = 0
 
 
 class Cancel(msgspec.Struct, tag=2, array_like=True, frozen=True):

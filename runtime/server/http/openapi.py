@@ -9,6 +9,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from ...embed_prompts import prompt_names
 from ..api.fields import INPUT_SCHEMA, PROMPT_SCHEMA
 from ..api.model import ServedModel
 from ..api.requests import OTHERS
@@ -103,7 +104,10 @@ def _fit(schemas: dict[str, Any], model: ServedModel) -> None:
             empty = model.manifest.model.bos_token_id is not None
             schemas[name]["properties"][field] = deepcopy(prompt) if empty else _not_empty(prompt)
     if model.manifest.embedding is not None and "EmbeddingRequest" in schemas:
-        _at_most(schemas["EmbeddingRequest"]["properties"]["dimensions"], model.manifest.embedding.dimension)
+        fields = schemas["EmbeddingRequest"]["properties"]
+        _at_most(fields["dimensions"], model.manifest.embedding.dimension)
+        for field in ("prompt_name", "input_type", "task"):
+            fields[field] = {"enum": [*prompt_names(model.manifest), None]}
     if "ChatRequest" in schemas:
         schemas["ChatRequest"]["properties"]["chat_template"] = {"enum": [*model.template.names, None]}
     for name in ("TokenizeRequest", "DetokenizeRequest"):

@@ -26,9 +26,8 @@ VOCAB = 258
 def embedder(write_engine: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server of an engine that gives means without scaling them: the counts of the bytes after those of the text."""
     folder = tmp_path_factory.mktemp("embedder")
-    engine = write_engine(
-        folder / "toy.engine", embedding=EmbeddingFacts("mean", False, VOCAB), max_seq_len=64, max_step_tokens=16
-    )
+    facts = EmbeddingFacts("mean", False, VOCAB, prompts={"query": "q: ", "answer": "a"})
+    engine = write_engine(folder / "toy.engine", embedding=facts, max_seq_len=64, max_step_tokens=16)
     command = serve_command(engine, "--max-queue", "40", "--batch-store", str(folder / "batches.db"))
     with running(command, folder / "log", "toy") as server:
         yield server
@@ -73,8 +72,30 @@ def test_base64_is_little_endian_float32(embedder: Served) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"prompt_name": "query"}, "q: abc"),
+        ({"prompt_name": "answer"}, "aabc"),
+        ({"prompt": "x", "prompt_name": "query"}, "xabc"),
+        ({"input_type": "search_query"}, "q: abc"),
+        ({"task": "retrieval.passage"}, "abc"),
+        ({"input": [97, 98, 99], "prompt_name": "query"}, "abc"),
+        ({"input": "ab" + "z" * 90, "truncate": True}, "ab" + "z" * 62),
+        ({"input": "z" * 90 + "ab", "truncate": "START"}, "z" * 62 + "ab"),
+        ({"input": "abcdef", "truncate_prompt_tokens": 2}, "ab"),
+        ({"input": "z" * 90, "truncate_prompt_tokens": -1}, "z"),
+    ],
+)
+def test_prompts_and_texts_that_are_too_long(embedder: Served, fields: dict, text: str) -> None:
+    reply = embedder.ask("POST", "/v1/embeddings", {"model": "toy", "input": "abc", **fields}).json
+    np.testing.assert_allclose(reply["data"][0]["embedding"], vector(text), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
+        ({"input": "a", "prompt_name": "nothing"}, "prompt_name"),
+        ({"input": "a", "truncate": "MIDDLE"}, "truncate"),
         ({"input": "a" * 65}, "input"),
         ({"input": []}, "input"),
         ({"input": ""}, "input"),
