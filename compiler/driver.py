@@ -24,6 +24,7 @@ from .eviction import read_eviction
 from .frontend.ending import ending_of
 from .frontend.load import load_graph
 from .frontend.source.pooling import read_pooling
+from .frontend.source.scoring import read_scoring
 from .frontend.source.source import open_source
 from .gates import GatePlan, gate_sequences, parse_gates
 from .graph.graph import Graph
@@ -55,7 +56,8 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
     pooling = read_pooling(options.model, options.pooling) if options.task == "embed" else None
     with reporter.stage("trace"):
         policy = read_eviction(options.kv_policy)
-        meant = pooling.max_tokens if pooling else 0
+        scored = options.task == "rerank"
+        meant = read_scoring(options.model).max_tokens if scored else pooling.max_tokens if pooling else 0
         ending = pooling and ending_of(pooling)
         graph = load_graph(source, options.max_seq_len, meant=meant, task=options.task, ending=ending, policy=policy)
     backend = backend_for(target, weight_dtype(graph), options.deterministic)

@@ -21,9 +21,9 @@ from ...runtime.format.manifest import (
     SamplingDefaults,
 )
 from ..backends.base import Built
-from ..errors import UnsupportedModel
 from ..eviction import read_eviction
 from ..frontend.source.pooling import Pooling
+from ..frontend.source.scoring import read_scoring
 from ..genai import genai_config, genai_generation
 from ..graph.graph import Graph, type_of
 from ..options import CompileOptions
@@ -126,7 +126,8 @@ def embedding_facts(
     """What the engine makes of a prompt's hidden states, the files for it written; None of one that generates."""
     [width] = type_of(graph.output).shape
     if options.task == "rerank":
-        return rerank_facts(graph, _read_json(options.model / "config.json"), width)
+        kind, function = "cls" if graph.picked == "first" else "last", read_scoring(options.model).function
+        return EmbeddingFacts(kind, False, width, scores=function, token_types=graph.token_types)
     if pooling is None:
         return None
     kinds = pooling.settled(graph.looks_ahead)
@@ -144,17 +145,6 @@ def embedding_facts(
         default_prompt=pooling.default_prompt,
         skips_prompt=not pooling.prompted,
     )
-
-
-def rerank_facts(graph: Graph, config: dict[str, Any], labels: int) -> EmbeddingFacts:
-    """How the engine scores a pair of texts: as sentence-transformers does, whose settings are in config.json."""
-    stated = (config.get("sentence_transformers") or {}).get("activation_fn")
-    stated = stated or config.get("sbert_ce_default_activation_function") or "Sigmoid"
-    name = str(stated).rsplit(".", 1)[-1].lower()
-    if name not in ("sigmoid", "identity"):
-        raise UnsupportedModel(f"config.json has the activation function {stated} for scores")
-    kind: Any = "cls" if graph.picked == "first" else "last"
-    return EmbeddingFacts(kind, False, labels, scores=name, token_types=graph.token_types)  # type: ignore[arg-type]
 
 
 def sampling_defaults(generation: dict[str, Any]) -> SamplingDefaults:

@@ -30,6 +30,10 @@ GEMMA = {
     "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 8, "use_bidirectional_attention": True,
     "layer_types": ["sliding_attention", "full_attention"],
 }  # fmt: skip
+T5 = {
+    "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2, "vocab_size": 60,
+    "decoder_start_token_id": 0,
+}  # fmt: skip
 # a class of configurations of transformers, and what is said of it besides SIZES
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertConfig", {}),
@@ -38,6 +42,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "distilbert": ("DistilBertConfig", DISTILLED),
     "modernbert": ("ModernBertConfig", MODERN),  # windows to both sides
     "gemma": ("Gemma3TextConfig", GEMMA),
+    "t5": ("T5Config", T5),  # the half that reads
+    "llama": ("LlamaConfig", {"pad_token_id": 0}),  # a decoder that scores
 }
 TOKENS = 23
 
@@ -48,9 +54,10 @@ def saved(kind: str, path: Path, task: str, **more: Any) -> Any:
     import transformers
 
     name, own = KINDS[kind]
-    config = getattr(transformers, name)(**({} if kind == "distilbert" else SIZES) | own | more)
+    config = getattr(transformers, name)(**({} if kind in ("distilbert", "t5") else SIZES) | own | more)
     torch.manual_seed(0)
-    build = transformers.AutoModel if task == "embed" else transformers.AutoModelForSequenceClassification
+    embeds = transformers.AutoModelForTextEncoding if kind == "t5" else transformers.AutoModel
+    build = embeds if task == "embed" else transformers.AutoModelForSequenceClassification
     model = build.from_config(config).eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -78,7 +85,7 @@ def through_passes(graph: Any) -> Any:
     return graph
 
 
-@pytest.mark.parametrize("kind", ["roberta", "mpnet", *soak("bert", "distilbert", "modernbert", "gemma")])
+@pytest.mark.parametrize("kind", ["roberta", "mpnet", *soak("t5", "bert", "distilbert", "modernbert", "gemma")])
 def test_the_graph_has_the_hidden_states_of_the_model(kind: str, tmp_path: Path) -> None:
     """Of the first token, or a dense layer behind the mean of all."""
     import torch
@@ -87,14 +94,14 @@ def test_the_graph_has_the_hidden_states_of_the_model(kind: str, tmp_path: Path)
     weight, bias = torch.randn(16, 32), torch.randn(16)
     ending = Ending(True, (Dense(Constant(weight), Constant(bias), "tanh"),)) if kind != "roberta" else Ending()
     graph = through_passes(load_graph(tmp_path, task="embed", ending=ending))
-    assert graph.looks_ahead and graph.max_seq_len == (68 if kind in ("roberta", "mpnet") else 70)
+    assert graph.looks_ahead and graph.max_seq_len == {"roberta": 68, "mpnet": 68, "t5": 4096}.get(kind, 70)
     hidden = run_model(model, ids_of(TOKENS))
     expected = torch.tanh(hidden.mean(0) @ weight.T + bias)[None] if kind != "roberta" else hidden[:1]
     found = interpret(graph, ids_of(TOKENS), [0])
     np.testing.assert_allclose(found, expected, atol=3e-5 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("kind", ["modernbert", *soak("bert", "roberta", "mpnet", "distilbert", "gemma")])
+@pytest.mark.parametrize("kind", ["modernbert", "llama", *soak("bert", "roberta", "mpnet", "distilbert", "gemma")])
 def test_the_graph_has_the_scores_of_the_model(kind: str, tmp_path: Path) -> None:
     model = saved(kind, tmp_path, "rerank", num_labels=2)
     graph = through_passes(load_graph(tmp_path, task="rerank"))

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from icc.compiler.engine.tail import write_tail
 from icc.compiler.engine.vocabulary import lowering
-from icc.compiler.errors import CheckpointError
+from icc.compiler.errors import CheckpointError, UnsupportedModel
 from icc.compiler.frontend.source.pooling import LayerBehind
+from icc.compiler.frontend.source.scoring import Scoring, read_scoring
 from icc.runtime.errors import EngineFormatError, RequestError
 from icc.runtime.format.manifest import EmbeddingFacts, Pooling, TailLayer
 from icc.runtime.requests.embedding import Embedding, stacked
@@ -196,3 +197,29 @@ def test_texts_are_made_lower_case_once() -> None:
         assert found["normalizer"] == {"type": "Sequence", "normalizers": result}
     for done in (lower, {"type": "BertNormalizer", "lowercase": True}):
         assert json.loads(lowering(json.dumps({"normalizer": done}).encode())) == {"normalizer": done}
+
+
+def test_how_scores_are_made_is_read(tmp_path: Path) -> None:
+    def write(name: str, facts: Any) -> None:
+        (tmp_path / name).write_text(json.dumps(facts))
+
+    assert read_scoring(tmp_path) == Scoring("sigmoid", 0)
+    write("config.json", {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"})
+    assert read_scoring(tmp_path) == Scoring("identity", 0)
+    write("config.json", {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}})
+    write("sentence_bert_config.json", {"max_seq_length": 77})
+    assert read_scoring(tmp_path) == Scoring("sigmoid", 77)
+    write(
+        "config_sentence_transformers.json", {"activation_fn": "torch.nn.modules.linear.Identity", "prompts": {"": ""}}
+    )
+    assert read_scoring(tmp_path) == Scoring("identity", 77)
+    for facts, words in (
+        ({"activation_fn": "torch.nn.Tanh"}, "Tanh"),
+        ({"prompts": {"rank": "Rank: "}, "default_prompt_name": "rank"}, "the prompt 'rank'"),
+    ):
+        write("config_sentence_transformers.json", facts)
+        with pytest.raises(UnsupportedModel, match=words):
+            read_scoring(tmp_path)
+    write("modules.json", [{"type": f"sentence_transformers.{name}"} for name in ("Transformer", "LogitScore")])
+    with pytest.raises(UnsupportedModel, match="LogitScore behind the model"):
+        read_scoring(tmp_path)

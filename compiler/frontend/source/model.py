@@ -35,8 +35,9 @@ def _builder(config: Any, task: str) -> Any:
     model that reads one text and writes another, the half that reads has the hidden states."""
     import transformers
 
-    reads = transformers.AutoModelForTextEncoding
-    if task == "embed" and getattr(config, "is_encoder_decoder", False) and type(config) in reads._model_mapping:
+    reads, kind = transformers.AutoModelForTextEncoding, type(config)
+    writes = transformers.AutoModelForSeq2SeqLM._model_mapping
+    if task == "embed" and kind in writes and kind in reads._model_mapping:  # whether config.json says so or not
         return reads
     names = {"generate": "AutoModelForCausalLM", "embed": "AutoModel", "rerank": "AutoModelForSequenceClassification"}
     return getattr(transformers, names[task])

@@ -95,7 +95,7 @@ def read_pooling(model_dir: Path, kind: Kind | None = None) -> Pooling:
     listing = model_dir / "modules.json"
     if not listing.is_file():
         return Pooling(kinds)
-    modules = [module for module in _read(listing, list) if isinstance(module, dict)]
+    modules = [module for module in read_json(listing, list) if isinstance(module, dict)]
     names = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
     if names[:2] != ["Transformer", "Pooling"] or set(names[2:]) - {*_NAMES, *_NOTHING}:
         raise UnsupportedModel(
@@ -108,13 +108,13 @@ def read_pooling(model_dir: Path, kind: Kind | None = None) -> Pooling:
     layers = [_layer(name, folder) for name, folder in behind if name not in _NOTHING]
     normalize = bool(layers) and layers[-1].kind == "normalize"
     texts = _settings(folders[0])
-    prompts, default = _prompts(model_dir)
+    prompts, default = read_prompts(model_dir)
     return Pooling(
         kinds or _kinds(folders[1], pooled),
         normalize,
         tuple(layers[:-1] if normalize else layers),
         pooled.get("include_prompt") is not False,
-        _max_tokens(model_dir, texts),
+        max_tokens(model_dir, folders[0]),
         prompts,
         default,
         texts.get("do_lower_case") is True,
@@ -134,7 +134,7 @@ def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(f"{path} is missing", _HINT)
-    return _read(path, dict)
+    return read_json(path, dict)
 
 
 def _kinds(folder: Path, config: dict[str, Any]) -> tuple[Kind, ...]:
@@ -151,7 +151,7 @@ def _kinds(folder: Path, config: dict[str, Any]) -> tuple[Kind, ...]:
 
 def _layer(name: str, folder: Path) -> LayerBehind:
     path = folder / "config.json"
-    config = _read(path, dict) if path.is_file() else {}
+    config = read_json(path, dict) if path.is_file() else {}
     places = [config.get(f"module_{end}_name") or _VECTOR for end in ("input", "output")]
     if places != [_VECTOR, _VECTOR]:
         raise UnsupportedModel(f"{path}: a module of {' and '.join(places)}: icc makes one vector of a text")
@@ -166,21 +166,22 @@ def _layer(name: str, folder: Path) -> LayerBehind:
 def _settings(folder: Path) -> dict[str, Any]:
     """How texts become tokens; older files are named after the model's type."""
     found = sorted(folder.glob("sentence_*_config.json"))
-    return _read(found[0], dict) if found else {}
+    return read_json(found[0], dict) if found else {}
 
 
-def _max_tokens(model_dir: Path, texts: dict[str, Any]) -> int:
-    found = texts.get("max_seq_length")
+def max_tokens(model_dir: Path, folder: Path) -> int:
+    """Of the longest text that a model is meant for, whose Transformer lies in `folder`; 0 if nothing says it."""
+    found = _settings(folder).get("max_seq_length")
     path = model_dir / "tokenizer_config.json"
     if found is None and path.is_file():
-        found = _read(path, dict).get("model_max_length")
+        found = read_json(path, dict).get("model_max_length")
     return found if isinstance(found, int) and 0 < found < _ENDLESS else 0
 
 
-def _prompts(model_dir: Path) -> tuple[dict[str, str], str]:
+def read_prompts(model_dir: Path) -> tuple[dict[str, str], str]:
     """The prompts by their names, and the name of the one where nothing is said."""
     path = model_dir / "config_sentence_transformers.json"
-    config = _read(path, dict) if path.is_file() else {}
+    config = read_json(path, dict) if path.is_file() else {}
     prompts = config.get("prompts")
     if not isinstance(prompts, dict):
         return {}, ""
@@ -188,7 +189,8 @@ def _prompts(model_dir: Path) -> tuple[dict[str, str], str]:
     return {str(name): text for name, text in prompts.items() if isinstance(text, str)}, str(default or "")
 
 
-def _read(path: Path, kind: type) -> Any:
+def read_json(path: Path, kind: type) -> Any:
+    """A file that holds an array or object, by `kind`. CheckpointError if it does not."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
