@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from icc.runtime.executor.cpu.library import KernelLibrary
 
 
