@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from cpu_attention import LENGTHS, MIXED, SHAPES, build_model, play, sequence
 from cpu_cases import add_linear_q
+from cpu_choosing import choosing
 from cpu_harness import Batch, Builder, Runner, flat_batch
 from cpu_program import all_ops, feeds_of
 from cpu_states import all_states, split
@@ -22,10 +23,10 @@ LONG = 1201  # a context of two segments, which the threads share
 
 
 def programs() -> dict[str, Builder]:
-    """Every kernel there is: all ops, recurrent layers, and attention over each cache type."""
+    """Every kernel there is: all ops, recurrent layers, an index, and attention over each cache type."""
     attention = {dtype: build_model(dtype, size, shapes) for dtype, (size, shapes) in CACHES.items()}
     models = {f"attention_{dtype}": model.builder for dtype, model in attention.items()}
-    return {"ops": all_ops(), "states": all_states(), **models}
+    return {"ops": all_ops(), "states": all_states(), "choosing": choosing("i8"), **models}
 
 
 def small_program() -> Builder:

@@ -7,32 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cpu_attention import LENGTHS, MIXED, play
-from cpu_harness import Builder, Runner
+from cpu_choosing import SHAPES, choosing
+from cpu_harness import Runner
 from icc.compiler.backends.cpu.build import build_libraries
 from icc.compiler.backends.cpu.isa import host_isas
 from icc.compiler.ops.selecting import LEFT_OUT
-from icc.compiler.program.steps.attention import ChooseKeys, KVSpec, KvWrite
-from icc.runtime.format.kv import KVLayer
-from icc.runtime.format.operands import BufferOperand
 from kv_codes import stored
 from sizes import SOAK
 
-WIDTH, LONG = 1300, 1100  # more than two segments
-SHAPES = ((3, 40, 7), (8, 16, 64), (5, 24, 1))  # heads, dims, how many are chosen
-
-
-def program_of(dtype: str) -> Builder:
-    b = Builder(16, dtype)
-    for i, (heads, dim, count) in enumerate(SHAPES):
-        b.layers.append(KVLayer(1, dim, dim, shared=True))
-        stride = (heads + 1) * dim + heads
-        q = b.buffer(f"qkv{i}", [stride])
-        k, w = (BufferOperand(q.name, "f32", stride, offset) for offset in (heads * dim, (heads + 1) * dim))
-        kv = KVSpec(1, dim, dim, dtype, 16, shared=True)
-        b.step(KvWrite(layer=i, k=k, kv=kv))
-        o = b.buffer(f"o{i}", [WIDTH])
-        b.step(ChooseKeys(layer=i, q=q, w=w, o=o, kv=kv, heads=heads, count=count, width=WIDTH))
-    return b
+LONG = 1100  # more than two segments
 
 
 def scores_of(data: np.ndarray, layer: int, dtype: str) -> np.ndarray:
@@ -46,7 +29,7 @@ def scores_of(data: np.ndarray, layer: int, dtype: str) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ["f32", "f8", "i8", "i4"])
 def test_the_best_keys_are_chosen(dtype: str, tmp_path: Path) -> None:
-    b = program_of(dtype)
+    b = choosing(dtype)
     isas = host_isas() if SOAK else host_isas()[::2] if dtype == "f32" else host_isas()[-1:]
     for library in build_libraries(b.program(), tmp_path / "kernels", isas, optimize="-O1"):
         runner = Runner(tmp_path / library.path, b, threads=3, max_tokens=LONG, num_blocks=90)

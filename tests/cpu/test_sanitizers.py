@@ -62,7 +62,7 @@ def drive(command: list[str], preload: str, *args: object, **options: str) -> su
 
 def checked(*caches: str) -> dict[str, Builder]:
     """The programs that are built: all ops, and attention over these cache types; in `make soak` over every one."""
-    names = ("ops", "states", *(f"attention_{dtype}" for dtype in caches))
+    names = ("ops", "states", "choosing", *(f"attention_{dtype}" for dtype in caches))
     return {name: builder for name, builder in programs().items() if SOAK or name in names}
 
 

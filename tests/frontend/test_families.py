@@ -8,9 +8,10 @@ from types import ModuleType
 import pytest
 import torch
 from icc.compiler.frontend.load import load_graph
-from icc.compiler.graph.graph import Graph
+from icc.compiler.graph.graph import Graph, type_of
 from icc.compiler.graph.interpret import interpret
 from sizes import soak
+from transformers import LlamaConfig
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +69,14 @@ def test_names_are_complete(tiny: ModuleType) -> None:
 @pytest.mark.parametrize("name", [*NAMES, *soak(*COMPILED, *OTHERS)])
 def test_logits_equal_transformers(tiny: ModuleType, name: str, tmp_path: Path) -> None:
     check(tiny, name, tmp_path, max_seq_len=SHORT.get(name))
+
+
+def test_a_module_as_wide_as_nothing_adds_nothing(tiny: ModuleType, tmp_path: Path) -> None:
+    """Such as shared experts of which a configuration has none; no product of no numbers reaches a back end."""
+    model = tiny.save_tiny(LlamaConfig(**{**tiny.BASE, "intermediate_size": 0}), tmp_path)
+    graph = load_graph(tmp_path)
+    assert relative_error(interpret(graph, IDS), tiny.reference_logits(model, IDS)) < TOLERANCE
+    assert all(0 not in type_of(node).shape for node in graph.nodes if node.op == "call_function" and node.users)
 
 
 def test_longrope_is_chosen_by_the_longest_sequence(tiny: ModuleType, tmp_path: Path) -> None:

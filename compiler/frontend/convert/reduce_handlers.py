@@ -10,7 +10,7 @@ from torch import fx
 
 from ...graph.graph import TOKENS, type_of
 from ...ops import OPS
-from .aten_handlers import _val, align
+from .aten_handlers import _val, align, expand_to
 from .conversion import Conversion
 from .table import Table
 from .values import T, Value, dims_of, op_name
@@ -30,6 +30,8 @@ def linear(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
     bias = args[2] if len(args) > 2 else None
     if weight.per_token:
         raise ValueError("a product whose right side depends on tokens")
+    if weight.dims[1] == 0:  # of a module that the configuration makes as wide as nothing: what it adds is nothing
+        return expand_to(conv, bias or conv.constant("nothing", torch.zeros(weight.dims[0])), dims_of(_val(node)))
     out = conv.emit(icc("linear"), x.node, weight.node, bias.node if bias is not None else None)
     return Value(out, dims_of(_val(node)))
 
