@@ -16,6 +16,10 @@ if os.environ.get("ICC_ON_GPU"):
     import on_gpu
 
     on_gpu.install()
+elif os.environ.get("ICC_ON_PTX"):
+    import on_ptx
+
+    on_ptx.install(os.environ["ICC_ON_PTX"])
 
 
 @pytest.fixture(scope="session")

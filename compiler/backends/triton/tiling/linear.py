@@ -184,7 +184,7 @@ class Machine:
         if self.level < 90:  # a warp group's instructions take 64 columns, a warp's 16
             shapes = [(32, 4), *shapes]
         elif p.codes and self.level >= 100:  # the newest take their left operand from tensor memory, or are a warp's
-            shapes = [(32, 4), (64, 2), *([(128, 4)] if p.codes.whole else [])]
+            shapes = [(32, 2), (64, 2), *([(128, 4)] if p.codes.whole else [])]
         elif p.codes:  # with fewer than 16 columns per warp, several would compute the same
             shapes = [(64, 4), (128, 8)]
         return [
