@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from .format.load import Opening, begin_opening, check_abi, read_manifest
 
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     from .options import LoadOptions
 
 
-@dataclass(frozen=True)
-class Begun:
+class Begun(msgspec.Struct, frozen=True):
     """An engine that is being opened, and the GPU that it needs; None for a CPU engine."""
 
     opening: Opening

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from operator import index
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+
+import msgspec
 
 from .errors import MissingExtraError, RequestError, install
 from .format.load import Engine
@@ -52,8 +54,7 @@ class ChatOptions(RenderOptions, total=False):
     parallel_tool_calls: bool
 
 
-@dataclass(frozen=True)
-class Query:
+class Query(msgspec.Struct, frozen=True):
     """A prompt, ready for the engine loop. grammar: what the answer must follow besides what `params` say, a text of
     `grammars.sources`. read: makes a reader of the answer, where that may hold more than words."""
 

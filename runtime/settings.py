@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+import msgspec
 
 _KEY = "setting"
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     """A field as an option of the command line.
 
     help: one sentence. names: of the option, where they are not the field's ("--kv-mib", "-o --output"). metavar: what

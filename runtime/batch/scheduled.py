@@ -112,8 +112,7 @@ class ScheduledSequence(NamedTuple):
         return self.draft is not None and not self.draft.is_chain
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledBatch:
+class ScheduledBatch(NamedTuple):
     """One step. Logit rows come in the order of the sequences. Before anything else comes the `upkeep` of each KV
     group; without any, nothing is due. All groups make the same moves.
     """
@@ -170,8 +169,7 @@ class StepOutcome(NamedTuple):
     accepted: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """A request that ended. `reason` is "stop", "length", "error" or "abort"."""
 
     request_id: int

@@ -10,11 +10,11 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import click
+import msgspec
 
 from ..errors import IccError, MissingExtraError, install
 from .own_engine import OwnEngine, own_engine
@@ -29,8 +29,7 @@ _EXTRAS = {
 _BASE = ("numpy", "tokenizers", "msgspec", "minijinja", "rich")  # where an engine runs by itself, without icc
 
 
-@dataclass(frozen=True)
-class Lazy:
+class Lazy(msgspec.Struct, frozen=True):
     """A command that is imported when it is asked for. needs: what an engine must have to list it, see OwnEngine."""
 
     module: str

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import msgspec
 
 from ..errors import IccError, MissingExtraError, RequestError, install
 
 
-@dataclass(frozen=True)
-class OwnEngine:
+class OwnEngine(msgspec.Struct, frozen=True):
     """path: the engine directory. lacks: what it cannot do, of "generate", "cpu", "gpu", "tokenizer", "template" and
     "server"."""
 

@@ -76,8 +76,6 @@ def run_command(
     """  # fmt: skip
     start = time.perf_counter()
     from ..commands.prompt import Asked, prepare
-    from ..commands.run import as_json as shown
-    from ..commands.run import run_prompt
     from ..opening import begin
 
     template = None
@@ -89,6 +87,8 @@ def run_command(
     limit = {} if max_tokens is None else {"max_tokens": max_tokens}
     params = SamplingParams(**limit, **taken(SamplingParams, parameters))
     begun = begin(load)  # before the imports that take long
+    from ..commands.run import as_json as shown
+    from ..commands.run import run_prompt
     from ..llm import open_llm
 
     with open_llm(load, begun) as llm:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ..errors import IccError, MissingExtraError, UsageError
 
@@ -17,8 +19,7 @@ if TYPE_CHECKING:
 RAW_TOKENS, ANSWER_TOKENS = 128, 512  # where nothing else is said
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """prompt: a text, or token ids. chat: whether a text goes through the chat template; None: if there is one.
     system: the system message of a conversation. max_tokens: None, so many as usual. template: the text of a chat
     template instead of the engine's."""

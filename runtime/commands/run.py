@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from ..llm import LLM
@@ -13,8 +14,7 @@ if TYPE_CHECKING:
     from ..requests.request import Output
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
+class RunResult(msgspec.Struct, frozen=True):
     """A completion and how fast it came. Rates in tokens per second; the first token counts as prefill."""
 
     completion: Completion

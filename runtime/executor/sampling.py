@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+import msgspec
 
 from ..batch.scheduled import ScheduledBatch
 from .base import Executor
@@ -44,8 +45,7 @@ def fill_rows(arrays: Mapping[str, np.ndarray], first: int, rows: Sequence[Sampl
         arrays[name][part] = column
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True):
     """What one step sampled.
 
     token_ids: int32 `[L]`, -1 where the logits are not numbers. logprobs: float32 `[L]`, of the ids. top_ids and

@@ -6,9 +6,10 @@ plan are made from these lists, or checked against them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
+
+import msgspec
 
 MOVES_MULTIPLE = 16  # the moves of a GPU's step are padded to a multiple
 TOP_LOGPROBS = 20  # of the likeliest tokens per row that a device reports
@@ -16,8 +17,7 @@ ITEM_BYTES = 4  # of every element
 _ALIGNED = 4  # elements: 16 bytes
 
 
-@dataclass(frozen=True)
-class BatchArray:
+class BatchArray(msgspec.Struct, frozen=True):
     """One array, contiguous. dtype: "i32" or "f32". kind: "sampling" or "sampled" where it is about that.
 
     shape: of a step, in symbols: T tokens, S sequences, L logit rows, B entries of a row of block tables, M moves, G KV

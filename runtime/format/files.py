@@ -18,6 +18,7 @@ from .present import MANIFEST_FILE
 HashPieces = Callable[[memoryview, int], list[str]]  # the sha256 (hex) of each so many bytes of a whole number of them
 _GROUP = 16  # pieces that a thread hashes at a time, as many as a vector has lanes at most
 _LARGE = 1 << 20  # bytes; smaller files take no longer than the threads' talk about them
+_SMALL = 1 << 16  # most files are smaller; room for this is had without asking the kernel
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _HINT = "copy the engine again from where it was made, or compile the model again"
 
@@ -128,7 +129,7 @@ class EngineFiles:
             descriptor = os.open(self._root / path if folder is None else path, _READ, dir_fd=folder)
             try:
                 pieces: list[bytes] = []
-                while piece := os.read(descriptor, _LARGE):  # most files are smaller: that is all of one
+                while piece := os.read(descriptor, _LARGE if pieces else _SMALL):
                     pieces.append(piece)
             finally:
                 os.close(descriptor)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+
+import msgspec
 
 from .batch import BatchLimits
 from .kv import KVLayout, KVMemory
@@ -16,8 +17,7 @@ LOGITS_BYTES = {"cpu": 64 << 20, "cuda": 256 << 20, "hip": 256 << 20}  # of the 
 KV_SHARES = {"cpu": 0.4, "cuda": 0.92, "hip": 0.92}
 
 
-@dataclass(frozen=True)
-class Footprint:
+class Footprint(msgspec.Struct, frozen=True):
     """Bytes of an engine's buffers. weights: as packed. arena: activations of the largest step. scratch: what kernels
     of a GPU share beside it. logits: of one step. kv_sequence, kv_batch: the KV cache of one sequence of full length,
     and of a full batch of them."""
@@ -36,7 +36,7 @@ class Footprint:
 
     def as_json(self) -> dict[str, int]:
         """All of it by name, with the total of a full batch."""
-        return {**asdict(self), "total": self.fixed + self.kv_batch}
+        return {**msgspec.structs.asdict(self), "total": self.fixed + self.kv_batch}
 
 
 def footprint(program: Program, limits: Limits, backend: str, scratch: int | None = None) -> Footprint:

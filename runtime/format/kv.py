@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -153,8 +152,7 @@ class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(low + max(rest, 0) * count // whole for low, count in zip(least, more, strict=True))
 
 
-@dataclass(frozen=True)
-class KVMemory:
+class KVMemory(msgspec.Struct, frozen=True):
     """A piece of memory with `num_blocks` blocks of each group.
 
     The groups lie one after the other, and in a group its layers; the blocks of a layer are `layer_bytes` apart. In a

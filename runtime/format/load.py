@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -33,8 +32,7 @@ T = TypeVar("T")
 _MAX_JSON = 256 << 20  # bytes; a manifest or program beyond this is not one
 
 
-@dataclass(frozen=True)
-class Engine:
+class Engine(msgspec.Struct, frozen=True):
     """An engine directory that has been read, checked and mapped.
 
     `library` is the one for this machine's CPU; a GPU engine has kernel objects in its plan instead, and None here.
@@ -71,8 +69,7 @@ class Engine:
         self.weights.close()
 
 
-@dataclass(frozen=True)
-class Opening:
+class Opening(msgspec.Struct, frozen=True):
     """An engine directory whose large files are being compared with their digests, on other threads, since it was made:
     what takes time, as imports do, can be done meanwhile. It ends with `finish` or `drop`."""
 

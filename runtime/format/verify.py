@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from ..errors import EngineFormatError
 from .manifest import Manifest
 from .present import MANIFEST_FILE
 
+_NO_PARTS = frozenset(("", ".", ".."))  # of a path that stays below
 _HINT = "copy the engine again from where it was made, or compile the model again"
 
 
@@ -27,9 +28,7 @@ def check_paths(manifest: Manifest) -> None:
 
 
 def _check_relative(path: str) -> None:
-    parts = PurePosixPath(path).parts
-    clean = parts and "/".join(parts) == path and ".." not in parts and not path.startswith("/") and "\0" not in path
-    if not clean or "\\" in path:
+    if not _NO_PARTS.isdisjoint(path.split("/")) or "\0" in path or "\\" in path:
         raise EngineFormatError(f"{MANIFEST_FILE}: path {path!r} does not stay inside the engine directory", _HINT)
 
 

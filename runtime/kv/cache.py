@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import lcm
+from typing import NamedTuple
 
 from .evicting_group import EvictingGroup
 from .group import Group, GroupConfig, Opening
@@ -15,8 +15,7 @@ from .state_group import StateGroup
 from .upkeep import Upkeep
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(NamedTuple):
     """What a waiting sequence would get if it was let in now: `length` of its tokens are cached in every group."""
 
     length: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from .block_pool import BlockPool
 from .host_blocks import HostBlocks
@@ -36,8 +36,7 @@ class GroupConfig:
         assert self.num_blocks >= 1 and self.block_size >= 1 and self.host_blocks >= 0, self
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(NamedTuple):
     """What a sequence gets of a group when it is let in: a table of `size` blocks.
 
     shared: cached blocks, by their numbers in the table. restored: the numbers of those that are filled from host

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import KeysView, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class BlockKey:
+class BlockKey(NamedTuple):
     """The identity of a full block's content: digest of (salt, all tokens up to and including the block)."""
 
     digest: bytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import ClassVar
 
 from .group import Group, Opening
@@ -64,7 +63,7 @@ class StateGroup(Group):
         found = super().opening(sequence, table, cached)
         reserve = min(self.blocks_for(sequence.num_tokens) - found.begin, _NEW)
         ends = (sequence.first_turn // self.block_size, sequence.branch // self.block_size)
-        return replace(found, size=found.begin, reserve=reserve, marked=frozenset(end - 1 for end in ends if end))
+        return found._replace(size=found.begin, reserve=reserve, marked=frozenset(end - 1 for end in ends if end))
 
 
 def state_places(table: tuple[int, ...], start: int, end: int, block_size: int) -> Iterator[tuple[int, int]]:

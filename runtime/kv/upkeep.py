@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 Pairs = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Upkeep:
+class Upkeep(NamedTuple):
     """In this order: the blocks `zeros` are filled with zeros; `moves` are made, (from, to) slots whose KV is copied
     one after the other; the KV of preempted requests is copied to host memory, `swap_outs` (block, host slot), and that
     of requests which go on is copied back, `swap_ins` (host slot, block). A slot is block * block_size + offset.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -144,7 +143,7 @@ class FakeDevice(FakeExecutor):
     def submit(self, batch: ScheduledBatch, rows: Sequence[SamplingRow | None]) -> int:
         """Run the step at once, as a device would in the order of its stream."""
         assert len(rows) == batch.num_logit_rows and len(self._under_way) < 2
-        logits = self.step(replace(batch, sequences=tuple(map(self._known, batch.sequences))))
+        logits = self.step(batch._replace(sequences=tuple(map(self._known, batch.sequences))))
         tokens = np.array([_draw(row, how) for row, how in zip(logits, rows, strict=True)], dtype=np.int32)
         shifted = logits - logits.max(axis=1, keepdims=True, initial=0)
         logprobs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))

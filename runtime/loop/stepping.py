@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ..batch.scheduled import Draft, ScheduledBatch, ScheduledSequence, StepOutcome, Verdict
 from ..executor.base import Executor, greedy
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from ..speculate.typical import TypicalAcceptance
 
 
-@dataclass(frozen=True)
-class Flight:
+class Flight(msgspec.Struct, frozen=True):
     """A step under way. ticket: the device's, None where nothing runs before `finish`. rows: how the device samples
     each logit row, None for a row that the host looks at. typical: how guesses are accepted, None if losslessly."""
 
@@ -38,8 +38,7 @@ class Flight:
         return self.ticket is not None and None not in self.rows
 
 
-@dataclass(frozen=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True):
     """A step that has run: what the scheduler must know of it, and the logit row behind the newest token of each
     request that goes on."""
 

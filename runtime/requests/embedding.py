@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ..errors import RequestError
 from ..format.manifest import POOLED_ROWS, EmbeddingFacts
@@ -94,8 +95,7 @@ def stacked(vectors: Sequence[np.ndarray], facts: EmbeddingFacts, dimensions: in
     return np.stack(found) if found else np.empty((0, width), dtype=np.float32)
 
 
-@dataclass(frozen=True)
-class Ranked:
+class Ranked(msgspec.Struct, frozen=True):
     """A document of a query: its place in the list that was given, its score, and its text."""
 
     index: int

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..batch.scheduled import StepOutcome, Verdict
 from .params import SamplingParams
 from .request import Output, Request
@@ -73,8 +75,7 @@ class Completion:
         )
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Generation(Request):
+class Generation(Request, eq=False, kw_only=True):
     """A request that samples: its sampler, its text so far, and the outputs that nobody has taken yet.
 
     `detokenizer` and `stop_finder` are None in an engine without tokenizer. `end_ids` are the tokens that end it.
@@ -87,12 +88,12 @@ class Generation(Request):
     detokenizer: Detokenizer | None
     stop_finder: StopFinder | None
     index: int = 0
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list)
-    outputs: deque[Output] = field(default_factory=deque)
+    token_ids: list[int] = msgspec.field(default_factory=list)
+    logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
+    pieces: list[str] = msgspec.field(default_factory=list)
+    outputs: deque[Output] = msgspec.field(default_factory=deque)
     first_token: float | None = None
-    _held: list[Output] = field(default_factory=list)  # of the step under way, until it is known whether it goes on
+    _held: list[Output] = msgspec.field(default_factory=list)  # of the step under way, till it is known how it goes on
 
     @property
     def sampled(self) -> Sequence[int]:

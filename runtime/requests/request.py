@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
+
+import msgspec
 
 from ..scheduler.request import RequestSpec
 from .sampler import TokenLogprob
@@ -44,8 +45,7 @@ class IllegalTransition(RuntimeError):
     """A request was to go where it cannot go from where it is: a bug."""
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True):
     """How a request stands among others: a lower priority runs first, clients (API keys) of equal priority are served
     fairly, and only requests of one salt share KV blocks."""
 
@@ -66,8 +66,7 @@ class Output(NamedTuple):
     stop: str | None = None
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Request:
+class Request(msgspec.Struct, eq=False, kw_only=True):
     """What every request has, whether it samples (Generation) or is scored (Scores).
 
     spec: as the scheduler gets it. arrival: by `time.perf_counter`. num_cached_tokens: of the prompt, found in the
@@ -76,14 +75,14 @@ class Request:
     """
 
     spec: RequestSpec
-    arrival: float = field(default_factory=time.perf_counter)
-    request_id: int = field(init=False)
-    state: State = field(default=State.NEW, init=False)
-    num_cached_tokens: int | None = field(default=None, init=False)
-    queued_s: float = field(default=0.0, init=False)
-    finished: float | None = field(default=None, init=False)
-    finish_reason: str | None = field(default=None, init=False)
-    fault: Exception | None = field(default=None, init=False)
+    arrival: float = msgspec.field(default_factory=time.perf_counter)
+    request_id: int = -1
+    state: State = State.NEW
+    num_cached_tokens: int | None = None
+    queued_s: float = 0.0
+    finished: float | None = None
+    finish_reason: str | None = None
+    fault: Exception | None = None
 
     def __post_init__(self) -> None:
         self.request_id = self.spec.request_id

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ..batch.scheduled import StepOutcome, Verdict
 from ..errors import IccError
@@ -19,8 +20,7 @@ class NotFinite(IccError):
     """The model gave a request numbers that are none."""
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Scores(Request):
+class Scores(Request, eq=False, kw_only=True):
     """Chunks of rows, float32 `[rows, vocab]` or `[rows, dimension]`, that nobody has taken yet.
 
     finite: whether rows that are no numbers end it. A request that was preempted, or had to begin anew, gives its first
@@ -28,7 +28,7 @@ class Scores(Request):
     """
 
     finite: bool = False
-    _chunks: list[np.ndarray] = field(default_factory=list)
+    _chunks: list[np.ndarray] = msgspec.field(default_factory=list)
     _given: int = 0  # rows taken, ever
 
     def push(self, rows: np.ndarray, start: int) -> StepOutcome:

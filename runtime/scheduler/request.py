@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..batch.scheduled import Draft
 from ..kv.sequence import CachedSequence
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSpec:
+class RequestSpec(NamedTuple):
     """A request as it is added.
 
     priority: lower runs first; among equals the clients are served fairly, and one client's requests in order of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +20,14 @@ _WORD = re.compile(r"[\w-]+")
 _SPECIAL = re.compile(r"^(bos|eos|unk|sep|pad|cls|mask)_token$")
 
 
-@dataclass(frozen=True)
-class TemplateSource:
+class TemplateSource(msgspec.Struct, frozen=True):
     """The text of a chat template, "" where there is none; `special_tokens` are its variables bos_token, eos_token and
     so on. `named` are the model's other templates, by their names: "tool_use" is taken where there are tools, others
     where they are asked for."""
 
     text: str
     special_tokens: dict[str, str]
-    named: dict[str, str] = field(default_factory=dict)
+    named: dict[str, str] = msgspec.field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.text or self.named)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +169,7 @@ def test_a_group_of_another_kind(made: Any, monkeypatch: pytest.MonkeyPatch) -> 
         for group in opened.program.kv.groups
     ]
     kv = msgspec.structs.replace(opened.program.kv, groups=tuple(groups))
-    opened = replace(opened, program=msgspec.structs.replace(opened.program, kv=kv))
+    opened = msgspec.structs.replace(opened, program=msgspec.structs.replace(opened.program, kv=kv))
     with LLM(opened.manifest, Player(CpuDevice(opened, 2))) as llm:
         window = next(n for n, group in enumerate(llm.executor.groups) if group.policy == Sinks(SINKS, WINDOW))
         tables: list[tuple[int, ...]] = []

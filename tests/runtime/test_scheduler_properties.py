@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -90,7 +89,7 @@ class States(Memory):
         self.tokens, self.size = self.size, 1  # of a block, and of the memory's slots
 
     def upkeep(self, upkeep: Upkeep) -> None:
-        super().upkeep(replace(upkeep, moves=()))
+        super().upkeep(upkeep._replace(moves=()))
 
     def run(self, sequence: ScheduledSequence, table: tuple[int, ...], salt: bytes, prefixes: list[Tokens]) -> None:
         start, known = sequence.start, prefixes[sequence.num_known - 1]

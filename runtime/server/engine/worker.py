@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
+
+import msgspec
 
 from ...errors import CapacityError, IccError, RequestError
 from ...llm import LLM
@@ -86,7 +87,7 @@ class Worker:
             self.prompts.read(prompt, self._loop.add_embedding(submit.prompt, standing, submit.skipped))
             self._prompt_tokens += len(submit.prompt)
         elif submit.prompt_logprobs is not None:  # they come before its completions
-            scores = self._loop.add_score(submit.prompt, replace(standing, salt=b""))
+            scores = self._loop.add_score(submit.prompt, msgspec.structs.replace(standing, salt=b""))
             self.prompts.read(prompt, PromptScores(scores, submit.prompt_logprobs))
         else:
             self._begin(prompt)
