@@ -10,9 +10,11 @@ import msgspec
 
 from ..passes import pipelines
 from ..passes.base import Pass, PassContext
+from ..passes.manager import run_passes
 from ..runtime.format.manifest import QuantFacts
 from . import measure
 from .backends.base import Backend
+from .backends.errors import CodegenError
 from .backends.registry import backend_for
 from .caches import lower_options
 from .calibration import load_calibration
@@ -30,6 +32,7 @@ from .gates import GatePlan, gate_sequences, parse_gates
 from .graph.graph import Graph
 from .options import KV_DTYPES, CompileOptions
 from .phases import Phases
+from .program.context import LowerOptions
 from .program.lower import lower
 from .program.verify import verify_lowered, verify_plan
 from .progress import Reporter
@@ -68,6 +71,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
         context = PassContext(progress=reporter.progress)
         phases = Phases(graph, context, options.dump_passes)
         phases.run("canonicalize", pipelines.canonicalize())
+        _refuse_early(graph, options.kv_policy, lowering, backend)
     original = graph.copy()
     kept = Calibrations()
     if (chosen := QUANTIZATIONS[options.quant]) is not None:
@@ -124,6 +128,16 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
                 writer.seal(stage, msgspec.structs.replace(manifest, gate=loss))
     kept.done()
     return replace(report, engine_bytes=sum(p.stat().st_size for p in options.output.rglob("*") if p.is_file()))
+
+
+def _refuse_early(graph: Graph, policy: str, lowering: LowerOptions, backend: Backend) -> None:
+    """CodegenError for an op that the back end has no kernel of, before minutes of quantizing."""
+    rough = graph.copy()
+    for phase in (pipelines.attention(policy), pipelines.fuse()):
+        run_passes(rough, phase, PassContext())
+    for step in lower(rough, lowering).program.kernel_steps.values():
+        if reason := backend.refusal(step):
+            raise CodegenError(f"{step.op}: {reason}")
 
 
 def _quantize(
