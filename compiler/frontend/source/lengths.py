@@ -19,7 +19,8 @@ _POSITION_LIMITS = (
 
 
 def sequence_length(config: Any, wanted: int | None, unused: int = 0, endless: bool = False, meant: int = 0) -> int:
-    """Tokens of the longest sequence: `wanted`, or `meant` or a default if the model has them; SequenceLengthError.
+    """Tokens of the longest sequence: `wanted`, or a default, or `meant` or what the model has where that is less;
+    SequenceLengthError.
 
     config: transformers' configuration of the text model. unused: how many of its positions no token ever has.
     endless: attention never sees larger distances than the model knows, so that rotary positions may go on.
@@ -31,7 +32,7 @@ def sequence_length(config: Any, wanted: int | None, unused: int = 0, endless: b
             f"--max-seq-len {wanted} is above the {limit} positions of the model",
             f"give at most {limit}",
         )
-    usual = meant or DEFAULT_MAX_SEQ_LEN
+    usual = min(meant or DEFAULT_MAX_SEQ_LEN, DEFAULT_MAX_SEQ_LEN)
     return wanted or min(usual, limit or usual)
 
 
