@@ -9,6 +9,8 @@ here (gguf, compressed-tensors, transformers; else by the format's formula), and
   dequantizes, as a set (icc joins matrices and sorts rows of some), bit for bit
 - KL: mean divergence of the engine's logits from transformers' with those values, on random tokens; of icc's own
   quantizations from the model before
+- tokens: of greedy answers to four prompts, how many are transformers' with those values behind the same tokens; ties:
+  how many others are less likely by TIE at most
 - bits: per weight of the matrices of the most frequent format, in the engine and in the file
 - b1, b8: multiply-adds per nanosecond of the format's micro-kernel with 1 and 8 rows on one core, weights in L1 and
   L2, the least of many runs (so that others on the machine matter little); b1 in gigabytes of weights per second too:
@@ -45,6 +47,7 @@ GGUF = (
 )  # fmt: skip
 OWN = ("rtn4", "nf4", "mxfp4", "fp8", "int8")  # --quant, without calibration but for int8
 KERNEL_K = 1536
+PROMPTS, PROMPT, ANSWER, TIE = 4, 12, 32, 0.1  # how many, tokens, tokens, nats
 Written = tuple[Any, dict[str, Tensor]]  # the model that a file stands for, its quantized matrices by name
 
 
@@ -225,7 +228,8 @@ CHECKPOINTS: dict[str, tuple[str, Callable[[Path], Written]]] = {
 
 @dataclass
 class Row:
-    """One line of the table. values: (rows found, rows expected). bf16: rows found when rounded to it."""
+    """One line of the table. values: (rows found, rows expected). bf16: rows found when rounded to it. tokens: equal,
+    near ties, others."""
 
     title: str
     oracle: str
@@ -233,6 +237,7 @@ class Row:
     values: tuple[int, int] | None = None
     bf16: int = 0
     kl: float | None = None
+    tokens: tuple[int, int, int] | None = None
     bits: float | None = None
     file_bits: float | None = None
     speed: tuple[float, float, float] | None = None
@@ -252,7 +257,15 @@ class Row:
             f"{x:.{d}f}" if x is not None else "" for x, d in ((self.kl, 6), (self.bits, 2), (self.file_bits, 2))
         ]
         speed = [f"{x:.0f}" for x in self.speed] if self.speed else [""] * 3
-        return [self.title, self.oracle, self.refused or self.stored, values, *numbers, *speed]
+        tokens = ""
+        if self.tokens is not None:
+            equal, ties, others = self.tokens
+            tokens = (
+                f"{equal} of {equal + ties + others}"
+                + f", {ties} ties" * bool(ties)
+                + f", {others} DIFFER" * bool(others)
+            )
+        return [self.title, self.oracle, self.refused or self.stored, values, numbers[0], tokens, *numbers[1:], *speed]
 
 
 def measure(title: str, oracle: str, write: Callable[[Path], Written], quant: str = "none") -> Row:
@@ -276,6 +289,7 @@ def measure(title: str, oracle: str, write: Callable[[Path], Written], quant: st
             wanted = model.float()(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
         with icc.load(engine, threads=1) as llm:
             found = torch.tensor(llm.logits(ids)).double().log_softmax(-1)
+            row.tokens = greedy_tokens(model, llm) if quant == "none" else None
         row.kl = float((wanted.exp() * (wanted - found)).sum(-1).mean())
         weights = engine_weights(engine)
         if not weights:
@@ -295,6 +309,21 @@ def measure(title: str, oracle: str, write: Callable[[Path], Written], quant: st
             row.file_bits = stored_bits(source, expected)
     row.speed = kernel_speed(row.stored)
     return row
+
+
+def greedy_tokens(model: Any, llm: Any) -> tuple[int, int, int]:
+    """Tokens of the engine's greedy answers: as the model's, near ties, others; each behind the engine's own tokens."""
+    from icc import SamplingParams
+
+    prompts = np.random.default_rng(1).integers(3, SHAPE["vocab_size"], (PROMPTS, PROMPT)).tolist()
+    greedy = SamplingParams(max_tokens=ANSWER, temperature=0, ignore_eos=True)
+    answers = [list(done.token_ids) for done in llm.generate(prompts, greedy)]
+    whole = torch.tensor([[*prompt, *answer[:-1]] for prompt, answer in zip(prompts, answers, strict=True)])
+    with torch.no_grad():
+        known = model(input_ids=whole).logits[:, PROMPT - 1 :].double().log_softmax(-1)
+    behind = known.amax(-1) - known.gather(-1, torch.tensor(answers).unsqueeze(-1)).squeeze(-1)
+    equal, near = int((behind == 0).sum()), int(((behind > 0) & (behind < TIE)).sum())
+    return equal, near, behind.numel() - equal - near
 
 
 def engine_weights(engine: Path) -> list[tuple[str, Tensor, int]]:
@@ -404,7 +433,9 @@ def main() -> None:
     jobs += [(f"GGUF {kind}", "gguf", lambda folder, kind=kind: write_gguf(kind, folder), "none") for kind in GGUF]
     jobs += [(title, oracle, write, "none") for title, (oracle, write) in CHECKPOINTS.items()]
     jobs += [(f"--quant {quant}", "", own(quant), quant) for quant in OWN]
-    head = "format, values by, stored as, values, KL, bits per weight, in the file, b1 MAC/ns, b8 MAC/ns, b1 GB/s"
+    head = (
+        "format, values by, stored as, values, KL, tokens, bits per weight, in the file, b1 MAC/ns, b8 MAC/ns, b1 GB/s"
+    )
     lines = [f"| {head.replace(', ', ' | ')} |", "|---" * (head.count(",") + 1) + "|"]
     print("\n".join(lines), flush=True)
     for title, oracle, write, quant in jobs:
