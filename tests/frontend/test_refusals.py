@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import icc
 import pytest
 import torch
+from icc.compiler.backends.errors import CodegenError
 from icc.compiler.errors import CheckpointError, IccError, SequenceLengthError, TensorError, UnsupportedModel
 from icc.compiler.frontend.load import load_graph, trace_model
 from icc.compiler.graph.interpret import interpret
@@ -238,7 +240,9 @@ def test_layers_that_mix_neighbours_are_named() -> None:
     assert refused.value.op and "conv" in refused.value.op and refused.value.module == "mix"
 
 
-def test_an_index_that_picks_fewer_tokens_than_there_may_be(tiny: ModuleType, tmp_path: Path) -> None:
-    tiny.save_tiny(tiny.tiny_configs()["deepseek_v32-index"], tmp_path)
-    error = refuse(tmp_path, UnsupportedModel, "picks the 64 tokens", "up to 128 tokens")
-    assert error.hint is not None and "--max-seq-len 64" in error.hint
+def test_what_a_target_has_no_kernel_for_is_told_before_quantizing(tiny: ModuleType, tmp_path: Path) -> None:
+    model, engine = tmp_path / "model", tmp_path / "engine"
+    tiny.save_tiny(tiny.tiny_configs()["deepseek_v32-picked_tokens"], model)
+    with pytest.raises(CodegenError, match=r"picks the 9 tokens .* --max-seq-len 9 compiles it"):
+        icc.compile(model, engine, target="h100", quant="gptq4")
+    assert not engine.exists()
