@@ -63,13 +63,13 @@ class PickingIndex:
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
         """What a node becomes; None of any that is no part of an index, ValueError of one that is of another kind."""
         short = op_name(node.target).split(".")[-1]
-        inputs = [conv.values.get(a) for a in node.all_input_nodes]
+        inputs: list[Any] = [conv.values.get(a) if isinstance(a, fx.Node) else None for a in node.args]
         if short in _RESHAPES and isinstance(inputs[0], Pairs) and _are_keys(inputs[0].value, node):
             return IndexKeys(inputs[0].value)
         if short == "bmm" and isinstance(inputs[1], IndexKeys):
             q = inputs[0]
             return IndexScores(q, inputs[1].k) if isinstance(q, Value) and q.axis == 0 and len(q.dims) == 3 else None
-        scores = next((v for v in inputs if isinstance(v, IndexScores)), None)
+        scores = next((v for a in node.all_input_nodes if isinstance(v := conv.values.get(a), IndexScores)), None)
         if scores is None or op_name(node.target) == "icc_trace.attention":
             return None
         return _followed(conv, node, short, scores)
