@@ -44,6 +44,22 @@ def tiny_configs() -> dict[str, Any]:
     opt = {k: v for k, v in BASE.items() if k != "intermediate_size"} | {"ffn_dim": 96, "word_embed_proj_dim": 64}
     gemma2 = {**GQA, "head_dim": 16, "sliding_window": 8}
     moe = {**GQA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "decoder_sparse_step": 1}
+    indexed: dict[str, Any] = {
+        **BASE,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 12,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 48,
+        "mlp_layer_types": ["dense", "sparse"],
+        "index_head_dim": 16,
+    }
     state = {**GQA, "max_position_embeddings": 256}
     routed = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
     oss = {**GQA, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}
@@ -284,41 +300,9 @@ def tiny_configs() -> dict[str, Any]:
             moe_topk=2,
             expert_ffn_hidden_size=48,
         ),
-        "deepseek_v32-index": t.DeepseekV32Config(
-            **{**BASE, "num_hidden_layers": 2},
-            num_key_value_heads=4,
-            q_lora_rank=24,
-            kv_lora_rank=16,
-            qk_rope_head_dim=8,
-            qk_nope_head_dim=16,
-            v_head_dim=12,
-            n_routed_experts=4,
-            num_experts_per_tok=2,
-            n_group=1,
-            topk_group=1,
-            moe_intermediate_size=48,
-            mlp_layer_types=["dense", "sparse"],
-            index_topk=64,
-            index_head_dim=16,
-            index_n_heads=2,
-        ),
+        "deepseek_v32-index": t.DeepseekV32Config(**indexed, index_topk=64, index_n_heads=2),
         "deepseek_v32-picked_tokens": t.DeepseekV32Config(
-            **{**BASE, "num_hidden_layers": 2, "max_position_embeddings": 256},
-            num_key_value_heads=4,
-            q_lora_rank=24,
-            kv_lora_rank=16,
-            qk_rope_head_dim=8,
-            qk_nope_head_dim=16,
-            v_head_dim=12,
-            n_routed_experts=4,
-            num_experts_per_tok=2,
-            n_group=1,
-            topk_group=1,
-            moe_intermediate_size=48,
-            mlp_layer_types=["dense", "sparse"],
-            index_topk=9,
-            index_head_dim=16,
-            index_n_heads=16,
+            **{**indexed, "max_position_embeddings": 256}, index_topk=9, index_n_heads=16
         ),
         "deepseek_v3-latent_grouped_routing": t.DeepseekV3Config(
             **BASE,

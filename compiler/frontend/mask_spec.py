@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -30,8 +30,17 @@ def longest_sequence(tokens: int) -> Iterator[None]:
         _longest.reset(token)
 
 
+class _Opaque:
+    """What nobody may look inside, but by what its own class says."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise MaskUsed()
+
+
 @dataclass(frozen=True)
-class MaskSpec:
+class MaskSpec(_Opaque):
     """What a mask allows, in the words of icc::attention: by default, to be causal. Models hand it to the attention
     function without looking inside. refused: why it cannot be compiled, where some attention uses it."""
 
@@ -39,11 +48,6 @@ class MaskSpec:
     chunk: int = 0
     ahead: int = 0
     refused: str = ""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise MaskUsed()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -113,7 +117,7 @@ class _Keys:
 
 
 @dataclass(frozen=True)
-class MaskedScores:
+class MaskedScores(_Opaque):
     """Scores [1, T, T] that a mask was added to, of which only the best may be picked."""
 
     mask: MaskSpec
@@ -134,10 +138,22 @@ class MaskedScores:
             raise MaskUsed()
         return Picked(self.mask, self.scores, count)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise MaskUsed()
+
+
+class _Indices(_Opaque):
+    """Indices of keys, in any type."""
+
+    @property
+    def indices(self) -> Self:
+        """They are nothing else."""
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """In any type."""
+        return self
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -145,34 +161,16 @@ class MaskedScores:
 
 
 @dataclass(frozen=True)
-class Picked:
+class Picked(_Indices):
     """The indices of the `count` keys that have the highest scores [1, T, T], of those that a mask lets through."""
 
     mask: MaskSpec
     scores: torch.Tensor
     count: int
 
-    @property
-    def indices(self) -> Picked:
-        """They are nothing else."""
-        return self
-
-    def to(self, *args: Any, **kwargs: Any) -> Picked:
-        """In any type."""
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise MaskUsed()
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise MaskUsed()
-
 
 @dataclass(frozen=True)
-class AllVisible:
+class AllVisible(_Indices):
     """The indices of all keys that a mask lets through, or which keys these are. hidden: the others instead."""
 
     mask: MaskSpec
@@ -187,23 +185,9 @@ class AllVisible:
             raise MaskUsed()
         return KeyBias(args[1].mask, args[0], args[0][:, :, :1])
 
-    @property
-    def indices(self) -> AllVisible:
-        """They are nothing else."""
-        return self
-
-    def to(self, *args: Any, **kwargs: Any) -> AllVisible:
-        """In any type."""
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise MaskUsed()
-
 
 @dataclass(frozen=True)
-class KeyBias:
+class KeyBias(_Opaque):
     """A mask, and what is added to the scores of a key, whatever the query: row[1, Hkv, 1, T] of whole[1, Hkv, T, T].
     Repeated for the queries' heads it is the same."""
 
@@ -226,11 +210,6 @@ class KeyBias:
         return self
 
     reshape = expand
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise MaskUsed()
 
 
 class MaskUsed(UnsupportedModel):
