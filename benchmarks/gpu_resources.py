@@ -17,7 +17,6 @@ from pathlib import Path
 
 from icc.compiler.backends.base import Built
 from icc.compiler.backends.triton.backend import TritonBackend
-from icc.compiler.driver import weight_dtype
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.program.lower import LowerOptions, lower
 from icc.compiler.targets import TARGETS
@@ -35,7 +34,7 @@ def build(model: Path, target: str, quant: str, folder: Path) -> Built:
     phases = [pipelines.canonicalize(), *([pipelines.quantize(quant, "int8", (), ())] if quant != "none" else [])]
     for phase in (*phases, pipelines.attention(), pipelines.fuse()):
         run_passes(graph, phase, PassContext())
-    backend = TritonBackend(TARGETS[target], weight_dtype(graph))
+    backend = TritonBackend(TARGETS[target], graph.info.weight_dtype)
     lowered = lower(graph, LowerOptions(backend.kv_dtype, backend.profile))
     return backend.build(lowered.program, LIMITS, folder / "kernels", lambda *_: None)
 

@@ -68,6 +68,12 @@ class ModelInfo:
     dtype: torch.dtype
     padding: int | None = None
 
+    @property
+    def weight_dtype(self) -> str:
+        """The element type of the checkpoint's weights, as kernels have it: f32, bf16 or f16."""
+        found = short_dtype(self.dtype)
+        return found if found in ("bf16", "f16") else "f32"
+
 
 @dataclass
 class Graph:

@@ -14,7 +14,6 @@ from ...runtime.format.manifest import Limits
 from ..backends.base import Backend
 from ..backends.registry import backend_for
 from ..caches import lower_options
-from ..driver import weight_dtype
 from ..engine.manifest import make_limits
 from ..eviction import read_eviction
 from ..frontend.load import load_graph
@@ -52,7 +51,7 @@ def plan_graph(source: Source, options: CompileOptions, encodes: bool = False) -
 
 def plan_program(graph: Graph, kept: tuple[str, ...], options: CompileOptions, target: Target) -> Planned:
     """Lower an optimized graph for `target`, as `compile_engine` does; the graph stays as it is."""
-    backend = backend_for(target, weight_dtype(graph), options.deterministic)
+    backend = backend_for(target, graph.info.weight_dtype, options.deterministic)
     limits = make_limits(graph, replace(options, target=target.name))
     program = lower(graph, lower_options(graph, options, backend, limits)).program
     memory = footprint(program, limits, target.backend, backend.scratch_bytes(program, limits))

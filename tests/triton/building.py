@@ -14,7 +14,6 @@ from icc.compiler.backends.triton.backend import TritonBackend
 from icc.compiler.backends.triton.plan import make_plan, plan_program
 from icc.compiler.backends.triton.spec import LaunchSpec
 from icc.compiler.backends.triton.tiling.choice import Tuner
-from icc.compiler.driver import weight_dtype
 from icc.compiler.engine.manifest import make_manifest
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.graph.graph import Graph
@@ -89,7 +88,7 @@ def build(
     phases.append(pipelines.speculate((), exit_layers, quant, "int8"))
     for phase in (*phases, pipelines.attention(), pipelines.fuse()):
         run_passes(graph, phase, PassContext())
-    backend = TritonBackend(TARGET, weight_dtype(graph))
+    backend = TritonBackend(TARGET, graph.info.weight_dtype)
     lowered = lower(graph, LowerOptions(backend.kv_dtype, backend.profile, block_size, limits.max_seq_len))
     verify_lowered(lowered.program, backend.refusal)
     planned = plan_program(lowered.program, limits, Tuner(TARGET), (), deterministic)

@@ -1,0 +1,238 @@
+"""A compile under way: what its stages share, and what each of them does. compiler/driver.py has their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from ..passes import pipelines
+from ..passes.base import Pass, PassContext
+from ..passes.manager import run_passes
+from ..runtime.format.canaries import Canaries
+from ..runtime.format.manifest import Limits, Manifest, QuantFacts
+from ..runtime.format.program import Program
+from . import measure
+from .backends.base import Backend, Built
+from .backends.errors import CodegenError
+from .backends.registry import backend_for
+from .caches import lower_options
+from .calibration import load_calibration
+from .calibrations import Calibrations, open_calibrations
+from .canaries import make_canaries
+from .engine import directory as writer
+from .engine.manifest import embedding_facts, make_limits, make_manifest, read_bos
+from .eviction import read_eviction
+from .frontend.ending import ending_of
+from .frontend.load import load_graph
+from .frontend.source.pooling import Pooling, read_pooling
+from .frontend.source.scoring import read_scoring
+from .frontend.source.source import open_source
+from .gates import GatePlan, gate_sequences, parse_gates
+from .graph.graph import Graph
+from .options import KV_DTYPES, CompileOptions
+from .phases import Phases
+from .program.context import LowerOptions
+from .program.lower import Lowered, lower
+from .program.verify import verify_lowered, verify_plan
+from .progress import Reporter
+from .quantization import QUANTIZATIONS
+from .report import CompileReport, make_report
+from .request import Request
+from .sizing import auto_passes
+from .speculate.cost import modelled_cost
+from .speculate.head_files import MedusaHead
+from .speculate.plan import acceptance_of, speculation, with_speculation
+from .targets import Target
+from .weights.handles import is_quantized
+
+
+@dataclass
+class Compilation:
+    """The graph, which stages change in place, and what they ask of.
+
+    options: as checked, with the model as a directory of files. calibrations: what an interrupted compile may have
+    left, and this one keeps until it is done.
+    """
+
+    request: Request
+    options: CompileOptions
+    graph: Graph
+    backend: Backend
+    limits: Limits
+    lowering: LowerOptions
+    pooling: Pooling | None
+    gates: GatePlan | None
+    reporter: Reporter
+    calibrations: Calibrations = field(default_factory=Calibrations)
+    acceptance: list[list[float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._context = PassContext(progress=self.reporter.progress)
+        self.phases = Phases(self.graph, self._context, self.options.dump_passes)
+
+    def optimize(self) -> None:
+        """The graph in the form that all later phases expect; CodegenError for an op that the back end has no kernel
+        of, before minutes of quantizing."""
+        self.phases.run("canonicalize", pipelines.canonicalize())
+        rough = self.graph.copy()
+        for phase in (pipelines.attention(self.options.kv_policy), pipelines.fuse()):
+            run_passes(rough, phase, PassContext())
+        for step in lower(rough, self.lowering).program.kernel_steps.values():
+            if reason := self.backend.refusal(step):
+                raise CodegenError(f"{step.op}: {reason}")
+
+    def quantize(self) -> None:
+        """What --quant asks for."""
+        chosen = QUANTIZATIONS[self.options.quant]
+        if chosen is None:
+            return
+        if any(map(is_quantized, self.graph.weights.values())):
+            self.reporter.warn(
+                f"the model comes quantized: --quant {self.options.quant} starts from its quantized values"
+            )
+        with self.reporter.stage("quantize"):
+            sequences = self._calibration() if chosen.calibrated else ()
+            if sequences:
+                self.calibrations = open_calibrations(self.request.options, sequences)
+            self._context.calibrations = self.calibrations.folder
+            self.phases.run("quantize", self._quantization(sequences))
+
+    def answers(self) -> Canaries:
+        """What the engine must answer on any machine."""
+        kinds = (self.lowering.kv_dtype, self.lowering.state_dtype)
+        return make_canaries(self.graph, _tokenizer(self.options), kinds)
+
+    def speculate(self, heads: Sequence[MedusaHead]) -> None:
+        """Draft heads or an early exit, where --spec asks for them."""
+        choice = self.request.choice
+        layers = choice.layers if choice else 0
+        added = pipelines.speculate(heads, layers, self.options.quant, self.options.quant_head)
+        if not added:
+            return
+        with self.reporter.stage("speculate"):
+            self.phases.run("speculate", added)
+            sequences = self._calibration() if heads else ()
+            self.acceptance = acceptance_of(self.graph, sequences, self.reporter.progress)
+
+    def lower(self) -> Lowered:
+        """The program, with attention and everything that can be fused as single steps."""
+        self.phases.run("attention", pipelines.attention(self.options.kv_policy))
+        self.phases.run("fuse", pipelines.fuse())
+        lowered = lower(self.graph, self.lowering)
+        verify_lowered(lowered.program, self.backend.refusal)
+        return lowered
+
+    def build(self, lowered: Lowered, stage: Path) -> Built:
+        """The kernels, in the engine directory `stage`."""
+        built = self.backend.build(lowered.program, self.limits, stage / "kernels", self.reporter.progress)
+        verify_plan(built.program)
+        return built
+
+    def tune(self, built: Built, stage: Path) -> tuple[Built, list[str]]:
+        """The kernels as --tune finds them to be fastest here, and what is not the default; else as they are."""
+        if not self.options.tune:
+            return built, []
+        with self.reporter.stage("tune"):
+            return measure.tune(stage, self.request.target, built, self.limits, self.reporter.progress)
+
+    def write(
+        self, lowered: Lowered, built: Built, tuned: list[str], canaries: Canaries, stage: Path
+    ) -> tuple[CompileReport, Manifest]:
+        """Everything but the kernels and weights: the program, the report, tokenizer, runtime, canaries, manifest."""
+        options, target = self.options, self.request.target
+        program = self._with_speculation(built, stage)
+        report = make_report(self.graph, program, self.phases, options, target, self.backend.profile, tuned)
+        writer.write_program(stage, program)
+        (stage / "report.json").write_bytes(report.to_json())
+        tokenizer = writer.copy_tokenizer(stage, options.model, bool(self.pooling and self.pooling.lower_case))
+        writer.copy_runtime(stage)
+        facts = QuantFacts(options.quant, report.bits_per_weight, report.kept)
+        embedding = embedding_facts(stage, self.graph, options, self.pooling)
+        answers = writer.write_canaries(stage, canaries)
+        manifest = make_manifest(self.graph, lowered, facts, options, target, built, tokenizer, embedding, answers)
+        return report, writer.write_manifest(stage, manifest)
+
+    def gate(self, original: Graph, quantized: Graph, manifest: Manifest, stage: Path) -> None:
+        """Measure what --gate asks for on the engine as built; GateError where it falls short."""
+        if self.gates is None:
+            return
+        with self.reporter.stage("gate"):
+            progress = self.reporter.progress
+            loss = measure.measure_loss(stage, self.gates, original, quantized, self.phases.records, progress)
+            writer.seal(stage, msgspec.structs.replace(manifest, gate=loss))
+
+    def _with_speculation(self, built: Built, stage: Path) -> Program:
+        """The program with the trees of its drafter."""
+        cost = modelled_cost(self.graph, self.request.target, self.backend.profile)
+        if self.graph.draft_heads and self.request.target.is_here:
+            cost = measure.step_cost(stage, self.request.target, built, self.limits)
+        guesses = self.options.spec_guesses
+        return with_speculation(
+            built.program, speculation(self.request.choice, self.acceptance, self.limits, guesses, cost)
+        )
+
+    def _quantization(self, sequences: Sequence[Sequence[int]]) -> list[Pass]:
+        """The quantization passes; `sequences` are what calibrated methods read."""
+        options = self.options
+        if options.quant == "auto":
+            kv_dtype = KV_DTYPES[options.kv_cache] or self.backend.kv_dtype
+            return auto_passes(options, self.graph, self.backend, kv_dtype, sequences)
+        asked = (options.quant, options.quant_head, options.keep, sequences, options.group_size, options.device)
+        encodes = options.task != "generate" and self.request.target.backend == "cpu"
+        return pipelines.quantize(*asked, rotate=options.rotate, encodes=encodes)
+
+    def _calibration(self) -> Sequence[Sequence[int]]:
+        """Token sequences of the calibration text."""
+        calibration = load_calibration(
+            self.options.calib,
+            _tokenizer(self.options),
+            self.graph.info.vocab_size,
+            num_sequences=self.options.calib_sequences,
+            sequence_length=min(self.options.calib_length, self.graph.max_seq_len),
+            seed=self.options.seed,
+        )
+        if calibration.warning:
+            self.reporter.warn(calibration.warning)
+        return calibration.sequences
+
+
+def trace(request: Request, reporter: Reporter) -> Compilation:
+    """The model as it is traced, and what its engine will be made for."""
+    with reporter.stage("trace"):
+        source = open_source(request.options.model, request.options.task)
+        options = replace(request.options, model=source.files)
+        pooling = read_pooling(options.model, options.pooling) if options.task == "embed" else None
+        meant = read_scoring(options.model).max_tokens if options.task == "rerank" else pooling and pooling.max_tokens
+        graph = load_graph(
+            source,
+            options.max_seq_len,
+            meant=meant or 0,
+            task=options.task,
+            ending=pooling and ending_of(pooling),
+            policy=read_eviction(options.kv_policy),
+        )
+    backend = backend_for(request.target, graph.info.weight_dtype, options.deterministic)
+    limits = make_limits(graph, options)
+    lowering = lower_options(graph, options, backend, limits)
+    gates = _gates(options, graph, request.target)
+    return Compilation(request, options, graph, backend, limits, lowering, pooling, gates, reporter)
+
+
+def _gates(options: CompileOptions, graph: Graph, target: Target) -> GatePlan | None:
+    """What --gate asks for, its text tokenized; None without it."""
+    if not options.gate:
+        return None
+    measure.check_device(target)
+    bos = read_bos(options.model)
+    length = graph.max_seq_len
+    sequences = gate_sequences(options.gate_text, _tokenizer(options), graph.info.vocab_size, bos, length)
+    return GatePlan(parse_gates(options.gate), sequences, str(options.gate_text or "bundled"))
+
+
+def _tokenizer(options: CompileOptions) -> Path | None:
+    """The model's tokenizer.json, if it has one."""
+    file = options.model / "tokenizer.json"
+    return file if file.is_file() else None
