@@ -1,6 +1,6 @@
 // Drives the rendered micro-kernels over a whole product y = x W^T (+ bias).
 //
-// W lies in tiles of 16 output rows. A thread owns a range of tiles. It copies the activation rows of an M-chunk that
+// W lies in tiles of 16 output rows. A thread owns a range of tiles, or of many rows (see part_of). It copies the activation rows of an M-chunk that
 // fits its scratch into panels of `mr` interleaved rows (so that a micro-kernel has one activation pointer), then runs
 // every tile over every panel. The order of additions over K lives in the micro-kernel alone and is the same for every
 // mr, so the bits of a row do not depend on how many rows there are or which panel it falls into.
@@ -32,7 +32,17 @@ constexpr int MAX_BLOCK = 16 * 16 * 4;   // floats of the largest out block
 constexpr int MAX_PANELS = 64;
 constexpr int TILE_GROUP = 4;            // tiles that stay in L2 while the panels of a chunk pass, and streams of weights
 
+constexpr int OWN_ROWS = 64;             // see part_of
+
 struct Panel { int first, rows, micro; char* data; };
+
+// What a thread makes of a product: of many rows its own and all tiles, as the kernels before and after go by rows too and
+// cores that pass lines of each other's back and forth wait for them; else its tiles, so that weights are read but once.
+struct Part { Range rows, tiles; };
+ICC_INLINE Part part_of(const Ctx& c, int64_t rows, int64_t tiles) {
+    if (rows >= OWN_ROWS * c.threads) return {share(c, rows), {0, tiles}};
+    return {{0, rows}, share(c, tiles)};
+}
 
 // The smallest micro-kernel (the list ascends in mr) that holds `rows`, or the largest there is.
 template <class Micro, int COUNT> ICC_INLINE int pick(const Micro (&list)[COUNT], int rows) {

@@ -67,7 +67,7 @@ struct Ctx {
     void* out[4];
     char* scratch;               // this thread's, ICC_SCRATCH_BYTES
     char* shared;                // the team's, ICC_SHARED_BYTES
-    std::atomic<int32_t>* next;  // work counter of this step, zero at its start
+    std::atomic<int32_t>* next;  // work counters of this step, one per thread, zero at its start: see Items
     int32_t* rest;               // this thread's in this step, kept between calls, zero at first: see screen.h
     Barrier* barrier;
 
@@ -83,3 +83,21 @@ struct Range { int64_t begin, end; };
 ICC_INLINE Range share(const Ctx& c, int64_t count) {
     return {count * c.tid / c.threads, count * (c.tid + 1) / c.threads};
 }
+
+// Hands out `count` items of unequal work: a thread takes those of its own share, whose rows it made and will go on with,
+// then what is left of the others'.
+struct Items {
+    const Ctx& c;
+    int64_t count;
+    int turn = 0;
+
+    Items(const Ctx& c, int64_t count) : c(c), count(count) {}
+    bool take(int64_t& item) {
+        for (; turn < c.threads; ++turn) {
+            const int64_t owner = (c.tid + turn) % c.threads, end = count * (owner + 1) / c.threads;
+            item = count * owner / c.threads + c.next[owner].fetch_add(1, std::memory_order_relaxed);
+            if (item < end) return true;
+        }
+        return false;
+    }
+};

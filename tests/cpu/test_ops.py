@@ -65,6 +65,24 @@ def test_rows_do_not_depend_on_their_batch(ops_program: Builder, ops_libraries: 
     alone.close()
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_threads_with_many_rows_make_rows_of_their_own(
+    ops_program: Builder, ops_libraries: dict[str, Path], isa: str
+) -> None:
+    """So many that products are shared by rows (`part_of` in gemm.h), an odd number: the bits of one thread."""
+    batch = flat_batch(135)
+    batch.logit_rows = np.arange(135)
+    feeds = feeds_of(ops_program, batch)
+    runs = []
+    for threads in (1, 2):
+        runner = Runner(ops_libraries[isa], ops_program, threads, max_tokens=135)
+        runs.append(runner.step(batch, feeds))
+        runner.close()
+    for step in ops_program.steps:
+        for output in filter(None, step.outputs.values()):
+            assert np.array_equal(*(arrays[output.name].view(np.uint8) for arrays in runs)), output.name
+
+
 def test_a_step_without_logit_rows_runs(ops_program: Builder, ops_libraries: dict[str, Path]) -> None:
     runner = Runner(ops_libraries[ISAS[0]], ops_program, 2)
     batch = flat_batch(3)

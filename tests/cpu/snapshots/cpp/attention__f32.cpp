@@ -84,13 +84,14 @@ static void k0_attention(const Ctx& c) {
     const int parts = (GROUP + per - 1) / per;
     auto* partials = (typename Tile::State*)c.shared;
 
-    // Where item `i` lies; items ascend, so the search goes on from the last sequence.
+    // Where item `i` lies; the search goes on from the last sequence, as most items ascend.
     int seq = 0;
     int64_t seq_items = 0;  // items before `seq`
     struct Place { int seq, token, tokens, head, first, rows; };  // rows from `first` on of the tile's
     const auto locate = [&](int64_t i) {
         const int first = (int)(i % parts) * per;
         i /= parts;
+        if (i < seq_items) seq = 0, seq_items = 0;
         for (;;) {
             const int length = b.seq_starts[seq + 1] - b.seq_starts[seq];
             const int64_t here = (int64_t)((length + S::TILE - 1) / S::TILE) * HEADS;
@@ -146,7 +147,8 @@ static void k0_attention(const Ctx& c) {
     };
 
     if (!split) {
-        for (int64_t i; (i = c.next->fetch_add(1, std::memory_order_relaxed)) < items * parts;) {
+        Items taken(c, items * parts);
+        for (int64_t i; taken.take(i);) {
             const Place at = locate(i);
             const int rows = at.rows;
             int low, high;
@@ -162,7 +164,8 @@ static void k0_attention(const Ctx& c) {
             for (int r = 0; r < rows; ++r) write(at, r, states[r]);
         }
     } else {
-        for (int64_t i; (i = c.next->fetch_add(1, std::memory_order_relaxed)) < items * parts * splits;) {
+        Items taken(c, items * parts * splits);
+        for (int64_t i; taken.take(i);) {
             const Place at = locate(i / splits);
             const int part = (int)(i % splits - lead);
             load_queries(at, part < 0);
@@ -174,7 +177,6 @@ static void k0_attention(const Ctx& c) {
             }
         }
         c.barrier->wait();
-        seq = 0, seq_items = 0;
         const Range own = share(c, items * parts);
         for (int64_t i = own.begin; i < own.end; ++i) {
             const Place at = locate(i);

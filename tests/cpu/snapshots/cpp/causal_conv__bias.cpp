@@ -9,7 +9,8 @@ static void k0_causal_conv(const Ctx& c) {
     const float* w = c.input<const float>(1);
     float* y = c.output<float>(0);
     const int64_t items = (int64_t)b.num_seqs * PARTS;
-    for (int64_t i; (i = c.next->fetch_add(1, std::memory_order_relaxed)) < items;) {
+    Items taken(c, items);
+    for (int64_t i; taken.take(i);) {
         const int s = (int)(i / PARTS), first = (int)(i % PARTS) * WIDTH;
         const float* before = state_before<32>(c, s);
         for (int at = first; at < first + WIDTH && at < C; at += 16) {

@@ -5,7 +5,8 @@ static void k0_channel_scan(const Ctx& c) {
     constexpr int C = 24, WIDTH = 64, PARTS = (C + WIDTH - 1) / WIDTH;
     const icc_batch& b = *c.batch;
     const int64_t items = (int64_t)b.num_seqs * PARTS;
-    for (int64_t i; (i = c.next->fetch_add(1, std::memory_order_relaxed)) < items;) {
+    Items taken(c, items);
+    for (int64_t i; taken.take(i);) {
         const int seq = (int)(i / PARTS), first = (int)(i % PARTS) * WIDTH;
         const float* before = state_before<32>(c, seq);
         for (int at = first; at < first + WIDTH && at < C; at += 16) {

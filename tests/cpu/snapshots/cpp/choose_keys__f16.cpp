@@ -18,10 +18,12 @@ static void k0_choose_keys(const Ctx& c) {
     for (int s = 0; s < b.num_seqs; ++s) longest = b.context_lens[s] > longest ? b.context_lens[s] : longest;
     const int64_t parts = longest > 64 ? (longest + CHOICE_SEGMENT - 1) / CHOICE_SEGMENT : 0;
     int seq = 0;
-    for (int64_t i; (i = c.next->fetch_add(1, std::memory_order_relaxed)) < c.tokens() * parts;) {
+    Items taken(c, c.tokens() * parts);
+    for (int64_t i; taken.take(i);) {
         const int t = (int)(i / parts), low = (int)(i % parts) * CHOICE_SEGMENT, position = b.positions[t];
         if (position < 64 || low > position) continue;
-        while (b.seq_starts[seq + 1] <= t) ++seq;  // items ascend
+        if (t < b.seq_starts[seq]) seq = 0;  // most items ascend
+        while (b.seq_starts[seq + 1] <= t) ++seq;
         const int root = b.seq_starts[seq], high = low + CHOICE_SEGMENT <= position ? low + CHOICE_SEGMENT : position + 1;
         const bool tree = b.parents && root + 1 < b.seq_starts[seq + 1] && b.parents[root + 1] >= 0;
         Choice::scores(work, c, b.block_tables + (int64_t)seq * b.max_blocks, t, tree ? b.positions[root] : INT_MAX, low, high,

@@ -23,7 +23,8 @@ static void k0_gated_scan(const Ctx& c) {
     Work& w = *(Work*)c.scratch;
     const icc_batch& b = *c.batch;
     const int64_t items = (int64_t)b.num_seqs * H;
-    for (int64_t i; (i = c.next->fetch_add(1, std::memory_order_relaxed)) < items;) {
+    Items taken(c, items);
+    for (int64_t i; taken.take(i);) {
         const int head = (int)(i % H), seq = (int)(i / H), begin = b.seq_starts[seq], end = b.seq_starts[seq + 1];
         int count = b.positions[begin] % CHUNK;  // tokens of the chunk that S0 does not have
         const E* s0 = w.state;

@@ -42,7 +42,7 @@ struct Handle {
     bool stop;
     Gate start;
     Barrier barrier;
-    std::atomic<int32_t> next[NUM_STEPS];
+    std::atomic<int32_t>* next;  // [NUM_STEPS][threads]
 };
 
 static void* resolve(const Handle& h, const Arg& a) {
@@ -70,7 +70,7 @@ static void walk(Handle& h, int tid) {
         c.batch = h.batch + step.group;
         c.kv = h.kv[step.group] + h.num_blocks[step.group] * step.kv_offset;
         c.kv_block_bytes = step.kv_block_bytes;
-        c.next = &h.next[s];
+        c.next = &h.next[s * h.threads];
         c.rest = &h.rests[tid * NUM_STEPS + s];
         step.run(c);
         h.barrier.wait();
@@ -94,7 +94,7 @@ static void release(Handle* h, int started) {
     h->start.advance();
     for (int t = 1; t < started; ++t) pthread_join(h->ids[t], nullptr);
     for (int t = 0; t < h->threads && h->scratch; ++t) free(h->scratch[t]);
-    free(h->scratch), free(h->ids), free(h->shared), free(h->rests);
+    free(h->scratch), free(h->ids), free(h->shared), free(h->rests), free(h->next);
     h->~Handle();
     free(h);
 }
@@ -145,8 +145,9 @@ extern "C" void* icc_create(int32_t num_threads, const void* const* weights, voi
     h->scratch = (char**)calloc((size_t)num_threads, sizeof(char*));
     h->shared = (char*)aligned_alloc(64, ICC_SHARED_BYTES);
     h->rests = (int32_t*)calloc((size_t)num_threads * NUM_STEPS, sizeof(int32_t));
+    h->next = (std::atomic<int32_t>*)calloc((size_t)num_threads * NUM_STEPS, sizeof(std::atomic<int32_t>));
     int started = 1;
-    bool ok = h->ids && h->scratch && h->shared && h->rests;
+    bool ok = h->ids && h->scratch && h->shared && h->rests && h->next;
     for (int t = 0; ok && t < num_threads; ++t) ok = (h->scratch[t] = (char*)aligned_alloc(64, ICC_SCRATCH_BYTES));
     for (; ok && started < num_threads; ++started) {
         Worker* worker = (Worker*)malloc(sizeof(Worker));
@@ -171,7 +172,7 @@ static int32_t run(void* handle, int section, const icc_batch* batch) {
     h->batch = batch;
     h->section = SECTIONS[section];
     if (section == 0) move_slots(*h, batch);
-    for (int s = 0; s < NUM_STEPS; ++s) h->next[s].store(0, std::memory_order_relaxed);
+    for (int i = 0; i < NUM_STEPS * h->threads; ++i) h->next[i].store(0, std::memory_order_relaxed);
     if (h->threads > 1) h->start.advance();
     walk(*h, 0);
     return 0;
