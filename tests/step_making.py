@@ -16,7 +16,7 @@ from icc.runtime.format.operands import BufferOperand, Operand, WeightOperand
 assert FAMILIES  # their steps are known
 
 _WEIGHTS = {"w", "bias", "table", "cos", "sin", "sinks", "alibi"}
-_OPTIONAL = {"bias", "row_bias", "cos", "sin", "sinks", "alibi", "src", "beta"}
+_OPTIONAL = {"bias", "row_bias", "key_bias", "cos", "sin", "sinks", "alibi", "src", "beta"}
 _WHOLE = {"ids", "index", "indices"}
 
 

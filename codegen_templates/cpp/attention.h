@@ -8,7 +8,7 @@
 // query sums up to, those of values as the weights say. The generated kernel gives the
 // shape as a traits class S:
 //   T, KD, VD, SHARED (values are the first dims of keys), HEADS (kv), GROUP (query heads per kv head), BLOCK (a multiple of 16), WINDOW, CHUNK, AHEAD (later keys
-//   that are seen, ALL_AHEAD for all), FRONT (tokens that are seen beside the window), BIAS (columns of a bias by distance, or 0), ROW_BIAS (the same of a query's own), LATER (of these, for later keys), SOFTCAP, TILE (tokens per tile), qk(rows, r, n, chunk, fetch): scores of rows [r, r + n) in a chunk, pv(...): adds a chunk's values.
+//   that are seen, ALL_AHEAD for all), FRONT (tokens that are seen beside the window), BIAS (columns of a bias by distance, or 0), ROW_BIAS (the same of a query's own), LATER (of these, for later keys), KEY_BIAS, KEY_LATER (the same of keys, whose rows are KEY_APART), SOFTCAP, TILE (tokens per tile), qk(rows, r, n, chunk, fetch): scores of rows [r, r + n) in a chunk, pv(...): adds a chunk's values.
 #pragma once
 #include "kv.h"
 
@@ -142,6 +142,7 @@ template <class S> struct AttentionTile {
     struct Work : Rows<T, is_integer<T>(), ROWS, S::KD, WIDTH> {  // lies in the thread's scratch
         alignas(16) char copied[Copied::BYTES + 64];  // a chunk of a tree of drafts; vectors may read beyond its end
         const float* by_distance[S::ROW_BIAS ? ROWS : 1];  // what a row adds to its scores, see added
+        const float* by_key[S::KEY_BIAS ? ROWS : 1];       // what the sequence's keys add to those of a row's head
     };
     struct State {  // of one row over the segments so far
         float peak, sum, o[WIDTH];
@@ -201,6 +202,17 @@ template <class S> struct AttentionTile {
         return vload(x);
     }
 
+    // What sixteen keys from `j` on, up to `last`, add to the scores of a row at `position`: the same column of theirs.
+    static VF added_by_keys(const float* rows, int position, int j, int last) {
+        float x[16];
+        for (int i = 0; i < 16; ++i) {
+            const int column = S::KEY_LATER + position - (j + i);
+            const bool there = column >= 0 && column < S::KEY_BIAS && j + i <= last;
+            x[i] = there ? rows[(int64_t)(j + i) * S::KEY_APART + column] : 0.0f;
+        }
+        return vload(x);
+    }
+
     // Online softmax of one row over the chunk: scores become weights, the row's output is rescaled.
     // It sees the keys low to last; distances count from `position`. bias: of distance 0, for the row's head.
     static void soften(Work& w, const Chunk<T>& chunk, int row, int base, int position, int low, int last, float slope,
@@ -214,6 +226,7 @@ template <class S> struct AttentionTile {
             if (S::ALIBI) x[u] = fma(vf(slope), to_float(j - vi(position)), x[u]);
             if (S::BIAS) x[u] = x[u] + vload(bias + (base + 16 * u - position));
             if (S::ROW_BIAS) x[u] = x[u] + added(w.by_distance[row], position, base + 16 * u);
+            if (S::KEY_BIAS) x[u] = x[u] + added_by_keys(w.by_key[row], position, base + 16 * u, last);
             if (!whole) {
                 seen[u] = both(ge(j, vi(low)), le(j, vi(last)));
                 x[u] = select(seen[u], x[u], vf(-INFINITY));

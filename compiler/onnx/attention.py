@@ -42,18 +42,26 @@ class Heads:
 
 
 @dataclass(frozen=True)
+class RowBias:
+    """rows [T, H, width], added by distance, of which the first `later` columns are for later keys."""
+
+    rows: str
+    width: int
+    later: int
+    heads: tuple[int, int]  # as key heads, and query heads to each
+
+
+@dataclass(frozen=True)
 class Extras:
     """Values that some attentions have, or "": sinks [Hq], slopes [Hq], a bias [Hq, 2 * centre] by distance, and a
-    query's own, row_bias [T, Hq, width], or [T, 1, width] for all heads."""
+    query's own, row_bias [T, Hq, width], or [T, 1, width] for all heads; key_bias is the same of each key."""
 
     sinks: str
     alibi: str
     bias: str
     centre: int
-    row_bias: str = ""
-    width: int = 0
-    later: int = 0
-    row_heads: tuple[int, int] = (1, 1)  # as key heads, and query heads to each
+    row_bias: RowBias | None = None
+    key_bias: RowBias | None = None
 
 
 def attention(b: Builder, seq: Sequences, q: str, k: str, v: str, extras: Extras, heads: Heads) -> str:
@@ -74,7 +82,9 @@ def attention(b: Builder, seq: Sequences, q: str, k: str, v: str, extras: Extras
         by_head = b.reshape(extras.bias, heads.kv, heads.groups, 2 * extras.centre)
         scores = b.add("Add", scores, b.add("Gather", by_head, column, axis=2))
     if extras.row_bias:
-        scores = b.add("Add", scores, _by_distance(b, seq, extras))
+        scores = b.add("Add", scores, _by_distance(b, seq, extras.row_bias))
+    if extras.key_bias:
+        scores = b.add("Add", scores, _by_distance(b, seq, extras.key_bias, of_keys=True))
     if seen := _visible(b, seq, heads):
         scores = b.add("Where", seen, scores, b.number(float("-inf")))
     weights = _with_sinks(b, scores, extras.sinks, heads) if extras.sinks else b.add("Softmax", scores, axis=-1)
@@ -180,14 +190,19 @@ def choice(b: Builder, seq: Sequences, q: str, k: str, w: str, sizes: tuple[int,
     return b.reshape(rows, -1, 1, width)
 
 
-def _by_distance(b: Builder, seq: Sequences, extras: Extras) -> str:
-    """[B, Hkv, G, S, S]: column `later` + query place - key place of a query's row, 0 where there is none."""
-    rows = b.add("Transpose", split(b, seq, extras.row_bias, *extras.row_heads, extras.width), perm=[0, 2, 3, 1, 4])
-    column = b.add("Sub", _int(b, extras.later), _distance(b, seq))
-    inside = b.add("Clip", column, _int(b, 0), _int(b, extras.width - 1))
+def _by_distance(b: Builder, seq: Sequences, bias: RowBias, of_keys: bool = False) -> str:
+    """[B, Hkv, G, S, S]: column `later` + query place - key place of a query's row, or of a key's; 0 where there is
+    none."""
+    rows = b.add("Transpose", split(b, seq, bias.rows, *bias.heads, bias.width), perm=[0, 2, 3, 1, 4])
+    column = b.add("Sub", _int(b, bias.later), _distance(b, seq))
+    if of_keys:
+        column = b.add("Transpose", column, perm=[1, 0])
+    inside = b.add("Clip", column, _int(b, 0), _int(b, bias.width - 1))
     lead = b.add("Slice", b.add("Shape", rows), b.ints(0), b.ints(-1))
     places = b.add("Expand", inside, b.add("Concat", lead, b.reshape(seq.length, 1), axis=0))
-    return b.add("Where", b.add("Equal", column, inside), b.add("GatherElements", rows, places, axis=-1), b.number(0.0))
+    there = b.add("Equal", column, inside)
+    found = b.add("Where", there, b.add("GatherElements", rows, places, axis=-1), b.number(0.0))
+    return b.add("Transpose", found, perm=[0, 1, 2, 4, 3]) if of_keys else found
 
 
 def _int(b: Builder, value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from ..graph.graph import type_of
-from .attention import Extras, Heads, attention, choice, rotate, split
+from .attention import Extras, Heads, RowBias, attention, choice, rotate, split
 from .writer import Table, Writer
 
 HANDLERS = Table()
@@ -54,23 +54,29 @@ def _paged_attention(w: Writer, node: fx.Node) -> str:
     return _attended(w, (q, k, v), (turned(q, q_cos, q_sin), turned(k, k_cos, k_sin)), (sinks, alibi, *biases), options)
 
 
-def _sight(given: Sequence[Any]) -> tuple[int, tuple[Any, Any, int]]:
-    """How many later keys are seen; the bias by distance, that of each query, and its columns for later keys."""
-    ahead, bias, row_bias, later, *_ = [*given, *(0, None, None, 0)[len(given) :]]
-    return ahead, (bias, row_bias, later)
+def _sight(given: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
+    """How many later keys are seen; the bias by distance, that of each query, and its columns for later keys, and the
+    same two of each key."""
+    ahead, bias, *by_rows = [*given, *(0, None, None, 0, None, 0)[len(given) :]][:6]
+    return ahead, (bias, *by_rows)
 
 
 def _attended(w: Writer, operands: Any, turned: tuple[str, str], extras: Any, options: Any) -> str:
     q, k, v = (type_of(x).shape for x in operands)
     scale, window, chunk, softcap, ahead = options
     heads = Heads(q[0], k[0], q[1], v[1], float(scale), int(window), int(chunk), float(softcap), int(ahead))
-    sinks, alibi, bias, row_bias = map(w.value, extras[:4])
+    sinks, alibi, bias = map(w.value, extras[:3])
     centre = type_of(extras[2]).shape[1] // 2 if bias else 0
-    width = type_of(extras[3]).shape[-1] if row_bias else 0
-    shared = bool(row_bias) and type_of(extras[3]).shape[0] < q[0]
-    row_heads = (1, 1) if shared else (heads.kv, heads.groups)
-    found = Extras(sinks, alibi, bias, centre, row_bias, width, int(extras[4]), row_heads)
+    by_rows = [_row_bias(w, rows, int(later), heads) for rows, later in (extras[3:5], extras[5:7])]
+    found = Extras(sinks, alibi, bias, centre, *by_rows)
     return attention(w.b, w.sequences, *turned, w.value(operands[2]), found, heads)
+
+
+def _row_bias(w: Writer, rows: Any, later: int, heads: Heads) -> RowBias | None:
+    if rows is None:
+        return None
+    own, width = type_of(rows).shape
+    return RowBias(w.value(rows), width, later, (1, 1) if own < heads.q else (heads.kv, heads.groups))
 
 
 @HANDLERS.handles("choose_keys")

@@ -43,6 +43,8 @@ def attention(
     bias: Tensor | None = None,
     row_bias: Tensor | None = None,
     later: int = 0,
+    key_bias: Tensor | None = None,
+    key_later: int = 0,
 ) -> Tensor:
     """Attention of one sequence: q[T, Hq, D], k[T, Hkv, D], v[T, Hkv, Dv] -> [T, Hq, Dv], Hq a multiple of Hkv.
 
@@ -52,7 +54,8 @@ def attention(
     to the denominator. alibi[Hq] adds slope * (key position - query position). bias[Hq, 2 * P] adds column
     P + key position - query position, where P is at least the longest sequence and BIAS_MARGIN. row_bias[T, Hq, E], or
     [T, 1, E] for all heads, adds column `later` + query position - key position of the query's own row, and nothing
-    where there is no such column.
+    where there is no such column. key_bias and key_later are the same of the key's own row, where `ahead` has the whole
+    sequence in one step (c2p and p2c of DeBERTa, He et al. 2021).
     `layer` numbers the KV cache. Scale 0 weighs all that is seen alike: a mean of values.
     """
     tokens, heads, _ = q.shape
@@ -62,6 +65,8 @@ def attention(
     scores = _scores(q, k, positions, alibi, scale, softcap, bias)
     if row_bias is not None:
         scores = scores + by_distance(row_bias, later)
+    if key_bias is not None:
+        scores = scores + by_distance(key_bias, key_later, of_keys=True)
     return _weighted(scores.masked_fill(~visible(positions, window, chunk, ahead), float("-inf")), v, sinks)
 
 
@@ -80,12 +85,15 @@ def _scores(
     return scores if bias is None else scores + bias[:, bias.shape[1] // 2 + distance]
 
 
-def by_distance(rows: Tensor, later: int) -> Tensor:
-    """[H, T, T]: rows[T, H, E] laid out by keys: column `later` + query - key, zeros where there is none."""
+def by_distance(rows: Tensor, later: int, of_keys: bool = False) -> Tensor:
+    """[H, T, T]: rows[T, H, E] of queries, or of keys, laid out: column `later` + query - key, zeros where there is
+    none."""
     tokens, heads, width = rows.shape
     at = torch.arange(tokens)
     column = later + at[:, None] - at[None, :]
-    found = rows.transpose(0, 1).gather(2, column.clamp(0, width - 1).expand(heads, -1, -1))
+    own = column.clamp(0, width - 1).expand(heads, -1, -1)
+    by_head = rows.transpose(0, 1)
+    found = by_head.gather(2, own.mT).mT if of_keys else by_head.gather(2, own)
     return found.masked_fill((column < 0) | (column >= width), 0.0)
 
 
@@ -117,6 +125,8 @@ def _attention_samples() -> Iterator[tuple[object, ...]]:
     yield *qkv(21, 4, 4, 8, 8), None, None, 0, 0.3, 0, 0, 0.0, ALL_AHEAD, torch.randn(4, 160)
     yield *qkv(21, 4, 2, 8, 8), None, None, 0, 0.3, 0, 0, 0.0, 0, None, torch.randn(21, 4, 7), 0
     yield *qkv(21, 4, 2, 8, 8), None, None, 0, 0.3, 0, 0, 0.0, 0, None, torch.randn(21, 1, 20), 0
+    both = torch.randn(21, 4, 41), 20, torch.randn(21, 4, 13), 3
+    yield *qkv(21, 4, 2, 8, 8), None, None, 0, 0.3, 0, 0, 0.0, ALL_AHEAD, None, *both
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
@@ -173,6 +183,8 @@ def paged_attention(
     bias: Tensor | None = None,
     row_bias: Tensor | None = None,
     later: int = 0,
+    key_bias: Tensor | None = None,
+    key_later: int = 0,
     policy: str = "all",
 ) -> Tensor:
     """Attention over the paged KV cache with rotary embedding and KV write fused.
@@ -193,8 +205,9 @@ def paged_attention(
     evicting = read_eviction(policy)
     if evicting is None:
         return attention.reference(
-            turned(positions), k, v, sinks, alibi, layer, scale, window, chunk, softcap, ahead, bias, row_bias, later
-        )
+            turned(positions), k, v, sinks, alibi, layer, scale, window, chunk, softcap, ahead, bias, row_bias, later,
+            key_bias, key_later,
+        )  # fmt: skip
     at = torch.arange(tokens)
     if evicting.chooses:
         return attend_evicting(_scores(turned(at), k, at, alibi, scale, softcap, bias), v, sinks, evicting)
@@ -222,5 +235,5 @@ def _paged_samples() -> Iterator[tuple[object, ...]]:
     yield q, k, v, torch.arange(t), *tables, None, None, 0, 0.25, 5, 0, 0.0, "half", 4
     yield q, k, v, torch.arange(t), *tables, None, None, 0, 0.0, 0, 0, 0.0, "half", ALL_AHEAD, torch.randn(4, 192)
     yield q, k, v, torch.arange(t), *tables, None, None, 0, 0.25, 0, 0, 0.0, "half", 0, None, torch.randn(t, 4, 9), 0
-    rows = torch.randn(t, 4, 11)
-    yield q, k, v, torch.arange(t), *tables, None, None, 0, 0.25, 0, 0, 0.0, "half", ALL_AHEAD, None, rows, 5
+    biases = None, torch.randn(t, 4, 11), 5, torch.randn(t, 4, 41), 20
+    yield q, k, v, torch.arange(t), *tables, None, None, 0, 0.25, 0, 0, 0.0, "half", ALL_AHEAD, *biases

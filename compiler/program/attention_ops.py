@@ -54,9 +54,9 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     shared = _begins(k, v) and node.args[6] is None and (kind not in MIXED or v.shape[1] % MIXED_DIMS == 0)
     v = v if shared else low.dense(v)
     q_cos, q_sin, k_cos, k_sin, sinks, alibi = (low.vector(a) for a in node.args[4:10])
-    given = (*node.args[10:], *(0, None, None, 0, ALL)[len(node.args) - 16 :])
-    layer, scale, window, chunk, softcap, style, ahead, bias, row_bias, later, policy = given
-    by_row = None if row_bias is None else low.dense(low.placed(row_bias))  # type: ignore[arg-type]
+    given = (*node.args[10:], *(0, None, None, 0, None, 0, ALL)[len(node.args) - 16 :])
+    layer, scale, window, chunk, softcap, style, ahead, bias, row_bias, later, key_bias, key_later, policy = given
+    by_row, by_key = (None if rows is None else low.dense(low.placed(rows)) for rows in (row_bias, key_bias))  # type: ignore[arg-type]
     kept = read_eviction(str(policy))
     chooses, front = kept is not None and kept.chooses, 0
     if kept is not None and not chooses:
@@ -92,7 +92,9 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
         recent=kept.beside if kept is not None and chooses else 0,
         bias_width=0 if bias is None else type_of(bias).shape[1],  # type: ignore[arg-type]
         row_bias=by_row and by_row.operand, row_bias_width=by_row.shape[1] if by_row else 0, later=int(later),  # type: ignore[call-overload]
-        row_bias_shared=by_row is not None and by_row.shape[0] < q.shape[0], **new,  # type: ignore[arg-type]
+        row_bias_shared=by_row is not None and by_row.shape[0] < q.shape[0],
+        key_bias=by_key and by_key.operand, key_bias_width=by_key.shape[1] if by_key else 0,
+        key_later=int(key_later), **new,  # type: ignore[arg-type, call-overload]
     )  # fmt: skip
     low.emit(attend, node)
     return out

@@ -42,10 +42,13 @@ def _attention(
     bias: Tensor | None = None,
     row_bias: Tensor | None = None,
     later: int = 0,
+    key_bias: Tensor | None = None,
+    key_later: int = 0,
 ) -> Tensor:
     """icc::attention by torch's fused kernels, which skip what a causal mask hides."""
-    if any(given is not None for given in (sinks, alibi, bias, row_bias)) or softcap or q.device.type == "meta":
-        options = layer, scale, window, chunk, softcap, ahead, bias, row_bias, later
+    added = sinks, alibi, bias, row_bias, key_bias
+    if any(given is not None for given in added) or softcap or q.device.type == "meta":
+        options = layer, scale, window, chunk, softcap, ahead, bias, row_bias, later, key_bias, key_later
         return _ATTENTION.reference(q, k, v, sinks, alibi, *options)
     tokens, groups = len(q), q.shape[1] // k.shape[1]
     keys, values = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (k, v))

@@ -34,11 +34,16 @@ T5 = {
     "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2, "vocab_size": 60,
     "decoder_start_token_id": 0,
 }  # fmt: skip
+DEBERTA = {
+    "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8, "share_att_key": True,
+    "norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0, "num_hidden_layers": 1,
+}  # fmt: skip
 # a class of configurations of transformers, and what is said of it besides SIZES
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertConfig", {}),
     "roberta": ("XLMRobertaConfig", {"type_vocab_size": 1}),  # positions that count from behind the padding token
-    "mpnet": ("MPNetConfig", {}),  # a bias by distance
+    "mpnet": ("MPNetConfig", {}),  # a bias by distance, and another padding token than the configuration's
+    "deberta": ("DebertaV2Config", DEBERTA),  # biases of queries and of keys by distance
     "distilbert": ("DistilBertConfig", DISTILLED),
     "modernbert": ("ModernBertConfig", MODERN),  # windows to both sides
     "gemma": ("Gemma3TextConfig", GEMMA),
@@ -85,7 +90,9 @@ def through_passes(graph: Any) -> Any:
     return graph
 
 
-@pytest.mark.parametrize("kind", ["roberta", "mpnet", *soak("t5", "bert", "distilbert", "modernbert", "gemma")])
+@pytest.mark.parametrize(
+    "kind", ["roberta", "mpnet", "deberta", *soak("t5", "bert", "distilbert", "modernbert", "gemma")]
+)
 def test_the_graph_has_the_hidden_states_of_the_model(kind: str, tmp_path: Path) -> None:
     """Of the first token, or a dense layer behind the mean of all."""
     import torch

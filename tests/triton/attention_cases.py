@@ -40,6 +40,8 @@ class Layer:
     bias: bool = False
     row_bias: int = 0  # columns
     later: int = 0
+    key_bias: int = 0
+    key_later: int = 0
     shared: bool = False  # values are the beginning of keys
 
 
@@ -70,9 +72,13 @@ class Step:
         self.sinks = torch.randn(layer.q_heads) * 2 if layer.sinks else None
         self.alibi = torch.rand(layer.q_heads) if layer.alibi else None
         self.bias = torch.randn(layer.q_heads, 2 * POSITIONS) if layer.bias else None
-        width = layer.q_heads * layer.row_bias
-        self.row_bias = torch.randn(self.tokens, width + self.gap).to(DTYPES[self.kind]) if width else None
+        self.row_bias, self.key_bias = self._rows(layer.row_bias), self._rows(layer.key_bias)
         self._fill_pages()
+
+    def _rows(self, columns: int) -> Tensor | None:
+        """Of each token, `columns` per head."""
+        width = self.layer.q_heads * columns
+        return torch.randn(self.tokens, width + self.gap).to(DTYPES[self.kind]) if width else None
 
     def _fill_pages(self) -> None:
         layer, size = self.layer, self.block_size
@@ -125,7 +131,8 @@ class Step:
         """The kernel of the layer."""
         layer, rotated = self.layer, "f32" if self.cos is not None else ""
         vectors = ["f32" if given else "" for given in (layer.sinks, layer.alibi, layer.bias)]
-        types = (self.kind, rotated, rotated, *vectors, self.kind if layer.row_bias else "", self.kind)
+        by_rows = [self.kind if width else "" for width in (layer.row_bias, layer.key_bias)]
+        types = (self.kind, rotated, rotated, *vectors, *by_rows, self.kind)
         return make_kernel(
             "attention", kv=msgspec.structs.replace(
                 cache(layer.kv_heads, layer.key_dim, layer.value_dim, self.cache, self.block_size), shared=layer.shared
@@ -135,9 +142,11 @@ class Step:
             strides={
                 "q": self.q.shape[1], "o": layer.q_heads * layer.value_dim + self.gap,
                 "row_bias": layer.q_heads * layer.row_bias + self.gap,
+                "key_bias": layer.q_heads * layer.key_bias + self.gap,
             },
-            types=types, aligned=(False,) * 8, ahead=layer.ahead, bias_width=2 * POSITIONS if layer.bias else 0,
+            types=types, aligned=(False,) * 9, ahead=layer.ahead, bias_width=2 * POSITIONS if layer.bias else 0,
             row_bias_width=layer.row_bias, later=layer.later,
+            key_bias_width=layer.key_bias, key_later=layer.key_later,
         )  # fmt: skip
 
     def run(
@@ -164,8 +173,8 @@ class Step:
         sizes = {"num_tokens": self.tokens, "num_seqs": len(self.sequences), "max_blocks": self.block_tables.shape[1]}
         run_kernel(
             kernel or self.kernel(),
-            [self.q, self.cos, self.sin, self.sinks, self.alibi, self.bias, self.row_bias], [o], limits=LIMITS,
-            tuner=tuner,
+            [self.q, self.cos, self.sin, self.sinks, self.alibi, self.bias, self.row_bias, self.key_bias], [o],
+            limits=LIMITS, tuner=tuner,
             shape=Shape(max_tokens or (self.tokens if decode else 512), decode), batch=batch, sizes=sizes,
             kv=self.pool.bytes, more=more,
         )  # fmt: skip
@@ -209,6 +218,12 @@ class Step:
             column = positions[:, None] - j + layer.later
             there = (column >= 0) & (column < layer.row_bias)
             found = own.gather(2, column.clamp(0, layer.row_bias - 1).expand(layer.q_heads, -1, -1))
+            scores = scores + found.masked_fill(~there, 0.0)
+        if self.key_bias is not None:
+            own = self.key_bias[token : token + n, : -self.gap].double().view(n, layer.q_heads, -1).transpose(0, 1)
+            column = positions[:, None] - j + layer.key_later
+            there = (column >= 0) & (column < layer.key_bias)
+            found = own.gather(2, column.mT.clamp(0, layer.key_bias - 1).expand(layer.q_heads, -1, -1)).mT
             scores = scores + found.masked_fill(~there, 0.0)
         i = positions[:, None]
         seen = j <= i + layer.ahead if layer.ahead >= 0 else torch.ones_like(j <= i)

@@ -54,6 +54,7 @@ AHEAD = {
     "all": Layer(4, 4, 32, 32, ahead=-1),
     "window to both sides": Layer(4, 2, 16, 16, 16, window=9, ahead=8),
     "biases by distance": Layer(2, 2, 24, 24, ahead=-1, bias=True, row_bias=33, later=16),
+    "biases of queries and of keys": Layer(4, 2, 24, 24, ahead=-1, row_bias=139, later=69, key_bias=29, key_later=4),
 }
 
 

@@ -11,7 +11,7 @@ from ...ops import OPS
 from .conversion import Conversion
 from .index_scores import IndexScores
 from .masks import Mask, with_bias
-from .row_bias import PairBias, RowBias, row_bias
+from .row_bias import PairBias, RowBias, row_biases
 from .values import T, Value, dims_of, op_name
 
 
@@ -26,14 +26,15 @@ def emit_attention(
     """icc::attention of q [T, Hq, D], k and v; numbers: scale and soft cap. added: to the scores, by queries."""
     scale, softcap = numbers
     slopes = conv.constant("alibi_slopes", mask.slopes).node if mask.slopes is not None else None
+    found: tuple[RowBias | None, ...] = (added, None) if isinstance(added, RowBias) else (None, None)
+    if isinstance(added, PairBias):
+        found = row_biases(conv, added, mask)
     rest: list[Any] = [mask.ahead, conv.constant("distance_bias", mask.bias).node if mask.bias is not None else None]
-    if added is not None:
-        found = added if isinstance(added, RowBias) else row_bias(conv, added, mask)
-        rest += [found.rows.node, found.later]
+    for rows in found:
+        rest += [rows.rows.node, rows.later] if rows is not None else [None, 0]
     while rest and not rest[-1]:
         rest.pop()
-    if added is not None and len(rest) == 3:
-        rest.append(0)
+    rest += [0] * (len(rest) in (3, 5))
     layer = conv.next_layer()
     out = conv.emit(
         OPS["attention"].overload, *heads, sinks, slopes, layer, scale, mask.window, mask.chunk, softcap, *rest

@@ -1,8 +1,9 @@
-"""What queries add to their attention scores by the distance of a key: columns of a row, laid out over pairs of tokens.
+"""What queries and keys add to attention scores by their distance: columns of a row, laid out over pairs of tokens.
 
-Models pick, for each pair of a query and a key, one number of the query's row: by a gather (Inkling's profiles of
-distances, ProphetNet's buckets), or by shifting rows against each other (Transformer-XL, XLNet). What they do is done
-to the numbers of the columns for some tokens and looked at; the attention op then reads the rows as they are.
+Models pick, for each pair of a query and a key, one number of the query's row, or of the key's: by a gather (Inkling's
+profiles of distances, ProphetNet's buckets, DeBERTa's c2p and p2c), or by shifting rows against each other
+(Transformer-XL, XLNet). What they do is done to the numbers of the columns for some tokens and looked at; the
+attention op then reads the rows as they are.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from .values import T, Value, op_name
 _MOVES = (
     "clone", "alias", "detach", "contiguous", "_to_copy", "to", "convert_element_type", "expand", "view", "reshape",
     "_unsafe_view", "unsqueeze", "squeeze", "slice", "select", "index_select", "permute", "transpose", "gather",
+    "repeat",
 )  # fmt: skip
 aten = torch.ops.aten
 _LENGTHS = (7, 12)  # of sequences whose tables are compared
 NOTHING, UNSEEN = -1, -2  # instead of a column: nothing is added, or the key is not seen
 _MASKS = ("masked_fill", "where")
+_ARITHMETIC = ("mul", "div", "add")  # which is done to the rows
 
 
 def pair_dims(val: Any) -> tuple[Any, ...]:
@@ -37,7 +40,7 @@ def pair_dims(val: Any) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True)
-class PairBias:
+class PairRows:
     """rows (H, T, C), laid out over pairs of tokens by `trail`: nodes of the program, the first of which takes
     `source`; numbers(tokens): what stands there for the columns of each row, [.., tokens, n] as `source` is shaped."""
 
@@ -46,10 +49,24 @@ class PairBias:
     numbers: Callable[[int], Tensor]
     trail: tuple[fx.Node, ...] = ()
     grows: bool = False  # rows are as wide as the longest sequence asks for
+    by_query: bool = False  # they were multiplied with a number per query
+
+
+@dataclass(frozen=True)
+class PairBias:
+    """The sum of such rows, as they are laid out."""
+
+    parts: tuple[PairRows, ...]
 
     def times(self, conv: Conversion, factor: Any) -> PairBias:
         """Scaled by a number, or by a node's number per query."""
-        return replace(self, rows=_scaled(conv, self.rows, factor))
+        per_query = isinstance(factor, fx.Node)
+        scaled = (replace(p, rows=_scaled(conv, p.rows, factor), by_query=p.by_query or per_query) for p in self.parts)
+        return PairBias(tuple(scaled))
+
+    def through(self, node: fx.Node) -> PairBias:
+        """Moved by a node."""
+        return PairBias(tuple(replace(part, trail=(*part.trail, node)) for part in self.parts))
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,7 @@ class RowBias:
 
     rows: Value
     later: int
+    of_keys: bool = False
 
 
 class BiasByRows:
@@ -71,12 +89,16 @@ class BiasByRows:
         if short in ("bmm", "matmul"):
             return _of_distances(conv, node)
         at = [i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and isinstance(conv.values.get(a), PairBias)]
-        if len(at) != 1 or not (short in _MOVES or short in _MASKS or short == "mul"):
+        if len(at) == 2 and short == "add" and not node.kwargs:
+            return PairBias(tuple(part for i in at for part in conv.values[node.args[i]].through(node).parts))  # type: ignore[index]
+        if len(at) != 1 or short not in (*_MOVES, *_MASKS, *_ARITHMETIC):
             return None
         bias: PairBias = conv.values[node.args[at[0]]]  # type: ignore[index]
         others = [a for i, a in enumerate(node.args) if i != at[0]]
-        if short == "mul":
-            return replace(bias.times(conv, others[0]), trail=(*bias.trail, node))
+        if short == "add":
+            return bias.through(node) if others == [0] else None
+        if short in ("mul", "div"):
+            return _multiplied(conv, bias, others[0], short == "div", at[0]).through(node)
         if any(n not in conv.static.nodes for n in node.all_input_nodes if n is not node.args[at[0]]):
             raise ValueError("a bias of the attention scores that depends on two tokens")
         if short in _MASKS:
@@ -84,7 +106,15 @@ class BiasByRows:
             filled = conv.static.evaluate(fill, SMALL_TABLE) if isinstance(fill, fx.Node) else fill
             if bool((torch.as_tensor(filled) != 0).any()):
                 raise ValueError("a bias of the attention scores that is replaced by another number than 0")
-        return replace(bias, trail=(*bias.trail, node))
+        return bias.through(node)
+
+
+def _multiplied(conv: Conversion, bias: PairBias, factor: Any, divides: bool, at: int) -> PairBias:
+    if factor in conv.static.nodes and factor.meta["val"].numel() == 1:
+        factor = float(conv.static.evaluate(factor, SMALL_TABLE))
+    if divides and (at != 0 or isinstance(factor, fx.Node)):
+        raise ValueError("a bias of the attention scores divided by something other than a number")
+    return bias.times(conv, 1 / factor if divides else factor)
 
 
 def _gathered(conv: Conversion, node: fx.Node) -> PairBias | None:
@@ -102,7 +132,7 @@ def _gathered(conv: Conversion, node: fx.Node) -> PairBias | None:
     def numbers(tokens: int) -> Tensor:
         return torch.arange(1, prod(lead) * tokens * width + 1, dtype=torch.float64).view(*lead, tokens, width)
 
-    return PairBias(conv.view(rows, (prod(lead), T, width)), source, numbers, (node,))  # type: ignore[arg-type]
+    return PairBias((PairRows(conv.view(rows, (prod(lead), T, width)), source, numbers, (node,)),))  # type: ignore[arg-type]
 
 
 def _of_distances(conv: Conversion, node: fx.Node) -> PairBias | None:
@@ -131,7 +161,7 @@ def _of_distances(conv: Conversion, node: fx.Node) -> PairBias | None:
         behind = torch.arange(heads * tokens, dtype=torch.float64).view(*q.dims[:-2], tokens, 1) * whole.shape[2]
         return behind + (last - torch.arange(own))
 
-    return PairBias(Value(product, (heads, T, whole.shape[2])), node, numbers, grows=True)
+    return PairBias((PairRows(Value(product, (heads, T, whole.shape[2])), node, numbers, grows=True),))
 
 
 def _scaled(conv: Conversion, rows: Value, factor: Any) -> Value:
@@ -144,34 +174,56 @@ def _scaled(conv: Conversion, rows: Value, factor: Any) -> Value:
     return Value(conv.emit(aten.mul.Tensor, rows.node, conv.view(by, (1, T, 1)).node), rows.dims)
 
 
-def row_bias(conv: Conversion, bias: PairBias, mask: Mask) -> RowBias:
-    """The bias by distance, of keys that `mask` leaves. ValueError where a column depends on more than that."""
+def row_biases(conv: Conversion, bias: PairBias, mask: Mask) -> tuple[RowBias | None, RowBias | None]:
+    """The biases by distance of queries and of keys, as far as `mask` leaves keys. ValueError where a column depends on
+    more than that."""
+    found = [_row_bias(conv, part, mask) for part in bias.parts]
+    of_queries, of_keys = ([one for one in found if one.of_keys is keys] for keys in (False, True))
+    if max(len(of_queries), len(of_keys)) > 1:
+        raise ValueError("two biases of the attention scores that depend on the same token")
+    if of_keys and not mask.ahead:
+        raise ValueError("a bias of the attention scores that depends on the key, of tokens that see no later ones")
+    return next(iter(of_queries), None), next(iter(of_keys), None)
+
+
+def _row_bias(conv: Conversion, bias: PairRows, mask: Mask) -> RowBias:
     heads, _, width = bias.rows.dims
     tokens = max(SMALL_TABLE, min(conv.max_tokens, width + 2))
     # such rows have no end that would have to be looked at, if they have the same columns for two lengths
-    found = {_in_order(conv, bias, mask, n) for n in ((SMALL_TABLE, SMALL_TABLE + 7) if bias.grows else (tokens,))}
+    looks = [_by_distance(conv, bias, mask, n) for n in ((SMALL_TABLE, SMALL_TABLE + 7) if bias.grows else (tokens,))]
+    found = {_in_order(look, width) for look in looks}
     if len(found) == 1 and (later := found.pop()) is not None:
-        return RowBias(bias.rows, later)
-    first, own, _ = _by_distance(conv, bias, mask, conv.max_tokens)
-    order = conv.constant("column_by_distance", own.to(torch.int32))
-    rows = Value(conv.emit(OPS["columns"].overload, bias.rows.node, order.node), (heads, T, len(own)))
-    return RowBias(rows, -first)
+        return RowBias(bias.rows, later, looks[0].of_keys)
+    look = _by_distance(conv, bias, mask, conv.max_tokens)
+    order = conv.constant("column_by_distance", look.columns.to(torch.int32))
+    rows = Value(conv.emit(OPS["columns"].overload, bias.rows.node, order.node), (heads, T, len(look.columns)))
+    return RowBias(rows, -look.first, look.of_keys)
 
 
-def _in_order(conv: Conversion, bias: PairBias, mask: Mask, tokens: int) -> int | None:
+@dataclass(frozen=True)
+class _Look:
+    """The smallest distance of a query from a key at which something is added, the columns from there on as far as any
+    is, and whether nothing is seen before these, and behind them."""
+
+    first: int
+    columns: Tensor
+    begins_alone: bool
+    ends_alone: bool
+    of_keys: bool
+
+
+def _in_order(look: _Look, width: int) -> int | None:
     """How many columns are for later keys, where columns lie by distance and no other ones beside them are read."""
-    first, own, alone = _by_distance(conv, bias, mask, tokens)
-    begins, ends = alone[0] or int(own[0]) == 0, alone[1] or int(own[-1]) == bias.rows.dims[2] - 1
+    own = look.columns
+    begins, ends = look.begins_alone or int(own[0]) == 0, look.ends_alone or int(own[-1]) == width - 1
     in_order = torch.equal(own, own[0] + torch.arange(len(own)))
-    return int(own[0]) - first if in_order and begins and ends else None
+    return int(own[0]) - look.first if in_order and begins and ends else None
 
 
-def _by_distance(conv: Conversion, bias: PairBias, mask: Mask, tokens: int) -> tuple[int, Tensor, tuple[bool, bool]]:
-    """(smallest distance of a query from a key at which something is added, the columns from there on as far as any is,
-    whether nothing is seen before these, and behind them)."""
+def _by_distance(conv: Conversion, bias: PairRows, mask: Mask, tokens: int) -> _Look:
     at = torch.arange(tokens)
     seen = visible(at, mask.window, mask.chunk, mask.ahead)
-    columns = _columns(conv, bias, seen)
+    columns, of_keys = _columns(conv, bias, seen)
     distance = at[:, None] - at[None, :] + tokens - 1
     found = torch.full((2 * tokens - 1,), UNSEEN)
     found = found.scatter_reduce(0, distance.flatten(), columns.flatten(), "amax")
@@ -185,27 +237,30 @@ def _by_distance(conv: Conversion, bias: PairBias, mask: Mask, tokens: int) -> t
     if int(own.min()) < 0:
         raise ValueError("a bias of the attention scores that skips distances")
     alone = bool((found[:first] == UNSEEN).all()), bool((found[last + 1 :] == UNSEEN).all())
-    return first - (tokens - 1), own, alone
+    return _Look(first - (tokens - 1), own, *alone, of_keys)
 
 
-def _columns(conv: Conversion, bias: PairBias, seen: Tensor) -> Tensor:
-    """[T, T]: the column that a query adds to the score of a key, NOTHING or UNSEEN."""
+def _columns(conv: Conversion, bias: PairRows, seen: Tensor) -> tuple[Tensor, bool]:
+    """[T, T]: the column that is added to the score of a query and a key, NOTHING or UNSEEN; and whether it is one of
+    the key's row, not of the query's."""
     tokens = len(seen)
     heads, _, width = bias.rows.dims
     before, value = bias.source, bias.numbers(tokens)
     for node in bias.trail:
-        if op_name(node.target).split(".")[-1] != "mul":  # the rows are multiplied
+        if op_name(node.target).split(".")[-1] not in _ARITHMETIC:
             value = _repeated(conv, node, before, value, tokens)
         before = node
     found = value.reshape(-1, tokens, tokens).long() - 1
     nothing = found < 0
-    place = torch.arange(heads)[:, None, None] * tokens + torch.arange(tokens)[:, None]
-    if len(found) != heads or not bool((nothing | ~seen | (found // width == place)).all()):
-        raise ValueError("a bias of the attention scores that is of another token or head than the query")
+    head, at = torch.arange(heads)[:, None, None] * tokens, torch.arange(tokens)
+    places = (False, at[:, None]), (True, at[None, :])
+    fits = [keys for keys, at in places if bool((nothing | ~seen | (found // width == head + at)).all())]
+    if len(found) != heads or not fits or (fits[0] and bias.by_query):
+        raise ValueError("a bias of the attention scores that is of another token or head than the query or the key")
     columns = (found % width).masked_fill(nothing, NOTHING).masked_fill(~seen, UNSEEN)
     if not bool((columns == columns[0]).all()):
         raise ValueError("a bias of the attention scores that heads look up in different places")
-    return columns[0]
+    return columns[0], fits[0]
 
 
 def _repeated(conv: Conversion, node: fx.Node, before: fx.Node, value: Tensor, tokens: int) -> Tensor:

@@ -30,7 +30,7 @@ _PRODUCTS = ("matmul", "bmm", "baddbmm")
 @dataclass(frozen=True)
 class Scores:
     """scale * q k^T (soft-capped if softcap) with steps applied; `dims` end in (T, T). After softmax: probabilities.
-    by_query: is added to it, too. order: of the longer axes now, where it is another than that of `dims`."""
+    by_pair: is added to it, too. order: of the longer axes now, where it is another than that of `dims`."""
 
     q: Value
     k: Value
@@ -38,14 +38,14 @@ class Scores:
     scale: float = 1.0
     softcap: float = 0.0
     steps: tuple[Step, ...] = ()
-    by_query: PairBias | None = None
+    by_pair: PairBias | None = None
     probabilities: bool = False
     order: tuple[int, ...] = ()
 
     @property
     def is_bare(self) -> bool:
         """Whether nothing was added or masked yet."""
-        return self.by_query is None and all(step.kind == "view" for step in self.steps)
+        return self.by_pair is None and all(step.kind == "view" for step in self.steps)
 
 
 def _is_pair_product(a: Value, b: Value) -> bool:
@@ -108,9 +108,8 @@ def _arithmetic(conv: Conversion, node: fx.Node, short: str, scores: Scores) -> 
     at = next(i for i, a in enumerate(args) if isinstance(a, fx.Node) and isinstance(conv.values.get(a), Scores))
     others = [a for i, a in enumerate(args) if i != at]
     if short == "add" and not node.kwargs and isinstance(added := conv.values.get(others[0]), PairBias):  # type: ignore[arg-type]
-        if scores.by_query is not None:
-            raise ValueError("two biases of the attention scores that depend on the query")
-        return replace(scores, by_query=added)
+        parts = scores.by_pair.parts if scores.by_pair is not None else ()
+        return replace(scores, by_pair=PairBias((*parts, *added.parts)))
     if not all(_is_static(conv, o) for o in others):
         _refuse_dynamic()
     if short == "tanh" and not scores.softcap and scores.is_bare:
@@ -151,9 +150,9 @@ def _scaled(conv: Conversion, short: str, at: int, scores: Scores, operand: Any)
         if at != 0:
             raise ValueError("a division by attention scores")
         factor = 1 / factor
-    by_query = scores.by_query and scores.by_query.times(conv, factor)
+    by_pair = scores.by_pair and scores.by_pair.times(conv, factor)
     steps = scores.steps if scores.is_bare else (*scores.steps, Step("mul", factor))
-    return replace(scores, scale=scores.scale * factor, softcap=scores.softcap * factor, steps=steps, by_query=by_query)
+    return replace(scores, scale=scores.scale * factor, softcap=scores.softcap * factor, steps=steps, by_pair=by_pair)
 
 
 def _kv_heads(q: Dims, kv: Dims) -> int:
@@ -319,7 +318,7 @@ class WrittenOutAttention:
         if k is None or value is None or k.dims[0] != value.dims[0]:
             k = conv.view(scores.k, (shared, T, scores.k.dims[-2]))
             value = conv.view(v, (shared, T, v.dims[-1]))
-        out = emit_attention(conv, (q, k.node, value.node), None, (scores.scale, scores.softcap), mask, scores.by_query)
+        out = emit_attention(conv, (q, k.node, value.node), None, (scores.scale, scores.softcap), mask, scores.by_pair)
         return conv.view(out, dims)
 
     def _mask(self, conv: Conversion, steps: tuple[Step, ...], heads: int) -> Mask:

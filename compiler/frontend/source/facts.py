@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,8 +32,18 @@ def model_info(model: nn.Module, config: Any, weights: Mapping[str, Weight]) -> 
         num_parameters=sum(parameters.values()),
         max_position_embeddings=position_limit(text),
         dtype=max(set(floats), key=floats.count) if floats else torch.float32,
-        padding=padding if isinstance(padding := getattr(text, "pad_token_id", None), int) else None,
+        padding=_padding(model, text),
     )
+
+
+def _padding(model: nn.Module, text: Any) -> int | None:
+    """The token that fills batches up: as the module of embeddings has it, which may not be as the configuration says
+    (MPNet), or else as that says."""
+    with contextlib.suppress(NotImplementedError, AttributeError):
+        own = getattr(model.get_input_embeddings(), "padding_idx", None)  # type: ignore[operator]
+        if isinstance(own, int):
+            return own
+    return padding if isinstance(padding := getattr(text, "pad_token_id", None), int) else None
 
 
 def completed_info(graph: Graph, predicts: bool = True) -> ModelInfo:

@@ -83,7 +83,7 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
 
     new: what is written to the cache before it is read, rotated by new_rotary; None where a KvWrite has done so.
     row_bias [q_heads, row_bias_width], or one row for all heads where `row_bias_shared`: added by the distance of a key
-    from its query, from `later` keys behind it on.
+    from its query, from `later` keys behind it on. key_bias [q_heads, key_bias_width], key_later: the same of each key.
     front: how many of the first tokens are seen beside the window; they seem to lie right before it (StreamingLLM).
     evicts: how tokens are chosen that go, see compiler/eviction.py; `budget` and `recent` are the policy's sizes.
     """
@@ -96,6 +96,7 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
     alibi: Operand | None = None
     bias: Operand | None = None
     row_bias: Operand | None = None
+    key_bias: Operand | None = None
     new: NewKeys | None = None
     o: Operand
     kv: KVSpec
@@ -112,6 +113,8 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
     row_bias_width: int = 0
     row_bias_shared: bool = False
     later: int = 0
+    key_bias_width: int = 0
+    key_later: int = 0
     evicts: Literal["", "h2o", "snapkv"] = ""
     budget: int = 0
     recent: int = 0
@@ -128,8 +131,14 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
         written = self.write.widths() if self.write else {}
         new = {f"new.{name}": width for name, width in written.items()}
         by_row = self.row_bias_width if self.row_bias_shared else self.q_heads * self.row_bias_width
-        biases = {"bias": self.q_heads * self.bias_width, "row_bias": by_row}
+        by_key = self.q_heads * self.key_bias_width
+        biases = {"bias": self.q_heads * self.bias_width, "row_bias": by_row, "key_bias": by_key}
         return {**rows, **heads, **tables, **new, **biases}
+
+    @property
+    def adds(self) -> bool:
+        """Whether something is added to scores."""
+        return any(added is not None for added in (self.alibi, self.bias, self.row_bias, self.key_bias))
 
     @property
     def row_bias_apart(self) -> int:
@@ -156,6 +165,8 @@ class Attention(Step, frozen=True, kw_only=True, tag="attention"):
             return "tokens are chosen of all that came before, and nothing else tells their places"
         if self.row_bias and (self.evicts or self.front):
             return "what a query adds by distance asks for keys at their own positions"
+        if self.key_bias and not self.ahead:
+            return "what a key adds by distance asks for all keys in one step"
         if self.front and (not self.window or self.chunk or self.ahead):
             return "first tokens are kept beside a window, of tokens that see no later ones"
         return self.rotary.problem(self.kv)

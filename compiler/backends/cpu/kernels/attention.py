@@ -179,6 +179,6 @@ class AttentionParams(CacheParams[Attention]):
         """Bytes of AttentionTile::Work and the row states (checked by the C++ side)."""
         rows, width = self.tile * self.group, round_up(self.step.kv.value_dim, 16)
         per_row = self.step.kv.key_dim + 1 + KEYS + KEYS // 2 + width + 20  # the half: 16-bit weights of an int8 cache
-        per_row += 2 if self.step.row_bias else 0  # a pointer
+        per_row += 2 * sum(rows is not None for rows in (self.step.row_bias, self.step.key_bias))  # a pointer each
         copied = KEYS * (self.step.kv.key_dim + self.step.kv.value_dim + 2)
         return round_up(4 * (rows * (per_row + width + 2) + copied) + 256, 64)

@@ -49,7 +49,7 @@ class Attention(KvKernel[AttentionStep]):
     def unit(self) -> float:
         """What makes a score of the kernel's loop a logarithm to base 2: it may have been scaled before."""
         s = self.step
-        return 1.0 if s.softcap or s.alibi or s.bias or s.row_bias else s.scale * log2(e)
+        return 1.0 if s.softcap or s.adds else s.scale * log2(e)
 
     @property
     def key_pieces(self) -> tuple[Piece, ...]:
@@ -157,7 +157,7 @@ class Attention(KvKernel[AttentionStep]):
         return (*(a for a in self._operands() if a.name not in ("o_ptr", "sinks_ptr")), *STATES)
 
     def _operands(self) -> tuple[Arg, ...]:
-        names = ("q", "cos", "sin", "sinks", "alibi", "bias", "row_bias", "o")
+        names = ("q", "cos", "sin", "sinks", "alibi", "bias", "row_bias", "key_bias", "o")
         return self.pointers(**{name: f"{name}_ptr" for name in names})
 
 

@@ -7,7 +7,7 @@
 struct k0_attention_shape {
     typedef int8_t T;
     static constexpr int KD = 16, VD = 24, HEADS = 2, GROUP = 2, BLOCK = 16;
-    static constexpr int WINDOW = 20, CHUNK = 32, FRONT = 0, AHEAD = 0, BIAS = 0, ROW_BIAS = 0, LATER = 0, TILE = 8;
+    static constexpr int WINDOW = 20, CHUNK = 32, FRONT = 0, AHEAD = 0, BIAS = 0, ROW_BIAS = 0, LATER = 0, KEY_BIAS = 0, KEY_LATER = 0, KEY_APART = 0, TILE = 8;
     static constexpr float SOFTCAP = 5.0f;
     static constexpr bool SHARED = false;
     static constexpr bool ALIBI = true;
