@@ -18,6 +18,7 @@ _SIZES = {  # name: in `make test`, in `make soak`
     "draws": (1000, 4000),  # samples of a distribution
     "driver_fault_every": (57, 1),  # of the calls of the GPU's driver, each so-manieth fails
     "fuzz_examples": (100, 200_000),
+    "pressed_runs": (2, 60),  # of each engine, under pressure
     "quality_characters": (1500, 6000),  # of each held-out module
     "r7_pairs": (500, 20_000),
     "raw_requests": (300, 50_000),

@@ -40,7 +40,7 @@ def open_staged(stage: Path, target: Target, built: Built, limits: Limits, kerne
 
 def verify_step(executor: Player, tokens: int, max_seq_len: int) -> ScheduledBatch:
     """A step that verifies `tokens` - 1 guesses behind a short context, which is computed here."""
-    start = max(min(CONTEXT, max_seq_len - tokens), 0)
+    start = max(min(CONTEXT, executor.max_step_tokens, max_seq_len - tokens), 0)
     tables = plain_tables(executor.groups, start + tokens)
     if start:
         executor.step(ScheduledBatch((ScheduledSequence(1, (1,) * start, 0, tables, 0),)))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,44 +11,16 @@ import pytest
 import torch
 from icc.compiler.errors import HeadMismatch, UsageError
 from icc.compiler.speculate.head_files import write_heads
-from icc.runtime.batch.scheduled import Draft
 from icc.runtime.llm import LLM, load
 from icc.runtime.requests.params import SamplingParams
-from icc.runtime.speculate.drafter import Drafter, Proposal, Wish
 from icc.runtime.speculate.speculator import Speculator
+from planted_drafter import TreeDrafter
 from sizes import soak
 
 pytestmark = pytest.mark.slow
 
 FAMILIES = ["gemma2", *soak("llama", "gpt_oss")]  # windows and softcaps; rotary; experts and sinks
 PROMPTS = [[1, 5, 9, 5, 9, 5], [1, 7], [1, *range(10, 40)], [1, *range(10, 40)], [3, 4, 3, 4, 3, 4, 3]]
-
-
-class Guesser(Drafter):
-    """Guesses trees out of what plain decoding gave, mixed with wrong tokens; `right` is the share of right ones."""
-
-    name, first_rate = "guesser", 0.5
-
-    def __init__(self, truth: Mapping[tuple[int, ...], Sequence[int]], right: float) -> None:
-        self._truth, self._right, self._source = truth, right, random.Random(0)
-
-    def propose(self, wishes: Sequence[Wish]) -> dict[int, Proposal]:
-        found = {}
-        for wish in wishes:
-            done = len(wish.generation.token_ids)
-            following = self._truth[wish.generation.prompt][done:]
-            guesses: list[int] = []
-            parents: list[int] = []
-            depths: list[int] = []
-            for _ in range(self._source.randrange(12)):
-                parent = self._source.randrange(len(depths) + 1) - 1
-                depth = 0 if parent < 0 else depths[parent] + 1
-                right = depth < len(following) and self._source.random() < self._right
-                guess = int(following[depth]) if right else self._source.randrange(3, 100)
-                if (parent, guess) not in zip(parents, guesses, strict=True):
-                    guesses.append(guess), parents.append(parent), depths.append(depth)
-            found[wish.generation.request_id] = Proposal(Draft(tuple(guesses), tuple(parents)), (0.5,) * len(guesses))
-        return found
 
 
 def speculating(llm: LLM, drafter: Any) -> LLM:
@@ -68,7 +39,7 @@ def test_tokens_are_those_without_speculation(compiled: Callable[..., Any], fami
     truth = {tuple(prompt): one.token_ids for prompt, one in zip(PROMPTS, plain, strict=True)}
     for right, memory in ((0.8, None), (0.5, kv_bytes)):
         with load(engine, threads=2, kv_bytes=memory) as llm:
-            speculating(llm, Guesser(truth, right))
+            speculating(llm, TreeDrafter(lambda generation: truth[generation.prompt], right))
             for _ in range(2):
                 assert llm.generate(PROMPTS, params) == plain
             counts = llm.loop.speculator.counts
@@ -86,7 +57,8 @@ def with_heads(compiled: Callable[..., Any], tmp_path_factory: pytest.TempPathFa
         tensors[f"{i}.0.linear.weight"] = torch.randn(64, 64, generator=source) * 0.1
         tensors[f"{i}.0.linear.bias"] = torch.randn(64, generator=source) * 0.1
     write_heads(folder, tensors, {"medusa_num_heads": 3, "medusa_num_layers": 1})
-    yield compiled("llama", spec=f"medusa:{folder}").engine, folder
+    # steps shorter than the context behind which a compile times them
+    yield compiled("llama", spec=f"medusa:{folder}", max_step_tokens=48).engine, folder
 
 
 def test_heads_choose_what_the_interpreter_says(with_heads: tuple[Path, Path], compiled: Callable[..., Any]) -> None:

@@ -1,0 +1,126 @@
+"""Engines of every kind of cache under pressure: little memory, swaps, guesses, aborts; see tests/pressed.py."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import icc
+import pytest
+from icc.runtime.batch.scheduled import ScheduledBatch
+from icc.runtime.requests.generation import Generation
+from icc.runtime.speculate.speculator import Speculator
+from planted_drafter import TreeDrafter
+from pressed import press
+from sizes import size_of, soak
+
+pytestmark = pytest.mark.slow
+
+LIMITS = {"max_step_tokens": 48, "max_batch_size": 4}
+HEADS = "with heads"  # of Medusa
+STATES = [
+    ("qwen3_next-delta_rule", {}),
+    *soak(
+        ("qwen3_next-delta_rule", {"spec": HEADS}),
+        ("lfm2-short_convolutions", {"spec": HEADS}),
+        ("kimi_linear-decay_per_row", {"spec": HEADS}),
+        ("bamba-state_space", {"spec": HEADS}),
+        ("jamba-selective_scan", {"state_cache": "bf16"}),
+        ("recurrent_gemma-linear_recurrence", {"spec": HEADS}),
+        ("rwkv-shifted_tokens", {}),
+        ("xlstm-matrix_memory", {}),
+        ("minimax-lightning_attention", {"kv_cache": "int4"}),
+        ("zamba-heads_of_scans", {}),
+        ("zaya-grouped_convolutions", {}),
+    ),
+]
+CACHES = soak(
+    ("deepseek_v3-latent_grouped_routing", {"kv_cache": "int8"}),
+    ("deepseek_v32-picked_tokens", {}),
+    ("gemma2", {"spec": HEADS}),
+    ("gemma3n-sparse_activations", {}),
+    ("gpt_oss", {"kv_cache": "int8"}),
+    ("llama4-chunks_and_scaled_inputs", {}),
+    ("inkling-bias_of_queries", {}),
+    ("llama", {"kv_policy": "streaming:sinks=4,window=40"}),
+    ("llama", {"kv_policy": "h2o:budget=64,recent=16"}),
+    ("llama", {"kv_policy": "snapkv:budget=64,recent=16"}),
+)
+
+
+@pytest.fixture
+def heads(tmp_path: Path) -> str:
+    """A Medusa head file of tiny models, as `--spec` has it."""
+    import torch
+    from icc.compiler.speculate.head_files import write_heads
+
+    source, tensors = torch.Generator().manual_seed(0), {}
+    for i in range(3):
+        tensors[f"{i}.0.linear.weight"] = torch.randn(64, 64, generator=source) * 0.1
+        tensors[f"{i}.0.linear.bias"] = torch.randn(64, generator=source) * 0.1
+    write_heads(tmp_path, tensors, {"medusa_num_heads": 3, "medusa_num_layers": 1})
+    return f"medusa:{tmp_path}"
+
+
+def made(compiled: Callable[..., Any], name: str, options: dict[str, str], heads: str) -> Path:
+    if options.get("spec") == HEADS:
+        options = {**options, "spec": heads}
+    return compiled(name, **LIMITS, **options).engine
+
+
+@pytest.mark.parametrize(("name", "options"), [*STATES, *CACHES])
+def test_answers_are_those_of_a_cold_engine(
+    name: str, options: dict[str, str], compiled: Callable[..., Any], heads: str
+) -> None:
+    runs = size_of("pressed_runs")
+    seen = press(made(compiled, name, options, heads), 1, runs)
+    assert seen["length"] > 20 and seen["abort"] > 5 and seen["preempted"] > 5
+    if runs > 20 and "kv_policy" not in options:  # what is evicted is not shared, swapped or guessed
+        assert min(seen["cached"], seen["swapped"], seen["rejected"]) > 100
+        drafters = {"trees", "ngram", *(["medusa"] if options.get("spec") == HEADS else [])}
+        assert all(seen[f"accepted of {drafter}"] > 0 for drafter in drafters), seen
+
+
+@pytest.mark.parametrize(("name", "options"), STATES)
+def test_a_rejected_guess_computes_nothing_of_the_prompt_again(
+    name: str, options: dict[str, str], compiled: Callable[..., Any], heads: str
+) -> None:
+    """Each token of a prompt is computed once, and of an answer none but accepted guesses twice."""
+    prompts = [tuple(range(5, 75)), tuple(range(40, 75))]
+    params = icc.SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+    with icc.load(made(compiled, name, options, heads), threads=1, spec="none") as llm:
+        truth: dict[Sequence[int], Sequence[int]] = {p: llm.generate([p], params)[0].token_ids for p in prompts}
+        llm.loop.reset()
+        computed: Counter[tuple[int, int]] = Counter()
+        for step in ("step", "step_greedy"):
+            setattr(llm.executor, step, counting(getattr(llm.executor, step), computed))
+        llm.loop.speculator = Speculator(TreeDrafter(lambda g: truth[g.prompt], 0.5), adaptive=False)
+        requests: list[Generation] = [llm.loop.add(prompt, params)[0] for prompt in prompts]
+        while llm.loop.has_work():
+            llm.loop.step()
+        counts = llm.loop.speculator.counts
+        assert counts.accepted > 5 and counts.guesses - counts.accepted > 20
+    again = 0
+    for request in requests:
+        assert tuple(request.token_ids) == truth[request.prompt]
+        times = [computed[request.request_id, at] for at in range(len(request.prompt) + 29)]
+        assert times[: len(request.prompt)] == [1] * len(request.prompt)
+        assert max(times) <= 2
+        again += times.count(2)
+    assert again <= counts.accepted
+
+
+def counting(
+    step: Callable[[ScheduledBatch], Any], computed: Counter[tuple[int, int]]
+) -> Callable[[ScheduledBatch], Any]:
+    """A step, and how often each token of each request was computed, guesses aside."""
+
+    def run(batch: ScheduledBatch) -> Any:
+        for sequence in batch.sequences:
+            known = len(sequence.token_ids) - len(sequence.draft or ())
+            computed.update((sequence.request_id, at) for at in range(sequence.start, sequence.start + known))
+        return step(batch)
+
+    return run
