@@ -13,7 +13,7 @@ from torch import fx
 
 from ...compiler.errors import UsageError
 from ...compiler.graph.facts import Fact
-from ...compiler.graph.graph import Graph, TensorType, infer_type, type_of
+from ...compiler.graph.graph import Graph, infer_type, type_of, weight_type
 from ...compiler.ops import OPS, traits_of
 from ...compiler.weights.formats.base import Misfit, StorageFormat
 from ...compiler.weights.formats.grouped import GROUPS, GroupFormat
@@ -226,7 +226,7 @@ def set_weight(graph: Graph, sites: Sequence[tuple[fx.Node, int]], weight: Weigh
     if all(reader in inside for _, reader in readers) and sum(_reads(u, n) for n, u in readers) == len(sites):
         graph.weights[str(first.target)] = weight
         for node, _ in readers:
-            node.meta["type"] = TensorType(None, weight.shape, weight.dtype)
+            node.meta["type"] = weight_type(weight)
         return
     order = {node: i for i, node in enumerate(graph.nodes)}
     with graph.fx.inserting_before(min(inside, key=lambda n: order[n])):

@@ -81,6 +81,18 @@ def test_better_than_rounding_where_channels_are_large(new_builder, large: str) 
     assert errors[1] < 0.6 * errors[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits(new_builder, dtype: torch.dtype) -> None:
+    """An embedding that no head shares is rotated in its own type; all compute in float32."""
+    b, ctx = new_builder(), PassContext()
+    b.dtype = dtype
+    graph = outlier(b)
+    expected = interpret(graph, IDS)
+    run_passes(graph, [Rotate(table="q8", required=True)], ctx)
+    assert graph.weights["embed"].dtype is dtype
+    assert (interpret(graph, IDS) - expected).abs().max() < 0.02 * expected.abs().max()
+
+
 def test_what_stays_as_stored_is_not_rotated(new_builder) -> None:
     """Nor what has an odd number of inputs, which is told."""
     b, ctx = new_builder(), PassContext()
