@@ -59,6 +59,10 @@ class TritonBackend:
         """See `TRITON_KERNELS`."""
         return TRITON_KERNELS.refusal(step)
 
+    def check_caches(self, cache: KVLayout) -> None:
+        """See the function."""
+        check_caches(cache, self.target)
+
     def scratch_bytes(self, program: Program, limits: Limits) -> int:
         """The largest phase's."""
         return self._plan(program, limits).scratch_bytes
@@ -70,7 +74,6 @@ class TritonBackend:
         self, program: Program, limits: Limits, kernels_dir: Path, progress: Callable[[str, int, int], None]
     ) -> Built:
         """Objects with their rendered sources beside them, and the plan that launches them."""
-        check_caches(program.kv, self.target)
         planned = self._plan(program, limits)
         specs = planned.specs()
         compiled = compile_specs(specs.values(), self.target, progress)
