@@ -6,8 +6,9 @@ from the first replaced weight on. So what each of many weights does to the logi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, fx
 
 from ..ops import OPS
 from ..weights.handles import Weight
-from .graph import LOGIT_ROWS, Graph
+from .graph import LOGIT_ROWS, Graph, type_of
 from .interpret import as_compute, eager
 
 Variant = Mapping[fx.Node, Weight]
@@ -35,11 +36,16 @@ class Found:
 
 
 @torch.no_grad()
-def run_together(graph: Graph, sequences: Sequence[Sequence[int]], variants: Sequence[Variant] = ()) -> Iterator[Found]:
+def run_together(
+    graph: Graph,
+    sequences: Sequence[Sequence[int]],
+    variants: Sequence[Variant] = (),
+    heard: Callable[[int, int], None] = lambda done, total: None,
+) -> Iterator[Found]:
     """The logits (or hidden states, of a graph that embeds) of all sequences, of the model and of each variant.
 
     What needs the logits of one sequence is done for one sequence after the other, because logits are large: all
-    variants of a sequence follow the model's own.
+    variants of a sequence follow the model's own. heard: gets how much of how much is done, by the sizes of weights.
     """
     order = _needed(graph)
     first = _large(graph, order)
@@ -47,20 +53,27 @@ def run_together(graph: Graph, sequences: Sequence[Sequence[int]], variants: Seq
     env: dict[fx.Node, dict[Lane, Any]] = {}
     last_use = {arg: node for node in order for arg in node.all_input_nodes}
     lanes = range(len(sequences))
+    touched = _touched(order, variants)
+    costs = {node: _size(node) * len(touched[node]) for node in body}
+    last = sum(map(_size, tail)) * (1 + len(variants))
+    total, done = max(1, (sum(costs.values()) + last) * len(sequences)), 0
     for node in body:
         if node.op == "call_function":
             weights = _Weights(graph, node, variants)
-            touched = _touched(node, env, weights)
-            env[node] = {(v, s): _call(node, env, weights, v, s) for v in touched for s in lanes}
+            env[node] = {(v, s): _call(node, env, weights, v, s) for v in touched[node] for s in lanes}
         elif node.op == "placeholder":
             env[node] = {(MODEL, s): _placeholder(str(node.target), sequences[s]) for s in lanes}
         for arg in node.all_input_nodes:
             if last_use[arg] is node:
                 env.pop(arg, None)
+        done += costs[node] * len(sequences)
+        heard(done, total)
     held = {node: _Weights(graph, node, variants) for node in tail if node.op == "call_function"}
     for s in lanes:
         for v in range(MODEL, len(variants)):
             yield Found(s, v, _finish(graph, tail, held, env, v, s))
+        done += last
+        heard(done, total)
 
 
 def logits_of(graph: Graph, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -76,10 +89,18 @@ class _Weights:
         self.other = {v: as_compute(variant[node].load()) for v, variant in enumerate(variants) if node in variant}
 
 
-def _touched(node: fx.Node, env: Mapping[fx.Node, Mapping[Lane, Any]], weights: _Weights) -> list[int]:
-    """The variants whose value of this node differs from the model's, and the model."""
-    found = {v for arg in node.all_input_nodes if arg in env for v, _ in env[arg]}
-    return sorted({MODEL, *found, *weights.other})
+def _touched(order: Sequence[fx.Node], variants: Sequence[Variant]) -> dict[fx.Node, list[int]]:
+    """Of every node the model, and the variants in which its value is another than the model's."""
+    found: dict[fx.Node, list[int]] = {}
+    for node in order:
+        own = {v for v, variant in enumerate(variants) if node in variant}
+        found[node] = sorted(own.union({MODEL}, *(found[arg] for arg in node.all_input_nodes if arg in found)))
+    return found
+
+
+def _size(node: fx.Node) -> int:
+    """The numbers of the weights that a node reads."""
+    return sum(prod(type_of(arg).shape) for arg in node.all_input_nodes if arg.op == "get_attr")
 
 
 def _call(

@@ -23,7 +23,7 @@ from ...compiler.weights.formats.mixed import mixed
 from ...compiler.weights.handles import PackedWeight, RoundedWeight
 from ..allocation import allocate, check_smallest
 from ..base import PassContext, PassResult
-from .damage import DAMPING, Damages, Options, grams_of, guess, importance_of, measure, with_table
+from .damage import DAMPING, Damages, Options, grams_of, guess, importance_of, measure, part, with_table
 from .gptq_solver import Hessian, solve
 from .select import EMBEDDING, Job, QuantizePass, as_float, lm_heads, plain_name, retype
 from .store import NOWHERE, Store
@@ -35,6 +35,8 @@ StoredBytes = Callable[[StorageFormat, Sequence[int], Role], int | None]
 PALETTE: tuple[tuple[str, int, int] | str, ...] = (
     ("n", 2, 32), ("n", 3, 32), ("n", 4, 32), "q4_1", ("s", 5, 32), ("s", 6, 32), ("s", 8, 64),
 )  # fmt: skip
+
+MEASURING = 0.6  # of the time that all takes, about
 
 
 def _plain_bytes(form: StorageFormat, shape: Sequence[int], role: Role) -> int | None:
@@ -80,7 +82,7 @@ class QuantizeAuto(QuantizePass):
 
     def _measured(self, graph: Graph, jobs: list[Job], options: list[Options], ctx: PassContext) -> Damages:
         store = Store(ctx.calibrations / f"{self.name}-measured" if ctx.calibrations else None)
-        return measure(graph, jobs, options, self.sequences, ctx.progress, store)
+        return measure(graph, jobs, options, self.sequences, part(ctx.progress, 0.0, MEASURING), store)
 
     # -- what there is to choose -------------------------------------------------------------------------------------
 
@@ -132,6 +134,7 @@ class QuantizeAuto(QuantizePass):
         waiting = [node for node, job in linear.items() if not self._restore(graph, ctx, job, store, numbers[node])]
         total = sum(prod(job.shape) for job in linear.values())
         done = total - sum(prod(linear[node].shape) for node in waiting)
+        progress = part(ctx.progress, MEASURING, 1.0)
         for job in jobs:
             if job.node not in linear:
                 form = job.format
@@ -144,7 +147,7 @@ class QuantizeAuto(QuantizePass):
             job = linear[node]
             form = job.format
             assert isinstance(form, BlockFormat)
-            ctx.progress(job.name, total + done, 2 * total)
+            progress(job.name, done, total)
             weight = as_float(graph.weight(node.args[1]))  # type: ignore[arg-type]
             planes = weight.reshape(-1, *weight.shape[-2:])
             parts: list[Parts] = []

@@ -12,6 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import exp, log, prod
 from typing import Any
 
@@ -39,6 +40,7 @@ DAMPING = 0.01
 _ROWS = 256  # of a matrix, that stand for all of them when formats are compared
 _PROBED = 12_000  # tokens of all variants together, by which sensitivities are measured
 _LEAST, _MOST = 12, 64  # of a sequence
+PROBING = 0.3  # of the time that `measure` takes, about, sensitivities take
 
 
 @dataclass
@@ -91,10 +93,19 @@ def measure(
     """By what the float model does with `sequences`, token ids for calibration. store: what an interrupted run has
     measured."""
     found = {job.node: _Measured(of) for job, of in zip(jobs, options, strict=True)}
-    _measure_errors(graph, jobs, found, sequences, progress, store)
-    sensitivities, shares = _sensitivities(graph, jobs, found, sequences)
+    _measure_errors(graph, jobs, found, sequences, part(progress, 0.0, 1 - PROBING), store)
+    sensitivities, shares = _sensitivities(graph, jobs, found, sequences, part(progress, 1 - PROBING, 1.0), store)
     curves = [_curve(graph, job, found[job.node], sensitivities[job.node], shares) for job in jobs]
     return Damages(tuple(curves), tuple(shares.get(job.node, 0.0) for job in jobs))
+
+
+def part(progress: Progress, start: float, end: float) -> Progress:
+    """For a part of some work, from `start` to `end` of it (0 to 1), that counts what it has done by itself."""
+
+    def heard(text: str, done: int, total: int) -> None:
+        progress(text, round(1_000_000 * (start + (end - start) * done / max(total, 1))), 1_000_000)
+
+    return heard
 
 
 def guess(jobs: list[Job], options: Sequence[Options]) -> Damages:
@@ -124,7 +135,7 @@ def _measure_errors(
     def visit(node: fx.Node, inputs: Inputs) -> None:
         nonlocal done
         job, found = jobs[linear[node]], measured[node]
-        progress(f"measuring {job.name}", done, 2 * total)
+        progress(f"measuring {job.name}", done, total)
         grams = grams_of(node, inputs)
         weight = as_float(graph.weight(node.args[1]))  # type: ignore[arg-type]
         noise = _probe(job.shape[-1]).rounded(weight) - weight
@@ -149,7 +160,12 @@ def _measure_errors(
 
 
 def _sensitivities(
-    graph: Graph, jobs: list[Job], measured: dict[fx.Node, _Measured], sequences: Sequence[Sequence[int]]
+    graph: Graph,
+    jobs: list[Job],
+    measured: dict[fx.Node, _Measured],
+    sequences: Sequence[Sequence[int]],
+    progress: Progress,
+    store: Store,
 ) -> tuple[dict[fx.Node, float], dict[fx.Node, float]]:
     """KL divergence per unit of output error of every job; and, for heads that are tables too, how much an error of
     a table counts beside one of an output."""
@@ -160,7 +176,12 @@ def _sensitivities(
         variants.append(dict.fromkeys(nodes, RoundedWeight(weight, _probe(job.shape[-1]))))
     tokens = min(max(_PROBED // (2 * max(1, len(variants))), _LEAST), _MOST)
     ids = [list(sequence[:tokens]) for sequence in _spread(sequences, 2)]
-    divergences = _divergences(graph, ids, variants)
+    kept = store.get(len(jobs), sites=[job.name for job, _ in sites])
+    if kept is None:
+        divergences = _divergences(graph, ids, variants, partial(progress, "measuring what errors do to predictions"))
+        store.put(len(jobs), {}, sites=[job.name for job, _ in sites], divergences=divergences)
+    else:
+        divergences = kept[1]["divergences"]
     own = divergences[: len(jobs)]
     raw = {job.node: max(kl, 1e-12) / max(measured[job.node].probe, 1e-30) for job, kl in zip(jobs, own, strict=True)}
     tables = {job.node: kl for (job, _), kl in zip(sites[len(jobs) :], divergences[len(jobs) :], strict=True)}
@@ -235,12 +256,14 @@ def _spread(sequences: Sequence[Sequence[int]], count: int) -> list[Sequence[int
     return list(sequences[::step][:count])
 
 
-def _divergences(graph: Graph, sequences: list[list[int]], variants: list[Variant]) -> list[float]:
+def _divergences(
+    graph: Graph, sequences: list[list[int]], variants: list[Variant], heard: Callable[[int, int], None]
+) -> list[float]:
     """The mean KL divergence per token of each variant from the model."""
     found = [0.0] * len(variants)
     model = torch.empty(0)
     count = sum(map(len, sequences))
-    for answer in run_together(graph, sequences, variants):
+    for answer in run_together(graph, sequences, variants, heard):
         logs = torch.log_softmax(answer.logits, -1)
         if answer.variant == MODEL:
             model = logs
