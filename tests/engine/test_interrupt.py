@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from icc.compiler.interrupt import Processes
+from sizes import soak
 
 pytestmark = pytest.mark.slow
 
@@ -108,3 +110,54 @@ def test_who_waits_for_a_compiler_goes_on_and_none_is_started_any_more(tmp_path:
         assert waiting.result(30) == -signal.SIGKILL and ended(int(file.read_text()))
         with pytest.raises(KeyboardInterrupt):
             pool.submit(wait, "true").result()
+
+
+def written(files: set[Path]) -> dict[Path, int]:
+    """When each of the files that are there was written."""
+    found: dict[Path, int] = {}
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            found[file] = file.stat().st_mtime_ns
+    return found
+
+
+@pytest.mark.parametrize(
+    ("quant", "stores"),
+    soak(
+        ("gptq4", ["quantize-gptq"]),
+        ("awq4", ["quantize-awq"]),
+        ("int8", ["quantize-smooth"]),
+        ("awqgptq4", ["quantize-awq", "quantize-gptq"]),
+        ("auto", ["quantize-auto-measured", "quantize-auto-[0-9a-f]*"]),
+    ),
+)
+def test_a_calibration_that_was_killed_goes_on_to_the_same_bytes(quant: str, stores: list[str], tmp_path: Path) -> None:
+    """SIGKILL, once in each of its parts; what was found until then is not computed again."""
+    model = Path(__file__).parents[2] / "samples" / "pystd"
+    command = [sys.executable, "-m", "icc", "compile", str(model), "--target", "native", "--quant", quant, "--rotate"]
+    command += ["--calib-sequences", "6", "--calib-length", "256", "-o"]
+
+    def start(name: str, cache: str) -> subprocess.Popen[str]:
+        environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / cache)}
+        return subprocess.Popen([*command, str(tmp_path / name)], stderr=subprocess.PIPE, text=True, env=environment)
+
+    whole = start("whole", "a")
+    assert whole.wait(600) == 0, whole.communicate()
+    for store in stores:
+        process, found = start("resumed", "b"), set[Path]()
+        while len(found) < 9:
+            assert process.poll() is None, process.communicate()
+            found = set((tmp_path / "b/icc/calibrations").glob(f"*/{store}/0*.safetensors"))
+            time.sleep(0.02)
+        process.kill()
+        process.communicate()
+    times, seen = written(found), dict[Path, int]()
+    resumed = start("resumed", "b")
+    while resumed.poll() is None:
+        seen |= written(found)
+        time.sleep(0.02)
+    assert resumed.returncode == 0, resumed.communicate()
+    assert seen == times and not list((tmp_path / "b/icc/calibrations").iterdir())
+    assert {p.name for p in tmp_path.iterdir()} == {"a", "b", "whole", "resumed"}
+    for file in ("weights.safetensors", "program.json", "canaries.json"):
+        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "resumed" / file).read_bytes()
