@@ -48,6 +48,8 @@ def llmcompressor(method: str, model: Path, ids: Path, out: Path) -> None:
     groups = {"all": QuantizationScheme(targets=["Linear"], weights=weights)}
     rounds = (GPTQModifier if method == "gptq" else QuantizationModifier)(config_groups=groups, ignore=["lm_head"])
     recipe = [rounds] if method == "gptq" else [AWQModifier(), rounds]
+    if not torch.cuda.is_available():  # AWQ pins what it is going to copy to a GPU, whether there is one or not
+        torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign]
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     data = Dataset.from_dict({"input_ids": sequences, "attention_mask": [[1] * len(row) for row in sequences]})
     oneshot(
