@@ -12,6 +12,7 @@ import icc
 import pytest
 import torch
 from icc.compiler.backends.errors import CodegenError
+from icc.compiler.backends.triton.kernels.norm import Norm
 from icc.compiler.errors import (
     CheckpointError,
     IccError,
@@ -235,6 +236,21 @@ class Smoothing(nn.Module):
         return SimpleNamespace(logits=self.head(self.mix(self.embed(input_ids).transpose(1, 2)).transpose(1, 2)))
 
 
+def test_a_rotation_that_asks_for_the_largest_position_hears_of_the_longest(tiny: ModuleType, tmp_path: Path) -> None:
+    """PhiMoE scales its rotation by another number where a text is long."""
+    import transformers
+
+    factors = {"short_factor": [1.0] * 8, "long_factor": [1.5] * 8, "short_mscale": 1.1, "long_mscale": 1.7}
+    rope = {"rope_type": "longrope", "rope_theta": 100.0, "original_max_position_embeddings": 32, **factors}
+    config = transformers.PhimoeConfig(**{**tiny.GQA, "num_local_experts": 4, "rope_parameters": rope})
+    model = tiny.save_tiny(config, tmp_path)
+    ids = torch.arange(3, 43)
+    for count, longest in ((40, 64), (20, 32)):
+        with torch.no_grad():
+            expected = model(ids[None, :count]).logits[0]
+        torch.testing.assert_close(interpret(load_graph(tmp_path, longest), ids[:count].tolist()), expected)
+
+
 def test_layers_that_mix_neighbours_are_named() -> None:
     import transformers
 
@@ -247,10 +263,13 @@ def test_layers_that_mix_neighbours_are_named() -> None:
     assert refused.value.op and "conv" in refused.value.op and refused.value.module == "mix"
 
 
-def test_what_a_target_has_no_kernel_for_is_told_before_quantizing(tiny: ModuleType, tmp_path: Path) -> None:
+def test_what_a_target_has_no_kernel_for_is_told_before_quantizing(
+    tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, engine = tmp_path / "model", tmp_path / "engine"
-    tiny.save_tiny(tiny.tiny_configs()["deepseek_v32-picked_tokens"], model)
-    with pytest.raises(CodegenError, match=r"picks the 9 tokens .* --max-seq-len 9 compiles it"):
+    tiny.save_tiny(tiny.tiny_configs()["llama"], model)
+    monkeypatch.setattr(Norm, "refusal", classmethod(lambda cls, step: "a planted reason"))
+    with pytest.raises(CodegenError, match="a planted reason"):
         icc.compile(model, engine, target="h100", quant="gptq4")
     assert not engine.exists()
 

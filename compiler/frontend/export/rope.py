@@ -7,9 +7,10 @@ engine has one set of tables, so the choice is made for `max_seq_len`, as other 
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...weights.handles import Constant, Weight
 
@@ -22,6 +23,7 @@ def settle_rope(model: nn.Module, weights: dict[str, Weight], max_seq_len: int) 
             if _depends_on_length(kind):
                 _settle(module, weights, path, kind, None, max_seq_len)
                 module.rope_type = "default"  # type: ignore[assignment]  # the forward pass then changes nothing
+                _tell_longest(module, max_seq_len)
         elif isinstance(kind, dict):
             for layer_type, layer_kind in list(kind.items()):
                 if isinstance(layer_kind, str) and _depends_on_length(layer_kind):
@@ -43,3 +45,17 @@ def _settle(
         frequencies, _ = ROPE_INIT_FUNCTIONS[kind](module.config, torch.device("cpu"), seq_len=max_seq_len, **options)
     name = f"{layer_type}_inv_freq" if layer_type is not None else "inv_freq"
     weights[f"{path}.{name}"] = Constant(frequencies)
+
+
+def _tell_longest(module: nn.Module, max_seq_len: int) -> None:
+    """What a module itself asks of the largest position (PhiMoE's scale), it hears of the longest sequence."""
+    forward, largest = module.forward, torch.max
+
+    def longest(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return largest(x, *args, **kwargs) if args or kwargs or x.is_floating_point() else max_seq_len - 1
+
+    def told(*args: Any, **kwargs: Any) -> Any:
+        with mock.patch.object(torch, "max", longest):
+            return forward(*args, **kwargs)
+
+    module.forward = told  # type: ignore[method-assign]
