@@ -259,6 +259,23 @@ POINTS: dict[str, Point] = {
         ("bf16", "f32", "f32", "f32", "f32", "", "", "", "f32"),
         tiling=HEADS,
     ),
+    "choose_scores__i4": Point(
+        "choose_keys",
+        {"kv": cache(1, 40, 40, "i4", 16, shared=True), "heads": 70, "count": 8, "width": 256, "strides": {"w": 80}},
+        ("bf16", "bf16", "bf16"),
+    ),
+    "choose_scores__decode_bf16": Point(
+        "choose_keys",
+        {"kv": cache(1, 32, 32, "bf16", 16, shared=True), "heads": 4, "count": 8, "width": 256, "strides": {"w": 8}},
+        ("bf16", "bf16", "bf16"),
+        DECODE,
+    ),
+    "choose_keys__bf16": Point(
+        "choose_keys",
+        {"kv": cache(1, 32, 32, "bf16", 16, shared=True), "heads": 4, "count": 8, "width": 256, "strides": {"w": 8}},
+        ("bf16", "bf16", "bf16"),
+        launch=1,
+    ),
     "attention_decode__f16_rope": Point(
         "attention",
         {"kv": cache(2, 16, 24, "f16", 16), **QUERY, **FULL_ROPE},

@@ -95,18 +95,7 @@ def sweep(
 TOKENS = tl.constexpr(8)
 
 
-@triton.jit
-def find_sequence(tile, seq_starts, num_seqs):
-    """The sequence of a tile: sequence s has the tiles from seq_starts[s] // TOKENS + s on."""
-    low: tl.int32 = 0
-    high = num_seqs
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tl.load(seq_starts + middle) // TOKENS + middle <= tile:
-            low = middle
-        else:
-            high = middle
-    return low
+# triton/find_sequence.py.jinja
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from ...render import render
 from ..spec import ONE, Arg, LaunchSpec, Shape, batch_arg, size_arg
 from ..tiling.attention import MOST_SPLITS, Tiling, Workload, decode_tiling, mixed_tiling, split_count
 from ..tiling.choice import Tuner, power_of_two
-from .kv_cache import KvKernel, KvWrite, Piece, item_size, pieces
+from .kv_cache import LONG, KvWrite, Piece, RotatingKernel, item_size, pieces, product_type
 
 JOINED = 8  # sequences whose new keys attention writes itself; those of more are shared out by a kernel
 SPLIT_TOKENS = 256  # in larger mixed steps tiles alone keep a device busy
@@ -23,7 +23,7 @@ STATES = tuple(Arg(f"{name}_ptr", "*fp32", ScratchArg(name)) for name in ("peaks
 
 
 @dataclass(frozen=True)
-class Attention(KvKernel[AttentionStep]):
+class Attention(RotatingKernel[AttentionStep]):
     """What operands and facts mean is told in compiler/ops/attention.py."""
 
     @classmethod
@@ -36,24 +36,18 @@ class Attention(KvKernel[AttentionStep]):
 
     @property
     def qk_type(self) -> str:
-        """Triton's type of both operands of q k': that of the cache, or for codes, of q, or else the wider in range."""
-        kind = self.step.q.dtype if self.scaled else self.step.kv.dtype
-        return "bfloat16" if self.scaled and kind == "f32" else _LONG[kind]
+        return product_type(self.step.q.dtype, self.step.kv.dtype)
 
     @property
     def pv_type(self) -> str:
         """The same of weights times values. Weights times scales of codes may be too small for f16."""
-        return "bfloat16" if self.scaled else _LONG[self.step.kv.dtype]
+        return "bfloat16" if self.scaled else LONG[self.step.kv.dtype]
 
     @property
     def unit(self) -> float:
         """What makes a score of the kernel's loop a logarithm to base 2: it may have been scaled before."""
         s = self.step
         return 1.0 if s.softcap or s.adds else s.scale * log2(e)
-
-    @property
-    def key_pieces(self) -> tuple[Piece, ...]:
-        return self.mixing(self.step.kv.key_dim) if self.packed else pieces(self.step.kv.key_dim)
 
     def span(self, limits: Limits) -> int:
         """The most keys that a query sees."""
@@ -168,9 +162,6 @@ def _of_new(spec: LaunchSpec) -> LaunchSpec:
         return replace(arg, value=OperandArg(f"new.{arg.value.name}")) if isinstance(arg.value, OperandArg) else arg
 
     return replace(spec, args=tuple(map(found, spec.args)))
-
-
-_LONG = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
 @dataclass(frozen=True)

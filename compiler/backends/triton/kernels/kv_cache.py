@@ -19,7 +19,9 @@ from ..tiling.choice import Tuner, power_of_two
 
 MIXED = 64  # dims that are mixed with each other, at most
 _ROWS = 16  # (token, head) pairs that one program writes
-C = TypeVar("C", KvWriteStep, AttentionStep)
+C = TypeVar("C", KvWriteStep, AttentionStep, ChooseKeysStep)
+R = TypeVar("R", KvWriteStep, AttentionStep)
+LONG = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
 @dataclass(frozen=True)
@@ -170,14 +172,20 @@ class KvKernel(StepKernel[C]):
         return self.key_scales_offset + (0 if kv.shared else kv.heads * kv.block_size)
 
     @property
-    def rope_vector(self) -> int:
-        """How many neighbours of a dim have neighbouring partners in the rotation, so that one load takes them."""
-        return gcd(self.step.rotary.dim // 2, 8)
+    def key_pieces(self) -> tuple[Piece, ...]:
+        """The pieces of a key that products take at a time."""
+        return self.mixing(self.step.kv.key_dim) if self.packed else pieces(self.step.kv.key_dim)
 
     def kv_args(self) -> tuple[Arg, ...]:
         """The layer's pages, and their scales if there are any: float32, or two half floats in an integer."""
         scales = (Arg("scales_ptr", "*i32" if self.packed else "*fp32", KVArg()),) if self.scaled else ()
         return (Arg("kv_ptr", "*" + ELEMENTS.get(self.step.kv.dtype, "u8"), KVArg()), *scales)
+
+
+def product_type(q: str, cached: str) -> str:
+    """Triton's type of both operands of q k': that of the cache, or for codes, of q, or else the wider in range."""
+    kind = q if cached in SCALED else cached
+    return "bfloat16" if cached in SCALED and kind == "f32" else LONG[kind]
 
 
 def item_size(dtype: str) -> int:
@@ -190,7 +198,17 @@ def _width(dim: int, dtype: str) -> int:
 
 
 @dataclass(frozen=True)
-class KvWrite(KvKernel[KvWriteStep]):
+class RotatingKernel(KvKernel[R]):
+    """One that rotates vectors as it reads them."""
+
+    @property
+    def rope_vector(self) -> int:
+        """How many neighbours of a dim have neighbouring partners in the rotation, so that one load takes them."""
+        return gcd(self.step.rotary.dim // 2, 8)
+
+
+@dataclass(frozen=True)
+class KvWrite(RotatingKernel[KvWriteStep]):
     """Moves accepted guesses, then rotates k and stores both at slot_mapping."""
 
     template: ClassVar[str] = "triton/kv_write.py.jinja"
@@ -218,15 +236,4 @@ class KvWrite(KvKernel[KvWriteStep]):
         return (
             LaunchSpec(render("triton/kv_move.py.jinja", self, self.step), "kv_move", moves, (heads_if_any, ONE, ONE)),
             LaunchSpec(render(self.template, self, self.step), self.entry, args, grid),
-        )
-
-
-class ChooseKeys(StepKernel[ChooseKeysStep]):
-    """There is none yet."""
-
-    @classmethod
-    def refusal(cls, step: ChooseKeysStep) -> str:
-        return (
-            f"an index picks the {step.count} tokens that attention reads, for which there are no kernels for GPUs: "
-            f"--max-seq-len {step.count} compiles it, as attention then reads all tokens"
         )

@@ -10,8 +10,9 @@ from ...kernel_table import KernelTable
 from ..spec import StepKernel
 from .attention import Attention
 from .bmm import Bmm
+from .choosing import ChooseKeys
 from .index import Embedding, Gather, Scatter, SelectRows, Topk
-from .kv_cache import ChooseKeys, KvWrite
+from .kv_cache import KvWrite
 from .linear import ExpertLinear, Linear
 from .norm import Norm
 from .pointwise import Pointwise
