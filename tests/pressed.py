@@ -204,8 +204,8 @@ class Run:
             self.seen["preempted"] += scheduler.num_preemptions
             self.seen["swapped"] += scheduler.num_swaps
             if (speculator := self.llm.loop.speculator) is not None:
-                self.seen[f"accepted of {self.drafter}"] += speculator.counts.accepted
-                self.seen["rejected"] += speculator.counts.guesses - speculator.counts.accepted
+                self.seen[f"guesses of {self.drafter}"] += speculator.counts.guesses
+                self.seen["accepted"] += speculator.counts.accepted
             elif self.drafter != "none":
                 raise AssertionError("the drafter failed")
         return self.seen

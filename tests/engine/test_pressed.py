@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +12,7 @@ from typing import Any
 
 import icc
 import pytest
+from icc.compiler.backends.cpu.build import SANITIZER_FLAGS
 from icc.runtime.batch.scheduled import ScheduledBatch
 from icc.runtime.requests.generation import Generation
 from icc.runtime.speculate.speculator import Speculator
@@ -49,6 +53,17 @@ CACHES = soak(
     ("llama", {"kv_policy": "snapkv:budget=64,recent=16"}),
 )
 
+SANITIZED = [
+    ("qwen3_next-delta_rule", {}),
+    ("lfm2-short_convolutions", {}),
+    ("deepseek_v3-latent_grouped_routing", {"kv_cache": "int8"}),
+    ("deepseek_v32-picked_tokens", {}),
+    ("gemma2", {}),
+    ("llama", {"kv_policy": "h2o:budget=64,recent=16"}),
+    ("llama", {"kv_policy": "snapkv:budget=64,recent=16"}),
+]
+CHECKS = "address,undefined,float-cast-overflow"
+
 
 @pytest.fixture
 def heads(tmp_path: Path) -> str:
@@ -78,9 +93,31 @@ def test_answers_are_those_of_a_cold_engine(
     seen = press(made(compiled, name, options, heads), 1, runs)
     assert seen["length"] > 20 and seen["abort"] > 5 and seen["preempted"] > 5
     if runs > 20 and "kv_policy" not in options:  # what is evicted is not shared, swapped or guessed
-        assert min(seen["cached"], seen["swapped"], seen["rejected"]) > 100
         drafters = {"trees", "ngram", *(["medusa"] if options.get("spec") == HEADS else [])}
-        assert all(seen[f"accepted of {drafter}"] > 0 for drafter in drafters), seen
+        assert min(seen["cached"], seen["swapped"], *(seen[f"guesses of {drafter}"] for drafter in drafters)) > 100
+        assert seen["accepted"] > 100
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("name", "options"), SANITIZED)
+def test_under_sanitizers(
+    name: str, options: dict[str, str], compiled: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same with kernels that check their addresses and arithmetic, in a process that loads the sanitizer first."""
+    library = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+    if not os.path.isabs(library):
+        pytest.skip("g++ has no libasan.so")
+    compiler = tmp_path / "sanitizing"
+    compiler.write_text(f'#!/bin/sh\nexec g++ "$@" -O1 -fsanitize={CHECKS} {" ".join(SANITIZER_FLAGS)}\n')
+    compiler.chmod(0o755)
+    checkpoint = compiled(name, **LIMITS, **options).checkpoint
+    monkeypatch.setenv("CXX", str(compiler))
+    engine = icc.compile(checkpoint, tmp_path / "engine", target="native", **LIMITS, **options)
+    paths = os.pathsep.join([str(Path(icc.__file__).parents[1]), *sys.path])
+    env = os.environ | {"LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONPATH": paths}
+    command = [sys.executable, Path(__file__).parents[1] / "pressed.py", engine, "1", str(size_of("pressed_runs"))]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.mark.parametrize(("name", "options"), STATES)
