@@ -10,12 +10,16 @@ import torch
 from icc.compiler.backends.triton.kernels.linear import Linear
 from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import Shape
+from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.program.steps.linear import NormInputs, NormOutputs
 from icc.runtime.format.operands import BufferOperand, WeightOperand
 from interpreting import LIMITS, TUNER, make_kernel, run_kernel
 from paged import DTYPES
+from products import Forced
 
 K, N, GAP = 64, 40, 3
+# a tile whose K is split: its last program finishes it, and the last of all tiles normalizes
+SPLIT = Forced({"decode": 0, "m": 16, "n": 16, "k": 16, "warps": 4, "stages": 2, "splits": 4})
 
 
 def joined(norm: str, kind: str) -> Linear:
@@ -33,8 +37,8 @@ def joined(norm: str, kind: str) -> Linear:
 
 
 @pytest.mark.parametrize("norm", ["rms_norm", "add_rms_norm", "add_layer_norm"])
-@pytest.mark.parametrize("rows", [1, 3, 19])
-def test_the_same_bits(norm: str, rows: int) -> None:
+@pytest.mark.parametrize(("rows", "tuner"), [(1, TUNER), (3, TUNER), (19, TUNER), (1, SPLIT), (19, SPLIT)])
+def test_the_same_bits(norm: str, rows: int, tuner: Tuner) -> None:
     torch.manual_seed(rows)
     kind, kernel = "bf16", joined(norm, "bf16")
     x, w = torch.randn(rows, K).to(DTYPES[kind]), torch.randn(N, K).to(DTYPES[kind])
@@ -44,7 +48,7 @@ def test_the_same_bits(norm: str, rows: int) -> None:
     def results(step: Any) -> dict[str, torch.Tensor]:
         y = torch.full((rows, N), torch.nan, dtype=DTYPES[kind])
         given = {**more, "norm_out.y": torch.full_like(y, torch.nan), "norm_out.sum": torch.full((rows, N), torch.nan)}
-        run_kernel(step, [x, w, None], [y], shape=shape, more=given)
+        run_kernel(step, [x, w, None], [y], shape=shape, more=given, tuner=tuner)
         if kernel.norm is not None and step is not kernel:
             found = {"x": y, "r": given["norm_in.r"], "w": given["norm_in.w"], "bias": given["norm_in.bias"]}
             found |= {"y": given["norm_out.y"], "sum": given["norm_out.sum"]}
@@ -59,5 +63,6 @@ def test_the_same_bits(norm: str, rows: int) -> None:
     for name, tensor in once.items():
         assert torch.equal(tensor.view(torch.uint8), twice[name].view(torch.uint8)), name
     assert once["norm_out.y"].isfinite().all()
-    launches = [spec.entry for spec in kernel.launches(shape, LIMITS, TUNER)]
-    assert launches == {1: ["linear_decode"], 3: ["linear_decode", "norm"], 19: ["linear_tile", "norm"]}[rows]
+    launches = [spec.entry for spec in kernel.launches(shape, LIMITS, tuner)]
+    product = "linear_tile" if rows == 19 or tuner is SPLIT else "linear_decode"
+    assert launches == [product] + ["norm"] * (rows > 1)

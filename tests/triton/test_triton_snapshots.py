@@ -84,6 +84,7 @@ AROUND: dict[str, Any] = {"pending": Pending, "sample": Sample}
 FEW = {"decode": 1, "m": 8, "n": 16, "k": 16, "warps": 2, "stages": 2, "splits": 1}
 MANY = {"decode": 0, "m": 16, "n": 32, "k": 64, "warps": 4, "stages": 3, "splits": 1}
 SPLIT = {**MANY, "splits": 2}
+APART = {**SPLIT, "m": 128}  # more rows than the last program of a tile adds up
 HEADS = {"rows": 16, "heads": 2, "tile": 16, "warps": 4, "stages": 2}
 
 POINTS: dict[str, Point] = {
@@ -188,7 +189,28 @@ POINTS: dict[str, Point] = {
     "linear_w8a8__e4m3_blocks_split": Point(
         "linear_q", {"k": 256, "n": 64, "stored": "e4m3_kg64"}, ("bf16", "u8", "", "bf16"), launch=1, tiling=SPLIT
     ),
-    "linear_decode_fp8__blocks": Point(
+    "linear_decode_eight__e4m3_row_of_experts": Point(
+        "expert_linear_q",
+        {"k": 64, "n": 16, "stored": "e4m3", **EXPERTS},
+        ("bf16", "u8", "", "i32", "bf16"),
+        Shape(1, True),
+        tiling={**FEW, "k": 64},
+    ),
+    "linear_decode_eight__int8_row": Point(
+        "linear_q",
+        {"k": 128, "n": 32, "stored": "i8g128"},
+        ("bf16", "u8", "", "bf16"),
+        Shape(1, True),
+        tiling={**FEW, "k": 128},
+    ),
+    "linear_w8a8__e4m3_experts": Point(
+        "expert_linear_q",
+        {"k": 128, "n": 32, "stored": "e4m3", **EXPERTS},
+        ("bf16", "u8", "", "i32", "bf16"),
+        launch=3,
+        tiling={**MANY, "n": 64, "k": 128},
+    ),
+    "linear_decode_eight__e4m3_blocks": Point(
         "linear_q",
         {"k": 256, "n": 32, "stored": "e4m3_kg128"},
         ("bf16", "u8", "", "bf16"),
@@ -210,7 +232,7 @@ POINTS: dict[str, Point] = {
         "linear", {"k": 128, "n": 32, "stored": "bf16"}, ("bf16", "bf16", "", "bf16"), tiling=SPLIT
     ),
     "linear_reduce__plain": Point(
-        "linear", {"k": 128, "n": 32, "stored": "bf16"}, ("bf16", "bf16", "", "bf16"), launch=1, tiling=SPLIT
+        "linear", {"k": 128, "n": 32, "stored": "bf16"}, ("bf16", "bf16", "", "bf16"), launch=1, tiling=APART
     ),
     "linear_reduce__bias_residual": Point(
         "linear",
@@ -223,7 +245,7 @@ POINTS: dict[str, Point] = {
         },
         ("bf16", "bf16", "f32", "f32", "f32"),
         launch=1,
-        tiling=SPLIT,
+        tiling=APART,
     ),
     "linear_expert_sort__3x2": Point(
         "expert_linear",

@@ -28,6 +28,7 @@ from icc.compiler.weights.handles import pieces_of
 from icc.runtime.format.plan import OperandArg, ScratchArg, SizeArg
 from interpreting import LIMITS, make_kernel, run_kernel
 from products import DTYPES, Forced, check, rows
+from races import detecting, shuffle
 from sizes import soak
 from torch import Tensor, fx
 
@@ -91,9 +92,9 @@ TILINGS = {
 GATED = Epilogue(Body.parse("t0 = silu a0; t1 = mul t0 a1"), (Columns(0, 1), Columns(17, 1)), 16)
 
 
-def random_matrix(form: Float8, n: int, k: int) -> tuple[Tensor, Tensor]:
+def random_matrix(form: Float8 | ChannelInt8, *shape: int) -> tuple[Tensor, Tensor]:
     """As kernels take it, and its values in float64."""
-    parts = form.encode(torch.randn(n, k) * torch.rand(n, 1)).parts
+    parts = form.encode(torch.randn(shape) * torch.rand(*shape[:-1], 1)).parts
     packed = LAYOUTS.find(form, "product").pack({name: value.numpy() for name, value in parts.items()})
     return torch.from_numpy(packed), form.decode(parts).double()
 
@@ -135,6 +136,62 @@ def test_products(
     check(y, found, kind)
 
 
+@pytest.mark.parametrize("form", [Float8(), Float8(128), ChannelInt8(640, 8)], ids=["e4m3", "blocks", "int8"])
+def test_a_single_row_becomes_codes_where_it_is_multiplied(form: Float8 | ChannelInt8) -> None:
+    """The same bits as with a kernel of its own before, which only steps of more rows have."""
+    torch.manual_seed(1)
+    n, k = 33, 5000 if form.name == "e4m3" else 640
+    packed, values = random_matrix(form, n, k)
+    x = rows(1, k, k + 8, "bf16", 1)
+    kernel = make_kernel("linear_q", k=k, n=n, strides={"x": k + 8}, types=("bf16", "u8", "", "f32"), stored=form.name)
+    tuner, found = Forced({**TILINGS["decode"], "k": 128}), []
+    for most in (1, 2):
+        y = torch.full((2, n), torch.nan)
+        specs = run_kernel(
+            kernel, [x, packed, None], [y], shape=Shape(most, True), sizes={"num_tokens": 1}, tuner=tuner
+        )
+        assert [spec.entry for spec in specs] == ["linear_rows"] * (most - 1) + ["linear_decode"]
+        found.append(y)
+    check(found[0], rounded(x[:1, :k].double(), form) @ values.T, "f32")
+    assert torch.equal(found[0][0], found[1][0])
+
+
+EXPERTS, TOPK = 4, 3
+
+
+@pytest.mark.parametrize(("tiling", "group"), [("decode", 0), ("decode", 128), ("tile", 0), ("tile", 128)])
+@pytest.mark.parametrize("per_slot", [False, True])
+def test_experts(tiling: str, group: int, per_slot: bool) -> None:
+    torch.manual_seed(3)
+    form, n, k = Float8(group), 17, 256
+    packed, values = random_matrix(form, EXPERTS, n, k)
+    for count in (1, 3) if tiling == "decode" else (19,):
+        x = rows(count, (TOPK if per_slot else 1) * k, (TOPK if per_slot else 1) * k + 8, "bf16")
+        index = torch.randint(0, EXPERTS, (count, TOPK), dtype=torch.int32)
+        index[0, 1] = -1
+        kernel = make_kernel(
+            "expert_linear_q", k=k, n=n, experts=EXPERTS, topk=TOPK, x_per_slot=per_slot, stored=form.name,
+            strides={"x": x.shape[1]}, types=("bf16", "u8", "", "i32", "f32"),
+        )  # fmt: skip
+        y = torch.full((count + 1, TOPK * n), torch.nan)
+        shape = Shape(count, False) if tiling == "decode" else Shape(32, False)
+        with detecting(shuffle):
+            specs = run_kernel(
+                kernel, [x, packed, None, index], [y], shape=shape, sizes={"num_tokens": count},
+                tuner=Forced({**TILINGS[tiling], "n": 64 if tiling == "tile" else 16, "k": 128}),
+            )  # fmt: skip
+        assert [spec.entry for spec in specs] == {
+            1: ["linear_decode"], 3: ["linear_rows", "linear_decode"],
+            19: ["linear_rows", "expert_count", "expert_place", "linear_w8a8"],
+        }[count]  # fmt: skip
+        given = x[:, : x.shape[1] - 8].reshape(count, -1, k).expand(-1, TOPK, -1)
+        found = torch.zeros(count, TOPK, n, dtype=torch.float64)
+        for e in range(EXPERTS):
+            at = torch.where(index == e)
+            found[at] = rounded(given[at], form).double() @ values[e].T
+        check(y, found.reshape(count, -1), "f32")
+
+
 @pytest.mark.parametrize("k", [130, 16400])
 def test_rows_are_rounded_as_the_format_rounds(k: int) -> None:
     form, count = Float8(), 3
@@ -173,7 +230,7 @@ def test_conversions_of_the_interpreter_are_those_of_torch() -> None:
 
 @pytest.mark.parametrize("target", ["a100", "a10g", "l4", "h100", "b200", "mi300x"])
 def test_where_rows_of_e4m3_are_multiplied(target: str) -> None:
-    """Where there are instructions for them, and blocks of at least 32; elsewhere and with experts floats are."""
+    """Where there are instructions for them, and blocks of at least 32; elsewhere floats are."""
     level = TARGETS[target].level
     for stored, native in (
         ("e4m3", True),
@@ -188,4 +245,4 @@ def test_where_rows_of_e4m3_are_multiplied(target: str) -> None:
     experts = make_kernel(
         "expert_linear_q", k=64, n=32, stored="e4m3", experts=3, topk=2, types=("bf16", "u8", "", "i32", "bf16")
     )
-    assert experts.mode(level) == "codes"  # type: ignore[attr-defined]
+    assert experts.mode(level) == ("fp8" if level >= 89 else "codes")  # type: ignore[attr-defined]

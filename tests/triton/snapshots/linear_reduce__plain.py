@@ -7,7 +7,7 @@ N = tl.constexpr(32)
 K = tl.constexpr(128)
 WIDTH = tl.constexpr(32)
 BN = tl.constexpr(32)
-BM = tl.constexpr(16)
+BM = tl.constexpr(128)
 
 
 @triton.jit

@@ -19,7 +19,7 @@ def scale_of(peak, poison):
 def codes_of(x, inverse):
     """Values as codes; 0 where the largest of all is."""
     scaled = tl.where(inverse > 0.0, x * inverse, 0.0)
-    return scaled.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    return scaled.to(tl.float8e4nv)
 
 
 @triton.jit
@@ -32,4 +32,4 @@ def linear_rows(x_ptr, codes_ptr, scales_ptr, num_rows):
     x = tl.load(x_at + k, mask=k < K, other=0.0).to(tl.float32)
     scale, inverse = scale_of(tl.max(tl.abs(x), axis=0), tl.sum(x * 0.0, axis=0))
     tl.store(scales_ptr + row, scale)
-    tl.store(codes_at + k, codes_of(x, inverse), mask=k < K)
+    tl.store(codes_at + k, codes_of(x, inverse).to(tl.uint8, bitcast=True), mask=k < K)

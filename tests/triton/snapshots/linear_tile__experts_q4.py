@@ -104,6 +104,7 @@ def linear_tile(x_ptr, w_ptr, y_ptr, slots_ptr, experts_ptr, num_rows):
     expert = tl.where(routed, expert, 0).to(tl.int64)
     steps = tl.where(routed, STEPS, 0)
     x_at = x_ptr + ((r // TOPK).to(tl.int64) * 128)[None, :]
+
     matrix = w_ptr + expert * 2304
     codes = matrix.to(tl.pointer_type(tl.uint16))
     words = (matrix + 2048).to(tl.pointer_type(tl.uint32))

@@ -40,6 +40,7 @@ def linear_tile(x_ptr, w_ptr, b_ptr, y_ptr, num_rows):
     in_rows = rows < num_rows
     r = rows
     x_at = x_ptr + (rows.to(tl.int64) * 40)[None, :]
+
     row0 = 0 + 1 * first
     acc0 = tl.zeros([BN, BM], tl.float32)
     w0_at = w_ptr + row0.to(tl.int64) * K + (tile * 1 * K)[:, None]

@@ -65,6 +65,7 @@ def linear_tile(x_ptr, w_ptr, y_ptr, num_rows):
     in_rows = rows < num_rows
     r = rows
     x_at = x_ptr + (rows.to(tl.int64) * 768)[None, :]
+
     matrix = w_ptr
     codes = matrix
     scales = (matrix + 12288).to(tl.pointer_type(tl.float16))

@@ -55,6 +55,7 @@ def linear_tile(x_ptr, w_ptr, y_ptr, num_rows):
     in_rows = rows < num_rows
     r = rows
     x_at = x_ptr + (rows.to(tl.int64) * 64)[None, :]
+
     matrix = w_ptr
     codes = matrix.to(tl.pointer_type(tl.uint16))
     words = (matrix + 1024).to(tl.pointer_type(tl.uint32))

@@ -1,4 +1,4 @@
-# linear_tile(x_ptr: *bf16, w_ptr: *bf16, sums_ptr: *fp32, num_rows?: i32)
+# linear_tile(x_ptr: *bf16, w_ptr: *bf16, y_ptr: *bf16, sums_ptr: *fp32, counters_ptr: *i32, num_rows?: i32)
 # grid (1 * ceil(num_tokens / 16), 2, 1), 4 warps, 3 stages
 # triton/common.py.jinja
 
@@ -27,7 +27,7 @@ BAND = tl.constexpr(8)
 
 
 @triton.jit
-def linear_tile(x_ptr, w_ptr, sums_ptr, num_rows):
+def linear_tile(x_ptr, w_ptr, y_ptr, sums_ptr, counters_ptr, num_rows):
     """One tile; steps of BK over K."""
     pid = tl.program_id(0)
     top = pid // (BAND * TILES_N) * BAND
@@ -40,6 +40,7 @@ def linear_tile(x_ptr, w_ptr, sums_ptr, num_rows):
     in_rows = rows < num_rows
     r = rows
     x_at = x_ptr + (rows.to(tl.int64) * 128)[None, :]
+
     row0 = 0 + 1 * first
     acc0 = tl.zeros([BN, BM], tl.float32)
     w0_at = w_ptr + row0.to(tl.int64) * K + (tile * 1 * K)[:, None]
@@ -52,5 +53,14 @@ def linear_tile(x_ptr, w_ptr, sums_ptr, num_rows):
     c = cols[:, None]
     r = r[None, :]
     keep = in_rows[None, :] & (c < WIDTH)
-    sums = ((tl.program_id(1) * 1 + 0) * num_rows + r).to(tl.int64) * WIDTH + c
-    tl.store(sums_ptr + sums, acc0, mask=keep)
+    mine = tl.program_id(0) * 2 * 1 * BN * BM + tile[:, None] * BM + tl.arange(0, BM)[None, :]
+    tl.store(sums_ptr + (mine + (tl.program_id(1) * 1 + 0) * BN * BM), acc0)
+    tl.debug_barrier()  # all that this program wrote comes before it counts
+    if tl.atomic_add(counters_ptr + tl.program_id(0), 1) == 1:
+        tl.store(counters_ptr + tl.program_id(0), 0)
+        acc0 = tl.load(sums_ptr + (mine + 0 * BN * BM))
+        for split in tl.static_range(1, 2):
+            acc0 += tl.load(sums_ptr + (mine + (split * 1 + 0) * BN * BM))
+        y_at = y_ptr + r.to(tl.int64) * 32 + c
+        tl.store(y_at, (acc0).to(y_ptr.dtype.element_ty), mask=keep)
+

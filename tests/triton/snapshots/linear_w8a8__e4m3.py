@@ -43,9 +43,11 @@ def linear_w8a8(codes_ptr, scales_ptr, w_ptr, y_ptr, num_rows):
     cols = first + tile
     rows = tile_m * BM + tl.arange(0, BM)
     in_rows = rows < num_rows
+    r = rows
     x_at = codes_ptr.to(tl.pointer_type(tl.float8e4nv)) + (rows.to(tl.int64) * K)[None, :]
     x_scale = tl.load(scales_ptr + rows, mask=in_rows, other=0.0)
-    matrix = w_ptr.to(tl.pointer_type(tl.float8e4nv))
+
+    matrix = (w_ptr).to(tl.pointer_type(tl.float8e4nv))
     scales = (w_ptr + 16384).to(tl.pointer_type(tl.float32))
     row0 = 0 + 1 * first
     sum0 = tl.zeros([BN, BM], tl.float32)
@@ -67,7 +69,6 @@ def linear_w8a8(codes_ptr, scales_ptr, w_ptr, y_ptr, num_rows):
         sum1 += tl.dot(w1, x, tl.zeros([BN, BM], tl.float32), max_num_imprecise_acc=BK)
     acc0 = sum0.to(tl.float32) * word0[:, None] * x_scale[None, :]
     acc1 = sum1.to(tl.float32) * word1[:, None] * x_scale[None, :]
-    r = rows
     c = cols[:, None]
     r = r[None, :]
     keep = in_rows[None, :] & (c < WIDTH)

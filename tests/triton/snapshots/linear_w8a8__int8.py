@@ -38,13 +38,15 @@ def linear_w8a8(codes_ptr, scales_ptr, w_ptr, y_ptr, num_rows):
     cols = first + tile
     rows = tile_m * BM + tl.arange(0, BM)
     in_rows = rows < num_rows
+    r = rows
     x_at = codes_ptr + (rows.to(tl.int64) * K)[None, :]
     x_scale = tl.load(scales_ptr + rows, mask=in_rows, other=0.0)
-    codes = (w_ptr).to(tl.pointer_type(tl.int8))
+
+    matrix = (w_ptr).to(tl.pointer_type(tl.int8))
     scales = (w_ptr + 4096).to(tl.pointer_type(tl.float32))
     row0 = 0 + 1 * first
     sum0 = tl.zeros([BN, BM], tl.int32)
-    w0_at = codes + row0.to(tl.int64) * K + (tile * 1 * K)[:, None]
+    w0_at = matrix + row0.to(tl.int64) * K + (tile * 1 * K)[:, None]
     word0 = load(scales + row0 + tile * 1, None)
     for step in tl.range(0, STEPS, num_stages=4):
         x_k = step * BK + tl.arange(0, BK)[:, None]
@@ -53,7 +55,6 @@ def linear_w8a8(codes_ptr, scales_ptr, w_ptr, y_ptr, num_rows):
         w0 = load(w0_at + w_k, None)
         sum0 = tl.dot(w0, x, sum0, out_dtype=tl.int32)
     acc0 = sum0.to(tl.float32) * word0[:, None] * x_scale[None, :]
-    r = rows
     c = cols[:, None]
     r = r[None, :]
     keep = in_rows[None, :] & (c < WIDTH)

@@ -21,14 +21,13 @@ from ..layouts.codes import CodeGroups
 from ..layouts.registry import LAYOUTS
 from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg
 from ..tiling.choice import Tuner
-from ..tiling.linear import Product, pick
-from .linear_source import RowsSource, SortSource, Source, Tiling, UnpackSource, epilogue_operands
+from ..tiling.linear import INLINE, Product, pick
+from .linear_source import EIGHT_BITS, RowsSource, SortSource, Source, Tiling, UnpackSource, epilogue_operands
 from .norm import Norm
 
-EIGHT_BITS = ("int8", "fp8")  # modes in which rows are brought to 8 bits first
 LOGIT_ROWS = 64  # beyond decoding, seldom more rows than this are wanted
 _NORMED = 1  # rows that the program of a product that ends last normalizes; more are shared out by a kernel
-_HELD = 32  # elements of a row per thread then
+_HELD = 64  # elements of a row per thread then
 # the operands of a norm, as those of the product before it
 _NORM = {"x": "y", "r": "norm_in.r", "w": "norm_in.w", "bias": "norm_in.bias", "y": "norm_out.y", "sum": "norm_out.sum"}
 P = TypeVar("P", bound=steps.Product)
@@ -90,7 +89,8 @@ class RowProducts(StepKernel[P]):
     def mode(self, level: int) -> str:
         """How operands meet on a GPU of that compute capability, 0 for HIP: "dense", "codes" and "blocks" in 16 bits on
         matrix units, "int8" and "fp8" in 8, "wide" in float32. "blocks" of few rows meet in float32, too."""
-        if self.codes and not self.experts and (eight := self.codes.rows8(level)):
+        eight = self.codes.rows8(level) if self.codes else ""
+        if eight and not (eight == "int8" and self.experts):  # whose rows nobody has smoothed
             return eight
         narrow = self.x.dtype in ("bf16", "f16")
         if self.codes:
@@ -101,7 +101,7 @@ class RowProducts(StepKernel[P]):
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         launches = self._products(shape, tuner)
-        if self.norm is None or any(arg.value == CountersArg() for arg in launches[-1].args):
+        if self.norm is None or any(arg.name == "norm_y_ptr" for arg in launches[-1].args):
             return launches
         return (*launches, *map(_behind, self.norm.launches(shape, limits, tuner)))
 
@@ -113,26 +113,24 @@ class RowProducts(StepKernel[P]):
 
     def _products(self, shape: Shape, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         tile, mode = self._tile(shape, tuner), self.mode(tuner.target.level)
-        if mode in EIGHT_BITS:
-            last = self._reduce(tile, tuner) if tile.splits > 1 else ()
-            product = self._decode(tile, tuner, shape) if tile.decode else self._many(tile, tuner)
-            return (self._rows(mode), product, *last)
         if tile.unpacked:
-            return (self._unpack(), *self._dense_launches(tile, tuner))
+            return (self._unpack(), *self._dense_launches(tile, tuner, shape))
+        first = (self._rows(mode),) if mode in EIGHT_BITS and not _inline(tile, shape) else ()
         if tile.decode:
-            return (self._decode(tile, tuner, shape),)
-        first = self._sort(tile, shape) if self.experts else ()
-        last = self._reduce(tile, tuner) if tile.splits > 1 else ()
-        return (*first, self._many(tile, tuner), *last)
+            return (*first, self._decode(tile, tuner, shape))
+        sort = self._sort(tile, shape) if self.experts else ()
+        return (*first, *sort, *self._many(tile, tuner, shape))
 
     def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:
         tile = self._tile(shape, tuner)
         areas = {}
-        if self.mode(tuner.target.level) in EIGHT_BITS:
-            areas |= {"codes": shape.max_tokens * self.step.k, "scales": 4 * shape.max_tokens}
+        if self.mode(tuner.target.level) in EIGHT_BITS and not _inline(tile, shape):
+            rows = shape.max_tokens * (self.topk if self.x_per_slot else 1)
+            areas |= {"codes": rows * self.step.k, "scales": 4 * rows}
         if tile.splits > 1:
-            parts = len(epilogue_operands(self).parts)
-            areas["sums"] = 4 * tile.splits * parts * shape.max_tokens * self.step.columns
+            parts, tiles = len(epilogue_operands(self).parts), self._tiles(tile, shape)
+            values = tiles * tile.m * tile.n if tile.merges(tiles) else shape.max_tokens * self.step.columns
+            areas["sums"] = 4 * tile.splits * parts * values
         if tile.unpacked:
             areas["matrix"] = 2 * self.step.n * self.step.k
         if self.experts and not tile.decode:
@@ -168,17 +166,15 @@ class RowProducts(StepKernel[P]):
         grid = (Extent(-(-self.step.n // 16)), Extent(-(-self.step.k // 256)), ONE)
         return LaunchSpec(source, "linear_unpack", args, grid, num_warps=4, num_stages=1)
 
-    def _dense_launches(self, tile: Tiling, tuner: Tuner) -> tuple[LaunchSpec, ...]:
+    def _dense_launches(self, tile: Tiling, tuner: Tuner, shape: Shape) -> tuple[LaunchSpec, ...]:
         """Those of the same product with W as `_unpack` leaves it."""
         kind, step = self.x.dtype, self.step
         stored = msgspec.structs.replace(step.stored, format=kind)
         dense = replace(self, step=msgspec.structs.replace(step, stored=stored, w=_typed(step.w, kind)))
-        last = dense._reduce(tile, tuner) if tile.splits > 1 else ()
         matrix = _scratch("matrix").value
-        specs = (dense._many(tile, tuner), *last)
         return tuple(
             replace(spec, args=tuple(replace(a, value=matrix) if a.name == "w_ptr" else a for a in spec.args))
-            for spec in specs
+            for spec in dense._many(tile, tuner, shape)
         )
 
     def _args(self) -> dict[str, Arg]:
@@ -196,13 +192,13 @@ class RowProducts(StepKernel[P]):
 
     def _decode(self, tile: Tiling, tuner: Tuner, shape: Shape) -> LaunchSpec:
         mode = self.mode(tuner.target.level)
-        args = [*self._read_args(mode).values(), *self._padding(shape)]
-        columns, name = Extent(-(-self.step.columns // tile.n)), f"decode_{'wide' if mode == 'blocks' else mode}"
+        args = [*self._read_args("" if _inline(tile, shape) else mode).values(), *self._padding(shape)]
+        kind = {"blocks": "wide", **dict.fromkeys(EIGHT_BITS, "eight")}.get(mode, mode)
+        columns, name = Extent(-(-self.step.columns // tile.n)), f"decode_{kind}"
         if self.experts:
             return self._spec(name, tile, tuner, args, (columns, self._slots, ONE))
-        if self.norm and shape.max_tokens <= _NORMED and self.norm.block <= _HELD * 32 * tile.warps:
-            args += self.pointers(**{name: f"norm_{name.split('.')[1]}_ptr" for name in _NORM.values() if name != "y"})
-            args.append(Arg("counters_ptr", "*i32", CountersArg()))
+        if len(more := self._counted(tile, shape)) > 1:
+            args += more
         return self._spec(name, tile, tuner, [*args, self.count], (columns, ONE, ONE))
 
     def _rows(self, mode: str) -> LaunchSpec:
@@ -210,7 +206,8 @@ class RowProducts(StepKernel[P]):
         source = RowsSource(self, mode)
         text = render(f"{self.template}/rows.py.jinja", source, self.step)
         args = (self._args()["x_ptr"], *_row_scratch(mode), self.count)
-        return LaunchSpec(text, "linear_rows", args, (extent(self.num_rows), ONE, ONE), num_warps=source.warps)
+        rows = self._slots if self.x_per_slot else extent(self.num_rows)
+        return LaunchSpec(text, "linear_rows", args, (rows, ONE, ONE), num_warps=source.warps)
 
     def _read_args(self, mode: str) -> dict[str, Arg]:
         """All operands, with what `_rows` leaves in place of x."""
@@ -219,12 +216,18 @@ class RowProducts(StepKernel[P]):
             return args
         return {arg.name: arg for arg in (*_row_scratch(mode), *args.values()) if arg.name != "x_ptr"}
 
-    def _many(self, tile: Tiling, tuner: Tuner) -> LaunchSpec:
+    def _tiles(self, tile: Tiling, shape: Shape) -> int:
+        """Of the output, at most."""
+        return -(-self.step.columns // tile.n) * -(-shape.max_tokens // tile.m)
+
+    def _many(self, tile: Tiling, tuner: Tuner, shape: Shape) -> tuple[LaunchSpec, ...]:
         mode = self.mode(tuner.target.level)
         args = self._read_args(mode)
         args.pop("index_ptr", None)
+        merges = tile.merges(self._tiles(tile, shape))
         if tile.splits > 1:
-            args = {name: arg for name, arg in args.items() if name in ("x_ptr", "codes_ptr", "scales_ptr", "w_ptr")}
+            read = ("x_ptr", "codes_ptr", "scales_ptr", "w_ptr")
+            args = {name: arg for name, arg in args.items() if merges or name in read}
             args["sums_ptr"] = _scratch("sums", "*fp32")
         if self.experts:
             args |= {"slots_ptr": _scratch("slots"), "experts_ptr": _scratch("experts")}
@@ -233,8 +236,17 @@ class RowProducts(StepKernel[P]):
         tiles = Extent(
             blocks.constant * columns, tuple(Term(t.size, t.divide, t.times * columns) for t in blocks.terms)
         )
-        name = "w8a8" if mode in EIGHT_BITS else "tile"
-        return self._spec(name, tile, tuner, [*args.values(), self.count], (tiles, Extent(tile.splits), ONE))
+        name, more = "w8a8" if mode in EIGHT_BITS else "tile", self._counted(tile, shape) if merges else []
+        grid = (tiles, Extent(tile.splits), ONE)
+        many = self._spec(name, tile, tuner, [*args.values(), *more, self.count], grid)
+        return (many,) if merges or tile.splits == 1 else (many, *self._reduce(tile, tuner))
+
+    def _counted(self, tile: Tiling, shape: Shape) -> list[Arg]:
+        """What a program takes that finds out whether it ends last: operands of a norm, and counters."""
+        found: list[Arg] = []
+        if self.norm and shape.max_tokens <= _NORMED and self.norm.block <= _HELD * 32 * tile.warps:
+            found += self.pointers(**{name: f"norm_{name.split('.')[1]}_ptr" for name in _NORM.values() if name != "y"})
+        return [*found, Arg("counters_ptr", "*i32", CountersArg())]
 
     def _reduce(self, tile: Tiling, tuner: Tuner) -> tuple[LaunchSpec]:
         args = [arg for name, arg in self._args().items() if name not in ("x_ptr", "w_ptr")]
@@ -300,6 +312,11 @@ def _behind(spec: LaunchSpec) -> LaunchSpec:
     """The launch of a norm with operands of the product before it."""
     args = (replace(a, value=OperandArg(_NORM[a.value.name])) for a in spec.args if isinstance(a.value, OperandArg))
     return replace(spec, args=tuple(args))
+
+
+def _inline(tile: Tiling, shape: Shape) -> bool:
+    """Whether programs of few rows make codes of 8 bits themselves, where those are wanted."""
+    return bool(tile.decode) and shape.max_tokens <= INLINE
 
 
 def _typed(operand: Operand, kind: str) -> Operand:

@@ -11,13 +11,14 @@ from ....program.steps.linear import Columns
 from ....weights.formats.float8 import TOP, Float8
 from ..spec import Arg
 from ..tiling.choice import Config, power_of_two
-from ..tiling.linear import sums_of_steps, whole_groups
+from ..tiling.linear import merges, sums_of_steps, whole_groups
 from .body import Value, translate
 from .norm import Norm
 
 if TYPE_CHECKING:
     from .linear import RowProducts
 
+EIGHT_BITS = ("int8", "fp8")  # modes in which rows are brought to 8 bits first
 ASKED = 256  # bytes of W that a thread asks for before it waits
 MOST_LANES = 16384  # values of a row that a program holds: 32 per thread of 16 warps
 
@@ -43,6 +44,10 @@ class Tiling:
     def of(config: Config) -> Tiling:
         """From what the tuner picked."""
         return Tiling(**config)
+
+    def merges(self, tiles: int) -> bool:
+        """See `merges`. tiles: of the output."""
+        return merges(self.m, self.splits, tiles)
 
 
 @dataclass(frozen=True)
@@ -195,6 +200,46 @@ class Source:
     # -- rows of 8 bits -----------------------------------------------------------------------------------------------
 
     @property
+    def eight(self) -> bool:
+        """Whether rows are multiplied in 8 bits."""
+        return self.mode in EIGHT_BITS
+
+    @property
+    def inline(self) -> bool:
+        """Whether a program makes the codes of the only row itself."""
+        return self.eight and not any(arg.name == "codes_ptr" for arg in self.args)
+
+    @property
+    def top(self) -> float:
+        """The largest code."""
+        return largest_code(self.mode)
+
+    @property
+    def row_lanes(self) -> int:
+        """Values of the only row that are read together: 32 per thread."""
+        return min(power_of_two(self.op.step.k), 1024 * self.tile.warps)
+
+    @property
+    def few_at(self) -> str:
+        """Where the few rows of x begin, or their codes; the only row, where it is that which becomes codes."""
+        slot, across = bool(self.op.experts), "rows[None, None, :]"
+        if self.inline:
+            return f"x_ptr + {self.slot_x('slot')}" if slot else "x_ptr"
+        if self.eight:
+            row = f"{self.slot_row('slot')}.to(tl.int64) * K + {across} * 0" if slot else f"{across} * K"
+            return f"codes_ptr{self.as_rows} + {row}"
+        return f"x_ptr + {self.slot_x('slot')} + {across} * 0" if slot else f"x_ptr + {across} * {self.op.x.stride}"
+
+    @property
+    def scale_at(self) -> str:
+        """Which scales the rows of a program have."""
+        return f"{self.slot_row('slot')} + rows * 0" if self.op.experts else "rows"
+
+    def slot_row(self, slot: str) -> str:
+        """The row of codes that a slot multiplies."""
+        return slot if self.op.x_per_slot else f"({slot} // TOPK)"
+
+    @property
     def blocks(self) -> int:
         """Scales of a column of W."""
         form = self.layout.format
@@ -293,7 +338,12 @@ class Source:
     @property
     def norm(self) -> Norm | None:
         """What the program that ends last does with all of y."""
-        return self.op.norm if any(arg.name == "counters_ptr" for arg in self.args) else None
+        return self.op.norm if any(arg.name == "norm_y_ptr" for arg in self.args) else None
+
+    @property
+    def merges(self) -> bool:
+        """Whether the program of a split tile that ends last finishes the tile."""
+        return self.tile.splits > 1 and any(arg.name == "counters_ptr" for arg in self.args)
 
     @property
     def padded(self) -> bool:
@@ -411,7 +461,25 @@ class RowsSource:
     @property
     def top(self) -> float:
         """The largest code."""
-        return 127.0 if self.mode == "int8" else TOP
+        return largest_code(self.mode)
+
+    @property
+    def as_bits(self) -> str:
+        """Makes codes what is stored."""
+        return ".to(tl.uint8, bitcast=True)" if self.mode == "fp8" else ""
+
+    @property
+    def x_row(self) -> str:
+        """Where a row of x begins."""
+        stride = self.op.x.stride
+        if self.op.x_per_slot:
+            return f"(row // TOPK).to(tl.int64) * {stride} + row % TOPK * K"
+        return f"row.to(tl.int64) * {stride}"
+
+
+def largest_code(mode: str) -> float:
+    """Of int8 and e4m3."""
+    return 127.0 if mode == "int8" else TOP
 
 
 @dataclass(frozen=True)

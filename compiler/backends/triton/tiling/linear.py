@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
+from .....runtime.format.plan import COUNTERS
 from ....targets import Target
 from ..layouts.codes import VALUE_STEP, WIDE_SLICE, Unpacking
 from .choice import Config, Tuner, power_of_two
@@ -18,6 +19,9 @@ LATENCY = 0.45e-6  # seconds from a request to memory to its data, under load
 LAUNCH = 1.0e-6  # seconds that one more kernel costs
 CACHE_PER_SM = 94e9  # bytes/s that a multiprocessor reads from the second-level cache
 SPLIT = 2.4e-6  # seconds that a kernel costs which adds up what splits of K left
+MERGE = 2 * LATENCY  # seconds until a program knows that it ends last, and has what the others left
+INLINE = 1  # rows that every program of a product of few rows brings to 8 bits itself
+MERGED_ROWS = 64  # of a tile, whose splits the last program adds up
 SPLIT_PER_SM = 31e9  # bytes/s of these sums that a multiprocessor writes and reads again
 DEPENDENT = 2.3  # times longer than its instructions alone a code takes in a decode kernel, whose warps wait for them
 WARP_SUM = 0.34e-6  # seconds per warp beyond four of a decode kernel of eight rows, whose warps add up their sums
@@ -40,6 +44,13 @@ def whole_groups(level: int, n: int, warps: int) -> bool:
     if level >= 100:
         return n == 128 and warps == 4
     return level >= 90 and n >= 64 and warps % 4 == 0 and n >= 16 * warps
+
+
+def merges(m: int, splits: int, tiles: int) -> bool:
+    """Whether the program of a split tile that ends last adds up what all left, rather than a kernel of its own: tiles
+    of few rows, which one program reads in less time than a launch takes. tiles: of the output, each with a counter,
+    and one for all of them."""
+    return splits > 1 and m <= MERGED_ROWS and tiles < COUNTERS
 
 
 def sums_of_steps(level: int) -> bool:
@@ -128,6 +139,8 @@ def pick(product: Product, tuner: Tuner) -> Config:
     rows = next((r for r in ROWS if product.rows <= r), ROWS[-1])
     if product.few:
         rows = power_of_two(product.rows)  # each has sums of its own
+    elif product.eight and product.rows <= INLINE:
+        rows = product.rows  # which are not brought to 8 bits by a kernel of their own
     known = replace(product, rows=rows)
     machine = Machine(tuner.target)
     return tuner.pick(known.key, machine.candidates(known), lambda config: machine.seconds(known, config))
@@ -151,7 +164,7 @@ class Machine:
     def candidates(self, p: Product) -> list[Config]:
         """All tilings worth a try."""
         if p.eight:
-            return [*(self._decode(p) if p.mode == "fp8" and p.rows <= 16 else []), *self._eight(p)]
+            return [*(self._decode(p) if p.rows <= 16 else []), *self._eight(p)]
         unpacked = [{**c, "unpacked": 1} for c in self.candidates(p.dense)] if p.unpacks else []
         if p.mode == "blocks":
             return [*(self._few(p) if p.rows <= 8 else []), *self._blocks(p), *unpacked]
@@ -234,9 +247,10 @@ class Machine:
         """
         assert p.codes is not None
         floats = p.mode == "fp8"
-        m = [min(max(p.rows, 16), 128)] + ([64] if p.rows >= 128 else []) + ([256] if floats and p.rows >= 256 else [])
+        m = [16, 32, 64, 128] if p.experts else [min(max(p.rows, 16), 128)]
+        m += ([64] if p.rows >= 128 and not p.experts else []) + ([256] if floats and p.rows >= 256 else [])
         steps = -(-p.k // 128)
-        splits = [1, *(s for s in (2, 4, 8) if floats and steps >= 4 * s and p.rows <= 1024)]
+        splits = [1, *(s for s in (2, 4, 8) if floats and steps >= 4 * s and p.rows <= 1024 and not p.experts)]
         sums = 64 if not floats or self.level < 90 else 128
         return [
             {"decode": 0, "m": rows, "n": n, "k": k, "warps": warps, "stages": depth, "splits": split}
@@ -323,10 +337,16 @@ class Machine:
             bounds.append(waves * steps * each / c["warps"] * ALONE)
             bounds[3] *= CROWDED
         extra = LAUNCH + (WARP_SUM * (c["warps"] - 4) * c["m"] / 8 if c["decode"] else 0.0)
-        if p.eight:  # the kernel that brings rows to 8 bits
+        if p.eight and c["decode"] and p.rows <= INLINE:  # each program looks for the largest value of a row first
+            extra += 2 * LATENCY
+        elif p.eight:  # the kernel that brings rows to 8 bits
             extra += LAUNCH + LATENCY + 3.0 * p.rows * p.k / (0.85e9 * self.target.bandwidth)
         if c["splits"] > 1:
-            extra += SPLIT + 8.0 * c["splits"] * p.rows * p.columns * p.parts / (SPLIT_PER_SM * sms)
+            sums = 4.0 * c["splits"] * p.parts
+            if merges(c["m"], c["splits"], tiles_n * tiles_m):
+                extra += MERGE + sums * c["m"] * c["n"] * (tiles_n * tiles_m / (SPLIT_PER_SM * sms) + 1 / CACHE_PER_SM)
+            else:
+                extra += SPLIT + 2 * sums * p.rows * p.columns / (SPLIT_PER_SM * sms)
         if p.experts and not c["decode"]:
             extra += 2 * LAUNCH + 2 * LATENCY * (1 + slots / 1024)
         return extra + max(bounds) + 0.1 * sum(bounds)

@@ -40,25 +40,24 @@ def linear_decode(codes_ptr, scales_ptr, w_ptr, y_ptr, num_rows):
     row0 = 0 + 1 * first
     sum0 = tl.zeros([S, BN, BM], tl.float32)
 
-    matrix = w_ptr.to(tl.pointer_type(tl.float8e4nv))
+    x_scale = tl.load(scales_ptr + rows, mask=in_rows, other=0.0)[None, :]
+    matrix = (w_ptr).to(tl.pointer_type(tl.float8e4nv))
     scales = (w_ptr + 8192).to(tl.pointer_type(tl.float32))
     w0_at = matrix + row0.to(tl.int64) * K + (tile * 1 * K)[None, :, None]
     word0_at = scales + row0 + (tile * 1)[None, :]
     for step in tl.range(0, SLICES, S, num_stages=2):  # names its stages: all loads run ahead
         k = (step + warp)[:, None, None] * SLICE
         x_k = k + lane[None, :, None]
-        w_k = k + lane[None, None, :]
         x = load(x_at + x_k, in_rows[None, None, :])
+        w_k = k + lane[None, None, :]
         w0 = load(w0_at + w_k, None)
         word0 = load(
             word0_at + ((step + warp) * SLICE // 128)[:, None] * N,
             None,
         )
         sum0 += dot(w0, x, tl.zeros([S, BN, BM], tl.float32)) * word0[:, :, None]
-    x_scale = tl.load(scales_ptr + rows, mask=in_rows, other=0.0)
-    sum0 *= x_scale[None, None, :]
     # dependent: next
-    acc0 = tl.sum(sum0, axis=0)
+    acc0 = tl.sum(sum0, axis=0) * x_scale
     c = cols[:, None]
     r = rows[None, :]
     keep = in_rows[None, :] & (c < WIDTH)
