@@ -14,7 +14,7 @@ from typing import Any
 class Families:
     """Model types by what transformers has for them: any class, one that generates, one that fills masks in, another
     than the first that reads a text and writes one, one that sorts texts, one with hidden states, the half of one that
-    reads. causal: with the name of the class that generates."""
+    reads, one that also sees images. causal: with the name of the class that generates."""
 
     known: frozenset[str]
     causal: dict[str, str]
@@ -23,6 +23,7 @@ class Families:
     sorting: frozenset[str]
     plain: frozenset[str]
     reading: frozenset[str]
+    seeing: frozenset[str]
 
 
 @functools.cache
@@ -37,12 +38,13 @@ def families() -> Families | None:
         causal = classes["MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"]
         known = {*configs["CONFIG_MAPPING_NAMES"], *causal, *classes["MODEL_MAPPING_NAMES"]}
         kinds = ("MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SEQUENCE_CLASSIFICATION", "TEXT_ENCODING")
+        seeing = classes["MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"]
         masked, seq2seq, sorting, reading = (classes[f"MODEL_FOR_{kind}_MAPPING_NAMES"] for kind in kinds)
         rewriting = frozenset(kind for kind, name in seq2seq.items() if name != causal.get(kind))
     except (OSError, SyntaxError, KeyError):
         return None
     plain = classes["MODEL_MAPPING_NAMES"]
-    return Families(frozenset(known), causal, *map(frozenset, (masked, rewriting, sorting, plain, reading)))
+    return Families(frozenset(known), causal, *map(frozenset, (masked, rewriting, sorting, plain, reading, seeing)))
 
 
 def _tables(file: Path) -> dict[str, dict[str, Any]]:

@@ -39,7 +39,12 @@ def _builder(config: Any, task: str) -> Any:
     writes = transformers.AutoModelForSeq2SeqLM._model_mapping
     if task == "embed" and kind in writes and kind in reads._model_mapping:  # whether config.json says so or not
         return reads
-    names = {"generate": "AutoModelForCausalLM", "embed": "AutoModel", "rerank": "AutoModelForSequenceClassification"}
+    causal = transformers.AutoModelForCausalLM
+    others = (transformers.AutoModelForImageTextToText, transformers.AutoModelForSeq2SeqLM)
+    if task == "generate":  # of one that also sees or hears, the code for a text alone
+        seeing = (cls for cls in others if kind in cls._model_mapping and "text_config" in kind.sub_configs)
+        return causal if kind in causal._model_mapping else next(seeing, causal)
+    names = {"embed": "AutoModel", "rerank": "AutoModelForSequenceClassification"}
     return getattr(transformers, names[task])
 
 

@@ -65,7 +65,9 @@ def _check_type(path: Path, config: dict[str, Any], task: str) -> None:
         )
     if task == "embed" and kind in tables.reading:
         return
-    if config.get("is_encoder_decoder") or (kind in tables.seq2seq and config.get("is_encoder_decoder") is not False):
+    part = isinstance(config.get("text_config"), dict)  # what hears or sees beside a decoder, which is what is compiled
+    pair = kind in tables.seq2seq and config.get("is_encoder_decoder") is not False and not part
+    if config.get("is_encoder_decoder") or pair:
         raise UnsupportedModel(f"model type {kind!r} is an encoder-decoder, not a causal language model", _TASKS)
     if task == "rerank" and kind not in tables.sorting:
         raise UnsupportedModel(f"model type {kind!r} has no head in transformers that scores a text", _TASKS)
@@ -79,5 +81,6 @@ def _check_type(path: Path, config: dict[str, Any], task: str) -> None:
             f"model type {kind!r} is a bidirectional encoder, not a causal language model: it generates no text",
             "--task embed for embeddings, --task rerank for scores",
         )
-    if kind not in tables.causal:
+    sees = task == "generate" and (kind in tables.seeing or (part and kind in tables.seq2seq))
+    if kind not in tables.causal and not sees:
         raise UnsupportedModel(f"model type {kind!r} is not a causal language model in transformers", _TASKS)
