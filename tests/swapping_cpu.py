@@ -27,7 +27,7 @@ class SwappingCpu(device.CpuDevice):
         """Moves alone are a step that writes nothing else: the library makes them in front of every step."""
         slots = self._arrays["slot_mapping"].cast("B") if work.moves_only else memoryview(bytearray())
         kept, slots[:] = bytes(slots), b"\xff" * len(slots)
-        super().run(work)
+        super().run(work._replace(trees=work.trees and not work.moves_only))
         slots[:] = kept
 
     def swap_out(self, cache: int, host: int, nbytes: int) -> None:
