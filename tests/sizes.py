@@ -16,6 +16,7 @@ _SIZES = {  # name: in `make test`, in `make soak`
     "calib_sequences": (8, 32),
     "damaged_checkpoints": (40, 50_000),  # of each kind
     "draws": (1000, 4000),  # samples of a distribution
+    "drawn_configurations": (0, 2),  # of each type, as engines
     "driver_fault_every": (57, 1),  # of the calls of the GPU's driver, each so-manieth fails
     "fuzz_examples": (100, 200_000),
     "pressed_runs": (2, 60),  # of each engine, under pressure

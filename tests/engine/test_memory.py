@@ -51,6 +51,19 @@ MLA = {
     "v_head_dim": 128, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
     "moe_intermediate_size": 48, "first_k_dense_replace": 1, "max_position_embeddings": 2048,
 }  # fmt: skip
+INDEX = {key: MLA[key] for key in MLA if key != "first_k_dense_replace"} | {
+    "n_group": 1, "index_topk": 64, "index_n_heads": 16, "index_head_dim": 128, "mlp_layer_types": ["dense", "sparse"],
+}  # fmt: skip
+LRU = {
+    "num_hidden_layers": 3, "num_key_value_heads": 1, "lru_width": 1024, "head_dim": 128, "attention_window_size": 40,
+    "block_types": ["recurrent", "recurrent", "attention"],
+}  # fmt: skip
+SHORT = {"num_key_value_heads": 2, "hidden_size": 1024, "conv_L_cache": 4, "block_multiple_of": 16} | {
+    "num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"], "max_position_embeddings": 2048,
+}  # fmt: skip
+DECODER = {"d_model": 512, "decoder_layers": 2, "decoder_attention_heads": 8, "decoder_ffn_dim": 96} | {
+    "max_position_embeddings": 2048
+}
 WIDE = {  # caches wide enough to see an error of theirs beside everything else
     "windows": Load(
         "gemma3_text",
@@ -65,11 +78,18 @@ WIDE = {  # caches wide enough to see an error of theirs beside everything else
         ((1, 32768),),
     ),
     "latents": Load("deepseek_v3", MLA, {}, ((32, 512), (7, 200))),
+    "latents of 8 bits": Load("deepseek_v3", MLA, {"kv_cache": "int8"}, ((32, 512), (7, 200))),
+    "picked tokens": Load("deepseek_v32", INDEX, {}, ((32, 512), (7, 200))),
+    "codes of 4 bits": Load("llama", LLAMA, {"kv_cache": "int4"}, ((16, 1024), (3, 700))),
+    "codes of 2 bits": Load("llama", LLAMA, {"kv_cache": "int2"}, ((32, 1024), (3, 700))),
+    "an encoder-decoder's decoder": Load("pegasus", DECODER, {}, ((8, 1024), (3, 700))),
     "streaming": Load("llama", LLAMA, {"kv_policy": "streaming:sinks=4,window=252"}, ((8, 1024), (3, 900))),
     "h2o": Load("llama", LLAMA, {"kv_policy": "h2o:budget=256,recent=64"}, ((8, 1024), (3, 700))),
     "snapkv": Load("llama", LLAMA, {"kv_policy": "snapkv:budget=256,recent=32"}, ((8, 1024),), 800),
     "states": Load("qwen3_next", DELTA, {}, ((16, 512), (5, 100), (1, 40))),
     "states of 16 bits": Load("qwen3_next", DELTA, {"state_cache": "bf16"}, ((16, 512), (3, 300))),
+    "short convolutions": Load("lfm2", SHORT, {}, ((16, 512), (4, 90))),
+    "linear recurrences": Load("recurrent_gemma", LRU, {}, ((16, 512), (4, 90))),
     "state spaces": Load("bamba", SSD, {}, ((16, 512), (4, 90))),
 }
 

@@ -1,0 +1,239 @@
+"""A device that runs scheduled batches on shadow memory: what each slot of each KV group holds, and for whom.
+
+Its model is `following`: what comes after some tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+
+from icc.runtime.batch.scheduled import Draft, ScheduledBatch, ScheduledSequence, StepOutcome
+from icc.runtime.kv.group import Group, GroupConfig
+from icc.runtime.kv.sequence import NO_BLOCK, slot_of
+from icc.runtime.kv.upkeep import Upkeep
+from icc.runtime.scheduler.request import RequestSpec
+from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
+
+Tokens = tuple[int, ...]
+ALPHABET = 2  # so few tokens that prefixes collide all the time
+
+
+def following(tokens: tuple[int, ...]) -> int:
+    """The model: what comes after these tokens."""
+    return (sum(tokens) + len(tokens) // 3) % ALPHABET
+
+
+class Memory:
+    """Shadow memory of one group: each slot carries the salt and the whole prefix that its KV stands for."""
+
+    def __init__(self, group: Group, config: GroupConfig) -> None:
+        self.group, self.size, self.host_blocks = group, config.block_size, config.host_blocks
+        self.slots: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+        self.host: dict[int, list[tuple[bytes, tuple[int, ...]] | None]] = {}  # what each host slot holds, by offset
+        self.spoilt: set[int] = set()  # blocks that only a request which ended with an error had
+
+    def upkeep(self, upkeep: Upkeep) -> None:
+        for block in upkeep.zeros:
+            for offset in range(self.size):
+                self.slots.pop(block * self.size + offset, None)
+        for source, target in upkeep.moves:
+            assert min(source, target) >= 0, "what is not there is moved"
+            self.slots[target] = self.slots[source]
+        for block, slot in upkeep.swap_outs:
+            assert 0 <= slot < self.host_blocks and block != NO_BLOCK
+            self.host[slot] = [self.slots.get(block * self.size + offset) for offset in range(self.size)]
+        for slot, block in upkeep.swap_ins:
+            assert self.group.pool.references(block) <= 1, "a shared block is written"  # 0 where its request has ended
+            for offset, held in enumerate(self.host.pop(slot)):
+                self.slots[block * self.size + offset] = held if held is not None else (b"never written", ())
+
+    def check_own(self, block: int) -> None:
+        assert block != NO_BLOCK, "a block that was given back is written"
+        assert self.group.pool.references(block) == 1, "a shared block is written"
+
+    def write(self, table: tuple[int, ...], place: int, content: tuple[bytes, tuple[int, ...]]) -> None:
+        self.check_own(table[place // self.size])
+        self.slots[slot_of(table, place, self.size)] = content
+
+    def check_read(self, table: tuple[int, ...], start: int, salt: bytes, tokens: tuple[int, ...]) -> None:
+        """What the token at `start` and those behind it read is there."""
+        kept = itertools.chain.from_iterable(self.group.policy.kept(start))
+        for place in [*kept, *range(start, len(tokens))]:
+            assert table[place // self.size] != NO_BLOCK, "a block is gone that is read"
+            assert self.slots[slot_of(table, place, self.size)] == (salt, tokens[: place + 1]), "wrong KV"
+
+    def run(self, sequence: ScheduledSequence, table: tuple[int, ...], salt: bytes, prefixes: list[Tokens]) -> None:
+        """A step of a sequence; prefixes: what the sequence is with each of its tokens."""
+        for place, prefix in enumerate(prefixes, start=sequence.start):
+            self.write(table, place, (salt, prefix))
+        self.check_read(table, sequence.start, salt, prefixes[sequence.num_known - 1])
+
+    def spoil(self, table: tuple[int, ...], place: int) -> None:
+        """What is written for a request that has ended."""
+        assert self.group.pool.references(table[place // self.size]) == 0, "a block of another request is written"
+        self.slots[slot_of(table, place, self.size)] = (b"spoilt", ())
+
+
+class States(Memory):
+    """Shadow memory of a group of states: each block carries the salt and the prefix behind which it is the state."""
+
+    def __init__(self, group: Group, config: GroupConfig) -> None:
+        super().__init__(group, config)
+        self.tokens, self.size = self.size, 1  # of a block, and of the memory's slots
+
+    def upkeep(self, upkeep: Upkeep) -> None:
+        super().upkeep(upkeep._replace(moves=()))
+
+    def run(self, sequence: ScheduledSequence, table: tuple[int, ...], salt: bytes, prefixes: list[Tokens]) -> None:
+        start, known = sequence.start, prefixes[sequence.num_known - 1]
+        if start:
+            assert self.slots[table[(start - 1) // self.tokens]] == (salt, known[:start]), "the state of another prefix"
+        for number in range(start // self.tokens, (len(known) - 1) // self.tokens + 1):
+            if table[number] != NO_BLOCK:
+                self.write(table, number, (salt, known[: min((number + 1) * self.tokens, len(known))]))
+        assert table[(len(known) - 1) // self.tokens] != NO_BLOCK, "the last state is lost"
+
+    def spoil(self, table: tuple[int, ...], place: int) -> None:
+        if table[place // self.tokens] != NO_BLOCK:
+            super().spoil(table, place // self.tokens)
+
+
+class Device:
+    """Executes batches on shadow memory."""
+
+    def __init__(self, config: SchedulerConfig, scheduler: Scheduler) -> None:
+        self.config, self.scheduler = config, scheduler
+        pairs = zip(scheduler.kv.groups, config.groups, strict=True)
+        self.memories = [(States if of.holds_states else Memory)(group, of) for group, of in pairs]
+        self.tokens: dict[int, tuple[int, ...]] = {}  # request -> all its tokens
+        self.salts: dict[int, bytes] = {}
+        self.scoring: set[int] = set()
+        self.last = ScheduledBatch(())
+        self.computed = 0  # tokens
+        self.seen: Counter[str] = Counter()  # steps by what is done before them
+        self.ahead: Counter[str] = Counter()  # what ran in steps that were scheduled before the one before was known
+
+    def add(self, spec: RequestSpec) -> None:
+        self.tokens[spec.request_id], self.salts[spec.request_id] = spec.token_ids, spec.salt
+        if spec.max_new_tokens == 0:
+            self.scoring.add(spec.request_id)
+
+    def run(self, batch: ScheduledBatch) -> list[StepOutcome]:
+        config = self.config
+        self.computed += batch.num_tokens
+        assert batch.num_tokens <= config.max_step_tokens
+        assert batch.num_logit_rows <= config.max_logit_rows
+        assert len(batch.sequences) <= config.max_batch_size
+        assert len({sequence.request_id for sequence in batch.sequences}) == len(batch.sequences)
+        if not batch.sequences:  # not run: what is due before it stays due
+            return []
+        for memory, upkeep in zip(self.memories, batch.upkeep, strict=True):
+            assert len(upkeep.moves) == batch.num_moves
+            memory.upkeep(upkeep)
+            what = {"zeros": upkeep.zeros, "moves": upkeep.moves, "outs": upkeep.swap_outs, "ins": upkeep.swap_ins}
+            self.seen[" ".join(name for name, due in what.items() if due)] += 1
+        outcomes = []
+        for sequence in batch.sequences:
+            if sequence.request_id not in self.tokens:  # it ended while this step was scheduled ahead
+                self._spoil(sequence)
+                self.ahead["in vain"] += 1
+                continue
+            tokens, salt = self.tokens[sequence.request_id], self.salts[sequence.request_id]
+            if sequence.token_ids[0] < 0:
+                self._check_pending(sequence)
+                sequence = sequence._replace(token_ids=tokens[sequence.start :])
+            if sequence.draft is not None:
+                outcomes.append(self._verify(sequence, tokens, salt))
+                continue
+            assert sequence.token_ids == tokens[sequence.start : sequence.end] and sequence.token_ids
+            prefixes = [tokens[: position + 1] for position in range(sequence.start, sequence.end)]
+            for memory, table in zip(self.memories, sequence.block_tables, strict=True):
+                memory.run(sequence, table, salt, prefixes)
+            assert sequence.num_logits <= len(sequence.token_ids)
+            if sequence.num_logits:
+                token = None if sequence.request_id in self.scoring else following(tokens)
+                outcomes.append(StepOutcome(sequence.request_id, token))
+        self.last = batch
+        return outcomes
+
+    def count_ahead(self, under_way: ScheduledBatch, ahead: ScheduledBatch) -> None:
+        before = {sequence.request_id: sequence for sequence in under_way.sequences}
+        for sequence in ahead.sequences:
+            last = before.get(sequence.request_id)
+            kind = "answers" if sequence.token_ids[0] < 0 else "prompts"
+            if last is None:
+                self.ahead["waited"] += 1
+            else:
+                self.ahead[f"{kind} behind {'chunks' if len(last.token_ids) > 1 else 'tokens'}"] += 1
+
+    def zeroed(self, batch: ScheduledBatch) -> ScheduledBatch:
+        """The first step that is scheduled after a request failed zeroes what it leaves."""
+        for memory, upkeep in zip(self.memories, batch.upkeep, strict=True):
+            assert memory.spoilt <= set(upkeep.zeros), "blocks of a request that failed are not zeroed"
+            memory.spoilt = set() if batch.sequences else memory.spoilt
+        return batch
+
+    def spoil(self, request_id: int) -> None:
+        """The blocks that only this request has must be zeroed."""
+        tables = self.scheduler._requests[request_id].tables  # those of its last step may have been given back since
+        for memory, table in zip(self.memories, tables, strict=True):
+            memory.spoilt |= {block for block in table.held() if memory.group.pool.references(block) == 1}
+
+    def _verify(self, sequence: ScheduledSequence, tokens: tuple[int, ...], salt: bytes) -> StepOutcome:
+        """Write a tree of guesses and follow it; what its first token reads must be there."""
+        draft = sequence.draft
+        assert draft is not None and sequence.token_ids == (tokens[-1], *draft.token_ids)
+        assert sequence.start == len(tokens) - 1 and sequence.num_logits == len(draft) + 1
+        prefixes = [tokens]
+        for guess, parent in zip(draft.token_ids, draft.parents, strict=True):
+            prefixes.append((*prefixes[parent + 1], guess))
+        for memory, table in zip(self.memories, sequence.block_tables, strict=True):
+            memory.run(sequence, table, salt, prefixes)
+        accepted: list[int] = []
+        while True:
+            here = accepted[-1] if accepted else -1
+            token = following(prefixes[here + 1])
+            right = [g for g, p in enumerate(draft.parents) if p == here and draft.token_ids[g] == token]
+            if not right:
+                return StepOutcome(sequence.request_id, token, accepted=tuple(accepted))
+            accepted.append(right[0])
+
+    def drafts(self, seed: int) -> dict[int, Draft]:
+        """Random trees of guesses, right ones and wrong ones, some for requests that take none."""
+        source = random.Random(seed)
+        found: dict[int, Draft] = {}
+        for request_id in [*self.scheduler.decoding, *list(self.tokens)[:1]]:
+            prefixes, guesses, parents = [self.tokens[request_id]], [], []
+            for _ in range(source.randrange(7)):
+                parent = source.randrange(len(prefixes)) - 1
+                right = following(prefixes[parent + 1])
+                guess = right if source.random() < 0.7 else 1 - right
+                if (parent, guess) not in zip(parents, guesses, strict=True):
+                    parents.append(parent), guesses.append(guess)
+                    prefixes.append((*prefixes[parent + 1], guess))
+            found[request_id] = Draft(tuple(guesses), tuple(parents))
+        return found
+
+    def _check_pending(self, sequence: ScheduledSequence) -> None:
+        """A pending token names the row of the step before in which its own request was sampled."""
+        rows = [s.request_id for s in self.last.sequences for _ in range(s.num_logits)]
+        assert len(sequence.token_ids) == 1 and rows[-1 - sequence.token_ids[0]] == sequence.request_id
+
+    def _spoil(self, sequence: ScheduledSequence) -> None:
+        """What a step writes for a request that has ended must never be read."""
+        for memory, table in zip(self.memories, sequence.block_tables, strict=True):
+            for place in range(sequence.start, sequence.end):
+                memory.spoil(table, place)
+
+    def sampled(self, outcomes: list[StepOutcome]) -> None:
+        for outcome in outcomes:
+            if outcome.token_id is not None and outcome.request_id in self.tokens:
+                self.tokens[outcome.request_id] += tuple(self.guessed(outcome))
+                self.tokens[outcome.request_id] += (outcome.token_id,)
+
+    def guessed(self, outcome: StepOutcome) -> list[int]:
+        """The tokens of the accepted guesses, which are what would have been sampled."""
+        [sequence] = [s for s in self.last.sequences if s.request_id == outcome.request_id]
+        return [sequence.draft.token_ids[guess] for guess in outcome.accepted] if sequence.draft else []
