@@ -7,7 +7,8 @@ Equal means within TOLERANCE of transformers' float32 logits, or, where those ar
     python benchmarks/families.py [TYPE ...] [--refused] [--engine] [--plan h100] [--jobs 2] [--limit 120] [--out PATH]
 
 A walk of some types, named or --refused, keeps what PATH.json says of the others. By default these are the causal-LM
-types; with --task embed those of encoders, whose hidden states are compared, and with --task rerank their classifiers.
+types; with --task embed those that transformers lists as encoders of text, whose hidden states are compared (by
+engines: their mean), and with --task rerank those of sequence classifiers, whose score is.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ def random_model(config: Any, task: str = "generate") -> Any:
     import transformers
     from icc.compiler.frontend.source.model import parts_that_can_be_built
 
-    builder = getattr(transformers, BUILDERS[task])
+    encoder_half = task == "embed" and getattr(config, "is_encoder_decoder", False)
+    builder = transformers.AutoModelForTextEncoding if encoder_half else getattr(transformers, BUILDERS[task])
     with contextlib.ExitStack() as stack:
         if task == "generate":
             stack.enter_context(parts_that_can_be_built(config.get_text_config()))
@@ -218,10 +220,15 @@ def _compare_engine(path: Path, engine: Path, ids: list[int], expected: Any, row
 
     row.compiled = False
     limits = {"max_step_tokens": 16, "max_batch_size": 4, "max_seq_len": 96} if run.drawn else {}
-    icc.compile(path, engine, target="native", quant="none", **limits)
+    task: Any = {} if run.task == "generate" else {"task": run.task}
+    icc.compile(path, engine, target="native", quant="none", **limits, **task)
     row.compiled = True
     row.engine_whole = True
     with icc.load(engine, threads=1) as llm:
+        if run.task == "embed":
+            pooled = expected.mean(0) if llm.manifest.embedding.pooling == "mean" else expected[-1]
+            row.engine_error = _difference(torch.tensor(llm.embed([ids])[0]), pooled / pooled.norm())
+            return
         row.engine_error = _difference(torch.tensor(llm.logits(ids)), expected)
         if run.drawn:
             row.engine_error = max(row.engine_error, _difference(torch.tensor(_in_steps(llm, ids)), expected))
@@ -324,7 +331,10 @@ def _show(row: Row, done: int, total: int) -> None:
     print(f"[{done}/{total}] {row.model_type:28} {state:8}{error} {row.seconds:5.1f}s {row.reason}", flush=True)
 
 
-def markdown(rows: list[Row], versions: str) -> str:
+TITLES = {"generate": "Causal-LM types", "embed": "Text encoders", "rerank": "Sequence classifiers"}
+
+
+def markdown(rows: list[Row], versions: str, task: str) -> str:
     """The table and its counts."""
     mark = {True: "yes", False: "no", None: ""}
     count = f"{len(rows)} types: {sum(r.traced for r in rows)} traced, {sum(r.equal for r in rows)} with equal logits"
@@ -338,7 +348,7 @@ def markdown(rows: list[Row], versions: str) -> str:
     whole = sum(r.equal and r.engine_error is not None and r.engine_whole for r in rows)
     count += f"; of these {compiled} as CPU engines ({whole} of the whole pattern), {planned} as interpreted h100 plans"
     lines = [
-        "# Causal-LM types of transformers through icc",
+        f"# {TITLES[task]} of transformers through icc",
         "",
         f"{versions}; one tiny random checkpoint each, with the layer pattern, the routing and the kinds of attention "
         f"of the type's published default configuration, {TOKENS} tokens, against eager float32 logits; error is the "
@@ -372,10 +382,21 @@ def kept_rows(path: Path | None) -> dict[str, Row]:
     return {row["model_type"]: Row(**row) for row in json.loads(path.with_suffix(".json").read_text())}
 
 
-def write(rows: list[Row], path: Path, versions: str) -> None:
+def types_of(task: str) -> list[str]:
+    """What transformers lists for a task."""
+    from transformers.models.auto import modeling_auto as auto
+
+    if task == "generate":
+        return sorted(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    if task == "rerank":
+        return sorted(auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
+    return sorted({*auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, *auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES})
+
+
+def write(rows: list[Row], path: Path, versions: str, task: str) -> None:
     """PATH.md and PATH.json."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".md").write_text(markdown(rows, versions))
+    path.with_suffix(".md").write_text(markdown(rows, versions, task))
     path.with_suffix(".json").write_text(json.dumps([dataclasses.asdict(r) for r in rows], indent=1) + "\n")
 
 
@@ -398,16 +419,12 @@ def main(argv: list[str]) -> int:
     import torch
     import transformers
     from icc.compiler.frontend import load  # noqa: F401  (so that the workers inherit it)
-    from transformers.models.auto import modeling_auto
 
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
     kept = kept_rows(options.out)
-    types = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    if options.task != "generate":
-        types = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    names = options.types or sorted(types)
+    names = options.types or types_of(options.task)
     if options.refused:
         names = [name for name in names if name not in kept or not kept[name].equal]
     rows: list[Row] = []
@@ -418,7 +435,7 @@ def main(argv: list[str]) -> int:
         _show(row, len(rows), len(names))
         kept[row.model_type] = row.joined(kept.get(row.model_type))
         if options.out:
-            write(sorted(kept.values(), key=lambda r: r.model_type), options.out, versions)
+            write(sorted(kept.values(), key=lambda r: r.model_type), options.out, versions, options.task)
     print(f"{len(rows)} types: {sum(r.traced for r in rows)} traced, {sum(r.equal for r in rows)} equal")
     return int(any(r.traced and not r.equal for r in rows))
 

@@ -37,6 +37,25 @@ _SLIDING = {
 }
 
 PUBLISHED: dict[str, dict[str, Any]] = {
+    # microsoft/deberta-v3-base
+    "deberta-v2": {
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_buckets": 256,
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+        "max_relative_positions": -1,
+        "type_vocab_size": 0,
+    },
+    # microsoft/deberta-base
+    "deberta": {
+        "relative_attention": True,
+        "pos_att_type": ["c2p", "p2c"],
+        "position_biased_input": False,
+        "max_relative_positions": -1,
+        "type_vocab_size": 0,
+    },
     # LiquidAI/LFM2-1.2B
     "lfm2": {
         "num_hidden_layers": 16,

@@ -153,8 +153,10 @@ class Prompting:
         """Token ids of a query and a document, each with its type (see EmbeddingFacts); see Tokenizer.encode_pair."""
         if not isinstance(query, str) or not isinstance(document, str):
             raise RequestError("query and documents must be texts", field="documents")
-        ids, types = self._text_tokenizer.encode_pair(query, document, longest)
         facts = self._manifest.embedding
+        if facts is not None and facts.around:
+            return self._text_tokenizer.encode_between(facts.around, (query, document), longest)
+        ids, types = self._text_tokenizer.encode_pair(query, document, longest)
         count = facts.token_types if facts is not None else 0
         return (
             [i + self._manifest.model.vocab_size * kind for i, kind in zip(ids, types, strict=True)] if count else ids

@@ -70,6 +70,17 @@ class Tokenizer:
         part.truncate(room, direction="left" if from_start else "right")
         return self._tokenizer.post_process(part, None, True).ids
 
+    def encode_between(self, around: Sequence[str], texts: tuple[str, str], longest: int | None = None) -> list[int]:
+        """Token ids of two texts within three that lie around them.
+
+        longest: of more tokens the last ones before the third text go. RequestError as `encode`.
+        """
+        ids = self.encode(around[0] + texts[0] + around[1] + texts[1] + around[2], add_special_tokens=False)
+        if longest is None or len(ids) <= longest:
+            return ids
+        ending = self.encode(around[2], add_special_tokens=False)[-longest:]
+        return ids[: longest - len(ending)] + ending
+
     def encode_pair(self, first: str, second: str, longest: int | None = None) -> tuple[list[int], list[int]]:
         """Token ids of two texts as the tokenizer puts them together, and which of the two each belongs to.
 

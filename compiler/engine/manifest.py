@@ -22,6 +22,7 @@ from ...runtime.format.manifest import (
 )
 from ..backends.base import Built
 from ..eviction import read_eviction
+from ..frontend.source.pair_template import texts_around
 from ..frontend.source.pooling import Pooling
 from ..frontend.source.scoring import read_scoring
 from ..genai import genai_config, genai_generation
@@ -126,8 +127,10 @@ def embedding_facts(
     """What the engine makes of a prompt's hidden states, the files for it written; None of one that generates."""
     [width] = type_of(graph.output).shape
     if options.task == "rerank":
-        kind, function = "cls" if graph.picked == "first" else "last", read_scoring(options.model).function
-        return EmbeddingFacts(kind, False, width, scores=function, token_types=graph.token_types)
+        kind, scoring = "cls" if graph.picked == "first" else "last", read_scoring(options.model)
+        around = list(texts_around(options.model, scoring.prompt)) if scoring.words else []
+        types = graph.token_types
+        return EmbeddingFacts(kind, False, width, scores=scoring.function, token_types=types, around=around)
     if pooling is None:
         return None
     kinds = pooling.settled(graph.looks_ahead)

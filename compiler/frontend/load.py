@@ -30,7 +30,9 @@ from .layers.replay import Replay
 from .mask_spec import MaskUsed
 from .source.facts import completed_info, model_info, token_types, unused_positions
 from .source.lengths import sequence_length
+from .source.scoring import read_words
 from .source.source import Source, open_source
+from .words import score_words
 
 _TABLES = (aten_handlers, index_handlers, reduce_handlers, shift_handlers, state_handlers)
 HANDLERS = joined(*(file.HANDLERS for file in _TABLES))
@@ -54,13 +56,18 @@ def load_graph(
     model is meant where `max_seq_len` does not say it, as far as it has the positions.
     """
     source = open_source(model, task) if isinstance(model, Path) else model
+    words = read_words(source.files) if task == "rerank" and source.files.is_dir() else None
+
+    scores = task == "rerank" and words is None
 
     def attempt(written_out: bool) -> Graph:
-        model = source.build(written_out, task)
+        model = source.build(written_out, "generate" if words else task)
         weights = source.weights(model)
         every = every_layer or not source.layered
-        graph = trace_model(model, source.config, weights, max_seq_len, every, task == "rerank", policy, meant)
-        graph.info = completed_info(graph, predicts=task == "generate")
+        graph = trace_model(model, source.config, weights, max_seq_len, every, scores, policy, meant)
+        graph.info = completed_info(graph, predicts=task == "generate" or words is not None)
+        if words:
+            score_words(graph, words)
         if task != "generate":
             graph.rename_output(LOGITS, HIDDEN)
             append_ending(graph, ending or Ending())

@@ -130,6 +130,7 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     also: more ways of pooling, whose vectors come behind the first. tail: layers behind that, before the scaling. rows:
     how wide hidden states are where a vector is not (0: it is). prompts: texts that come before another, by their
     names; default_prompt: the one where nothing is said. skips_prompt: their tokens are not pooled.
+    around: what comes before a query, between it and a document, and behind; [] if the tokenizer joins the two.
     """
 
     pooling: Pooling
@@ -144,6 +145,7 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     prompts: dict[str, str] = {}
     default_prompt: str = ""
     skips_prompt: bool = False
+    around: list[str] = []
 
     @property
     def row_width(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,53 @@ def test_an_engine_scores_pairs_of_texts(tmp_path: Path) -> None:
             return await llm.rerank(query, documents)
 
     assert asyncio.run(ask()) == found
+
+
+TEMPLATE = (
+    "{{ messages[0].content }} {{ (messages | selectattr('role', 'eq', 'query') | first).content }} is "
+    "{{ (messages | selectattr('role', 'eq', 'document') | first).content }} [SEP] here"
+)
+
+
+def test_words_tell_a_score(tmp_path: Path) -> None:
+    """As sentence-transformers' LogitScore has it: of the next token's logits, one less another."""
+    import torch
+    import transformers
+    from icc.compiler.frontend.source.pair_template import texts_around
+    from icc.compiler.frontend.source.scoring import read_scoring
+    from icc.runtime.tokenizer import Tokenizer
+
+    config = transformers.Gemma2Config(**SIZES, head_dim=16, num_key_value_heads=1, final_logit_softcapping=3.0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path)
+    modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.LogitScore", "path": "1_LogitScore"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_LogitScore").mkdir()
+    (tmp_path / "1_LogitScore" / "config.json").write_text(json.dumps({"true_token_id": 9, "false_token_id": 5}))
+    prompts = {"prompts": {"query": "which word"}, "default_prompt_name": "query"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    graph = load_graph(tmp_path, task="rerank")
+    logits = run_model(model, ids_of(TOKENS))[-1]
+    found = interpret(graph, ids_of(TOKENS))
+    assert found.shape == (TOKENS, 1)
+    assert float(found[-1]) == pytest.approx(float(logits[9] - logits[5]), abs=1e-5)
+
+    write_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    about = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+    around = texts_around(tmp_path, read_scoring(tmp_path).prompt)
+    assert around == ("which word ", " is ", " [SEP] here")
+    tokenizer = Tokenizer((tmp_path / "tokenizer.json").read_bytes())
+    texts = ("said a", "b c d e"), "which word said a is b c d e [SEP] here".split()
+    assert tokenizer.encode_between(around, texts[0]) == [WORDS.index(word) for word in texts[1]]
+    cut = tokenizer.encode_between(around, texts[0], longest=8)
+    assert cut == [WORDS.index(word) for word in "which word said a is b [SEP] here".split()]
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[-1].content | trim }}")
+    with pytest.raises(UnsupportedModel, match="does not write a query and then a document"):
+        texts_around(tmp_path)
 
 
 @pytest.mark.soak

@@ -26,7 +26,7 @@ def model_info(model: nn.Module, config: Any, weights: Mapping[str, Weight]) -> 
     floats = [torch.bfloat16 if is_quantized(w) else w.dtype for w in matrices]
     return ModelInfo(
         architecture=type(model).__name__,
-        vocab_size=int(text.vocab_size),
+        vocab_size=int(getattr(text, "vocab_size", 0) or 0),
         hidden_size=int(getattr(text, "hidden_size", 0) or 0),
         num_layers=int(getattr(text, "num_hidden_layers", 0) or 0),
         num_parameters=sum(parameters.values()),

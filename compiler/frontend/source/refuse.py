@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import UnsupportedModel
 from .families import families
 from .packing import Packing, packing_of
+from .scoring import read_words
 
 _TASKS = "icc compiles causal decoders, and encoders of text with --task embed or --task rerank"
 _NEWER = "a newer transformers may know it: pip install -U transformers"
@@ -41,6 +42,8 @@ def check_scores(path: Path, config: dict[str, Any]) -> None:
     """UnsupportedModel for a checkpoint that has no head to sort texts with, or one that tells more than two kinds."""
     names = [str(name) for name in config.get("architectures") or []]
     if names and not names[0].endswith("ForSequenceClassification"):
+        if read_words(path) is not None:
+            return
         raise UnsupportedModel(
             f"{path} has the architecture {names[0]}, which gives a pair of texts no score",
             "--task rerank is for sequence classification with one or two labels; for embeddings: --task embed",
@@ -63,6 +66,8 @@ def _check_type(path: Path, config: dict[str, Any], task: str) -> None:
             f"{path / 'config.json'}: transformers has no model type {kind!r}",
             "the checkpoint brings code of its own, which icc never runs" if own_code else _NEWER,
         )
+    if task == "rerank" and kind in tables.causal and read_words(path) is not None:
+        return
     if task == "embed" and kind in tables.reading:
         return
     part = isinstance(config.get("text_config"), dict)  # what hears or sees beside a decoder, which is what is compiled

@@ -6,17 +6,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ...errors import UnsupportedModel
+from ...errors import CheckpointError, UnsupportedModel
 from .pooling import max_tokens, read_json, read_prompts
+
+
+@dataclass(frozen=True)
+class Words:
+    """The tokens whose logits behind a text tell its score: that of `yes`, less that of `no` if there is one."""
+
+    yes: int
+    no: int | None
 
 
 @dataclass(frozen=True)
 class Scoring:
     """function: what makes a score of a number. max_tokens: the longest pair that the model is meant for, 0 if nothing
-    says it."""
+    says it. words: the number is told by logits; prompt: the system's message to a model that is asked for them."""
 
     function: Literal["sigmoid", "identity"] = "sigmoid"
     max_tokens: int = 0
+    words: Words | None = None
+    prompt: str = ""
 
 
 def read_scoring(model_dir: Path) -> Scoring:
@@ -24,13 +34,12 @@ def read_scoring(model_dir: Path) -> Scoring:
 
     Versions 6, 4 and 3 have the function's name in three places, of which the newest counts.
     """
-    listing = model_dir / "modules.json"
-    modules = read_json(listing, list) if listing.is_file() else []
-    names = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules if isinstance(module, dict)]
-    if more := ", ".join(names[1:]):
-        raise UnsupportedModel(f"{listing} has {more} behind the model, which --task rerank does not run")
+    words, others = read_words(model_dir), [name for name, _ in _modules(model_dir)[1:] if name != _BY_WORDS]
+    if others:
+        listing = model_dir / "modules.json"
+        raise UnsupportedModel(f"{listing} has {', '.join(others)} behind the model, which --task rerank does not run")
     prompts, default = read_prompts(model_dir)
-    if prompts.get(default):
+    if prompts.get(default) and words is None:
         raise UnsupportedModel(f"{model_dir} puts the prompt {default!r} before pairs, which --task rerank does not do")
     newer, config = (
         read_json(model_dir / name, dict) if (model_dir / name).is_file() else {}
@@ -41,4 +50,28 @@ def read_scoring(model_dir: Path) -> Scoring:
     name = str(stated).rsplit(".", 1)[-1].lower()
     if name not in ("sigmoid", "identity"):
         raise UnsupportedModel(f"{model_dir} has the activation function {stated} for scores")
-    return Scoring(name, max_tokens(model_dir, model_dir))  # type: ignore[arg-type]
+    return Scoring(name, max_tokens(model_dir, model_dir), words, prompts.get(default, ""))  # type: ignore[arg-type]
+
+
+def read_words(model_dir: Path) -> Words | None:
+    """The words whose logits tell a score, where the checkpoint's modules.json says that they do."""
+    folder = next((folder for name, folder in _modules(model_dir) if name == _BY_WORDS), None)
+    if folder is None:
+        return None
+    path = model_dir / folder / "config.json"
+    config = read_json(path, dict)
+    yes, no = config.get("true_token_id"), config.get("false_token_id")
+    if type(yes) is not int or not (no is None or type(no) is int):
+        raise CheckpointError(f"{path} has no true_token_id and false_token_id that are tokens")
+    return Words(yes, no)
+
+
+_BY_WORDS = "LogitScore"
+
+
+def _modules(model_dir: Path) -> list[tuple[str, str]]:
+    """The class and the folder of each module that sentence-transformers runs."""
+    listing = model_dir / "modules.json"
+    modules = read_json(listing, list) if listing.is_file() else []
+    found = [module for module in modules if isinstance(module, dict)]
+    return [(str(one.get("type", "")).rsplit(".", 1)[-1], str(one.get("path", ""))) for one in found]
