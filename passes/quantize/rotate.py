@@ -14,6 +14,7 @@ them and are going to be quantized, and their columns take in its inverse, which
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from ...compiler.graph.graph import Graph
 from ...compiler.graph.printer import target_name
 from ...compiler.ops import OPS, traits_of
 from ...compiler.ops.hadamard import MAX_BLOCK, MIN_BLOCK, walsh_hadamard
+from ...compiler.weights.formats.base import Misfit
 from ...compiler.weights.formats.registry import find_format
 from ...compiler.weights.handles import Derived, RoundedWeight, Weight
 from ..base import PassContext, PassResult, Refusal
@@ -227,7 +229,8 @@ def _rotate_table(graph: Graph, node: fx.Node, q: Rotation, options: Rotate) -> 
     weight, tied = graph.weight(source), any(user.target is LINEAR for user in _readers(graph, source))
     rotated: Weight = Derived(lambda w: q(w).to(w.dtype), (weight,), weight.shape, weight.dtype)
     if tied and options.table is not None:
-        rotated = RoundedWeight(rotated, find_format(options.table).fitted(weight.shape[-1]))
+        with contextlib.suppress(Misfit):  # of an odd width: it stays a float matrix, as the head does
+            rotated = RoundedWeight(rotated, find_format(options.table).fitted(weight.shape[-1]))
     set_weight(graph, [(node, 1)], rotated)
 
 

@@ -55,6 +55,17 @@ def test_logits_stay(traced: Callable[[str], Graph], family: str, stream: bool, 
     assert (interpret(graph, IDS) - before).abs().max() <= 1e-4 * before.abs().max()
 
 
+def test_a_head_that_is_the_embedding_of_an_odd_width(new_builder) -> None:
+    """No format of groups fits the embedding, which is a matrix of its own behind a rotation: it stays as it is."""
+    b, ctx = new_builder(), PassContext()
+    table = b.weight("embed", 48, 60, scale=1.0)
+    x = b.op("rms_norm", b.op("embedding", b.tokens, table), b.weight("norm", 60, scale=1.0), 1e-6)
+    graph = b.finish(b.op("linear", x, table, None))
+    expected = interpret(graph, IDS)
+    run_passes(graph, [Rotate(table="q8", required=True)], ctx)
+    assert (interpret(graph, IDS) - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
 def outlier(b) -> Graph:
     """A residual stream, and products of two, that are read by linear layers."""
     x = b.embed(64)
