@@ -22,6 +22,12 @@ from sizes import size_of
 
 pytestmark = pytest.mark.slow
 
+
+def bindings_of(driver: FakeDriver, maker: str) -> Any:
+    """The driver, or the same under the names of HIP."""
+    return driver if maker == "cuda" else HipApi(FakeHip(driver))
+
+
 PROMPTS = [[5, 9, 23, 7, 11], [8, 3], [5, 9, 23, 7, 11, 40, 41, 42, 43, 44, 45, 46], [77]]
 
 
@@ -49,7 +55,9 @@ def test_the_same_under_the_names_of_hip(on_disk: OnDisk) -> None:
     executor = Player(CudaDevice(on_disk.engine, cuda=Cuda(bindings=HipApi(FakeHip(driver)))))
     with LLM(on_disk.engine.manifest, executor) as llm:
         assert [c.token_ids for c in llm.generate(PROMPTS[:2], params)] == expected
-    assert driver.graph_launches > 0 and not driver.live and not driver.memory
+    assert driver.graph_launches > 0 and driver.eager_launches > 0 and not driver.live and not driver.memory
+    there, back = (driver.calls.count(f"cuMemcpy{way}Async") for way in ("HtoD", "DtoH"))
+    assert 0 < back <= there, "one copy there and one back per step"
     assert driver.dependent == {False}
     driver = FakeDriver(on_disk.table)
     driver.fail = "cuMemAlloc"
@@ -88,13 +96,14 @@ def test_a_seed_decides_and_the_host_samples_what_the_device_cannot(on_disk: OnD
         ({"count": 0}, DeviceError, "has no GPU"),
     ],
 )
+@pytest.mark.parametrize("maker", ["cuda", "hip"])
 def test_what_cannot_run_is_refused_before_weights_are_read(
-    on_disk: OnDisk, driver: dict[str, Any], error: type[Exception], words: str
+    maker: str, on_disk: OnDisk, driver: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     fake = FakeDriver(on_disk.table, **driver)
     engine = SimpleNamespace(**{**vars(on_disk.engine), "weights": None})
     with pytest.raises(error, match=words):
-        Player(CudaDevice(engine, cuda=Cuda(bindings=fake)))
+        Player(CudaDevice(engine, cuda=Cuda(bindings=bindings_of(fake, maker))))
     assert not fake.live and not fake.memory
 
 
@@ -105,12 +114,13 @@ def test_a_driver_failure_names_the_call(on_disk: OnDisk) -> None:
         llm.generate([PROMPTS[3]], SamplingParams(max_tokens=4, ignore_eos=True))
 
 
-def test_whichever_call_fails_everything_is_released(on_disk: OnDisk) -> None:
+@pytest.mark.parametrize("maker", ["cuda", "hip"])
+def test_whichever_call_fails_everything_is_released(maker: str, on_disk: OnDisk) -> None:
     """Kernels do nothing here; what could not be freed itself is all that may be left."""
     params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
 
     def use(driver: FakeDriver) -> None:
-        executor, _ = on_disk.executor(driver)
+        executor = Player(CudaDevice(on_disk.engine, cuda=Cuda(bindings=bindings_of(driver, maker))))
         with LLM(on_disk.engine.manifest, executor) as llm:
             llm.generate(PROMPTS[:2], params)
 

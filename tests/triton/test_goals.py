@@ -27,15 +27,31 @@ def modelled(kernel: Linear, rows: int, target: str) -> tuple[Config, float]:
 
 @pytest.mark.parametrize("target", GPUS)
 def test_four_bits_are_faster_where_weights_are_what_is_read_and_hardly_slower_elsewhere(target: str) -> None:
-    """On an H100, products of 512 to 2,048 rows were measured to take 1.10 to 1.12 times those of 16 bits. A B200, with
-    matrix units that take dense operands as they come from memory, is modelled to lose more between 128 and 512."""
-    slower = {"sm_100": 1.4}.get(TARGETS[target].arch, 1.15)
+    """On an H100, products of 512 rows and more were measured to take 1.01 to 1.07 times those of 16 bits. A B200, with
+    matrix units that take dense operands as they come from memory, is modelled to lose more between 128 and 1,024."""
+    slower = {"sm_90": 1.07, "sm_100": 1.35}.get(TARGETS[target].arch, 1.0)
     for rows in (1, *ROWS, 8192):
         four, sixteen = (
             sum(modelled(product(name, stored), rows, target)[1] for name in SHAPES) for stored in ("q4g128", "bf16")
         )
         limit = sixteen * (slower if rows > 64 else 1.0)
         assert four <= limit, f"{rows} rows: {four * 1e6:.0f} us, {sixteen * 1e6:.0f} us"
+
+
+# microseconds that Llama 8B's products took on an H100 by 4 bits and 16, by rows (NOTES, "Products on an H100")
+MEASURED = {1: (72, 171), 16: (74, 174), 64: (100, 188), 128: (140, 197), 256: (231, 241), 512: (399, 373),
+            1024: (674, 668), 2048: (1326, 1278), 8192: (5477, 5106)}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", MEASURED)
+def test_the_model_says_what_was_measured(rows: int) -> None:
+    """Of each within 17 %, and of the one over the other within 13 % (of 4 bits and few rows it promises too much)."""
+    four, sixteen = (
+        sum(modelled(product(name, stored), rows, "h100")[1] for name in SHAPES) * 1e6 for stored in ("q4g128", "bf16")
+    )
+    assert four / MEASURED[rows][0] == pytest.approx(1, abs=0.17)
+    assert sixteen / MEASURED[rows][1] == pytest.approx(1, abs=0.08)
+    assert four / sixteen == pytest.approx(MEASURED[rows][0] / MEASURED[rows][1], rel=0.13)
 
 
 @pytest.mark.parametrize("target", GPUS)
@@ -59,7 +75,7 @@ def test_8_bit_floats_are_never_slower_than_sixteen_bits(target: str) -> None:
             sum(modelled(product(name, stored), rows, target)[1] for name in SHAPES)
             for stored in ("bf16", "e4m3", "e4m3_kg128")
         )
-        assert max(eight) <= 1.03 * sixteen, f"{rows} rows: {eight}, {sixteen}"
+        assert max(eight) <= 1.04 * sixteen, f"{rows} rows: {eight}, {sixteen}"
 
 
 @pytest.mark.parametrize("target", ["h100", "b200"])

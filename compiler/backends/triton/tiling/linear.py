@@ -26,7 +26,8 @@ SPLIT_PER_SM = 31e9  # bytes/s of these sums that a multiprocessor writes and re
 DEPENDENT = 2.3  # times longer than its instructions alone a code takes in a decode kernel, whose warps wait for them
 WARP_SUM = 0.34e-6  # seconds per warp beyond four of a decode kernel of eight rows, whose warps add up their sums
 SECOND_EIGHT = 1.0  # so many times longer again with 16 rows than with eight
-WHOLE = (0.6, 0.7, 0.88)  # of the peak, where values of codes are multiplied in tiles of up to 64, 128 and 256 rows
+DENSE = 0.88  # of the peak, in large tiles of warp groups
+WHOLE = (0.64, 0.75, 0.93)  # of the peak, where values of codes are multiplied in tiles of up to 64, 128 and 256 rows
 ISSUE_PER_SM = 3.8e9  # instructions of a warp per second: four schedulers at 60 %
 FEW = 8.0  # instructions per value and row of a kernel for few rows in float32, besides those that read the code
 ALONE = 1.35e-9  # seconds between two instructions of a warp that makes values of blocks, each waiting for others
@@ -300,7 +301,8 @@ class Machine:
     def seconds(self, p: Product, c: Config) -> float:
         """Estimated time; infinity where the tiling does not fit."""
         if c.get("unpacked"):
-            return self._unpack_seconds(p) + self.seconds(p.dense, {k: v for k, v in c.items() if k != "unpacked"})
+            dense = self.seconds(p.dense, {k: v for k, v in c.items() if k != "unpacked"})
+            return 2 * self._unpack_seconds(p) + dense  # steps of a class may have half of its rows
         if p.few and c["decode"]:
             return self._few_seconds(p)
         resident = self._resident(p, c)
@@ -382,7 +384,7 @@ class Machine:
             return WHOLE[(c["m"] > 64) + (c["m"] > 128)] * max(groups, 0.6)
         if self.level >= 90 and large:  # instructions of a warp group; what they read of shared memory may bound them
             shared = 1.0 if p.apart else min(1.0, 90 / (64 + 4096 / c["m"]))
-            return (0.6 if p.apart else 0.75) * shared * max(groups, 0.6)
+            return (0.6 if p.apart else 0.75 if p.eight else DENSE) * shared * max(groups, 0.6)
         return {80: 0.75, 86: 0.75, 89: 0.75, 90: 0.5}.get(self.level, 0.25) * groups
 
     def _instructions(self, p: Product, c: Config) -> float:
