@@ -45,7 +45,6 @@ from .sizing import auto_passes
 from .speculate.cost import modelled_cost
 from .speculate.head_files import MedusaHead
 from .speculate.plan import acceptance_of, speculation, with_speculation
-from .targets import Target
 from .weights.handles import is_quantized
 
 
@@ -203,6 +202,8 @@ class Compilation:
 
 def trace(request: Request, reporter: Reporter) -> Compilation:
     """The model as it is traced, and what its engine will be made for."""
+    if request.options.gate:
+        measure.check_device(request.target)
     with reporter.stage("trace"):
         source = open_source(request.options.model, request.options.task)
         options = replace(request.options, model=source.files)
@@ -219,15 +220,14 @@ def trace(request: Request, reporter: Reporter) -> Compilation:
     backend = backend_for(request.target, graph.info.weight_dtype, options.deterministic)
     limits = make_limits(graph, options)
     lowering = lower_options(graph, options, backend, limits)
-    gates = _gates(options, graph, request.target)
+    gates = _gates(options, graph)
     return Compilation(request, options, graph, backend, limits, lowering, pooling, gates, reporter)
 
 
-def _gates(options: CompileOptions, graph: Graph, target: Target) -> GatePlan | None:
+def _gates(options: CompileOptions, graph: Graph) -> GatePlan | None:
     """What --gate asks for, its text tokenized; None without it."""
     if not options.gate:
         return None
-    measure.check_device(target)
     bos = read_bos(options.model)
     length = graph.max_seq_len
     sequences = gate_sequences(options.gate_text, _tokenizer(options), graph.info.vocab_size, bos, length)

@@ -48,6 +48,11 @@ def _parse(text: str) -> Gate:
         limit = -1.0
     if metric not in ("ppl", "kl") or not 0 <= limit < float("inf"):
         raise UsageError(f"--gate {text!r} is not a condition", _HINT)
+    if metric == "ppl" and limit >= 1 and not percent:
+        raise UsageError(
+            f"--gate {text!r} would let perplexity rise by {100 * limit:g} %",
+            f"for {value} %: --gate ppl={value}%; if it is meant: --gate ppl={100 * limit:g}%",
+        )
     return Gate(metric, limit)
 
 

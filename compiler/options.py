@@ -164,8 +164,8 @@ class CompileOptions:
                 "use --target native; for a GPU: icc tune ENGINE, on a host that has it",
             )
         self._check_group()
-        if self.rotate and self.quant == "none":
-            raise UsageError("--rotate evens out what is rounded, and --quant none rounds nothing", "give a --quant")
+        if self.quant == "none":
+            self._check_unquantized()
         if self.device != "cpu" and not re.fullmatch(r"cuda(:\d+)?", self.device):
             raise UsageError(f"--device {self.device!r} is unknown", "choose from: cpu, cuda, cuda:N")
         self._check_task()
@@ -186,6 +186,15 @@ class CompileOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+
+    def _check_unquantized(self) -> None:
+        for option, given, does in (
+            ("--rotate", self.rotate, "evens out what is rounded, and --quant none rounds nothing"),
+            ("--keep", bool(self.keep), "leaves layers unquantized, and --quant none quantizes none"),
+            ("--quant-head 4bit", self.quant_head == "4bit", "is for models that are quantized, not --quant none"),
+        ):
+            if given:
+                raise UsageError(f"{option} {does}", f"give a --quant, or leave {option.partition(' ')[0]} out")
 
     def _check_group(self) -> None:
         if self.group_size is None:

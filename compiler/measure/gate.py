@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import exp
 from pathlib import Path
 
@@ -103,15 +104,16 @@ def gate(
     """
     loss = Loss()
     with open_llm(LoadOptions(engine, verify=False, spec="none")) as llm:
-        for found in run_together(reference, plan.sequences):
-            progress("", found.sequence, len(plan.sequences))
+        assert llm.engine is not None, "it was opened from a directory"
+        rounded = any(group.dtype != "f32" for group in llm.engine.program.kv.groups)
+        for found in run_together(reference, plan.sequences, heard=partial(progress, "")):
             ids = plan.sequences[found.sequence]
             for start, rows in _chunks(llm, ids):
                 loss.add(ids, found.logits[start : start + len(rows)], rows, start)
     for asked in plan.gates:
         if not loss.of(asked.metric) <= asked.limit:
             ids = list(plan.sequences[0])[:_BLAME_TOKENS]
-            raise _failure(asked, loss, ids, reference, quantized, records)
+            raise _failure(asked, loss, ids, reference, quantized, records, rounded)
     return GateFacts(
         asked=[str(asked) for asked in plan.gates],
         text=plan.text,
@@ -139,26 +141,32 @@ def _digits(value: float) -> float:
 
 
 def _failure(
-    asked: Gate, loss: Loss, ids: list[int], reference: Graph, quantized: Graph, all_records: Sequence[QuantRecord]
+    asked: Gate,
+    loss: Loss,
+    ids: list[int],
+    reference: Graph,
+    quantized: Graph,
+    all_records: Sequence[QuantRecord],
+    rounded: bool,
 ) -> GateError:
-    """One line: what fell short, which layers are to blame; and as a hint what would help."""
+    """One line: what fell short, which layers are to blame; and as a hint what would help. rounded: the KV cache has
+    other numbers than float32."""
     found = loss.of(asked.metric)
     shown = f"{100 * found:.2f} %" if asked.metric == "ppl" else f"{found:.4f}"
     what = "perplexity rises by" if asked.metric == "ppl" else "the mean KL divergence per token is"
     records = _suspects(all_records)
     variants = [_restored(quantized, record) for record in records]
     loosen = "a looser --gate"
+    kernels = f"{'--kv-cache f32, or ' if rounded else ''}{loosen}"
+    rest = f"the rest is the kernels' rounding (8-bit activations{', the KV cache' if rounded else ''})"
     if not records:
-        message = f"--gate {asked}: {what} {shown}, though no weight was quantized: the rest is the kernels' rounding"
-        return GateError(asked.metric, found, asked.limit, message, f"--kv-cache f32, or {loosen}")
+        message = f"--gate {asked}: {what} {shown}, though no weight was quantized: {rest}"
+        return GateError(asked.metric, found, asked.limit, message, kernels)
     whole, without = _kl_of(reference, quantized, ids, variants)
     if whole.kl < 0.5 * loss.mean_kl * whole.tokens:
         share = 100 * whole.mean_kl / loss.mean_kl
-        message = (
-            f"--gate {asked}: {what} {shown}, of which the stored weights explain {share:.0f} %: "
-            "the rest is the kernels' rounding (8-bit activations, the KV cache)"
-        )
-        return GateError(asked.metric, found, asked.limit, message, f"--kv-cache f32, or {loosen}")
+        message = f"--gate {asked}: {what} {shown}, of which the stored weights explain {share:.0f} %: {rest}"
+        return GateError(asked.metric, found, asked.limit, message, kernels)
     order = sorted(range(len(records)), key=lambda i: without[i].kl)[:_SHOWN]
     parts = [f"{records[i].name} ({_share(whole, without[i])})" for i in order if without[i].kl < whole.kl]
     blame = f"; the worst: {', '.join(parts)}" if parts else ""

@@ -41,6 +41,12 @@ def test_what_is_no_condition_is_refused(text: str) -> None:
         parse_gates([text])
 
 
+def test_two_is_not_taken_for_two_percent() -> None:
+    with pytest.raises(UsageError, match="would let perplexity rise by 200 %") as caught:
+        parse_gates(["ppl=2"])
+    assert caught.value.hint == "for 2 %: --gate ppl=2%; if it is meant: --gate ppl=200%"
+
+
 def test_the_loss_is_what_textbooks_say() -> None:
     rows, other = torch.randn(2, 5, 11, generator=torch.Generator().manual_seed(0)).unbind()
     ids, loss = [3, 1, 4, 1, 5], Loss()

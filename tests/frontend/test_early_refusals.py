@@ -143,6 +143,9 @@ def test_what_options_speak_against(tmp_path: Path) -> None:
     expected: dict[str, tuple[list[Any], int, tuple[str, ...]]] = {
         "explain": ([SAMPLE, *out, "--explain", "fuse-everything"], 2, ("fuse-everything", "known:")),
         "calibration for none": ([SAMPLE, *out, "--calib", tmp_path / "file"], 2, ("--quant none", "awq4")),
+        "rotation for none": ([SAMPLE, *out, "--rotate"], 2, ("--rotate evens out", "leave --rotate out")),
+        "kept for none": ([SAMPLE, *out, "--keep", "*"], 2, ("--keep leaves layers unquantized",)),
+        "head for none": ([SAMPLE, *out, "--quant-head", "4bit"], 2, ("--quant-head 4bit is for models",)),
         "calibration for rtn": ([SAMPLE, *out, "--quant", "rtn4", "--calib", "x"], 2, ("--quant rtn4",)),
         "no text": ([SAMPLE, *out, "--quant", "awq4", "--calib", tmp_path / "x"], 2, ("no such file",)),
         "not UTF-8": ([SAMPLE, *out, "--quant", "gptq4", "--calib", tmp_path / "latin"], 2, ("not UTF-8",)),
