@@ -108,8 +108,9 @@ def random_model(config: Any, task: str = "generate") -> Any:
     import transformers
     from icc.compiler.frontend.source.model import parts_that_can_be_built
 
-    encoder_half = task == "embed" and getattr(config, "is_encoder_decoder", False)
-    builder = transformers.AutoModelForTextEncoding if encoder_half else getattr(transformers, BUILDERS[task])
+    reads: Any = transformers.AutoModelForTextEncoding
+    halved = task == "embed" and getattr(config, "is_encoder_decoder", False) and type(config) in reads._model_mapping
+    builder = reads if halved else getattr(transformers, BUILDERS[task])
     with contextlib.ExitStack() as stack:
         if task == "generate":
             stack.enter_context(parts_that_can_be_built(config.get_text_config()))
