@@ -169,7 +169,8 @@ def walk_one(model_type: str, run: Run) -> Row:
             graph = load_graph(path, task=run.task)
             row.traced = True
             found = interpret(graph, ids.tolist())
-            row.error = _difference(found[-1] if run.task == "rerank" else found, expected)
+            scored = found[0 if graph.picked == "first" else -1]
+            row.error = _difference(scored if run.task == "rerank" else found, expected)
             if run.engine:
                 _compare_engine(path, Path(scratch) / "engine", ids.tolist(), expected, row, run)
             if run.plan:

@@ -12,14 +12,17 @@ from starlette.routing import Match, Route
 
 from .... import __version__
 from ...errors import IccError
+from ...format.manifest import EmbeddingFacts
+from ..api import tei
 from ..api.answers import ChatAnswer, CompletionAnswer
+from ..api.decoding import decoded
 from ..api.embeddings import embedding_answer
 from ..api.errors import ClientGone, HttpError, as_http
 from ..api.requests import ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest
 from ..api.reranking import rerank_answer
 from ..api.responses import ChatCompletion, Completion, EmbeddingList, Model, ModelList, Reranked, Status, Version
 from .batch_routes import add_batches
-from .bodies import decode_body, error_response, json_response
+from .bodies import decode_body, error_response, json_response, read_body
 from .docs_page import add_docs
 from .messages_routes import add_messages
 from .openapi import document, operation
@@ -127,19 +130,41 @@ def _add_embeddings(app: FastAPI, parts: Parts) -> None:
         job = await parts.jobs.embedding(body, request.scope["icc.client"])
         return await _answered(request, embedding_answer(parts.generator, job, body))
 
+    @app.post("/embed", include_in_schema=False)
+    async def embed(request: Request) -> Response:
+        """The vector of each text, as clients of text-embeddings-inference ask for it."""
+        body = await decode_body(request, tei.EmbedRequest)
+        job = await parts.jobs.embedding(body.plain(parts.model.names[0]), request.scope["icc.client"])
+        return await _answered(request, tei.vectors_answer(parts.generator, job, body, _facts(parts)))
+
 
 def _add_reranking(app: FastAPI, parts: Parts) -> None:
-    @app.post("/v2/rerank", include_in_schema=False)
     @app.post("/rerank", include_in_schema=False)
+    async def either(request: Request) -> Response:
+        """As /v1/rerank, or as clients of text-embeddings-inference ask for it."""
+        raw = await read_body(request)
+        if not tei.has_texts(raw):
+            return await ranked(request, decoded(raw, RerankRequest))
+        body = decoded(raw, tei.TextsRequest)
+        job = await parts.jobs.rerank(body.plain(parts.model.names[0]), request.scope["icc.client"])
+        return await _answered(request, tei.ranks_answer(parts.generator, job, body, _facts(parts)))
+
+    @app.post("/v2/rerank", include_in_schema=False)
     @app.post("/v1/rerank", **operation(Reranked, RerankRequest, errors=(*GENERATION_ERRORS, 504)))
     async def rerank(request: Request) -> Response:
         """The documents by how well they go with the query."""
-        body = await decode_body(request, RerankRequest)
+        return await ranked(request, await decode_body(request, RerankRequest))
+
+    async def ranked(request: Request, body: RerankRequest) -> Response:
         parts.check_model(body.model)
         job = await parts.jobs.rerank(body, request.scope["icc.client"])
-        facts = parts.model.manifest.embedding
-        assert facts is not None
-        return await _answered(request, rerank_answer(parts.generator, job, body, facts))
+        return await _answered(request, rerank_answer(parts.generator, job, body, _facts(parts)))
+
+
+def _facts(parts: Parts) -> EmbeddingFacts:
+    facts = parts.model.manifest.embedding
+    assert facts is not None
+    return facts
 
 
 async def _answered(request: Request, answer: Awaitable[bytes]) -> Response:
@@ -155,7 +180,7 @@ async def _answered(request: Request, answer: Awaitable[bytes]) -> Response:
 
 _PATHS = {
     "generate": ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
-    "embed": ("/v1/embeddings",),
+    "embed": ("/v1/embeddings", "/embed"),
     "rerank": ("/v1/rerank", "/rerank", "/v2/rerank"),
 }
 

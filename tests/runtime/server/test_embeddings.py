@@ -56,6 +56,15 @@ def test_the_openai_client_gets_its_vectors(embedder: Served) -> None:
         np.testing.assert_allclose(item.embedding, vector("abc"), rtol=1e-6)
 
 
+def test_clients_of_text_embeddings_inference_get_arrays(embedder: Served) -> None:
+    plain = embedder.ask("POST", "/embed", {"inputs": ["abc", "xyzzy"], "normalize": False, "truncate": True}).json
+    np.testing.assert_allclose(plain, [vector("abc"), vector("xyzzy")], rtol=1e-6)
+    [one] = embedder.ask("POST", "/embed", {"inputs": "abc"}).json
+    np.testing.assert_allclose(one, vector("abc") / np.linalg.norm(vector("abc")), rtol=1e-6)
+    refused = embedder.ask("POST", "/embed", {"inputs": "a" * 70})
+    assert refused.status == 400 and "64" in refused.json["error"]["message"]
+
+
 def test_shorter_vectors_have_length_one(embedder: Served) -> None:
     [item] = client_of(embedder).embeddings.create(model="toy", input="abz", dimensions=100).data
     np.testing.assert_allclose(item.embedding, (vector("abz") / np.sqrt(200 / 9))[:100], rtol=1e-6)

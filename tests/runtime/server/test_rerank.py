@@ -29,6 +29,14 @@ def test_documents_come_by_their_scores(write_engine: Callable[..., Path], start
     assert answer["usage"]["total_tokens"] == 3 + len("one" + BEST + "three") and answer["model"] == "toy"
     [one] = server.ask("POST", "/v1/rerank", body | {"top_n": 1, "return_documents": False}).json["results"]
     assert one == {"index": 1, "relevance_score": pytest.approx(GOOD)}
+    texts = {"query": "q", "texts": ["one", BEST]}  # as clients of text-embeddings-inference ask
+    assert server.ask("POST", "/rerank", texts).json == [
+        {"index": 1, "score": pytest.approx(GOOD)}, {"index": 0, "score": 0.5},
+    ]  # fmt: skip
+    raw = server.ask("POST", "/rerank", texts | {"raw_scores": True, "return_text": True, "truncate": True}).json
+    assert raw[0] == {"index": 1, "score": pytest.approx(10), "text": BEST}
+    wrong = server.ask("POST", "/rerank", texts | {"texts": "one"})
+    assert wrong.status == 400 and wrong.json["error"]["param"] == "texts"
     long = {"documents": ["a" * 70]}
     refused = server.ask("POST", "/v1/rerank", body | long)
     assert refused.status == 400 and refused.json["error"]["param"] == "documents"
