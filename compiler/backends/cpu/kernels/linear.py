@@ -39,7 +39,11 @@ def blocks_of(reader: Reader, isa: Isa) -> tuple[Block, ...]:
     """The blocks of a product with such codes."""
     if reader.nibbles and isa.nibble_blocks:
         return isa.nibble_blocks
-    return isa.pair_blocks if in_pairs(reader, isa) or chained(reader, isa) else isa.quant_blocks
+    if in_pairs(reader, isa) or chained(reader, isa):
+        return isa.pair_blocks
+    if reader.line_k == 4:  # of bytes, whose lines are loaded for every four k: half of the loads with two tiles
+        return tuple(b for b in isa.quant_blocks if b.tiles > 1 or b.rows <= 8)
+    return isa.quant_blocks
 
 
 @dataclass(frozen=True)
