@@ -37,9 +37,15 @@ _DTYPES = {
 _MAX_HEADER = 100_000_000
 
 
-@functools.lru_cache(maxsize=64)
 def mapped(path: Path) -> Tensor:
     """The whole file as bytes, mapped copy-on-write so that torch accepts it; nothing is read until it is used."""
+    now = path.stat()
+    return _mapped(path, (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=64)
+def _mapped(path: Path, which: tuple[int, ...]) -> Tensor:
+    """The file that is at the path now: another that takes its place has other numbers."""
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     return torch.frombuffer(mapping, dtype=torch.uint8)

@@ -11,10 +11,15 @@ import torch
 from torch import Tensor
 
 from ....errors import UnsupportedModel
-from ....weights.handles import Derived, GivenRows, QuantizedWeight, Transposed, Weight, derive
+from ....weights.handles import Derived, GivenRows, QuantizedWeight, SortedColumns, Transposed, Weight, derive
 from .config import architecture
 from .container import Container
 
+# of layers with states
+_STATES = (
+    "ssm_a", "ssm_dt.bias", "ssm_conv1d.weight", "ssm_conv1d.bias", "ssm_norm.weight", "ssm_alpha.weight",
+    "ssm_beta.weight", "ssm_out.weight", "ssm_d", "attn_gate.weight", "attn_qkv.weight",
+)  # fmt: skip
 Values = Callable[[np.ndarray], np.ndarray]
 
 
@@ -26,11 +31,18 @@ class Arrangement:
 
         own, arch = architecture(container), container.metadata["general.architecture"]
         self.config, self.kind, self.turned = config, own.kind, own.turned_experts
-        self.processor: Any = TENSOR_PROCESSORS.get(own.like or arch, TensorProcessor)(config=config.to_dict())
+        self.rows, self.between, self.tensors = own.rows, own.between, container.tensors
+        facts = {"n_head": getattr(config, "num_attention_heads", None), **config.to_dict()}
+        self.processor: Any = TENSOR_PROCESSORS.get(own.like or arch, TensorProcessor)(config=facts)
         self._plain = type(self.processor).process is TensorProcessor.process and self.kind != "falcon"
 
     def undone(self, weight: Weight, name: str) -> Weight:
         """The weight as transformers has it."""
+        if name.endswith(".ssm_a"):
+            weight = derive(lambda values: torch.log(-values.to(torch.float32)), weight)
+        layer, _, part = name.removeprefix("blk.").partition(".")
+        if part in _STATES and f"blk.{layer}.ssm_a" in self.tensors:
+            return self._of_states(weight, part)
         if self._plain or name.endswith(("_exps.weight", "_exps.bias")):
             return weight
         if isinstance(weight, QuantizedWeight):
@@ -44,6 +56,35 @@ class Arrangement:
             return torch.from_numpy(np.ascontiguousarray(self._values(values.to(torch.float32).numpy(), name)))
 
         return Derived(load, (weight,), shown.shape, torch.float32)
+
+    def _of_states(self, weight: Weight, part: str) -> Weight:
+        """A tensor of a layer with states, its rows (of what reads its values the columns) in transformers' order."""
+        if self.rows is None:
+            return weight
+        order = self.rows(self.config, part)
+        if order is None:
+            return weight
+        if part == "ssm_out.weight":
+            if isinstance(weight, QuantizedWeight):
+                return SortedColumns(weight, order.argsort())
+            return derive(lambda values: values[:, order.to(values.device)], weight)
+        if isinstance(weight, QuantizedWeight):
+            return GivenRows((weight,), order)
+        return derive(lambda v: v.reshape(len(order), -1)[order.to(v.device)].reshape(v.shape), weight)
+
+    def stacked(self, first: Weight, second: Weight) -> Weight:
+        """The rows of one matrix, then those of another, in transformers' order."""
+        order = self.between(self.config) if self.between is not None else None
+        if isinstance(first, QuantizedWeight) and isinstance(second, QuantizedWeight):
+            if first.format.merges_with(second.format):
+                return GivenRows((first, second), order)
+        dtype = first.dtype if first.dtype == second.dtype else torch.float32
+
+        def joined(*values: Tensor) -> Tensor:
+            found = torch.cat([value.to(dtype) for value in values])
+            return found if order is None else found[order.to(found.device)]
+
+        return derive(joined, first, second)
 
     def _values(self, values: np.ndarray, name: str) -> np.ndarray:
         if self.kind == "falcon":

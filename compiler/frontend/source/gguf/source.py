@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ....weights.handles import Weight
+from ....errors import TensorError
+from ....weights.handles import Constant, Weight
 from ..conversion import completed
 from ..model import build_meta_model, computed_buffers
 from .config import read_config, rope_factors
@@ -34,7 +35,11 @@ class GgufFile:
     def weights(self, model: nn.Module) -> dict[str, Weight]:
         """See Source; blocks stay as they are."""
         computed = self._with_factors(computed_buffers(model))
-        return completed(model, weights_of(self.container, model, self.config), computed)
+        found = weights_of(self.container, model, self.config)
+        for name, parameter in model.state_dict().items():
+            if name.endswith("_proj.bias") and name not in found:  # of queries, keys and values, and not of the output
+                found[name] = Constant(torch.zeros(parameter.shape))
+        return completed(model, found, computed)
 
     def build(self, written_out: bool, task: str) -> nn.Module:
         """See Source."""
@@ -46,7 +51,7 @@ class GgufFile:
         if entry is None:
             return computed
         factors = handle(entry).load().to(torch.float32).reshape(-1)
-        return {
-            name: value / factors if name.endswith("inv_freq") and value.shape == factors.shape else value
-            for name, value in computed.items()
-        }
+        found = {name: value for name, value in computed.items() if name.endswith("inv_freq")}
+        if any(value.shape != factors.shape for value in found.values()) or not bool((factors != 0).all()):
+            raise TensorError(entry.name, f"has {len(factors)} factors, none 0, for other frequencies")
+        return computed | {name: value / factors for name, value in found.items()}

@@ -6,32 +6,27 @@ Names, and what llama.cpp's conversion did to values, are undone by the tables o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ....errors import TensorError, UnsupportedModel
 from ....weights.formats.base import Parts
 from ....weights.formats.blocks import BlockFormat
 from ....weights.formats.ggml import GGML_FORMATS, block_bytes, parts_of
-from ....weights.handles import QuantizedWeight, Weight
+from ....weights.handles import Constant, QuantizedWeight, Weight
 from ..checkpoint import CheckpointTensor, mapped
 from .arrangement import Arrangement, shaped
-from .config import architecture, architecture_of
 from .container import Container, Entry
+from .keys import NUMBERS
+from .names import LAYER, layer_of, place_of, places, stacked_halves
 
 DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _UNUSED = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")  # see source.py, config.py
-_LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.")
-_HALF = re.compile(r"blk\.\d+\.ffn_(gate|up)_exps\.(?:weight|bias)")
-# experts of a layer as transformers has them: gate and up in one, and down
-_EXPERTS = re.compile(
-    r"(?:.*\.)?layers\.(\d+)\..*(?:experts\.(gate_up|down)_proj(_bias)?|block_sparse_moe\.(input|output)_linear\.weight)"
-)
 
 
 @dataclass
@@ -62,13 +57,14 @@ def weights_of(container: Container, model: nn.Module, config: Any) -> dict[str,
     TensorError names a tensor that the model has no place for; UnsupportedModel a type that icc does not read.
     """
     arrangement = Arrangement(container, config)
-    names, expected = _names(container, model, config, arrangement.processor), model.state_dict()
+    names, expected = places(container, model, config, arrangement.processor), model.state_dict()
+    layers = config.get_text_config().num_hidden_layers
     found: dict[str, Weight] = {}
     halves: dict[str, dict[str, Weight]] = {}
     for entry in container.tensors.values():
-        if entry.name in _UNUSED:
+        if entry.name in _UNUSED or layer_of(entry.name) >= layers:
             continue
-        part, name = _place(names, entry.name)
+        part, name = place_of(names, entry.name)
         if name is None:
             raise TensorError(entry.name, "is in the file, and the model has no place for it", _of(config))
         weight = arrangement.undone(handle(entry), entry.name)
@@ -77,11 +73,26 @@ def weights_of(container: Container, model: nn.Module, config: Any) -> dict[str,
         else:
             weight = arrangement.down(weight) if "ffn_down_exps" in entry.name else weight
             found[name] = shaped(weight, expected[name].shape) if name in expected else weight
-    found |= arrangement.latent(found)
+    found |= arrangement.latent(found) | _numbers(container, expected)
     for name, pair in halves.items():
+        if set(pair) == {"up"} and pair["up"].shape == tuple(expected[name].shape):
+            found[name] = pair["up"]
+            continue
         if set(pair) != {"gate", "up"}:
             raise TensorError(name, "is in the file only by half", _of(config))
-        found[name] = arrangement.experts([pair["gate"], pair["up"]])
+        join = arrangement.stacked if stacked_halves(name) else lambda *both: arrangement.experts([*both])
+        found[name] = join(pair["gate"], pair["up"])
+    return found
+
+
+def _numbers(container: Container, expected: Mapping[str, Tensor]) -> dict[str, Weight]:
+    """Parameters that are numbers of the metadata, one for each layer."""
+    found: dict[str, Weight] = {}
+    for name, parameter in expected.items():
+        values = next((container.metadata.get(ours) for end, ours in NUMBERS.items() if name.endswith(f".{end}")), None)
+        layer = LAYER.match(name)
+        if isinstance(values, np.ndarray) and layer and int(layer[1]) < len(values) and parameter.numel() == 1:
+            found[name] = Constant(torch.tensor(values[int(layer[1])]).reshape(parameter.shape).to(torch.float32))
     return found
 
 
@@ -100,58 +111,3 @@ def handle(entry: Entry) -> Weight:
 
 def _of(config: Any) -> str:
     return f"icc takes the file for a {config.model_type} model"
-
-
-def _names(container: Container, model: nn.Module, config: Any, processor: Any) -> dict[str, str]:
-    """The model's name of every tensor that it has a place for."""
-    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
-
-    arch, aliases = architecture_of(container), architecture(container).names
-    number = next((key for key, value in MODEL_ARCH_NAMES.items() if value == arch), None)
-    if number is None:
-        raise UnsupportedModel(f"the gguf package does not know the architecture {arch!r}", "a newer one may")
-    table = get_tensor_name_map(number, config.get_text_config().num_hidden_layers)
-    found: dict[str, str] = {}
-    left: list[str] = []
-    for name in model.state_dict():
-        if name.endswith("self_attn.kv_b_proj.weight") and (layer := _LAYER.match(name)):
-            for half in ("k", "v"):  # llama.cpp has them apart; `latent` joins them
-                found[f"blk.{layer[1]}.attn_{half}_b.weight"] = f"{name}.{half}"
-            continue
-        if experts := _EXPERTS.fullmatch(name):
-            layer, part, bias, linear = experts.groups()
-            for half in ("down",) if part == "down" or linear == "output" else ("gate", "up", "gate_up"):
-                found[f"blk.{layer}.ffn_{half}_exps.{'bias' if bias else 'weight'}"] = name
-            continue
-        own = next((ours for end, ours in aliases.items() if name.endswith(f".{end}")), None)
-        if own is not None and (layer := _LAYER.match(name)):
-            found[f"blk.{layer[1]}.{own}"] = name
-            continue
-        plain, suffix = _split(processor.preprocess_name(name))
-        ours = table.get_name(plain)
-        if ours is None:
-            processor.perform_fallback_tensor_mapping(found, suffix, "", name)
-            left.append(name)
-        else:
-            found[ours + suffix] = name
-    for name in left:  # models that llama.cpp converts without their head know shorter names
-        plain, suffix = _split(name)
-        while "." in plain:
-            plain = plain.split(".", 1)[1]
-            if (ours := table.get_name(plain)) is not None:
-                found.setdefault(ours + suffix, name)
-                break
-    return found
-
-
-def _split(name: str) -> tuple[str, str]:
-    for suffix in (".weight", ".bias"):
-        if name.endswith(suffix):
-            return name.removesuffix(suffix), suffix
-    return name, ""
-
-
-def _place(names: Mapping[str, str], name: str) -> tuple[str, str | None]:
-    """Which half of a parameter a tensor is, if it is one, and the parameter's name."""
-    half = _HALF.fullmatch(name)
-    return half[1] if half else "", names.get(name) or names.get(name.removesuffix(".weight"))

@@ -9,17 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import CheckpointError, UnsupportedModel
-from .config import architecture_of
+from ....errors import CheckpointError, IccError, UnsupportedModel
+from .config import architecture_of, special_token
 from .container import Container
 from .splits import completed_splits
 
 # what llama.cpp takes for the end of an answer, beside eos_token_id: keys of ids, and tokens by their text
-_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_END_KEYS = ("eos", "eot", "eom")
 _END_TEXTS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>",
     "<|end_of_text|>", "<end_of_utterance>",
 )  # fmt: skip
+
+# what makes tokens of text, by the kind of vocabulary
+_NEEDED = {"gpt2": ("merges", list), "llama": ("scores", np.ndarray), "t5": ("scores", np.ndarray)}
 
 
 def write_files(container: Container, config: Any, folder: Path) -> None:
@@ -38,7 +41,7 @@ def write_files(container: Container, config: Any, folder: Path) -> None:
 
 def _ends(container: Container, tokens: list[str]) -> list[int]:
     """Ids of the tokens that end an answer, the file's own first."""
-    named = [container.get(f"tokenizer.ggml.{key}", int) for key in _END_KEYS]
+    named = [special_token(container, name) for name in _END_KEYS]
     kinds = container.get("tokenizer.ggml.token_type", np.ndarray)
     control = set() if kinds is None else set(np.flatnonzero((kinds == 3) | (kinds == 4)).tolist())
     found = [number for number, token in enumerate(tokens) if token in _END_TEXTS and number in control]
@@ -53,14 +56,26 @@ def _write_tokenizer(container: Container, folder: Path) -> None:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
         made, _ = convert_gguf_tokenizer(architecture_of(container), facts)
-        made = completed_splits(made, facts)
+        made = completed_splits(_without_others(made, len(facts["tokens"])), facts)
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, **options)
         tokenizer.save_pretrained(folder)
-    except UnsupportedModel:
+    except IccError:
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise CheckpointError(f"{container.path}: the metadata make no tokenizer: {reason}") from error
+
+
+def _without_others(made: Any, count: int) -> Any:
+    """The tokenizer without tokens that transformers' classes have and the file's `count` tokens have not: the model
+    has no row for them."""
+    from tokenizers import Tokenizer
+
+    if made.get_vocab_size() <= count:
+        return made
+    whole = json.loads(made.to_str())
+    whole["added_tokens"] = [token for token in whole["added_tokens"] if token["id"] < count]
+    return Tokenizer.from_str(json.dumps(whole))
 
 
 def _tokenizer_facts(container: Container) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -75,11 +90,35 @@ def _tokenizer_facts(container: Container) -> tuple[dict[str, Any], dict[str, An
 
     facts, options = read("tokenizer"), read("tokenizer_config")
     tokens = facts["tokens"]
+    _check(container, facts)
     if facts.get("tokenizer_type") == "llama":
         options.setdefault("add_bos_token", True)  # llama.cpp does so where the file does not say
     for token, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        number = container.get(f"tokenizer.ggml.{key}_token_id", int)
+        number = special_token(container, key)
         if number is not None and not 0 <= number < len(tokens):
             raise CheckpointError(f"{container.path}: there is no token {number}, the {key} token of {len(tokens)}")
         options[f"{token}_token"] = None if number is None else tokens[number]
     return facts, options
+
+
+def _check(container: Container, facts: dict[str, Any]) -> None:
+    """The fields of a vocabulary are there, of their kind and for every token."""
+    kind, count = container.get("tokenizer.ggml.model", str), len(facts["tokens"])
+    if kind not in (*_NEEDED, "gemma4"):
+        raise UnsupportedModel(
+            f"{container.path} has a vocabulary of the kind {kind!r} (tokenizer.ggml.model)",
+            f"compile the checkpoint that the file was made of; icc reads {', '.join(sorted((*_NEEDED, 'gemma4')))}",
+        )
+    fields = {"token_type": np.ndarray, **({_NEEDED[kind][0]: _NEEDED[kind][1]} if kind in _NEEDED else {})}
+    for name, wanted in fields.items():
+        found = container.get(f"tokenizer.ggml.{name}", wanted)
+        if found is None and name != "token_type" and not (name == "scores" and "merges" in facts):
+            raise CheckpointError(f"{container.path}: a vocabulary of the kind {kind!r} lacks tokenizer.ggml.{name}")
+        if name != "merges" and found is not None and len(found) < count:
+            raise CheckpointError(f"{container.path}: tokenizer.ggml.{name} has {len(found)} of {count} tokens")
+    container.get("tokenizer.chat_template", str)
+    for name in ("add_bos_token", "add_eos_token", "add_space_prefix"):
+        container.get(f"tokenizer.ggml.{name}", bool)
+    table = container.tensors.get("token_embd.weight")
+    if table is not None and table.shape[0] < count:
+        raise CheckpointError(f"{container.path}: there are {count} tokens, and embeddings of {table.shape[0]}")

@@ -1,0 +1,174 @@
+"""What the keys of one architecture say that no table of names does: part of its configuration.
+
+Rules are those of llama.cpp: `conversion/*.py` writes a file, `src/models/*.cpp` reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from ....errors import UnsupportedModel
+from ..checkpoint import mapped
+from .container import Container
+from .keys import Facts, key
+
+
+def heads_of_gemma(layers: int) -> Callable[[Container, Facts], None]:
+    """The scale of attention is one of the head, but that of the model with so many layers (27B) of the width."""
+
+    def adjust(container: Container, facts: Facts) -> None:
+        wide = facts["hidden_size"] // facts["num_attention_heads"]
+        facts["query_pre_attn_scalar"] = wide if facts["num_hidden_layers"] == layers else facts["head_dim"]
+
+    return adjust
+
+
+def gemma3(container: Container, facts: Facts) -> None:
+    """Layers that see all have rotary scaling, those with a window none."""
+    heads_of_gemma(62)(container, facts)
+    far: Facts = {"rope_type": "default", "rope_theta": facts.pop("rope_theta", None) or 1e6}
+    kind, factor = (key(container, f"rope.scaling.{name}") for name in ("type", "factor"))
+    if kind == "linear" and factor:
+        far |= {"rope_type": "linear", "factor": float(factor)}
+    near = {"rope_type": "default", "rope_theta": key(container, "rope.freq_base_swa") or 1e4}
+    facts["rope_parameters"] = {"full_attention": far, "sliding_attention": near}
+    layer_types(container, facts)
+
+
+def gemma4(container: Container, facts: Facts) -> None:
+    """Heads of two widths, rotary frequencies of a part of the wide ones, layers that read the keys of others."""
+    layer_types(container, facts)
+    kinds = facts["layer_types"]
+    facts["head_dim"] = key(container, "attention.key_length_swa") or facts["global_head_dim"]
+    groups = np.resize(container.metadata["gemma4.attention.head_count_kv"], len(kinds)).tolist()
+    windowed = [kind == "sliding_attention" for kind in kinds]
+    facts["num_key_value_heads"] = next((n for n, near in zip(groups, windowed, strict=True) if near), groups[0])
+    facts["num_global_key_value_heads"] = next((n for n, near in zip(groups, windowed, strict=True) if not near), None)
+    far = [f"blk.{layer}.attn_v.weight" for layer, near in enumerate(windowed) if not near]
+    facts["attention_k_eq_v"] = not any(name in container.tensors for name in far)
+    widths = np.atleast_1d(container.metadata["gemma4.feed_forward_length"]).tolist()
+    facts |= {"intermediate_size": min(widths), "use_double_wide_mlp": len(set(widths)) > 1}
+    facts["num_kv_shared_layers"] = key(container, "attention.shared_kv_layers") or 0
+    facts["hidden_size_per_layer_input"] = key(container, "embedding_length_per_layer_input") or 0
+    if (table := container.tensors.get("per_layer_token_embd.weight")) is not None:
+        facts["vocab_size_per_layer_input"] = table.shape[0]
+    turned = np.array(factors(container, "rope_freqs.weight") or [1.0])
+    wide = {"rope_type": "proportional", "partial_rotary_factor": float((turned < 1e20).mean())}
+    wide["rope_theta"] = facts.pop("rope_theta", None) or 1e6
+    near = {"rope_type": "default", "rope_theta": key(container, "rope.freq_base_swa") or 1e4}
+    facts["rope_parameters"] = {"full_attention": wide, "sliding_attention": near}
+    facts["enable_moe_block"] = bool(key(container, "expert_count"))
+    facts["top_k_experts"] = key(container, "expert_used_count")
+
+
+def mamba2(container: Container, facts: Facts) -> None:
+    width, heads = (key(container, f"ssm.{name}") for name in ("inner_size", "time_step_rank"))
+    facts |= {"num_heads": heads, "head_dim": width // heads, "expand": width // facts["hidden_size"]}
+
+
+def deepseek(container: Container, facts: Facts) -> None:
+    """Latent attention: the widths of heads as they are computed, not as they are cached."""
+    width, turned = key(container, "attention.key_length_mla"), key(container, "rope.dimension_count")
+    if not width or not turned:
+        raise UnsupportedModel(
+            f"{container.path} has latent attention in the form of before April 2025", "convert or download it again"
+        )
+    facts |= {"qk_nope_head_dim": width - turned, "qk_rope_head_dim": turned}
+    facts["num_key_value_heads"] = facts["num_attention_heads"]
+    facts["v_head_dim"] = key(container, "attention.value_length_mla")
+    facts.pop("head_dim", None)
+    facts["q_lora_rank"] = key(container, "attention.q_lora_rank")
+    rope, scale = facts.get("rope_parameters"), key(container, "rope.scaling.yarn_log_multiplier")
+    if rope and scale is not None:  # ten times as much in configurations
+        rope |= {"mscale": 10 * float(scale), "mscale_all_dim": 10 * float(scale)}
+
+
+def deepseek_v2(container: Container, facts: Facts) -> None:
+    deepseek(container, facts)
+    grouped = (facts.get("n_group") or 1) > 1
+    facts["topk_method"] = "group_limited_greedy" if grouped else "greedy"
+
+
+def gpt_oss(container: Container, facts: Facts) -> None:
+    facts["intermediate_size"] = key(container, "expert_feed_forward_length") or facts["intermediate_size"]
+
+
+def lfm2(container: Container, facts: Facts) -> None:
+    heads = np.atleast_1d(container.metadata.get("lfm2.attention.head_count_kv", 0)).tolist()
+    facts["layer_types"] = ["full_attention" if count else "conv" for count in heads]
+    facts["num_key_value_heads"] = max(heads)
+    facts["norm_eps"] = facts.pop("rms_norm_eps", 1e-5)
+    facts["conv_bias"] = any(name.endswith("shortconv.conv.bias") for name in container.tensors)
+
+
+def falcon(container: Container, facts: Facts) -> None:
+    groups = facts.pop("num_key_value_heads", 1)
+    facts |= {"num_kv_heads": groups, "multi_query": groups == 1, "parallel_attn": True, "alibi": False}
+    facts["new_decoder_architecture"] = groups > 1
+    facts["num_ln_in_parallel_attn"] = 2 if "blk.0.attn_norm_2.weight" in container.tensors else 1
+    facts["ffn_hidden_size"] = facts.pop("intermediate_size", None)
+    facts["bias"] = "blk.0.attn_qkv.bias" in container.tensors
+    facts["layer_norm_epsilon"] = key(container, "attention.layer_norm_epsilon") or 1e-5
+
+
+def mamba(container: Container, facts: Facts) -> None:
+    facts["expand"] = max(1, facts["intermediate_size"] // facts["hidden_size"])
+
+
+def partly_turned(container: Container, facts: Facts) -> None:
+    """Rotary embedding of the first dimensions of a head."""
+    turned = key(container, "rope.dimension_count")
+    head = facts.get("head_dim") or facts["hidden_size"] // facts["num_attention_heads"]
+    if turned and turned < head:
+        base = facts.pop("rope_theta", None)
+        rope = facts.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": base or 10000.0})
+        rope["partial_rotary_factor"] = turned / head
+
+
+def long_rope(container: Container, facts: Facts) -> None:
+    """Phi 3: factors of rotary frequencies for short and for long texts, and windows."""
+    partly_turned(container, facts)
+    facts["sliding_window"] = facts.get("sliding_window") or None
+    short, long = (factors(container, f"rope_factors_{length}.weight") for length in ("short", "long"))
+    if short is None or long is None:
+        return
+    rope = facts.setdefault("rope_parameters", {"rope_theta": facts.pop("rope_theta", None) or 10000.0})
+    rope |= {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+    original = key(container, "rope.scaling.original_context_length") or facts["max_position_embeddings"]
+    facts["original_max_position_embeddings"] = rope["original_max_position_embeddings"] = int(original)
+    rope["factor"] = facts["max_position_embeddings"] / original
+    if (scale := key(container, "rope.scaling.attn_factor")) is not None:
+        rope["attention_factor"] = float(scale)
+
+
+def factors(container: Container, name: str) -> list[float] | None:
+    entry = container.tensors.get(name)
+    if entry is None:
+        return None
+    if entry.kind != "f32":
+        raise UnsupportedModel(f"tensor {name!r} of {container.path} is {entry.kind.upper()}", "icc reads F32 there")
+    return mapped(entry.path)[entry.start : entry.end].clone().view(torch.float32).tolist()
+
+
+def layer_types(container: Container, facts: Facts) -> None:
+    """Which layers have a window, where the file says so layer by layer."""
+    found = key(container, "attention.sliding_window_pattern")
+    if isinstance(found, np.ndarray) and len(found) == facts["num_hidden_layers"]:
+        facts["layer_types"] = ["sliding_attention" if windowed else "full_attention" for windowed in found]
+
+
+def command_r(container: Container, facts: Facts) -> None:
+    facts["use_qk_norm"] = "blk.0.attn_q_norm.weight" in container.tensors
+
+
+def ministral3(container: Container, facts: Facts) -> None:
+    """YaRN as DeepSeek has it, and scores of far positions scaled as Llama 4's."""
+    rope = facts.get("rope_parameters") or {"rope_type": "default", "rope_theta": facts.pop("rope_theta", 1e6)}
+    if (scale := key(container, "rope.scaling.yarn_log_multiplier")) is not None and rope["rope_type"] == "yarn":
+        rope |= {"mscale_all_dim": float(scale), "mscale": 1.0}
+    original = rope.get("original_max_position_embeddings") or facts["max_position_embeddings"]
+    rope |= {"llama_4_scaling_beta": key(container, "attention.temperature_scale") or 0.0}
+    facts["rope_parameters"] = rope | {"original_max_position_embeddings": original}

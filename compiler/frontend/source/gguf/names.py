@@ -1,0 +1,109 @@
+"""Which parameter of transformers' model a tensor of a GGUF file is, by the tables of the `gguf` package."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from ....errors import UnsupportedModel
+from .config import architecture, architecture_of
+from .container import Container
+from .keys import NAMES
+
+LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.")
+_HALF = re.compile(r"blk\.\d+\.ffn_(gate|up)_exps\.(?:weight|bias)")
+# matrices that a file has as two, one above the other, by the end of transformers' name
+_STACKED = {
+    "shared_mlp.input_linear.weight": (
+        "ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_gate.weight", "ffn_up.weight",
+    ),
+    "linear_attn.in_proj_qkvz.weight": ("attn_qkv.weight", "attn_gate.weight"),
+}  # fmt: skip
+# experts of a layer as transformers has them: gate and up in one, and down
+_EXPERTS = re.compile(
+    r"(?:.*\.)?layers\.\d+\..*(?:experts\.(gate_up|up|down)_proj(_bias)?|block_sparse_moe\.(input|output)_linear\.weight)"
+)
+
+
+def places(container: Container, model: nn.Module, config: Any, processor: Any) -> dict[str, str]:
+    """The model's name of every tensor that it has a place for."""
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    arch, aliases = architecture_of(container), NAMES | dict(architecture(container).names)
+    number = next((key for key, value in MODEL_ARCH_NAMES.items() if value == arch), None)
+    if number is None:
+        raise UnsupportedModel(f"the gguf package does not know the architecture {arch!r}", "a newer one may")
+    table = get_tensor_name_map(number, config.get_text_config().num_hidden_layers)
+    found: dict[str, str] = {}
+    left: list[str] = []
+    for name in model.state_dict():
+        layer = LAYER.match(name)
+        if layer and (own := _in_layer(container, name, int(layer[1]), aliases)):
+            found |= own
+            continue
+        plain, suffix = _split(processor.preprocess_name(name))
+        ours = table.get_name(plain)
+        if ours is None and (whole := table.get_name(name)) is not None:
+            ours, suffix = whole, ""  # the table has it with its end
+        if ours is None:
+            processor.perform_fallback_tensor_mapping(found, suffix, "", name)
+            left.append(name)
+        else:
+            found[ours + suffix] = name
+    for name in left:  # models that llama.cpp converts without their head know shorter names
+        plain, suffix = _split(name)
+        while "." in plain:
+            plain = plain.split(".", 1)[1]
+            if (ours := table.get_name(plain) or table.get_name(f"backbone.{plain}")) is not None:
+                found.setdefault(ours + suffix, name)
+                break
+    return found
+
+
+def _in_layer(container: Container, name: str, layer: int, aliases: Mapping[str, str]) -> dict[str, str]:
+    """The places of a parameter of a layer that a file has otherwise than as one tensor, or by another name."""
+    block = f"blk.{layer}"
+    if name.endswith("self_attn.kv_b_proj.weight") and f"{block}.attn_kv_b.weight" not in container.tensors:
+        return {f"{block}.attn_{half}_b.weight": f"{name}.{half}" for half in ("k", "v")}  # which `latent` joins
+    if experts := _EXPERTS.fullmatch(name):
+        part, bias, linear = experts.groups()
+        alone = "down" if linear == "output" else part
+        halves = (alone,) if alone in ("up", "down") else ("gate", "up", "gate_up")
+        return {f"{block}.ffn_{half}_exps.{'bias' if bias else 'weight'}": name for half in halves}
+    if stacked := stacked_halves(name):
+        return {f"{block}.{ours}": f"{name}#{half}" for ours, half in stacked.items()}
+    if name.endswith("shared_mlp.output_linear.weight"):
+        return {f"{block}.ffn_down{kind}.weight": name for kind in ("", "_shexp")}
+    return {f"{block}.{ours}": name for end, ours in aliases.items() if name.endswith(f".{end}")}
+
+
+def _split(name: str) -> tuple[str, str]:
+    for suffix in (".weight", ".bias"):
+        if name.endswith(suffix):
+            return name.removesuffix(suffix), suffix
+    return name, ""
+
+
+def stacked_halves(name: str) -> dict[str, str]:
+    """The tensors of a layer that are a parameter's halves, by its name."""
+    ours = next((ours for end, ours in _STACKED.items() if name.endswith(end)), ())
+    return {tensor: ("gate", "up")[place % 2] for place, tensor in enumerate(ours)}
+
+
+def layer_of(name: str) -> int:
+    """Of a tensor of the file; -1 if it is in none."""
+    number = name.split(".")[1] if name.startswith("blk.") else ""
+    return int(number) if number.isdecimal() else -1
+
+
+def place_of(names: Mapping[str, str], name: str) -> tuple[str, str | None]:
+    """Which half of a parameter a tensor is, if it is one, and the parameter's name."""
+    place = names.get(name) or names.get(name.removesuffix(".weight")) or names.get(f"{name}.weight")
+    place = place or names.get(f"{name}.bias")
+    if place is not None and "#" in place:
+        return place.partition("#")[2], place.partition("#")[0]
+    half = _HALF.fullmatch(name)
+    return half[1] if half else "", place
