@@ -44,7 +44,12 @@ FAMILIES = {
     "gemma2": {"num_key_value_heads": 2, "head_dim": 32, "query_pre_attn_scalar": 32},
     "gpt_neox": {},
     "gpt2": {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": 4, "n_positions": 256},
-}
+    "mixtral": {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": WIDTH},
+    "lfm2": {
+        "num_key_value_heads": 2, "num_hidden_layers": 3, "conv_L_cache": 3, "block_multiple_of": 64,
+        "layer_types": ["conv", "full_attention", "conv"],
+    },
+}  # fmt: skip
 UNIFORM = ("gptq4", "awq4", "rtn4")
 
 
@@ -52,7 +57,7 @@ def train(family: str, tokens: Tensor, steps: int, folder: Path) -> Path:
     """A checkpoint of a family."""
     torch.manual_seed(0)
     special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **COMMON, **FAMILIES[family], **special))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**COMMON, **FAMILIES[family]}, **special))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
     for _ in range(steps):

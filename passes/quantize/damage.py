@@ -40,7 +40,7 @@ DAMPING = 0.01
 _ROWS = 256  # of a matrix, that stand for all of them when formats are compared
 _PROBED = 12_000  # tokens of all variants together, by which sensitivities are measured
 _LEAST, _MOST = 12, 64  # of a sequence
-PROBING = 0.3  # of the time that `measure` takes, about, sensitivities take
+PROBING = 0.2  # of the time that `measure` takes, about, sensitivities take
 
 
 @dataclass
