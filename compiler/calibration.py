@@ -9,6 +9,7 @@ from pathlib import Path
 from .errors import UsageError
 
 DEFAULT_TEXT = Path(__file__).parent / "data" / "calib.txt"
+FEW = 256  # tokens; of two, awq4 made a tiny model answer nonsense, of 48 no more
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,11 @@ def load_calibration(
     count = min(num_sequences, len(tokens) // sequence_length)
     stride = (len(tokens) - sequence_length) / max(1, count - 1)
     starts = [int(i * stride) for i in range(count)]
-    return Calibration([tokens[start : start + sequence_length] for start in starts])
+    read = count * sequence_length
+    warning = (
+        f"calibrating on {read} tokens only: what they do not show is lost; give a longer text" if read < FEW else ""
+    )
+    return Calibration([tokens[start : start + sequence_length] for start in starts], warning)
 
 
 def check_text(path: Path, has_tokenizer: bool) -> None:

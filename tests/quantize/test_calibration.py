@@ -31,7 +31,8 @@ def test_windows_of_the_bundled_text(tokenizer: Path) -> None:
 def test_short_text_gives_fewer_windows(tokenizer: Path, tmp_path: Path) -> None:
     text = tmp_path / "t.txt"
     text.write_text("x = 1\n" * 20)
-    assert [len(s) for s in load_calibration(text, tokenizer, 256, 8, 50).sequences] == [50, 50]
+    found = load_calibration(text, tokenizer, 256, 8, 50)
+    assert [len(s) for s in found.sequences] == [50, 50] and "100 tokens only" in found.warning
 
 
 def test_without_a_tokenizer() -> None:
