@@ -18,7 +18,9 @@ def resident_bytes() -> int:
 
 def main(path: str) -> int:
     try:
-        with open_llm(LoadOptions(path, verify=False)):
+        with open_llm(LoadOptions(path, verify=False)) as llm:
+            if llm.manifest.embedding is not None:  # every answer is an array
+                import numpy  # noqa: F401
             print(resident_bytes())
     except IccError as error:
         print(error.message, file=sys.stderr)

@@ -1,6 +1,6 @@
 """`python filled.py ENGINE SEQUENCES LENGTH [ANSWER]`: fills an engine and prints the bytes it takes then.
 
-ANSWER: how many of LENGTH tokens are generated (8).
+ANSWER: how many of LENGTH tokens are generated (8); none where the engine embeds.
 """
 
 import sys
@@ -13,6 +13,10 @@ prompts = [[3 + (7 * row + column) % 100 for column in range(length - answer)] f
 for row, prompt in enumerate(prompts):
     prompt[0] = 3 + row  # so that none is a prefix of another
 with icc.load(engine) as llm:
+    if llm.manifest.embedding is not None:
+        llm.embed(prompts)
+        print(resident_bytes())
+        sys.exit()
     made = llm.generate(prompts, icc.SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True))
     assert all(len(completion.token_ids) == answer for completion in made)
     assert llm.loop.scheduler.num_preemptions == 0

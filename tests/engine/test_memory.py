@@ -126,6 +126,21 @@ def test_a_filled_cache_takes_what_is_stated(name: str, tiny: Any, tmp_path: Pat
         assert taken == pytest.approx(total, rel=0.02)
 
 
+@pytest.mark.soak
+def test_an_engine_that_embeds_takes_what_is_stated(tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.ModernBertConfig(
+        hidden_size=512, intermediate_size=768, num_hidden_layers=4, num_attention_heads=8, vocab_size=30000,
+        max_position_embeddings=2048, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+    )  # fmt: skip
+    transformers.ModernBertModel(config).save_pretrained(tmp_path / "model")
+    limits = {"max_seq_len": 2048, "max_step_tokens": 4096, "max_batch_size": 8}
+    engine = icc.compile(tmp_path / "model", tmp_path / "engine", target="native", task="embed", **limits)
+    for asked in ((8, 2048), (3, 300)):
+        assert takes(engine, *asked, 0) == pytest.approx(stated(engine, *options(asked))["total_bytes"], rel=0.02)
+
+
 def options(asked: tuple[int, int]) -> tuple[object, ...]:
     return "--sequences", asked[0], "--length", asked[1]
 
