@@ -98,7 +98,7 @@ class Run:
         return [few[i % 5] for i in range(length)]
 
     def truth(self, generation: Generation) -> Sequence[int]:
-        return self.cold.answers(generation.prompt, generation.params)[generation.index].token_ids
+        return self.expected(generation).token_ids
 
     def poisoned(self, step: Callable[[ScheduledBatch], Any]) -> Callable[[ScheduledBatch], Any]:
         def run(batch: ScheduledBatch) -> Any:

@@ -56,6 +56,7 @@ INDEX = {key: MLA[key] for key in MLA if key != "first_k_dense_replace"} | {
 }  # fmt: skip
 LRU = {
     "num_hidden_layers": 3, "num_key_value_heads": 1, "lru_width": 1024, "head_dim": 128, "attention_window_size": 40,
+    "max_position_embeddings": 2048,
     "block_types": ["recurrent", "recurrent", "attention"],
 }  # fmt: skip
 SHORT = {"num_key_value_heads": 2, "hidden_size": 1024, "conv_L_cache": 4, "block_multiple_of": 16} | {
