@@ -13,7 +13,8 @@ import argparse
 import sys
 import warnings
 
-from families import Run, walk
+from families import walk
+from family_compare import Run
 
 TOKENS = 37
 

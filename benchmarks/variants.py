@@ -82,8 +82,7 @@ def _drawn(cls: Any, options: dict[str, Any], draw: random.Random) -> Iterator[t
         for change in taken:
             changed |= change
         made = options | changed
-        if text is not whole:
-            [place] = [name for name in cls.sub_configs if getattr(whole, name, None) is text]
+        for place in (name for name in cls.sub_configs if getattr(whole, name, None) is text):
             made = options | {place: options[place] | changed}
         with contextlib.suppress(Exception):  # whatever the class says of them
             yield cls(**made), changed

@@ -18,6 +18,7 @@ from icc.compiler.errors import (
     IccError,
     SequenceLengthError,
     TensorError,
+    TraceError,
     UnsupportedModel,
     UsageError,
 )
@@ -226,10 +227,13 @@ def test_max_seq_len_above_the_positions(model: Path) -> None:
 class Smoothing(nn.Module):
     """A language model that looks one token ahead."""
 
+    mixes = True
+
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(16, 8)
-        self.mix = nn.Conv1d(8, 8, 3, padding=1)
+        if self.mixes:
+            self.mix = nn.Conv1d(8, 8, 3, padding=1)
         self.head = nn.Linear(8, 16)
 
     def forward(self, input_ids: torch.Tensor, **_: object) -> SimpleNamespace:
@@ -251,15 +255,43 @@ def test_a_rotation_that_asks_for_the_largest_position_hears_of_the_longest(tiny
         torch.testing.assert_close(interpret(load_graph(tmp_path, longest), ids[:count].tolist()), expected)
 
 
-def test_layers_that_mix_neighbours_are_named() -> None:
+class Branching(Smoothing):
+    """One whose code asks for values, or for a known number of tokens."""
+
+    mixes = False
+    asks_values = True
+
+    def forward(self, input_ids: torch.Tensor, **_: object) -> SimpleNamespace:
+        x = self.embed(input_ids)
+        if self.asks_values:
+            x = x if input_ids.max() > 3 else -x
+        else:
+            x = x * len(range(input_ids.shape[1]))
+        return SimpleNamespace(logits=self.head(x))
+
+
+def trace_of(cls: type[nn.Module]) -> None:
     import transformers
 
     config = transformers.LlamaConfig(vocab_size=16, hidden_size=8, num_attention_heads=1, num_hidden_layers=1)
     with torch.device("meta"):
-        model = Smoothing().eval()
+        model = cls().eval()
     weights: dict[str, Weight] = {name: Constant(torch.zeros(x.shape)) for name, x in model.state_dict().items()}
+    trace_model(model, config, weights, 64, every_layer=True)
+
+
+@pytest.mark.parametrize(
+    ("asks", "said"), [(True, "branches by a value that it computes"), (False, "known beforehand")]
+)
+def test_code_that_asks_what_is_not_known_is_told(asks: bool, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Branching, "asks_values", asks)
+    with pytest.raises(TraceError, match=said):
+        trace_of(Branching)
+
+
+def test_layers_that_mix_neighbours_are_named() -> None:
     with pytest.raises(UnsupportedModel, match="module 'mix'") as refused:
-        trace_model(model, config, weights, 64, every_layer=True)
+        trace_of(Smoothing)
     assert refused.value.op and "conv" in refused.value.op and refused.value.module == "mix"
 
 

@@ -162,7 +162,11 @@ def export(
 def _reason(error: Exception) -> str:
     """The line of torch.export's message that says something."""
     lines = [" ".join(line.split()) for line in str(error).split("\n") if line.strip()]
+    if type(error).__name__ == "GuardOnDataDependentSymNode":
+        return "the code branches by a value that it computes from the tokens"
     for line in lines:
+        if "specialized it to be a constant" in line:
+            return "the code takes the number of tokens T as a number that is known beforehand"
         for mark in ("satisfy the generated guard ", "your code "):
             if mark in line:
                 guard = line.split(mark)[1].replace("L['input_ids'].size()[1]", "T").rstrip(".")
