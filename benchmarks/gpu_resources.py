@@ -1,81 +1,139 @@
-"""Compiles a checkpoint for every GPU target and tabulates time, objects, registers, spills and occupancy.
+"""What the kernels of Llama 8B are made of on every GPU target, phase by phase, read without a GPU.
 
-    python benchmarks/make_model.py llama-1b build/llama-1b
-    python benchmarks/gpu_resources.py build/llama-1b [--quant rtn4] [--out benchmarks/results/gpu_resources.md]
+    python benchmarks/gpu_resources.py [--targets h100,b200] [--quants rtn4] [--out benchmarks/results/gpu_resources.md]
 
-The cache of objects is left out, so the times are those of a first compile. Weights are not packed: only the kernels.
+Two tables per target and quantization. Phases: launches of a layer, and the seconds that the cost model gives its
+products beside those in which their bytes are read and their FLOPs are done at the target's peak. Objects: instructions
+of their loops over the FLOPs that were asked for, barriers per step, registers, spills, and the faults of their loops.
+Weights are not read: config.json is enough. A target's part is kept under build/gpu_resources, so that a run which was
+interrupted goes on where it was; what stands above the line "Made by" in OUT is left as it is.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
 
-from icc.compiler.backends.base import Built
-from icc.compiler.backends.triton.backend import TritonBackend
-from icc.compiler.frontend.load import load_graph
-from icc.compiler.program.lower import LowerOptions, lower
-from icc.compiler.targets import TARGETS
-from icc.passes import pipelines
-from icc.passes.base import PassContext
-from icc.passes.manager import run_passes
+from icc.compiler.backends.triton.kernels.linear import Linear
+from icc.compiler.backends.triton.objects.compile import Compiled, compile_specs
+from icc.compiler.backends.triton.plan import Planned, PlannedPhase, kernel_of, make_plan, plan_program
+from icc.compiler.backends.triton.tiling.choice import Tuner
+from icc.compiler.backends.triton.tiling.linear import Machine, pick
+from icc.compiler.backends.triton.tiling.tuned import load_tuned
+from icc.compiler.options import CompileOptions
+from icc.compiler.planning.plan import make_plan as plan_model
+from icc.compiler.program.program import Program
+from icc.compiler.program.steps.attention import Attention
+from icc.compiler.targets import TARGETS, Target
 from icc.runtime.format.manifest import Limits
+from icc.runtime.format.plan import SIZES
 
-LIMITS = Limits(max_seq_len=4096, max_batch_size=128, max_step_tokens=2048)
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 2,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 14336,
+    "vocab_size": 128256, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+    "dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+KEPT = Path("build/gpu_resources")
+MARK = "Made by `benchmarks/gpu_resources.py`"
 
 
-def build(model: Path, target: str, quant: str, folder: Path) -> Built:
-    """All kernels of a model for one target."""
-    graph = load_graph(model, LIMITS.max_seq_len)
-    phases = [pipelines.canonicalize(), *([pipelines.quantize(quant, "int8", (), ())] if quant != "none" else [])]
-    for phase in (*phases, pipelines.attention(), pipelines.fuse()):
-        run_passes(graph, phase, PassContext())
-    backend = TritonBackend(TARGETS[target], graph.info.weight_dtype)
-    lowered = lower(graph, LowerOptions(backend.kv_dtype, backend.profile))
-    return backend.build(lowered.program, LIMITS, folder / "kernels", lambda *_: None)
+def layer(program: Program) -> tuple[int, int]:
+    """From behind one layer's attention to behind the next one's."""
+    first, second, *_ = (at for at, step in enumerate(program.steps) if isinstance(step, Attention))
+    return first + 1, second + 1
+
+
+def phase_row(program: Program, limits: Limits, phase: PlannedPhase, target: Target) -> str:
+    """One phase, as a row of a table."""
+    begin, end = layer(program)
+    tokens = phase.shape.max_tokens
+    steps, tuner = program.steps[begin:end], Tuner(target, load_tuned(target))
+    sizes = dict.fromkeys(SIZES, tokens) | {"num_moves": 0}
+    launches = sum(all(dim.value(sizes) for dim in spec.grid) for step in steps for spec in phase.specs[step.kernel])
+    modelled = read = done = 0.0
+    for step in steps:
+        kernel = kernel_of(step)
+        if isinstance(kernel, Linear):
+            facts = kernel.product(tokens, target.level)
+            modelled += Machine(target).seconds(facts, pick(facts, tuner))
+            read += (facts.matrix_bytes + 2 * facts.k * tokens) / (target.bandwidth * 1e9)
+            peak = target.peak_i8 if facts.eight else target.peak_f16
+            done += 2.0 * facts.columns * facts.parts * facts.k * tokens / (peak * 1e12)
+    kind = "decode" if phase.shape.decode else "mixed"
+    times = " | ".join(f"{1e6 * seconds:.1f}" for seconds in (modelled, read, done))
+    return f"| {kind} {tokens} | {launches} | {times} | {100 * max(read, done) / modelled:.0f} % |"
+
+
+def object_rows(planned: Planned, compiled: Mapping[str, Compiled], target: Target) -> Iterator[str]:
+    """One row per object."""
+    for row in make_plan(planned, target, compiled).resources():
+        found = compiled[str(row["object"])]
+        loops = [loop for loop in found.loops if loop.steps]
+        flops = max((loop.flops for loop in loops), default=0.0)
+        barriers = max((loop.barriers / loop.steps for loop in loops), default=0.0)
+        matrix = ", ".join(sorted({loop.instruction for loop in found.loops}))
+        kernels = ", ".join(row["kernels"])  # type: ignore[arg-type]
+        loop = f"{matrix} | {flops:.2f} | {barriers:.1f}" if loops else f"{matrix} | |"
+        values = (row["warps"], row["registers"], row["spill_bytes"], row["shared_bytes"], row["occupancy"])
+        faults = "; ".join(row["faults"])  # type: ignore[arg-type]
+        yield f"| {row['object']} | {kernels} | {loop} | {' | '.join(map(str, values))} | {faults} |"
+
+
+def measured(name: str, quant: str, model: Path) -> str:
+    """The part of one target and quantization."""
+    target = TARGETS[name]
+    options = CompileOptions(model=model, output=Path(), target=name, quant=quant, max_seq_len=8192)
+    [found] = plan_model(options, [name]).targets
+    program, limits = found.planned.program, found.planned.limits
+    planned = plan_program(program, limits, Tuner(target, load_tuned(target)))
+    start = time.perf_counter()
+    compiled = compile_specs(planned.specs().values(), target)
+    seconds = time.perf_counter() - start
+    spilling = sum(one.spill_bytes > 0 for one in compiled.values())
+    rows = list(object_rows(planned, compiled, target))
+    faulty = sum(not row.endswith("|  |") for row in rows)
+    return "\n".join([
+        f"## {name}, {quant}\n",
+        f"{limits.max_batch_size} sequences, {limits.max_step_tokens} tokens a step; {len(compiled)} objects in "
+        f"{seconds:.0f} s (others at work), {spilling} spill, {faulty} with faults of loops.\n",
+        "| phase | launches a layer | products, us (modelled) | bytes, us | FLOPs, us | of the limit |",
+        "|---|---|---|---|---|---|",
+        *(phase_row(program, limits, phase, target) for phase in planned.phases), "",
+        "| object | kernels | instruction | FLOPs | barriers | warps | registers | spill | shared | occupancy | faults |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+        *rows, "",
+    ])  # fmt: skip
 
 
 def main() -> None:
-    """Compile for all targets and write the tables."""
+    """Compile what is not kept yet, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--quant", default="rtn4", choices=("none", "rtn4"))
     parser.add_argument("--targets", default=",".join(n for n, t in TARGETS.items() if t.backend != "cpu"))
+    parser.add_argument("--quants", default="rtn4,none,fp8")
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
-    text = [
-        f"{a.model.name}, {a.quant}, {LIMITS}, {os.cpu_count()} cores, {date.today().isoformat()}\n",
-        "| target | arch | trace to objects, s | objects | most registers | spilling | least occupancy |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    details: list[str] = []
-    for name in a.targets.split(","):
-        with tempfile.TemporaryDirectory() as folder:
-            os.environ["ICC_CACHE_DIR"] = folder
-            start = time.perf_counter()
-            plan = build(a.model, name, a.quant, Path(folder)).program.plan
-            seconds = time.perf_counter() - start
-        assert plan is not None
-        found = plan.objects.values()
-        spilling = sum(o.spill_bytes > 0 for o in found)
-        text.append(
-            f"| {name} | {TARGETS[name].arch} | {seconds:.0f} | {len(found)} | {max(o.registers for o in found)} | "
-            f"{spilling} | {min(o.occupancy for o in found):.3f} |"
-        )
-        print(text[-1], flush=True)
-        details += [f"\n## {name}\n", "| object | kernels | warps | registers | spill | shared | occupancy | faults |"]
-        details.append("|---|---|---|---|---|---|---|---|")
-        for row in plan.resources():
-            kernels = ", ".join(row["kernels"])  # type: ignore[arg-type]
-            values = [row[key] for key in ("warps", "registers", "spill_bytes", "shared_bytes", "occupancy", "faults")]
-            details.append(f"| {row['object']} | {kernels} | {' | '.join(map(str, values))} |")
+    KEPT.mkdir(parents=True, exist_ok=True)
+    parts = []
+    for quant in a.quants.split(","):
+        for name in a.targets.split(","):
+            kept = KEPT / f"{name}-{quant}.md"
+            if not kept.is_file():
+                with tempfile.TemporaryDirectory() as folder:
+                    Path(folder, "config.json").write_text(json.dumps(LLAMA_8B))
+                    kept.write_text(measured(name, quant, Path(folder)))
+                print(f"{name} {quant}: done", flush=True)
+            parts.append(kept.read_text())
     if a.out:
-        a.out.parent.mkdir(parents=True, exist_ok=True)
-        a.out.write_text("\n".join(text + details) + "\n")
+        head = a.out.read_text().partition(MARK)[0] if a.out.is_file() else ""
+        made = f"{MARK}: two layers of Llama 8B, {os.cpu_count()} cores, {date.today().isoformat()}\n\n"
+        a.out.write_text(head + made + "\n".join(parts))
 
 
 if __name__ == "__main__":

@@ -29,12 +29,12 @@ def modelled(kernel: Linear, rows: int, target: str) -> tuple[Config, float]:
 def test_four_bits_are_faster_where_weights_are_what_is_read_and_hardly_slower_elsewhere(target: str) -> None:
     """On an H100, products of 512 rows and more were measured to take 1.01 to 1.07 times those of 16 bits. A B200, with
     matrix units that take dense operands as they come from memory, is modelled to lose more between 128 and 1,024."""
-    slower = {"sm_90": 1.07, "sm_100": 1.35}.get(TARGETS[target].arch, 1.0)
+    slower = {"sm_86": 1.08, "sm_90": 1.07, "sm_100": 1.35}.get(TARGETS[target].arch, 1.03)
     for rows in (1, *ROWS, 8192):
         four, sixteen = (
             sum(modelled(product(name, stored), rows, target)[1] for name in SHAPES) for stored in ("q4g128", "bf16")
         )
-        limit = sixteen * (slower if rows > 64 else 1.0)
+        limit = sixteen * (slower if rows >= 64 else 1.0)
         assert four <= limit, f"{rows} rows: {four * 1e6:.0f} us, {sixteen * 1e6:.0f} us"
 
 

@@ -195,7 +195,9 @@ class Machine:
         steps = -(-p.k // (p.codes.group if p.codes else 64))
         splits = [1, *(s for s in (2, 4, 8) if steps >= 4 * s and p.rows <= 1024 and not p.experts)]
         shapes = [(64, 4), (64, 8), (128, 4), (128, 8)]
-        if self.level < 90:  # a warp group's instructions take 64 columns, a warp's 16
+        if 0 < self.level < 90 and p.codes:  # a warp takes 16 columns: with fewer, several would compute the same
+            shapes = [(32, 4) if p.doubled else (32, 2), (64, 2), *shapes]
+        elif self.level < 90:
             shapes = [(32, 4), *shapes]
         elif p.codes and self.level >= 100:  # the newest take their left operand from tensor memory, or are a warp's
             shapes = [(32, 2), (64, 2), *([(128, 4)] if p.codes.whole else [])]
@@ -208,7 +210,15 @@ class Machine:
             for k in ((p.codes.group,) if p.codes else (64,))
             for depth in ((2,) if self.hip else (3, 4, 5))
             for split in splits
+            if self._apart(p, rows, n, warps)
         ]  # fmt: skip
+
+    def _apart(self, p: Product, rows: int, n: int, warps: int) -> bool:
+        """Whether instructions of single warps on codes compute nothing twice, and x is copied 16 bytes at a time: of
+        codes of 4 bits each of four pieces by itself. Codes of two fields have no other tiles that fit into registers."""
+        if p.codes is None or p.doubled or not 0 < self.level < 90:
+            return True
+        return (n >= 16 * warps or rows >= 16 * warps) and (p.codes.bits > 4 or rows >= 8 * warps)
 
     def _keeps_registers(self, p: Product, c: Config) -> bool:
         """Whether a tile fits into registers; found by compiling all of them for sm_80, sm_90, sm_100 and gfx942."""
@@ -288,7 +298,7 @@ class Machine:
             for n, warps in ((32, 4), (64, 4), (128, 8)) if n >= 64 or p.rows < 64
             for depth in ((2,) if self.hip else (3, 4))
             for split in splits
-            if rows * n * p.parts <= 64 * self.target.warp_size * warps
+            if rows * n * p.parts <= (32 if 0 < self.level < 90 else 64) * self.target.warp_size * warps
         ]  # fmt: skip
 
     def _wide(self, p: Product) -> list[Config]:
