@@ -80,7 +80,7 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("q_lora_rank",), 24),
     **dict.fromkeys(("kv_lora_rank", "o_lora_rank", "q_b_lora_rank"), 16),
     **dict.fromkeys(("index_n_heads",), 4),
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), _VOCAB),
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "entity_vocab_size"), _VOCAB),
     **dict.fromkeys(
         ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len"), _POSITIONS
     ),

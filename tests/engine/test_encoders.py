@@ -45,6 +45,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta": ("XLMRobertaConfig", {"type_vocab_size": 1}),  # positions that count from behind the padding token
     "mpnet": ("MPNetConfig", {}),  # a bias by distance, and another padding token than the configuration's
     "deberta": ("DebertaV2Config", DEBERTA),  # biases of queries and of keys by distance
+    "squeezebert": ("SqueezeBertConfig", {"embedding_size": 32}),  # products of groups, as convolutions of one tap
+    "layoutlm": ("LayoutLMConfig", {}),  # a mask of its own
     "distilbert": ("DistilBertConfig", DISTILLED),
     "modernbert": ("ModernBertConfig", MODERN),  # windows to both sides
     "gemma": ("Gemma3TextConfig", GEMMA),
@@ -92,7 +94,13 @@ def through_passes(graph: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "kind", ["roberta", "mpnet", "deberta", *soak("t5", "bert", "distilbert", "modernbert", "gemma")]
+    "kind",
+    [
+        "roberta",
+        "mpnet",
+        "deberta",
+        *soak("t5", "bert", "squeezebert", "layoutlm", "distilbert", "modernbert", "gemma"),
+    ],
 )
 def test_the_graph_has_the_hidden_states_of_the_model(kind: str, tmp_path: Path) -> None:
     """Of the first token, or a dense layer behind the mean of all."""

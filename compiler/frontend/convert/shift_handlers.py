@@ -63,7 +63,8 @@ def flip(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any
 
 @HANDLERS.handles("aten.convolution")
 def convolution(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """One along the tokens that sees no later ones: padded by itself and cut off behind, or of tokens padded before."""
+    """One along the tokens that sees no later ones: padded by itself and cut off behind, or of tokens padded before; or
+    of each token alone."""
     x, weight, bias, stride, padding, dilation, transposed, _, groups = args
     if weight.per_token or len(weight.dims) != 3 or transposed or list(stride) != [1] or list(dilation) != [1]:
         raise ValueError("a convolution with steps, or with a weight that is none")
@@ -75,6 +76,8 @@ def convolution(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[s
         lone = lone and x.fill is None
         out = _of_each(conv, x.value, weight, bias) if lone else _of_groups(conv, x, weight, bias, groups)
         return _still_padded(x, taps, bias, out)
+    if taps == 1 and list(padding) == [0]:
+        return _of_groups(conv, Padded(x, 0), weight, bias, groups)
     if not lone or list(padding) != [taps - 1]:
         raise ValueError(f"a convolution of {taps} taps with padding {padding} in {groups} groups")
     return Longer(_of_each(conv, x, weight, bias))

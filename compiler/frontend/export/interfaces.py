@@ -119,7 +119,7 @@ def icc_attention(
 ) -> tuple[Tensor, None]:
     """Attention function for transformers' AttentionInterface."""
     if isinstance(attention_mask, Tensor):
-        raise UnsupportedModel("the model builds its own attention mask tensor", op="attention_mask")
+        raise MaskUsed  # one of its own: its own attention shows what that hides
     if _tokens(key) != _tokens(query):
         raise UnsupportedModel("attention to keys that are no tokens, such as one for a window of them", op="attention")
     is_causal = kwargs.get("is_causal")
