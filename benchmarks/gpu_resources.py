@@ -106,7 +106,8 @@ def measured(name: str, quant: str, model: Path) -> str:
         "| phase | launches a layer | products, us (modelled) | bytes, us | FLOPs, us | of the limit |",
         "|---|---|---|---|---|---|",
         *(phase_row(program, limits, phase, target) for phase in planned.phases), "",
-        "| object | kernels | instruction | FLOPs | barriers | warps | registers | spill | shared | occupancy | faults |",
+        "| object | kernels | instruction | FLOPs | barriers | warps | registers | spill | shared | occupancy "
+        "| faults |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
         *rows, "",
     ])  # fmt: skip

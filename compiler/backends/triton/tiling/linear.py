@@ -215,7 +215,7 @@ class Machine:
 
     def _apart(self, p: Product, rows: int, n: int, warps: int) -> bool:
         """Whether instructions of single warps on codes compute nothing twice, and x is copied 16 bytes at a time: of
-        codes of 4 bits each of four pieces by itself. Codes of two fields have no other tiles that fit into registers."""
+        codes of 4 bits each of four pieces by itself. Codes of two fields have no other tiles that fit registers."""
         if p.codes is None or p.doubled or not 0 < self.level < 90:
             return True
         return (n >= 16 * warps or rows >= 16 * warps) and (p.codes.bits > 4 or rows >= 8 * warps)
