@@ -52,6 +52,13 @@ def test_no_token_that_the_file_has_not(tmp_path: Path) -> None:
     assert facts["eos_token_id"] == [30] and facts["bos_token_id"] == 29
 
 
+def test_special_tokens_of_other_letters(tmp_path: Path) -> None:
+    """DeepSeek's are no bytes in GPT-2's spelling; the BOS was a token behind the last."""
+    name = "<\uff5cbegin\u2581of\u2581sentence\uff5c>"
+    tokenizer, _ = files(BPE | {"tokenizer.ggml.tokens": [*LETTERS[:29], name, "</s>"]}, tmp_path)
+    assert tokenizer.get_vocab_size() == len(LETTERS) and tokenizer.encode(f"{name}the").ids == [29, 28]
+
+
 @pytest.mark.parametrize("number", [-1, 2**32 - 1])
 def test_ids_that_stand_for_none(number: int, tmp_path: Path) -> None:
     assert "bos_token_id" not in files(BPE | {"tokenizer.ggml.bos_token_id": number}, tmp_path)[1]

@@ -11,7 +11,7 @@ from typing import Any
 
 from ....errors import UnsupportedModel
 
-_USERS = 4  # the kind of tokens that are matched whole
+_CONTROL, _USERS = 3, 4  # the kinds of tokens that are matched whole
 _DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2")
 _ALIKE = {
     "qwen2": ("stablelm2", "hunyuan", "solar-open", "grok-2"),
@@ -99,7 +99,7 @@ def _cut(made: Any, rule: str) -> None:
 
 
 def _spaces_as_tokens(made: Any, facts: dict[str, Any]) -> Any:
-    """The tokenizer with the user's tokens that are no bytes in GPT-2's spelling, such as runs of spaces, which are
+    """The tokenizer with special and user's tokens that are no bytes in GPT-2's spelling, such as runs of spaces,
     matched in the text before it is cut. transformers spells them, so that none is found, and some hide others."""
     from tokenizers import AddedToken, Tokenizer
     from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -109,7 +109,7 @@ def _spaces_as_tokens(made: Any, facts: dict[str, Any]) -> Any:
     users = [
         (number, token)
         for number, (token, kind) in enumerate(zip(facts["tokens"], kinds, strict=False))
-        if kind == _USERS and not set(token) <= alphabet
+        if kind in (_CONTROL, _USERS) and not set(token) <= alphabet
     ]
     if not users:
         return made
@@ -121,7 +121,7 @@ def _spaces_as_tokens(made: Any, facts: dict[str, Any]) -> Any:
         if vocabulary.get(spelled) == number and (spelled in own or spelled not in merged):
             del vocabulary[spelled]
             vocabulary |= {token: number, **({spelled: own[spelled]} if spelled in own else {})}
-            found.append(AddedToken(token, normalized=False, special=False))
+            found.append(AddedToken(token, normalized=False, special=kinds[number] == _CONTROL))
     made = Tokenizer.from_str(json.dumps(whole))
     made.add_tokens(found)
     return made
