@@ -142,7 +142,7 @@ def test_a_calibration_that_was_killed_goes_on_to_the_same_bytes(quant: str, sto
         return subprocess.Popen([*command, str(tmp_path / name)], stderr=subprocess.PIPE, text=True, env=environment)
 
     whole = start("whole", "a")
-    assert whole.wait(600) == 0, whole.communicate()
+    assert whole.wait(1800) == 0, whole.communicate()
     for store in stores:
         process, found = start("resumed", "b"), set[Path]()
         while len(found) < 9:
