@@ -29,7 +29,7 @@ from .frontend.ending import ending_of
 from .frontend.load import load_graph
 from .frontend.source.pooling import Pooling, read_pooling
 from .frontend.source.scoring import read_scoring
-from .frontend.source.source import open_source
+from .frontend.source.source import Source, open_source
 from .gates import GatePlan, gate_sequences, parse_gates
 from .graph.graph import Graph
 from .options import KV_DTYPES, CompileOptions
@@ -52,11 +52,13 @@ from .weights.handles import is_quantized
 class Compilation:
     """The graph, which stages change in place, and what they ask of.
 
-    options: as checked, with the model as a directory of files. calibrations: what an interrupted compile may have
+    source: what the graph was read from; its directory of files lasts as long as it does. options: as checked, with
+    that directory as the model. calibrations: what an interrupted compile may have
     left, and this one keeps until it is done.
     """
 
     request: Request
+    source: Source
     options: CompileOptions
     graph: Graph
     backend: Backend
@@ -221,7 +223,7 @@ def trace(request: Request, reporter: Reporter) -> Compilation:
     limits = make_limits(graph, options)
     lowering = lower_options(graph, options, backend, limits)
     gates = _gates(options, graph)
-    return Compilation(request, options, graph, backend, limits, lowering, pooling, gates, reporter)
+    return Compilation(request, source, options, graph, backend, limits, lowering, pooling, gates, reporter)
 
 
 def _gates(options: CompileOptions, graph: Graph) -> GatePlan | None:

@@ -220,6 +220,6 @@ def test_how_scores_are_made_is_read(tmp_path: Path) -> None:
         write("config_sentence_transformers.json", facts)
         with pytest.raises(UnsupportedModel, match=words):
             read_scoring(tmp_path)
-    write("modules.json", [{"type": f"sentence_transformers.{name}"} for name in ("Transformer", "LogitScore")])
-    with pytest.raises(UnsupportedModel, match="LogitScore behind the model"):
+    write("modules.json", [{"type": f"sentence_transformers.{name}"} for name in ("Transformer", "Dense")])
+    with pytest.raises(UnsupportedModel, match="Dense behind the model"):
         read_scoring(tmp_path)

@@ -38,7 +38,7 @@ def test_layers_with_a_window_stay_as_they_are() -> None:
         return paged(paged(q, k, positions, cos, sin, 0, 9), k, positions, cos, sin, 1)
 
     graph = run(fn, **TABLES)
-    assert [node.args[18:] for node in graph.attention_nodes] == [(), (None, 0, POLICY)]
+    assert [node.args[18:] for node in graph.attention_nodes] == [(), (None, 0, None, 0, POLICY)]
     assert parse_graph(text := print_graph(graph)) is not None and POLICY in text
 
 
@@ -83,7 +83,7 @@ def test_distances_are_those_of_a_cache_without_gaps() -> None:
     cos, sin = angles.cos(), angles.sin()
     rest = None, None, 0, 0.3, 0, 0, 0.0, "half"
     op = OPS["paged_attention"].reference
-    got = op(q, k, v, torch.arange(60), cos, sin, cos, sin, *rest, 0, None, None, 0, POLICY)
+    got = op(q, k, v, torch.arange(60), cos, sin, cos, sin, *rest, 0, None, None, 0, None, 0, POLICY)
     for last in (0, 20, 33, 34, 59):
         kept = [i for i in range(last + 1) if i < 2 or i > last - 32]
         at = torch.arange(len(kept))
