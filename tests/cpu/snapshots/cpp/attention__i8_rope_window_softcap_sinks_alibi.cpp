@@ -108,7 +108,7 @@ static void k0_attention(const Ctx& c) {
         for (int r = 0; r < at.rows; ++r) {
             const int64_t t = at.token + r / GROUP;
             const float* q = c.input<const float>(0) + t * 64 + (at.head * GROUP + at.first + r % GROUP) * S::KD;
-            float x[S::KD];
+            alignas(64) float x[S::KD];
             memcpy(x, q, sizeof x);
             const int at_position = b.positions[t];
             const int64_t turn = clamp_row(at_position, 64) * 8;

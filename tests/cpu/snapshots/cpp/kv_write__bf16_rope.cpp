@@ -10,7 +10,7 @@ static void k0_kv_write(const Ctx& c) {
         const int head = (int)(i % HEADS), at = (int)(slot % BLOCK);
         if (slot < 0) continue;
         const KvBlock<Bf16, HEADS, KD, VD, BLOCK> block{c.kv + slot / BLOCK * c.kv_block_bytes};
-        float k[KD];
+        alignas(64) float k[KD];  // g++ 12 at -O1 stores vectors to one of 12 or 20 dims as if its place were a multiple of 16, which it was not
         memcpy(k, c.input<const float>(0) + t * 144 + head * KD, sizeof k);
         const int64_t turn = clamp_row(b.positions[t], 64) * 8;
         rotate_head<8, true>(k, c.input<const float>(2) + turn, c.input<const float>(3) + turn);

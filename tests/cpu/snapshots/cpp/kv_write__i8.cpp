@@ -10,7 +10,7 @@ static void k0_kv_write(const Ctx& c) {
         const int head = (int)(i % HEADS), at = (int)(slot % BLOCK);
         if (slot < 0) continue;
         const KvBlock<int8_t, HEADS, KD, VD, BLOCK> block{c.kv + slot / BLOCK * c.kv_block_bytes};
-        float k[KD];
+        alignas(64) float k[KD];  // g++ 12 at -O1 stores vectors to one of 12 or 20 dims as if its place were a multiple of 16, which it was not
         memcpy(k, c.input<const float>(0) + t * 32 + head * KD, sizeof k);
         const float* v = c.input<const float>(1) + t * 48 + head * VD;
         store_kv([&](int d) -> int8_t& { return block.key(head, at, d); }, k, KD, block.key_scale(head) + at, block.key_centre(head) + at);
