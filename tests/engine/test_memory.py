@@ -23,14 +23,13 @@ STEP = 512
 
 
 class Load(NamedTuple):
-    """A type with these values over the tiny ones, options of its compile, and loads (sequences, length), of which so
-    many tokens are answers; the first is the engine's limit."""
+    """A type with these values over the tiny ones, options of its compile, and loads: sequences, length, and how many
+    of these tokens are answers if not 8. The first is the engine's limit."""
 
     kind: str
     values: dict[str, Any]
     options: dict[str, Any]
-    loads: tuple[tuple[int, int], ...]
-    answer: int = 8
+    loads: tuple[tuple[int, ...], ...]
 
 
 GEMMA = {"head_dim": 128, "max_position_embeddings": 32768, "num_hidden_layers": 6}
@@ -86,12 +85,12 @@ WIDE = {  # caches wide enough to see an error of theirs beside everything else
     "an encoder-decoder's decoder": Load("pegasus", DECODER, {}, ((8, 1024), (3, 700))),
     "streaming": Load("llama", LLAMA, {"kv_policy": "streaming:sinks=4,window=252"}, ((8, 1024), (3, 900))),
     "h2o": Load("llama", LLAMA, {"kv_policy": "h2o:budget=256,recent=64"}, ((8, 1024), (3, 700))),
-    "snapkv": Load("llama", LLAMA, {"kv_policy": "snapkv:budget=256,recent=32"}, ((8, 1024),), 800),
+    "snapkv": Load("llama", LLAMA, {"kv_policy": "snapkv:budget=256,recent=32"}, ((8, 1024, 800),)),
     "states": Load("qwen3_next", DELTA, {}, ((16, 512), (5, 100), (1, 40))),
     "states of 16 bits": Load("qwen3_next", DELTA, {"state_cache": "bf16"}, ((16, 512), (3, 300))),
     "short convolutions": Load("lfm2", SHORT, {}, ((16, 512), (4, 90))),
-    "linear recurrences": Load("recurrent_gemma", LRU, {}, ((16, 512), (4, 90)), 1),  # 8 tokens fewer save a page
-    "state spaces": Load("bamba", SSD, {}, ((16, 512), (4, 90))),
+    "linear recurrences": Load("recurrent_gemma", LRU, {}, ((16, 512), (4, 90, 1))),  # prompts as long as is stated
+    "state spaces": Load("bamba", SSD, {}, ((16, 512), (4, 90, 1))),
 }
 
 
@@ -114,13 +113,10 @@ def test_a_filled_cache_takes_what_is_stated(name: str, tiny: Any, tmp_path: Pat
     load = WIDE[name]
     config = transformers.AutoConfig.for_model(load.kind, **{**tiny.BASE, **load.values})
     tiny.save_tiny(config, tmp_path / "model")
-    (most, length), *_ = load.loads
+    most, length, *_ = load.loads[0]
     limits = {"max_seq_len": length, "max_step_tokens": STEP, "max_batch_size": most}
     engine = icc.compile(tmp_path / "model", tmp_path / "engine", target="native", **limits, **load.options)
-    found = {
-        asked: (takes(engine, *asked, load.answer), stated(engine, *options(asked))["total_bytes"])
-        for asked in load.loads
-    }
+    found = {asked: (takes(engine, *asked), stated(engine, *options(asked))["total_bytes"]) for asked in load.loads}
     for asked, (taken, total) in found.items():
         print(f"{name} {asked}: {taken / 1e6:.1f} MB, stated {total / 1e6:.1f} ({100 * (total / taken - 1):+.2f} %)")
     for taken, total in found.values():
@@ -142,7 +138,7 @@ def test_an_engine_that_embeds_takes_what_is_stated(tmp_path: Path) -> None:
         assert takes(engine, *asked, 0) == pytest.approx(stated(engine, *options(asked))["total_bytes"], rel=0.02)
 
 
-def options(asked: tuple[int, int]) -> tuple[object, ...]:
+def options(asked: tuple[int, ...]) -> tuple[object, ...]:
     return "--sequences", asked[0], "--length", asked[1]
 
 
