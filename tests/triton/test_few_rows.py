@@ -27,6 +27,7 @@ MORE = (
     "q5_k",
     "q6_k",
     "q8_0",
+    "iq2_xs",
     "iq4_nl",
     "iq4_xs",
     "nvfp4_xg64",
@@ -47,7 +48,7 @@ def weight(kind: str, *shape: int) -> tuple[Tensor, Tensor]:
         elif array.working.is_floating_point:
             parts[name] = (torch.rand(size, generator=source) * 0.02).half().to(array.working)
         else:
-            top = 2**form.bits if name == "codes" else 60
+            top = (len(getattr(form, "table", ())) or 2**form.bits) if name == "codes" else 60
             parts[name] = torch.randint(0, top, size, generator=source).to(array.working)
     packed = LAYOUTS.find(form, "product").pack({name: value.numpy() for name, value in parts.items()})
     return torch.from_numpy(packed), form.decode(parts).double()
@@ -71,7 +72,9 @@ def test_rows_of_every_number(kind: str) -> None:
         check(y, x[:, :k].double() @ values.T + bias.double(), "f32")
 
 
-@pytest.mark.parametrize("kind", ["q4_0", *soak(*KINDS, *(kind for kind in MORE if kind != "q4_0"))])
+@pytest.mark.parametrize(
+    "kind", ["q4_0", "iq2_xs", *soak(*(kind for kind in (*KINDS, *MORE) if kind not in ("q4_0", "iq2_xs")))]
+)
 def test_many_rows_on_matrix_units(kind: str) -> None:
     torch.manual_seed(0)
     n, k, count = 40, 768, 19
