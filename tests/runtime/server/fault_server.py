@@ -150,13 +150,14 @@ def watch(log: str) -> None:
     stream = open(log, "a", buffering=1)
 
     def hook(event: str, arguments: tuple) -> None:
+        if event in ("exec", "compile") and sys._getframe(1).f_code.co_filename == collections.__file__:
+            return  # a named tuple of what is imported late
         if event == "exec":  # code of an installed file is an import
             name = arguments[0].co_filename
             if not os.path.realpath(name).startswith(known) and not name.startswith(known):
                 stream.write(f"exec {name}\n")
         elif event == "compile" and arguments[0] is not None and not str(arguments[1]).startswith(known):
-            if sys._getframe(1).f_code.co_filename != collections.__file__:  # named tuples of what is imported late
-                stream.write(f"compile {arguments[1]}\n")
+            stream.write(f"compile {arguments[1]}\n")
         elif event.startswith(banned) or event in network:
             stream.write(f"{event} {str(arguments)[:200]}\n")
         elif (
