@@ -158,7 +158,6 @@ def _compare_engine(path: Path, engine: Path, ids: list[int], expected: Any, row
     task: Any = {} if run.task in ("generate", "see") else {"task": run.task}
     icc.compile(path, engine, target="native", quant="none", **limits, **task)
     row.compiled = True
-    row.engine_whole = True
     with icc.load(engine, threads=1) as llm:
         if run.task == "embed":
             pooled = expected.mean(0) if llm.manifest.embedding.pooling == "mean" else expected[-1]

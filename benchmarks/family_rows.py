@@ -22,8 +22,8 @@ class Row:
     """What happened to one model type. `error` is the largest logit difference relative to the largest logit.
 
     walked: the day. pattern: its layers by kind. plan_error: of a GPU's launch plan, interpreted. noise: how far
-    transformers' float32 logits are from its float64 ones, where an error is above the tolerance. engine_whole: the
-    engine had the layers of the pattern, not two. changed: what was drawn.
+    transformers' float32 logits are from its float64 ones, where an error is above the tolerance. changed: what
+    was drawn.
     """
 
     model_type: str
@@ -36,7 +36,6 @@ class Row:
     engine_error: float | None = None
     plan_error: float | None = None
     noise: float | None = None
-    engine_whole: bool = False
     changed: str = ""
     reason: str = ""
     seconds: float = 0.0
@@ -76,8 +75,7 @@ def markdown(rows: list[Row], versions: str, task: str) -> str:
             [(r, r.plan_error) for r in rows],
         )
     )
-    whole = sum(r.equal and r.engine_error is not None and r.engine_whole for r in rows)
-    count += f"; of these {compiled} as CPU engines ({whole} of the whole pattern), {planned} as interpreted h100 plans"
+    count += f"; of these {compiled} as CPU engines, {planned} as interpreted h100 plans"
     lines = [
         f"# {TITLES[task]} of transformers through icc",
         "",
@@ -89,16 +87,13 @@ def markdown(rows: list[Row], versions: str, task: str) -> str:
         "",
         f"{count}.",
         "",
-        "Engines marked ° are of an earlier walk, of two layers whatever the published pattern; not every row was "
-        "asked for an engine or a plan.",
+        "Not every row was asked for an engine or a plan.",
         "",
         "| type | walked | layers | traced | equal | CPU engine | h100 plan | noise | refused, and why |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         errors = ["" if e is None else f"{e:.0e}" for e in (row.engine_error, row.plan_error, row.noise)]
-        if row.engine_error is not None and not row.engine_whole:
-            errors[0] += "°"
         reason = row.reason.replace("|", "\\|")
         equal = f"{row.error:.0e}" if row.error is not None else ""
         cells = (row.model_type, row.walked, row.pattern, mark[row.traced], equal, *errors, reason)

@@ -57,7 +57,6 @@ def load_graph(
     """
     source = open_source(model, task) if isinstance(model, Path) else model
     words = read_words(source.files) if task == "rerank" and source.files.is_dir() else None
-
     scores = task == "rerank" and words is None
 
     def attempt(written_out: bool) -> Graph:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -91,9 +90,5 @@ async def ranks_answer(generator: Generator, job: Job, request: TextsRequest, fa
     return msgspec.json.encode([Rank(r.index, r.score, r.document if request.return_text else UNSET) for r in found])
 
 
-def _checked(kinds: Sequence[type]) -> None:
-    for kind in kinds:  # msgspec looks at annotations when a type is first used: now, rather than while somebody waits
-        msgspec.json.Decoder(kind)
-
-
-_checked((EmbedRequest, TextsRequest))
+for _kind in (EmbedRequest, TextsRequest):  # as requests.py does
+    msgspec.json.Decoder(_kind)

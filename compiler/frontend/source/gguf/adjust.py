@@ -64,11 +64,6 @@ def gemma4(container: Container, facts: Facts) -> None:
     facts["top_k_experts"] = key(container, "expert_used_count")
 
 
-def mamba2(container: Container, facts: Facts) -> None:
-    width, heads = (key(container, f"ssm.{name}") for name in ("inner_size", "time_step_rank"))
-    facts |= {"num_heads": heads, "head_dim": width // heads, "expand": width // facts["hidden_size"]}
-
-
 def deepseek(container: Container, facts: Facts) -> None:
     """Latent attention: the widths of heads as they are computed, not as they are cached."""
     width, turned = key(container, "attention.key_length_mla"), key(container, "rope.dimension_count")
@@ -94,14 +89,6 @@ def deepseek_v2(container: Container, facts: Facts) -> None:
 
 def gpt_oss(container: Container, facts: Facts) -> None:
     facts["intermediate_size"] = key(container, "expert_feed_forward_length") or facts["intermediate_size"]
-
-
-def lfm2(container: Container, facts: Facts) -> None:
-    heads = np.atleast_1d(container.metadata.get("lfm2.attention.head_count_kv", 0)).tolist()
-    facts["layer_types"] = ["full_attention" if count else "conv" for count in heads]
-    facts["num_key_value_heads"] = max(heads)
-    facts["norm_eps"] = facts.pop("rms_norm_eps", 1e-5)
-    facts["conv_bias"] = any(name.endswith("shortconv.conv.bias") for name in container.tensors)
 
 
 def falcon(container: Container, facts: Facts) -> None:

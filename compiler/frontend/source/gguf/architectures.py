@@ -70,7 +70,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt-oss": Architecture("gpt_oss", turned_experts=True, adjust=a.gpt_oss),
     "minimax-m2": Architecture("minimax_m2", adjust=a.partly_turned),
     "phi3": Architecture("phi3", adjust=a.long_rope),
-    "lfm2": Architecture("lfm2", fixed={"block_auto_adjust_ff_dim": False}, adjust=a.lfm2),
+    "lfm2": Architecture("lfm2", fixed={"block_auto_adjust_ff_dim": False}, adjust=h.lfm2),
     "falcon": Architecture("falcon", adjust=a.falcon),
     "mamba": Architecture("mamba", adjust=a.mamba),
     "stablelm": Architecture("stablelm", adjust=a.partly_turned),
@@ -79,7 +79,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granitemoe": Architecture(
         "granitemoe", _GRANITE, {"block_sparse_moe.router.weight": "ffn_gate_inp.weight"}, like="llama"
     ),
-    "mamba2": Architecture("mamba2", _MAMBA2, {"mixer.dt_bias": "ssm_dt.bias"}, like="mamba", adjust=a.mamba2),
+    "mamba2": Architecture("mamba2", _MAMBA2, {"mixer.dt_bias": "ssm_dt.bias"}, like="mamba", adjust=h.mamba2_alone),
     "deepseek2": Architecture(
         "deepseek_v3", _DEEPSEEK, {"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}, adjust=a.deepseek
     ),

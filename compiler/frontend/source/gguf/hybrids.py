@@ -40,9 +40,7 @@ def kinds(attention: str, other: str, field: str = "layer_types") -> Adjust:
     """Layers of two kinds: those that have keys are `attention`."""
 
     def adjust(container: Container, facts: Facts) -> None:
-        groups = _per_layer(container, "attention.head_count_kv")
-        facts[field] = [attention if count else other for count in groups]
-        facts["num_key_value_heads"] = max(groups)
+        facts[field] = [attention if count else other for count in _kv_heads(container, facts)]
 
     return adjust
 
@@ -50,6 +48,19 @@ def kinds(attention: str, other: str, field: str = "layer_types") -> Adjust:
 def _per_layer(container: Container, name: str) -> list[int]:
     found = key(container, name)
     return np.resize(np.atleast_1d(0 if found is None else found), key(container, "block_count")).tolist()
+
+
+def _kv_heads(container: Container, facts: Facts) -> list[int]:
+    """Of each layer, 0 of one without attention; a configuration says those of the others."""
+    found = _per_layer(container, "attention.head_count_kv")
+    facts["num_key_value_heads"] = max(found)
+    return found
+
+
+def lfm2(container: Container, facts: Facts) -> None:
+    kinds("full_attention", "conv")(container, facts)
+    facts["norm_eps"] = facts.pop("rms_norm_eps", 1e-5)
+    facts["conv_bias"] = any(name.endswith("shortconv.conv.bias") for name in container.tensors)
 
 
 def delta_rule(container: Container, facts: Facts) -> None:
@@ -74,6 +85,11 @@ def mamba2(prefix: str = "mamba_", head: str = "d_head") -> Adjust:
     return adjust
 
 
+def mamba2_alone(container: Container, facts: Facts) -> None:
+    mamba2("", "head_dim")(container, facts)
+    facts["num_heads"] = key(container, "ssm.time_step_rank")
+
+
 def granite(container: Container, facts: Facts) -> None:
     """Experts or none; positions are turned where a file says so."""
     facts["num_local_experts"] = key(container, "expert_count") or 0
@@ -84,9 +100,7 @@ def granite(container: Container, facts: Facts) -> None:
 
 
 def bamba(container: Container, facts: Facts) -> None:
-    groups = _per_layer(container, "attention.head_count_kv")
-    facts["attn_layer_indices"] = [layer for layer, count in enumerate(groups) if count]
-    facts["num_key_value_heads"] = max(groups)
+    facts["attn_layer_indices"] = [layer for layer, count in enumerate(_kv_heads(container, facts)) if count]
     partly_turned(container, facts)
 
 
@@ -98,13 +112,13 @@ def falcon_h1(container: Container, facts: Facts) -> None:
 
 def nemotron_h(container: Container, facts: Facts) -> None:
     """Layers that are one thing each, told by the tensors they have."""
-    groups, widths = (_per_layer(container, name) for name in ("attention.head_count_kv", "feed_forward_length"))
+    groups, widths = _kv_heads(container, facts), _per_layer(container, "feed_forward_length")
     marks = {"ssm_a": "mamba", "attn_q.weight": "attention", "ffn_gate_inp.weight": "moe", "ffn_up.weight": "mlp"}
     facts["layers_block_type"] = [
         next((kind for mark, kind in marks.items() if f"blk.{layer}.{mark}" in container.tensors), "mamba")
         for layer in range(len(groups))
     ]
-    facts["num_key_value_heads"], facts["intermediate_size"] = max(groups), max(widths)
+    facts["intermediate_size"] = max(widths)
     facts.pop("num_hidden_layers", None)
     facts["moe_latent_size"] = key(container, "moe_latent_size")
     for name in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
@@ -112,13 +126,12 @@ def nemotron_h(container: Container, facts: Facts) -> None:
 
 
 def jamba(container: Container, facts: Facts) -> None:
-    groups = _per_layer(container, "attention.head_count_kv")
+    groups = _kv_heads(container, facts)
     experts = [f"blk.{layer}.ffn_gate_inp.weight" in container.tensors for layer in range(len(groups))]
     for name, found in (("attn", groups), ("expert", experts)):
         where = [layer for layer, there in enumerate(found) if there]
         facts[f"{name}_layer_offset"] = where[0] if where else len(found)
         facts[f"{name}_layer_period"] = where[1] - where[0] if len(where) > 1 else len(found) + 1
-    facts["num_key_value_heads"] = max(groups)
     facts["mamba_expand"] = key(container, "ssm.inner_size") // facts["hidden_size"]
     if not any(experts):
         facts |= {"num_experts": 1, "num_experts_per_tok": 1}
