@@ -75,14 +75,13 @@ class Compilation:
         self.phases = Phases(self.graph, self._context, self.options.dump_passes)
 
     def optimize(self) -> None:
-        """The graph in the form that all later phases expect; CodegenError, for a cache UsageError, where the back end
-        has no kernel: before minutes of quantizing."""
+        """The graph in the form that all later phases expect; CodegenError where the back end has no kernel: before
+        minutes of quantizing."""
         self.phases.run("canonicalize", pipelines.canonicalize())
         rough = self.graph.copy()
         for phase in (pipelines.attention(self.options.kv_policy), pipelines.fuse()):
             run_passes(rough, phase, PassContext())
         program = lower(rough, self.lowering).program
-        self.backend.check_caches(program.kv)
         for step in program.kernel_steps.values():
             if reason := self.backend.refusal(step):
                 raise CodegenError(f"{step.op}: {reason}")

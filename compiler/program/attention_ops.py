@@ -61,10 +61,11 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     chooses, front = kept is not None and kept.chooses, 0
     if kept is not None and not chooses:
         window, front = kept.size, kept.beside
-    cached = KVLayer(k.shape[0], k.shape[1], v.shape[1], shared=shared, scored=chooses)
+    align = low.options.profile.kv_align
+    cached = KVLayer(k.shape[0], k.shape[1], v.shape[1], shared=shared, scored=chooses, align=align)
     layer = low.scratch_layer(cached) if ahead else low.kv_layer(int(layer))  # type: ignore[call-overload]
     low.cache(layer, cached, WITHIN_STEP if ahead else int(window), kept)  # type: ignore[call-overload]
-    kv = KVSpec(k.shape[0], k.shape[1], v.shape[1], kind, low.options.block_size, shared, chooses)
+    kv = KVSpec(k.shape[0], k.shape[1], v.shape[1], kind, low.options.block_size, shared, chooses, align)
 
     def rotary(cos: Any) -> Rotary:
         if cos is None:
@@ -105,8 +106,9 @@ def choose_keys(low: Lowerer, node: fx.Node) -> Placed:
     q, k, w = (low.dense(low.placed(n)) for n in node.args[:3])
     number, count, width = (int(a) for a in node.args[3:])  # type: ignore[call-overload]
     dim, layer = k.shape[1], low.kv_layer(number)
-    low.cache(layer, KVLayer(1, dim, dim, shared=True), 0)
-    kv = KVSpec(1, dim, dim, low.options.kv_dtype, low.options.block_size, shared=True)
+    align = low.options.profile.kv_align
+    low.cache(layer, KVLayer(1, dim, dim, shared=True, align=align), 0)
+    kv = KVSpec(1, dim, dim, low.options.kv_dtype, low.options.block_size, shared=True, align=align)
     low.emit(KvWrite(layer=layer, k=k.operand, kv=kv), node)
     out = low.new(node)
     step = ChooseKeys(

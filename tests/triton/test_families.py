@@ -99,6 +99,23 @@ def test_trees_of_guesses_change_no_token(name: str, engine_of: Any) -> None:
         assert counts.accepted >= 4
 
 
+@pytest.mark.parametrize(("name", "kv"), soak(("llama-odd", "i8"), ("gemma2-odd", "f8")))
+def test_codes_of_heads_of_odd_sizes(name: str, kv: str, tiny: Any, tmp_path: Path) -> None:
+    """Rows of the cache take whole 16 bytes, and so do its blocks in the layout that memory is counted by. Chunks read
+    what those before them wrote."""
+    tiny.save_tiny(tiny.tiny_configs()[name], tmp_path)
+    engine = build(tmp_path, "none", LIMITS, block_size=4, kv=kv)
+    for layer in engine.program.kv.groups[0].layers.values():
+        assert layer.align == 16 and layer.key_dim % 16
+        rows = layer.kv_heads * 4 * (-(-layer.key_dim // 16) - (-layer.value_dim // 16)) * 16
+        assert layer.block_bytes(4, kv) == -(-(rows + layer.kv_heads * 4 * 8) // 64) * 64
+    ids = np.random.default_rng(0).integers(3, 119, 13).tolist()
+    expected = interpret(engine.graph, ids).numpy()
+    with engine.llm() as llm:
+        found = llm.logits(ids)
+    assert np.abs(found - expected).max() / np.abs(expected).max() < (0.02 if kv == "i8" else 0.1)
+
+
 def test_a_plan_that_ends_with_hidden_states(tiny: Any, tmp_path: Path) -> None:
     """No head and no sampling: vectors equal those of transformers' hidden states, in chunks and with a batch-mate."""
     import torch
