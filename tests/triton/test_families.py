@@ -14,6 +14,8 @@ import pytest
 from building import GpuEngine, build
 from icc import SamplingParams
 from icc.compiler.graph.interpret import interpret
+from icc.compiler.graph.together import run_together
+from icc.passes.quantize.cache_damage import rounding
 from icc.runtime.batch.scheduled import Draft
 from icc.runtime.format.manifest import Limits
 from icc.runtime.scheduler.scheduler import Scheduler
@@ -114,6 +116,20 @@ def test_codes_of_heads_of_odd_sizes(name: str, kv: str, tiny: Any, tmp_path: Pa
     with engine.llm() as llm:
         found = llm.logits(ids)
     assert np.abs(found - expected).max() / np.abs(expected).max() < (0.02 if kv == "i8" else 0.1)
+
+
+def test_layers_whose_caches_have_types_of_their_own(tiny: Any, tmp_path: Path) -> None:
+    """Each in a group of its own, as `--kv-bits` chooses them; one with a window."""
+    tiny.save_tiny(tiny.tiny_configs()["gemma2"], tmp_path)
+    engine = build(tmp_path, "none", LIMITS, block_size=4, kv_dtypes={0: "i8", 1: "i4"})
+    assert [group.dtype for group in engine.program.kv.groups] == ["i8", "i4"]
+    calls = [node for node in engine.graph.nodes if "paged_attention" in str(node.target)]
+    kept = [dict(zip(calls, map(rounding, ("i8", "i4")), strict=True))]
+    ids = np.random.default_rng(0).integers(3, 119, 13).tolist()
+    plain, rounded = (found.logits.numpy() for found in run_together(engine.graph, [ids], kept))
+    with engine.llm(FEW_BLOCKS) as llm:
+        error = np.abs(llm.logits(ids) - rounded).mean()
+    assert error < 0.3 * np.abs(plain - rounded).mean()  # in the middle between two codes either is right
 
 
 def test_a_plan_that_ends_with_hidden_states(tiny: Any, tmp_path: Path) -> None:
