@@ -27,7 +27,8 @@ from icc.compiler.program.steps.linear import Columns, Epilogue, Extra
 from icc.compiler.targets import TARGETS
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.plan import Extent
-from step_making import cache, make_step, rotary
+from paged import cache
+from step_making import make_step, rotary
 
 FOLDER = Path(__file__).parent / "snapshots"
 TRITON = TEMPLATES / "triton"
