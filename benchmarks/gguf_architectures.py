@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 from gguf_hybrid_shapes import MODELS as HYBRIDS
+from gguf_other_shapes import MODELS as OTHERS
 from gguf_shapes import MODELS as DECODERS
 
-MODELS = DECODERS | HYBRIDS
+MODELS = DECODERS | HYBRIDS | OTHERS
 IDS = [5, 17, 33, 8, 99, 101, 3, 44, 71, 12, 13, 65, 110, 7]
 
 

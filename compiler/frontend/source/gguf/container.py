@@ -8,7 +8,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -55,11 +55,12 @@ class Entry:
 @dataclass(frozen=True)
 class Container:
     """The metadata and the tensors of one file, or of all files of a split model. Arrays of numbers are numpy arrays,
-    those of strings lists."""
+    those of strings lists. used: keys that became part of a configuration (`unused.py`)."""
 
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, Entry]
+    used: set[str] = field(default_factory=set, compare=False)
 
     def get(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
         """The value of a key; CheckpointError where it is there and of another kind."""
