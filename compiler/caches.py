@@ -18,7 +18,7 @@ from .program.lower import lower
 
 _ROUNDED = {OPS[name].overload for name in ("gated_scan", "selective_scan")}  # states that are worth halving
 _PAGED = OPS["paged_attention"].overload
-_NARROW = ("i8", "f8", "i4", "i2")
+_NARROW = ("i8", "i4", "i2")  # f8 takes what i8 does, and loses more
 
 
 def lower_options(graph: Graph, options: CompileOptions, backend: Backend, limits: Limits) -> LowerOptions:

@@ -20,9 +20,9 @@ from .damage import Progress, divergences, spread
 PAGED = OPS["paged_attention"].overload
 Sizes = Mapping[int, Sequence[tuple[str, int]]]
 """Of each cache, by its layer's number in the graph: its types, and the bytes of each. The first loses nothing."""
-_PROBED = 32_000  # tokens of all variants together
+_PROBED = 12_000  # tokens of all variants together
 _LEAST, _MOST = 64, 512  # of a variant
-_SEQUENCES = 4
+_SEQUENCES = 2
 
 
 def measure_caches(
