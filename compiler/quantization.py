@@ -34,6 +34,7 @@ QUANTIZATIONS: dict[str, Quantization | None] = {
     "rtn4": Quantization("rtn", "q4", "4 bits, rounded to the nearest value"),
     "nf4": Quantization("rtn", "nf4", "4 bits, the nearest of 16 quantiles of a normal distribution"),
     "mxfp4": Quantization("rtn", "mxfp4", "4-bit floats with a power of two per 32, as gpt-oss has them"),
+    "mxfp4a8": Quantization("rtn", "mxfp4a8", "mxfp4, for products with 8-bit floats per 32 (MXFP8) on GPUs of sm_100"),
     "fp8": Quantization("rtn", "e4m3", "8-bit floats (e4m3), a scale per output channel"),
     "awq4": Quantization("awq", "q4", "4 bits, scaled by how large activations are (AWQ)", calibrated=True),
     "gptq4": Quantization("gptq", "q4", "4 bits, each error made up for by later weights (GPTQ)", calibrated=True),

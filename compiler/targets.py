@@ -9,6 +9,7 @@ from .errors import ExtensionError, UsageError
 
 GROUP = "icc.targets"  # entry points of other packages
 FLOAT8_LEVEL = 89  # the compute capability from which on there are instructions for e4m3
+SCALED_LEVEL = 100  # that of the GPUs whose matrix units scale blocks of 32 (sm_12x has other instructions for it)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,9 @@ def test_what_is_encoded(name: str) -> None:
     held = form.release(form.hold(encoded.parts, (40, 192)), (40, 192))
     assert torch.equal(form.decode(held), form.rounded(weight)) and form.decode(held)[3, :32].abs().max() < 1e-6
     again = form.encode(form.decode(encoded.parts))  # values of the format are kept
-    assert again.snr_db > 100 or name in ("mxfp4", "iq4_nl")
+    kept = torch.ones(40, 192, dtype=torch.bool)
+    kept[3] = name != "mxfp4"  # which has no zero scale: zeros are small there
+    assert torch.equal(form.decode(again.parts)[kept], form.decode(encoded.parts)[kept]) or name == "iq4_nl"
 
 
 def test_groups_fit_the_width() -> None:

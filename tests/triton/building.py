@@ -24,7 +24,7 @@ from icc.compiler.program.lower import LowerOptions, lower
 from icc.compiler.program.verify import verify_lowered, verify_plan
 from icc.compiler.speculate.head_files import read_heads
 from icc.compiler.speculate.tree import tree_of
-from icc.compiler.targets import TARGETS
+from icc.compiler.targets import TARGETS, Target
 from icc.passes import pipelines
 from icc.passes.base import PassContext
 from icc.passes.manager import run_passes
@@ -72,6 +72,7 @@ def build(
     model: Path, quant: str = "none", limits: Limits | None = None, block_size: int = 8, heads: Path | None = None,
     exit_layers: int = 0, deterministic: bool = False, pooling: str | None = None, kv: str = "",
     kv_dtypes: Mapping[int, str] | None = None,
+    target: Target = TARGET,
 ) -> GpuEngine:  # fmt: skip
     """Everything of a compile but the objects. Calibrated methods use random tokens.
 
@@ -91,22 +92,22 @@ def build(
     phases.append(pipelines.speculate((), exit_layers, quant, "int8"))
     for phase in (*phases, pipelines.attention(), pipelines.fuse()):
         run_passes(graph, phase, PassContext())
-    backend = TritonBackend(TARGET, graph.info.weight_dtype)
+    backend = TritonBackend(target, graph.info.weight_dtype)
     kept = {"kv_dtypes": kv_dtypes or {}, "max_seq_len": limits.max_seq_len}
     lowered = lower(graph, LowerOptions(kv or backend.kv_dtype, backend.profile, block_size, **kept))
     verify_lowered(lowered.program, backend.refusal)
-    planned = plan_program(lowered.program, limits, Tuner(TARGET), (), deterministic)
+    planned = plan_program(lowered.program, limits, Tuner(target), (), deterministic)
     program = msgspec.structs.replace(
-        lowered.program, plan=make_plan(planned, TARGET, {}), speculation=_with_trees(lowered.program, limits)
+        lowered.program, plan=make_plan(planned, target, {}), speculation=_with_trees(lowered.program, limits)
     )
     verify_plan(program)
     packed = {name: backend.pack(source) for name, source in lowered.sources.items()}
     options = CompileOptions(
-        model, model, target="h100", max_batch_size=limits.max_batch_size, max_step_tokens=limits.max_step_tokens
+        model, model, target=target.name, max_batch_size=limits.max_batch_size, max_step_tokens=limits.max_step_tokens
     )
-    built = Built(program, gpu=GpuFacts(TARGET.arch, 12000))
+    built = Built(program, gpu=GpuFacts(target.arch, 12000))
     embedding = None if pooling is None else EmbeddingFacts(pooling, True, program.vocab_size)  # type: ignore[arg-type]
-    manifest = make_manifest(graph, lowered, QuantFacts(quant, 0.0, []), options, TARGET, built, None, embedding)
+    manifest = make_manifest(graph, lowered, QuantFacts(quant, 0.0, []), options, target, built, None, embedding)
     return GpuEngine(graph, program, planned.specs(), packed, limits, manifest)
 
 

@@ -72,16 +72,27 @@ def test_rows_of_every_number(kind: str) -> None:
         check(y, x[:, :k].double() @ values.T + bias.double(), "f32")
 
 
+# blocks that end elsewhere than steps of 128, or whose rows have no whole words beside their codes
+ODD = (("s4g32b224", 672), ("nvfp4_xg48", 144), ("mxfp4", 352))
+OFTEN = ("q4_0", "iq2_xs")
+
+
 @pytest.mark.parametrize(
-    "kind", ["q4_0", "iq2_xs", *soak(*(kind for kind in (*KINDS, *MORE) if kind not in ("q4_0", "iq2_xs")))]
+    ("kind", "k"),
+    [
+        *((kind, 768) for kind in OFTEN),
+        *ODD,
+        *soak(*((kind, 768) for kind in (*KINDS, *MORE) if kind not in OFTEN), ("n4g32b160", 800), ("zq4g32", 96)),
+    ],
 )
-def test_many_rows_on_matrix_units(kind: str) -> None:
+def test_many_rows_on_matrix_units(kind: str, k: int) -> None:
     torch.manual_seed(0)
-    n, k, count = 40, 768, 19
+    n, count = 40, 19
     packed, values = weight(kind, n, k)
     x, y = rows(count, k, k + 8, "bf16"), torch.full((count + 1, n), torch.nan)
     kernel = make_kernel("linear_q", k=k, n=n, types=("bf16", "u8", "", "f32"), stored=kind, strides={"x": k + 8})
-    tiling = {"decode": 0, "m": 16, "n": 32, "k": 256, "warps": 4, "stages": 2, "splits": 1}
+    step = 256 if k == 768 else 128
+    tiling = {"decode": 0, "m": 16, "n": 32, "k": step, "warps": 4, "stages": 2, "splits": 1}
     sizes = {"num_tokens": count}
     for more, entries in (({}, ["linear_tile"]), ({"k": 64, "unpacked": 1}, ["linear_unpack", "linear_tile"])):
         tuner = Forced({**tiling, **more})

@@ -78,6 +78,16 @@ def test_8_bit_floats_are_never_slower_than_sixteen_bits(target: str) -> None:
         assert max(eight) <= 1.04 * sixteen, f"{rows} rows: {eight}, {sixteen}"
 
 
+def test_four_bits_with_rows_of_eight_are_the_fastest_on_sm_100() -> None:
+    """MXFP4 times MXFP8, at any number of rows, by the model."""
+    for rows in (1, *ROWS, 8192):
+        four, eight, sixteen = (
+            sum(modelled(product(name, stored), rows, "b200")[1] for name in SHAPES)
+            for stored in ("mxfp4a8", "e4m3", "bf16")
+        )
+        assert four <= eight <= sixteen, f"{rows} rows: {four}, {eight}, {sixteen}"
+
+
 @pytest.mark.parametrize("target", ["h100", "b200"])
 def test_products_fill_the_multiprocessors_where_a_split_can(target: str) -> None:
     """From 512 rows on; of fewer, memory is what they wait for, which half of them can keep busy. Where twice as many

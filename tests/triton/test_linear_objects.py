@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from icc.compiler.backends.triton.dependent import dependent
 from icc.compiler.backends.triton.kernels.linear import Linear
 from icc.compiler.backends.triton.objects.compile import Compiled, compile_specs, spec_key
+from icc.compiler.backends.triton.objects.cubin import _GLOBAL, check_launch
 from icc.compiler.backends.triton.objects.loops import (
     MatrixLoop,
-    disassemble,
     longest_loop,
     loop_faults,
     overwritten_registers,
 )
 from icc.compiler.backends.triton.objects.loops import _Asked as Asked
 from icc.compiler.backends.triton.objects.loops import _loop_texts as loop_texts
+from icc.compiler.backends.triton.objects.sass import Code, disassemble
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape
 from icc.compiler.backends.triton.tiling.choice import Config, Tuner
 from icc.compiler.backends.triton.tiling.linear import ROWS, pick
@@ -38,7 +40,7 @@ ADD = Epilogue(Body.parse("t0 = add a0 a1"), (Columns(0, 1), Extra(1)), 4096)
 SHAPES: dict[str, tuple[int, int, Epilogue | None]] = {
     "qkv": (6144, 4096, None), "o": (4096, 4096, ADD), "gate_up": (28672, 4096, GATE), "down": (4096, 14336, ADD),
 }  # fmt: skip
-FORMATS = ("bf16", "q4g128", "q8g128", "e4m3", "e4m3_kg128", "nf4g64")
+FORMATS = ("bf16", "q4g128", "q8g128", "e4m3", "e4m3_kg128", "nf4g64", "mxfp4a8")
 
 
 def product(name: str, stored: str) -> Linear:
@@ -68,7 +70,22 @@ def tile(name: str, stored: str, config: Config, target: str) -> LaunchSpec:
 def picked(name: str, stored: str, shape: Shape, target: str) -> LaunchSpec:
     """The product as the target's cost model tiles it, without what comes before and after."""
     launches = product(name, stored).launches(shape, LIMITS, Tuner(TARGETS[target]))
-    return next(spec for spec in launches if spec.entry in ("linear_tile", "linear_decode", "linear_w8a8"))
+    entries = ("linear_tile", "linear_decode", "linear_w8a8", "linear_scaled")
+    return next(spec for spec in launches if spec.entry in entries)
+
+
+@pytest.mark.parametrize(("name", "rows", "parts"), [("gate_up", 128, 2), *soak(("o", 16, 1), ("down", 4096, 1))])
+def test_scaled_products_for_b200(
+    name: str, rows: int, parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of MXFP4 and MXFP8: matrix units scale them, copies take no detours, nothing is converted. As an engine has them:
+    waiting themselves for the kernel before them, though they take tensor memory first."""
+    spec = dependent(picked(name, "mxfp4a8", Shape(rows, False), "b200"))
+    [(_, found)] = compiled([spec], "b200", tmp_path, monkeypatch)
+    check_launch(spec_key(spec), found.binary, spec, found.entry)
+    [loop] = found.loops
+    assert (loop.instruction, loop.flops, loop.scaled) == ("UTCQMMA", 1.0, parts)
+    assert loop_faults(found.entry, found.loops, 100) == () and found.spill_bytes == 0
 
 
 def test_products_for_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,3 +227,30 @@ def test_operands_that_matrix_units_still_read_are_not_written() -> None:
     assert overwritten_registers(late) == {85}
     waits = late.replace(".L_x_0:\n", ".L_x_0:\n        /*0000*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;\n")
     assert overwritten_registers(waits) == set()
+
+
+TAKES_TENSOR_MEMORY = """
+.text.kernel:
+        /*0000*/              @P1 BRA `(.L_x_0) ;
+        /*0010*/                   UTCATOMSWS.FIND_AND_SET.ALIGN UP0, UR6, UR6 ;
+        /*0020*/                   STS [UR4], R0 ;
+.L_x_0:
+        /*0030*/                   ACQBULK ;
+        /*0040*/                   LDG.E R2, desc[UR4][R2.64] ;
+        /*0050*/                   EXIT ;
+"""
+
+
+def test_a_kernel_that_takes_tensor_memory_waits_behind_that() -> None:
+    """On every way to global memory, and to an end."""
+
+    def waits(text: str) -> bool:
+        return Code(text).always_behind("ACQBULK", _GLOBAL)
+
+    assert waits(TAKES_TENSOR_MEMORY)
+    for wrong in ("STG.E desc[UR4][R2.64], R0", "LDGSTS.E [R1], desc[UR4][R2.64]", "EXIT"):
+        assert not waits(TAKES_TENSOR_MEMORY.replace("STS [UR4], R0", wrong))
+    assert not waits(TAKES_TENSOR_MEMORY.replace("     ACQBULK", "@P0 ACQBULK"))
+    assert not waits(TAKES_TENSOR_MEMORY.replace("ACQBULK", "NOP"))
+    passed = TAKES_TENSOR_MEMORY.replace("(.L_x_0)", "(.L_x_1)").replace("        /*0040", ".L_x_1:\n        /*0040")
+    assert not waits(passed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,7 @@ from icc.compiler.ops import OPS
 from icc.compiler.ops.body import Body
 from icc.compiler.program.steps.linear import Columns, Epilogue
 from icc.compiler.targets import TARGETS
+from icc.compiler.weights.formats.base import StorageFormat
 from icc.compiler.weights.formats.channel import ChannelInt8
 from icc.compiler.weights.formats.float8 import Float8
 from icc.compiler.weights.handles import pieces_of
@@ -51,9 +53,12 @@ def row_parts(x: Tensor) -> dict[str, Tensor]:
     return {"codes": codes.view(torch.uint8), "scales": peaks / 448}
 
 
-def reference(graph: Graph, ids: list[int]) -> Tensor:
-    """Logits in float64, with the inputs of these layers rounded as the kernels round them."""
-    linear = OPS["linear"].overload
+Rounding = Mapping[type[StorageFormat], Callable[[Tensor], Tensor]]
+
+
+def reference(graph: Graph, ids: list[int], more: Rounding | None = None) -> Tensor:
+    """Logits in float64, with the inputs of these layers rounded as the kernels round them, and those of `more`."""
+    products = {OPS[name].overload for name in ("linear", "expert_linear")}
     env: dict[fx.Node, Any] = {}
     inputs = {"token_ids": torch.tensor(ids)}
     for node in graph.nodes:
@@ -64,9 +69,11 @@ def reference(graph: Graph, ids: list[int]) -> Tensor:
             env[node] = inputs.get(str(node.target), torch.arange(len(ids)))
         elif node.op == "call_function":
             args = fx.map_arg(node.args, lambda n: env[n])
-            if node.target is linear:
+            if node.target in products:
                 form = pieces_of(graph.weight(node.args[1]))[0].storage
-                if isinstance(form, ChannelInt8 | Float8):
+                if type(form) in (more or {}):
+                    args = ((more or {})[type(form)](args[0]), *args[1:])
+                elif isinstance(form, ChannelInt8 | Float8):
                     args = (rounded(args[0], form), *args[1:])
             env[node] = eager(node.target)(*args, **node.kwargs)
     return env[graph.output]

@@ -26,7 +26,9 @@ class BlockFormat(StorageFormat):
 
     A block is `size` values along K, a group is `group` of them. The scale of a group is that of its block (a number of
     type `scale`) times `factor`, a power of two, times its own number where `group_scales` says so; with `mins`, so is
-    what is taken off, which then is never below zero. With `zeros` every block has its own zero.
+    what is taken off, which then is never below zero. With `zeros` every block has its own zero. micro_rows: whether
+    products are meant to round their rows to MXFP8, e4m3 with a power of two per 32 values, where a GPU multiplies
+    these codes with such (W4A8).
 
     Parts: codes uint8 [..., N, K]; scales float32 [..., N, K / size] (values of type `scale`), or exponents uint8;
     zeros uint8 of the same shape; with group scales, group_scales [..., N, K / group]; with mins, mins and group_mins
@@ -44,6 +46,7 @@ class BlockFormat(StorageFormat):
     scale: ScaleType = "f16"
     factor: float = 1.0
     zeros: bool = False
+    micro_rows: bool = False
 
     @property
     def power(self) -> bool:

@@ -16,7 +16,7 @@ from .float8 import Float8
 from .ggml import GGML_FORMATS
 from .mixed import find_mixed
 from .reduced import ReducedInt8
-from .tables import fp4, nf4, nvfp4
+from .tables import MXFP4A8_FORMAT, fp4, nf4, nvfp4
 
 GROUP = "icc.formats"  # entry points of other packages: a FormatMaker by its format's name
 DEFAULT_GROUP = 128
@@ -40,6 +40,7 @@ _FORMATS: dict[str, FormatMaker] = {
     "nf4_f32": lambda group: nf4(group, "f32"),
     "fp4_f32": fp4,
     "nvfp4_x": nvfp4,
+    "mxfp4a8": lambda group: MXFP4A8_FORMAT,
     "e4m3": lambda group: Float8(),
     "e4m3_k": Float8,
     "e4m3w": lambda group: Float8(alone=True),

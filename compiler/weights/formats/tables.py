@@ -141,5 +141,6 @@ def nvfp4(size: int) -> TableFormat:
 
 
 MXFP4_FORMAT = TableFormat(kind="mxfp4", bits=4, group=32, size=32, table=E2M1, scale="e8m0")
+MXFP4A8_FORMAT = replace(MXFP4_FORMAT, kind="mxfp4a8", micro_rows=True)
 IQ4_NL_FORMAT = TableFormat(kind="iq4_nl", bits=4, group=32, size=32, table=IQ4_NL)
 GGML_NVFP4 = TableFormat(kind="nvfp4", bits=4, group=STEP, size=STEP, table=E2M1)

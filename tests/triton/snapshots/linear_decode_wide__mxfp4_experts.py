@@ -56,7 +56,7 @@ def linear_decode(x_ptr, w_ptr, b_ptr, index_ptr, y_ptr, context_lens):
     row0 = 0 + 1 * first
     sum0 = tl.zeros([S, BN, BM], tl.float32)
 
-    matrix = w_ptr + expert * 704
+    matrix = w_ptr + expert * 768
     codes = matrix
     exponents = matrix + 640
     lanes = tl.arange(0, 16)[None, None, :]
@@ -78,7 +78,7 @@ def linear_decode(x_ptr, w_ptr, b_ptr, index_ptr, y_ptr, context_lens):
         code = tl.load(
             codes + (at * (K // 2) + column[None, :] // 2)[:, :, None] + lanes, mask=inside[:, :, None], other=0
         ).to(tl.int32)
-        block = at * (K // SIZE) + column[None, :] // SIZE
+        block = at * 4 + column[None, :] // SIZE
         power = tl.load(exponents + block, mask=inside, other=0).to(tl.int32)
         scale = tl.where(power < 2, (power + 1) << 21, (power - 1) << 23).to(tl.float32, bitcast=True)
         found0 = tl.zeros([BN, 16, 16], tl.float32)

@@ -58,9 +58,9 @@ def linear_decode(x_ptr, w_ptr, y_ptr, num_rows):
     matrix = w_ptr
     codes = matrix
     scales = (matrix + 12288).to(tl.pointer_type(tl.float16))
-    mins = (matrix + 12480).to(tl.pointer_type(tl.float16))
-    group_scales = matrix + 12672
-    group_mins = matrix + 13440
+    mins = (matrix + 12544).to(tl.pointer_type(tl.float16))
+    group_scales = matrix + 12800
+    group_mins = matrix + 13568
     lanes = tl.arange(0, 16)[None, None, :]
     groups = tl.arange(0, 16) * GROUP
     sum0_0 = tl.zeros([BN, 16, 16], tl.float32)
@@ -93,8 +93,8 @@ def linear_decode(x_ptr, w_ptr, y_ptr, num_rows):
         code = tl.load(
             codes + (at * (K // 2) + column[None, :] // 2)[:, :, None] + lanes, mask=inside[:, :, None], other=0
         ).to(tl.int32)
-        block = at * (K // SIZE) + column[None, :] // SIZE
-        group = at * (K // GROUP) + column[None, :] // GROUP
+        block = at * 4 + column[None, :] // SIZE
+        group = at * 24 + column[None, :] // GROUP
         scale = tl.load(scales + block, mask=inside, other=0.0).to(tl.float32)
         scale = scale * tl.load(group_scales + group, mask=inside, other=0).to(tl.float32)
         least = tl.load(mins + block, mask=inside, other=0.0).to(tl.float32)
@@ -114,8 +114,8 @@ def linear_decode(x_ptr, w_ptr, y_ptr, num_rows):
         code = tl.load(
             codes + (at * (K // 2) + column[None, :] // 2)[:, :, None] + lanes, mask=inside[:, :, None], other=0
         ).to(tl.int32)
-        block = at * (K // SIZE) + column[None, :] // SIZE
-        group = at * (K // GROUP) + column[None, :] // GROUP
+        block = at * 4 + column[None, :] // SIZE
+        group = at * 24 + column[None, :] // GROUP
         scale = tl.load(scales + block, mask=inside, other=0.0).to(tl.float32)
         scale = scale * tl.load(group_scales + group, mask=inside, other=0).to(tl.float32)
         least = tl.load(mins + block, mask=inside, other=0.0).to(tl.float32)

@@ -69,9 +69,9 @@ def linear_tile(x_ptr, w_ptr, y_ptr, num_rows):
     matrix = w_ptr
     codes = matrix
     scales = (matrix + 12288).to(tl.pointer_type(tl.float16))
-    mins = (matrix + 12480).to(tl.pointer_type(tl.float16))
-    group_scales = matrix + 12672
-    group_mins = matrix + 13440
+    mins = (matrix + 12544).to(tl.pointer_type(tl.float16))
+    group_scales = matrix + 12800
+    group_mins = matrix + 13568
     row0 = 0 + 1 * first
     acc0 = tl.zeros([BN, BM], tl.float32)
     for step in tl.range(0, STEPS, num_stages=3):  # names its stages: all loads run ahead
@@ -85,19 +85,19 @@ def linear_tile(x_ptr, w_ptr, y_ptr, num_rows):
         x3 = tl.load(x_at + x_k, mask=in_rows[None, :], other=0.0)
         at = row0 + tile * 1
         of_scales_0 = load(
-            (matrix + 12288).to(tl.pointer_type(tl.uint32)) + (at * 3 + step * BK // 256) // 2,
+            (matrix + 12288).to(tl.pointer_type(tl.uint32)) + (at * 2 + (step * BK + 0) // 512),
             None,
         )
         of_mins_0 = load(
-            (matrix + 12480).to(tl.pointer_type(tl.uint32)) + (at * 3 + step * BK // 256) // 2,
+            (matrix + 12544).to(tl.pointer_type(tl.uint32)) + (at * 2 + (step * BK + 0) // 512),
             None,
         )
         of_group_scales_0 = load(
-            (matrix + 12672).to(tl.pointer_type(tl.uint32)) + (at * 6 + step * 1 + 0),
+            (matrix + 12800).to(tl.pointer_type(tl.uint32)) + (at * 6 + step * 1 + 0),
             None,
         )
         of_group_mins_0 = load(
-            (matrix + 13440).to(tl.pointer_type(tl.uint32)) + (at * 6 + step * 1 + 0),
+            (matrix + 13568).to(tl.pointer_type(tl.uint32)) + (at * 6 + step * 1 + 0),
             None,
         )
         column = step * BK + 0
@@ -106,10 +106,10 @@ def linear_tile(x_ptr, w_ptr, y_ptr, num_rows):
             None,
         ).to(tl.uint8, bitcast=True).to(tl.int32)
         scale = scale_of(
-            (of_scales_0 >> ((at * 3 + column // 256) % 2 * 16).to(tl.uint32)) & 65535,
+            (of_scales_0 >> (column // 256 % 2 * 16).to(tl.uint32)) & 65535,
             (of_group_scales_0 >> 0) & 255,
         )[:, None]
-        least = ((of_mins_0 >> ((at * 3 + column // 256) % 2 * 16).to(tl.uint32)) & 65535).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
+        least = ((of_mins_0 >> (column // 256 % 2 * 16).to(tl.uint32)) & 65535).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
         least *= ((of_group_mins_0 >> 0) & 255).to(tl.int32).to(tl.float32)[:, None]
         level = level_of((code >> 0) & 15)
         v0 = operand(level * scale - least)
@@ -123,10 +123,10 @@ def linear_tile(x_ptr, w_ptr, y_ptr, num_rows):
             None,
         ).to(tl.uint8, bitcast=True).to(tl.int32)
         scale = scale_of(
-            (of_scales_0 >> ((at * 3 + column // 256) % 2 * 16).to(tl.uint32)) & 65535,
+            (of_scales_0 >> (column // 256 % 2 * 16).to(tl.uint32)) & 65535,
             (of_group_scales_0 >> 8) & 255,
         )[:, None]
-        least = ((of_mins_0 >> ((at * 3 + column // 256) % 2 * 16).to(tl.uint32)) & 65535).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
+        least = ((of_mins_0 >> (column // 256 % 2 * 16).to(tl.uint32)) & 65535).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
         least *= ((of_group_mins_0 >> 8) & 255).to(tl.int32).to(tl.float32)[:, None]
         level = level_of((code >> 0) & 15)
         v0 = operand(level * scale - least)
@@ -140,10 +140,10 @@ def linear_tile(x_ptr, w_ptr, y_ptr, num_rows):
             None,
         ).to(tl.uint8, bitcast=True).to(tl.int32)
         scale = scale_of(
-            (of_scales_0 >> ((at * 3 + column // 256) % 2 * 16).to(tl.uint32)) & 65535,
+            (of_scales_0 >> (column // 256 % 2 * 16).to(tl.uint32)) & 65535,
             (of_group_scales_0 >> 16) & 255,
         )[:, None]
-        least = ((of_mins_0 >> ((at * 3 + column // 256) % 2 * 16).to(tl.uint32)) & 65535).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
+        least = ((of_mins_0 >> (column // 256 % 2 * 16).to(tl.uint32)) & 65535).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
         least *= ((of_group_mins_0 >> 16) & 255).to(tl.int32).to(tl.float32)[:, None]
         level = level_of((code >> 0) & 15)
         v0 = operand(level * scale - least)
@@ -157,10 +157,10 @@ def linear_tile(x_ptr, w_ptr, y_ptr, num_rows):
             None,
         ).to(tl.uint8, bitcast=True).to(tl.int32)
         scale = scale_of(
-            (of_scales_0 >> ((at * 3 + column // 256) % 2 * 16).to(tl.uint32)) & 65535,
+            (of_scales_0 >> (column // 256 % 2 * 16).to(tl.uint32)) & 65535,
             (of_group_scales_0 >> 24) & 255,
         )[:, None]
-        least = ((of_mins_0 >> ((at * 3 + column // 256) % 2 * 16).to(tl.uint32)) & 65535).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
+        least = ((of_mins_0 >> (column // 256 % 2 * 16).to(tl.uint32)) & 65535).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
         least *= ((of_group_mins_0 >> 24) & 255).to(tl.int32).to(tl.float32)[:, None]
         level = level_of((code >> 0) & 15)
         v0 = operand(level * scale - least)

@@ -22,7 +22,8 @@ from ..layouts.registry import LAYOUTS
 from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg
 from ..tiling.choice import Tuner
 from ..tiling.linear import INLINE, Product, pick
-from .linear_source import EIGHT_BITS, RowsSource, SortSource, Source, Tiling, UnpackSource, epilogue_operands
+from .linear_around import EIGHT_BITS, RowsSource, SortSource, UnpackSource, micro_words
+from .linear_source import Source, Tiling, epilogue_operands
 from .norm import Norm
 
 LOGIT_ROWS = 64  # beyond decoding, seldom more rows than this are wanted
@@ -88,7 +89,8 @@ class RowProducts(StepKernel[P]):
 
     def mode(self, level: int) -> str:
         """How operands meet on a GPU of that compute capability, 0 for HIP: "dense", "codes" and "blocks" in 16 bits on
-        matrix units, "int8" and "fp8" in 8, "wide" in float32. "blocks" of few rows meet in float32, too."""
+        matrix units, "int8" and "fp8" in 8, "mxfp8" in 8 and 4, "wide" in float32. "blocks" of few rows and "mxfp8" of
+        one meet in float32, too."""
         eight = self.codes.rows8(level) if self.codes else ""
         if eight and not (eight == "int8" and self.experts):  # whose rows nobody has smoothed
             return eight
@@ -96,7 +98,7 @@ class RowProducts(StepKernel[P]):
         if self.codes:
             if narrow and self.codes.fits_matrix_units:
                 return "codes"
-            return "blocks" if narrow and self.codes.as_values(self.step.k) else "wide"
+            return "blocks" if narrow and self.codes.as_values else "wide"
         return "dense" if narrow and self.step.w.dtype == self.x.dtype else "wide"
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
@@ -115,7 +117,7 @@ class RowProducts(StepKernel[P]):
         tile, mode = self._tile(shape, tuner), self.mode(tuner.target.level)
         if tile.unpacked:
             return (self._unpack(), *self._dense_launches(tile, tuner, shape))
-        first = (self._rows(mode),) if mode in EIGHT_BITS and not _inline(tile, shape) else ()
+        first = (self._rows(mode),) if mode in EIGHT_BITS and not _inline(tile, shape, mode) else ()
         if tile.decode:
             return (*first, self._decode(tile, tuner, shape))
         sort = self._sort(tile, shape) if self.experts else ()
@@ -124,9 +126,11 @@ class RowProducts(StepKernel[P]):
     def scratch(self, shape: Shape, limits: Limits, tuner: Tuner) -> dict[str, int]:
         tile = self._tile(shape, tuner)
         areas = {}
-        if self.mode(tuner.target.level) in EIGHT_BITS and not _inline(tile, shape):
+        mode = self.mode(tuner.target.level)
+        if mode in EIGHT_BITS and not _inline(tile, shape, mode):
             rows = shape.max_tokens * (self.topk if self.x_per_slot else 1)
-            areas |= {"codes": rows * self.step.k, "scales": 4 * rows}
+            scales = micro_words(self.step.k) if mode == "mxfp8" else 1
+            areas |= {"codes": rows * self.step.k, "scales": 4 * rows * scales}
         if tile.splits > 1:
             parts, tiles = len(epilogue_operands(self).parts), self._tiles(tile, shape)
             values = tiles * tile.m * tile.n if tile.merges(tiles) else shape.max_tokens * self.step.columns
@@ -192,8 +196,8 @@ class RowProducts(StepKernel[P]):
 
     def _decode(self, tile: Tiling, tuner: Tuner, shape: Shape) -> LaunchSpec:
         mode = self.mode(tuner.target.level)
-        args = [*self._read_args("" if _inline(tile, shape) else mode).values(), *self._padding(shape)]
-        kind = {"blocks": "wide", **dict.fromkeys(EIGHT_BITS, "eight")}.get(mode, mode)
+        args = [*self._read_args("" if _inline(tile, shape, mode) else mode).values(), *self._padding(shape)]
+        kind = {"blocks": "wide", "mxfp8": "wide", "int8": "eight", "fp8": "eight"}.get(mode, mode)
         columns, name = Extent(-(-self.step.columns // tile.n)), f"decode_{kind}"
         if self.experts:
             return self._spec(name, tile, tuner, args, (columns, self._slots, ONE))
@@ -204,7 +208,8 @@ class RowProducts(StepKernel[P]):
     def _rows(self, mode: str) -> LaunchSpec:
         """x in 8 bits, in scratch."""
         source = RowsSource(self, mode)
-        text = render(f"{self.template}/rows.py.jinja", source, self.step)
+        name = "rows_micro" if mode == "mxfp8" else "rows"
+        text = render(f"{self.template}/{name}.py.jinja", source, self.step)
         args = (self._args()["x_ptr"], *_row_scratch(mode), self.count)
         rows = self._slots if self.x_per_slot else extent(self.num_rows)
         return LaunchSpec(text, "linear_rows", args, (rows, ONE, ONE), num_warps=source.warps)
@@ -236,7 +241,8 @@ class RowProducts(StepKernel[P]):
         tiles = Extent(
             blocks.constant * columns, tuple(Term(t.size, t.divide, t.times * columns) for t in blocks.terms)
         )
-        name, more = "w8a8" if mode in EIGHT_BITS else "tile", self._counted(tile, shape) if merges else []
+        name = {"mxfp8": "scaled", "int8": "w8a8", "fp8": "w8a8"}.get(mode, "tile")
+        more = self._counted(tile, shape) if merges else []
         grid = (tiles, Extent(tile.splits), ONE)
         many = self._spec(name, tile, tuner, [*args.values(), *more, self.count], grid)
         return (many,) if merges or tile.splits == 1 else (many, *self._reduce(tile, tuner))
@@ -314,9 +320,9 @@ def _behind(spec: LaunchSpec) -> LaunchSpec:
     return replace(spec, args=tuple(args))
 
 
-def _inline(tile: Tiling, shape: Shape) -> bool:
+def _inline(tile: Tiling, shape: Shape, mode: str) -> bool:
     """Whether programs of few rows make codes of 8 bits themselves, where those are wanted."""
-    return bool(tile.decode) and shape.max_tokens <= INLINE
+    return bool(tile.decode) and (mode == "mxfp8" or shape.max_tokens <= INLINE)
 
 
 def _typed(operand: Operand, kind: str) -> Operand:
@@ -325,7 +331,8 @@ def _typed(operand: Operand, kind: str) -> Operand:
 
 
 def _row_scratch(mode: str) -> tuple[Arg, Arg]:
-    return _scratch("codes", "*i8" if mode == "int8" else "*u8"), _scratch("scales", "*fp32")
+    scales = _scratch("scales", "*i32" if mode == "mxfp8" else "*fp32")
+    return _scratch("codes", "*i8" if mode == "int8" else "*u8"), scales
 
 
 def _scratch(name: str, kind: str = "*i32") -> Arg:

@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from ....program.layout import Layout
 from ....program.steps.linear import Columns
-from ....weights.formats.float8 import TOP, Float8
+from ....weights.formats.float8 import Float8
 from ..spec import Arg
 from ..tiling.choice import Config, power_of_two
 from ..tiling.linear import merges, sums_of_steps, whole_groups
 from .body import Value, translate
+from .linear_around import MICRO_STEP, largest_code, micro_words
 from .norm import Norm
 
 if TYPE_CHECKING:
     from .linear import RowProducts
 
-EIGHT_BITS = ("int8", "fp8")  # modes in which rows are brought to 8 bits first
 ASKED = 256  # bytes of W that a thread asks for before it waits
-MOST_LANES = 16384  # values of a row that a program holds: 32 per thread of 16 warps
 
 
 @dataclass(frozen=True)
@@ -201,13 +200,23 @@ class Source:
 
     @property
     def eight(self) -> bool:
-        """Whether rows are multiplied in 8 bits."""
-        return self.mode in EIGHT_BITS
+        """Whether rows are multiplied in 8 bits, with a scale each."""
+        return self.mode in ("int8", "fp8")
+
+    @property
+    def micro(self) -> bool:
+        """Whether they are, with a power of two per 32 values."""
+        return self.mode == "mxfp8"
 
     @property
     def inline(self) -> bool:
-        """Whether a program makes the codes of the only row itself."""
-        return self.eight and not any(arg.name == "codes_ptr" for arg in self.args)
+        """Whether a program makes the codes of its few rows itself."""
+        return (self.eight or self.micro) and not self.reads_codes
+
+    @property
+    def reads_codes(self) -> bool:
+        """Whether a kernel before this one made rows codes."""
+        return any(arg.name == "codes_ptr" for arg in self.args)
 
     @property
     def top(self) -> float:
@@ -220,12 +229,17 @@ class Source:
         return min(power_of_two(self.op.step.k), 1024 * self.tile.warps)
 
     @property
+    def micro_words(self) -> int:
+        """Words of powers of two, of a row."""
+        return micro_words(self.op.step.k)
+
+    @property
     def few_at(self) -> str:
         """Where the few rows of x begin, or their codes; the only row, where it is that which becomes codes."""
         slot, across = bool(self.op.experts), "rows[None, None, :]"
         if self.inline:
             return f"x_ptr + {self.slot_x('slot')}" if slot else "x_ptr"
-        if self.eight:
+        if self.reads_codes:
             row = f"{self.slot_row('slot')}.to(tl.int64) * K + {across} * 0" if slot else f"{across} * K"
             return f"codes_ptr{self.as_rows} + {row}"
         return f"x_ptr + {self.slot_x('slot')} + {across} * 0" if slot else f"x_ptr + {across} * {self.op.x.stride}"
@@ -248,7 +262,7 @@ class Source:
     @property
     def as_rows(self) -> str:
         """Makes a pointer to bytes one to the elements of x."""
-        return ".to(tl.pointer_type(tl.float8e4nv))" if self.mode == "fp8" else ""
+        return ".to(tl.pointer_type(tl.float8e4nv))" if self.mode in ("fp8", "mxfp8") else ""
 
     @property
     def in_steps(self) -> bool:
@@ -295,6 +309,11 @@ class Source:
     def k_tail(self) -> bool:
         """Whether a program's elements of a row may."""
         return self.op.step.k % (self.tile.k * (self.tile.warps if self.tile.decode else 1)) != 0
+
+    @property
+    def word_tail(self) -> bool:
+        """Whether its words of powers of two may."""
+        return self.micro_words * MICRO_STEP % self.tile.k != 0
 
     # -- what a kernel asks for while it waits ------------------------------------------------------------------------
 
@@ -409,100 +428,3 @@ class Source:
     def result(self) -> str:
         """The value that is stored."""
         return self._epilogue[1]
-
-
-@dataclass(frozen=True)
-class SortSource:
-    """The slots of a product with experts, sorted into blocks."""
-
-    op: RowProducts[Any]
-    block: int
-    padded: bool  # see Source
-
-    @property
-    def experts(self) -> int:
-        return self.op.experts
-
-    @property
-    def topk(self) -> int:
-        return self.op.topk
-
-    @property
-    def buckets(self) -> int:
-        """A power of two that holds all experts and the slots of none."""
-        return 1 << self.op.experts.bit_length()
-
-    def most_blocks(self, rows: str) -> str:
-        return self.op.most_blocks(self.block, rows)
-
-
-@dataclass(frozen=True)
-class RowsSource:
-    """The rows of a product in 8 bits. mode: "int8" or "fp8"."""
-
-    op: RowProducts[Any]
-    mode: str
-
-    @property
-    def lanes(self) -> int:
-        """Values that are read together: a power of two, a whole row where registers hold it."""
-        return min(power_of_two(self.op.step.k), MOST_LANES)
-
-    @property
-    def warps(self) -> int:
-        """Of a program."""
-        return max(self.lanes // 1024, 4)
-
-    @property
-    def chunks(self) -> int:
-        """In how many pieces a row is read."""
-        return -(-self.op.step.k // self.lanes)
-
-    @property
-    def top(self) -> float:
-        """The largest code."""
-        return largest_code(self.mode)
-
-    @property
-    def as_bits(self) -> str:
-        """Makes codes what is stored."""
-        return ".to(tl.uint8, bitcast=True)" if self.mode == "fp8" else ""
-
-    @property
-    def x_row(self) -> str:
-        """Where a row of x begins."""
-        stride = self.op.x.stride
-        if self.op.x_per_slot:
-            return f"(row // TOPK).to(tl.int64) * {stride} + row % TOPK * K"
-        return f"row.to(tl.int64) * {stride}"
-
-
-def largest_code(mode: str) -> float:
-    """Of int8 and e4m3."""
-    return 127.0 if mode == "int8" else TOP
-
-
-@dataclass(frozen=True)
-class UnpackSource:
-    """A matrix of codes [n, k] whose values are stored in 16 bits, as a table of n rows."""
-
-    op: RowProducts[Any]
-
-    @property
-    def macros(self) -> str:
-        assert self.op.codes is not None
-        return self.op.codes.macros
-
-    @property
-    def layout(self) -> Layout:
-        return self.op.layout
-
-    @property
-    def by_groups(self) -> bool:
-        """Whether the values of a group are made together."""
-        return self.op.codes is not None and self.op.codes.as_values(self.op.step.k)
-
-    @property
-    def table(self) -> dict[str, int]:
-        """The facts of it that the layouts' macros ask of a table."""
-        return {"table_rows": self.op.step.n, "n": self.op.step.k}

@@ -1,22 +1,23 @@
 """Blocks of files (weights/formats/blocks.py), each part in a section of its own, row by row.
 
-Codes are in fields of 2, 4 or 8 bits; what blocks and groups have beside them is as it is. Sections are padded to 64
-bytes.
+Codes are in fields of 2, 4 or 8 bits; what blocks and groups have beside them is as it is, rows of it padded to words
+of 4 bytes. Sections are padded to 64 bytes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
 from ....program.layout import Arrays
+from ....targets import SCALED_LEVEL
+from ....weights.formats.base import Array
 from ....weights.formats.blocks import BlockFormat
 from ....weights.formats.tables import E2M1
 from ...cpu.layouts.elements import round_up
 from ...cpu.layouts.scales import SCALE_TYPES, scale_values, stored_scales
-from .codes import VALUE_STEP, WIDE_SLICE, CodeGroups, Unpacking
+from .codes import WIDE_SLICE, CodeGroups, Rows8, Unpacking
 
 ALIGN = 64
 _FIELDS = {2: 2, 3: 4, 4: 4}  # bits of a code in memory; 8 for others
@@ -26,8 +27,9 @@ _FIELDS = {2: 2, 3: 4, 4: 4}  # bits of a code in memory; 8 for others
 class Beside:
     """What blocks or groups have beside their codes, read in words of 4 bytes, as asynchronous copies take them.
 
-    begin: of its section. item: bytes of each, one for `unit` values of K. words: of a step and row; whole: whether a
-    step of a row has whole words, and so has the row; else the one word is read that holds the item of the step.
+    begin: of its section. item: bytes of each, one for `unit` values of K. words: that a step of a row reads; whole:
+    whether these are all of the step's own. by_group: whether each group of a step reads the word with its item, as
+    blocks do not end where steps do. row_words: from one row to the next.
     """
 
     name: str
@@ -35,8 +37,14 @@ class Beside:
     item: int
     unit: int
     words: int
-    whole: bool
     row_words: int
+    whole: bool = False
+    by_group: bool = False
+
+    @property
+    def per_word(self) -> int:
+        """Values of K that a word is for."""
+        return self.unit * 4 // self.item
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,10 @@ class BlockRows(CodeGroups):
     def group(self) -> int:
         return self.format.group
 
+    def rows8(self, level: int) -> Rows8:
+        """Tensor cores of sm_100 take floats of 4 bits and a power of two per 32 of them as they lie here."""
+        return "mxfp8" if self.format.micro_rows and level // 10 == SCALED_LEVEL // 10 else ""
+
     def misfit(self, n: int, k: int) -> str:
         if k % self.format.size:
             return f"K = {k} is not a multiple of {self.format.size}"
@@ -89,10 +101,20 @@ class BlockRows(CodeGroups):
         found: dict[str, tuple[int, int]] = {}
         start = 0
         for name, array in self.format.arrays((n, k)).items():
-            size = n * k * self.bits // 8 if name == "codes" else prod(array.shape) * array.dtype.itemsize
+            row = k * self.bits // 8 if name == "codes" else self._pitch_of(array, k) * array.dtype.itemsize
+            size = n * row
             found[name] = start, start + size
             start = round_up(start + size, ALIGN)
         return found
+
+    def pitch(self, unit: int, k: int) -> int:
+        """Blocks of `unit` values, or groups, from one row of K to the next: as many as begin whole words."""
+        beside = [array for name, array in self.format.arrays((1, k)).items() if name != "codes"]
+        items = [array.dtype.itemsize for array in beside if array.shape[-1] == k // unit]
+        return round_up(k // unit, max(4 // min(items, default=4), 1))
+
+    def _pitch_of(self, array: Array, k: int) -> int:
+        return self.pitch(k // array.shape[-1], k)
 
     def at(self, part: str, n: int, k: int) -> int:
         """Where a part begins."""
@@ -110,23 +132,24 @@ class BlockRows(CodeGroups):
             stored = self._fields(parts["codes"]) if name == "codes" else parts[name]
             if name in ("scales", "mins"):
                 stored = stored_scales(stored, self.format.scale if name == "scales" else "f16")
-            packed[start:end] = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
+            rows = np.ascontiguousarray(stored).reshape(n, -1).view(np.uint8)
+            packed[start:end].reshape(n, -1)[:, : rows.shape[1]] = rows
         return packed
 
     def unpack_matrix(self, packed: np.ndarray, n: int, k: int) -> dict[str, np.ndarray]:
         found: dict[str, np.ndarray] = {}
         for name, array in self.format.arrays((n, k)).items():
             start, end = self.sections(n, k)[name]
-            raw = packed[start:end]
+            raw = packed[start:end].reshape(n, -1)
             if name == "codes":
-                fields = raw.reshape(-1, 1) >> np.arange(0, 8, self.bits, dtype=np.uint8)
+                fields = raw[:, :, None] >> np.arange(0, 8, self.bits, dtype=np.uint8)
                 found[name] = (fields & np.uint8(2**self.bits - 1)).reshape(n, k)
             elif name in ("scales", "mins"):
                 kind = SCALE_TYPES[self.format.scale if name == "scales" else "f16"]
-                found[name] = scale_values(raw.view(kind)).reshape(array.shape)
+                found[name] = scale_values(raw.view(kind)[:, : array.shape[-1]])
             else:
                 kind = np.int8 if self.format.group_scales == "i8" and name == "group_scales" else np.uint8
-                found[name] = raw.view(kind).reshape(array.shape)
+                found[name] = raw.view(kind)[:, : array.shape[-1]]
         return found
 
     def beside(self, n: int, k: int, step: int) -> tuple[Beside, ...]:
@@ -135,18 +158,18 @@ class BlockRows(CodeGroups):
         for name, array in self.format.arrays((n, k)).items():
             if name == "codes":
                 continue
-            begin, end = self.sections(n, k)[name]
-            count = prod(array.shape) // n  # of a row
-            item, unit = (end - begin) // (n * count), k // count
-            nbytes = item * step // unit
-            whole = nbytes >= 4
-            found.append(Beside(name, begin, item, unit, max(nbytes // 4, 1), whole, item * count // 4))
+            item, unit = array.dtype.itemsize, k // array.shape[-1]
+            per = unit * 4 // item
+            whole, by_group = step % per == 0, bool(step % per and per % step)
+            words = step // per if whole else step // self.group if by_group else 1
+            row_words = item * self._pitch_of(array, k) // 4
+            found.append(Beside(name, self.at(name, n, k), item, unit, words, row_words, whole, by_group))
         return tuple(found)
 
-    def as_values(self, k: int) -> bool:
-        """Where no word of what lies beside lies in two rows."""
-        beside = self.beside(1, k, max(VALUE_STEP, self.group)) if self.unpacking.few else ()
-        return bool(beside) and all(not part.whole or part.item * (k // part.unit) % 4 == 0 for part in beside)
+    @property
+    def as_values(self) -> bool:
+        """Where steps are of whole groups."""
+        return self.unpacking.few
 
     def _fields(self, codes: np.ndarray) -> np.ndarray:
         """Codes next to each other in bytes, from the low bits up."""

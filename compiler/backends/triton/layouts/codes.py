@@ -10,7 +10,7 @@ from ....program.layout import MatrixLayout
 
 WIDE_SLICE = 512  # of K, that a kernel for few rows in float32 takes at a time
 VALUE_STEP = 128  # of K, that a kernel takes at a time which makes values of codes, or a group
-Rows8 = Literal["", "int8", "fp8"]  # of 8 bits, with scales; "": none
+Rows8 = Literal["", "int8", "fp8", "mxfp8"]  # of 8 bits, with scales of rows, or of 32 values (MXFP8); "": none
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,9 @@ class CodeGroups(MatrixLayout):
         """Whether the codes of a group are operands of matrix instructions."""
         return self.span >= 16 and self.span & (self.span - 1) == 0
 
-    def as_values(self, k: int) -> bool:
-        """Whether tiles multiply values of 16 bits, made step by step from rows of K codes."""
+    @property
+    def as_values(self) -> bool:
+        """Whether tiles multiply values of 16 bits, made step by step."""
         return False
 
     @property

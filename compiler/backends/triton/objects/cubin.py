@@ -6,6 +6,7 @@ many bytes. The codes are those that cuobjdump prints (EIATTR_*).
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from .....runtime.format.plan import HIDDEN_POINTERS
 from ...errors import CodegenError
 from ..spec import LaunchSpec
+from .sass import Code, disassemble
 
 _KPARAM_INFO, _REQNTID, _CBANK_PARAM_SIZE = 0x17, 0x10, 0x19
 _SIZED = 4  # the format of attributes whose value follows them
@@ -24,6 +26,7 @@ _TOO_EARLY = frozenset({
     0x180, 0x181, 0x185, 0x186, 0x18A, 0x18B, 0x18C, 0x18D, 0x18E, 0x1A8, 0x1A9, 0x1AE, 0x1B4, 0x1B5, 0x1B6, 0x1BA,
     0x143, 0x144, 0x147, 0x149, 0x14A, 0x14D,
 })  # fmt: skip
+_GLOBAL = re.compile(r"(?:LD|ST|LDG|STG|LDGSTS|ATOM|ATOMG|RED|REDG|UBLK\w*|UTMA\w*|SU\w+|EXIT)(?:\.|$)")  # too early
 _RESERVED_SHARED = 1024  # bytes of a block's shared memory that belong to the driver, from sm_90 on in the section
 
 
@@ -62,7 +65,14 @@ def read_cubin(cubin: bytes) -> CubinFacts:
 
 
 def waits_first(cubin: bytes) -> bool:
-    """Whether a kernel waits for the one before it in all programs, before it touches memory or branches."""
+    """Whether a kernel waits for the one before it in all programs, before it touches global memory or ends.
+
+    Most wait before they branch at all; those that take tensor memory do that first.
+    """
+    return _waits_at_once(cubin) or Code(disassemble(cubin)).always_behind("ACQBULK", _GLOBAL)
+
+
+def _waits_at_once(cubin: bytes) -> bool:
     (name,) = (name for name, _ in _sections(cubin) if name.startswith(".text."))
     code = dict(_sections(cubin))[name][1]
     for at in range(0, len(code), 16):

@@ -7,21 +7,15 @@ per step: barriers, stores to shared memory, local memory, loads that wait, copi
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 
 from ...errors import CodegenError
+from .sass import MATRIX, Code, Line, disassemble
 
-_LINE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;", re.M)
-_LABEL = re.compile(r"^(\.L_\w+):", re.M)
-_MATRIX = re.compile(r"(?:[HIQ]G?MMA|UTC[HQI]MMA)\b")
 BARRIERS = 2  # per step of a product: copies have come, copies may be overwritten
 _NO_RESULT = {"ST", "STG", "STS", "STSM", "STL", "RED", "REDG", "LDGSTS", "BRA", "EXIT", "BAR", "WARPSYNC"}
 _WARP_SHAPES = {"16816": 16 * 8 * 16, "1688": 16 * 8 * 8, "16832": 16 * 8 * 32, "16864": 16 * 8 * 64}
@@ -36,8 +30,9 @@ class MatrixLoop:
     flops: what the instructions of all warps do over what the dots of the source ask for. barriers: of the whole block.
     shared_stores: by warps, of values; copies from global memory are not among them. local: accesses of local memory.
     conversions: of layouts, in Triton's IR. loads: from global memory into registers. copies: asynchronous, from global
-    to shared memory; narrow: of these, those of fewer than 16 bytes. waits_each: whether every product is waited for
-    before the next begins. instructions: all, of one warp. tile: rows and columns of the smallest product.
+    to shared memory; narrow: of these, those of fewer than 16 bytes (8 of floats of 4 bits). waits_each: whether every
+    product is waited for before the next begins. instructions: all, of one warp. tile: rows and columns of the smallest
+    product. scaled: products whose operands matrix units scale block by block.
     """
 
     instruction: str
@@ -53,6 +48,7 @@ class MatrixLoop:
     waits_each: bool
     instructions: int
     tile: tuple[int, int] = (0, 0)
+    scaled: int = 0
 
 
 def matrix_loops(cubin: bytes, ttgir: str, warps: int) -> tuple[MatrixLoop, ...]:
@@ -64,8 +60,8 @@ def matrix_loops(cubin: bytes, ttgir: str, warps: int) -> tuple[MatrixLoop, ...]
     asked = [found for found in asked if found.flops]
     if not asked:
         return ()
-    code = _Code(disassemble(cubin))
-    loops = [loop for loop in code.loops() if any(_MATRIX.match(line.name) for line in loop)]
+    code = Code(disassemble(cubin))
+    loops = [loop for loop in code.loops() if any(MATRIX.match(line.name) for line in loop)]
     unrolled = _overwritten(code.lines, again=False) if len(loops) != len(asked) else set()
     if registers := sorted(unrolled.union(*map(_overwritten, loops))):
         names = ", ".join(f"R{register}" for register in registers[:4])
@@ -75,14 +71,14 @@ def matrix_loops(cubin: bytes, ttgir: str, warps: int) -> tuple[MatrixLoop, ...]
         )
     if len(loops) == len(asked):
         return tuple(_facts(loop, code, source, warps) for loop, source in zip(loops, asked, strict=True))
-    if not any(_MATRIX.match(line.name) for line in code.lines):
+    if not any(MATRIX.match(line.name) for line in code.lines):
         return ()  # of float32
     return (_facts(code.lines, code, _Asked.whole(asked, ttgir, len(loops)), warps),)
 
 
 def longest_loop(cubin: bytes) -> int:
     """How many instructions one warp takes in a step of the longest innermost loop; 0 where there is none."""
-    return max(map(len, _Code(disassemble(cubin)).loops(matrix=False)), default=0)
+    return max(map(len, Code(disassemble(cubin)).loops(matrix=False)), default=0)
 
 
 def loop_faults(entry: str, loops: Sequence[MatrixLoop], level: int = 0) -> tuple[str, ...]:
@@ -107,128 +103,14 @@ def loop_faults(entry: str, loops: Sequence[MatrixLoop], level: int = 0) -> tupl
             found[f"{loop.shared_stores} stores to shared memory per step"] = None
         if loop.loads:
             found[f"{loop.loads} loads per step that are waited for"] = None
-        # tensor memory is written between two, one for each part of W
-        most = BARRIERS + 2 * loop.instruction.startswith("UTC")
+        # tensor memory is written between two, one for each part of W; with scales there are three for each
+        most = BARRIERS + 2 * loop.instruction.startswith("UTC") + max(3 * loop.scaled - 2, 0)
         if loop.barriers > most * loop.steps:
             found[f"{loop.barriers} barriers per step"] = None
     return tuple(found)
 
 
-def disassemble(cubin: bytes) -> str:
-    """The text of nvdisasm, which comes with Triton."""
-    found = importlib.util.find_spec("triton")
-    if found is None or found.origin is None:
-        raise CodegenError("Triton is not installed")
-    tool = Path(found.origin).with_name("backends") / "nvidia" / "bin" / "nvdisasm"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        done = subprocess.run([tool, "-c", file.name], capture_output=True, text=True)
-    if done.returncode:
-        raise CodegenError(f"nvdisasm: {done.stderr.strip()[:300]}")
-    return done.stdout
-
-
-@dataclass(frozen=True)
-class _Line:
-    """One instruction: its predicate, name with modifiers, and the rest."""
-
-    guard: str
-    name: str
-    operands: str
-
-
-class _Code:
-    """The instructions of a kernel and its natural loops."""
-
-    def __init__(self, text: str) -> None:
-        self.lines: list[_Line] = []
-        self._labels: dict[str, int] = {}
-        for line in text.splitlines():
-            if label := _LABEL.match(line):
-                self._labels[label[1]] = len(self.lines)
-            elif found := _LINE.match(line):
-                self.lines.append(_Line(found[1] or "", found[2], found[3]))
-
-    def loops(self, matrix: bool = True) -> list[list[_Line]]:
-        """Natural loops, by their first instruction: with matrix instructions of their own, or else the innermost ones.
-        Of each what is in no loop within it."""
-        starts, successors = self._blocks()
-        ends = [*starts[1:], len(self.lines)]
-        spans = zip(starts, ends, strict=True)
-        has = [any(_MATRIX.match(line.name) for line in self.lines[a:b]) for a, b in spans]
-        bodies: dict[int, set[int]] = {}
-        dominators = _dominators(successors)
-        for block, following in enumerate(successors):
-            for head in following:
-                if head in dominators[block]:
-                    bodies.setdefault(head, {head}).update(_body(head, block, successors))
-        found = [body for _, body in sorted(bodies.items())]
-        own = [body.difference(*(other for other in found if other < body)) for body in found]
-        if matrix:
-            kept = [body for body in own if any(has[b] for b in body)]
-        else:
-            kept = [body for body, mine in zip(found, own, strict=True) if body == mine]
-        return [[line for b in sorted(body) for line in self.lines[starts[b] : ends[b]]] for body in kept]
-
-    def descriptor(self, register: str, user: _Line) -> int:
-        """The constant that a uniform register is given last before it is used; 0 if it is given none."""
-        at = next((i for i, line in enumerate(self.lines) if line is user), 0)
-        for line in reversed(self.lines[:at]):
-            found = re.fullmatch(rf"{register}, (0x[0-9a-f]+)", line.operands)
-            if line.name == "UMOV" and found and int(found[1], 16) >> 16:
-                return int(found[1], 16)
-        return 0
-
-    def _blocks(self) -> tuple[list[int], list[list[int]]]:
-        """Where basic blocks begin, and the blocks that follow each."""
-        leaders = {0, *self._labels.values()}
-        leaders |= {i + 1 for i, line in enumerate(self.lines) if line.name.split(".")[0] in ("BRA", "EXIT")}
-        starts = sorted(i for i in leaders if i < len(self.lines))
-        number = {start: i for i, start in enumerate(starts)}
-        successors: list[list[int]] = []
-        for _, end in zip(starts, [*starts[1:], len(self.lines)], strict=True):
-            last, following = self.lines[end - 1], []
-            branches, ends = last.name.startswith("BRA"), last.name == "EXIT"
-            if branches and (target := re.search(r"`\((\.L_\w+)\)", last.operands)):
-                following.append(number[self._labels[target[1]]])
-            always = not last.guard and not re.match(r"[!~]?U?[PR]", last.operands)
-            if end < len(self.lines) and not ((branches or ends) and always):
-                following.append(number[end])
-            successors.append(following)
-        return starts, successors
-
-
-def _dominators(successors: Sequence[Sequence[int]]) -> list[set[int]]:
-    """Of each block, those that every path to it goes through."""
-    before: list[list[int]] = [[] for _ in successors]
-    for block, following in enumerate(successors):
-        for other in following:
-            before[other].append(block)
-    found = [{0}, *(set(range(len(successors))) for _ in successors[1:])]
-    changed = True
-    while changed:
-        changed = False
-        for block in range(1, len(successors)):
-            paths = [found[other] for other in before[block]]
-            new = {block} | (set.intersection(*paths) if paths else set())
-            changed |= new != found[block]
-            found[block] = new
-    return found
-
-
-def _body(head: int, tail: int, successors: Sequence[Sequence[int]]) -> set[int]:
-    """The blocks from which `tail` is reached without `head`."""
-    body, waiting = {head}, [tail]
-    while waiting:
-        block = waiting.pop()
-        if block not in body:
-            body.add(block)
-            waiting += [other for other, following in enumerate(successors) if block in following]
-    return body
-
-
-def _facts(loop: Sequence[_Line], code: _Code, asked: _Asked, warps: int) -> MatrixLoop:
+def _facts(loop: Sequence[Line], code: Code, asked: _Asked, warps: int) -> MatrixLoop:
     names = Counter(line.name for line in loop if line.guard != "!PT")
     whole = loop is code.lines
 
@@ -237,22 +119,22 @@ def _facts(loop: Sequence[_Line], code: _Code, asked: _Asked, warps: int) -> Mat
 
     commits = count(r"LDGDEPBAR")
     steps = 0 if whole else max(round(commits / asked.commits), 1) if asked.commits else 1
-    matrix = [line for line in loop if _MATRIX.match(line.name)]
+    matrix = [line for line in loop if MATRIX.match(line.name)]
     done = sum(_flops(line, code, warps) for line in matrix)
     return MatrixLoop(
         matrix[0].name.split(".")[0], steps, done / (asked.flops * (steps or 1)),
         count(r"BAR\.(SYNC|RED)|BAR$"), count(r"STS|STSM"), count(r"LDL|STL"), asked.conversions,
-        count(r"LDG(\.|$)"), count(r"LDGSTS"), count(r"LDGSTS(?!.*128)"), asked.waits_each, sum(names.values()),
-        asked.tile,
+        count(r"LDG(\.|$)"), count(r"LDGSTS"), count(rf"LDGSTS(?!.*{asked.widest})"), asked.waits_each,
+        sum(names.values()), asked.tile, asked.scaled,
     )  # fmt: skip
 
 
 def overwritten_registers(text: str) -> set[int]:
     """Registers that the loops of a disassembly write while matrix instructions may still read them."""
-    return set().union(*map(_overwritten, _Code(text).loops()))
+    return set().union(*map(_overwritten, Code(text).loops()))
 
 
-def _overwritten(lines: Sequence[_Line], again: bool = True) -> set[int]:
+def _overwritten(lines: Sequence[Line], again: bool = True) -> set[int]:
     """Registers of a loop that instructions of a warp group may still read as operands when others write them.
 
     Those instructions run on by themselves; WARPGROUP.DEPBAR waits until only so many of the last are left. The loop is
@@ -273,7 +155,7 @@ def _overwritten(lines: Sequence[_Line], again: bool = True) -> set[int]:
     return found
 
 
-def _written(line: _Line) -> set[int]:
+def _written(line: Line) -> set[int]:
     """The registers that an instruction writes, those of one result."""
     kind, *modifiers = line.name.split(".")
     result = re.match(r"R(\d+)", line.operands)
@@ -284,7 +166,7 @@ def _written(line: _Line) -> set[int]:
     return set(range(int(result[1]), int(result[1]) + count))
 
 
-def _flops(line: _Line, code: _Code, warps: int) -> float:
+def _flops(line: Line, code: Code, warps: int) -> float:
     """What one instruction does, of all warps of a block."""
     kind, _, rest = line.name.partition(".")
     if kind.startswith("UTC"):  # issued once; its shape is in a descriptor: N / 8 from bit 17, M / 16 from bit 24
@@ -301,12 +183,17 @@ class _Asked:
     runs; 0 where that is not known before."""
 
     def __init__(self, text: str, trips: int = 0) -> None:
-        shapes = list(map(_dot_shape, re.findall(r"(?:tt\.dot|ttng\.warp_group_dot|ttng\.tc_gen5_mma) .*", text)))
+        shapes = list(
+            map(_dot_shape, re.findall(r"(?:tt\.dot|ttng\.warp_group_dot|ttng\.tc_gen5_mma(?:_scaled)?) .*", text))
+        )
         self.flops = sum(2.0 * prod(shape) for shape in shapes)
         self.tile = min(((rows, columns) for *_, rows, _, columns in shapes), key=prod, default=(0, 0))
         self.trips = trips
         self.commits = text.count("ttg.async_commit_group")
         self.conversions = text.count("ttg.convert_layout")
+        self.scaled = text.count("ttng.tc_gen5_mma_scaled")
+        # 4-bit floats lie 8 bytes apart in shared memory, so that copies of them are of 8 bytes
+        self.widest = "(64|128)" if "= e2m1" in text else "128"
         waits = re.findall(r"warp_group_dot_wait .*?pendings = (\d+)", text)
         self.waits_each = bool(waits) and not any(map(int, waits))
 
@@ -325,7 +212,8 @@ def _dot_shape(line: str) -> list[int]:
     """[.., M, K, N] of a dot, whose operands are the first two shapes of the line's types."""
     types = line.partition(" : ")[2]
     shapes = [list(map(int, dims.rstrip("x").split("x"))) for dims in re.findall(r"<((?:\d+x)+)", types)]
-    return [*shapes[0], shapes[1][-1]]
+    *lead, rows, depth = shapes[0]
+    return [*lead, rows, max(depth, shapes[1][-2]), shapes[1][-1]]  # of packed operands, the other tells K
 
 
 def _loop_texts(ttgir: str) -> Iterable[tuple[str, int]]:

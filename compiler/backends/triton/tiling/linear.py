@@ -32,6 +32,9 @@ ISSUE_PER_SM = 3.8e9  # instructions of a warp per second: four schedulers at 60
 FEW = 8.0  # instructions per value and row of a kernel for few rows in float32, besides those that read the code
 ALONE = 1.35e-9  # seconds between two instructions of a warp that makes values of blocks, each waiting for others
 CROWDED = 1.5  # times longer its instructions take, of all warps of a multiprocessor, than others
+SCALED_STEP = (
+    0.22e-6  # seconds of a step of MXFP4 beside its product: scales brought to the matrix unit, and waited for
+)
 UNPACK = 14.0  # instructions per value where a matrix is unpacked by itself
 REGISTERS = 65536  # of a multiprocessor, 32 bits each
 
@@ -97,12 +100,17 @@ class Product:
     @property
     def item(self) -> int:
         """Bytes of an operand that is multiplied."""
-        return {"wide": 4, "int8": 1, "fp8": 1}.get(self.mode, 2)
+        return 4 if self.mode == "wide" else 1 if self.eight else 2
 
     @property
     def eight(self) -> bool:
         """Whether rows are brought to 8 bits first."""
-        return self.mode in ("int8", "fp8")
+        return self.mode in ("int8", "fp8", "mxfp8")
+
+    @property
+    def micro(self) -> bool:
+        """Whether matrix units scale 32 values at a time."""
+        return self.mode == "mxfp8"
 
     @property
     def blocks(self) -> bool:
@@ -117,7 +125,8 @@ class Product:
     @property
     def few(self) -> bool:
         """Whether the kernel for few rows in float32 runs."""
-        return self.mode in ("wide", "blocks") and self.rows <= 8 and self.codes is not None and self.codes.few
+        most = 8 if not self.micro or self.experts else INLINE
+        return self.mode in ("wide", "blocks", "mxfp8") and self.rows <= most and bool(self.codes and self.codes.few)
 
     @property
     def doubled(self) -> bool:
@@ -164,6 +173,8 @@ class Machine:
 
     def candidates(self, p: Product) -> list[Config]:
         """All tilings worth a try."""
+        if p.micro:
+            return [*(self._few(p) if p.few else []), *self._scaled(p)]
         if p.eight:
             return [*(self._decode(p) if p.rows <= 16 else []), *self._eight(p)]
         unpacked = [{**c, "unpacked": 1} for c in self.candidates(p.dense)] if p.unpacks else []
@@ -277,6 +288,19 @@ class Machine:
         """Whether the sums of a step of 8-bit floats are beside those of all."""
         return p.mode == "fp8" and (sums_of_steps(self.level) or p.blocks)
 
+    def _scaled(self, p: Product) -> list[Config]:
+        """Tiles of MXFP4 and MXFP8, whose instructions take 128 columns."""
+        m = [16, 32, 64, 128] if p.experts else [min(max(p.rows, 16), 128)]
+        m += ([64] if p.rows >= 128 else []) + ([256] if p.rows >= 256 else []) if not p.experts else []
+        return [
+            {"decode": 0, "m": rows, "n": 128, "k": k, "warps": warps, "stages": depth, "splits": split}
+            for rows in m
+            for warps in (4, 8) if rows * p.parts <= 32 * warps
+            for k in (128, 256) if k <= max(p.k, 128)
+            for depth in (3, 4)
+            for split in (1, *(s for s in (2, 4, 8) if -(-p.k // k) >= 4 * s and p.rows <= 1024 and not p.experts))
+        ]  # fmt: skip
+
     def _few(self, p: Product) -> list[Config]:
         """The kernel for few rows in float32."""
         assert p.codes is not None
@@ -344,6 +368,8 @@ class Machine:
             busiest * steps * self._instructions(p, c) / ISSUE_PER_SM,
             waves * (steps / max(c["stages"] - 1, 1) + 1) * LATENCY,
         ]
+        if p.micro:
+            bounds.append(waves * steps * (SCALED_STEP + flops / busiest / steps * sms / (1e12 * peak)))
         if p.mode == "blocks":
             each = self._instructions(p, c)
             bounds.append(waves * steps * each / c["warps"] * ALONE)
@@ -405,6 +431,9 @@ class Machine:
             slower = DEPENDENT * (1 + SECOND_EIGHT * (c["m"] > 8))
             unpack = slower * p.apart.decode_instructions if p.apart else 0.6 if p.eight else 0.08
             return c["warps"] * (per_slice * (unpack + 0.02 * c["m"]) + loads)
+        if p.micro:
+            copies = c["m"] * c["k"] / 16 + p.parts * c["n"] * c["k"] / 16  # of 16 and 8 bytes
+            return 3.5 * copies / 32 + c["warps"] * (60 + 45 * p.parts)
         unpack = p.apart.tile_instructions if p.apart else 0.05
         if self._whole(p, c):  # the scale costs one for two values
             return per_slice * (unpack + 0.5) + c["warps"] * 90 + loads
@@ -418,17 +447,20 @@ class Machine:
         lanes = self.target.warp_size * c["warps"]
         files = REGISTERS * (2 if self.hip else 1)
         if self.level >= 100 and c["n"] >= 64 and c["warps"] >= 4 and not c["decode"]:  # columns of tensor memory
-            columns = p.parts * (c["m"] + (64 if p.apart else 0))
+            columns = p.parts * (c["m"] + (64 if p.apart else 16 if p.micro else 0))
             fit = min(fit, 512 // power_of_two(max(columns, 32)))
         return min(fit, self.target.max_warps // c["warps"], max(int(files / (self.registers(p, c) * lanes)), 1))
 
     def shared_bytes(self, p: Product, c: Config) -> int:
         """Estimated shared memory."""
         slices = c["warps"] if c["decode"] else 1
-        w = p.parts * c["n"] * (p.codes.shared_bytes(c["k"]) if p.codes else c["k"] * p.item) * slices
+        row = p.codes.shared_bytes(c["k"]) if p.codes and not p.micro else c["k"] * p.item
+        w = p.parts * c["n"] * row * slices
         x = c["m"] * c["k"] * p.item * slices
         depth = max(c["stages"] - 1, 1)
-        ahead = not c["decode"] and self.level >= 90 and p.mode != "wide"  # a step that runs keeps its operands
+        ahead = (
+            not c["decode"] and self.level >= 90 and p.mode not in ("wide", "mxfp8")
+        )  # a step that runs keeps its operands
         sums = 4 * p.parts * c["m"] * c["n"] * slices if c["decode"] else (4 if self.hip else 2) * c["m"] * c["n"]
         total = depth * (w + x) + (4096 if p.apart and c["n"] < 16 * c["warps"] else 0)
         if ahead:

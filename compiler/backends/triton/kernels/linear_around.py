@@ -1,0 +1,125 @@
+"""What the templates of kernels around a product are rendered from: those that bring rows to 8 bits, sort the slots of
+experts, and unpack a matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ....program.layout import Layout
+from ....weights.formats.float8 import TOP
+from ..tiling.choice import power_of_two
+
+if TYPE_CHECKING:
+    from .linear import RowProducts
+
+EIGHT_BITS = ("int8", "fp8", "mxfp8")  # modes in which rows are brought to 8 bits first
+MICRO_STEP = 128  # values of MXFP8 whose powers of two lie in a word; rows of these are padded to words
+MOST_LANES = 16384  # values of a row that a program holds: 32 per thread of 16 warps
+
+
+def micro_words(k: int) -> int:
+    """Words of powers of two of a row of K values."""
+    return -(-k // MICRO_STEP)
+
+
+@dataclass(frozen=True)
+class SortSource:
+    """The slots of a product with experts, sorted into blocks."""
+
+    op: RowProducts[Any]
+    block: int
+    padded: bool  # see Source
+
+    @property
+    def experts(self) -> int:
+        return self.op.experts
+
+    @property
+    def topk(self) -> int:
+        return self.op.topk
+
+    @property
+    def buckets(self) -> int:
+        """A power of two that holds all experts and the slots of none."""
+        return 1 << self.op.experts.bit_length()
+
+    def most_blocks(self, rows: str) -> str:
+        return self.op.most_blocks(self.block, rows)
+
+
+@dataclass(frozen=True)
+class RowsSource:
+    """The rows of a product in 8 bits. mode: "int8", "fp8" or "mxfp8"."""
+
+    op: RowProducts[Any]
+    mode: str
+
+    @property
+    def lanes(self) -> int:
+        """Values that are read together: a power of two, a whole row where registers hold it."""
+        return min(max(power_of_two(self.op.step.k), MICRO_STEP), MOST_LANES)
+
+    @property
+    def warps(self) -> int:
+        """Of a program."""
+        return max(self.lanes // 1024, 4)
+
+    @property
+    def chunks(self) -> int:
+        """In how many pieces a row is read."""
+        return -(-self.op.step.k // self.lanes)
+
+    @property
+    def top(self) -> float:
+        """The largest code."""
+        return largest_code(self.mode)
+
+    @property
+    def as_bits(self) -> str:
+        """Makes codes what is stored."""
+        return "" if self.mode == "int8" else ".to(tl.uint8, bitcast=True)"
+
+    @property
+    def words(self) -> int:
+        """Of powers of two, of a row."""
+        return micro_words(self.op.step.k)
+
+    @property
+    def x_row(self) -> str:
+        """Where a row of x begins."""
+        stride = self.op.x.stride
+        if self.op.x_per_slot:
+            return f"(row // TOPK).to(tl.int64) * {stride} + row % TOPK * K"
+        return f"row.to(tl.int64) * {stride}"
+
+
+def largest_code(mode: str) -> float:
+    """Of int8 and e4m3."""
+    return 127.0 if mode == "int8" else TOP
+
+
+@dataclass(frozen=True)
+class UnpackSource:
+    """A matrix of codes [n, k] whose values are stored in 16 bits, as a table of n rows."""
+
+    op: RowProducts[Any]
+
+    @property
+    def macros(self) -> str:
+        assert self.op.codes is not None
+        return self.op.codes.macros
+
+    @property
+    def layout(self) -> Layout:
+        return self.op.layout
+
+    @property
+    def by_groups(self) -> bool:
+        """Whether the values of a group are made together."""
+        return self.op.codes is not None and self.op.codes.as_values
+
+    @property
+    def table(self) -> dict[str, int]:
+        """The facts of it that the layouts' macros ask of a table."""
+        return {"table_rows": self.op.step.n, "n": self.op.step.k}
