@@ -140,10 +140,45 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "seed_oss-bias": (
         "SeedOssConfig", {**GQA, "head_dim": 16, "attention_bias": True, "attention_out_bias": False}, {}
     ),
+    "phimoe": (
+        "PhimoeConfig", {**GQA, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None,
+                         **rope("default")}, {}
+    ),
+    "mpt": ("MptConfig", {"d_model": 64, "n_heads": 4, "n_layers": 2, "expansion_ratio": 4, "max_seq_len": 128,
+                          "vocab_size": 120}, {}),
+    "dbrx": (
+        "DbrxConfig",
+        {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 128, "vocab_size": 120,
+         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2}}, {},
+    ),
+    "llama4": (
+        "Llama4TextConfig",
+        {**GQA, "num_hidden_layers": 4, "head_dim": 16, "intermediate_size_mlp": 80, "num_local_experts": 4,
+         "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "attention_chunk_size": 8, "no_rope_layers": [],
+         "no_rope_layer_interval": 4}, {},
+    ),
     "glm4moe-plain": (
         "Glm4MoeConfig",
         {**SIG, "n_routed_experts": 4, "n_shared_experts": 2, "first_k_dense_replace": 2, "num_hidden_layers": 4,
          "n_group": 1, "topk_group": 1, "use_qk_norm": False, "routed_scaling_factor": 1.6, "norm_topk_prob": False,
          "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0, "partial_rotary_factor": 0.25}}, {},
     ),
+}  # fmt: skip
+READS = {**BASE, "max_position_embeddings": 66, "type_vocab_size": 2}
+ENCODERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "bert": ("BertConfig", READS, {}),
+    "roberta": ("RobertaConfig", {**READS, "type_vocab_size": 1, "pad_token_id": 1, "bos_token_id": 0}, {}),
+    "distilbert": (
+        "DistilBertConfig",
+        {"dim": 64, "hidden_dim": 96, "n_layers": 2, "n_heads": 4, "vocab_size": 120, "max_position_embeddings": 64}, {},
+    ),
+    "modern-bert": (
+        "ModernBertConfig",
+        {**BASE, "num_hidden_layers": 4, "local_attention": 8, "global_attn_every_n_layers": 3,
+         "cls_token_id": 1, "sep_token_id": 2},
+        {"global_attn_every_n_layers": 3, "local_attention": 8, "global_rope_theta": 160000.0,
+         "local_rope_theta": 10000.0},
+    ),
+    "eurobert": ("EuroBertConfig", {**GQA}, {}),
 }  # fmt: skip

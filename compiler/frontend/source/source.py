@@ -81,4 +81,4 @@ def open_source(path: Path, task: str = "generate") -> Source:
         from .onnx.source import OnnxFile  # needs the package onnx, which nothing else here does
 
         return OnnxFile(found.path)
-    return GgufFile(found.path) if is_gguf(found.path) else CheckpointDirectory(found.path, task)
+    return GgufFile(found.path, task) if is_gguf(found.path) else CheckpointDirectory(found.path, task)

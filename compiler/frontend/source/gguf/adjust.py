@@ -136,3 +136,10 @@ def laguna(container: Container, facts: Facts) -> None:
     gate = container.tensors.get("blk.0.attn_gate.weight")
     facts["gating"] = "per-element" if gate is not None and gate.shape[0] != heads else "per-head"
     facts["head_dim"] = key(container, "attention.key_length") or facts["hidden_size"] // heads
+
+
+def bert(container: Container, facts: Facts) -> None:
+    """Encoders of BERT's form; RoBERTa's are written so that positions begin at the first row of their table."""
+    kinds = container.tensors.get("token_types.weight")
+    facts["type_vocab_size"] = kinds.shape[0] if kinds is not None else 1
+    facts["layer_norm_eps"] = key(container, "attention.layer_norm_epsilon") or 1e-12

@@ -100,6 +100,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "apertus": Architecture("apertus", adjust=h.usual),
     "arcee": Architecture("arcee", like="llama"),
     "chatglm": Architecture("glm", adjust=h.usual),
+    "bert": Architecture("bert", adjust=a.bert),
     "cohere2moe": Architecture("cohere2_moe", {"logit_scale": "logit_scale"}, adjust=h.command_moe),
     "dbrx": Architecture("dbrx"),
     "deepseek32": Architecture("deepseek_v32", _INDEX, adjust=a.deepseek),

@@ -12,6 +12,7 @@ from ....errors import TensorError
 from ....weights.handles import Constant, Weight
 from ..conversion import completed
 from ..model import build_meta_model, computed_buffers
+from ..refuse import check_config
 from .config import architecture_of, read_config
 from .rope import rope_factors
 from .split import open_container
@@ -25,10 +26,11 @@ class GgufFile:
 
     layered = True
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, task: str = "generate") -> None:
         self.path = path
         self.container = open_container(path)
         self.config = read_config(self.container)
+        check_config(path, {"model_type": self.config.model_type}, task)
         self._folder = tempfile.TemporaryDirectory(prefix="icc-gguf-")
         self.files = Path(self._folder.name)
         write_files(self.container, self.config, self.files)
@@ -39,6 +41,8 @@ class GgufFile:
         found = weights_of(self.container, model, self.config)
         for name, parameter in model.state_dict().items():
             if name.endswith("_proj.bias") and name not in found:  # of queries, keys and values, and not of the output
+                found[name] = Constant(torch.zeros(parameter.shape))
+            elif name.endswith("token_type_embeddings.weight") and name not in found:  # DistilBERT has none
                 found[name] = Constant(torch.zeros(parameter.shape))
         return completed(model, found, computed)
 

@@ -29,6 +29,7 @@ _SIGMOID = (
     "afmoe", "deepseek_v3", "deepseek_v32", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hy_v3",
     "laguna", "lfm2_moe", "minimax_m2", "nemotron_h", "solar_open", "youtu",
 )  # fmt: skip
+_ENCODERS = ("bert",)
 _EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon")
 _TURNED = ("granite", "granitemoe", "granitemoeshared", "granite_swa", "bamba")  # or not, by `rope.scaling.finetuned`
 # said twice: what the configuration makes of it
@@ -39,7 +40,7 @@ _AGAIN: dict[str, Callable[[Facts], Any]] = {
     "rope.freq_base_swa": lambda config: rope_of(config, "sliding_attention").get("rope_theta"),
     "expert_gating_func": lambda config: 2 if config["model_type"] in _SIGMOID else 1,
     "rope.scaling.finetuned": lambda config: True if config["model_type"] in _TURNED else None,
-    "attention.causal": lambda config: True,
+    "attention.causal": lambda config: config["model_type"] not in _ENCODERS,
     "attention.layer_norm_epsilon": lambda config: _epsilon(config),
     "attention.layer_norm_rms_epsilon": lambda config: _epsilon(config),
     "use_parallel_residual": lambda config: config.get("use_parallel_residual"),
