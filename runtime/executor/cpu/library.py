@@ -60,7 +60,8 @@ class KernelLibrary:
 
     def digest_pieces(self, data: memoryview, size: int, following: c_int64, digests: Array[c_char]) -> None:
         """The BLAKE3 digests (32 bytes each) of pieces of `size` bytes, at most PIECE, from number `following` on,
-        which threads share, as they share the digests; the GIL is released. EngineFormatError of a library that makes none.
+        which threads share, as they share the digests; the GIL is released. EngineFormatError where a library makes
+        none.
         """
         try:
             compute = self._library.icc_blake3
