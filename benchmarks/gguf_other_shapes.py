@@ -142,21 +142,15 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "phimoe": (
         "PhimoeConfig", {**GQA, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None,
-                         **rope("default")}, {}
+                         **rope("default"), "attention_bias": True, "lm_head_bias": True},
+        {"architectures": ["PhiMoEForCausalLM"], "original_max_position_embeddings": 128},
     ),
-    "mpt": ("MptConfig", {"d_model": 64, "n_heads": 4, "n_layers": 2, "expansion_ratio": 4, "max_seq_len": 128,
-                          "vocab_size": 120}, {}),
-    "dbrx": (
-        "DbrxConfig",
-        {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 128, "vocab_size": 120,
-         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
-         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2}}, {},
-    ),
-    "llama4": (
-        "Llama4TextConfig",
-        {**GQA, "num_hidden_layers": 4, "head_dim": 16, "intermediate_size_mlp": 80, "num_local_experts": 4,
-         "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "attention_chunk_size": 8, "no_rope_layers": [],
-         "no_rope_layer_interval": 4}, {},
+    "phimoe-longrope": (
+        "PhimoeConfig",
+        {**GQA, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None,
+         "original_max_position_embeddings": 32,
+         "rope_parameters": {**LONG["rope_parameters"], "short_mscale": 1.18321596, "long_mscale": 1.18321596}},
+        {"architectures": ["PhiMoEForCausalLM"]},
     ),
     "glm4moe-plain": (
         "Glm4MoeConfig",
@@ -171,7 +165,8 @@ ENCODERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "roberta": ("RobertaConfig", {**READS, "type_vocab_size": 1, "pad_token_id": 1, "bos_token_id": 0}, {}),
     "distilbert": (
         "DistilBertConfig",
-        {"dim": 64, "hidden_dim": 96, "n_layers": 2, "n_heads": 4, "vocab_size": 120, "max_position_embeddings": 64}, {},
+        {"dim": 64, "hidden_dim": 96, "n_layers": 2, "n_heads": 4, "vocab_size": 120,
+         "max_position_embeddings": 64}, {},
     ),
     "modern-bert": (
         "ModernBertConfig",
@@ -180,5 +175,4 @@ ENCODERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"global_attn_every_n_layers": 3, "local_attention": 8, "global_rope_theta": 160000.0,
          "local_rope_theta": 10000.0},
     ),
-    "eurobert": ("EuroBertConfig", {**GQA}, {}),
 }  # fmt: skip

@@ -113,6 +113,13 @@ def phi3(container: Container, facts: Facts) -> None:
     long_rope(container, facts)
 
 
+def phimoe(container: Container, facts: Facts) -> None:
+    phi3(container, facts)
+    if (rope := facts.get("rope_parameters")) and rope.get("rope_type") == "longrope":
+        rope |= dict.fromkeys(("short_mscale", "long_mscale"), rope["attention_factor"])
+    facts["lm_head_bias"] = "output.bias" in container.tensors
+
+
 def command_r(container: Container, facts: Facts) -> None:
     facts["use_qk_norm"] = "blk.0.attn_q_norm.weight" in container.tensors
 

@@ -129,6 +129,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "lfm2moe": Architecture("lfm2_moe", adjust=h.kinds("full_attention", "conv")),
     "mellum": Architecture("mellum", adjust=h.usual),
     "minicpm3": Architecture("minicpm3", adjust=h.latent),
+    "modern-bert": Architecture(
+        "modernbert", {"attention.sliding_window": "local_attention", "hidden_activation": "hidden_activation"}
+    ),
     "nemotron_h": Architecture(
         "nemotron_h", like="llama", adjust=h.adjusted(h.mamba2("mamba_", "head_dim"), h.nemotron_h)
     ),
@@ -136,6 +139,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "nemotron_h", like="llama", adjust=h.adjusted(h.mamba2("mamba_", "head_dim"), h.nemotron_h)
     ),
     "olmo": Architecture("olmo", like="llama", adjust=h.usual),
+    "phimoe": Architecture("phimoe", adjust=a.phimoe),
     "qwen35": Architecture("qwen3_5_text", like="gemma2", adjust=h.delta_rule, rows=h.delta_rows),
     "qwen35moe": Architecture("qwen3_5_moe_text", like="gemma2", adjust=h.delta_rule, rows=h.delta_rows),
     "qwen3next": Architecture("qwen3_next", like="gemma2", adjust=h.delta_rule, between=h.interleaved_rows),

@@ -30,7 +30,11 @@ def read_config(container: Container) -> Any:
 
     architecture(container)
     _plausible(container)
-    facts = _facts(container)
+    try:
+        facts = _facts(container)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # which rules ask for
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
+        raise CheckpointError(f"{container.path}: metadata of the architecture lack or are wrong ({reason})") from error
     kind = facts.pop("model_type")
     try:
         config = AutoConfig.for_model(kind, **facts)
@@ -49,6 +53,9 @@ def _plausible(container: Container) -> None:
             raise CheckpointError(
                 f"{container.path}: metadata '{arch}.{name}' is {container.metadata.get(f'{arch}.{name}')}"
             )
+    table, wide = container.tensors.get("token_embd.weight"), container.metadata[f"{arch}.embedding_length"]
+    if table is not None and table.shape[-1] != wide:
+        raise CheckpointError(f"{container.path}: embeddings have {table.shape[-1]} values, {wide} are said")
     layers, ahead = (container.get(f"{arch}.{name}", int, 0) for name in ("block_count", "nextn_predict_layers"))
     if layers > len(container.tensors):
         raise CheckpointError(f"{container.path}: {layers} layers are said to be in {len(container.tensors)} tensors")
@@ -103,7 +110,7 @@ def _facts(container: Container) -> Facts:
     facts, placed = _placed(container, arch, own, fields)
     _complete(container, arch, fields, facts)
     facts |= own.fixed
-    if "layer_types" in fields and "sliding_window" in fields:
+    if "layer_types" in fields and ("sliding_window" in fields or "local_attention" in fields):
         place_windows(container, arch, facts)
     if own.adjust is not None:
         own.adjust(container, facts)

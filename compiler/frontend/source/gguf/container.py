@@ -20,6 +20,7 @@ from ....errors import CheckpointError
 
 MAX_HEADER = 100_000_000
 _MAX_NAME, _MAX_KEY, _MAX_DIMS = 64 * 4, 65535, 4
+_LONGEST = 400  # of what is said about a file, whose names are its own
 _HINT = "the file is damaged: download it again"
 _STRING, _ARRAY = 8, 9
 _SCALARS = {
@@ -183,7 +184,7 @@ class _Reader:
     # bytes
 
     def _error(self, problem: str, hint: str = _HINT) -> CheckpointError:
-        return CheckpointError(f"{self.path}: {problem}", hint)
+        return CheckpointError(f"{self.path}: {problem[:_LONGEST]}", hint)
 
     def _fits(self, count: int, each: int, what: str) -> None:
         """There is room for `count` things of at least `each` bytes."""

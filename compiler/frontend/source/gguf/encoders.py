@@ -12,6 +12,7 @@ from typing import Any
 
 from .container import Container
 
+ENCODERS = ("bert", "modern-bert")
 _SPACE, _CONTROL = "\u2581", 3
 _POOLED = {1: "mean", 2: "cls", 3: "lasttoken"}  # llama.cpp's `llama_pooling_type`
 # ids where a file does not say, as llama.cpp has them
@@ -38,16 +39,19 @@ def wordpiece(container: Container, facts: dict[str, Any]) -> tuple[Any, dict[st
     return made, {option: special[name] for name, option in _NAMES.items()}
 
 
-def around(made: Any, options: dict[str, Any]) -> Any:
+def around(container: Container, tokens: list[str], made: Any) -> Any:
     """The tokens before and behind a text, and between two: [CLS] and [SEP], or the first and the last of RoBERTa."""
     from tokenizers import processors
 
-    first = options.get("cls_token") or options.get("bos_token")
-    last, between = options.get("sep_token") or options.get("eos_token"), 1 if options.get("cls_token") else 2
-    ends = " ".join([str(last)] * between)
+    def one(*names: str) -> str:
+        found = [container.get(f"tokenizer.ggml.{name}_token_id", int) for name in names]
+        numbers = [number for number in found if number is not None and 0 <= number < len(tokens)]
+        return tokens[numbers[0] if numbers else _DEFAULTS[names[0]]]
+
+    first, last = one("cls", "bos"), one("seperator", "eos")
     return processors.TemplateProcessing(
         single=f"{first} $A {last}",
-        pair=f"{first} $A {ends} $B:{2 - between} {last}:{2 - between}",
+        pair=f"{first} $A {last} $B:1 {last}:1",
         special_tokens=[(token, made.token_to_id(token)) for token in (first, last)],
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ....errors import TensorError
+from ....errors import CheckpointError, TensorError
 from ....weights.handles import Constant, Weight
 from ..conversion import completed
 from ..model import build_meta_model, computed_buffers
@@ -38,12 +38,16 @@ class GgufFile:
     def weights(self, model: nn.Module) -> dict[str, Weight]:
         """See Source; blocks stay as they are."""
         computed = self._with_factors(computed_buffers(model))
-        found = weights_of(self.container, model, self.config)
+        try:
+            found = weights_of(self.container, model, self.config)
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:100]
+            raise CheckpointError(f"{self.path}: tensors are of other sizes than the metadata say: {reason}") from error
         for name, parameter in model.state_dict().items():
             if name.endswith("_proj.bias") and name not in found:  # of queries, keys and values, and not of the output
-                found[name] = Constant(torch.zeros(parameter.shape))
+                found[name] = Constant(torch.zeros(()).expand(parameter.shape))
             elif name.endswith("token_type_embeddings.weight") and name not in found:  # DistilBERT has none
-                found[name] = Constant(torch.zeros(parameter.shape))
+                found[name] = Constant(torch.zeros(()).expand(parameter.shape))
         return completed(model, found, computed)
 
     def build(self, written_out: bool, task: str) -> nn.Module:

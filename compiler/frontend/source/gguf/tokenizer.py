@@ -12,7 +12,7 @@ import numpy as np
 from ....errors import CheckpointError, IccError, UnsupportedModel
 from .config import architecture_of, special_token
 from .container import Container
-from .encoders import around, wordpiece, write_pooling
+from .encoders import ENCODERS, around, wordpiece, write_pooling
 from .splits import completed_splits
 
 # what llama.cpp takes for the end of an answer, beside eos_token_id: keys of ids, and tokens by their text
@@ -65,8 +65,8 @@ def _write_tokenizer(container: Container, folder: Path) -> None:
             made, _ = convert_gguf_tokenizer(architecture_of(container), facts)
             made = completed_splits(_without_others(made, len(facts["tokens"])), facts)
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, **options)
-        if architecture_of(container) == "bert":  # whose classes put tokens around a text, which this one does not
-            tokenizer.backend_tokenizer.post_processor = around(tokenizer.backend_tokenizer, options)
+        if architecture_of(container) in ENCODERS:  # whose classes put tokens around a text, which this one does not
+            tokenizer.backend_tokenizer.post_processor = around(container, facts["tokens"], made)
         tokenizer.save_pretrained(folder)
     except IccError:
         raise
@@ -116,7 +116,7 @@ def _check(container: Container, facts: dict[str, Any]) -> None:
     if kind not in (*_NEEDED, *_NOTHING_ELSE):
         raise UnsupportedModel(
             f"{container.path} has a vocabulary of the kind {kind!r} (tokenizer.ggml.model)",
-            f"compile the checkpoint that the file was made of; icc reads {', '.join(sorted((*_NEEDED, *_NOTHING_ELSE)))}",
+            f"compile the checkpoint that it was made of; icc reads {', '.join(sorted((*_NEEDED, *_NOTHING_ELSE)))}",
         )
     fields = {"token_type": np.ndarray, **({_NEEDED[kind][0]: _NEEDED[kind][1]} if kind in _NEEDED else {})}
     for name, wanted in fields.items():

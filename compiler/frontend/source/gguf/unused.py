@@ -20,6 +20,7 @@ SIZES = (
 )  # fmt: skip
 # of no effect on what a text gives: how the file was made, limits, axes of pictures, positions where none are turned
 WORDS = (
+    "classifier.pooling_type",
     "context_length", "tensor_data_layout", "rope.scaling.finetuned", "rope.dimension_sections", "pooling_type",
     "rope.dimension_count", "rope.freq_base",
 )  # fmt: skip
@@ -29,7 +30,7 @@ _SIGMOID = (
     "afmoe", "deepseek_v3", "deepseek_v32", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hy_v3",
     "laguna", "lfm2_moe", "minimax_m2", "nemotron_h", "solar_open", "youtu",
 )  # fmt: skip
-_ENCODERS = ("bert",)
+_ENCODERS = ("bert", "modernbert")
 _EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon")
 _TURNED = ("granite", "granitemoe", "granitemoeshared", "granite_swa", "bamba")  # or not, by `rope.scaling.finetuned`
 # said twice: what the configuration makes of it
@@ -70,7 +71,8 @@ def refuse_unused(container: Container, config: Any) -> None:
         if _equal(value, expected) if expected is not None else name in WORDS or _says_nothing(name, value):
             continue
         raise UnsupportedModel(
-            f"{container.path}: metadata {full!r} is {_short(value)}, which icc's {config.model_type} model has not",
+            f"{container.path}: metadata {_short(repr(full))} is {_short(value)}, which the model that icc takes it for"
+            f" ({config.model_type}) does not have",
             "compile the checkpoint that the file was made of",
         )
 
@@ -87,4 +89,4 @@ def _says_nothing(name: str, value: Any) -> bool:
 
 def _short(value: Any) -> str:
     text = " ".join(str(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= 90 else f"{text[:87]}..."

@@ -11,7 +11,7 @@ from .rope import partly_turned
 _PERIODS = {
     "afmoe": (4, False), "cohere2": (4, False), "cohere2moe": (4, True), "exaone-moe": (4, False),
     "exaone4": (4, False), "gemma2": (2, False), "gemma3": (6, False), "gpt-oss": (2, False), "laguna": (4, True),
-    "mellum": (4, False), "olmo2": (4, False),
+    "mellum": (4, False), "modern-bert": (3, True), "olmo2": (4, False),
 }  # fmt: skip
 _DEFAULTS = {"gemma2": 4096}
 
@@ -35,7 +35,7 @@ def place_windows(container: Container, arch: str, facts: Facts) -> None:
     if isinstance(found, bool) or len(found) < layers:
         raise CheckpointError(f"{container.path}: attention.sliding_window_pattern is not of {layers} layers")
     facts["layer_types"] = ["sliding_attention" if near else "full_attention" for near in found[:layers]]
-    if window:
+    if window and "local_attention" not in facts:
         facts["sliding_window"] = window
 
 
