@@ -77,6 +77,35 @@ def test_tensors_that_no_model_has_are_refused(tmp_path: Path) -> None:
             weights_of(Container(container.path, container.metadata, tensors), model, config)
 
 
+def test_layers_that_guess_are_left_out(tmp_path: Path) -> None:
+    container = as_file("llama", tmp_path)
+    said = {"llama.block_count": 3, "llama.nextn_predict_layers": 1}
+    tensors = {
+        name: Entry(name, container.path, 0, 0, (16,), "f32")
+        for name in ("blk.2.nextn.eh_proj.weight", "blk.2.attn_q.weight", "blk.2.florp.weight")
+    }
+    found = Container(container.path, container.metadata | said, container.tensors | tensors)
+    config = read_config(found)
+    assert config.num_hidden_layers == 2
+    model = build_meta_model(config, False, "generate")
+    assert weights_of(found, model, config).keys() == weights_of(container, model, config).keys()
+    for ahead in (-1, 4):
+        wrong = found.metadata | {"llama.nextn_predict_layers": ahead}
+        with pytest.raises(CheckpointError, match=f"{ahead} of 3 layers are said to guess"):
+            read_config(Container(container.path, wrong, found.tensors))
+
+
+def test_what_rules_ask_for_is_missed_in_words(tmp_path: Path) -> None:
+    container = as_file("qwen3next", tmp_path)
+    container.metadata.pop("qwen3next.ssm.inner_size")
+    with pytest.raises(CheckpointError, match="metadata of the architecture lack or are wrong"):
+        read_config(container)
+    container = as_file("llama", tmp_path)
+    container.metadata["llama.embedding_length"] = 2**27
+    with pytest.raises(CheckpointError, match="embeddings have 64 values, 134217728 are said"):
+        read_config(container)
+
+
 @pytest.mark.parametrize("value", ["none", 0.0, -1.0, float("nan")])
 def test_epsilons_are_numbers(value: Any, tmp_path: Path) -> None:
     container = as_file("llama", tmp_path)
