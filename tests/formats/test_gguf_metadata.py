@@ -26,6 +26,7 @@ BPE: dict[str, Any] = {
 LLAMA: dict[str, Any] = {
     "general.architecture": "llama", "llama.block_count": 1, "llama.embedding_length": 64,
     "llama.attention.head_count": 4, "llama.feed_forward_length": 96, "llama.rope.dimension_count": 16,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
 }  # fmt: skip
 
 
@@ -69,6 +70,8 @@ WRONG_TOKENS: dict[str, tuple[dict[str, Any], str]] = {
     "merges of numbers": ({"merges": np.zeros(3)}, "'tokenizer.ggml.merges' is ndarray"),
     "types of text": ({"token_type": ["a"] * 31}, "'tokenizer.ggml.token_type' is list"),
     "few types": ({"token_type": np.ones(5)}, "token_type has 5 of 31 tokens"),
+    "no kind": ({"model": None}, "has 31 tokens and does not say of what kind"),
+    "plamo": ({"model": "plamo2"}, "a vocabulary of the kind 'plamo2'"),
     "no scores": ({"model": "llama", "merges": None}, "lacks tokenizer.ggml.scores"),
     "few scores": ({"model": "llama", "scores": np.ones(5)}, "scores has 5 of 31 tokens"),
     "flag": ({"add_bos_token": "yes"}, "'tokenizer.ggml.add_bos_token' is str"),
@@ -96,6 +99,7 @@ def test_more_tokens_than_rows(tmp_path: Path) -> None:
 
 WRONG_SIZES: dict[str, tuple[str, Any, type[IccError], str]] = {
     "layers": ("block_count", 10**9, CheckpointError, "1000000000 layers are said to be in 1 tensors"),
+    "epsilon": ("attention.layer_norm_rms_epsilon", None, CheckpointError, "layer_norm_rms_epsilon' is missing"),
     "kind": ("rope.scaling.type", "florp", UnsupportedModel, "rotary scaling of the kind 'florp'"),
     "base": ("rope.freq_base", float("nan"), CheckpointError, r"'llama\.rope\.freq_base' is nan"),
     "factor": ("rope.scaling.factor", float("inf"), CheckpointError, r"'llama\.rope\.scaling\.factor' is inf"),

@@ -61,6 +61,8 @@ def _plausible(container: Container) -> None:
         raise CheckpointError(f"{container.path}: {layers} layers are said to be in {len(container.tensors)} tensors")
     if not 0 <= ahead <= layers:
         raise CheckpointError(f"{container.path}: {ahead} of {layers} layers are said to guess")
+    if not any(container.metadata.get(f"{arch}.{name}") is not None for name in _POSITIVE):
+        raise CheckpointError(f"{container.path}: metadata '{arch}.{_POSITIVE[0]}' is missing")
     for name in _POSITIVE:
         value = container.get(f"{arch}.{name}", (int, float), 1.0)
         if not (isfinite(value) and value >= 0):

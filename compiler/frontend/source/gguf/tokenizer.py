@@ -24,6 +24,7 @@ _END_TEXTS = (
 
 # what makes tokens of text, by the kind of vocabulary
 _NEEDED = {"gpt2": ("merges", list), "llama": ("scores", np.ndarray), "t5": ("scores", np.ndarray)}
+_KIND = "tokenizer.ggml.model is missing: download it again"
 _NOTHING_ELSE = ("bert", "gemma4")
 
 
@@ -35,7 +36,10 @@ def write_files(container: Container, config: Any, folder: Path) -> None:
         f"{k}_token_id": v for k in ("bos", "eos", "pad") if (v := getattr(config, f"{k}_token_id", None)) is not None
     }
     tokens = container.get("tokenizer.ggml.tokens", list)
-    if tokens and container.get("tokenizer.ggml.model", str) not in (None, "no_vocab", "none"):
+    kind = container.get("tokenizer.ggml.model", str)
+    if tokens and kind is None:
+        raise CheckpointError(f"{container.path} has {len(tokens)} tokens and does not say of what kind", _KIND)
+    if tokens and kind not in ("no_vocab", "none"):
         _write_tokenizer(container, folder)
         facts["eos_token_id"] = _ends(container, tokens)
     (folder / "generation_config.json").write_text(json.dumps(facts))
