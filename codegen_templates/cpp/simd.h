@@ -114,11 +114,14 @@ ICC_INLINE uint16_t f16_bits(float f) { return (uint16_t)_cvtss_sh(f, 0); }
 // 8-bit floats of 4 exponent bits, bias 7, and 3 mantissa bits; 0x7f and 0xff are NaN. Shifted into a half they are worth
 // 2^-8 of themselves, subnormals too: the conversion of halves gives those exactly. So loads of sixteen leave 2^8 to do.
 constexpr float E4M3_UNIT = 256.0f;
+ICC_INLINE __m256i finite_e4m3_halves(const uint8_t* p) {
+    const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)), 7);
+    return _mm256_and_si256(shifted, _mm256_set1_epi16((short)0xbfff));
+}
 ICC_INLINE __m256i e4m3_halves(const uint8_t* p) {
     const __m128i x = _mm_loadu_si128((const __m128i*)p), sign = _mm_set1_epi8((char)0x80);
     const __m128i nan = _mm_cmpeq_epi8(_mm_or_si128(x, sign), _mm_set1_epi8(-1));
-    const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(x), 7);
-    return _mm256_or_si256(_mm256_and_si256(shifted, _mm256_set1_epi16((short)0xbfff)), _mm256_cvtepi8_epi16(nan));
+    return _mm256_or_si256(finite_e4m3_halves(p), _mm256_cvtepi8_epi16(nan));
 }
 constexpr float E4M3_TOP = 448.0f;
 ICC_INLINE uint8_t e4m3_bits(float f) {  // to nearest even, at most E4M3_TOP
@@ -142,9 +145,11 @@ ICC_INLINE float e4m3_value(uint8_t c) {
 struct Bf16 { uint16_t h; };
 struct Half { uint16_t h; };
 struct E4m3 { uint8_t h; };
+struct FiniteE4m3 { uint8_t h; };  // of a KV cache, where a scale is NaN instead
 ICC_INLINE VF vload(const Bf16* p) { return load_bf16((const uint16_t*)p); }
 ICC_INLINE VF vload(const Half* p) { return load_f16((const uint16_t*)p); }
 ICC_INLINE VF vload(const E4m3* p) { return halves_to_float(e4m3_halves((const uint8_t*)p)); }  // times 2^-8
+ICC_INLINE VF vload(const FiniteE4m3* p) { return halves_to_float(finite_e4m3_halves((const uint8_t*)p)); }  // the same
 template <class T> ICC_INLINE VF vload_n16(const T* p, int n) {
     T t[16] = {};
     memcpy(t, p, 2 * (size_t)n);
@@ -152,11 +157,13 @@ template <class T> ICC_INLINE VF vload_n16(const T* p, int n) {
 }
 ICC_INLINE VF vload_n(const Bf16* p, int n) { return vload_n16(p, n); }
 ICC_INLINE VF vload_n(const Half* p, int n) { return vload_n16(p, n); }
-ICC_INLINE VF vload_n(const E4m3* p, int n) {
-    E4m3 t[16] = {};
+template <class T> ICC_INLINE VF vload_n8(const T* p, int n) {
+    T t[16] = {};
     memcpy(t, p, (size_t)n);
     return vload(t);
 }
+ICC_INLINE VF vload_n(const E4m3* p, int n) { return vload_n8(p, n); }
+ICC_INLINE VF vload_n(const FiniteE4m3* p, int n) { return vload_n8(p, n); }
 ICC_INLINE void vstore(Bf16* p, VF x) { store_bf16((uint16_t*)p, x); }
 ICC_INLINE void vstore_n(Bf16* p, VF x, int n) {
     Bf16 t[16];

@@ -96,6 +96,15 @@ template <int BITS> ICC_INLINE VI fields(uint64_t x) {
     const __m256i a = _mm256_set1_epi32((int)(uint32_t)x), b = _mm256_set1_epi32((int)(uint32_t)(x >> (8 * BITS)));
     return {_mm256_and_si256(_mm256_srlv_epi32(a, shift), mask), _mm256_and_si256(_mm256_srlv_epi32(b, shift), mask)};
 }
+// The sum of a lane's two products of 16-bit integers.
+ICC_INLINE VI mul_pairs(VI x, VI y) { return {_mm256_madd_epi16(x.a, y.a), _mm256_madd_epi16(x.b, y.b)}; }
+// Sixteen 4-bit fields of two numbers as pairs, times two: 16-bit integers.
+ICC_INLINE VI twice_field_pairs(uint64_t x, uint64_t y) {
+    const __m128i bytes = _mm_unpacklo_epi8(_mm_cvtsi64_si128((int64_t)x), _mm_cvtsi64_si128((int64_t)y));
+    const __m256i pairs = _mm256_cvtepu8_epi16(_mm_shuffle_epi32(bytes, 0xd8)), mask = _mm256_set1_epi16(30);
+    const __m256i low = _mm256_and_si256(_mm256_slli_epi16(pairs, 1), mask), high = _mm256_and_si256(_mm256_srli_epi16(pairs, 3), mask);
+    return {_mm256_unpacklo_epi32(low, high), _mm256_unpackhi_epi32(low, high)};
+}
 ICC_INLINE VI sub16(VI x, VI y) { return {_mm256_sub_epi16(x.a, y.a), _mm256_sub_epi16(x.b, y.b)}; }
 ICC_INLINE VF load_u8(const uint8_t* p) {
     const __m128i x = _mm_loadu_si128((const __m128i*)p);

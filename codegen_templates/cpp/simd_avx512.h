@@ -72,6 +72,15 @@ template <int BITS> ICC_INLINE VI fields(uint64_t x) {
     const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
     return {_mm512_and_si512(_mm512_srlv_epi32(both, shift), _mm512_set1_epi32((1 << BITS) - 1))};
 }
+// The sum of a lane's two products of 16-bit integers.
+ICC_INLINE VI mul_pairs(VI x, VI y) { return {_mm512_madd_epi16(x.v, y.v)}; }
+// Sixteen 4-bit fields of two numbers as pairs, times two: 16-bit integers.
+ICC_INLINE VI twice_field_pairs(uint64_t x, uint64_t y) {
+    const __m128i bytes = _mm_unpacklo_epi8(_mm_cvtsi64_si128((int64_t)x), _mm_cvtsi64_si128((int64_t)y));
+    const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7), shift = _mm512_set1_epi64(3ll << 32 | 31);
+    const __m512i pairs = _mm512_permutexvar_epi32(twice, _mm512_castsi256_si512(_mm256_cvtepu8_epi16(bytes)));
+    return {_mm512_and_si512(_mm512_rorv_epi32(pairs, shift), _mm512_set1_epi32(0x1e001e))};
+}
 ICC_INLINE void store_bf16(uint16_t* p, VF x) {  // as bf16_bits
     const __m512i u = _mm512_castps_si512(x.v), high = _mm512_srli_epi32(u, 16);
     const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
