@@ -16,11 +16,10 @@ class Profile:
 
     layout(format, role): how a weight of a storage format lies in memory for what reads it; raises UnsupportedModel.
     activation: element type of what matrix products and attention read or write; everything else is float32.
-    activation: element type of what matrix products and attention read or write; everything else is float32.
     epilogues: whether products can end in a pointwise body. joins: whether attention itself writes what a step adds to
     the cache, and products end in the norm behind them. by_alignment: whether kernels are made for the alignment of
     their operands. screened_bytes: a head of so many values or more is worth screening, where its layout for that role
-    can. state_chunk: tokens that a recurrence with a matrix as the state takes at once.
+    can. state_chunk: tokens that a recurrence with a matrix as the state takes at once. coding: see `code_rows`.
     """
 
     layout: Callable[[StorageFormat, Role], Layout]
@@ -30,6 +29,7 @@ class Profile:
     joins: bool = False
     screened_bytes: int = 0
     state_chunk: int = 8
+    coding: Callable[[StorageFormat], str] | None = None
 
     def streamed_bytes(self, weight: Weight) -> int:
         """Bytes that a product with all of a weight reads of it."""

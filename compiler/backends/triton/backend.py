@@ -17,11 +17,13 @@ from ...program.profile import Profile
 from ...program.program import Program
 from ...program.steps.base import Step
 from ...targets import Target
+from ...weights.formats.base import StorageFormat
 from ..base import Built
 from ..errors import CodegenError
 from ..values import pack
 from .bounds.addresses import IndexFault
 from .kernels.table import TRITON_KERNELS
+from .layouts.codes import CodeGroups
 from .layouts.registry import LAYOUTS
 from .objects.compile import Compiled, compile_specs
 from .objects.cubin import check_launch
@@ -43,8 +45,13 @@ class TritonBackend:
     def profile(self) -> Profile:
         """Weights row-major, products in the checkpoint's type, float32 elsewhere."""
         return Profile(
-            LAYOUTS.find, activation=self.weights, epilogues=True, by_alignment=True, joins=True, state_chunk=0
-        )
+            LAYOUTS.find, activation=self.weights, epilogues=True, by_alignment=True, joins=True, state_chunk=0,
+            coding=self._coding,
+        )  # fmt: skip
+
+    def _coding(self, form: StorageFormat) -> str:
+        layout = LAYOUTS.find(form, "product")
+        return layout.rows8(self.target.level) if isinstance(layout, CodeGroups) else ""
 
     @property
     def kv_dtype(self) -> str:
