@@ -15,6 +15,7 @@ from ..errors import UnsupportedModel
 from ..graph.graph import LOGIT_ROWS, TOKENS, Graph, type_of
 from ..graph.printer import target_name
 from .builder import Marks, WeightSource, program_buffer, program_weight
+from .coded_rows import code_rows
 from .context import Lowerer, LowerOptions
 from .epilogue import fuse_epilogues
 from .joined_norms import join_norms
@@ -103,6 +104,8 @@ def _program(low: Lowerer, marks: Marks) -> Lowered:
         marks = fuse_epilogues(builder, marks)
     if profile.joins:
         marks = join_norms(builder, marks)
+    if profile.coding is not None:
+        code_rows(builder, profile.coding)
     buffers = builder.live_buffers()
     offsets, arena = plan(buffers)
     kernels, steps = builder.steps(profile.by_alignment)

@@ -20,7 +20,7 @@ class Profile:
     the cache, and products end in the norm behind them. by_alignment: whether kernels are made for the alignment of
     their operands. screened_bytes: a head of so many values or more is worth screening, where its layout for that role
     can. state_chunk: tokens that a recurrence with a matrix as the state takes at once. kv_align: of how many bytes a
-    cached key or value takes a multiple.
+    cached key or value takes a multiple. coding: see `code_rows`.
     """
 
     layout: Callable[[StorageFormat, Role], Layout]
@@ -31,6 +31,7 @@ class Profile:
     screened_bytes: int = 0
     state_chunk: int = 8
     kv_align: int = 1
+    coding: Callable[[StorageFormat], str] | None = None
 
     def streamed_bytes(self, weight: Weight) -> int:
         """Bytes that a product with all of a weight reads of it."""

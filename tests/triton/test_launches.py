@@ -27,7 +27,7 @@ LLAMA_8B = {
     "vocab_size": 128256, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "hidden_act": "silu",
     "dtype": "bfloat16", "tie_word_embeddings": False,
 }  # fmt: skip
-PRODUCTS = 4
+CODED = 2  # products whose rows a kernel of their own brings to 8 bits: those behind no norm
 BUDGET = 5  # q, k and v; attention; its output and the norm; gate and up; down and the norm
 
 
@@ -56,7 +56,7 @@ def check(program: Program, limits: Limits, target: str, more: int = 0) -> None:
 def test_a_layer_stays_within_its_budget(quant: str, tiny: Any, tmp_path: Path) -> None:
     tiny.save_tiny(tiny.tiny_configs()["llama"], tmp_path, "bfloat16")
     engine = build(tmp_path, quant, Limits(max_seq_len=64, max_batch_size=16, max_step_tokens=24))
-    check(engine.program, engine.limits, "h100", PRODUCTS * (quant == "int8"))
+    check(engine.program, engine.limits, "h100", CODED * (quant == "int8"))
 
 
 @pytest.mark.parametrize("quant", soak("none", "rtn4", "fp8", "int8", "nf4"))
@@ -68,4 +68,4 @@ def test_a_layer_of_llama_8b_does(quant: str, tmp_path: Path) -> None:
         # several rows are brought to 8 bits before each of the products
         eight = quant == "int8" or (quant == "fp8" and TARGETS[name].float8)
         unpacked = quant == "nf4" and name == "b200"  # or split in many tiles, which a kernel of its own finishes
-        check(planned.planned.program, planned.planned.limits, name, PRODUCTS * (eight or unpacked))
+        check(planned.planned.program, planned.planned.limits, name, CODED * (eight or unpacked))

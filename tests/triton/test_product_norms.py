@@ -16,6 +16,7 @@ from icc.runtime.format.operands import BufferOperand, WeightOperand
 from interpreting import LIMITS, TUNER, make_kernel, run_kernel
 from paged import DTYPES
 from products import Forced
+from step_making import operand_names
 
 K, N, GAP = 64, 40, 3
 # a tile whose K is split: its last program finishes it, and the last of all tiles normalizes
@@ -52,9 +53,7 @@ def test_the_same_bits(norm: str, rows: int, tuner: Tuner) -> None:
         if kernel.norm is not None and step is not kernel:
             found = {"x": y, "r": given["norm_in.r"], "w": given["norm_in.w"], "bias": given["norm_in.bias"]}
             found |= {"y": given["norm_out.y"], "sum": given["norm_out.sum"]}
-            ins, outs = (
-                [found[name] for name in names] for names in (kernel.norm.step.inputs, kernel.norm.step.outputs)
-            )
+            ins, outs = ([found[name] for name in names] for names in operand_names(kernel.norm.step))
             run_kernel(kernel.norm, ins, outs, shape=shape)
         return {"y": y, **given}
 

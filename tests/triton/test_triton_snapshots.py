@@ -23,9 +23,11 @@ from icc.compiler.backends.triton.plan import kernel_of
 from icc.compiler.backends.triton.spec import LaunchSpec, Shape
 from icc.compiler.backends.triton.tiling.choice import Config, Tuner
 from icc.compiler.ops.body import Body
+from icc.compiler.program.steps.base import CodedRows
 from icc.compiler.program.steps.linear import Columns, Epilogue, Extra
 from icc.compiler.targets import TARGETS
 from icc.runtime.format.manifest import Limits
+from icc.runtime.format.operands import BufferOperand as Buffer
 from icc.runtime.format.plan import Extent
 from paged import cache
 from step_making import make_step, rotary
@@ -391,6 +393,14 @@ POINTS: dict[str, Point] = {
         "embedding",
         {"n": 48, "table_rows": 50, "stored": "q8g16", "strides": {"y": 48}},
         ("i32", "u8", "f32"),
+    ),
+    "norm__add_rms_fp8": Point(
+        "add_rms_norm",
+        {"d": 20, "eps": 1e-5, "coding": "fp8", "coded": CodedRows(Buffer("c", "u8", 20), Buffer("s", "f32", 1))},
+    ),
+    "norm__rms_mxfp8": Point(
+        "rms_norm",
+        {"d": 96, "eps": 1e-5, "coding": "mxfp8", "coded": CodedRows(Buffer("c", "u8", 96), Buffer("s", "i32", 1))},
     ),
     "norm__rms_d20": Point(
         "rms_norm",

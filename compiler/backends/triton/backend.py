@@ -15,12 +15,14 @@ from ...program.profile import Profile
 from ...program.program import Program
 from ...program.steps.base import Step
 from ...targets import Target
+from ...weights.formats.base import StorageFormat
 from ..base import Built
 from ..errors import CodegenError
 from ..values import pack
 from .bounds.addresses import IndexFault
 from .kernels.kv_cache import KV_ALIGN
 from .kernels.table import TRITON_KERNELS
+from .layouts.codes import CodeGroups
 from .layouts.registry import LAYOUTS
 from .objects.compile import Compiled, compile_specs
 from .objects.cubin import check_launch
@@ -43,8 +45,12 @@ class TritonBackend:
         """Weights row-major, products in the checkpoint's type, float32 elsewhere."""
         return Profile(
             LAYOUTS.find, activation=self.weights, epilogues=True, by_alignment=True, joins=True, state_chunk=0,
-            kv_align=KV_ALIGN,
+            kv_align=KV_ALIGN, coding=self._coding,
         )  # fmt: skip
+
+    def _coding(self, form: StorageFormat) -> str:
+        layout = LAYOUTS.find(form, "product")
+        return layout.rows8(self.target.level) if isinstance(layout, CodeGroups) else ""
 
     @property
     def kv_dtype(self) -> str:

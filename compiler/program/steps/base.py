@@ -34,6 +34,17 @@ class QuantizedRows(OperandGroup, frozen=True, tag="quantized"):
     sums: Operand
 
 
+class CodedRows(OperandGroup, frozen=True, tag="coded"):
+    """Rows in 8 bits as matrix units of a GPU take them: codes [K], and their scales, float32 of a row, or powers of
+    two of 32 values each, four to an i32."""
+
+    codes: Operand
+    scales: Operand
+
+
+CODED = ("u8", "i8", "f32", "i32")
+
+
 class Step(format.Step, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="op"):
     """One lowered op. Fields that hold an operand (or several, or none where it is optional) are its operands.
 
@@ -41,6 +52,7 @@ class Step(format.Step, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     """
 
     OUTPUTS: ClassVar[tuple[str, ...]] = ("y",)  # the fields that are written; all other operands are read
+    EXTRA: ClassVar[tuple[str, ...]] = ()  # left out where they are absent: only some back ends have them
     DTYPES: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # element types of operands that are not any float
     rows: Rows = "tokens"
     layer: int = -1
@@ -84,7 +96,8 @@ class Step(format.Step, frozen=True, kw_only=True, forbid_unknown_fields=True, o
 
     def _slots(self, written: bool) -> Iterator[tuple[str, Operand | None]]:
         for name in operand_fields(type(self)):
-            if (name in self.OUTPUTS) == written:
+            absent = name in self.EXTRA and getattr(self, name) is None
+            if (name in self.OUTPUTS) == written and not absent:
                 yield from _flatten(name, getattr(self, name))
 
 

@@ -9,7 +9,7 @@ import msgspec
 from ....runtime.format.operands import Operand
 from ...ops.body import Body
 from ..layout import Stored
-from .base import FLOATS, VALUES, OperandGroup, QuantizedRows, Step, op_name, step_type
+from .base import CODED, FLOATS, VALUES, CodedRows, OperandGroup, QuantizedRows, Step, op_name, step_type
 from .norm import AddLayerNorm, AddRmsNorm, LayerNorm, Norm, RmsNorm
 
 NORMS: tuple[type[Norm], ...] = (RmsNorm, AddRmsNorm, LayerNorm, AddLayerNorm)
@@ -39,7 +39,10 @@ class Epilogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Product(Step, frozen=True, kw_only=True):
     """y = finish(x W^T + bias). stored: how W [.., n, k] lies in memory. extras: other operands of the epilogue."""
 
-    DTYPES: ClassVar = {"x": (*FLOATS, "i8"), "w": (*FLOATS, "u8"), "index": ("i32",), "extras": VALUES}
+    DTYPES: ClassVar = {
+        "x": (*FLOATS, "i8"), "w": (*FLOATS, "u8"), "index": ("i32",), "extras": VALUES,
+        "x_coded": CODED, "norm_out": (*FLOATS, *CODED),
+    }  # fmt: skip
     x: Operand | QuantizedRows
     w: Operand
     bias: Operand | None = None
@@ -78,19 +81,24 @@ class NormOutputs(OperandGroup, frozen=True, tag="norm_outputs"):
 
     y: Operand
     sum: Operand | None = None
+    codes: Operand | None = None
+    scales: Operand | None = None
 
 
 class RowProduct(Product, frozen=True, kw_only=True):
     """Every row with the same matrix. screened: the product gives the logits, of which greedy batches want only the
     largest, and its weight is laid out for that. norm: the op of the norm of its whole rows that comes next, with its
-    eps and operands; "" for none."""
+    eps, coding and operands; "" for none. x_coded: x in 8 bits, where what makes it makes that, too."""
 
     OUTPUTS: ClassVar = ("y", "norm_out")
+    EXTRA: ClassVar = ("x_coded",)
     norm_in: NormInputs | None = None
     norm_out: NormOutputs | None = None
     screened: bool = False
     norm: str = ""
     eps: float = 0.0
+    coding: str = ""
+    x_coded: CodedRows | None = None
 
     @property
     def normed(self) -> Norm | None:
@@ -101,6 +109,8 @@ class RowProduct(Product, frozen=True, kw_only=True):
         operands = {"x": self.y, "r": ins.r, "w": ins.w, "bias": ins.bias, "y": outs.y, "sum": outs.sum}
         [kind] = (kind for kind in NORMS if op_name(kind) == self.norm)
         known = {name: operand for name, operand in operands.items() if name in kind.__struct_fields__}
+        if outs.codes is not None and outs.scales is not None:
+            known |= {"coded": CodedRows(outs.codes, outs.scales), "coding": self.coding}
         return kind(kernel=self.kernel, rows=self.rows, d=self.columns, eps=self.eps, **known)
 
     def widths(self) -> dict[str, int]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ....runtime.format.operands import Operand
-from .base import Step, step_type
+from .base import CODED, CodedRows, Step, step_type
 
 
 class Norm(Step, frozen=True, kw_only=True):
-    """Common to the norms: a row is `groups` vectors of `d`."""
+    """Common to the norms: a row is `groups` vectors of `d`. coding: what y becomes besides, in `coded`, for products
+    of 8 bits: "int8", "fp8" or "mxfp8"; "" for nothing."""
 
+    OUTPUTS: ClassVar = ("y", "sum", "coded")
+    EXTRA: ClassVar = ("coded",)
+    DTYPES: ClassVar = {"coded": CODED}
     d: int
     groups: int = 1
     eps: float
+    coding: str = ""
 
     def widths(self) -> dict[str, int]:
         return {**dict.fromkeys(("x", "r", "y", "sum"), self.d * self.groups), "w": self.d, "bias": self.d}
@@ -26,18 +31,19 @@ class RmsNorm(Norm, frozen=True, kw_only=True, tag="rms_norm"):
     x: Operand
     w: Operand | None = None
     y: Operand
+    coded: CodedRows | None = None
 
 
 @step_type
 class AddRmsNorm(Norm, frozen=True, kw_only=True, tag="add_rms_norm"):
     """sum = x + r; y = rms_norm(sum) w."""
 
-    OUTPUTS: ClassVar = ("y", "sum")
     x: Operand
     r: Operand
     w: Operand | None = None
     y: Operand
     sum: Operand
+    coded: CodedRows | None = None
 
 
 @step_type
@@ -48,16 +54,17 @@ class LayerNorm(Norm, frozen=True, kw_only=True, tag="layer_norm"):
     w: Operand | None = None
     bias: Operand | None = None
     y: Operand
+    coded: CodedRows | None = None
 
 
 @step_type
 class AddLayerNorm(Norm, frozen=True, kw_only=True, tag="add_layer_norm"):
     """sum = x + r; y = layer_norm(sum) w + bias."""
 
-    OUTPUTS: ClassVar = ("y", "sum")
     x: Operand
     r: Operand
     w: Operand | None = None
     bias: Operand | None = None
     y: Operand
     sum: Operand
+    coded: CodedRows | None = None

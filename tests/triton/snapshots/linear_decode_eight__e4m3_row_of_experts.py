@@ -26,6 +26,7 @@ S = tl.constexpr(2)
 SLICE = tl.constexpr(64)
 SLICES = tl.constexpr(1)
 LANES = tl.constexpr(64)
+
 TOP = tl.constexpr(448.0)
 
 

@@ -24,6 +24,7 @@ S = tl.constexpr(2)
 SLICE = tl.constexpr(128)
 SLICES = tl.constexpr(1)
 LANES = tl.constexpr(128)
+
 TOP = tl.constexpr(127.0)
 
 

@@ -5,6 +5,7 @@
 
 K = tl.constexpr(256)
 LANES = tl.constexpr(256)
+
 TOP = tl.constexpr(448.0)
 
 

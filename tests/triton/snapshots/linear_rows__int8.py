@@ -5,6 +5,7 @@
 
 K = tl.constexpr(128)
 LANES = tl.constexpr(128)
+
 TOP = tl.constexpr(127.0)
 
 

@@ -12,6 +12,7 @@ import msgspec
 from .....runtime.format.manifest import Limits
 from .....runtime.format.operands import Operand
 from .....runtime.format.plan import CountersArg, Extent, OperandArg, ScratchArg, Term, extent
+from ....program.coded_rows import micro_words
 from ....program.layout import Layout
 from ....program.steps import linear as steps
 from ....program.steps.base import QuantizedRows
@@ -22,7 +23,7 @@ from ..layouts.registry import LAYOUTS
 from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg
 from ..tiling.choice import Tuner
 from ..tiling.linear import INLINE, Product, pick
-from .linear_around import EIGHT_BITS, RowsSource, SortSource, UnpackSource, micro_words
+from .linear_around import EIGHT_BITS, RowsSource, SortSource, UnpackSource
 from .linear_source import Source, Tiling, epilogue_operands
 from .norm import Norm
 
@@ -30,7 +31,8 @@ LOGIT_ROWS = 64  # beyond decoding, seldom more rows than this are wanted
 _NORMED = 1  # rows that the program of a product that ends last normalizes; more are shared out by a kernel
 _HELD = 64  # elements of a row per thread then
 # the operands of a norm, as those of the product before it
-_NORM = {"x": "y", "r": "norm_in.r", "w": "norm_in.w", "bias": "norm_in.bias", "y": "norm_out.y", "sum": "norm_out.sum"}
+_NORM = {"x": "y", "r": "norm_in.r", "w": "norm_in.w", "bias": "norm_in.bias", "y": "norm_out.y", "sum": "norm_out.sum",
+         "coded.codes": "norm_out.codes", "coded.scales": "norm_out.scales"}  # fmt: skip
 P = TypeVar("P", bound=steps.Product)
 
 
@@ -83,6 +85,15 @@ class RowProducts(StepKernel[P]):
         return LAYOUTS.of(self.step.stored)
 
     @property
+    def coded(self) -> bool:
+        """Whether rows come in 8 bits, too."""
+        return isinstance(self.step, steps.RowProduct) and self.step.x_coded is not None
+
+    def _codes_rows(self, tile: Tiling, shape: Shape, mode: str) -> bool:
+        """Whether a kernel brings rows to 8 bits first."""
+        return mode in EIGHT_BITS and not self.coded and not _inline(tile, shape, mode)
+
+    @property
     def codes(self) -> CodeGroups | None:
         """The same where W has codes."""
         return self.layout if isinstance(self.layout, CodeGroups) else None
@@ -117,7 +128,7 @@ class RowProducts(StepKernel[P]):
         tile, mode = self._tile(shape, tuner), self.mode(tuner.target.level)
         if tile.unpacked:
             return (self._unpack(), *self._dense_launches(tile, tuner, shape))
-        first = (self._rows(mode),) if mode in EIGHT_BITS and not _inline(tile, shape, mode) else ()
+        first = (self._rows(mode),) if self._codes_rows(tile, shape, mode) else ()
         if tile.decode:
             return (*first, self._decode(tile, tuner, shape))
         sort = self._sort(tile, shape) if self.experts else ()
@@ -127,7 +138,7 @@ class RowProducts(StepKernel[P]):
         tile = self._tile(shape, tuner)
         areas = {}
         mode = self.mode(tuner.target.level)
-        if mode in EIGHT_BITS and not _inline(tile, shape, mode):
+        if self._codes_rows(tile, shape, mode):
             rows = shape.max_tokens * (self.topk if self.x_per_slot else 1)
             scales = micro_words(self.step.k) if mode == "mxfp8" else 1
             areas |= {"codes": rows * self.step.k, "scales": 4 * rows * scales}
@@ -159,7 +170,7 @@ class RowProducts(StepKernel[P]):
         operands, s = epilogue_operands(self), self.step
         return Product(
             self.mode(level), self.x.dtype, s.n, s.k, s.columns, len(operands.parts), len(operands.extras), rows,
-            self.codes.unpacking if self.codes else None, self.experts, self.topk,
+            self.codes.unpacking if self.codes else None, self.experts, self.topk, self.coded,
         )  # fmt: skip
 
     def _unpack(self) -> LaunchSpec:
@@ -196,7 +207,8 @@ class RowProducts(StepKernel[P]):
 
     def _decode(self, tile: Tiling, tuner: Tuner, shape: Shape) -> LaunchSpec:
         mode = self.mode(tuner.target.level)
-        args = [*self._read_args("" if _inline(tile, shape, mode) else mode).values(), *self._padding(shape)]
+        inline = not self.coded and _inline(tile, shape, mode)
+        args = [*self._read_args("" if inline else mode).values(), *self._padding(shape)]
         kind = {"blocks": "wide", "mxfp8": "wide", "int8": "eight", "fp8": "eight"}.get(mode, mode)
         columns, name = Extent(-(-self.step.columns // tile.n)), f"decode_{kind}"
         if self.experts:
@@ -219,7 +231,8 @@ class RowProducts(StepKernel[P]):
         args = self._args()
         if mode not in EIGHT_BITS:
             return args
-        return {arg.name: arg for arg in (*_row_scratch(mode), *args.values()) if arg.name != "x_ptr"}
+        given = self.pointers(**{"x_coded.codes": "codes_ptr", "x_coded.scales": "scales_ptr"})
+        return {arg.name: arg for arg in (*(given or _row_scratch(mode)), *args.values()) if arg.name != "x_ptr"}
 
     def _tiles(self, tile: Tiling, shape: Shape) -> int:
         """Of the output, at most."""

@@ -6,21 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ....program.coded_rows import MICRO_STEP, micro_words
 from ....program.layout import Layout
-from ....weights.formats.float8 import TOP
 from ..tiling.choice import power_of_two
 
 if TYPE_CHECKING:
     from .linear import RowProducts
 
 EIGHT_BITS = ("int8", "fp8", "mxfp8")  # modes in which rows are brought to 8 bits first
-MICRO_STEP = 128  # values of MXFP8 whose powers of two lie in a word; rows of these are padded to words
 MOST_LANES = 16384  # values of a row that a program holds: 32 per thread of 16 warps
-
-
-def micro_words(k: int) -> int:
-    """Words of powers of two of a row of K values."""
-    return -(-k // MICRO_STEP)
 
 
 @dataclass(frozen=True)
@@ -71,11 +65,6 @@ class RowsSource:
         return -(-self.op.step.k // self.lanes)
 
     @property
-    def top(self) -> float:
-        """The largest code."""
-        return largest_code(self.mode)
-
-    @property
     def as_bits(self) -> str:
         """Makes codes what is stored."""
         return "" if self.mode == "int8" else ".to(tl.uint8, bitcast=True)"
@@ -92,11 +81,6 @@ class RowsSource:
         if self.op.x_per_slot:
             return f"(row // TOPK).to(tl.int64) * {stride} + row % TOPK * K"
         return f"row.to(tl.int64) * {stride}"
-
-
-def largest_code(mode: str) -> float:
-    """Of int8 and e4m3."""
-    return 127.0 if mode == "int8" else TOP
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ....program.coded_rows import MICRO_STEP, micro_words
 from ....program.layout import Layout
 from ....program.steps.linear import Columns
 from ....weights.formats.float8 import Float8
@@ -13,7 +14,6 @@ from ..spec import Arg
 from ..tiling.choice import Config, power_of_two
 from ..tiling.linear import merges, sums_of_steps, whole_groups
 from .body import Value, translate
-from .linear_around import MICRO_STEP, largest_code, micro_words
 from .norm import Norm
 
 if TYPE_CHECKING:
@@ -217,11 +217,6 @@ class Source:
     def reads_codes(self) -> bool:
         """Whether a kernel before this one made rows codes."""
         return any(arg.name == "codes_ptr" for arg in self.args)
-
-    @property
-    def top(self) -> float:
-        """The largest code."""
-        return largest_code(self.mode)
 
     @property
     def row_lanes(self) -> int:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, extent
+from ....program.coded_rows import MICRO_STEP, micro_words
 from ....program.steps import norm as steps
 from ...render import render
 from ..spec import ONE, LaunchSpec, Shape, StepKernel
@@ -35,12 +36,18 @@ class Norm(StepKernel[steps.Norm]):
         return "bias" in self.step.operands
 
     @property
+    def words(self) -> int:
+        """Of powers of two, of a row."""
+        return micro_words(self.step.d)
+
+    @property
     def block(self) -> int:
-        """The width that one program holds: the next power of two."""
-        return 1 << max(self.step.d - 1, 1).bit_length()
+        """The width that one program holds: the next power of two, of powers of MXFP8 whole words."""
+        return max(1 << max(self.step.d - 1, 1).bit_length(), MICRO_STEP * (self.step.coding == "mxfp8"))
 
     def launches(self, shape: Shape, limits: Limits, tuner: Tuner) -> tuple[LaunchSpec, ...]:
         args = self.pointers(x="x_ptr", r="r_ptr", w="w_ptr", bias="b_ptr", y="y_ptr", sum="sum_ptr")
+        args += self.pointers(**{"coded.codes": "codes_ptr", "coded.scales": "scales_ptr"})
         grid = (extent(self.num_rows), Extent(self.step.groups), ONE)
         warps = min(max(self.block // 512, 1), 16)
         return (LaunchSpec(render(self.template, self, self.step), self.entry, args, grid, num_warps=warps),)

@@ -69,6 +69,7 @@ class Product:
 
     parts: products that one output tile needs. extras: other operands of its epilogue. rows: of x, at most. With
     experts, each row is multiplied with topk of them. codes: how those of W are taken apart; None where it is dense.
+    coded: whether rows come in 8 bits, where they are multiplied so.
     """
 
     mode: str
@@ -82,6 +83,7 @@ class Product:
     codes: Unpacking | None
     experts: int
     topk: int
+    coded: bool = False
 
     @property
     def key(self) -> str:
@@ -89,7 +91,7 @@ class Product:
         weight = self.codes.name if self.codes else "dense"
         experts = f" experts {self.experts}x{self.topk}" if self.experts else ""
         size = f"{self.columns}x{self.parts}x{self.k} extras {self.extras} rows {self.rows}"
-        return f"linear {weight} {self.mode} {self.x_type} {size}{experts}"
+        return f"linear {weight} {self.mode} {self.x_type} {size}{experts}{' coded' * self.coded}"
 
     @property
     def matrix_bytes(self) -> float:
@@ -125,7 +127,7 @@ class Product:
     @property
     def few(self) -> bool:
         """Whether the kernel for few rows in float32 runs."""
-        most = 8 if not self.micro or self.experts else INLINE
+        most = 8 if not self.micro or self.experts else 0 if self.coded else INLINE
         return self.mode in ("wide", "blocks", "mxfp8") and self.rows <= most and bool(self.codes and self.codes.few)
 
     @property
@@ -149,7 +151,7 @@ def pick(product: Product, tuner: Tuner) -> Config:
     rows = next((r for r in ROWS if product.rows <= r), ROWS[-1])
     if product.few:
         rows = power_of_two(product.rows)  # each has sums of its own
-    elif product.eight and product.rows <= INLINE:
+    elif product.eight and not product.coded and product.rows <= INLINE:
         rows = product.rows  # which are not brought to 8 bits by a kernel of their own
     known = replace(product, rows=rows)
     machine = Machine(tuner.target)
@@ -377,9 +379,11 @@ class Machine:
             bounds.append(waves * steps * each / c["warps"] * ALONE)
             bounds[3] *= CROWDED
         extra = LAUNCH + (WARP_SUM * (c["warps"] - 4) * c["m"] / 8 if c["decode"] else 0.0)
-        if p.eight and c["decode"] and p.rows <= INLINE:  # each program looks for the largest value of a row first
+        if not p.eight or p.coded:
+            pass
+        elif c["decode"] and p.rows <= INLINE:  # each program looks for the largest value of a row first
             extra += 2 * LATENCY
-        elif p.eight:  # the kernel that brings rows to 8 bits
+        else:  # the kernel that brings rows to 8 bits
             extra += LAUNCH + LATENCY + 3.0 * p.rows * p.k / (0.85e9 * self.target.bandwidth)
         if c["splits"] > 1:
             sums = 4.0 * c["splits"] * p.parts
