@@ -313,7 +313,8 @@ class Machine:
         return [{"decode": 1, "m": m, "n": n, "k": WIDE_SLICE, "warps": 4, "stages": 2, "splits": 1}]
 
     def _blocks(self, p: Product) -> list[Config]:
-        """Tiles of values of blocks, on matrix units."""
+        """Tiles of values of blocks, on matrix units. On sm_100 of two warps: four would compute 32 columns twice, and
+        wait for each other at 8 barriers a step with more."""
         assert p.codes is not None
         m = [16, 32, 64, 128] if p.experts else [min(max(p.rows, 16), 128)]
         m += [64] if p.rows >= 128 else []
@@ -322,7 +323,7 @@ class Machine:
         return [
             {"decode": 0, "m": rows, "n": n, "k": k, "warps": warps, "stages": depth, "splits": split}
             for rows in m
-            for n, warps in (((32, 2), (64, 2)) if self.level >= 100 else ((32, 4), (64, 4), (128, 8)))
+            for n, warps in (((32, 2),) if self.level >= 100 else ((32, 4), (64, 4), (128, 8)))
             if n >= 64 or p.rows < 64 or warps == 2
             for depth in ((2,) if self.hip else (3, 4))
             for split in splits
