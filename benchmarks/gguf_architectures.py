@@ -22,9 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 from gguf_hybrid_shapes import MODELS as HYBRIDS
+from gguf_other_shapes import ENCODERS
+from gguf_other_shapes import MODELS as OTHERS
 from gguf_shapes import MODELS as DECODERS
 
-MODELS = DECODERS | HYBRIDS
+MODELS = DECODERS | HYBRIDS | OTHERS | ENCODERS
 IDS = [5, 17, 33, 8, 99, 101, 3, 44, 71, 12, 13, 65, 110, 7]
 
 
@@ -38,9 +40,8 @@ def convert(name: str, folder: Path) -> tuple[Any, Path]:
     torch.manual_seed(0)
     ModelBase.no_mtp = True  # layers that guess are none of the model's
     config = getattr(transformers, kind)(**facts)
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    builder = transformers.AutoModel if name in ENCODERS else transformers.AutoModelForCausalLM
+    model = builder.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     for parameter in model.parameters():
         noise = torch.randn_like(parameter)
         parameter.data.copy_(0.08 * noise if parameter.dim() > 1 else parameter.data + 0.1 * noise)
@@ -62,13 +63,16 @@ def convert(name: str, folder: Path) -> tuple[Any, Path]:
 
 
 def difference(model: Any, path: Path) -> float:
-    """Largest difference of logits, over the largest logit."""
+    """Largest difference of logits, or of an encoder's hidden states, over the largest of them."""
     from icc.compiler.frontend.load import load_graph
     from icc.compiler.graph.interpret import interpret
 
     with torch.no_grad():
-        expected = model(input_ids=torch.tensor([IDS]), use_cache=False).logits[0]
-    found = interpret(load_graph(path, 32), IDS)
+        if path.stem in ENCODERS:
+            expected = model(input_ids=torch.tensor([IDS])).last_hidden_state[0]
+        else:
+            expected = model(input_ids=torch.tensor([IDS]), use_cache=False).logits[0]
+    found = interpret(load_graph(path, 32, task="embed" if path.stem in ENCODERS else "generate"), IDS)
     return float((found - expected).abs().max() / expected.abs().max())
 
 
@@ -103,7 +107,7 @@ def main() -> None:
     sys.path[:0] = [str(a.llama_cpp / "gguf-py"), str(a.llama_cpp)]
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    lines, kept = ["| model | difference of logits |", "|---|---|"], {}
+    lines, kept = ["| model | difference of logits, or hidden states |", "|---|---|"], {}
     for name in a.names or MODELS:
         with tempfile.TemporaryDirectory() as folder:
             try:

@@ -79,7 +79,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"layer_types": ["mamba", "mamba", "attention", "mamba"]},
     ),
-    "bamba": ("BambaConfig", {**GQA, **SSM, "num_hidden_layers": 4, "attn_layer_indices": [2]}, {}),
+    "bamba": ("BambaConfig", {**GQA, **SSM, "num_hidden_layers": 4, "attn_layer_indices": [2]}, {"attn_rotary_emb": 8}),
     "falcon-h1": (
         "FalconH1Config",
         {
@@ -303,6 +303,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "num_experts": 4,
             "num_shared_experts": 1,
             "num_dense_layers": 1,
+            "mup_enabled": True,
             "sliding_window": 8,
         },
         {},

@@ -6,7 +6,7 @@ Two tables per target and quantization. Phases: launches of a layer, and the sec
 products beside those in which their bytes are read and their FLOPs are done at the target's peak. Objects: instructions
 of their loops over the FLOPs that were asked for, barriers per step, registers, spills, and the faults of their loops.
 Weights are not read: config.json is enough. A target's part is kept under build/gpu_resources, so that a run which was
-interrupted goes on where it was; what stands above the line "Made by" in OUT is left as it is.
+interrupted goes on where it was; OUT gets all parts that are kept, and what stands above its line "Made by" is left.
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ def object_rows(planned: Planned, compiled: Mapping[str, Compiled], target: Targ
         kernels = ", ".join(row["kernels"])  # type: ignore[arg-type]
         loop = f"{matrix} | {flops:.2f} | {barriers:.1f}" if loops else f"{matrix} | |"
         values = (row["warps"], row["registers"], row["spill_bytes"], row["shared_bytes"], row["occupancy"])
-        faults = "; ".join(row["faults"])  # type: ignore[arg-type]
-        yield f"| {row['object']} | {kernels} | {loop} | {' | '.join(map(str, values))} | {faults} |"
+        yield f"| {row['object']} | {kernels} | {loop} | {' | '.join(map(str, values))} | {row['faults']} |"
 
 
 def measured(name: str, quant: str, model: Path) -> str:
@@ -121,7 +120,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
     KEPT.mkdir(parents=True, exist_ok=True)
-    parts = []
     for quant in a.quants.split(","):
         for name in a.targets.split(","):
             kept = KEPT / f"{name}-{quant}.md"
@@ -130,8 +128,13 @@ def main() -> None:
                     Path(folder, "config.json").write_text(json.dumps(LLAMA_8B))
                     kept.write_text(measured(name, quant, Path(folder)))
                 print(f"{name} {quant}: done", flush=True)
-            parts.append(kept.read_text())
     if a.out:
+        parts = [
+            kept.read_text()
+            for quant in ("rtn4", "none", "fp8", "int8")
+            for name in TARGETS
+            if (kept := KEPT / f"{name}-{quant}.md").is_file()
+        ]
         head = a.out.read_text().partition(MARK)[0] if a.out.is_file() else ""
         made = f"{MARK}: two layers of Llama 8B, {os.cpu_count()} cores, {date.today().isoformat()}\n\n"
         a.out.write_text(head + made + "\n".join(parts))

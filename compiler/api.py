@@ -37,6 +37,7 @@ class CompileFields(TypedDict, total=False):
     gate: tuple[str, ...]
     gate_text: PathLike | None
     kv_cache: str
+    kv_bits: float | None
     state_cache: str
     kv_policy: str
     max_seq_len: int | None

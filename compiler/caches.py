@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..passes.allocation import Allocation, allocate
+from ..passes.quantize.cache_damage import Progress, Sizes, guess_caches, measure_caches
 from ..runtime.format.manifest import Limits
 from .backends.base import Backend
 from .errors import UsageError
@@ -9,8 +14,11 @@ from .graph.graph import Graph
 from .ops import OPS
 from .options import KV_DTYPES, CompileOptions
 from .program.context import LowerOptions
+from .program.lower import lower
 
 _ROUNDED = {OPS[name].overload for name in ("gated_scan", "selective_scan")}  # states that are worth halving
+_PAGED = OPS["paged_attention"].overload
+_NARROW = ("i8", "i4", "i2")  # f8 takes what i8 does, and loses more
 
 
 def lower_options(graph: Graph, options: CompileOptions, backend: Backend, limits: Limits) -> LowerOptions:
@@ -23,3 +31,57 @@ def lower_options(graph: Graph, options: CompileOptions, backend: Backend, limit
         )
     kv_dtype = KV_DTYPES[options.kv_cache] or backend.kv_dtype
     return LowerOptions(kv_dtype, backend.profile, max_seq_len=limits.max_seq_len, state_dtype=options.state_cache)
+
+
+def choose_caches(
+    graph: Graph,
+    lowering: LowerOptions,
+    backend: Backend,
+    bits: float,
+    sequences: Sequence[Sequence[int]],
+    progress: Progress = lambda text, done, total: None,
+) -> tuple[LowerOptions, Allocation]:
+    """The types of the layers' caches for --kv-bits, and what else there was. graph: with paged attention.
+
+    bits: of each number that a sequence of full length keeps, on average, scales and all. sequences: of calibration;
+    without any, layers are taken to be alike. UsageError where nothing is kept, or not even the smallest types fit.
+    """
+    sizes, numbers = _sizes(graph, lowering, backend)
+    if not numbers:
+        raise UsageError("--kv-bits: no layer of the model keeps keys and values", "leave --kv-bits out")
+    budget = int(bits * numbers / 8)
+    least = sum(min(nbytes for _, nbytes in options) for options in sizes.values())
+    if least > budget:
+        most = 8 * least / numbers
+        raise UsageError(f"--kv-bits {bits:g}: the smallest types take {most:.4g}", f"give {most + 0.005:.2f} or more")
+    curves = measure_caches(graph, sizes, sequences, progress) if sequences else guess_caches(sizes)
+    allocation = allocate(curves, budget)
+    chosen = {layer: option.name for layer, option in zip(sizes, allocation.options, strict=True)}
+    return replace(lowering, kv_dtypes=chosen), allocation
+
+
+def _sizes(graph: Graph, lowering: LowerOptions, backend: Backend) -> tuple[Sizes, int]:
+    """Of each layer's cache what its types take of a sequence of full length, in bytes, those that the back end has;
+    and how many numbers all of them are."""
+    layers = _cached_layers(graph)
+    sizes: dict[int, list[tuple[str, int]]] = {layer: [] for layer in layers}
+    numbers = 0
+    for dtype in (lowering.kv_dtype, *_NARROW):
+        lowered = lower(graph, replace(lowering, kv_dtype=dtype))
+        kv = lowered.program.kv
+        if any(map(backend.refusal, lowered.program.kernel_steps.values())):
+            continue
+        for layer in layers:
+            number = lowered.kv_layers[layer]
+            group = kv.groups[kv.group_of(number)]
+            tokens, held = sum(map(len, group.policy.kept(lowering.max_seq_len))), group.layers[number]
+            sizes[layer].append((dtype, -(-group.layer_bytes(number) * tokens // group.block_size)))
+            if dtype == lowering.kv_dtype:
+                numbers += tokens * held.kv_heads * (held.key_dim + (0 if held.shared else held.value_dim))
+    return sizes, numbers
+
+
+def _cached_layers(graph: Graph) -> list[int]:
+    """The numbers of the layers whose keys and values are kept beyond a step, in order."""
+    calls = [node.args for node in graph.nodes if node.target is _PAGED]
+    return list(dict.fromkeys(int(args[10]) for args in calls if not any(args[16:17])))  # type: ignore[arg-type]

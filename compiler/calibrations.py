@@ -23,7 +23,8 @@ from .places import user_cache
 
 # options that no calibration depends on
 _OF_THE_ENGINE = frozenset(
-    "target kv_cache state_cache kv_policy max_batch_size max_step_tokens spec spec_guesses deterministic tune".split()
+    "target kv_cache kv_bits state_cache kv_policy max_batch_size max_step_tokens spec spec_guesses deterministic "
+    "tune".split()
 )
 
 

@@ -18,7 +18,7 @@ from . import measure
 from .backends.base import Backend, Built
 from .backends.errors import CodegenError
 from .backends.registry import backend_for
-from .caches import lower_options
+from .caches import choose_caches, lower_options
 from .calibration import load_calibration
 from .calibrations import Calibrations, open_calibrations
 from .canaries import make_canaries
@@ -75,14 +75,10 @@ class Compilation:
         self.phases = Phases(self.graph, self._context, self.options.dump_passes)
 
     def optimize(self) -> None:
-        """The graph in the form that all later phases expect; CodegenError, for a cache UsageError, where the back end
-        has no kernel: before minutes of quantizing."""
+        """The graph in the form that all later phases expect; CodegenError where the back end has no kernel: before
+        minutes of quantizing."""
         self.phases.run("canonicalize", pipelines.canonicalize())
-        rough = self.graph.copy()
-        for phase in (pipelines.attention(self.options.kv_policy), pipelines.fuse()):
-            run_passes(rough, phase, PassContext())
-        program = lower(rough, self.lowering).program
-        self.backend.check_caches(program.kv)
+        program = lower(self._prepared(), self.lowering).program
         for step in program.kernel_steps.values():
             if reason := self.backend.refusal(step):
                 raise CodegenError(f"{step.op}: {reason}")
@@ -103,9 +99,26 @@ class Compilation:
             self._context.calibrations = self.calibrations.folder
             self.phases.run("quantize", self._quantization(sequences))
 
+    def choose_caches(self) -> None:
+        """The types of the layers' caches that --kv-bits asks for."""
+        if self.options.kv_bits is None:
+            return
+        with self.reporter.stage("caches"):
+            rough, bits = self._prepared(), self.options.kv_bits
+            told = self.reporter.progress
+            found = choose_caches(rough, self.lowering, self.backend, bits, self._calibration(), told)
+            self.lowering, self.phases.caches = found
+
+    def _prepared(self) -> Graph:
+        """The graph as it is now, in the form that is lowered."""
+        rough = self.graph.copy()
+        for phase in (pipelines.attention(self.options.kv_policy), pipelines.fuse()):
+            run_passes(rough, phase, PassContext())
+        return rough
+
     def answers(self) -> Canaries:
         """What the engine must answer on any machine."""
-        kinds = (self.lowering.kv_dtype, self.lowering.state_dtype)
+        kinds = (self.lowering.kv_dtype, *self.lowering.kv_dtypes.values(), self.lowering.state_dtype)
         return make_canaries(self.graph, _tokenizer(self.options), kinds)
 
     def speculate(self, heads: Sequence[MedusaHead]) -> None:

@@ -57,10 +57,11 @@ def show_summary(options: CompileOptions, report: CompileReport, reporter: Repor
     table.add_row("time", f"{sum(reporter.seconds.values()):.1f} s: {times}")
     weights = f"{_mib(report.weight_bytes)}, {report.bits_per_weight:.2f} bits per weight ({options.quant})"
     table.add_row("weights", f"{report.num_parameters / 1e6:.1f} M parameters, {weights}")
-    if report.allocation:
-        counts = Counter(choice["format"] for choice in report.allocation["choices"])
-        chosen = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-        table.add_row("chosen", f"{chosen}; {report.allocation['bytes'] / 1e6:.2f} MB of weights, report.json says why")
+    for found, of in ((report.allocation, "weights"), (report.caches, "KV per sequence of full length")):
+        if found:
+            counts = Counter(choice["format"] for choice in found["choices"])
+            chosen = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+            table.add_row("chosen", f"{chosen}; {found['bytes'] / 1e6:.2f} MB of {of}, report.json says why")
     if report.given:
         table.add_row("as given", given_formats(report.given, find_target(options.target)))
     table.add_row(

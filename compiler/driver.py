@@ -23,6 +23,7 @@ def compile_engine(options: CompileOptions, reporter: Reporter) -> CompileReport
         job.optimize()
     original = job.graph.copy()
     job.quantize()
+    job.choose_caches()
     with reporter.stage("answers"):
         quantized, canaries = job.graph.copy(), job.answers()
     job.speculate(heads)

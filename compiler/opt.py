@@ -85,12 +85,12 @@ def is_text(source: Path) -> bool:
     return b"\0" not in start and not is_onnx(source)
 
 
-def read_graph(source: Path, max_seq_len: int | None = None) -> tuple[Graph, str]:
-    """The graph of a model or a text file, and the passes that the file names."""
+def read_graph(source: Path, max_seq_len: int | None = None, task: str = "generate") -> tuple[Graph, str]:
+    """The graph of a model for a task, or of a text file, and the passes that the file names."""
     if not is_text(source):
         from .frontend.load import load_graph
 
-        return load_graph(source, max_seq_len), ""
+        return load_graph(source, max_seq_len, task=task), ""
     file = GraphFile.parse(source.read_text())
     return parse_graph(file.before), file.passes
 

@@ -58,6 +58,8 @@ class CompileOptions:
     means 128, or fewer where a layer's width demands it. keep: patterns of linears to leave unquantized.
     size, bits: what `quant` "auto" may spend, on all weights as the engine stores them: in bytes, or in bits per
     parameter.
+    kv_bits: what the KV cache may take, in bits per number of a sequence of full length; the types are chosen layer by
+    layer, by what they cost the predictions for the calibration text.
     kv_policy: which tokens attention goes on reading, see eviction.py: all but "all" lose something.
     gate: what the engine, kernels included, may lose against the model that it is made of: "ppl=2%" (perplexity rises
     by at most so much), "kl=0.01" (mean Kullback-Leibler divergence per token, in nats); GateError if it loses more.
@@ -104,6 +106,9 @@ class CompileOptions:
     gate_text: Path | None = setting(None, "UTF-8 text to measure --gate on.", metavar="FILE", unset="a bundled one")
     kv_cache: str = setting(
         "auto", "Numbers of the KV cache.", values=lambda: {name: _KV_SAID.get(name, "") for name in KV_DTYPES}
+    )
+    kv_bits: float | None = setting(
+        None, "Bits per number of the KV cache: for each layer what pays.", unset="as --kv-cache says"
     )
     state_cache: str = setting("f32", "Numbers of recurrent states.", values=lambda: STATE_DTYPES)
     kv_policy: str = setting(
@@ -172,6 +177,7 @@ class CompileOptions:
         check_auto(self.quant, self.size, self.bits)
         if self.quant == "auto":
             self._check_auto()
+        self._check_kv_bits()
         parse_gates(self.gate)
         if self.gate_text is not None and not self.gate:
             raise UsageError("--gate-text is for --gate", "add --gate ppl=2%, or leave --gate-text out")
@@ -212,6 +218,18 @@ class CompileOptions:
             if getattr(self, name) != default:
                 option = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{option} has no meaning with --quant auto", f"leave {option} out")
+
+    def _check_kv_bits(self) -> None:
+        if self.kv_bits is None:
+            return
+        if not 0 < self.kv_bits <= 32:
+            raise UsageError(f"--kv-bits {self.kv_bits:g} is no number of bits", "give 2.6 to 16")
+        if self.kv_cache != "auto":
+            raise UsageError(
+                f"--kv-cache {self.kv_cache} and --kv-bits both say what the KV cache holds", "leave one of them out"
+            )
+        if self.task != "generate":
+            raise UsageError(f"--kv-bits is for texts that go on, and --task {self.task} reads whole ones")
 
     def _check_task(self) -> None:
         if self.pooling is not None:

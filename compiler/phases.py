@@ -47,11 +47,13 @@ class Stage:
 
 class Phases:
     """Runs phases over a graph. `reports` has what the passes did, `stages` the graph as it was traced and after each
-    phase that had passes. dump: where the graph after each pass is written, a folder per phase."""
+    phase that had passes; caches: what --kv-bits has chosen. dump: where the graph after each pass is written, a folder
+    per phase."""
 
     def __init__(self, graph: Graph, context: PassContext, dump: Path | None = None) -> None:
         self._graph, self._context, self._dump = graph, context, dump
         self.reports: list[PassReport] = []
+        self.caches: Allocation | None = None
         self.stages = [stage_of(graph, "trace")]
 
     @property

@@ -52,7 +52,7 @@ class CompileReport:
     """Facts about one compile. Bytes are of packed weights; bits_per_weight is over all parameters. machine: what the
     roofline counts with, GB/s, TFLOP/s and TOP/s. roofline and roofline_layers: by the kind of step. tuned: blocks of
     the CPU products that --tune chose instead of the default. allocation: what --quant auto chose, and what else there
-    was; see Allocation."""
+    was; see Allocation. caches: what --kv-bits chose, likewise; bytes are of a sequence of full length."""
 
     target: str
     quant: str
@@ -76,13 +76,14 @@ class CompileReport:
     tuned: list[str]
     given: dict[str, int] = field(default_factory=dict)
     allocation: dict[str, Any] | None = None
+    caches: dict[str, Any] | None = None
     engine_bytes: int = field(default=0, compare=False)
 
     def to_json(self) -> bytes:
         """report.json."""
         facts = asdict(self)
         facts.pop("engine_bytes")
-        for name in ("given", "allocation"):
+        for name in ("given", "allocation", "caches"):
             if not facts[name]:
                 facts.pop(name)
         return json.dumps(facts, indent=1).encode() + b"\n"
@@ -125,7 +126,8 @@ def make_report(
         speculation=None if program.speculation is None else msgspec.to_builtins(program.speculation),
         tuned=tuned,
         given=_given(graph),
-        allocation=None if phases.allocation is None else phases.allocation.as_json(),
+        allocation=phases.allocation and phases.allocation.as_json(),
+        caches=phases.caches and phases.caches.as_json(),
     )
 
 

@@ -1,4 +1,4 @@
-"""Bits where they pay: of each weight's formats, those whose damage is least while all bytes fit a budget."""
+"""Bits where they pay: of the formats of each weight or cache, those whose damage is least while all bytes fit."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ _UNITS = 4096
 
 @dataclass(frozen=True)
 class Option:
-    """One format of a weight: its bytes in the engine, and the damage, the mean KL divergence per token that it is
-    expected to make. format: None leaves the weight as it is."""
+    """One format of a weight or of a layer's cache, by its name in reports: its bytes, and the damage, the mean KL
+    divergence per token that it is expected to make. format: of a weight; None leaves it as it is."""
 
-    format: StorageFormat | None
+    name: str
     nbytes: int
     damage: float
+    format: StorageFormat | None = None
 
-    @property
-    def name(self) -> str:
-        """As reports show it."""
-        return "as stored" if self.format is None else self.format.name
+    @classmethod
+    def of(cls, form: StorageFormat | None, nbytes: int, damage: float) -> Option:
+        """That of a weight."""
+        return cls("as stored" if form is None else form.name, nbytes, damage, form)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What can become of one weight. sensitivity: damage per unit of output error."""
+    """What can become of one weight, or of a layer's cache. sensitivity: damage per unit of output error."""
 
     name: str
     options: tuple[Option, ...]

@@ -11,7 +11,7 @@ from .format.load import Opening, begin_opening, check_abi, read_manifest
 
 if TYPE_CHECKING:
     from .executor.cuda.driver import Cuda
-    from .format.files import HashPieces
+    from .format.files import DigestPieces
     from .format.manifest import Manifest
     from .options import LoadOptions
 
@@ -28,7 +28,7 @@ def begin(options: LoadOptions) -> Begun:
     manifest = read_manifest(Path(options.path))
     gpu = _open_gpu(manifest)  # before the files are read: a wrong GPU shows at once
     return Begun(
-        begin_opening(options.path, manifest, verify=options.verify, isa=options.isa, load_hasher=_hasher), gpu
+        begin_opening(options.path, manifest, verify=options.verify, isa=options.isa, load_digests=_digests), gpu
     )
 
 
@@ -42,7 +42,7 @@ def _open_gpu(manifest: Manifest) -> Cuda | None:
     return open_device(manifest.target, manifest.gpu)
 
 
-def _hasher(image: bytes, name: str) -> HashPieces:
+def _digests(image: bytes, name: str) -> DigestPieces:
     from .executor.cpu.library import KernelLibrary
 
-    return KernelLibrary(image, name).sha256
+    return KernelLibrary(image, name).digest_pieces

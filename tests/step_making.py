@@ -114,9 +114,11 @@ def quantized_rows(k: int, group: int) -> QuantizedRows:
     return QuantizedRows(codes, *(BufferOperand(name, "f32", k // group) for name in ("scales", "sums")))
 
 
-def cache(kv_heads: int, key_dim: int, value_dim: int, dtype: str, block_size: int, shared: bool = False) -> KVSpec:
+def cache(
+    kv_heads: int, key_dim: int, value_dim: int, dtype: str, block_size: int, shared: bool = False, align: int = 1
+) -> KVSpec:
     """A layer's cache."""
-    return KVSpec(kv_heads, key_dim, value_dim, dtype, block_size, shared)
+    return KVSpec(kv_heads, key_dim, value_dim, dtype, block_size, shared, align=align)
 
 
 def rotary(dim: int, rows: int, style: Any) -> Rotary:

@@ -37,9 +37,10 @@ struct icc_batch {
 
 int32_t icc_abi_version(void);
 
-// digests[p] = SHA-256 of the p-th of `count` pieces of `size` bytes, a multiple of 64, one behind the other in `data`.
-// Needs no handle, and may be called by any number of threads.
-void icc_sha256(const uint8_t* data, int64_t count, int64_t size, uint8_t (*digests)[32]);
+// digests[p] = BLAKE3 of the p-th of the pieces of `piece` bytes, 4 MiB at most, that `size` bytes are; the last may be shorter.
+// Begins with piece *next, and adds one to it for each that it takes: threads that call it with one counter share the work.
+// Needs no handle.
+void icc_blake3(const uint8_t* data, int64_t size, int64_t piece, int64_t* next, uint8_t (*digests)[32]);
 
 // found[r] = the index of the largest of the `width` values of row r, the first of equals; -1 if that is infinite, or one is
 // not a number. Needs no handle.

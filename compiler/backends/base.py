@@ -9,7 +9,6 @@ from typing import Protocol
 
 import numpy as np
 
-from ...runtime.format.kv import KVLayout
 from ...runtime.format.manifest import GpuFacts, Library, Limits
 from ..program.builder import WeightSource
 from ..program.profile import Profile
@@ -47,10 +46,6 @@ class Backend(Protocol):
 
     def refusal(self, step: Step) -> str:
         """Why there is no kernel for a step; "" if there is one."""
-        ...
-
-    def check_caches(self, cache: KVLayout) -> None:
-        """Raise UsageError for a KV cache that there are no kernels for."""
         ...
 
     def scratch_bytes(self, program: Program, limits: Limits) -> int:

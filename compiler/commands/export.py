@@ -10,6 +10,7 @@ import click
 from ...runtime.cli.fields import PATH
 from ...runtime.cli.group import command
 from ..interrupt import ends_at_once
+from ..options import TASKS
 
 
 @command("export")
@@ -19,16 +20,24 @@ from ..interrupt import ends_at_once
 @click.option(
     "--max-seq-len", type=int, show_default="the model's, at most 4096", help="Of a checkpoint's position tables."
 )
+@click.option("--task", type=click.Choice(list(TASKS)), default="generate", show_default=True, help="As of compile.")
 @click.option("--external-data", is_flag=True, help="Weights in FILE.data; always where they are above 256 MiB.")
 @click.option("--force", is_flag=True, help="Replace FILE.")
 def export_command(
-    source: Path, output: Path, passes: str | None, max_seq_len: int | None, external_data: bool, force: bool
+    source: Path,
+    output: Path,
+    passes: str | None,
+    max_seq_len: int | None,
+    task: str,
+    external_data: bool,
+    force: bool,
 ) -> None:
     """Write the graph of a model, or of a text file of `icc opt`, as ONNX: as it is traced, or after PASSES.
 
     The ops are standard ones of opset 23, and MatMulNBits of com.microsoft where a weight has 4 or 8 bits: any runtime
     that has these runs the file, and Netron shows it. It takes input_ids and position_ids [batch, sequence] and gives
-    logits [batch, sequence, vocabulary], without a KV cache.
+    logits [batch, sequence, vocabulary], without a KV cache; with --task embed last_hidden_state [batch, sequence,
+    width], with --task rerank logits [batch, labels].
     """
     from ...passes.registry import check_names, parse_passes
     from ..request import check_export
@@ -41,7 +50,7 @@ def export_command(
         from ..onnx.write import write_model
 
         warnings.filterwarnings("ignore", category=FutureWarning)  # torch's own, about its internals
-        graph, own = opt.read_graph(source, max_seq_len)
+        graph, own = opt.read_graph(source, max_seq_len, task)
         chosen = parse_passes(own if passes is None else passes)
         opt.optimize(graph, chosen)
         for name in opt.uncalibrated(chosen):

@@ -24,7 +24,17 @@ from ..options import CompileOptions
 from ..progress import Reporter
 
 _HELP = "A MODEL, which is a checkpoint directory or a name on the Hugging Face hub, is compiled first, once."
-_OFFERED = ("target", "quant", "quant_head", "kv_cache", "state_cache", "kv_policy", "max_seq_len", "max_batch_size")
+_OFFERED = (
+    "target",
+    "quant",
+    "quant_head",
+    "kv_cache",
+    "kv_bits",
+    "state_cache",
+    "kv_policy",
+    "max_seq_len",
+    "max_batch_size",
+)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ...runtime.cli.group import command
+from ..options import TASKS
 
 SOURCE = click.Path(exists=True, path_type=Path)
 
@@ -21,6 +22,7 @@ SOURCE = click.Path(exists=True, path_type=Path)
 @click.option(
     "--max-seq-len", type=int, show_default="the model's, at most 4096", help="Of a checkpoint's position tables."
 )
+@click.option("--task", type=click.Choice(list(TASKS)), default="generate", show_default=True, help="As of compile.")
 def opt_command(
     source: Path,
     passes: str | None,
@@ -29,6 +31,7 @@ def opt_command(
     explain: str | None,
     modules: bool,
     max_seq_len: int | None,
+    task: str,
 ) -> None:
     """Print the graph of a checkpoint or of a text file after PASSES.
 
@@ -42,7 +45,7 @@ def opt_command(
         check_explainable(explain)
     from .. import opt
 
-    graph, own = opt.read_graph(source, max_seq_len)
+    graph, own = opt.read_graph(source, max_seq_len, task)
     whole = passes is None and bool(own)
     chosen = parse_passes(own if passes is None else passes)
     found = opt.optimize(graph, chosen, check=verify, compare=run)

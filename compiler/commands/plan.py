@@ -15,7 +15,7 @@ from ..interrupt import ends_at_once
 from ..options import CompileOptions
 from ..targets import TARGETS, find_target
 
-_OFFERED = ("task", "quant", "quant_head", "keep", "kv_cache", "state_cache", "kv_policy", "max_step_tokens")
+_OFFERED = ("task", "quant", "quant_head", "keep", "kv_cache", "kv_bits", "state_cache", "kv_policy", "max_step_tokens")
 _LEFT_OUT = [name for name in CompileOptions.__dataclass_fields__ if name not in _OFFERED]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import hashlib
 import json
 import marshal
 import os
@@ -32,6 +31,7 @@ from ...runtime.format.vocabulary import VOCABULARY_FILE
 from ..errors import WriteError
 from ..interrupt import removed_if_interrupted
 from ..program.builder import WeightSource
+from .digests import file_entry, library_digest
 from .vocabulary import compact, lowering, make_vocabulary
 
 Progress = Callable[[str, int, int], None]
@@ -232,10 +232,11 @@ def write_canaries(stage: Path, canaries: Canaries) -> str:
 
 
 def write_manifest(stage: Path, manifest: Manifest) -> Manifest:
-    """engine.json with size and sha256 of every file written before it; what it says."""
+    """engine.json with size and digests of every file written before it; what it says."""
     files: dict[str, FileEntry] = {}
     for path in sorted(p for p in stage.rglob("*") if p.is_file()):
-        files[path.relative_to(stage).as_posix()] = file_entry(path)
+        blake3 = library_digest(stage, manifest.libraries) if path.stat().st_size > PIECE else None
+        files[path.relative_to(stage).as_posix()] = file_entry(path, blake3)
     return seal(stage, msgspec.structs.replace(manifest, files=files))
 
 
@@ -243,14 +244,3 @@ def seal(stage: Path, manifest: Manifest) -> Manifest:
     """engine.json as it is to be."""
     (stage / "engine.json").write_bytes(encode_sealed(manifest))
     return manifest
-
-
-def file_entry(path: Path) -> FileEntry:
-    """Size and digests of one file, read once."""
-    whole, pieces, size = hashlib.sha256(), [], 0
-    with path.open("rb") as file:
-        while piece := file.read(PIECE):
-            whole.update(piece)
-            pieces.append(hashlib.sha256(piece).hexdigest())
-            size += len(piece)
-    return FileEntry(size, whole.hexdigest(), pieces if len(pieces) > 1 else [])

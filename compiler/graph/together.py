@@ -1,7 +1,7 @@
 """The reference interpreter over many sequences at once, node by node, so that every weight is loaded once.
 
-A variant is the model with some of its weights replaced: whatever differs from the model itself is computed beside it,
-from the first replaced weight on. So what each of many weights does to the logits costs much less than as many runs.
+A variant is the model with some calls changed: whatever differs from the model itself is computed beside it, from the
+first changed call on. So what each of many weights does to the logits costs much less than as many runs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from ..weights.handles import Weight
 from .graph import LOGIT_ROWS, Graph, type_of
 from .interpret import as_compute, eager
 
-Variant = Mapping[fx.Node, Weight]
-"""For calls whose argument 1 is a weight, the weight that they read instead."""
+Change = Callable[[list[Any]], list[Any]]
+"""The arguments that a call gets, for those that it would get."""
+Variant = Mapping[fx.Node, Weight | Change]
+"""The calls that are changed; those whose argument 1 is a weight may be given the weight that they read instead."""
 MODEL = -1
 Lane = tuple[int, int]  # the number of a variant, or MODEL, and of a sequence
 _LINEAR = OPS["linear"].overload
@@ -82,11 +84,18 @@ def logits_of(graph: Graph, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
 
 
 class _Weights:
-    """The weights that one call reads, loaded: those of the model, and the one that a variant has instead."""
+    """The weights that one call reads, loaded, and how variants change its arguments."""
 
     def __init__(self, graph: Graph, node: fx.Node, variants: Sequence[Variant]) -> None:
         self.own = {a: as_compute(graph.weight(a).load()) for a in node.all_input_nodes if a.op == "get_attr"}
-        self.other = {v: as_compute(variant[node].load()) for v, variant in enumerate(variants) if node in variant}
+        self.changes = {v: _change(variant[node]) for v, variant in enumerate(variants) if node in variant}
+
+
+def _change(changed: Weight | Change) -> Change:
+    if not isinstance(changed, Weight):
+        return changed
+    loaded = as_compute(changed.load())
+    return lambda args: [args[0], loaded, *args[2:]]
 
 
 def _touched(order: Sequence[fx.Node], variants: Sequence[Variant]) -> dict[fx.Node, list[int]]:
@@ -113,8 +122,8 @@ def _call(
         return known[variant, sequence] if (variant, sequence) in known else known[MODEL, sequence]
 
     args = list(fx.map_arg(tuple(node.args), value))
-    if variant in weights.other:
-        args[1] = weights.other[variant]
+    if variant in weights.changes:
+        args = weights.changes[variant](args)
     return eager(node.target)(*args, **node.kwargs)
 
 

@@ -18,6 +18,7 @@ TYPES: dict[torch.dtype, int] = {
     torch.float64: TensorProto.DOUBLE,
     torch.float16: TensorProto.FLOAT16,
     torch.bfloat16: TensorProto.BFLOAT16,
+    torch.float8_e4m3fn: TensorProto.FLOAT8E4M3FN,
     torch.int64: TensorProto.INT64,
     torch.int32: TensorProto.INT32,
     torch.int8: TensorProto.INT8,

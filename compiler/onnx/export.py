@@ -19,6 +19,7 @@ OPSET = 23  # the first with RMSNormalization
 IR_VERSION = 11
 # Names that transformers and optimum give to inputs and outputs.
 _NAMES = {"token_ids": "input_ids", "positions": "position_ids", HIDDEN: "last_hidden_state"}
+_TYPES_OF_TOKENS = "token_type_ids"
 _ROWS = {LOGIT_ROWS: "rows", DRAFT_ROWS: "draft_rows"}
 
 
@@ -39,6 +40,7 @@ def export_graph(graph: Graph) -> Exported:
     """The graph in ONNX: input_ids and position_ids int64 [batch, sequence], logits float32 [batch, sequence, vocab].
 
     Where the graph takes logit_rows int64 [rows], which count the tokens of the whole batch, logits are [rows, vocab].
+    Of a graph that scores, logits are float32 [batch, labels], and token_type_ids are an input where it knows types.
     Raises ExportError naming the op that cannot be written.
     """
     b, decoded = Builder(), {}
@@ -57,6 +59,9 @@ def export_graph(graph: Graph) -> Exported:
             sequences = sequences or _sequences(b, name)
             with b.at("inputs"):
                 values[node] = b.reshape(name, -1)
+                if name == "input_ids" and graph.token_types:
+                    inputs.append(helper.make_tensor_value_info(_TYPES_OF_TOKENS, TYPES[kind.dtype], axes))
+                    values[node] = _typed(b, values[node], graph.info.vocab_size)
     assert sequences is not None, "a graph takes token ids or positions"
     writer = Writer(graph, b, Weights(b, decoded), sequences, dict(values))
     for node in graph.nodes:
@@ -65,6 +70,12 @@ def export_graph(graph: Graph) -> Exported:
     outputs = [_output(writer, name, node) for name, node in graph.outputs.items()]
     made = helper.make_graph(b.nodes, graph.info.architecture or "icc", inputs, outputs)
     return Exported(made, tuple(b.stored), tuple(sorted(b.domains)), decoded)
+
+
+def _typed(b: Builder, tokens: str, vocabulary: int) -> str:
+    """Token v of type t as t * vocabulary + v."""
+    types = b.reshape(b.unique(_TYPES_OF_TOKENS), -1)
+    return b.add("Add", tokens, b.add("Mul", types, b.constant(vocabulary, torch.int64)))
 
 
 def _sequences(b: Builder, name: str) -> Sequences:
@@ -83,6 +94,9 @@ def _output(w: Writer, name: str, node: fx.Node) -> ValueInfoProto:
         if kind.rows == TOKENS:
             axes = ["batch", "sequence", width]
             value = b.add("Reshape", value, b.add("Concat", w.sequences.shape, b.ints(width), axis=0))
+            if w.graph.picked:  # of a text, not of its tokens
+                name, axes = "logits", ["batch", width]
+                value = b.add("Gather", value, b.constant(-1 if w.graph.picked == "last" else 0, torch.int64), axis=1)
         last = b.add("Identity", value)
     b.nodes[-1].output[0] = name
     assert last != name

@@ -10,10 +10,10 @@ from ..errors import ExportError
 from ..graph.printer import target_name
 from ..handlers import joined
 from ..ops import op_of
-from . import attention_ops, elementwise_ops, product_ops, reduce_ops, shape_ops
+from . import attention_ops, elementwise_ops, product_ops, reduce_ops, scan_ops, shape_ops
 from .writer import Writer
 
-_PARTS = (shape_ops, elementwise_ops, product_ops, reduce_ops, attention_ops)
+_PARTS = (shape_ops, elementwise_ops, product_ops, reduce_ops, attention_ops, scan_ops)
 HANDLERS = joined(*(part.HANDLERS for part in _PARTS))
 
 

@@ -11,7 +11,10 @@ from torch import Tensor
 from ..weights.formats.affine import GroupAffine
 from ..weights.formats.base import Parts, StorageFormat
 from ..weights.formats.blocks import BlockFormat
+from ..weights.formats.channel import ZERO, ChannelInt8
 from ..weights.formats.dense import Dense
+from ..weights.formats.float8 import Float8, e4m3_values
+from ..weights.formats.reduced import ReducedInt8
 from ..weights.handles import Weight
 from .builder import MICROSOFT, TYPES, Builder, Initializer, Stored
 
@@ -29,6 +32,8 @@ class Affine:
         """The format as this, or None for one that is something else."""
         if type(storage) is GroupAffine and storage.bits in (4, 8):
             return Affine(storage.bits, storage.group, None)
+        if type(storage) is ReducedInt8:
+            return Affine(storage.bits, storage.group, ZERO)
         if type(storage) is not BlockFormat or storage.table or storage.mins or storage.power:
             return None
         if storage.group_scales != "none" or storage.bits not in (4, 8):
@@ -102,6 +107,8 @@ class Weights:
         if type(storage) is BlockFormat:
             stored = self._blocks(weight, name, storage)
             return self._of_blocks(weight, storage, {k: take(v) for k, v in stored.items()})
+        if type(storage) in (ChannelInt8, Float8):
+            return self._scaled_rows(weight, name, index)
         if not isinstance(storage, Dense):  # another package's, or a new one: as the values that it stands for
             self._notes[storage.name] = self._notes.get(storage.name, 0) + 1
         held = storage.dtype if isinstance(storage, Dense) and storage.dtype in TYPES else dtype
@@ -147,6 +154,39 @@ class Weights:
             zeros = b.add("Unsqueeze", b.cast(zeros, torch.float32), b.ints(-1))
         scales = b.add("Unsqueeze", stored["scales"], b.ints(-1))
         return _joined(b, b.add("Mul", b.add("Sub", codes, zeros), scales))
+
+    def _scaled_rows(self, weight: Weight, name: str, index: str | None) -> str:
+        """DequantizeLinear of int8 or e4m3 codes with a scale per row, or per block of one.
+
+        Gather does not take e4m3: what is read by rows has codes whose values are looked up.
+        """
+        b, form, (*lead, k) = self._b, weight.storage, weight.shape
+        floats, blocks = type(form) is Float8, form.arrays(weight.shape)["scales"].shape[-1]
+        looked_up = floats and len(lead) > 1
+        kind = torch.uint8 if looked_up else torch.float8_e4m3fn if floats else torch.int8
+        arrays = {"codes": (weight.shape, kind), "scales": ((*lead, blocks), torch.float32)}
+
+        def load() -> list[Tensor]:
+            parts = weight.parts()
+            codes = parts["codes"].contiguous()
+            return [codes.view(kind) if floats else (codes.to(torch.int16) - ZERO).to(kind), parts["scales"]]
+
+        stored = self._store(weight, name, arrays, load)
+        if floats and not looked_up and index is not None:
+            return b.add("Gather", self.value(weight, name), index, axis=0)
+        codes, scales = (v if index is None else b.add("Gather", v, index, axis=0) for v in stored.values())
+        group = form.group or k  # type: ignore[attr-defined]
+        if not looked_up:
+            return b.add("DequantizeLinear", codes, scales, axis=-1, block_size=group)
+
+        def constant(name: str, values: Tensor) -> str:
+            return b.once(name, lambda: b.store(b.unique(f"constant/{name}"), values))
+
+        levels = constant("e4m3", e4m3_values(torch.arange(256, dtype=torch.uint8)))
+        values = b.add("Gather", levels, b.cast(codes, torch.int64), axis=0)
+        if blocks > 1:
+            scales = b.add("Gather", scales, constant(f"block[{k}, {group}]", torch.arange(k) // group), axis=-1)
+        return b.add("Mul", values, scales)
 
     def _blocks(self, weight: Weight, name: str, storage: BlockFormat) -> dict[str, str]:
         """Codes uint8 [..., N, groups, group], two to a byte if they fit; scales, zeros and offsets of groups."""

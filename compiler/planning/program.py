@@ -13,7 +13,7 @@ from ...runtime.format.footprint import Footprint, footprint
 from ...runtime.format.manifest import Limits
 from ..backends.base import Backend
 from ..backends.registry import backend_for
-from ..caches import lower_options
+from ..caches import choose_caches, lower_options
 from ..engine.manifest import make_limits
 from ..eviction import read_eviction
 from ..frontend.load import load_graph
@@ -53,7 +53,10 @@ def plan_program(graph: Graph, kept: tuple[str, ...], options: CompileOptions, t
     """Lower an optimized graph for `target`, as `compile_engine` does; the graph stays as it is."""
     backend = backend_for(target, graph.info.weight_dtype, options.deterministic)
     limits = make_limits(graph, replace(options, target=target.name))
-    program = lower(graph, lower_options(graph, options, backend, limits)).program
+    lowering = lower_options(graph, options, backend, limits)
+    if options.kv_bits is not None:
+        lowering, _ = choose_caches(graph, lowering, backend, options.kv_bits, ())
+    program = lower(graph, lowering).program
     memory = footprint(program, limits, target.backend, backend.scratch_bytes(program, limits))
     return Planned(graph, program, backend, limits, memory, kept)
 

@@ -50,21 +50,22 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     """Write rotated K and V into the pages, unless a layer before has, then attend: two steps, or one for both."""
     q, k = (low.dense(low.placed(n)) for n in node.args[:2])
     v = low.placed(node.args[2])
-    kind = low.options.kv_dtype
+    given = (*node.args[10:], *(0, None, None, 0, None, 0, ALL)[len(node.args) - 16 :])
+    layer, scale, window, chunk, softcap, style, ahead, bias, row_bias, later, key_bias, key_later, policy = given
+    kind = low.options.kv_dtype if ahead else low.options.kv_of(int(layer))  # type: ignore[call-overload]
     shared = _begins(k, v) and node.args[6] is None and (kind not in MIXED or v.shape[1] % MIXED_DIMS == 0)
     v = v if shared else low.dense(v)
     q_cos, q_sin, k_cos, k_sin, sinks, alibi = (low.vector(a) for a in node.args[4:10])
-    given = (*node.args[10:], *(0, None, None, 0, None, 0, ALL)[len(node.args) - 16 :])
-    layer, scale, window, chunk, softcap, style, ahead, bias, row_bias, later, key_bias, key_later, policy = given
     by_row, by_key = (None if rows is None else low.dense(low.placed(rows)) for rows in (row_bias, key_bias))  # type: ignore[arg-type]
     kept = read_eviction(str(policy))
     chooses, front = kept is not None and kept.chooses, 0
     if kept is not None and not chooses:
         window, front = kept.size, kept.beside
-    cached = KVLayer(k.shape[0], k.shape[1], v.shape[1], shared=shared, scored=chooses)
+    align = low.options.profile.kv_align
+    cached = KVLayer(k.shape[0], k.shape[1], v.shape[1], shared=shared, scored=chooses, align=align)
     layer = low.scratch_layer(cached) if ahead else low.kv_layer(int(layer))  # type: ignore[call-overload]
-    low.cache(layer, cached, WITHIN_STEP if ahead else int(window), kept)  # type: ignore[call-overload]
-    kv = KVSpec(k.shape[0], k.shape[1], v.shape[1], kind, low.options.block_size, shared, chooses)
+    low.cache(layer, cached, kind, WITHIN_STEP if ahead else int(window), kept)  # type: ignore[call-overload]
+    kv = KVSpec(k.shape[0], k.shape[1], v.shape[1], kind, low.options.block_size, shared, chooses, align)
 
     def rotary(cos: Any) -> Rotary:
         if cos is None:
@@ -105,8 +106,9 @@ def choose_keys(low: Lowerer, node: fx.Node) -> Placed:
     q, k, w = (low.dense(low.placed(n)) for n in node.args[:3])
     number, count, width = (int(a) for a in node.args[3:])  # type: ignore[call-overload]
     dim, layer = k.shape[1], low.kv_layer(number)
-    low.cache(layer, KVLayer(1, dim, dim, shared=True), 0)
-    kv = KVSpec(1, dim, dim, low.options.kv_dtype, low.options.block_size, shared=True)
+    align = low.options.profile.kv_align
+    low.cache(layer, KVLayer(1, dim, dim, shared=True, align=align), low.options.kv_dtype, 0)
+    kv = KVSpec(1, dim, dim, low.options.kv_dtype, low.options.block_size, shared=True, align=align)
     low.emit(KvWrite(layer=layer, k=k.operand, kv=kv), node)
     out = low.new(node)
     step = ChooseKeys(

@@ -59,6 +59,7 @@ class Cached:
     (WITHIN_STEP); or what a policy keeps."""
 
     layer: KVLayer
+    dtype: str
     window: int
     policy: Eviction | None = None
 

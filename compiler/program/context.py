@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -37,13 +38,19 @@ WITHIN_STEP = -1  # the window of a KV layer that is written and read in the sam
 @dataclass(frozen=True)
 class LowerOptions:
     """What the program must know of the deployment and the backend. max_seq_len: 0 if it is not known. state_dtype:
-    "bf16" for recurrent states of matrices and of vectors per channel that are kept so; others stay float32."""
+    "bf16" for recurrent states of matrices and of vectors per channel that are kept so; others stay float32. kv_dtypes:
+    of layers, by their numbers in the graph, whose cache has another type than kv_dtype."""
 
     kv_dtype: str
     profile: Profile
     block_size: int = 32
     max_seq_len: int = 0
     state_dtype: str = "f32"
+    kv_dtypes: Mapping[int, str] = field(default_factory=dict)
+
+    def kv_of(self, layer: int) -> str:
+        """The type of a layer's cache, by the layer's number in the graph."""
+        return self.kv_dtypes.get(layer, self.kv_dtype)
 
 
 @dataclass(frozen=True)
@@ -154,6 +161,11 @@ class Lowerer:
         """The number of a graph's attention layer in the program: without gaps where passes removed one."""
         return self._kv_layers.setdefault(layer, len(self._kv_layers))
 
+    @property
+    def kv_layers(self) -> dict[int, int]:
+        """Those numbers, by the graph's."""
+        return {layer: number for layer, number in self._kv_layers.items() if isinstance(layer, int)}
+
     def first_of(self, layer: int) -> bool:
         """Whether a KV layer is met for the first time."""
         known = layer in self._written
@@ -164,11 +176,11 @@ class Lowerer:
         """The number of the KV layer of attention that keeps nothing: one for all layers of the same shape."""
         return self._kv_layers.setdefault(shape, len(self._kv_layers))
 
-    def cache(self, layer: int, shape: KVLayer, window: int, policy: Eviction | None = None) -> None:
+    def cache(self, layer: int, shape: KVLayer, dtype: str, window: int, policy: Eviction | None = None) -> None:
         """What a KV layer holds of a token, and how much is read of it, see Cached; several may read it."""
-        before = self.builder.kv_layers.get(layer, Cached(shape, window, policy))
+        before = self.builder.kv_layers.get(layer, Cached(shape, dtype, window, policy))
         longest = max(window, before.window) if window and before.window else 0
-        self.builder.kv_layers[layer] = Cached(shape, longest, policy or before.policy)
+        self.builder.kv_layers[layer] = Cached(shape, dtype, longest, policy or before.policy)
 
     # weights
 

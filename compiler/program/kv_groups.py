@@ -1,4 +1,4 @@
-"""Which KV layers form a group: those of which the same positions are read, and those with a recurrent state."""
+"""Which KV layers form a group: of one type those whose same positions are read, and those with a recurrent state."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ CHECKPOINTS = 2  # states per sequence of a full batch that prefixes are found b
 
 def group_layers(layers: Mapping[int, Cached], options: LowerOptions) -> KVLayout:
     """layers: by number. A window that no sequence is longer than is none."""
-    kinds: dict[tuple[str, int, int], dict[int, KVLayer]] = {}
+    kinds: dict[tuple[str, str, int, int], dict[int, KVLayer]] = {}
     states: dict[int, KVLayer] = {}
     for number, cached in sorted(layers.items()):
         if cached.layer.state:
             states[number] = cached.layer
         else:
-            kinds.setdefault(_kept(cached, options.max_seq_len), {})[number] = cached.layer
+            kinds.setdefault((cached.dtype, *_kept(cached, options.max_seq_len)), {})[number] = cached.layer
     if not kinds and not states:
-        kinds["all", 0, 0] = {}
+        kinds[options.kv_dtype, "all", 0, 0] = {}
     groups = [
-        KVGroup(options.block_size, options.kv_dtype, found, name, size, beside)
-        for (name, size, beside), found in kinds.items()
+        KVGroup(options.block_size, dtype, found, name, size, beside)
+        for (dtype, name, size, beside), found in kinds.items()
     ]
     if states:
         groups.append(KVGroup(options.block_size, options.state_dtype, states, "state", CHECKPOINTS))

@@ -31,11 +31,13 @@ __all__ = ["LowerOptions", "Lowered", "lower"]
 
 @dataclass(frozen=True)
 class Lowered:
-    """The program, what to pack under each weight name, and the module each step came from."""
+    """The program, what to pack under each weight name, and the module each step came from. kv_layers: the numbers
+    that layers of the graph have in the program's KV cache."""
 
     program: Program
     sources: dict[str, WeightSource]
     origins: list[str]
+    kv_layers: dict[int, int]
 
 
 def lower(graph: Graph, options: LowerOptions) -> Lowered:
@@ -121,7 +123,7 @@ def _program(low: Lowerer, marks: Marks) -> Lowered:
         samples=not low.graph.embeds,
         screens=any(isinstance(step, RowProduct) and step.screened for step in steps),
     )
-    return Lowered(program, sources, [record.origin for record in builder.records])
+    return Lowered(program, sources, [record.origin for record in builder.records], low.kv_layers)
 
 
 def _sections(marks: Marks, count: int) -> list[Section]:

@@ -19,7 +19,8 @@ class Profile:
     epilogues: whether products can end in a pointwise body. joins: whether attention itself writes what a step adds to
     the cache, and products end in the norm behind them. by_alignment: whether kernels are made for the alignment of
     their operands. screened_bytes: a head of so many values or more is worth screening, where its layout for that role
-    can. state_chunk: tokens that a recurrence with a matrix as the state takes at once. coding: see `code_rows`.
+    can. state_chunk: tokens that a recurrence with a matrix as the state takes at once. kv_align: of how many bytes a
+    cached key or value takes a multiple. coding: see `code_rows`.
     """
 
     layout: Callable[[StorageFormat, Role], Layout]
@@ -29,6 +30,7 @@ class Profile:
     joins: bool = False
     screened_bytes: int = 0
     state_chunk: int = 8
+    kv_align: int = 1
     coding: Callable[[StorageFormat], str] | None = None
 
     def streamed_bytes(self, weight: Weight) -> int:

@@ -81,6 +81,6 @@ def _rounded(low: Lowerer) -> bool:
 
 
 def _with_state(low: Lowerer, node: fx.Node, step: StateStep, out: Placed) -> Placed:
-    low.cache(step.layer, KVLayer(state=step.state), 0)
+    low.cache(step.layer, KVLayer(state=step.state), low.options.state_dtype, 0)
     low.emit(step, node)
     return out

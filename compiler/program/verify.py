@@ -103,11 +103,11 @@ def _step_problems(program: Program, buffers: dict[str, Buffer], step: Step) -> 
     elif isinstance(step, KvWrite | Attention):
         kv = step.kv
         shapes = [
-            (layer.kv_heads, layer.key_dim, layer.value_dim, group.dtype, group.block_size, layer.shared)
+            (layer.kv_heads, layer.key_dim, layer.value_dim, group.dtype, group.block_size, layer.shared, layer.align)
             for group in groups
             for layer in (group.layers[step.layer],)
         ]
-        if shapes != [(kv.heads, kv.key_dim, kv.value_dim, kv.dtype, kv.block_size, kv.shared)]:
+        if shapes != [(kv.heads, kv.key_dim, kv.value_dim, kv.dtype, kv.block_size, kv.shared, kv.align)]:
             yield f"its cache is not that of KV layer {step.layer}"
     elif isinstance(step, StateStep):
         states = [(group.layers[step.layer].state, group.block_size) for group in groups]

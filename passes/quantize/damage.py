@@ -114,7 +114,7 @@ def guess(jobs: list[Job], options: Sequence[Options]) -> Damages:
     for job, found in zip(jobs, options, strict=True):
         size = prod(job.shape)
         damages = [0.0 if form is None else size * 4.0 ** (-8 * nbytes / size) for form, nbytes in found]
-        curves.append(Curve(job.name, tuple(Option(*of, d) for of, d in zip(found, damages, strict=True)), 1.0))
+        curves.append(Curve(job.name, tuple(Option.of(*of, d) for of, d in zip(found, damages, strict=True)), 1.0))
     return Damages(tuple(curves), (0.0,) * len(jobs))
 
 
@@ -175,16 +175,16 @@ def _sensitivities(
         weight = graph.weight(job.node.args[1])  # type: ignore[arg-type]
         variants.append(dict.fromkeys(nodes, RoundedWeight(weight, _probe(job.shape[-1]))))
     tokens = min(max(_PROBED // (2 * max(1, len(variants))), _LEAST), _MOST)
-    ids = [list(sequence[:tokens]) for sequence in _spread(sequences, 2)]
+    ids = [list(sequence[:tokens]) for sequence in spread(sequences, 2)]
     kept = store.get(len(jobs), sites=[job.name for job, _ in sites])
     if kept is None:
-        divergences = _divergences(graph, ids, variants, partial(progress, "measuring what errors do to predictions"))
-        store.put(len(jobs), {}, sites=[job.name for job, _ in sites], divergences=divergences)
+        costs = divergences(graph, ids, variants, partial(progress, "measuring what errors do to predictions"))
+        store.put(len(jobs), {}, sites=[job.name for job, _ in sites], divergences=costs)
     else:
-        divergences = kept[1]["divergences"]
-    own = divergences[: len(jobs)]
+        costs = kept[1]["divergences"]
+    own = costs[: len(jobs)]
     raw = {job.node: max(kl, 1e-12) / max(measured[job.node].probe, 1e-30) for job, kl in zip(jobs, own, strict=True)}
-    tables = {job.node: kl for (job, _), kl in zip(sites[len(jobs) :], divergences[len(jobs) :], strict=True)}
+    tables = {job.node: kl for (job, _), kl in zip(sites[len(jobs) :], costs[len(jobs) :], strict=True)}
     shares = {node: max(kl, 1e-12) / max(measured[node].plain_probe, 1e-30) / raw[node] for node, kl in tables.items()}
     return _smoothed(jobs, raw), shares
 
@@ -195,7 +195,7 @@ def _curve(graph: Graph, job: Job, found: _Measured, sensitivity: float, shares:
         found.errors = _errors(weight, [with_table(found.gram, shares[job.node])], found.options)
         found.gram = None
     options = [
-        Option(form, nbytes, sensitivity * error)
+        Option.of(form, nbytes, sensitivity * error)
         for (form, nbytes), error in zip(found.options, found.errors, strict=True)
     ]
     return Curve(job.name, tuple(options), sensitivity)
@@ -250,13 +250,13 @@ def _errors(
     return errors
 
 
-def _spread(sequences: Sequence[Sequence[int]], count: int) -> list[Sequence[int]]:
+def spread(sequences: Sequence[Sequence[int]], count: int) -> list[Sequence[int]]:
     """Some of the sequences, from all over."""
     step = max(1, len(sequences) // count)
     return list(sequences[::step][:count])
 
 
-def _divergences(
+def divergences(
     graph: Graph, sequences: list[list[int]], variants: list[Variant], heard: Callable[[int, int], None]
 ) -> list[float]:
     """The mean KL divergence per token of each variant from the model."""

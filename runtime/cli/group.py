@@ -85,6 +85,7 @@ class Cli(click.Group):
 
     def run(self, arguments: Sequence[str] | None, name: str | None, own: OwnEngine | None = None) -> int:
         """Run the command that the arguments name and return its exit code."""
+        gc.enable()
         gc.set_threshold(50_000, 20, 20)  # most of what a start makes stays: looking through it takes a tenth of that
         try:
             code = super().main(arguments, name, standalone_mode=False, obj=own)

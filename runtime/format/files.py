@@ -6,6 +6,7 @@ import hashlib
 import mmap
 import os
 from collections.abc import Callable, Collection, Mapping
+from ctypes import Array, c_char, c_int64
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -15,8 +16,8 @@ from .comparison import Comparison, Part
 from .manifest import PIECE, FileEntry
 from .present import MANIFEST_FILE
 
-HashPieces = Callable[[memoryview, int], list[str]]  # the sha256 (hex) of each so many bytes of a whole number of them
-_GROUP = 16  # pieces that a thread hashes at a time, as many as a vector has lanes at most
+# Writes the BLAKE3 digests of pieces of so many bytes, from a number on that threads share, as they share the digests.
+DigestPieces = Callable[[memoryview, int, c_int64, "Array[c_char]"], None]
 _LARGE = 1 << 20  # bytes; smaller files take no longer than the threads' talk about them
 _SMALL = 1 << 16  # most files are smaller; room for this is had without asking the kernel
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -37,6 +38,7 @@ class EngineFiles:
         self._used: frozenset[str] = frozenset()
         self._begun: set[str] = set()
         self._comparison: Comparison | None = None
+        self._pieces: list[_Pieces] = []
 
     def open(self, path: str) -> BinaryIO:
         """A file, unbuffered; no link is followed."""
@@ -63,18 +65,18 @@ class EngineFiles:
         return content
 
     def begin(
-        self, used: Collection[str], mapped: Mapping[str, memoryview], hash_pieces: HashPieces | None = None
+        self, used: Collection[str], mapped: Mapping[str, memoryview], digest: DigestPieces | None = None
     ) -> None:
         """Start to compare the large files, on other threads: nothing to do without `verify`. Ends with `finish`.
 
-        The contents of `used` are kept for `read`; a file that is mapped is hashed where it is mapped, in pieces, and
-        `hash_pieces` does that faster than hashlib.
+        The contents of `used` are kept for `read`; a file that is mapped is hashed where it is mapped, in pieces if
+        they have digests that can be made here: by `digest`, those of BLAKE3.
         """
         self._used = frozenset(used)
         parts: list[Part] = []
         for path, entry in sorted(self._files.items(), key=lambda item: -item[1].size) if self._verify else ():
             if path in mapped:
-                parts += self._mapped_parts(path, mapped[path], hash_pieces or _hash_pieces)
+                parts += self._mapped_parts(path, mapped[path], digest)
             elif entry.size > _LARGE:
                 parts.append((path, partial(self._is_same, path)))
         self._begun = {path for path, _ in parts}
@@ -93,29 +95,35 @@ class EngineFiles:
             wrong = {path for path in self._files.keys() - self._begun if not self._is_same(path, folder)}
         finally:
             os.close(folder)
-        wrong |= comparison.finish()
+        wrong |= comparison.finish() | {pieces.path for pieces in self._pieces if not pieces.are_same()}
         if wrong:
             raise _changed(min(wrong))
 
     def drop(self) -> None:
         """Stop what was begun: the mapped files are of no use any more."""
         comparison, self._comparison = self._comparison, None
+        for pieces in self._pieces:
+            pieces.drop()
         if comparison is not None:
             comparison.drop()
 
-    def _mapped_parts(self, path: str, content: memoryview, hash_pieces: HashPieces) -> list[Part]:
-        """What is to be compared of a mapped file: its pieces, of which all but the last are whole."""
-        pieces = self._files[path].pieces
-        if not pieces or not (len(pieces) - 1) * PIECE < len(content) <= len(pieces) * PIECE:
-            return [(path, lambda: _sha256(content) == self._files[path].sha256)]
+    def _mapped_parts(self, path: str, content: memoryview, digest: DigestPieces | None) -> list[Part]:
+        """What is to be compared of a mapped file: its pieces, of which all but the last are whole, or the file."""
+        entry = self._files[path]
+        wanted = entry.pieces
+        if not (len(wanted) - 1) * PIECE < len(content) <= len(wanted) * PIECE or (
+            entry.hash == "blake3" and not digest
+        ):
+            return [(path, lambda: _sha256(content) == entry.sha256)]
+        if digest and entry.hash == "blake3":
+            pieces = _Pieces(path, content, wanted, digest)
+            self._pieces.append(pieces)
+            return [(path, pieces.work)] * len(os.sched_getaffinity(0))
 
-        def same(first: int, last: int, hashed: HashPieces) -> bool:
-            return hashed(content[first * PIECE : last * PIECE], PIECE) == pieces[first:last]
+        def same(at: int) -> bool:
+            return _sha256(content[at * PIECE : (at + 1) * PIECE]) == wanted[at]
 
-        full = len(content) // PIECE
-        ends = [(at, min(at + _GROUP, full), hash_pieces) for at in range(0, full, _GROUP)]
-        ends += [(full, full + 1, _hash_pieces)] * (full < len(pieces))
-        return [(path, partial(same, *end)) for end in ends]
+        return [(path, partial(same, at)) for at in range(len(wanted))]
 
     def _is_same(self, path: str, folder: int | None = None) -> bool:
         content = self._read(path, folder)
@@ -138,12 +146,28 @@ class EngineFiles:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
+class _Pieces:
+    """The pieces of a mapped file, which all threads that `work` share: none waits for Python between them."""
+
+    def __init__(self, path: str, content: memoryview, wanted: list[str], digest: DigestPieces) -> None:
+        self.path, self._content, self._wanted, self._digest = path, content, wanted, digest
+        self._following, self._found = c_int64(), (c_char * (32 * len(wanted)))()
+
+    def work(self) -> bool:
+        """Digests of pieces that nobody has begun, until there are none. They are compared when everybody is done."""
+        self._digest(self._content, PIECE, self._following, self._found)
+        return True
+
+    def drop(self) -> None:
+        """Begin no other piece."""
+        self._following.value = len(self._wanted)
+
+    def are_same(self) -> bool:
+        return self._found.raw.hex() == "".join(self._wanted)
+
+
 def _sha256(content: bytes | memoryview) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _hash_pieces(content: memoryview, size: int) -> list[str]:
-    return [_sha256(content[at : at + size]) for at in range(0, len(content), size)]
 
 
 def _changed(path: str) -> EngineChangedError:

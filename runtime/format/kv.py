@@ -16,9 +16,11 @@ SCALED = ("i8", "f8", "i4", "i2")  # have a float32 scale per token, head and te
 MAX_BLOCK_SIZE = 4096  # tokens
 
 
-def vector_bytes(dim: int, dtype: str) -> int:
-    """Bytes of one key or value; whole ones."""
-    return (dim * _BITS[dtype] + 7) // 8
+def vector_bytes(dim: int, dtype: str, align: int = 1) -> int:
+    """Bytes from one key or value to the next; whole ones, of unpacked elements a multiple of `align`."""
+    if _BITS[dtype] < 8:
+        return (dim * _BITS[dtype] + 7) // 8
+    return -(-dim * _BITS[dtype] // 8 // align) * align
 
 
 class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -26,7 +28,8 @@ class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     state: of a layer with a recurrent state, its words of 4 bytes instead; it is kept once, whatever a block's size.
     shared: values are the first value_dim elements of keys, and not stored again. scored: each token and head has a
-    float32 score beside, behind all else of the block: the attention it got.
+    float32 score beside, behind all else of the block: the attention it got. align: of how many bytes each key and
+    value of unpacked elements takes a multiple.
     """
 
     kv_heads: int = 0
@@ -35,6 +38,7 @@ class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     state: int = 0
     shared: bool = False
     scored: bool = False
+    align: int = 1
 
     def block_bytes(self, block_size: int, dtype: str) -> int:
         """Bytes of one block, keys and values or a state, rounded up to 64."""
@@ -42,7 +46,7 @@ class KVLayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
             return (4 * self.state + 63) // 64 * 64
         vectors = block_size * self.kv_heads
         stored = (self.key_dim,) if self.shared else (self.key_dim, self.value_dim)
-        raw = vectors * sum(vector_bytes(dim, dtype) for dim in stored)
+        raw = vectors * sum(vector_bytes(dim, dtype, self.align) for dim in stored)
         if dtype in SCALED:
             raw = (raw + 3) // 4 * 4 + vectors * len(stored) * 4
         if self.scored:

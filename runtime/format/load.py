@@ -14,7 +14,7 @@ from ..errors import EngineAbiError, EngineFieldError, EngineFormatError, Engine
 from ..kv.policy import EVICTING, POLICIES
 from .canaries import Canaries
 from .digest import digest_of
-from .files import EngineFiles, HashPieces
+from .files import DigestPieces, EngineFiles
 from .isa import cpu_flags, select_library
 from .kv import KV_DTYPES, MAX_BLOCK_SIZE, KVGroup
 from .manifest import FORMAT_VERSION, KERNEL_ABI, Library, Manifest
@@ -103,7 +103,7 @@ def begin_opening(
     *,
     verify: bool = True,
     isa: str | None = None,
-    load_hasher: Callable[[bytes, str], HashPieces] | None = None,
+    load_digests: Callable[[bytes, str], DigestPieces] | None = None,
 ) -> Opening:
     """Begin to open the engine directory that the manifest was read from; see `open_engine`."""
     root = Path(path)
@@ -113,12 +113,16 @@ def begin_opening(
     if manifest.backend == "cpu":
         library = select_library(manifest, cpu_flags(), isa or os.environ.get("ICC_ISA"))
     files = EngineFiles(root, manifest.files, verify)
-    program = decode_program(files.read(manifest.program_file), manifest.program_file)
-    _check_agreement(manifest, program)  # all that can be said without the weights comes before them
     mapped = files.map(manifest.weights_file)
-    hasher = load_hasher(files.read(library.path), library.path) if library and load_hasher and verify else None
+    digests = load_digests(files.read(library.path), library.path) if library and load_digests and verify else None
     used = (library and library.path, _tokenizer_file(manifest), f"{manifest.tokenizer_dir}/{VOCABULARY_FILE}")
-    files.begin([file for file in used if file], {manifest.weights_file: memoryview(mapped)}, hasher)
+    files.begin([file for file in used if file], {manifest.weights_file: memoryview(mapped)}, digests)
+    try:
+        program = decode_program(files.read(manifest.program_file), manifest.program_file)
+        _check_agreement(manifest, program)
+    except BaseException:
+        files.drop()
+        raise
     return Opening(root, manifest, program, library, files, mapped)
 
 
@@ -127,17 +131,18 @@ def open_engine(
     *,
     verify: bool = True,
     isa: str | None = None,
-    load_hasher: Callable[[bytes, str], HashPieces] | None = None,
+    load_digests: Callable[[bytes, str], DigestPieces] | None = None,
 ) -> Engine:
     """Open an engine directory.
 
     verify: compare every file with its sha256 in the manifest before it is used; False only checks names and sizes.
-    isa (or the environment variable ICC_ISA): take this library instead of the best one. load_hasher: makes, of that
-    library's content and name, what hashes the weights, once the library is verified: for those who run it anyway.
+    isa (or the environment variable ICC_ISA): take this library instead of the best one. load_digests: makes, of that
+    library's content and name, what makes BLAKE3 digests, once the library is verified: for those who run it anyway.
+    Without it the weights are compared with the sha256 of the whole file.
     Raises EngineVersionError, EngineFormatError (which file, which field), MissingIsaError or UsageError.
     """
     manifest = read_manifest(Path(path))
-    return begin_opening(path, manifest, verify=verify, isa=isa, load_hasher=load_hasher).finish()
+    return begin_opening(path, manifest, verify=verify, isa=isa, load_digests=load_digests).finish()
 
 
 def read_manifest(root: Path) -> Manifest:

@@ -23,13 +23,14 @@ POOLED_ROWS = ("mean", "max", "weightedmean", "mean_sqrt_len")  # those to which
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Size in bytes and sha256 (hex) of one file of the engine.
 
-    A file of more than PIECE bytes also has the sha256 of each PIECE of it: they are what is compared when an engine is
-    opened, because threads and the lanes of a vector can share that work.
+    A file of more than PIECE bytes also has the digest of each PIECE of it: they are what is compared when an engine is
+    opened, because threads can share that work. hash: which digest, BLAKE3 where the engine's own library makes it.
     """
 
     size: int
     sha256: str
     pieces: list[str] = []
+    hash: Literal["sha256", "blake3"] = "sha256"
 
 
 class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

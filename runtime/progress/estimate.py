@@ -56,8 +56,10 @@ class Estimate:
         expected = max(self._shown - passed, 0.0)
         if target is None:  # a new phase: what was shown runs on until more is known
             return expected
-        factor, base = _SPEED**passed, max(expected, _LEAST_S)
-        return min(max(target, base / factor - _LEAST_S), base * factor)
+        factor = _SPEED**passed
+        least = max(expected, _LEAST_S) / factor - _LEAST_S
+        # it grows from what was shown, not from what is left of that: a few seconds would never grow again
+        return min(max(target, least), max(self._shown, _LEAST_S) * factor)
 
 
 def clock(seconds: float) -> str:

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from icc.compiler import calibration, gates
 from icc.compiler.cli import main
 from icc.compiler.engine import directory
+from icc.compiler.engine.digests import file_entry
 from icc.compiler.errors import GateError, UsageError
 from icc.compiler.gates import Gate, parse_gates
 from icc.compiler.measure.gate import Loss
@@ -135,7 +136,7 @@ def broken(compiled: Callable[..., Any], tmp_path_factory: pytest.TempPathFactor
     codes = np.frombuffer(content, np.uint8)[8 + size + begin : 8 + size + end]
     codes[len(codes) // 2 :] ^= 0x44
     file.write_bytes(content)
-    files = {**manifest.files, manifest.weights_file: directory.file_entry(file)}
+    files = {**manifest.files, manifest.weights_file: file_entry(file)}
     directory.seal(engine, msgspec.structs.replace(manifest, files=files))
     return engine
 

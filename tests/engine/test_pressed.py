@@ -46,6 +46,7 @@ CACHES = soak(
     ("gemma2", {"spec": HEADS}),
     ("gemma3n-sparse_activations", {}),
     ("gpt_oss", {"kv_cache": "int8"}),
+    ("gemma2", {"kv_bits": 8.5, "calib_sequences": 4, "calib_length": 32}),
     ("llama4-chunks_and_scaled_inputs", {}),
     ("inkling-bias_of_queries", {}),
     ("llama", {"kv_policy": "streaming:sinks=4,window=40"}),

@@ -174,4 +174,6 @@ def test_what_config_json_says(tmp_path: Path) -> None:
     groups = {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": {"group_0": group}}
     for config in ({}, {"quantization_config": {"quant_method": "mxfp4"}}, {"quantization_config": groups}):
         packing = packing_of(config, tmp_path)
-        assert packing is not None and packing.kind == "e2m1"
+        assert packing is not None and packing.kind == (
+            "compressed" if config.get("quantization_config") is groups else "e2m1"
+        )

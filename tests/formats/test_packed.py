@@ -50,8 +50,10 @@ def layer(
     codes = torch.randint(0, 2**bits, (n, k), generator=rng)
     zeros = torch.randint(1, 2**bits, (n, k // group), generator=rng)
     scales = (torch.rand(n, k // group, generator=rng) * 0.02 + 0.001).to(dtype)
-    if kind == "int8":
+    if kind.startswith("int8") and kind != "int8_zeros":
         zeros[:] = 128
+    if kind == "int8_one":
+        scales[:] = scales[0]
     index = torch.arange(k) // group
     if act:
         index = index[torch.randperm(k, generator=torch.Generator().manual_seed(act))]
@@ -63,8 +65,9 @@ def layer(
     elif kind == "awq":
         found = {"qweight": packed(codes.T, 4, 1, AWQ_ORDER), "qzeros": packed(zeros.T, 4, 1, AWQ_ORDER)}
         found["scales"] = scales.T
-    elif kind == "int8":
-        found = {"weight": (codes - 128).to(torch.int8), "weight_scale": scales}
+    elif kind.startswith("int8"):
+        found = {"weight": (codes - 128).to(torch.int8), "weight_scale": scales[0] if kind == "int8_one" else scales}
+        found |= {"weight_zero_point": (zeros - 128).to(torch.int8)} if kind == "int8_zeros" else {}
     else:
         found = {"weight_packed": packed(codes, bits, 1), "weight_scale": scales, "weight_shape": torch.tensor([n, k])}
         found["weight_zero_point"] = packed(zeros, bits, 0)
@@ -76,7 +79,8 @@ CASES = [
     ("gptq", Packing("gptq", 4, True), 4, 32), ("gptq_v2", Packing("gptq", 8), 8, 64),
     ("awq", Packing("awq", 4), 4, 32), ("compressed", Packing("compressed", 8), 4, 32),
     ("compressed", Packing("compressed", 4), 4, 128), ("compressed", Packing("compressed", 8), 8, 32),
-    ("int8", Packing("int8", 8), 8, 128),
+    ("int8", Packing("int8", 8), 8, 128), ("int8", Packing("int8", 8), 8, 32), ("int8_one", Packing("int8", 8), 8, 128),
+    ("int8_zeros", Packing("int8", 8), 8, 128), ("int8_zeros", Packing("int8", 8), 8, 64),
 ]  # fmt: skip
 
 
@@ -224,7 +228,11 @@ INTS = {"num_bits": 4, "type": "int", "group_size": 128}
          ("compressed", 8, False)),
         ({"quant_method": "compressed-tensors", "format": "mixed-precision",
           "config_groups": {"a": {"weights": INTS, "format": "pack-quantized"},
-                            "b": {"weights": {**INTS, "num_bits": 8}, "format": "int-quantized"}}}, None),
+                            "b": {"weights": {**INTS, "num_bits": 8}, "format": "int-quantized"}}},
+         ("compressed", 8, False)),
+        ({"quant_method": "compressed-tensors", "format": "mixed-precision",
+          "config_groups": {"a": {"weights": INTS, "format": "pack-quantized"},
+                            "b": {"weights": {**INTS, "num_bits": 3}, "format": "pack-quantized"}}}, None),
     ],
 )  # fmt: skip
 def test_packings_by_another_name(facts: dict[str, Any], expected: tuple[Any, ...] | None, tmp_path: Path) -> None:
@@ -234,6 +242,41 @@ def test_packings_by_another_name(facts: dict[str, Any], expected: tuple[Any, ..
     else:
         found = packing_of({"quantization_config": facts}, tmp_path)
         assert found is not None and (found.kind, found.bits, found.one_less) == expected
+
+
+def test_layers_of_every_kind_in_one_checkpoint() -> None:
+    """As compressed-tensors' mixed-precision writes them: what a layer's tensors are says how it is read."""
+    codes = torch.randn(24, 128).to(torch.float8_e4m3fn)
+    own, values = layer("compressed", 24, 128, 4, 32)
+    ints, wholes = layer("int8_zeros", 24, 128, 8, 128)
+    plain = torch.randn(24, 128).to(torch.bfloat16)
+    tensors = {
+        **{f"a.{name}": value for name, value in own.items()}, **{f"b.{name}": value for name, value in ints.items()},
+        "c.weight": codes, "c.weight_scale": torch.full((24, 4), 118, dtype=torch.uint8), "d.weight": plain,
+        "c.input_scale": torch.ones(1),
+    }  # fmt: skip
+    found = unpacked({name: Constant(value) for name, value in tensors.items()}, Packing("compressed", 4))
+    assert torch.equal(found["a.weight"].load(), values) and torch.equal(found["b.weight"].load(), wholes)
+    assert torch.equal(found["c.weight"].load(), codes.float() * 2.0**-9) and found["d.weight"].load() is plain
+    assert [found[f"{name}.weight"].describe() for name in "abc"] == [
+        "zq4g32[24, 128]", "zq8g128[24, 128]", "e4m3_kg32[24, 128]"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {
+            "quant_method": "compressed-tensors",
+            "format": "dense",
+            "config_groups": {},
+            "kv_cache_scheme": {"num_bits": 8},
+        },
+        {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"},
+    ],
+)
+def test_nothing_is_packed_where_only_the_cache_is_quantized(facts: dict[str, Any], tmp_path: Path) -> None:
+    assert packing_of({"quantization_config": facts}, tmp_path) is None
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("gptq", 4), ("gptq", 8), ("compressed", 4)])

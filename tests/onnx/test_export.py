@@ -24,7 +24,10 @@ from icc.compiler.onnx.write import write_model
 from icc.compiler.ops.pointwise import OPCODES
 from icc.compiler.weights.formats.base import Parts, StorageFormat
 from icc.compiler.weights.formats.blocks import BlockFormat
+from icc.compiler.weights.formats.channel import ChannelInt8
+from icc.compiler.weights.formats.float8 import Float8
 from icc.compiler.weights.formats.ggml import GGML_FORMATS
+from icc.compiler.weights.formats.reduced import ReducedInt8
 from icc.compiler.weights.formats.registry import find_format
 from icc.compiler.weights.handles import PackedWeight
 from icc.passes.base import PassContext
@@ -34,6 +37,7 @@ from onnx_running import feeds, run_exported, session
 from sample_graph import TOKENS, SampleGraph, samples_of
 from sizes import soak
 from tiny_models import tiny_configs
+from transformers import BertConfig, BertForSequenceClassification
 
 IDS = [5, 7, 9, 3, 20, 11, 40, 60, 1, 2, 33, 17, 90]
 PHASES = ("canonicalize", "quantize-rtn{group=32}", "attention", "fuse")
@@ -58,7 +62,7 @@ def test_after_every_phase(family: str, tiny: ModuleType, tmp_path: Path) -> Non
 
 
 def test_every_op(tmp_path: Path) -> None:
-    left_out = ("acme.", "outside.", "gated_scan", "selective_scan", "channel_scan")  # of other tests; refused by name
+    left_out = ("acme.", "outside.")  # of other tests
     samples = samples_of(*(op for op in OPS.values() if not op.name.startswith(left_out)))
     made = SampleGraph(samples)
     found = torch.from_numpy(run_exported(made.graph, tmp_path / "m.onnx", list(range(TOKENS))))
@@ -101,6 +105,7 @@ def test_every_opcode(tmp_path: Path) -> None:
 
 
 FORMATS = ["q4g32", "q8g64", "zq4g32", "zq8_bf16g32", "bf16", "f16", "nf4g64", "nvfp4_xg256", *GGML_FORMATS]
+FORMATS += ["i8g256", "i7g32", "e4m3", "e4m3_kg96"]
 K = 256
 
 
@@ -113,8 +118,13 @@ def random_parts(storage: StorageFormat, shape: Sequence[int]) -> Parts:
         elif array.dtype.is_floating_point:
             found[part] = torch.rand(array.shape).to(array.dtype).to(array.working)
         else:
+            if part == "zeros" and isinstance(storage, ChannelInt8 | ReducedInt8):
+                found[part] = torch.full(array.shape, 128, dtype=array.dtype)
+                continue
             levels = len(storage.table) if isinstance(storage, BlockFormat) and storage.table else 2**array.bits
             found[part] = torch.randint(0, levels if part == "codes" else 2 ** min(4, array.bits), array.shape)
+            if isinstance(storage, Float8):
+                found[part][found[part] % 128 == 127] = 0  # no number
             found[part] = found[part].to(array.dtype)
     return found
 
@@ -145,9 +155,9 @@ def test_every_way_to_store_a_weight(tmp_path: Path) -> None:
     model = onnx.load(path)
     products = [n for n in model.graph.node if n.op_type == "MatMulNBits"]
     bits = [next(a.i for a in n.attribute if a.name == "bits") for n in products]
-    affine = ["q4g32", "q8g64", "zq4g32", "zq8_bf16g32", "q4_0", "q8_0"]
+    affine = ["q4g32", "q8g64", "zq4g32", "zq8_bf16g32", "q4_0", "q8_0", "i7g32"]
     assert [n.input[1] for n in products] == [f"w{FORMATS.index(name)}.codes" for name in affine]
-    assert bits == [4, 8, 4, 8, 4, 8]
+    assert bits == [4, 8, 4, 8, 4, 8, 8]
     [codes] = [i for i in model.graph.initializer if i.name == "w0.codes"]
     assert list(codes.dims) == [17, K // 32, 16] and codes.data_type == onnx.TensorProto.UINT8
 
@@ -187,6 +197,25 @@ def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
     assert logits.shape == (2, len(IDS), 120)  # a batch is sequences that do not see each other
     close(logits[0], graph, IDS)
     close(logits[1], graph, IDS)
+
+
+def test_scores_of_pairs(tmp_path: Path) -> None:
+    """Token types are an input of their own, and a text has one row."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "num_hidden_layers": 1}
+    config = BertConfig(vocab_size=64, max_position_embeddings=32, num_labels=1, pad_token_id=0, **sizes)
+    model = BertForSequenceClassification(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    refused = export(tmp_path / "model", "--onnx", tmp_path / "m.onnx")
+    assert refused.exit_code == 12 and "--task rerank for scores" in refused.stderr
+    done = export(tmp_path / "model", "--onnx", tmp_path / "m.onnx", "--task", "rerank", "-p", "canonicalize")
+    assert done.exit_code == 0, done.output
+    given = {"input_ids": torch.randint(1, 64, (2, 9)), "token_type_ids": torch.tensor([[0] * 4 + [1] * 5] * 2)}
+    positions = np.tile(np.arange(9), (2, 1))
+    fed = {name: value.numpy() for name, value in given.items()} | {"position_ids": positions}
+    [found] = session(tmp_path / "m.onnx").run(["logits"], fed)
+    with torch.no_grad():
+        np.testing.assert_allclose(found, model(**given).logits.numpy(), atol=1e-6)
 
 
 def test_refusals(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,10 @@ def curves(count: int, seed: int) -> list[Curve]:
     for number in range(count):
         size, worst = source.randint(50, 400), source.random() ** 3
         options = [
-            Option(form, size * (bits + 2), worst * 4.0**-bits * source.uniform(0.7, 1.4))
+            Option.of(form, size * (bits + 2), worst * 4.0**-bits * source.uniform(0.7, 1.4))
             for bits, form in enumerate(FORMS)
         ]
-        found.append(Curve(f"w{number}", (Option(None, size * 16, 0.0), *options)))
+        found.append(Curve(f"w{number}", (Option.of(None, size * 16, 0.0), *options)))
     return found
 
 

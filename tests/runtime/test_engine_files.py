@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from icc.compiler.engine import directory as write_engine
+from icc.compiler.engine import digests
 from icc.runtime.errors import EngineFormatError
 from icc.runtime.format import files
 from icc.runtime.format.digest import encode_sealed
@@ -71,18 +71,33 @@ def test_a_file_that_is_read_later_is_compared_again(make_engine: Make) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize(("missing", "open_it"), [(0, open_engine), (1, open_engine), (0, load)])
+@pytest.mark.parametrize(
+    ("hash", "missing", "open_it"),
+    [
+        ("sha256", 0, open_engine),
+        ("sha256", 1, load),
+        ("blake3", 0, open_engine),
+        ("blake3", 1, load),
+        ("blake3", 0, load),
+    ],
+)
 def test_a_mapped_file_is_compared_piece_by_piece(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, missing: int, open_it: Callable[[Path], Engine | LLM]
+    make_engine: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    hash: str,
+    missing: int,
+    open_it: Callable[[Path], Engine | LLM],
 ) -> None:
-    """Whichever byte changes; and with a piece too few in the manifest, by the digest of the whole file."""
+    """Whichever byte changes; and with a piece too few in the manifest, or where nothing makes its digests, by the
+    digest of the whole file."""
     root, weights = make_engine(), "weights.safetensors"
-    for module in (files, write_engine):
+    for module in (files, digests):
         monkeypatch.setattr(module, "PIECE", 64)
-    entry = write_engine.file_entry(root / weights)
-    assert len(entry.pieces) == -(-entry.size // 64) > 2
-    entry = FileEntry(entry.size, entry.sha256, entry.pieces[missing:])
     manifest = read_manifest(root)
+    blake3 = digests.library_digest(root, manifest.libraries) if hash == "blake3" else None
+    entry = digests.file_entry(root / weights, blake3)
+    assert len(entry.pieces) == -(-entry.size // 64) > 2 and entry.hash == hash
+    entry = FileEntry(entry.size, entry.sha256, entry.pieces[missing:], entry.hash)
     sealed = msgspec.structs.replace(manifest, files={**manifest.files, weights: entry})
     (root / "engine.json").write_bytes(encode_sealed(sealed))
     open_it(root).close()

@@ -62,6 +62,16 @@ def test_a_new_phase_is_learned_without_a_jump() -> None:
     assert shown[-1] == pytest.approx(11, abs=3)
 
 
+def test_a_longer_phase_behind_a_short_one_is_learned_however_often_it_is_asked() -> None:
+    """As of awqgptq4: scales take 5 s, codes 60 s; asked ten times a second."""
+    estimate, shown = Estimate(0.0), dict[int, float]()
+    for tick in range(1, 650):
+        now = tick / 10
+        estimate.update(now, 5, now) if now < 5 else estimate.update(now - 5, 60, now)
+        shown[tick] = estimate.left(now) or 0.0
+    assert shown[300] == pytest.approx(35, rel=0.3) and shown[500] == pytest.approx(15, rel=0.1)
+
+
 def test_times_are_read_at_a_glance() -> None:
     assert [clock(s) for s in (0, 59.4, 59.6, 754, 3723)] == ["0:00", "0:59", "1:00", "12:34", "1:02:03"]
     assert [rounded(s) for s in (7.4, 33, 130, 800, 4000)] == [7, 35, 135, 780, 3900]

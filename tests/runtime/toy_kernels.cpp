@@ -5,7 +5,7 @@
 #include <cstring>
 #include "abi.h"
 #define ICC_INLINE static inline __attribute__((always_inline))
-#include "sha256.h"
+#include "blake3.h"
 
 namespace {
 constexpr int kBlock = 4;
@@ -26,8 +26,8 @@ int32_t* slot(Engine* e, int64_t index) {
 extern "C" {
 int32_t icc_abi_version(void) { return TOY_ABI; }
 
-void icc_sha256(const uint8_t* data, int64_t count, int64_t size, uint8_t (*digests)[32]) {
-    sha256_pieces(data, count, size, digests);
+void icc_blake3(const uint8_t* data, int64_t size, int64_t piece, int64_t* next, uint8_t (*digests)[32]) {
+    hash_pieces(data, size, piece, next, digests);
 }
 
 void* icc_create(int32_t num_threads, const void* const* weights, void* arena, void* kv, const int64_t* num_blocks) {

@@ -12,8 +12,8 @@ from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.ops.attention import rotate
 from icc.runtime.format.manifest import Limits
 from interpreting import TUNER, make_kernel, run_kernel
-from paged import CODES, DTYPES, Pool, tables
-from step_making import cache, rotary
+from paged import CODES, DTYPES, Pool, cache, tables
+from step_making import rotary
 from torch import Tensor
 
 POSITIONS = 400

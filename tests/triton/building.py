@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,12 +70,15 @@ class GpuEngine:
 
 def build(
     model: Path, quant: str = "none", limits: Limits | None = None, block_size: int = 8, heads: Path | None = None,
-    exit_layers: int = 0, deterministic: bool = False, pooling: str | None = None, target: Target = TARGET,
+    exit_layers: int = 0, deterministic: bool = False, pooling: str | None = None, kv: str = "",
+    kv_dtypes: Mapping[int, str] | None = None,
+    target: Target = TARGET,
 ) -> GpuEngine:  # fmt: skip
     """Everything of a compile but the objects. Calibrated methods use random tokens.
 
     heads: of draft heads, which get a tree of some guesses. exit_layers: of an early exit, 0 for none. pooling: of an
-    engine that embeds, scaled to length 1.
+    engine that embeds, scaled to length 1. kv: the type of the cache, by default that of the products. kv_dtypes: of
+    layers whose cache has a type of its own.
     """
     limits = limits or Limits(max_seq_len=64, max_batch_size=4, max_step_tokens=24)
     graph = load_graph(model, limits.max_seq_len, task="generate" if pooling is None else "embed")
@@ -89,7 +93,8 @@ def build(
     for phase in (*phases, pipelines.attention(), pipelines.fuse()):
         run_passes(graph, phase, PassContext())
     backend = TritonBackend(target, graph.info.weight_dtype)
-    lowered = lower(graph, LowerOptions(backend.kv_dtype, backend.profile, block_size, limits.max_seq_len))
+    kept = {"kv_dtypes": kv_dtypes or {}, "max_seq_len": limits.max_seq_len}
+    lowered = lower(graph, LowerOptions(kv or backend.kv_dtype, backend.profile, block_size, **kept))
     verify_lowered(lowered.program, backend.refusal)
     planned = plan_program(lowered.program, limits, Tuner(target), (), deterministic)
     program = msgspec.structs.replace(

@@ -51,12 +51,17 @@ def ptx(spec: LaunchSpec, target: str) -> tuple[str, int]:
     return text, int(first.split()[1])
 
 
+def plain_ir(spec: LaunchSpec, target: str = "h100") -> str:
+    """A kernel's IR without layouts, from which nothing is compiled."""
+    return objects._compile(_worker("ttir_worker.py"), objects.spec_key(spec), spec, TARGETS[target]).ir
+
+
 @cache
-def _worker() -> objects._Worker:
-    """A compiling process that gives PTX in place of Triton's IR without layouts."""
+def _worker(script: str = "ptx_worker.py") -> objects._Worker:
+    """A compiling process that gives PTX in place of Triton's IR without layouts, or nothing else."""
     plain = objects._WORKER
     try:
-        objects._WORKER = Path(__file__).with_name("ptx_worker.py")
+        objects._WORKER = Path(__file__).with_name(script)
         return objects._Worker(Processes().__enter__())
     finally:
         objects._WORKER = plain

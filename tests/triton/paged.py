@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
+import step_making
 import torch
+from icc.compiler.backends.triton.kernels.kv_cache import KV_ALIGN
 from kv_codes import decode, encode
 from torch import Tensor
 
@@ -12,6 +15,7 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i
 DTYPES |= {"f8": torch.uint8, "i4": torch.uint8, "i2": torch.uint8}
 PACKED = {"i4": 2, "i2": 4}  # codes in a byte
 CODES = ("i8", "f8", "i4", "i2")
+cache = partial(step_making.cache, align=KV_ALIGN)  # a layer's, as lowering for GPUs makes it
 
 
 @dataclass
@@ -28,9 +32,10 @@ class Pool:
     bytes: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        each = PACKED.get(self.dtype, 1)
+        each, align = PACKED.get(self.dtype, 1), KV_ALIGN // DTYPES[self.dtype].itemsize
         self.key_width, self.value_width = (
-            -(-dim // each) for dim in (self.key_dim, 0 if self.shared else self.value_dim)
+            -(-dim // each) if self.dtype in PACKED else -(-dim // align) * align
+            for dim in (self.key_dim, 0 if self.shared else self.value_dim)
         )
         self.bytes = torch.full((self.blocks, self.block_bytes), 255, dtype=torch.uint8)  # NaN, and scales of NaN
 
@@ -67,7 +72,8 @@ class Pool:
                 x, scale = encode(x.numpy(), self.dtype)
                 self._scales(block)[i, :, at] = torch.from_numpy(scale)
                 x = torch.from_numpy(x)
-            place[:, at] = x.to(place.dtype)
+            place[:, at] = 0
+            place[:, at, : x.shape[1]] = x.to(place.dtype)
 
     def read(self, slot: int) -> tuple[Tensor, Tensor]:
         """The stored k and v as float64."""
@@ -81,7 +87,7 @@ class Pool:
             found = [decode(x.numpy(), scales[i], self.dtype, dims[i]) for i, x in enumerate(vectors)]
             vectors = [torch.from_numpy(x) for x in found]
         k, *v = (x.double() for x in vectors)
-        return k, v[0] if v else k[:, : self.value_dim]
+        return k[:, : self.key_dim], (v[0] if v else k)[:, : self.value_dim]
 
 
 def tables(rows: int, width: int, style: str) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,7 @@ from icc.compiler.backends.triton.spec import Shape
 from icc.compiler.ops.selecting import LEFT_OUT
 from icc.runtime.format.manifest import Limits
 from interpreting import make_kernel, run_kernel
-from paged import DTYPES
-from step_making import cache
+from paged import DTYPES, cache
 from torch import Tensor
 
 WIDTH = 160  # positions

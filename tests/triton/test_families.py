@@ -14,6 +14,8 @@ import pytest
 from building import GpuEngine, build
 from icc import SamplingParams
 from icc.compiler.graph.interpret import interpret
+from icc.compiler.graph.together import run_together
+from icc.passes.quantize.cache_damage import rounding
 from icc.runtime.batch.scheduled import Draft
 from icc.runtime.format.manifest import Limits
 from icc.runtime.scheduler.scheduler import Scheduler
@@ -97,6 +99,37 @@ def test_trees_of_guesses_change_no_token(name: str, engine_of: Any) -> None:
         assert [list(c.token_ids) for c in together] == list(truth.values())
         counts = llm.loop.speculator.counts
         assert counts.accepted >= 4
+
+
+@pytest.mark.parametrize(("name", "kv"), soak(("llama-odd", "i8"), ("gemma2-odd", "f8")))
+def test_codes_of_heads_of_odd_sizes(name: str, kv: str, tiny: Any, tmp_path: Path) -> None:
+    """Rows of the cache take whole 16 bytes, and so do its blocks in the layout that memory is counted by. Chunks read
+    what those before them wrote."""
+    tiny.save_tiny(tiny.tiny_configs()[name], tmp_path)
+    engine = build(tmp_path, "none", LIMITS, block_size=4, kv=kv)
+    for layer in engine.program.kv.groups[0].layers.values():
+        assert layer.align == 16 and layer.key_dim % 16
+        rows = layer.kv_heads * 4 * (-(-layer.key_dim // 16) - (-layer.value_dim // 16)) * 16
+        assert layer.block_bytes(4, kv) == -(-(rows + layer.kv_heads * 4 * 8) // 64) * 64
+    ids = np.random.default_rng(0).integers(3, 119, 13).tolist()
+    expected = interpret(engine.graph, ids).numpy()
+    with engine.llm() as llm:
+        found = llm.logits(ids)
+    assert np.abs(found - expected).max() / np.abs(expected).max() < (0.02 if kv == "i8" else 0.1)
+
+
+def test_layers_whose_caches_have_types_of_their_own(tiny: Any, tmp_path: Path) -> None:
+    """Each in a group of its own, as `--kv-bits` chooses them; one with a window."""
+    tiny.save_tiny(tiny.tiny_configs()["gemma2"], tmp_path)
+    engine = build(tmp_path, "none", LIMITS, block_size=4, kv_dtypes={0: "i8", 1: "i4"})
+    assert [group.dtype for group in engine.program.kv.groups] == ["i8", "i4"]
+    calls = [node for node in engine.graph.nodes if "paged_attention" in str(node.target)]
+    kept = [dict(zip(calls, map(rounding, ("i8", "i4")), strict=True))]
+    ids = np.random.default_rng(0).integers(3, 119, 13).tolist()
+    plain, rounded = (found.logits.numpy() for found in run_together(engine.graph, [ids], kept))
+    with engine.llm(FEW_BLOCKS) as llm:
+        error = np.abs(llm.logits(ids) - rounded).mean()
+    assert error < 0.3 * np.abs(plain - rounded).mean()  # in the middle between two codes either is right
 
 
 def test_a_plan_that_ends_with_hidden_states(tiny: Any, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from icc.runtime.format.batch import BatchLimits
 from icc.runtime.kv.upkeep import Upkeep
 from interpreting import make_kernel, run_kernel
 from paged import CODES, DTYPES, Pool, tables
-from step_making import cache as kv_cache
+from paged import cache as kv_cache
 from step_making import rotary as rotation
 
 SHAPES = [(1, 8, 8, 8, "half"), (3, 24, 16, 8, "half"), (2, 40, 24, 40, "interleaved"), (18, 16, 16, 0, "half")]

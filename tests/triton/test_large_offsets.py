@@ -10,7 +10,7 @@ from attention_cases import Layer, Step
 from icc.compiler.backends.triton.spec import Shape
 from interpreting import make_kernel, run_kernel
 from paged import Pool
-from step_making import cache as kv_cache
+from paged import cache as kv_cache
 from torch import Tensor
 
 LAYER = Layer(4, 2, 128, 128)

@@ -11,7 +11,7 @@ from building import TARGET, GpuEngine, build
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from icc.compiler.backends.errors import CodegenError
-from icc.compiler.backends.triton.backend import check_caches, check_resources
+from icc.compiler.backends.triton.backend import check_resources
 from icc.compiler.backends.triton.objects.compile import Compiled
 from icc.compiler.backends.triton.plan import make_plan, occupancy, phase_shapes, plan_program
 from icc.compiler.backends.triton.tiling.choice import Tuner
@@ -20,11 +20,11 @@ from icc.compiler.planning.plan import make_plan as plan_model
 from icc.compiler.program.program import decode_program
 from icc.compiler.program.steps.base import Step
 from icc.compiler.targets import TARGETS
-from icc.runtime.errors import EngineFieldError, UsageError
+from icc.runtime.errors import EngineFieldError
 from icc.runtime.executor.walk import Place, Walker
 from icc.runtime.format.batch import PLAN_ARRAYS
 from icc.runtime.format.footprint import batch_limits
-from icc.runtime.format.kv import KVGroup, KVLayer, KVLayout, KVMemory
+from icc.runtime.format.kv import KVMemory
 from icc.runtime.format.load import decode_program as read_untyped
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.operands import Operand, OutputOperand
@@ -40,15 +40,6 @@ def engine(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> GpuEngine:
     path: Path = tmp_path_factory.mktemp("model")
     tiny.save_tiny(tiny.tiny_configs()["mixtral"], path, "bfloat16")
     return build(path, "rtn4", LIMITS)
-
-
-@pytest.mark.parametrize("dtype", ["i8", "f8"])
-def test_codes_in_rows_of_odd_sizes_are_refused(dtype: str) -> None:
-    caches = {dim: KVLayout((KVGroup(16, dtype, {0: KVLayer(2, dim, dim)}),)) for dim in (80, 24)}
-    check_caches(caches[80], TARGETS["h100"])
-    with pytest.raises(UsageError, match="heads of 24 dims"):
-        check_caches(caches[24], TARGETS["h100"])
-    check_caches(KVLayout((KVGroup(16, "bf16", {0: KVLayer(2, 24, 24)}),)), TARGETS["h100"])
 
 
 def test_extents() -> None:

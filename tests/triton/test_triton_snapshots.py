@@ -29,7 +29,8 @@ from icc.compiler.targets import TARGETS
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.operands import BufferOperand as Buffer
 from icc.runtime.format.plan import Extent
-from step_making import cache, make_step, rotary
+from paged import cache
+from step_making import make_step, rotary
 
 FOLDER = Path(__file__).parent / "snapshots"
 TRITON = TEMPLATES / "triton"

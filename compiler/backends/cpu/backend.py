@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ....runtime.format.kv import KVLayout
 from ....runtime.format.manifest import Limits
 from ...errors import UsageError
 from ...program.builder import WeightSource
@@ -51,9 +50,6 @@ class CpuBackend:
     def refusal(self, step: Step) -> str:
         """See `CPU_KERNELS`."""
         return CPU_KERNELS.refusal(step)
-
-    def check_caches(self, cache: KVLayout) -> None:
-        """All are read."""
 
     def scratch_bytes(self, program: Program, limits: Limits) -> int:
         """None: every thread of a library has its own."""

@@ -9,8 +9,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ....runtime.errors import UsageError
-from ....runtime.format.kv import KVLayout
 from ....runtime.format.manifest import GpuFacts, Limits
 from ...program.builder import WeightSource
 from ...program.profile import Profile
@@ -22,6 +20,7 @@ from ..base import Built
 from ..errors import CodegenError
 from ..values import pack
 from .bounds.addresses import IndexFault
+from .kernels.kv_cache import KV_ALIGN
 from .kernels.table import TRITON_KERNELS
 from .layouts.codes import CodeGroups
 from .layouts.registry import LAYOUTS
@@ -46,7 +45,7 @@ class TritonBackend:
         """Weights row-major, products in the checkpoint's type, float32 elsewhere."""
         return Profile(
             LAYOUTS.find, activation=self.weights, epilogues=True, by_alignment=True, joins=True, state_chunk=0,
-            coding=self._coding,
+            kv_align=KV_ALIGN, coding=self._coding,
         )  # fmt: skip
 
     def _coding(self, form: StorageFormat) -> str:
@@ -65,10 +64,6 @@ class TritonBackend:
     def refusal(self, step: Step) -> str:
         """See `TRITON_KERNELS`."""
         return TRITON_KERNELS.refusal(step)
-
-    def check_caches(self, cache: KVLayout) -> None:
-        """See the function."""
-        check_caches(cache, self.target)
 
     def scratch_bytes(self, program: Program, limits: Limits) -> int:
         """The largest phase's."""
@@ -98,21 +93,6 @@ class TritonBackend:
         return Built(
             msgspec.structs.replace(program, plan=plan), gpu=GpuFacts(self.target.arch, needed, self.deterministic)
         )
-
-
-def check_caches(cache: KVLayout, target: Target) -> None:
-    """UsageError for codes of a byte in rows that are no multiple of 16: kernels of theirs failed on an H100.
-
-    Why is not known (benchmarks/NOTES.md, "Tests on the device"); rows of whole 16 bytes were right there.
-    """
-    for group in cache.groups if target.backend == "cuda" else ():
-        narrow = {dim for layer in group.layers.values() for dim in (layer.key_dim, layer.value_dim) if dim % 16}
-        if narrow and group.dtype in ("i8", "f8"):
-            raise UsageError(
-                f"--kv-cache of 8 bits: heads of {', '.join(map(str, sorted(narrow)))} dims are no multiple of 16, "
-                f"which kernels for {target.name} were seen to fail with",
-                "leave --kv-cache out",
-            )
 
 
 def check_addresses(

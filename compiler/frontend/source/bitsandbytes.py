@@ -21,6 +21,7 @@ from ...weights.formats.blocks import STEP, BlockFormat, grouped
 from ...weights.formats.grouped import GROUPS
 from ...weights.formats.tables import GroupedTable, fp4, nf4
 from ...weights.handles import QuantizedWeight, Weight
+from .checkpoint import as_bytes
 
 _AGAIN, _DAMAGED = "download the checkpoint again", "the checkpoint is damaged"
 _STATE = "quant_state.bitsandbytes__"
@@ -107,11 +108,7 @@ class BlockwiseMatrix(QuantizedWeight):
     def __post_init__(self) -> None:
         self.state = _state(self.name, self.tensors)
         self.shape = n, k = self.state.shape
-        if self.codes.dtype != torch.uint8:
-            raise UnsupportedModel(
-                f"{self.name!r} keeps 4-bit codes in {str(self.codes.dtype).removeprefix('torch.')}",
-                "icc reads those whose bnb_4bit_quant_storage is uint8",
-            )
+        self.codes = as_bytes(self.codes)  # bnb_4bit_quant_storage may call them floats
         if prod(self.codes.shape) * 2 != n * k:
             raise TensorError(self.name, f"has {prod(self.codes.shape)} bytes for a 4-bit matrix [{n}, {k}]", _AGAIN)
         blocks = -(-n * k // self.state.blocksize)

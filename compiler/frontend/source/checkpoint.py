@@ -9,7 +9,7 @@ import functools
 import json
 import math
 import mmap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...errors import CheckpointError, TensorError
-from ...weights.handles import Weight
+from ...weights.handles import Constant, Weight
 from .shards import INDEX, weight_files
 
 _DTYPES = {
@@ -80,6 +80,13 @@ class CheckpointTensor(Weight):
         if not (math.isfinite(low) and math.isfinite(high)):
             kind = "NaN" if math.isnan(low) or math.isnan(high) else "Inf"
             raise TensorError(self.name, f"holds {kind} ({self.path.name})", "the checkpoint is damaged")
+
+
+def as_bytes(weight: Weight) -> Weight:
+    """A stored tensor as the bytes [n] that it takes, whatever their type says that they are."""
+    if isinstance(weight, CheckpointTensor):
+        return replace(weight, shape=(weight.end - weight.start,), dtype=torch.uint8)
+    return Constant(weight.load().contiguous().reshape(-1).view(torch.uint8))
 
 
 def open_checkpoint(model_dir: Path) -> dict[str, CheckpointTensor]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ...errors import CheckpointError, TensorError
 from ...weights.handles import Constant, GatheredRows, QuantizedWeight, SortedColumns, Transposed, Weight
+from .linear_experts import JoinedExperts, joined
 
 _MOST_PARTS = 8  # of a matrix whose columns lie in orders of their own
 
@@ -114,6 +115,9 @@ def _rename_and_convert(
         if name not in expected and key in expected:
             name, pattern = key, None
         if name not in expected:
+            if (whole := joined(name, expected)) is not None:
+                made = _Group(JoinedExperts.of(whole, model, expected), whole, [], model)
+                groups.setdefault(whole, made).sources.append((name, "", tensors[key]))
             continue  # a tensor that the model does not use, as transformers does
         if pattern is None:
             found[name] = tensors[key]

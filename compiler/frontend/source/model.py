@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -98,6 +98,22 @@ def build_meta_model(config: Any, written_out: bool = False, task: str = "genera
             if parameter.device.type != "meta":  # made by a constructor that always allocates, such as FloatTensor
                 setattr(module, name, nn.Parameter(parameter.to("meta"), requires_grad=False))
     return model.eval()
+
+
+def linears_where(model: nn.Module, quantized: Callable[[str], bool]) -> nn.Module:
+    """`model` with a Linear in place of each Conv1D (GPT-2's, whose weights are [K, N]) that has quantized weights, as
+    these are stored [N, K]. `quantized` is asked by the names of weights."""
+    from transformers.pytorch_utils import Conv1D
+
+    prefix = f"{model.base_model_prefix}."
+    for path, module in list(model.named_modules()):
+        if isinstance(module, Conv1D) and (
+            quantized(f"{path}.weight") or quantized(f"{path.removeprefix(prefix)}.weight")
+        ):
+            k, n = module.weight.shape
+            parent, _, own = path.rpartition(".")
+            setattr(model.get_submodule(parent), own, nn.Linear(k, n, device="meta").eval())
+    return model
 
 
 @contextlib.contextmanager

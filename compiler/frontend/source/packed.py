@@ -2,15 +2,16 @@
 
 GPTQ, AWQ (gemm) and compressed-tensors (pack-quantized, int-quantized). Each layer's tensors become one handle by the
 name of its weight, whose values are (code - zero) scale as they are. 8-bit floats are float8.py's, 4-bit floats
-e2m1.py's, and what bitsandbytes makes has a file of its own.
+e2m1.py's, and what bitsandbytes makes has a file of its own. Layers of one compressed-tensors checkpoint may be of any
+of its kinds: what a layer's tensors are called and of which type they are says which.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from math import ceil
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from math import ceil, prod
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -38,19 +39,38 @@ def unpacked(tensors: Mapping[str, Weight], packing: Packing) -> dict[str, Weigh
         return with_scales(with_floats(tensors), packing.block, packing.alone)  # of some models layers are of 8 bits
     if packing.kind == "bitsandbytes":
         return with_states(tensors)
-    marks = {"gptq": "qweight", "awq": "qweight", "compressed": "weight_packed", "int8": "weight_scale"}
-    mark = marks[packing.kind]
-    layers = [name.removesuffix(f".{mark}") for name in tensors if name.endswith(f".{mark}")]
+    rest = _with_integers(tensors, packing)
+    return with_scales(with_floats(rest), packing.block, packing.alone) if packing.kind == "compressed" else rest
+
+
+def _with_integers(tensors: Mapping[str, Weight], packing: Packing) -> dict[str, Weight]:
     taken: set[str] = set()
     found: dict[str, Weight] = {}
-    for layer in layers:
+    for name in tensors:
+        layer, kind = name.rpartition(".")[0], _kind(name, tensors, packing)
+        if kind is None:
+            continue
         own = {n: tensors[f"{layer}.{n}"] for n in _NAMES if f"{layer}.{n}" in tensors}
         taken |= {f"{layer}.{n}" for n in own}
-        weight = PackedLayer(layer, own, packing)
+        weight = PackedLayer(layer, own, replace(packing, kind=kind, bits=8 if kind == "int8" else packing.bits))
         found[f"{layer}.weight"] = weight if weight.order is None else SortedColumns(weight, weight.order)
     return {**{name: weight for name, weight in tensors.items() if name not in taken}, **found}
 
 
+def _kind(
+    name: str, tensors: Mapping[str, Weight], packing: Packing
+) -> Literal["gptq", "awq", "compressed", "int8"] | None:
+    """Of the layer whose codes a tensor holds; None if it holds none, or floats."""
+    layer, _, last = name.rpartition(".")
+    if packing.kind != "compressed":
+        return packing.kind if last == "qweight" else None  # type: ignore[return-value]
+    if last == "weight_packed":
+        return "compressed" if tensors[name].dtype != torch.uint8 else None
+    integers = last == "weight" and tensors[name].dtype == torch.int8 and f"{layer}.weight_scale" in tensors
+    return "int8" if integers else None
+
+
+_CODES = ("qweight", "weight_packed", "weight")
 _NAMES = (
     "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_scale", "weight_zero_point", "weight_shape",
     "weight_g_idx", "weight", "input_scale", "output_scale", "input_zero_point",
@@ -81,7 +101,8 @@ class PackedLayer(QuantizedWeight):
             )
         for name, (types, expected) in _EXPECTED[self.packing.kind](n, k, groups, self.bits).items():
             found = self.tensors.get(name)
-            if found is not None and (found.shape != expected or found.dtype not in types):
+            one = found is not None and groups == 1 and prod(found.shape) == 1 and name not in _CODES
+            if found is not None and (found.dtype not in types or not (one or found.shape == expected)):
                 raise self._misfit(name, f"for a weight [{n}, {k}] with {groups} groups")
         self.format = grouped(self.bits, group, kind)
         index = self.tensors.get("g_idx") or self.tensors.get("weight_g_idx")
@@ -184,14 +205,25 @@ def _compressed_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight, int]
         raise TensorError(f"{layer.layer}.weight_shape", f"is {list(stated.shape)}, not two sizes", _AGAIN)
     n, k = (int(size) for size in stated.load())
     layer.tensor("weight_packed")
-    return (n, k), layer.tensor("weight_scale"), layer.sizes("weight_scale")[1]
+    return (n, k), *_scales(layer)
+
+
+def _scales(layer: PackedLayer) -> tuple[Weight, int]:
+    """compressed-tensors' scales, and how many of them a row has; one may be all that there is."""
+    scales = layer.tensor("weight_scale")
+    return scales, 1 if prod(scales.shape) == 1 else layer.sizes("weight_scale")[1]
+
+
+def _every_row(values: Tensor, n: int) -> Tensor:
+    """Scales or zeros [N, groups], also of a layer that has one of them."""
+    return values.reshape(1, 1).expand(n, 1) if values.numel() == 1 else values
 
 
 def _compressed_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
     """Codes and zeros are stored without sign: 2^(bits - 1) more."""
     bits, (n, k) = layer.bits, layer.shape
     codes = _columns(layer.tensor("weight_packed").load(), bits)[:, :k].contiguous()
-    scales = layer.tensor("weight_scale").load()
+    scales = _every_row(layer.tensor("weight_scale").load(), n)
     if "weight_zero_point" in layer.tensors:
         zeros = _fields(layer.tensor("weight_zero_point").load().T, bits).flatten(-2).T[:n]
     else:
@@ -200,13 +232,16 @@ def _compressed_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _int8_shape(layer: PackedLayer) -> tuple[tuple[int, int], Weight, int]:
-    return layer.sizes("weight"), layer.tensor("weight_scale"), 1
+    return layer.sizes("weight"), *_scales(layer)
 
 
 def _int8_parts(layer: PackedLayer) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes and zeros are stored with their sign, of whatever bits they have."""
     codes = layer.tensor("weight").load().view(torch.uint8) ^ 128
-    scales = layer.tensor("weight_scale").load()
-    return codes, scales, torch.full(scales.shape, 128, dtype=torch.uint8)
+    scales = _every_row(layer.tensor("weight_scale").load(), len(codes))
+    if "weight_zero_point" not in layer.tensors:
+        return codes, scales, torch.full(scales.shape, 128, dtype=torch.uint8)
+    return codes, scales, _every_row(layer.tensor("weight_zero_point").load().view(torch.uint8) ^ 128, len(codes))
 
 
 _WORDS, _BYTES, _REALS = (torch.int32,), (torch.int8,), tuple(_SCALES)
@@ -224,7 +259,9 @@ _EXPECTED: dict[str, Callable[[int, int, int, int], Expected]] = {
         "weight_packed": (_WORDS, (n, ceil(k * bits / 32))), "weight_scale": (_REALS, (n, groups)),
         "weight_zero_point": (_WORDS, (ceil(n * bits / 32), groups)),
     },
-    "int8": lambda n, k, groups, bits: {"weight": (_BYTES, (n, k)), "weight_scale": (_REALS, (n, 1))},
+    "int8": lambda n, k, groups, bits: {
+        "weight": (_BYTES, (n, k)), "weight_scale": (_REALS, (n, groups)), "weight_zero_point": (_BYTES, (n, groups)),
+    },
 }  # fmt: skip
 _SHAPES: dict[str, Callable[[PackedLayer], tuple[tuple[int, int], Weight, int]]] = {
     "gptq": _gptq_shape, "awq": _awq_shape, "compressed": _compressed_shape, "int8": _int8_shape,

@@ -32,6 +32,8 @@ def packing_of(config: Mapping[str, Any], path: Path) -> Packing | None:
     method = str(facts.get("quant_method") or "unknown method")
     made = _READ.get(method)
     try:
+        if _only_cache(method, facts):
+            return None
         packing = made(facts) if made else None
     except (TypeError, AttributeError, ValueError) as error:  # a fact is of another type than its kind has
         raise CheckpointError(
@@ -46,6 +48,13 @@ def packing_of(config: Mapping[str, Any], path: Path) -> Packing | None:
             "NVFP4 and 8-bit floats (e4m3); or give the unquantized checkpoint",
         )
     return packing
+
+
+def _only_cache(method: str, facts: Mapping[str, Any]) -> bool:
+    """Whether nothing but the KV cache is quantized, which is a matter of `--kv-cache`."""
+    if method == "compressed-tensors":
+        return bool(facts.get("kv_cache_scheme")) and not _groups(facts)
+    return method == "modelopt" and bool(facts.get("kv_cache_quant_algo")) and not facts.get("quant_algo")
 
 
 def _gptq(facts: Mapping[str, Any]) -> Packing | None:
@@ -69,29 +78,32 @@ def _auto_round(facts: Mapping[str, Any]) -> Packing | None:
     return Packing("gptq", facts["bits"], known[form]) if form in known else None
 
 
+_LAYOUTS = {  # of compressed-tensors: what codes its formats have
+    "pack-quantized": {("int", 4), ("int", 8)}, "int-quantized": {("int", bits) for bits in range(1, 9)},
+    "naive-quantized": {("int", 8), ("float", 8)}, "float-quantized": {("float", 8)}, "mxfp8-quantized": {("float", 8)},
+    "nvfp4-pack-quantized": {("float", 4)}, "mxfp4-pack-quantized": {("float", 4)},
+    "mixed-precision": {("int", 4), ("int", 8), ("float", 4), ("float", 8)},
+}  # fmt: skip
+
+
 def _compressed(facts: Mapping[str, Any]) -> Packing | None:
-    groups = [g for g in (facts.get("config_groups") or {}).values() if isinstance(g, dict)]
-    schemes = [g.get("weights") or {} for g in groups]
-    bits, kinds = {s.get("num_bits") for s in schemes}, {s.get("type") for s in schemes}
+    """Groups of layers, each in a format of its own or in that of all; a layer's tensors say which it is of."""
+    groups, bits = _groups(facts), 8
     sparse = (facts.get("sparsity_config") or {}).get("format") or "dense"
-    if len(kinds) != 1 or not bits or not bits <= {4, 8} or sparse != "dense" or facts.get("transform_config"):
+    if not groups or sparse != "dense" or facts.get("transform_config"):
         return None
-    form = str(facts.get("format"))
-    if kinds == {"float"} and 4 in bits:
-        own = {str(g.get("format") or form) for g in groups if (g.get("weights") or {}).get("num_bits") == 4}
-        return Packing("e2m1", 4) if own <= {"nvfp4-pack-quantized", "mxfp4-pack-quantized"} else None
-    if kinds == {"int"} and len(bits) == 2:  # a layer's tensors say which
-        own = {str(g.get("format") or form) for g in groups}
-        return Packing("compressed", 8) if own == {"pack-quantized"} else None
-    if len(bits) != 1:
-        return None
-    if kinds == {"float"}:
-        known = bits == {8} and form in ("float-quantized", "naive-quantized", "mixed-precision")
-        block = _one_block(s.get("block_structure") for s in schemes)
-        alone = not any(group.get("input_activations") for group in groups)
-        return Packing("float8", 8, block=block, alone=alone) if known else None
-    kind = {"pack-quantized": "compressed", "int-quantized": "int8"}.get(form) if kinds == {"int"} else None
-    return Packing(kind, bits.pop()) if kind else None  # type: ignore[arg-type]
+    for group in groups:
+        kind, bits = str(group["weights"].get("type")), group["weights"].get("num_bits")
+        if (kind, bits) not in _LAYOUTS.get(str(group.get("format") or facts.get("format")), ()):
+            return None
+    block = _one_block(group["weights"].get("block_structure") for group in groups)
+    return Packing("compressed", bits, block=block, alone=not any(group.get("input_activations") for group in groups))
+
+
+def _groups(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of compressed-tensors, those whose weights are quantized."""
+    groups = (facts.get("config_groups") or {}).values()
+    return [group for group in groups if isinstance(group, dict) and group.get("weights")]
 
 
 def _fp8(facts: Mapping[str, Any]) -> Packing | None:

@@ -8,14 +8,14 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from ...weights.handles import Weight
+from ...weights.handles import QuantizedWeight, SortedColumns, Weight
 from .checkpoint import open_checkpoint
 from .conversion import model_weights
 from .float8 import refuse_bare
 from .gguf.container import is_gguf
 from .gguf.source import GgufFile
 from .identify import find_checkpoint
-from .model import build_meta_model, computed_buffers, load_config
+from .model import build_meta_model, computed_buffers, linears_where, load_config
 from .packed import unpacked
 from .refuse import check_config
 
@@ -70,7 +70,8 @@ class CheckpointDirectory:
 
     def build(self, written_out: bool, task: str) -> nn.Module:
         """See Source."""
-        return build_meta_model(self.config, written_out, task)
+        model = build_meta_model(self.config, written_out, task)
+        return linears_where(model, lambda name: isinstance(self._tensors.get(name), (QuantizedWeight, SortedColumns)))
 
 
 def open_source(path: Path, task: str = "generate") -> Source:
@@ -80,4 +81,4 @@ def open_source(path: Path, task: str = "generate") -> Source:
         from .onnx.source import OnnxFile  # needs the package onnx, which nothing else here does
 
         return OnnxFile(found.path)
-    return GgufFile(found.path) if is_gguf(found.path) else CheckpointDirectory(found.path, task)
+    return GgufFile(found.path, task) if is_gguf(found.path) else CheckpointDirectory(found.path, task)

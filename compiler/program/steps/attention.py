@@ -13,7 +13,7 @@ from .base import OperandGroup, Step, step_type
 class KVSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The geometry of one layer's cache: blocks of `block_size` tokens, of element type `dtype`. shared: values are the
     first value_dim elements of keys, which lie there once. scored: with each token and head lies the attention that
-    it got."""
+    it got. align: of how many bytes a key or value takes a multiple, as KVLayer has it."""
 
     heads: int
     key_dim: int
@@ -22,6 +22,7 @@ class KVSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     block_size: int
     shared: bool = False
     scored: bool = False
+    align: int = 1
 
 
 class Rotary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -46,7 +46,7 @@ class KernelLibrary:
             if (found := library.icc_abi_version()) != KERNEL_ABI["cpu"]:  # it may lack the functions below
                 raise EngineAbiError(name, found, KERNEL_ABI["cpu"])
             self._create, self._step, self._destroy = library.icc_create, library.icc_step, library.icc_destroy
-            self._section, self._sha256 = library.icc_section, library.icc_sha256
+            self._section = library.icc_section
         except (OSError, AttributeError) as error:
             raise EngineFormatError(f"{name} is not a kernel library: {error}", "compile the model again") from error
         self._create.restype = c_void_p
@@ -57,15 +57,18 @@ class KernelLibrary:
         self._section.argtypes = (c_void_p, c_int32, POINTER(IccBatch))
         self._destroy.restype = None
         self._destroy.argtypes = (c_void_p,)
-        self._sha256.restype = None
-        self._sha256.argtypes = (c_void_p, c_int64, c_int64, c_void_p)
 
-    def sha256(self, data: memoryview, size: int) -> list[str]:
-        """The SHA-256 (hex) of each `size` bytes of `data`, both multiples of 64: several at a time, GIL released."""
-        count = len(data) // size
-        digests = (c_char * (32 * count))()
-        self._sha256(address_of(data), count, size, digests)
-        return [digests.raw[at : at + 32].hex() for at in range(0, 32 * count, 32)]
+    def digest_pieces(self, data: memoryview, size: int, following: c_int64, digests: Array[c_char]) -> None:
+        """The BLAKE3 digests (32 bytes each) of pieces of `size` bytes, at most PIECE, from number `following` on,
+        which threads share, as they share the digests; the GIL is released. EngineFormatError where a library makes
+        none.
+        """
+        try:
+            compute = self._library.icc_blake3
+        except AttributeError as error:
+            raise EngineFormatError(f"a kernel library makes no digests: {error}", "compile the model again") from error
+        compute.restype, compute.argtypes = None, (c_void_p, c_int64, c_int64, POINTER(c_int64), c_void_p)
+        compute(address_of(data), len(data), size, following, digests)
 
     def largest(self, logits: int, rows: int, width: int) -> list[int] | None:
         """The index of the largest of each row of float32 at an address, the first of equals; -1 where the largest is

@@ -68,7 +68,8 @@ def sweep(
     otherwise all keys of the tiles must be visible to all rows.
     """
     # page numbers are loaded one tile ahead, so that the loads of keys and values wait for no other load
-    page = tl.load(table_ptr + begin // BLOCK, mask=begin < end, other=0)
+    last = tl.minimum(end, high)
+    page = tl.load(table_ptr + begin // BLOCK, mask=begin < last, other=0)
     for start in tl.range(begin, end, TILE):
         key = start + tl.arange(0, TILE)
         if MASKED:
@@ -77,7 +78,7 @@ def sweep(
             known = tl.full((TILE,), True, tl.int1)
         here = page.to(tl.int64)
         slot = head * BLOCK + start % 16 + tl.arange(0, TILE)
-        page = tl.load(table_ptr + (start + 16) // 16, mask=start + 16 < end, other=0)
+        page = tl.load(table_ptr + (start + 16) // 16, mask=start + 16 < last, other=0)
         at = here * PAGE + slot * KEY_DIM
         score = tl.zeros((ROWS, TILE), tl.float32)
         k = load_piece(kv_ptr, at, known, 0, 16, KEY_DIM)

@@ -11,11 +11,13 @@ VALUE_DIM = tl.constexpr(24)
 ROWS = tl.constexpr(16)  # (token, head) pairs of one program
 TILE = tl.constexpr(16)  # keys per step
 BLOCK = tl.constexpr(24)  # tokens per page
-PAGE = tl.constexpr(2304)  # elements per page
+PAGE = tl.constexpr(2688)  # elements per page
 VALUES = tl.constexpr(768)  # where a page's values begin
-SCALE_PAGE = tl.constexpr(576)  # the same in float32 elements, for the scales of int8 codes
-KEY_SCALES = tl.constexpr(480)
-VALUE_SCALES = tl.constexpr(528)
+SCALE_PAGE = tl.constexpr(672)  # the same in float32 elements, for the scales of int8 codes
+KEY_SCALES = tl.constexpr(576)
+VALUE_SCALES = tl.constexpr(624)
+KEY_WIDTH = tl.constexpr(16)  # elements from a key to the next; of a value
+VALUE_WIDTH = tl.constexpr(32)
 UNIT = tl.constexpr(0.36067376022224085)  # scores as `sweep` has them, times UNIT, are logarithms to base 2
 LOG2E = tl.constexpr(1.4426950408889634)
 QK = tl.constexpr(tl.bfloat16)  # element types of the two products
@@ -78,13 +80,13 @@ def sweep(
         slot = head * BLOCK + key % BLOCK
         ahead = key + TILE
         page = tl.load(table_ptr + ahead // BLOCK, mask=ahead < high, other=0)
-        at = here * PAGE + slot * KEY_DIM
+        at = here * PAGE + slot * KEY_WIDTH
         score = tl.zeros((ROWS, TILE), tl.float32)
-        k = load_piece(kv_ptr, at, known, 0, 16, KEY_DIM)
+        k = load_piece(kv_ptr, at, known, 0, 16, KEY_WIDTH)
         k = numbers(k).to(QK)
         score = dot(q0, tl.trans(k), score)
-        at = here * PAGE + VALUES + slot * VALUE_DIM
-        v0 = load_piece(kv_ptr, at, known, 0, 32, VALUE_DIM)
+        at = here * PAGE + VALUES + slot * VALUE_WIDTH
+        v0 = load_piece(kv_ptr, at, known, 0, 32, VALUE_WIDTH)
         at = here * SCALE_PAGE + slot
         score *= tl.load(scales_ptr + KEY_SCALES + at, mask=known, other=0.0)[None, :]
         value_scale = tl.load(scales_ptr + VALUE_SCALES + at, mask=known, other=0.0)

@@ -11,11 +11,13 @@ VALUE_DIM = tl.constexpr(24)
 ROWS = tl.constexpr(16)  # (token, head) pairs of one program
 TILE = tl.constexpr(16)  # keys per step
 BLOCK = tl.constexpr(16)  # tokens per page
-PAGE = tl.constexpr(1536)  # elements per page
+PAGE = tl.constexpr(1792)  # elements per page
 VALUES = tl.constexpr(512)  # where a page's values begin
-SCALE_PAGE = tl.constexpr(384)  # the same in float32 elements, for the scales of int8 codes
-KEY_SCALES = tl.constexpr(320)
-VALUE_SCALES = tl.constexpr(352)
+SCALE_PAGE = tl.constexpr(448)  # the same in float32 elements, for the scales of int8 codes
+KEY_SCALES = tl.constexpr(384)
+VALUE_SCALES = tl.constexpr(416)
+KEY_WIDTH = tl.constexpr(16)  # elements from a key to the next; of a value
+VALUE_WIDTH = tl.constexpr(32)
 UNIT = tl.constexpr(1.0)  # scores as `sweep` has them, times UNIT, are logarithms to base 2
 LOG2E = tl.constexpr(1.4426950408889634)
 QK = tl.constexpr(tl.bfloat16)  # element types of the two products
@@ -39,7 +41,7 @@ def load_rotated(
         if FIRST + WIDTH > 8:
             mask = mask & (d < 8)[None, :]
         low = d % 2 == 0
-        partner = tl.where(low, d + 1, d - 1)
+        partner = d // 2 * 2 + 1 - d % 2
         other = tl.load(x_ptr + start[:, None] + partner[None, :], mask=mask, other=0.0).to(tl.float32)
         angle = tl.minimum(tl.maximum(position, 0), 63).to(tl.int64) * 8
         cos = tl.load(cos_ptr + angle[:, None] + d[None, :], mask=mask, other=1.0)
@@ -77,7 +79,8 @@ def sweep(
     of which a row sees those in its mask of 64 bits; key_positions tells their positions by their places.
     """
     # page numbers are loaded one tile ahead, so that the loads of keys and values wait for no other load
-    page = tl.load(table_ptr + begin // BLOCK, mask=begin < end, other=0)
+    last = tl.minimum(end, high)
+    page = tl.load(table_ptr + begin // BLOCK, mask=begin < last, other=0)
     for start in tl.range(begin, end, TILE):
         key = start + tl.arange(0, TILE)
         if MASKED:
@@ -86,14 +89,14 @@ def sweep(
             known = tl.full((TILE,), True, tl.int1)
         here = page.to(tl.int64)
         slot = head * BLOCK + start % 16 + tl.arange(0, TILE)
-        page = tl.load(table_ptr + (start + 16) // 16, mask=start + 16 < end, other=0)
-        at = here * PAGE + slot * KEY_DIM
+        page = tl.load(table_ptr + (start + 16) // 16, mask=start + 16 < last, other=0)
+        at = here * PAGE + slot * KEY_WIDTH
         score = tl.zeros((ROWS, TILE), tl.float32)
-        k = load_piece(kv_ptr, at, known, 0, 16, KEY_DIM)
+        k = load_piece(kv_ptr, at, known, 0, 16, KEY_WIDTH)
         k = numbers(k).to(QK)
         score = dot(q0, tl.trans(k), score)
-        at = here * PAGE + VALUES + slot * VALUE_DIM
-        v0 = load_piece(kv_ptr, at, known, 0, 32, VALUE_DIM)
+        at = here * PAGE + VALUES + slot * VALUE_WIDTH
+        v0 = load_piece(kv_ptr, at, known, 0, 32, VALUE_WIDTH)
         at = here * SCALE_PAGE + slot
         score *= tl.load(scales_ptr + KEY_SCALES + at, mask=known, other=0.0)[None, :]
         value_scale = tl.load(scales_ptr + VALUE_SCALES + at, mask=known, other=0.0)

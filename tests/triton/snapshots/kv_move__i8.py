@@ -22,21 +22,21 @@ def kv_move(kv_ptr, scales_ptr, moves, num_moves):
         to_at = head * BLOCK + target % BLOCK
         d = tl.arange(0, 16)
         key_mask = known[:, None]
-        k = tl.load(kv_ptr + (page * 1536 + at * 16)[:, None] + d[None, :], mask=key_mask)
-        to_key = (to_page * 1536 + to_at * 16)[:, None] + d[None, :]
+        k = tl.load(kv_ptr + (page * 1792 + at * 16)[:, None] + d[None, :], mask=key_mask)
+        to_key = (to_page * 1792 + to_at * 16)[:, None] + d[None, :]
         d = tl.arange(0, 32)
-        value_mask = known[:, None] & (d < 24)[None, :]
-        value_at = page * 1536 + 512 + at * 24
+        value_mask = known[:, None]
+        value_at = page * 1792 + 512 + at * 32
         v = tl.load(kv_ptr + value_at[:, None] + d[None, :], mask=value_mask)
-        value_at = to_page * 1536 + 512 + to_at * 24
+        value_at = to_page * 1792 + 512 + to_at * 32
         to_value = value_at[:, None] + d[None, :]
-        scale_at = page * 384 + at
-        key_scale = tl.load(scales_ptr + 320 + scale_at, mask=known)
-        value_scale = tl.load(scales_ptr + 352 + scale_at, mask=known)
+        scale_at = page * 448 + at
+        key_scale = tl.load(scales_ptr + 384 + scale_at, mask=known)
+        value_scale = tl.load(scales_ptr + 416 + scale_at, mask=known)
         tl.debug_barrier()  # all of these are read before one of their places is written
         tl.store(kv_ptr + to_key, k, mask=key_mask)
         tl.store(kv_ptr + to_value, v, mask=value_mask)
-        scale_at = to_page * 384 + to_at
-        tl.store(scales_ptr + 320 + scale_at, key_scale, mask=known)
-        tl.store(scales_ptr + 352 + scale_at, value_scale, mask=known)
+        scale_at = to_page * 448 + to_at
+        tl.store(scales_ptr + 384 + scale_at, key_scale, mask=known)
+        tl.store(scales_ptr + 416 + scale_at, value_scale, mask=known)
         tl.debug_barrier()

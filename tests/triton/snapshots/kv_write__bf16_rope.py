@@ -27,7 +27,7 @@ def load_rotated(
         if FIRST + WIDTH > 8:
             mask = mask & (d < 8)[None, :]
         low = d % 2 == 0
-        partner = tl.where(low, d + 1, d - 1)
+        partner = d // 2 * 2 + 1 - d % 2
         other = tl.load(x_ptr + start[:, None] + partner[None, :], mask=mask, other=0.0).to(tl.float32)
         angle = tl.minimum(tl.maximum(position, 0), 63).to(tl.int64) * 8
         cos = tl.load(cos_ptr + angle[:, None] + d[None, :], mask=mask, other=1.0)

@@ -57,14 +57,15 @@ def store(
     at = head * BLOCK + slot % BLOCK
     k, key_scale = quantize(k)
     v, value_scale = quantize(v)
-    scale_at = page * 384 + at
-    tl.store(scales_ptr + 320 + scale_at, key_scale, mask=inside)
-    tl.store(scales_ptr + 352 + scale_at, value_scale, mask=inside)
-    value_at = page * 1536 + 512 + at * 24
+    scale_at = page * 448 + at
+    tl.store(scales_ptr + 384 + scale_at, key_scale, mask=inside)
+    tl.store(scales_ptr + 416 + scale_at, value_scale, mask=inside)
+    value_at = page * 1792 + 512 + at * 32
+    mask = inside[:, None]
     tl.store(kv_ptr + value_at[:, None] + d[None, :], v.to(kv_ptr.dtype.element_ty), mask=mask)
     d = tl.arange(0, 16)
     mask = inside[:, None]
-    key_at = page * 1536 + at * 16
+    key_at = page * 1792 + at * 16
     tl.store(kv_ptr + key_at[:, None] + d[None, :], k.to(kv_ptr.dtype.element_ty), mask=mask)
 
 

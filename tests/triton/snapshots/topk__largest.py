@@ -34,7 +34,7 @@ def topk(x_ptr, values_ptr, indices_ptr, num_rows):
     taken = tl.zeros([ROW_BLOCK * LINE_BLOCK, 4], tl.int32)
     for j in range(3):
         top = tl.max(key, axis=1)[:, None]
-        best = tl.min(tl.where(key == top, at, WIDTH - 1), axis=1)[:, None]
+        best = tl.minimum(tl.min(tl.where(key == top, at, WIDTH - 1), axis=1), N - 1)[:, None]
         taken = tl.where(column == j, best, taken)
         key = tl.where(at == best, LOWEST, key)
     kept = inside[:, None] & (column < 3)

@@ -16,7 +16,7 @@ import numpy as np
 Number = int | np.ndarray
 _NEVER = 2**60
 _DEEPEST = 5  # facts that one proof puts together
-_MOST = 40  # combinations that are tried of each depth
+_MOST = 120  # combinations that are tried of each depth
 
 
 @dataclass(eq=False)
@@ -119,6 +119,13 @@ def _divisor(number: Number) -> int:
     return abs(number) if isinstance(number, int) else int(np.gcd.reduce(number, axis=None))
 
 
+def _ratio(factor: Number, by: np.ndarray) -> int:
+    """How many times `by` a factor is in every sample; 0 if it is not the same number above 0."""
+    at = int(np.argmax(by != 0))
+    times = int((factor if isinstance(factor, int) else factor[at]) // by[at]) if by[at] else 0
+    return times if times > 0 and np.array_equal(times * by, np.broadcast_to(factor, by.shape)) else 0
+
+
 class _Search:
     """Fourier-Motzkin elimination, one unknown after the other, as deep as it is allowed."""
 
@@ -136,6 +143,10 @@ class _Search:
                 sign = 1 if factor > 0 else -1
             for number, fact in enumerate((*facts, *unknown.facts)):
                 by = fact.terms.get(unknown)
+                if self._left and isinstance(by, np.ndarray) and (times := _ratio(factor, by)):
+                    self._left -= 1
+                    rest = facts[:number] + facts[number + 1 :]
+                    best = least(best, self.upper(form.plus(fact, -times), rest, depth - 1))
                 if not isinstance(by, int) or by * sign <= 0 or self._left == 0:
                     continue
                 self._left -= 1

@@ -256,7 +256,13 @@ class Values:
         if one.known and other.known and np.array_equal(one.constant, other.constant):
             return one
         low = least(lower(one, yes), lower(other, no))
-        return self._unknown(key, low, most(upper(one, yes), upper(other, no)), gcd(one.divisor, other.divisor))
+        found = self._unknown(key, low, most(upper(one, yes), upper(other, no)), gcd(one.divisor, other.divisor))
+        apart, [unknown] = one.plus(other, -1), found.terms
+        if np.all(apart.high <= 0):
+            one, other, apart = other, one, apart.times(-1)
+        if np.all(apart.low >= 0):  # whichever it is, it lies between them
+            unknown.facts = [found.plus(one, -1), other.plus(found, -1)]
+        return found
 
     def _anywhere(self, op: Op, name: str, view: View) -> Form | None:
         """Elements in another order: between the least and the most of all."""

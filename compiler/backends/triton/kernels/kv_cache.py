@@ -17,6 +17,7 @@ from ...render import render
 from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg, size_arg
 from ..tiling.choice import Tuner, power_of_two
 
+KV_ALIGN = 16  # bytes that each key and value takes a multiple of: what one copy to shared memory takes
 MIXED = 64  # dims that are mixed with each other, at most
 _ROWS = 16  # (token, head) pairs that one program writes
 C = TypeVar("C", KvWriteStep, AttentionStep, ChooseKeysStep)
@@ -76,29 +77,31 @@ def pieces(dim: int, widest: int = 256) -> tuple[Piece, ...]:
 class KvKernel(StepKernel[C]):
     """The geometry of one layer's pages, which begin `page_stride` elements after each other.
 
-    A page holds keys [heads, block_size, key_dim], then values [heads, block_size, value_dim], of the cache's type; for
-    codes there follow float32 scales [heads, block_size] of the keys, then of the values. Where values are shared, they
-    are the beginning of keys, with their scales, and have no place of their own. Codes of 4 and 2 bits are
-    packed, from the low bits of a byte up, and have a scale and a centre in half floats, the scale in the low half of
-    four bytes; what they stand for, and that vectors are mixed before they are rounded, is told in
-    codegen_templates/cpp/kv.h.
+    A page holds keys [heads, block_size, key_width], then values [heads, block_size, value_width], of the cache's type,
+    with zeros behind the dims; for codes there follow float32 scales [heads, block_size] of the keys, then of the
+    values. Where values are shared, they are the beginning of keys, with their scales, and have no place of their own.
+    Codes of 4 and 2 bits are packed, from the low bits of a byte up, and have a scale and a centre in half floats, the
+    scale in the low half of four bytes; what they stand for, and that vectors are mixed before they are rounded, is
+    told in codegen_templates/cpp/kv.h.
     """
 
     @classmethod
     def refusal(cls, step: C) -> str:
         if step.kv.dtype not in KV_DTYPES:
             return f"unknown cache type {step.kv.dtype!r}"
+        if step.kv.align % KV_ALIGN:
+            return f"vectors of the cache begin at multiples of {step.kv.align} bytes, not of {KV_ALIGN}"
         if step.kv.scored:
             return "tokens chosen by their attention: there are no kernels for GPUs"
         return super().refusal(step)
 
     @property
     def key_pad(self) -> int:
-        return power_of_two(self.step.kv.key_dim)
+        return power_of_two(max(self.step.kv.key_dim, self.key_width))
 
     @property
     def value_pad(self) -> int:
-        return power_of_two(self.step.kv.value_dim)
+        return power_of_two(max(self.step.kv.value_dim, self.value_width))
 
     @property
     def scaled(self) -> bool:
@@ -118,7 +121,7 @@ class KvKernel(StepKernel[C]):
     @property
     def key_width(self) -> int:
         """Elements of a key in a page; bytes of packed ones."""
-        return _width(self.step.kv.key_dim, self.step.kv.dtype)
+        return self._width(self.step.kv.key_dim)
 
     @property
     def value_row(self) -> int:
@@ -128,7 +131,16 @@ class KvKernel(StepKernel[C]):
     @property
     def value_width(self) -> int:
         """The same of a value."""
-        return _width(self.step.kv.value_dim, self.step.kv.dtype)
+        return self._width(self.step.kv.value_dim)
+
+    @property
+    def padded(self) -> bool:
+        """Whether vectors in pages are not as long as they have dims: packed, or with zeros behind them."""
+        kv = self.step.kv
+        return self.packed > 0 or (self.key_width, self.value_width) != (kv.key_dim, kv.value_dim)
+
+    def _width(self, dim: int) -> int:
+        return vector_bytes(dim, self.step.kv.dtype, self.step.kv.align) // item_size(self.step.kv.dtype)
 
     @property
     def key_width_pad(self) -> int:
@@ -145,7 +157,8 @@ class KvKernel(StepKernel[C]):
     @property
     def _page_bytes(self) -> int:
         kv = self.step.kv
-        return KVLayer(kv.heads, kv.key_dim, kv.value_dim, shared=kv.shared).block_bytes(kv.block_size, kv.dtype)
+        layer = KVLayer(kv.heads, kv.key_dim, kv.value_dim, shared=kv.shared, align=kv.align)
+        return layer.block_bytes(kv.block_size, kv.dtype)
 
     @property
     def page_stride(self) -> int:
@@ -191,10 +204,6 @@ def product_type(q: str, cached: str) -> str:
 def item_size(dtype: str) -> int:
     """Bytes of an element of a page."""
     return ITEM_SIZE.get(dtype, 1)
-
-
-def _width(dim: int, dtype: str) -> int:
-    return vector_bytes(dim, dtype) // item_size(dtype)
 
 
 @dataclass(frozen=True)

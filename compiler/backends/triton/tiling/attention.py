@@ -83,7 +83,7 @@ def decode_tiling(work: Workload, tuner: Tuner) -> Tiling:
     candidates: list[Config] = [
         {"rows": max(power_of_two(heads), 16), "heads": heads, "tile": tile, "warps": warps, "stages": stages}
         for heads in _head_counts(work.group, 16 if long else 32 if work.value_dim > 256 else 64)
-        for tile in ((16,) if long else (64, 32) if work.cached == work.multiplied else (32, 64))
+        for tile in ((16,) if long else (64, 32) if work.cached == work.multiplied else _converted(work))
         for warps in ((4, 8) if work.value_dim > 256 and not long else (4,))
         for stages in (3, 4, 2)
     ]
@@ -108,6 +108,12 @@ def split_count(work: Workload, tiling: Tiling, sequences: int, span: int, tuner
 def _tiles(work: Workload) -> tuple[int, ...]:
     """Keys per step: fewer where they are converted, and fewer still where they are unpacked, or registers spill."""
     return (32, 16) if work.cached < 1 else (64, 32, 16) if work.cached < work.multiplied else (64, 32, 128)
+
+
+def _converted(work: Workload) -> tuple[int, ...]:
+    """Keys per step of a decode where they are codes. All warps convert a piece of 16 dims: not 64 keys of it, or they
+    spill."""
+    return (32,) if work.key_dim % 32 or work.value_dim % 32 else (32, 64)
 
 
 def _head_counts(group: int, most: int) -> list[int]:

@@ -204,6 +204,7 @@ class Machine:
     def _tiles(self, p: Product) -> list[Config]:
         m = [16, 32, 64, 128] if p.experts else [min(max(p.rows, 16), 128)]
         m += [64] if p.rows >= 128 else []
+        m += [32] if p.rows == 64 and 0 < self.level < 90 and p.parts > 1 else []
         m += [256] if p.rows >= 256 else []
         steps = -(-p.k // (p.codes.group if p.codes else 64))
         splits = [1, *(s for s in (2, 4, 8) if steps >= 4 * s and p.rows <= 1024 and not p.experts)]
@@ -256,7 +257,7 @@ class Machine:
         if c["n"] > 16 * c["warps"]:  # a warp unpacks more than 16 columns at once
             sums *= 2
         most = 64 if c["n"] < 64 else 32 if p.doubled and p.parts > 1 and old else 128
-        crowded = old and p.parts > 1 and (c["n"] > 64 or (c["n"] == 64 and c["m"] == 64))
+        crowded = old and p.parts > 1 and (c["n"] > 64 or (c["m"] == 64 and (c["n"] == 64 or p.codes.bits == 8)))
         return sums * p.parts <= limit and c["m"] <= most and not crowded
 
     def _whole(self, p: Product, c: Config) -> bool:
@@ -321,10 +322,11 @@ class Machine:
         return [
             {"decode": 0, "m": rows, "n": n, "k": k, "warps": warps, "stages": depth, "splits": split}
             for rows in m
-            for n, warps in ((32, 4), (64, 4), (128, 8)) if n >= 64 or p.rows < 64
+            for n, warps in (((32, 2), (64, 2)) if self.level >= 100 else ((32, 4), (64, 4), (128, 8)))
+            if n >= 64 or p.rows < 64 or warps == 2
             for depth in ((2,) if self.hip else (3, 4))
             for split in splits
-            if rows * n * p.parts <= (32 if 0 < self.level < 90 else 64) * self.target.warp_size * warps
+            if rows * n * p.parts <= (32 if 0 < self.level < 90 or warps == 2 else 64) * self.target.warp_size * warps
         ]  # fmt: skip
 
     def _wide(self, p: Product) -> list[Config]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import torch
 
 from ....errors import UnsupportedModel
-from ..checkpoint import mapped
 from .container import Container
 from .keys import Facts, key
+from .rope import factors, long_rope, partly_turned, scaling
 
 
 def heads_of_gemma(layers: int) -> Callable[[Container, Facts], None]:
@@ -30,26 +29,27 @@ def gemma3(container: Container, facts: Facts) -> None:
     """Layers that see all have rotary scaling, those with a window none."""
     heads_of_gemma(62)(container, facts)
     far: Facts = {"rope_type": "default", "rope_theta": facts.pop("rope_theta", None) or 1e6}
-    kind, factor = (key(container, f"rope.scaling.{name}") for name in ("type", "factor"))
-    if kind == "linear" and factor:
-        far |= {"rope_type": "linear", "factor": float(factor)}
+    kind, factor = scaling(container)
+    if kind == "linear":
+        far |= {"rope_type": "linear", "factor": factor}
     near = {"rope_type": "default", "rope_theta": key(container, "rope.freq_base_swa") or 1e4}
     facts["rope_parameters"] = {"full_attention": far, "sliding_attention": near}
-    layer_types(container, facts)
 
 
 def gemma4(container: Container, facts: Facts) -> None:
     """Heads of two widths, rotary frequencies of a part of the wide ones, layers that read the keys of others."""
-    layer_types(container, facts)
     kinds = facts["layer_types"]
     facts["head_dim"] = key(container, "attention.key_length_swa") or facts["global_head_dim"]
-    groups = np.resize(container.metadata["gemma4.attention.head_count_kv"], len(kinds)).tolist()
+    for end in ("", "_swa"):  # whole heads are turned, or `unused.py` refuses
+        if container.metadata.get(f"gemma4.rope.dimension_count{end}") == key(container, f"attention.key_length{end}"):
+            key(container, f"rope.dimension_count{end}")
+    groups = np.resize(key(container, "attention.head_count_kv"), len(kinds)).tolist()
     windowed = [kind == "sliding_attention" for kind in kinds]
     facts["num_key_value_heads"] = next((n for n, near in zip(groups, windowed, strict=True) if near), groups[0])
     facts["num_global_key_value_heads"] = next((n for n, near in zip(groups, windowed, strict=True) if not near), None)
     far = [f"blk.{layer}.attn_v.weight" for layer, near in enumerate(windowed) if not near]
     facts["attention_k_eq_v"] = not any(name in container.tensors for name in far)
-    widths = np.atleast_1d(container.metadata["gemma4.feed_forward_length"]).tolist()
+    widths = np.atleast_1d(key(container, "feed_forward_length")).tolist()
     facts |= {"intermediate_size": min(widths), "use_double_wide_mlp": len(set(widths)) > 1}
     facts["num_kv_shared_layers"] = key(container, "attention.shared_kv_layers") or 0
     facts["hidden_size_per_layer_input"] = key(container, "embedding_length_per_layer_input") or 0
@@ -76,6 +76,7 @@ def deepseek(container: Container, facts: Facts) -> None:
     facts["v_head_dim"] = key(container, "attention.value_length_mla")
     facts.pop("head_dim", None)
     facts["q_lora_rank"] = key(container, "attention.q_lora_rank")
+    facts.setdefault("norm_topk_prob", False)
     rope, scale = facts.get("rope_parameters"), key(container, "rope.scaling.yarn_log_multiplier")
     if rope and scale is not None:  # ten times as much in configurations
         rope |= {"mscale": 10 * float(scale), "mscale_all_dim": 10 * float(scale)}
@@ -105,46 +106,18 @@ def mamba(container: Container, facts: Facts) -> None:
     facts["expand"] = max(1, facts["intermediate_size"] // facts["hidden_size"])
 
 
-def partly_turned(container: Container, facts: Facts) -> None:
-    """Rotary embedding of the first dimensions of a head."""
-    turned = key(container, "rope.dimension_count")
-    head = facts.get("head_dim") or facts["hidden_size"] // facts["num_attention_heads"]
-    if turned and turned < head:
-        base = facts.pop("rope_theta", None)
-        rope = facts.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": base or 10000.0})
-        rope["partial_rotary_factor"] = turned / head
-
-
-def long_rope(container: Container, facts: Facts) -> None:
-    """Phi 3: factors of rotary frequencies for short and for long texts, and windows."""
+def phi3(container: Container, facts: Facts) -> None:
+    """Factors of rotary frequencies for short and for long texts, and windows."""
     partly_turned(container, facts)
     facts["sliding_window"] = facts.get("sliding_window") or None
-    short, long = (factors(container, f"rope_factors_{length}.weight") for length in ("short", "long"))
-    if short is None or long is None:
-        return
-    rope = facts.setdefault("rope_parameters", {"rope_theta": facts.pop("rope_theta", None) or 10000.0})
-    rope |= {"rope_type": "longrope", "short_factor": short, "long_factor": long}
-    original = key(container, "rope.scaling.original_context_length") or facts["max_position_embeddings"]
-    facts["original_max_position_embeddings"] = rope["original_max_position_embeddings"] = int(original)
-    rope["factor"] = facts["max_position_embeddings"] / original
-    if (scale := key(container, "rope.scaling.attn_factor")) is not None:
-        rope["attention_factor"] = float(scale)
+    long_rope(container, facts)
 
 
-def factors(container: Container, name: str) -> list[float] | None:
-    entry = container.tensors.get(name)
-    if entry is None:
-        return None
-    if entry.kind != "f32":
-        raise UnsupportedModel(f"tensor {name!r} of {container.path} is {entry.kind.upper()}", "icc reads F32 there")
-    return mapped(entry.path)[entry.start : entry.end].clone().view(torch.float32).tolist()
-
-
-def layer_types(container: Container, facts: Facts) -> None:
-    """Which layers have a window, where the file says so layer by layer."""
-    found = key(container, "attention.sliding_window_pattern")
-    if isinstance(found, np.ndarray) and len(found) == facts["num_hidden_layers"]:
-        facts["layer_types"] = ["sliding_attention" if windowed else "full_attention" for windowed in found]
+def phimoe(container: Container, facts: Facts) -> None:
+    phi3(container, facts)
+    if (rope := facts.get("rope_parameters")) and rope.get("rope_type") == "longrope":
+        rope |= dict.fromkeys(("short_mscale", "long_mscale"), rope["attention_factor"])
+    facts["lm_head_bias"] = "output.bias" in container.tensors
 
 
 def command_r(container: Container, facts: Facts) -> None:
@@ -159,3 +132,21 @@ def ministral3(container: Container, facts: Facts) -> None:
     original = rope.get("original_max_position_embeddings") or facts["max_position_embeddings"]
     rope |= {"llama_4_scaling_beta": key(container, "attention.temperature_scale") or 0.0}
     facts["rope_parameters"] = rope | {"original_max_position_embeddings": original}
+
+
+def laguna(container: Container, facts: Facts) -> None:
+    """Heads by layer; gates of a head or of its elements."""
+    facts["num_attention_heads_per_layer"] = np.resize(
+        key(container, "attention.head_count"), facts["num_hidden_layers"]
+    ).tolist()
+    facts["num_attention_heads"] = heads = facts["num_attention_heads_per_layer"][0]
+    gate = container.tensors.get("blk.0.attn_gate.weight")
+    facts["gating"] = "per-element" if gate is not None and gate.shape[0] != heads else "per-head"
+    facts["head_dim"] = key(container, "attention.key_length") or facts["hidden_size"] // heads
+
+
+def bert(container: Container, facts: Facts) -> None:
+    """Encoders of BERT's form; RoBERTa's are written so that positions begin at the first row of their table."""
+    kinds = container.tensors.get("token_types.weight")
+    facts["type_vocab_size"] = kinds.shape[0] if kinds is not None else 1
+    facts["layer_norm_eps"] = key(container, "attention.layer_norm_epsilon") or 1e-12

@@ -14,7 +14,8 @@ from torch import Tensor
 from . import adjust as a
 from . import hybrids as h
 from .container import Container
-from .keys import Facts
+from .keys import Facts, key
+from .rope import partly_turned
 
 _SOFTMAX = 1  # of `expert_gating_func`
 
@@ -68,13 +69,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2moe": Architecture("qwen2_moe"),
     "qwen3moe": Architecture("qwen3_moe"),
     "gpt-oss": Architecture("gpt_oss", turned_experts=True, adjust=a.gpt_oss),
-    "minimax-m2": Architecture("minimax_m2", adjust=a.partly_turned),
-    "phi3": Architecture("phi3", adjust=a.long_rope),
+    "minimax-m2": Architecture("minimax_m2", adjust=partly_turned),
+    "phi3": Architecture("phi3", adjust=a.phi3),
     "lfm2": Architecture("lfm2", fixed={"block_auto_adjust_ff_dim": False}, adjust=h.lfm2),
     "falcon": Architecture("falcon", adjust=a.falcon),
     "mamba": Architecture("mamba", adjust=a.mamba),
-    "stablelm": Architecture("stablelm", adjust=a.partly_turned),
-    "nemotron": Architecture("nemotron", adjust=a.partly_turned),
+    "stablelm": Architecture("stablelm", adjust=partly_turned),
+    "nemotron": Architecture("nemotron", {"attention.layer_norm_epsilon": "norm_eps"}, adjust=partly_turned),
     "granite": Architecture("granite", _GRANITE, like="llama"),
     "granitemoe": Architecture(
         "granitemoe", _GRANITE, {"block_sparse_moe.router.weight": "ffn_gate_inp.weight"}, like="llama"
@@ -88,22 +89,23 @@ ARCHITECTURES: dict[str, Architecture] = {
     "command-r": Architecture("cohere", {"logit_scale": "logit_scale"}, adjust=a.command_r),
     "cohere2": Architecture("cohere2", {"logit_scale": "logit_scale"}),
     "smollm3": Architecture("smollm3", like="llama"),
-    "glm4": Architecture("glm4", adjust=a.partly_turned),
-    "exaone4": Architecture("exaone4", adjust=a.layer_types),
+    "glm4": Architecture("glm4", adjust=partly_turned),
+    "exaone4": Architecture("exaone4"),
     "seed_oss": Architecture("seed_oss", fixed={"attention_out_bias": False}),
     "mistral3": Architecture("ministral3", like="llama", adjust=a.ministral3),
     "ernie4_5": Architecture("ernie4_5"),
     "hunyuan-dense": Architecture("hunyuan_v1_dense"),
-    "phi2": Architecture("phi", adjust=a.partly_turned),
-    "afmoe": Architecture("afmoe", adjust=h.usual),
+    "phi2": Architecture("phi", adjust=partly_turned),
+    "afmoe": Architecture("afmoe", fixed={"mup_enabled": True}, adjust=h.usual),
     "apertus": Architecture("apertus", adjust=h.usual),
     "arcee": Architecture("arcee", like="llama"),
     "chatglm": Architecture("glm", adjust=h.usual),
+    "bert": Architecture("bert", adjust=a.bert),
     "cohere2moe": Architecture("cohere2_moe", {"logit_scale": "logit_scale"}, adjust=h.command_moe),
     "dbrx": Architecture("dbrx"),
     "deepseek32": Architecture("deepseek_v32", _INDEX, adjust=a.deepseek),
     "dots1": Architecture("dots1", adjust=h.usual),
-    "ernie4_5-moe": Architecture("ernie4_5_moe", adjust=h.usual),
+    "ernie4_5-moe": Architecture("ernie4_5_moe", {"interleave_moe_layer_step": "moe_layer_interval"}, adjust=h.usual),
     "exaone-moe": Architecture("exaone_moe", adjust=h.usual),
     "falcon-h1": Architecture("falcon_h1", adjust=h.adjusted(h.mamba2(), h.falcon_h1)),
     "glm-dsa": Architecture("glm_moe_dsa", _INDEX, adjust=a.deepseek),
@@ -123,10 +125,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "hy_v3": Architecture("hy_v3", adjust=h.usual),
     "jais2": Architecture("jais2", adjust=h.usual),
     "jamba": Architecture("jamba", adjust=h.jamba),
-    "laguna": Architecture("laguna", adjust=a.layer_types),
+    "laguna": Architecture("laguna", adjust=a.laguna),
     "lfm2moe": Architecture("lfm2_moe", adjust=h.kinds("full_attention", "conv")),
     "mellum": Architecture("mellum", adjust=h.usual),
     "minicpm3": Architecture("minicpm3", adjust=h.latent),
+    "modern-bert": Architecture(
+        "modernbert", {"attention.sliding_window": "local_attention", "hidden_activation": "hidden_activation"}
+    ),
     "nemotron_h": Architecture(
         "nemotron_h", like="llama", adjust=h.adjusted(h.mamba2("mamba_", "head_dim"), h.nemotron_h)
     ),
@@ -134,6 +139,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "nemotron_h", like="llama", adjust=h.adjusted(h.mamba2("mamba_", "head_dim"), h.nemotron_h)
     ),
     "olmo": Architecture("olmo", like="llama", adjust=h.usual),
+    "phimoe": Architecture("phimoe", adjust=a.phimoe),
     "qwen35": Architecture("qwen3_5_text", like="gemma2", adjust=h.delta_rule, rows=h.delta_rows),
     "qwen35moe": Architecture("qwen3_5_moe_text", like="gemma2", adjust=h.delta_rule, rows=h.delta_rows),
     "qwen3next": Architecture("qwen3_next", like="gemma2", adjust=h.delta_rule, between=h.interleaved_rows),
@@ -143,17 +149,17 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 def found_architecture(container: Container, name: str) -> Architecture | None:
     """The entry of an architecture; some names stand for several model types."""
-    if name == "llama" and container.get("llama.expert_count", int, 0):
+    if name == "llama" and key(container, "expert_count"):
         return Architecture("mixtral")
-    if name == "mamba" and container.get("mamba.ssm.dt_b_c_rms", bool):
+    if name == "mamba" and key(container, "ssm.dt_b_c_rms"):
         return Architecture("falcon_mamba", like="mamba", adjust=a.mamba)
-    if name == "olmo2" and container.get("olmo2.attention.sliding_window", int):
+    if name == "olmo2" and container.metadata.get("olmo2.attention.sliding_window"):
         return Architecture("olmo3", adjust=h.usual)
-    if name == "granitemoe" and container.get("granitemoe.expert_shared_feed_forward_length", int):
+    if name == "granitemoe" and container.metadata.get("granitemoe.expert_shared_feed_forward_length"):
         return replace(ARCHITECTURES[name], kind="granitemoeshared")
-    if name == "granitehybrid" and not container.get("granitehybrid.logit_scale", float):
+    if name == "granitehybrid" and not container.metadata.get("granitehybrid.logit_scale"):
         return Architecture("bamba", like="llama", adjust=h.adjusted(h.mamba2(), h.bamba))
     if name == "deepseek2" and not any(tensor.endswith("exp_probs_b.bias") for tensor in container.tensors):
-        if container.get("deepseek2.expert_gating_func", int, _SOFTMAX) == _SOFTMAX:
+        if (key(container, "expert_gating_func") or _SOFTMAX) == _SOFTMAX:
             return Architecture("deepseek_v2", _DEEPSEEK, adjust=a.deepseek_v2)
     return ARCHITECTURES.get(name)

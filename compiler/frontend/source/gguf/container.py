@@ -8,7 +8,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -20,6 +20,7 @@ from ....errors import CheckpointError
 
 MAX_HEADER = 100_000_000
 _MAX_NAME, _MAX_KEY, _MAX_DIMS = 64 * 4, 65535, 4
+_LONGEST = 400  # of what is said about a file, whose names are its own
 _HINT = "the file is damaged: download it again"
 _STRING, _ARRAY = 8, 9
 _SCALARS = {
@@ -55,11 +56,12 @@ class Entry:
 @dataclass(frozen=True)
 class Container:
     """The metadata and the tensors of one file, or of all files of a split model. Arrays of numbers are numpy arrays,
-    those of strings lists."""
+    those of strings lists. used: keys that became part of a configuration (`unused.py`)."""
 
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, Entry]
+    used: set[str] = field(default_factory=set, compare=False)
 
     def get(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
         """The value of a key; CheckpointError where it is there and of another kind."""
@@ -182,7 +184,7 @@ class _Reader:
     # bytes
 
     def _error(self, problem: str, hint: str = _HINT) -> CheckpointError:
-        return CheckpointError(f"{self.path}: {problem}", hint)
+        return CheckpointError(f"{self.path}: {problem[:_LONGEST]}", hint)
 
     def _fits(self, count: int, each: int, what: str) -> None:
         """There is room for `count` things of at least `each` bytes."""

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .adjust import layer_types, partly_turned
 from .container import Container
-from .keys import Facts, key
+from .keys import Facts, key, layer_count
+from .rope import long_rope, partly_turned
 
 Adjust = Callable[[Container, Facts], None]
 
@@ -30,9 +30,8 @@ def adjusted(*parts: Adjust) -> Adjust:
 
 
 def usual(container: Container, facts: Facts) -> None:
-    """What many architectures have: heads that are turned in part, layers with windows, norms of queries and keys."""
+    """What many architectures have: heads that are turned in part, norms of queries and keys."""
     partly_turned(container, facts)
-    layer_types(container, facts)
     facts["use_qk_norm"] = "blk.0.attn_q_norm.weight" in container.tensors
 
 
@@ -47,7 +46,7 @@ def kinds(attention: str, other: str, field: str = "layer_types") -> Adjust:
 
 def _per_layer(container: Container, name: str) -> list[int]:
     found = key(container, name)
-    return np.resize(np.atleast_1d(0 if found is None else found), key(container, "block_count")).tolist()
+    return np.resize(np.atleast_1d(0 if found is None else found), layer_count(container)).tolist()
 
 
 def _kv_heads(container: Container, facts: Facts) -> list[int]:
@@ -66,7 +65,7 @@ def lfm2(container: Container, facts: Facts) -> None:
 def delta_rule(container: Container, facts: Facts) -> None:
     """Qwen3-Next and Qwen3.5: gated delta rules and attention."""
     partly_turned(container, facts)
-    recurrent, every = key(container, "attention.recurrent_layers"), facts.pop("full_attention_interval", None) or 4
+    recurrent, every = key(container, "attention.recurrent_layers"), key(container, "full_attention_interval") or 4
     layers = facts["num_hidden_layers"]
     states = [(i + 1) % every != 0 for i in range(layers)] if recurrent is None else list(recurrent)[:layers]
     facts["layer_types"] = ["linear_attention" if state else "full_attention" for state in states]
@@ -105,8 +104,12 @@ def bamba(container: Container, facts: Facts) -> None:
 
 
 def falcon_h1(container: Container, facts: Facts) -> None:
-    """All multipliers are in the weights of a file."""
-    facts |= {"mamba_d_ssm": key(container, "ssm.inner_size"), "mlp_multipliers": [1.0, 1.0]}
+    """All multipliers are in the weights of a file; gates come before norms."""
+    facts |= {
+        "mamba_d_ssm": key(container, "ssm.inner_size"),
+        "mlp_multipliers": [1.0, 1.0],
+        "mamba_norm_before_gate": False,
+    }
     facts |= {"ssm_multipliers": [1.0] * 5, "mamba_rms_norm": "blk.0.ssm_norm.weight" in container.tensors}
 
 
@@ -121,7 +124,7 @@ def nemotron_h(container: Container, facts: Facts) -> None:
     facts["intermediate_size"] = max(widths)
     facts.pop("num_hidden_layers", None)
     facts["moe_latent_size"] = key(container, "moe_latent_size")
-    for name in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
+    for name in ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"):  # the latter, where both are
         facts["layer_norm_epsilon"] = key(container, name) or facts.get("layer_norm_epsilon", 1e-5)
 
 
@@ -140,13 +143,12 @@ def jamba(container: Container, facts: Facts) -> None:
 def glm_moe(container: Container, facts: Facts) -> None:
     """GLM 4.5 and Solar Open, which turns whole heads and has experts everywhere."""
     usual(container, facts)
-    rope = facts.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": facts.pop("rope_theta", 1e4)})
-    rope.setdefault("partial_rotary_factor", 1.0)
     facts["first_k_dense_replace"] = key(container, "leading_dense_block_count") or 0
 
 
 def latent(container: Container, facts: Facts) -> None:
     """Widths of heads of latent attention whose products are not taken apart."""
+    long_rope(container, facts)
     turned = key(container, "rope.dimension_count")
     facts["qk_rope_head_dim"], facts["qk_nope_head_dim"] = turned, key(container, "attention.key_length") - turned
     both = container.tensors["blk.0.attn_kv_b.weight"].shape[0] // facts["num_attention_heads"]
@@ -156,11 +158,8 @@ def latent(container: Container, facts: Facts) -> None:
 
 def command_moe(container: Container, facts: Facts) -> None:
     """The width of experts and that of dense layers before them."""
-    layer_types(container, facts)
     facts["prefix_dense_intermediate_size"] = facts.get("intermediate_size")
     facts["intermediate_size"] = key(container, "expert_feed_forward_length") or facts.get("intermediate_size")
-    dense = key(container, "leading_dense_block_count") or 0
-    facts["mlp_layer_types"] = ["dense" if i < dense else "sparse" for i in range(facts["num_hidden_layers"])]
 
 
 # rows

@@ -32,7 +32,9 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size",
     ),
     "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
-    "expert_weights_scale": ("routed_scaling_factor", "route_scale", "moe_routed_scaling_factor"),
+    "expert_weights_scale": (
+        "routed_scaling_factor", "route_scale", "moe_routed_scaling_factor", "router_scaling_factor",
+    ),
     "expert_weights_norm": ("norm_topk_prob", "route_norm"),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
@@ -44,7 +46,6 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "ssm.group_count": ("n_groups", "mamba_n_groups", "linear_num_key_heads"),
     "ssm.time_step_rank": ("mamba_num_heads", "mamba_n_heads", "mamba_dt_rank", "linear_num_value_heads"),
     "shortconv.l_cache": ("conv_L_cache",),
-    "full_attention_interval": ("full_attention_interval",),
 }  # fmt: skip
 # ends of transformers' names of a layer's parameters that the gguf package's tables lack, and the file's
 NAMES = {
@@ -56,5 +57,12 @@ NUMBERS = {f"act_fn.{name}": f"xielu.{name}" for name in ("alpha_p", "alpha_n", 
 
 
 def key(container: Container, name: str) -> Any:
-    """What the file says of its own architecture; None where it does not."""
-    return container.metadata.get(f"{container.metadata['general.architecture']}.{name}")
+    """What the file says of its own architecture, which counts as used then; None where it does not."""
+    full = f"{container.metadata['general.architecture']}.{name}"
+    container.used.add(full)
+    return container.metadata.get(full)
+
+
+def layer_count(container: Container) -> int:
+    """Without the last ones that guess tokens ahead, which `weights_of` leaves out."""
+    return key(container, "block_count") - (key(container, "nextn_predict_layers") or 0)

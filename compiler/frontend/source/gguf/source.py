@@ -8,11 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ....errors import TensorError
+from ....errors import CheckpointError, TensorError
 from ....weights.handles import Constant, Weight
 from ..conversion import completed
 from ..model import build_meta_model, computed_buffers
-from .config import read_config, rope_factors
+from ..refuse import check_config
+from .config import architecture_of, read_config
+from .rope import rope_factors
 from .split import open_container
 from .tensors import handle, weights_of
 from .tokenizer import write_files
@@ -24,10 +26,11 @@ class GgufFile:
 
     layered = True
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, task: str = "generate") -> None:
         self.path = path
         self.container = open_container(path)
         self.config = read_config(self.container)
+        check_config(path, {"model_type": self.config.model_type}, task)
         self._folder = tempfile.TemporaryDirectory(prefix="icc-gguf-")
         self.files = Path(self._folder.name)
         write_files(self.container, self.config, self.files)
@@ -35,10 +38,16 @@ class GgufFile:
     def weights(self, model: nn.Module) -> dict[str, Weight]:
         """See Source; blocks stay as they are."""
         computed = self._with_factors(computed_buffers(model))
-        found = weights_of(self.container, model, self.config)
+        try:
+            found = weights_of(self.container, model, self.config)
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:100]
+            raise CheckpointError(f"{self.path}: tensors are of other sizes than the metadata say: {reason}") from error
         for name, parameter in model.state_dict().items():
             if name.endswith("_proj.bias") and name not in found:  # of queries, keys and values, and not of the output
-                found[name] = Constant(torch.zeros(parameter.shape))
+                found[name] = Constant(torch.zeros(()).expand(parameter.shape))
+            elif name.endswith("token_type_embeddings.weight") and name not in found:  # DistilBERT has none
+                found[name] = Constant(torch.zeros(()).expand(parameter.shape))
         return completed(model, found, computed)
 
     def build(self, written_out: bool, task: str) -> nn.Module:
@@ -47,7 +56,7 @@ class GgufFile:
 
     def _with_factors(self, computed: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rotary frequencies divided by the file's factors, if it has some."""
-        entry = rope_factors(self.container)
+        entry = rope_factors(self.container, architecture_of(self.container))
         if entry is None:
             return computed
         factors = handle(entry).load().to(torch.float32).reshape(-1)

@@ -22,11 +22,12 @@ from ....weights.handles import Constant, QuantizedWeight, Weight
 from ..checkpoint import CheckpointTensor, mapped
 from .arrangement import Arrangement, shaped
 from .container import Container, Entry
-from .keys import NUMBERS
+from .keys import NUMBERS, key, layer_count
 from .names import LAYER, layer_of, place_of, places, stacked_halves
+from .rope import rope_of
 
 DENSE = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-_UNUSED = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")  # see source.py, config.py
+_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 
 
 @dataclass
@@ -58,11 +59,12 @@ def weights_of(container: Container, model: nn.Module, config: Any) -> dict[str,
     """
     arrangement = Arrangement(container, config)
     names, expected = places(container, model, config, arrangement.processor), model.state_dict()
-    layers = config.get_text_config().num_hidden_layers
+    guessing = range(layer_count(container), key(container, "block_count"))
+    elsewhere = ("rope_freqs.weight", *(_FACTORS if rope_of(config.to_dict()).get("rope_type") == "longrope" else ()))
     found: dict[str, Weight] = {}
     halves: dict[str, dict[str, Weight]] = {}
     for entry in container.tensors.values():
-        if entry.name in _UNUSED or layer_of(entry.name) >= layers:
+        if entry.name in elsewhere or layer_of(entry.name) in guessing:
             continue
         part, name = place_of(names, entry.name)
         if name is None:

@@ -12,6 +12,7 @@ import numpy as np
 from ....errors import CheckpointError, IccError, UnsupportedModel
 from .config import architecture_of, special_token
 from .container import Container
+from .encoders import ENCODERS, around, wordpiece, write_pooling
 from .splits import completed_splits
 
 # what llama.cpp takes for the end of an answer, beside eos_token_id: keys of ids, and tokens by their text
@@ -23,6 +24,7 @@ _END_TEXTS = (
 
 # what makes tokens of text, by the kind of vocabulary
 _NEEDED = {"gpt2": ("merges", list), "llama": ("scores", np.ndarray), "t5": ("scores", np.ndarray)}
+_NOTHING_ELSE = ("bert", "gemma4")
 
 
 def write_files(container: Container, config: Any, folder: Path) -> None:
@@ -37,6 +39,7 @@ def write_files(container: Container, config: Any, folder: Path) -> None:
         _write_tokenizer(container, folder)
         facts["eos_token_id"] = _ends(container, tokens)
     (folder / "generation_config.json").write_text(json.dumps(facts))
+    write_pooling(container, folder)
 
 
 def _ends(container: Container, tokens: list[str]) -> list[int]:
@@ -55,9 +58,15 @@ def _write_tokenizer(container: Container, folder: Path) -> None:
     facts, options = _tokenizer_facts(container)
     logging.getLogger("transformers").setLevel(logging.ERROR)
     try:
-        made, _ = convert_gguf_tokenizer(architecture_of(container), facts)
-        made = completed_splits(_without_others(made, len(facts["tokens"])), facts)
+        if facts["tokenizer_type"] == "bert":
+            made, names = wordpiece(container, facts)
+            options |= names | dict.fromkeys(("bos_token", "eos_token"))
+        else:
+            made, _ = convert_gguf_tokenizer(architecture_of(container), facts)
+            made = completed_splits(_without_others(made, len(facts["tokens"])), facts)
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, **options)
+        if architecture_of(container) in ENCODERS:  # whose classes put tokens around a text, which this one does not
+            tokenizer.backend_tokenizer.post_processor = around(container, facts["tokens"], made)
         tokenizer.save_pretrained(folder)
     except IccError:
         raise
@@ -104,10 +113,10 @@ def _tokenizer_facts(container: Container) -> tuple[dict[str, Any], dict[str, An
 def _check(container: Container, facts: dict[str, Any]) -> None:
     """The fields of a vocabulary are there, of their kind and for every token."""
     kind, count = container.get("tokenizer.ggml.model", str), len(facts["tokens"])
-    if kind not in (*_NEEDED, "gemma4"):
+    if kind not in (*_NEEDED, *_NOTHING_ELSE):
         raise UnsupportedModel(
             f"{container.path} has a vocabulary of the kind {kind!r} (tokenizer.ggml.model)",
-            f"compile the checkpoint that the file was made of; icc reads {', '.join(sorted((*_NEEDED, 'gemma4')))}",
+            f"compile the checkpoint that it was made of; icc reads {', '.join(sorted((*_NEEDED, *_NOTHING_ELSE)))}",
         )
     fields = {"token_type": np.ndarray, **({_NEEDED[kind][0]: _NEEDED[kind][1]} if kind in _NEEDED else {})}
     for name, wanted in fields.items():

@@ -22,6 +22,7 @@ DTYPES: dict[int, torch.dtype] = {
     TensorProto.DOUBLE: torch.float64,
     TensorProto.FLOAT16: torch.float16,
     TensorProto.BFLOAT16: torch.bfloat16,
+    TensorProto.FLOAT8E4M3FN: torch.float8_e4m3fn,
     TensorProto.INT64: torch.int64,
     TensorProto.INT32: torch.int32,
     TensorProto.INT16: torch.int16,
@@ -62,6 +63,8 @@ class OnnxTensor(Weight):
             value = torch.tensor(list(getattr(self.proto, _FIELDS[self.dtype])), dtype=self.dtype)
         elif self.dtype in (torch.float16, torch.bfloat16):
             value = torch.tensor(list(self.proto.int32_data), dtype=torch.int32).to(torch.uint16).view(self.dtype)
+        elif self.dtype == torch.float8_e4m3fn:
+            value = torch.tensor(list(self.proto.int32_data), dtype=torch.int32).to(torch.uint8).view(self.dtype)
         else:
             value = torch.tensor(list(self.proto.int32_data), dtype=torch.int32).to(self.dtype)
         if value.is_floating_point() and bool(value.isnan().any()):

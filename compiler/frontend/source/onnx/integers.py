@@ -18,6 +18,7 @@ from ....quantization import GROUPS
 from ....weights.formats.base import Parts
 from ....weights.formats.blocks import STEP, BlockFormat, grouped
 from ....weights.handles import QuantizedWeight, Weight
+from ..float8 import Float8Layer
 from .packed import is_halves
 
 _SIGNED = {torch.int8: True, torch.uint8: False}
@@ -60,9 +61,11 @@ class Integers(QuantizedWeight):
 
 
 def integers(codes: Weight | None, scales: Weight | None, zeros: Weight | None, turned: bool, axis: int,
-             block: int) -> Integers | None:  # fmt: skip
-    """The weight that a matrix of integers is, None where icc has no format for it. axis: of the codes, to which
-    several scales belong."""
+             block: int) -> QuantizedWeight | None:  # fmt: skip
+    """The weight that a matrix of integers, or of e4m3, is; None where icc has no format for it. axis: of the codes,
+    to which several scales belong."""
+    if codes is not None and scales is not None and codes.dtype == torch.float8_e4m3fn:
+        return _floats(codes, scales) if zeros is None and not turned and (block or not scales.shape) else None
     if codes is None or scales is None or len(codes.shape) != 2 or codes.dtype not in _SIGNED:
         return None
     (n, k), bits = (codes.shape[::-1] if turned else codes.shape), 4 if is_halves(codes) else 8
@@ -79,6 +82,12 @@ def integers(codes: Weight | None, scales: Weight | None, zeros: Weight | None, 
     if not group or own != wanted or (zeros is not None and (tuple(zeros.shape), zeros.dtype) != (own, codes.dtype)):
         return None
     return Integers(codes, scales, zeros, turned, (n, k), grouped(bits, group, "f32"))
+
+
+def _floats(codes: Weight, scales: Weight) -> Float8Layer | None:
+    """8-bit floats [N, K] with a scale for all, or for blocks along K."""
+    whole = len(codes.shape) == 2 and (not scales.shape or scales.shape[0] == codes.shape[0])
+    return Float8Layer("e4m3", codes, scales, alone=True) if whole else None
 
 
 def stored_integers(
@@ -183,7 +192,7 @@ class _Reading:
         given = node.input[bias] if len(node.input) > bias else ""
         return self._taken(node, node.input[0] if rows is None else rows.input[0], node.input[1], weight, given)
 
-    def _taken(self, node: NodeProto, rows: str, name: str, weight: Integers, bias: str = "") -> NodeProto:
+    def _taken(self, node: NodeProto, rows: str, name: str, weight: QuantizedWeight, bias: str = "") -> NodeProto:
         self.found[name] = weight
         return _product(node, rows, name, bias)
 

@@ -101,8 +101,8 @@ static void release(Handle* h, int started) {
 
 extern "C" int32_t icc_abi_version(void) { return ICC_ABI_VERSION; }
 
-extern "C" void icc_sha256(const uint8_t* data, int64_t count, int64_t size, uint8_t (*digests)[32]) {
-    sha256_pieces(data, count, size, digests);
+extern "C" void icc_blake3(const uint8_t* data, int64_t size, int64_t piece, int64_t* next, uint8_t (*digests)[32]) {
+    hash_pieces(data, size, piece, next, digests);
 }
 
 extern "C" void icc_largest(const float* logits, int32_t rows, int64_t width, int32_t* found) {

@@ -1,0 +1,85 @@
+"""What fewer bits of each layer's KV cache would cost the model's predictions, for `--kv-bits`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...compiler.graph.graph import Graph
+from ...compiler.graph.together import Change, Variant
+from ...compiler.ops import OPS
+from ...compiler.ops.attention import rotate
+from ...compiler.ops.kept import kept
+from ..allocation import Curve, Option
+from .damage import Progress, divergences, spread
+
+PAGED = OPS["paged_attention"].overload
+Sizes = Mapping[int, Sequence[tuple[str, int]]]
+"""Of each cache, by its layer's number in the graph: its types, and the bytes of each. The first loses nothing."""
+_PROBED = 12_000  # tokens of all variants together
+_LEAST, _MOST = 64, 512  # of a variant
+_SEQUENCES = 2
+
+
+def measure_caches(
+    graph: Graph, sizes: Sizes, sequences: Sequence[Sequence[int]], progress: Progress
+) -> tuple[Curve, ...]:
+    """By the KL divergence of the predictions of `graph`, whose attention is paged, when one layer's cache alone is
+    rounded. sequences: token ids for calibration."""
+    readers = _readers(graph)
+    rounded = [(layer, dtype) for layer, options in sizes.items() for dtype, _ in options[1:]]
+    variants: list[Variant] = [dict.fromkeys(readers[layer], rounding(dtype)) for layer, dtype in rounded]
+    tokens = min(max(_PROBED // max(1, len(variants)), _LEAST), _MOST) // _SEQUENCES
+    ids = [list(sequence[:tokens]) for sequence in spread(sequences, _SEQUENCES)]
+    heard = partial(progress, "measuring what fewer bits of each cache do to predictions")
+    found = dict(zip(rounded, divergences(graph, ids, variants, heard), strict=True))
+    return curves(sizes, lambda layer, dtype, nbytes: max(found[layer, dtype], 0.0))
+
+
+def guess_caches(sizes: Sizes) -> tuple[Curve, ...]:
+    """As if all layers were alike; nothing is read."""
+    largest = max((options[0][1] for options in sizes.values()), default=1)
+    return curves(sizes, lambda layer, dtype, nbytes: largest * 4.0 ** (-16 * nbytes / sizes[layer][0][1]))
+
+
+def curves(sizes: Sizes, damage: Callable[[int, str, int], float]) -> tuple[Curve, ...]:
+    """One per cache, in order; its first type has no damage."""
+    return tuple(
+        Curve(
+            f"layer {layer}",
+            tuple(
+                Option(dtype, nbytes, damage(layer, dtype, nbytes) if number else 0.0)
+                for number, (dtype, nbytes) in enumerate(options)
+            ),
+        )
+        for layer, options in sizes.items()
+    )
+
+
+def _readers(graph: Graph) -> dict[int, list[fx.Node]]:
+    """The calls that read each cache, by its layer's number."""
+    found: dict[int, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.target is PAGED:
+            found.setdefault(int(node.args[10]), []).append(node)  # type: ignore[arg-type]
+    return found
+
+
+def rounding(dtype: str) -> Change:
+    """Attention over a cache of that type: what it reads of keys, which are rotated first, and of values."""
+
+    def changed(args: list[Any]) -> list[Any]:
+        q, k, v, positions, q_cos, q_sin, cos, sin, *rest = args
+        width = v.shape[-1]
+        latent = cos is None and width <= k.shape[-1] and torch.equal(k[..., :width], v)  # kept once
+        if cos is not None:
+            k = rotate(k, cos[positions], sin[positions], rest[7])
+        k = kept(k, dtype)
+        v = k[..., :width] if latent else kept(v, dtype)
+        return [q, k, v, positions, q_cos, q_sin, None, None, *rest]
+
+    return changed

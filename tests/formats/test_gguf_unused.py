@@ -1,0 +1,108 @@
+"""Metadata and tensors of a GGUF file that nothing reads are refused by name: they may make it another model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from icc.compiler.errors import CheckpointError, IccError, TensorError, UnsupportedModel
+from icc.compiler.frontend.source.gguf.config import read_config
+from icc.compiler.frontend.source.gguf.container import Container, Entry
+from icc.compiler.frontend.source.gguf.tensors import weights_of
+from icc.compiler.frontend.source.gguf.unused import SIZES, WORDS
+from icc.compiler.frontend.source.model import build_meta_model
+from sizes import soak
+from test_gguf_architectures import FIRST, RECORDED, as_file
+
+# of other architectures, of llama.cpp's newer ones, and of none
+FOREIGN: dict[str, Any] = {
+    "attention.scale": 0.3, "residual_scale": 0.6, "router_logit_softcapping": 5.0, "attention.max_alibi_bias": 8.0,
+    "attention.temperature_length": 8, "attention.causal": False, "rope.scaling.attn_factor": 1.4,
+    "rope.scaling.yarn_ext_factor": 0.5, "rope.scaling.alpha": 1000.0, "moe_every_n_layers": 2,
+    "swiglu_clamp_exp": np.array([7.0, 7.0]), "attention.value_scale": 0.5, "num_loops": 2, "florp.kind": "swirl",
+    "hyper_connection.count": 2, "attention.sliding_window": 6,
+}  # fmt: skip
+
+
+def known(config: Any) -> dict[str, Any]:
+    """What the type of a configuration has: it keeps whatever it is given."""
+    return {name: value for name, value in config.to_dict().items() if name in type(config)().to_dict()}
+
+
+def other(value: Any) -> Any:
+    """Another value of the same kind."""
+    if isinstance(value, np.ndarray):
+        return np.concatenate([[other(value[0].item())], value[1:]])
+    if isinstance(value, bool):
+        return not value
+    return f"{value}x" if isinstance(value, str) else value + 1 if isinstance(value, int) else value * 1.5 + 0.01
+
+
+@pytest.mark.parametrize("name", [*FIRST, *soak(*(name for name in RECORDED if name not in FIRST))])
+def test_every_key_changes_the_model_or_is_known_not_to(name: str, tmp_path: Path) -> None:
+    container = as_file(name, tmp_path)
+    before = known(read_config(container))
+    for key, value in container.metadata.items():
+        own = key.partition(".")[2]
+        if key.startswith(("general.", "xielu.")) or own in (*SIZES, *WORDS, "rope.scaling.original_context_length"):
+            continue
+        changed = Container(container.path, container.metadata | {key: other(value)}, container.tensors)
+        try:
+            assert known(read_config(changed)) != before or own == "full_attention_interval", key
+        except IccError as error:
+            assert "\n" not in str(error)
+
+
+def test_keys_of_others_are_refused(tmp_path: Path) -> None:
+    container = as_file("llama", tmp_path)
+    read_config(container)
+    for name, value in FOREIGN.items():
+        metadata = container.metadata | {f"llama.{name}": value}
+        with pytest.raises(UnsupportedModel, match=rf"metadata 'llama\.{name}' is ") as caught:
+            read_config(Container(container.path, metadata, container.tensors))
+        assert "\n" not in str(caught.value)
+    for name, value in {"residual_scale": 1.0, "expert_count": 0, "use_parallel_residual": False}.items():
+        read_config(Container(container.path, container.metadata | {f"llama.{name}": value}, container.tensors))
+
+
+def test_tensors_that_no_model_has_are_refused(tmp_path: Path) -> None:
+    container = as_file("llama", tmp_path)
+    config = read_config(container)
+    model = build_meta_model(config, False, "generate")
+    for name in ("blk.0.florp.weight", "blk.2.attn_q.weight", "rope_factors_long.weight", "v.blk.0.attn_q.weight"):
+        tensors = container.tensors | {name: Entry(name, container.path, 0, 0, (16,), "f32")}
+        with pytest.raises(TensorError, match=rf"'{name}'.*no place for it"):
+            weights_of(Container(container.path, container.metadata, tensors), model, config)
+
+
+@pytest.mark.parametrize("value", ["none", 0.0, -1.0, float("nan")])
+def test_epsilons_are_numbers(value: Any, tmp_path: Path) -> None:
+    container = as_file("llama", tmp_path)
+    metadata = container.metadata | {"llama.attention.layer_norm_rms_epsilon": value}
+    if value == 0.0:
+        assert read_config(Container(container.path, metadata, container.tensors)).rms_norm_eps == 0
+    else:
+        with pytest.raises(CheckpointError, match="layer_norm_rms_epsilon' is"):
+            read_config(Container(container.path, metadata, container.tensors))
+
+
+def test_windows_where_a_file_says_them_otherwise(tmp_path: Path) -> None:
+    container = as_file("exaone4", tmp_path)
+    for key in ("sliding_window", "sliding_window_pattern"):
+        container.metadata.pop(f"exaone4.attention.{key}")
+    found = read_config(container)
+    assert found.sliding_window is None and set(found.layer_types) == {"full_attention"}
+    container = as_file("exaone4", tmp_path)
+    container.metadata["exaone4.attention.sliding_window_pattern"] = 2
+    assert read_config(container).layer_types == ["sliding_attention", "full_attention"] * 2
+    container.metadata["exaone4.attention.sliding_window_pattern"] = np.array([True])
+    with pytest.raises(CheckpointError, match="sliding_window_pattern is not of 4 layers"):
+        read_config(container)
+
+
+def test_scaling_without_a_kind_is_linear(tmp_path: Path) -> None:
+    container = as_file("llama", tmp_path)
+    container.metadata["llama.rope.scaling.factor"] = 2.0
+    assert read_config(container).rope_parameters["rope_type"] == "linear"
