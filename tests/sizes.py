@@ -15,6 +15,7 @@ SOAK = bool(os.environ.get("ICC_SOAK"))
 _SIZES = {  # name: in `make test`, in `make soak`
     "calib_sequences": (8, 32),
     "damaged_checkpoints": (40, 50_000),  # of each kind
+    "damaged_onnx": (1, 2000),  # files of each kind of change
     "draws": (1000, 4000),  # samples of a distribution
     "drawn_configurations": (0, 2),  # of each type, as engines
     "driver_fault_every": (57, 1),  # of the calls of the GPU's driver, each so-manieth fails

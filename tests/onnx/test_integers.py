@@ -9,7 +9,7 @@ import pytest
 from contributed import DOMAIN
 from icc.compiler.frontend.load import load_graph
 from icc.compiler.frontend.source.onnx.container import sorted_nodes
-from icc.compiler.frontend.source.onnx.integers import integers
+from icc.compiler.frontend.source.onnx.integers import integers, stored_integers
 from icc.compiler.graph.interpret import interpret
 from icc.compiler.weights.handles import Constant
 from onnx import NodeProto, TensorProto, helper, numpy_helper
@@ -100,3 +100,12 @@ def test_nodes_in_any_order() -> None:
     assert sorted_nodes(nodes[::-1]) == nodes
     assert sorted_nodes(nodes) == nodes
     assert len(sorted_nodes([helper.make_node("Add", ["a", "b"], ["a"])])) == 1  # a file that reads what it writes
+
+
+def test_a_product_of_two_roundings_rounds_neither() -> None:
+    """As optimum's quantizer makes one of what a query asks of keys."""
+    make = helper.make_node
+    other = make("DynamicQuantizeLinear", ["k"], ["k.q", "k.s", "k.z"])
+    found, weights = stored_integers([other, *quantized_product("qk", "q", "k.q", "k.s", "k.z")], {})
+    assert [(n.op_type, list(n.input), list(n.output)) for n in found[-1:]] == [("MatMul", ["q", "k"], ["qk"])]
+    assert not weights

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -79,6 +81,17 @@ class _Forward(nn.Module):
         return result.logits if hasattr(result, "logits") else result.last_hidden_state
 
 
+@contextlib.contextmanager
+def _without_logged_errors() -> Iterator[None]:
+    """torch logs the traceback of an op that fails on meta, which is then told in a line of ours."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
 def _without_stack_traces() -> contextlib.AbstractContextManager[Any]:
     """Keep torch.export from noting with every node where in the model's code it comes from, which nobody reads."""
     return mock.patch.object(torch.fx.config, "do_not_emit_stack_traces", True, create=True)
@@ -128,6 +141,7 @@ def export(
             stack.enter_context(lightning_layers(model))
             stack.enter_context(replaced_selections(model))
             stack.enter_context(_without_stack_traces())
+            stack.enter_context(_without_logged_errors())
             typed_vocab = model.config.get_text_config().vocab_size if token_types else 0  # type: ignore[union-attr, operator]
             forward = _Forward(model, kinds, typed_vocab)
             if kinds is not None:

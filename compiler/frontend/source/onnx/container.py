@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 
 import torch
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx.defs import onnx_opset_version
 from torch import Tensor
 
 from ....errors import CheckpointError, TensorError, UnsupportedModel
 from ....weights.handles import Weight
 from ..checkpoint import mapped
 
+_OLDEST = 7  # with today's broadcasting
 _LIMIT = 1 << 31  # bytes of a protobuf message
 DTYPES: dict[int, torch.dtype] = {
     TensorProto.FLOAT: torch.float32,
@@ -102,6 +105,7 @@ def open_container(path: Path) -> Container:
     model = _parsed(path)
     if not model.graph.node or not model.graph.output:
         raise CheckpointError(f"{path} is not an ONNX model, or an empty one", "export it again")
+    _check_opset(path, model)
     foreign = {o.domain for o in model.opset_import} - set(_DOMAINS)
     if model.functions:
         model = _inlined(path, model)
@@ -111,7 +115,28 @@ def open_container(path: Path) -> Container:
         raise UnsupportedModel(f"{path} has ops of the domain {bad[0]!r}, which icc does not know")
     if model.graph.sparse_initializer:
         raise UnsupportedModel(f"{path} has sparse tensors")
+    _check_values(path, model.graph)
     return Container(path, model.graph, {t.name: open_tensor(path, t) for t in model.graph.initializer})
+
+
+def _check_opset(path: Path, model: ModelProto) -> None:
+    """Of ONNX's own ops: what they compute is known."""
+    version = next((int(o.version) for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+    newest = onnx_opset_version()
+    if not _OLDEST <= version <= newest:
+        said = f"opset {version}" if version else "no opset"
+        raise UnsupportedModel(f"{path} is of {said}: icc reads {_OLDEST} to {newest}", "export it with another opset")
+
+
+def _check_values(path: Path, graph: GraphProto) -> None:
+    """Every value is made once, and the outputs are made."""
+    made = Counter(name for node in graph.node for name in node.output if name)
+    twice = next((name for name, count in made.items() if count > 1), None)
+    given = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+    absent = next((o.name for o in graph.output if o.name not in made and o.name not in given), None)
+    if twice or absent:
+        why = f"two nodes make the value {twice!r}" if twice else f"nothing makes its output {absent!r}"
+        raise CheckpointError(f"{path} is damaged: {why}", "export it again")
 
 
 def sorted_nodes(nodes: Sequence[NodeProto]) -> list[NodeProto]:
@@ -196,9 +221,11 @@ def _outside(path: Path, proto: TensorProto, nbytes: int) -> tuple[Path, int, in
         start, length = int(entries.get("offset", 0)), int(entries.get("length", nbytes))
     except ValueError as error:
         raise TensorError(proto.name, f"has external data at {entries}", "the file is damaged") from error
-    if length != nbytes:
-        raise TensorError(proto.name, f"has {length} bytes for the shape {list(proto.dims)}", "the file is damaged")
-    if start < 0 or start + length > file.stat().st_size:
+    if length != nbytes or start < 0:
+        raise TensorError(
+            proto.name, f"has {length} bytes at {start} for the shape {list(proto.dims)}", "the file is damaged"
+        )
+    if start + length > file.stat().st_size:
         raise CheckpointError(
             f"{file} is truncated: tensor {proto.name!r} ends at byte {start + length}, the file at "
             f"{file.stat().st_size}",

@@ -162,7 +162,7 @@ class _Reading:
         return node if node is not None and node.op_type == "DynamicQuantizeLinear" else None
 
     def _scaled(self, node: NodeProto) -> NodeProto:
-        """MatMulInteger, Cast, and the Mul with (scale of the rows) (scale of the weight): `node`."""
+        """MatMulInteger, Cast, and the Mul with (scale of the rows) (scale of the weight, or of other rows): `node`."""
         for product, scale in (tuple(node.input), tuple(node.input)[::-1]):
             cast, factor = self._makers.get(product), self._makers.get(scale)
             if cast is None or factor is None or (cast.op_type, factor.op_type) != ("Cast", "Mul"):
@@ -170,7 +170,9 @@ class _Reading:
             found = self._makers.get(cast.input[0])
             if found is None or found.op_type != "MatMulInteger":
                 continue
-            rows = self._quantized(found.input[0])
+            rows, other = self._quantized(found.input[0]), self._quantized(found.input[1])
+            if rows is not None and other is not None and set(factor.input) == {rows.output[1], other.output[1]}:
+                return helper.make_node("MatMul", [rows.input[0], other.input[0]], list(node.output), name=found.name)
             own = [name for name in factor.input if name in self._tensors]
             if rows is None or len(own) != 1 or rows.output[1] not in factor.input or self._lacks(found, 3):
                 continue

@@ -20,7 +20,7 @@ from ....handlers import joined
 from ....weights.handles import Weight
 from . import attention_ops, elementwise_ops, experts, index_ops, norm_ops, product_ops, reduce_ops, shape_ops
 from .container import Container, open_tensor, sorted_nodes
-from .errors import Refused
+from .errors import UNEXPECTED, Refused, one_line
 from .inputs import Inputs, choose_output
 from .integers import stored_integers
 from .known import SMALL, Known, constant
@@ -126,9 +126,8 @@ class OnnxModel(_Scope):
             raise self._refusal(node, str(error)) from error
         except IccError:
             raise
-        except (RuntimeError, TypeError, IndexError, KeyError, ValueError, AttributeError, AssertionError) as error:
-            line = " ".join(str(error).split())[:200]
-            raise self._refusal(node, f"an unexpected form ({type(error).__name__}: {line})") from error
+        except UNEXPECTED as error:
+            raise self._refusal(node, f"an unexpected form ({one_line(error)})") from error
         return list(result) if isinstance(result, (tuple, list)) else [result]
 
     def _refusal(self, node: NodeProto, reason: str) -> UnsupportedModel:

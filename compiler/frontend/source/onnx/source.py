@@ -12,8 +12,11 @@ from ....errors import CheckpointError, UnsupportedModel
 from ....weights.handles import Weight
 from ..identify import onnx_config, onnx_files
 from .container import open_container
+from .errors import UNEXPECTED, one_line
 from .inputs import labels_of
 from .module import OnnxModel, TypedOnnxModel
+
+_AGAIN = "check it with onnx.checker, and export it again"
 
 
 class OnnxFile:
@@ -30,6 +33,8 @@ class OnnxFile:
             self.container = open_container(path)
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        except UNEXPECTED as error:
+            raise CheckpointError(f"{path} is damaged: {one_line(error)}", _AGAIN) from error
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
         """See Source."""
@@ -38,6 +43,14 @@ class OnnxFile:
 
     def build(self, written_out: bool, task: str) -> nn.Module:
         """See Source; attention always is as the file has it."""
+        try:
+            return self._built(task)
+        except UNEXPECTED as error:
+            raise CheckpointError(
+                f"{self.path} has a node that is none of its op: {one_line(error)}", _AGAIN
+            ) from error
+
+    def _built(self, task: str) -> nn.Module:
         if task != "rerank":
             return OnnxModel(self.container, hidden=task == "embed").eval()
         labels = labels_of(self.path, self.container.graph)
