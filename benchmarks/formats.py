@@ -3,7 +3,13 @@
     python benchmarks/formats.py [FORMAT ...] [--out benchmarks/results/formats.md]
 
 A small Llama (random weights, rows of 256) is written in each format, by the format's own library where it installs
-here (gguf, compressed-tensors, transformers; else by the format's formula), and compiled for this machine. Then:
+here (gguf, compressed-tensors, transformers, bitsandbytes and ModelOpt, whose rows are left out where they cannot be
+imported; else by the format's formula), and compiled for this machine. The last two are none of the tests' packages:
+
+    pip install --no-deps --target /tmp/writers bitsandbytes==0.50.2 nvidia-modelopt==0.47.0 omegaconf \\
+        antlr4-python3-runtime==4.9.3 pulp nvidia-ml-py scipy ninja        # and PYTHONPATH=/tmp/writers
+
+Then:
 
 - values: the rows of the weights in the engine, unpacked by its layout and decoded, against those that the library
   dequantizes, as a set (icc joins matrices and sorts rows of some), bit for bit
@@ -21,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib.util
 import json
 import subprocess
 import sys
@@ -165,6 +172,45 @@ def compressed(form: str, **arguments: Any) -> Callable[[Tensor], tuple[dict[str
     return pack
 
 
+def blockwise(kind: str, nested: bool) -> Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]:
+    """bitsandbytes' 4-bit blocks, and its dequantization."""
+
+    def pack(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        from bitsandbytes import functional  # type: ignore[reportMissingImports]
+
+        codes, state = functional.quantize_4bit(weight, blocksize=64, compress_statistics=nested, quant_type=kind)
+        stored = {"weight": codes} | {f"weight.{name}": value for name, value in state.as_dict(packed=True).items()}
+        return stored, functional.dequantize_4bit(codes, state)
+
+    return pack
+
+
+def vectorwise(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """LLM.int8's rows."""
+    from bitsandbytes import functional  # type: ignore[reportMissingImports]
+
+    codes, scales, _ = functional.int8_vectorwise_quant(weight.to(torch.float16))
+    return {"weight": codes, "SCB": scales}, functional.int8_vectorwise_dequant(codes, scales).to(torch.float32)
+
+
+def modelopt(kind: str) -> Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]:
+    """ModelOpt's tensors, stored as its export does, and their dequantization."""
+
+    def pack(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor  # type: ignore[reportMissingImports]
+
+        if kind == "FP8":
+            whole, scale = FP8QTensor.quantize(weight, scales=(weight.abs().max() / 448).reshape(1))
+            stored = {"weight": whole._quantized_data, "weight_scale": scale.reshape(()).to(torch.float32)}
+            return stored, whole.dequantize(torch.float32, scale=scale)
+        whole, scales, one = NVFP4QTensor.quantize(weight, 16)
+        stored = {"weight": whole._quantized_data, "weight_scale": scales, "weight_scale_2": one.to(torch.float32)}
+        values = whole.dequantize(torch.float32, scale=scales, double_scale=one, block_sizes={-1: 16})
+        return stored, values
+
+    return pack
+
+
 def fp8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """transformers' own, in DeepSeek's blocks."""
     from types import SimpleNamespace
@@ -182,6 +228,7 @@ def scheme(form: str, bits: int, kind: str) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"a": group}, "ignore": ["lm_head"]}
 
 
+BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 CHECKPOINTS: dict[str, tuple[str, Callable[[Path], Written]]] = {
     "GPTQ 4": ("formula", write_checkpoint({"quant_method": "gptq", "bits": 4, "group_size": 128}, gptq(4))),
     "GPTQ 8": ("formula", write_checkpoint({"quant_method": "gptq", "bits": 8, "group_size": 128}, gptq(8))),
@@ -215,6 +262,14 @@ CHECKPOINTS: dict[str, tuple[str, Callable[[Path], Written]]] = {
             scheme("nvfp4-pack-quantized", 4, "float"),
             compressed("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16),
         ),
+    ),
+    "bitsandbytes NF4": ("bitsandbytes", write_checkpoint(BNB, blockwise("nf4", False))),
+    "bitsandbytes NF4 nested": ("bitsandbytes", write_checkpoint(BNB, blockwise("nf4", True))),
+    "bitsandbytes FP4": ("bitsandbytes", write_checkpoint(BNB, blockwise("fp4", False))),
+    "LLM.int8": ("bitsandbytes", write_checkpoint({"quant_method": "bitsandbytes", "load_in_8bit": True}, vectorwise)),
+    "ModelOpt FP8": ("modelopt", write_checkpoint({"quant_method": "modelopt", "quant_algo": "FP8"}, modelopt("FP8"))),
+    "ModelOpt NVFP4": (
+        "modelopt", write_checkpoint({"quant_method": "modelopt", "quant_algo": "NVFP4"}, modelopt("NVFP4")),
     ),
     "MXFP4": (
         "compressed-tensors",
@@ -439,7 +494,8 @@ def main() -> None:
     lines = [f"| {head.replace(', ', ' | ')} |", "|---" * (head.count(",") + 1) + "|"]
     print("\n".join(lines), flush=True)
     for title, oracle, write, quant in jobs:
-        if a.formats and title not in a.formats:
+        installed = oracle not in ("bitsandbytes", "modelopt") or importlib.util.find_spec(oracle) is not None
+        if (a.formats and title not in a.formats) or not installed:
             continue
         lines.append(f"| {' | '.join(measure(title, oracle, write, quant).cells())} |")
         print(lines[-1], flush=True)

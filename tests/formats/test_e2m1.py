@@ -115,6 +115,15 @@ def test_what_modelopt_writes() -> None:
     assert set(found) == {"a.weight"} and torch.equal(found["a.weight"].load(), expected)
 
 
+def test_groups_that_are_larger_than_16() -> None:
+    """ModelOpt's NVFP4_MLP_WEIGHT_ONLY_CFG has a scale per 32 values."""
+    tensors = nvfp4()
+    few = tensors["a.weight_scale"].view(torch.uint8)[:, ::2].contiguous()
+    whole = tensors | {"a.weight_scale": few.repeat_interleave(2, 1).view(E4M3)}
+    found = with_floats(handles(tensors | {"a.weight_scale": few.view(E4M3)}))["a.weight"].load()
+    assert torch.equal(found, with_floats(handles(whole))["a.weight"].load())
+
+
 def changed(name: str, value: torch.Tensor | None) -> dict[str, Weight]:
     tensors = {key: tensor for key, tensor in nvfp4().items() if key != name}
     return handles(tensors if value is None else {**tensors, name: value})

@@ -102,6 +102,18 @@ def test_many_rows_on_matrix_units(kind: str, k: int) -> None:
         y.fill_(torch.nan)
 
 
+def test_unpacking_groups_of_more_columns_than_a_program_has() -> None:
+    """As of W8A8, whose rows have one scale each."""
+    torch.manual_seed(0)
+    n, k, count = 40, 512, 19
+    packed, values = weight("zq8g512", n, k)
+    x, y = rows(count, k, k, "bf16"), torch.full((count, n), torch.nan)
+    kernel = make_kernel("linear_q", k=k, n=n, types=("bf16", "u8", "", "f32"), stored="zq8g512")
+    tuner = Forced({"decode": 0, "m": 16, "n": 32, "k": 64, "warps": 4, "stages": 2, "splits": 1, "unpacked": 1})
+    run_kernel(kernel, [x, packed, None], [y], shape=Shape(32, False), tuner=tuner)
+    check(y, x.double() @ values.to(torch.bfloat16).double().T, "f32")
+
+
 def test_two_parts_and_experts() -> None:
     torch.manual_seed(0)
     k = 256

@@ -75,7 +75,8 @@ def _layer(layer: str, codes: Weight, tensors: Mapping[str, Weight]) -> E2m1Matr
     if whole == (None, None) and scales.dtype == torch.uint8 and scales.shape == (*lead, n, k // 32) and k % 32 == 0:
         return E2m1Matrix(layer, codes, scales, None, MXFP4_FORMAT, shape)
     one = whole[0] or whole[1]
-    if one is None or scales.dtype != _E4M3 or scales.shape != (*lead, n, k // 16) or k % 16:
+    groups = scales.shape[-1] if scales.shape[:-1] == (*lead, n) else 0
+    if one is None or scales.dtype != _E4M3 or not groups or k % (16 * groups):  # ModelOpt has groups of 32, too
         raise _misfit(f"{layer}.weight_scale", scales, codes)
     if one.shape not in ((), (1,), (*lead, 1), tuple(lead)) or not one.dtype.is_floating_point:
         raise _misfit(f"{layer}.{'weight_scale_2' if whole[0] else 'weight_global_scale'}", one, codes)
@@ -112,7 +113,8 @@ class E2m1Matrix(QuantizedWeight):
             return {"codes": codes, "exponents": scales}
         if bool(((scales & NAN) == NAN).any()):
             raise TensorError(self.name, "has scales that are NaN", "the checkpoint is damaged")
-        return {"codes": codes, "scales": self._rows(self.one.load()), "group_scales": scales}
+        each = scales.repeat_interleave(self.shape[-1] // 16 // scales.shape[-1], -1)
+        return {"codes": codes, "scales": self._rows(self.one.load()), "group_scales": each}
 
     def _rows(self, one: Tensor) -> Tensor:
         """The scale of the tensor, for each of the format's blocks: float32 [..., N, K / size]."""

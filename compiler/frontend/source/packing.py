@@ -68,9 +68,13 @@ def _awq(facts: Mapping[str, Any]) -> Packing | None:
 
 
 def _auto_round(facts: Mapping[str, Any]) -> Packing | None:
-    """AutoRound's formats of integers, which are GPTQ's and AWQ's; only `auto_gptq` stores zeros one less."""
+    """AutoRound's formats, which are GPTQ's, AWQ's and compressed-tensors'; only `auto_gptq` stores zeros one less."""
     form = str(facts.get("packing_format") or facts.get("backend") or "auto_round").rpartition(":")[2]
-    if facts.get("data_type") not in (None, "int") or facts.get("bits") not in (4, 8):
+    if facts.get("bits") not in (4, 8):
+        return None
+    if form == "llm_compressor":  # integers and floats, as the tensors say
+        return Packing("compressed", facts["bits"], alone=facts.get("act_bits", 16) > 8)
+    if facts.get("data_type") not in (None, "int"):
         return None
     if form == "auto_awq":
         return Packing("awq", 4) if facts["bits"] == 4 else None

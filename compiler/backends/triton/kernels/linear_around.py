@@ -83,6 +83,9 @@ class RowsSource:
         return f"row.to(tl.int64) * {stride}"
 
 
+UNPACKED = 256  # columns of a program of linear/unpack.py.jinja
+
+
 @dataclass(frozen=True)
 class UnpackSource:
     """A matrix of codes [n, k] whose values are stored in 16 bits, as a table of n rows."""
@@ -100,8 +103,8 @@ class UnpackSource:
 
     @property
     def by_groups(self) -> bool:
-        """Whether the values of a group are made together."""
-        return self.op.codes is not None and self.op.codes.as_values
+        """Whether the values of a group are made together: the columns of a program are whole groups."""
+        return self.op.codes is not None and self.op.codes.as_values and UNPACKED % self.op.codes.group == 0
 
     @property
     def table(self) -> dict[str, int]:

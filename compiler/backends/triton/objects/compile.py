@@ -208,15 +208,19 @@ def _cache_folder(key: str, target: Target, toolchain: str) -> Path:
 
 
 def _load(folder: Path) -> Compiled | None:
-    """An object of the cache, or None: also where its bytes are not those that were stored."""
+    """An object of the cache, or None: also where its bytes are not those that were stored, or its facts not ours."""
     try:
         facts = json.loads((folder / "facts.json").read_text())
         binary = (folder / "object").read_bytes()
     except (OSError, ValueError):
         return None
-    digest = facts.pop("sha256", None)
-    facts["loops"] = tuple(MatrixLoop(**loop) for loop in facts["loops"])
-    return Compiled(binary=binary, **facts) if hashlib.sha256(binary).hexdigest() == digest else None
+    try:
+        digest = facts.pop("sha256", None)
+        facts["loops"] = tuple(MatrixLoop(**loop) for loop in facts["loops"])
+        found = Compiled(binary=binary, **facts)
+    except (TypeError, KeyError, AttributeError):  # of another version of icc, which knows other facts
+        return None
+    return found if hashlib.sha256(binary).hexdigest() == digest else None
 
 
 def _store(folder: Path, compiled: Compiled) -> None:
