@@ -113,16 +113,12 @@ def begin_opening(
     if manifest.backend == "cpu":
         library = select_library(manifest, cpu_flags(), isa or os.environ.get("ICC_ISA"))
     files = EngineFiles(root, manifest.files, verify)
+    program = decode_program(files.read(manifest.program_file), manifest.program_file)
+    _check_agreement(manifest, program)  # all that can be said without the weights comes before them
     mapped = files.map(manifest.weights_file)
     digests = load_digests(files.read(library.path), library.path) if library and load_digests and verify else None
     used = (library and library.path, _tokenizer_file(manifest), f"{manifest.tokenizer_dir}/{VOCABULARY_FILE}")
     files.begin([file for file in used if file], {manifest.weights_file: memoryview(mapped)}, digests)
-    try:
-        program = decode_program(files.read(manifest.program_file), manifest.program_file)
-        _check_agreement(manifest, program)
-    except BaseException:
-        files.drop()
-        raise
     return Opening(root, manifest, program, library, files, mapped)
 
 

@@ -20,7 +20,6 @@ from icc.compiler.errors import (
     TensorError,
     TraceError,
     UnsupportedModel,
-    UsageError,
 )
 from icc.compiler.frontend.load import load_graph, trace_model
 from icc.compiler.graph.interpret import interpret
@@ -304,14 +303,3 @@ def test_what_a_target_has_no_kernel_for_is_told_before_quantizing(
     with pytest.raises(CodegenError, match="a planted reason"):
         icc.compile(model, engine, target="h100", quant="gptq4")
     assert not engine.exists()
-
-
-def test_a_cache_that_a_target_cannot_read_is_told_before_quantizing(tiny: ModuleType, tmp_path: Path) -> None:
-    tiny.save_tiny(tiny.tiny_configs()["llama-odd"], tmp_path / "model")
-    stages: set[str] = set()
-    with pytest.raises(UsageError, match="heads of 24 dims"):
-        icc.compile(
-            tmp_path / "model", tmp_path / "engine", target="h100", quant="gptq4", kv_cache="int8",
-            progress=lambda heard: stages.add(heard.stage),
-        )  # fmt: skip
-    assert "optimize" in stages and "quantize" not in stages

@@ -24,8 +24,8 @@ LAYER = KVLayer(4, 64, 64)
 
 def layout() -> KVLayout:
     """Of twelve layers, of which every sixth reads all; one more gives up what is between its sinks and its window."""
-    layers = {n: Cached(LAYER, 0 if n % 6 == 5 else WINDOW) for n in range(12)} | {
-        12: Cached(LAYER, WINDOW, Eviction("streaming", WINDOW, SINKS))
+    layers = {n: Cached(LAYER, "bf16", 0 if n % 6 == 5 else WINDOW) for n in range(12)} | {
+        12: Cached(LAYER, "bf16", WINDOW, Eviction("streaming", WINDOW, SINKS))
     }
     return group_layers(layers, LowerOptions("bf16", CPU_PROFILE, max_seq_len=LENGTH))
 
