@@ -189,11 +189,12 @@ def test_what_loops_ask_for_is_told_apart_from_what_is_in_loops_within_them() ->
 
 
 # Codes of two fields fill the registers of tiles that compute nothing twice, and need two more writes to tensor memory;
-# what a group of 64 has beside its codes is copied in words of 4 bytes, and in tiles of few rows that is most copies.
+# what groups of 64 and 32 have beside their codes is copied in words of 4 bytes, in tiles of few rows most copies.
 KNOWN = {
     **{("q8g128", target): "computes 2.00 times|copies of fewer" for target in ("a100", "l40s")},
     ("q8g128", "b200"): "6 barriers",
     **{("nf4g64", target): "copies of fewer" for target in ("a100", "l40s", "h100", "b200")},
+    **{("mxfp4a8", target): "copies of fewer" for target in ("a100", "l40s", "h100")},
 }  # fmt: skip
 
 
