@@ -31,7 +31,7 @@ ROWS, N, K = 40, 35, 768
 
 
 def weight(folder: Path, kind: str, rows: int, seed: int) -> QuantizedWeight:
-    if kind in MIXED:
+    if kind not in GGML_FORMATS:
         values = torch.randn(rows, K, generator=torch.Generator().manual_seed(seed))
         return RoundedWeight(Constant(values), find_format(kind))
     raw = random_blocks(gguf.GGMLQuantizationType[kind.upper()], rows, K, np.random.default_rng(seed))
