@@ -18,7 +18,7 @@ from .program.lower import lower
 
 _ROUNDED = {OPS[name].overload for name in ("gated_scan", "selective_scan")}  # states that are worth halving
 _PAGED = OPS["paged_attention"].overload
-_NARROW = ("i8", "i4", "i2")  # f8 takes what i8 does, and loses more
+_NARROW = ("f16", "i8", "i4", "i2")  # f8 takes what i8 does, and loses more
 
 
 def lower_options(graph: Graph, options: CompileOptions, backend: Backend, limits: Limits) -> LowerOptions:
@@ -66,7 +66,8 @@ def _sizes(graph: Graph, lowering: LowerOptions, backend: Backend) -> tuple[Size
     layers = _cached_layers(graph)
     sizes: dict[int, list[tuple[str, int]]] = {layer: [] for layer in layers}
     numbers = 0
-    for dtype in (lowering.kv_dtype, *_NARROW):
+    narrow = _NARROW if lowering.kv_dtype == "f32" else _NARROW[1:]
+    for dtype in (lowering.kv_dtype, *narrow):
         lowered = lower(graph, replace(lowering, kv_dtype=dtype))
         kv = lowered.program.kv
         if any(map(backend.refusal, lowered.program.kernel_steps.values())):
