@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..passes.allocation import Allocation, allocate
-from ..passes.quantize.cache_damage import Progress, Sizes, guess_caches, measure_caches
+from ..passes.quantize.cache_damage import Progress, Sizes, cache_readers, guess_caches, measure_caches
 from ..runtime.format.manifest import Limits
 from .backends.base import Backend
 from .errors import UsageError
@@ -17,7 +17,6 @@ from .program.context import LowerOptions
 from .program.lower import lower
 
 _ROUNDED = {OPS[name].overload for name in ("gated_scan", "selective_scan")}  # states that are worth halving
-_PAGED = OPS["paged_attention"].overload
 _NARROW = ("f16", "i8", "i4", "i2")  # f8 takes what i8 does, and loses more
 
 
@@ -63,7 +62,7 @@ def choose_caches(
 def _sizes(graph: Graph, lowering: LowerOptions, backend: Backend) -> tuple[Sizes, int]:
     """Of each layer's cache what its types take of a sequence of full length, in bytes, those that the back end has;
     and how many numbers all of them are."""
-    layers = _cached_layers(graph)
+    layers = list(cache_readers(graph))
     sizes: dict[int, list[tuple[str, int]]] = {layer: [] for layer in layers}
     numbers = 0
     narrow = _NARROW if lowering.kv_dtype == "f32" else _NARROW[1:]
@@ -80,9 +79,3 @@ def _sizes(graph: Graph, lowering: LowerOptions, backend: Backend) -> tuple[Size
             if dtype == lowering.kv_dtype:
                 numbers += tokens * held.kv_heads * (held.key_dim + (0 if held.shared else held.value_dim))
     return sizes, numbers
-
-
-def _cached_layers(graph: Graph) -> list[int]:
-    """The numbers of the layers whose keys and values are kept beyond a step, in order."""
-    calls = [node.args for node in graph.nodes if node.target is _PAGED]
-    return list(dict.fromkeys(int(args[10]) for args in calls if not any(args[16:17])))  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -93,7 +94,7 @@ class Compilation:
                 f"the model comes quantized: --quant {self.options.quant} starts from its quantized values"
             )
         with self.reporter.stage("quantize"):
-            sequences = self._calibration() if chosen.calibrated else ()
+            sequences = self._calibration if chosen.calibrated else ()
             if sequences:
                 self.calibrations = open_calibrations(self.request.options, sequences)
             self._context.calibrations = self.calibrations.folder
@@ -105,9 +106,9 @@ class Compilation:
             return
         with self.reporter.stage("caches"):
             rough, bits = self._prepared(), self.options.kv_bits
-            told = self.reporter.progress
-            found = choose_caches(rough, self.lowering, self.backend, bits, self._calibration(), told)
-            self.lowering, self.phases.caches = found
+            self.lowering, self.phases.caches = choose_caches(
+                rough, self.lowering, self.backend, bits, self._calibration, self.reporter.progress
+            )
 
     def _prepared(self) -> Graph:
         """The graph as it is now, in the form that is lowered."""
@@ -130,7 +131,7 @@ class Compilation:
             return
         with self.reporter.stage("speculate"):
             self.phases.run("speculate", added)
-            sequences = self._calibration() if heads else ()
+            sequences = self._calibration if heads else ()
             self.acceptance = acceptance_of(self.graph, sequences, self.reporter.progress)
 
     def lower(self) -> Lowered:
@@ -200,8 +201,9 @@ class Compilation:
         encodes = options.task != "generate" and self.request.target.backend == "cpu"
         return pipelines.quantize(*asked, rotate=options.rotate, encodes=encodes)
 
+    @cached_property
     def _calibration(self) -> Sequence[Sequence[int]]:
-        """Token sequences of the calibration text."""
+        """Token sequences of the calibration text; the first who asks makes them, and what is wrong is said once."""
         calibration = load_calibration(
             self.options.calib,
             _tokenizer(self.options),

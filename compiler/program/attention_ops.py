@@ -11,12 +11,12 @@ from ..eviction import ALL, read_eviction
 from ..graph.graph import type_of
 from ..ops import OPS
 from ..ops.body import Body
+from ..ops.kept import MIXED_BLOCK
 from .context import WITHIN_STEP, Lowerer, row_kind
 from .placed import Placed
 from .steps.attention import Attention, ChooseKeys, KVSpec, KvWrite, NewKeys, Rotary
 
-MIXED = ("i4", "i2")  # caches whose vectors are mixed: where a value ends with MIXED_DIMS, keys may begin with it
-MIXED_DIMS = 64
+MIXED = ("i4", "i2")  # caches whose vectors are mixed: where a value ends with a block of it, keys may begin with it
 # the two halves of a rotated vector: x cos - other sin and x cos + other sin
 _TURNS = [Body.parse(f"t0 = mul a0 a2; t1 = mul a1 a3; t2 = {sign} t0 t1") for sign in ("sub", "add")]
 
@@ -53,7 +53,7 @@ def paged_attention(low: Lowerer, node: fx.Node) -> Placed:
     given = (*node.args[10:], *(0, None, None, 0, None, 0, ALL)[len(node.args) - 16 :])
     layer, scale, window, chunk, softcap, style, ahead, bias, row_bias, later, key_bias, key_later, policy = given
     kind = low.options.kv_dtype if ahead else low.options.kv_of(int(layer))  # type: ignore[call-overload]
-    shared = _begins(k, v) and node.args[6] is None and (kind not in MIXED or v.shape[1] % MIXED_DIMS == 0)
+    shared = _begins(k, v) and node.args[6] is None and (kind not in MIXED or v.shape[1] % MIXED_BLOCK == 0)
     v = v if shared else low.dense(v)
     q_cos, q_sin, k_cos, k_sin, sinks, alibi = (low.vector(a) for a in node.args[4:10])
     by_row, by_key = (None if rows is None else low.dense(low.placed(rows)) for rows in (row_bias, key_bias))  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ def measure_caches(
 ) -> tuple[Curve, ...]:
     """By the KL divergence of the predictions of `graph`, whose attention is paged, when one layer's cache alone is
     rounded. sequences: token ids for calibration."""
-    readers = _readers(graph)
+    readers = cache_readers(graph)
     rounded = [(layer, dtype) for layer, options in sizes.items() for dtype, _ in options[1:]]
     variants: list[Variant] = [dict.fromkeys(readers[layer], rounding(dtype)) for layer, dtype in rounded]
     tokens = min(max(_PROBED // max(1, len(variants)), _LEAST), _MOST) // _SEQUENCES
@@ -60,11 +60,11 @@ def curves(sizes: Sizes, damage: Callable[[int, str, int], float]) -> tuple[Curv
     )
 
 
-def _readers(graph: Graph) -> dict[int, list[fx.Node]]:
-    """The calls that read each cache, by its layer's number."""
+def cache_readers(graph: Graph) -> dict[int, list[fx.Node]]:
+    """The calls that read each cache, by its layer's number, of those that keep something beyond a step."""
     found: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
-        if node.target is PAGED:
+        if node.target is PAGED and not any(node.args[16:17]):
             found.setdefault(int(node.args[10]), []).append(node)  # type: ignore[arg-type]
     return found
 

@@ -10,6 +10,7 @@ from .....runtime.format.kv import KV_DTYPES, SCALED, KVLayer, vector_bytes
 from .....runtime.format.manifest import Limits
 from .....runtime.format.plan import Extent, KVArg, extent
 from .....runtime.format.program import ITEM_SIZE
+from ....ops.kept import MIXED_BLOCK
 from ....program.steps.attention import Attention as AttentionStep
 from ....program.steps.attention import ChooseKeys as ChooseKeysStep
 from ....program.steps.attention import KvWrite as KvWriteStep
@@ -18,7 +19,6 @@ from ..spec import ELEMENTS, ONE, Arg, LaunchSpec, Shape, StepKernel, batch_arg,
 from ..tiling.choice import Tuner, power_of_two
 
 KV_ALIGN = 16  # bytes that each key and value takes a multiple of: what one copy to shared memory takes
-MIXED = 64  # dims that are mixed with each other, at most
 _ROWS = 16  # (token, head) pairs that one program writes
 C = TypeVar("C", KvWriteStep, AttentionStep, ChooseKeysStep)
 R = TypeVar("R", KvWriteStep, AttentionStep)
@@ -46,7 +46,7 @@ class MixedPiece(Piece):
     @staticmethod
     def of(piece: Piece, dim: int) -> MixedPiece:
         """Every 64 dims are a block, and so are the powers of two that the rest is a sum of; what pads is left."""
-        found, at, size = [], piece.first, MIXED
+        found, at, size = [], piece.first, MIXED_BLOCK
         while at < min(piece.end, dim):
             while size > dim - at:
                 size //= 2
@@ -152,7 +152,7 @@ class KvKernel(StepKernel[C]):
 
     def mixing(self, dim: int) -> tuple[MixedPiece, ...]:
         """Pieces of a vector that are mixed on their own."""
-        return tuple(MixedPiece.of(piece, dim) for piece in pieces(dim, MIXED))
+        return tuple(MixedPiece.of(piece, dim) for piece in pieces(dim, MIXED_BLOCK))
 
     @property
     def _page_bytes(self) -> int:

@@ -32,9 +32,7 @@ ISSUE_PER_SM = 3.8e9  # instructions of a warp per second: four schedulers at 60
 FEW = 8.0  # instructions per value and row of a kernel for few rows in float32, besides those that read the code
 ALONE = 1.35e-9  # seconds between two instructions of a warp that makes values of blocks, each waiting for others
 CROWDED = 1.5  # times longer its instructions take, of all warps of a multiprocessor, than others
-SCALED_STEP = (
-    0.22e-6  # seconds of a step of MXFP4 beside its product: scales brought to the matrix unit, and waited for
-)
+SCALED_STEP = 0.22e-6  # seconds of a step of MXFP4 beside its product: scales brought to the matrix unit, waited for
 UNPACK = 14.0  # instructions per value where a matrix is unpacked by itself
 REGISTERS = 65536  # of a multiprocessor, 32 bits each
 
@@ -380,11 +378,10 @@ class Machine:
             bounds.append(waves * steps * each / c["warps"] * ALONE)
             bounds[3] *= CROWDED
         extra = LAUNCH + (WARP_SUM * (c["warps"] - 4) * c["m"] / 8 if c["decode"] else 0.0)
-        if not p.eight or p.coded:
-            pass
-        elif c["decode"] and p.rows <= INLINE:  # each program looks for the largest value of a row first
+        codes_rows = p.eight and not p.coded
+        if codes_rows and c["decode"] and p.rows <= INLINE:  # each program looks for the largest value of a row first
             extra += 2 * LATENCY
-        else:  # the kernel that brings rows to 8 bits
+        elif codes_rows:  # the kernel that brings rows to 8 bits
             extra += LAUNCH + LATENCY + 3.0 * p.rows * p.k / (0.85e9 * self.target.bandwidth)
         if c["splits"] > 1:
             sums = 4.0 * c["splits"] * p.parts
