@@ -41,7 +41,7 @@ from .program.verify import verify_lowered, verify_plan
 from .progress import Reporter
 from .quantization import QUANTIZATIONS
 from .report import CompileReport, make_report
-from .request import Request
+from .request import CompileRequest
 from .sizing import auto_passes
 from .speculate.cost import modelled_cost
 from .speculate.head_files import MedusaHead
@@ -58,7 +58,7 @@ class Compilation:
     left, and this one keeps until it is done.
     """
 
-    request: Request
+    request: CompileRequest
     source: Source
     options: CompileOptions
     graph: Graph
@@ -217,7 +217,7 @@ class Compilation:
         return calibration.sequences
 
 
-def trace(request: Request, reporter: Reporter) -> Compilation:
+def trace(request: CompileRequest, reporter: Reporter) -> Compilation:
     """The model as it is traced, and what its engine will be made for."""
     if request.options.gate:
         measure.check_device(request.target)

@@ -36,7 +36,7 @@ class LayerKind:
 
 
 @dataclass(frozen=True)
-class Stage:
+class PhaseSnapshot:
     """The graph after a phase: how many calls of each op it has, and its layers."""
 
     name: str
@@ -74,7 +74,7 @@ class Phases:
             self.stages.append(stage_of(self._graph, phase))
 
 
-def stage_of(graph: Graph, name: str) -> Stage:
+def stage_of(graph: Graph, name: str) -> PhaseSnapshot:
     """The graph as a stage of its compile."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     ops = Counter(target_name(node.target) for node in calls)
@@ -90,7 +90,7 @@ def stage_of(graph: Graph, name: str) -> Stage:
             kinds[alike].layers.append(number)
         elif len(kinds) < _MOST_KINDS:
             kinds[alike] = LayerKind([number], lines)
-    return Stage(name, len(calls), dict(ops.most_common()), list(kinds.values()))
+    return PhaseSnapshot(name, len(calls), dict(ops.most_common()), list(kinds.values()))
 
 
 def layer_of(node: fx.Node) -> int | None:

@@ -22,7 +22,7 @@ from .graph.graph import Graph, TensorType
 from .ops import Traits, op_of
 from .ops.base import Cost
 from .options import CompileOptions
-from .phases import Phases, Stage, layer_of
+from .phases import Phases, PhaseSnapshot, layer_of
 from .program.profile import Profile
 from .targets import Target
 from .weights.handles import QuantizedWeight, pieces_of
@@ -70,7 +70,7 @@ class CompileReport:
     machine: dict[str, float]
     roofline: dict[str, list[RooflineRow]]
     roofline_layers: dict[str, list[LayerRows]]
-    stages: list[Stage]
+    stages: list[PhaseSnapshot]
     objects: list[dict[str, Any]]
     speculation: dict[str, Any] | None
     tuned: list[str]

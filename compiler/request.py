@@ -31,7 +31,7 @@ _TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")  # 
 
 
 @dataclass(frozen=True)
-class Request:
+class CompileRequest:
     """A compile that nothing speaks against so far: its options, with the model as a directory or file here, its
     target and drafter, and what the user should know."""
 
@@ -41,7 +41,7 @@ class Request:
     warnings: tuple[str, ...] = ()
 
 
-def check(options: CompileOptions) -> Request:
+def check(options: CompileOptions) -> CompileRequest:
     """The compile that is asked for; a model from the hub is downloaded. IccError says what is wrong with it.
 
     First comes what needs no network, then config.json, then the files that the compile reads.
@@ -66,7 +66,7 @@ def check(options: CompileOptions) -> Request:
     if options.gate and not has_tokenizer:
         raise UsageError("--gate reads a text, and the model has no tokenizer.json", "leave --gate out")
     warnings = (*(() if has_tokenizer else _warnings(files)), *_costs(options))
-    return Request(options, target, choice, warnings)
+    return CompileRequest(options, target, choice, warnings)
 
 
 def check_export(source: Path, output: Path, force: bool) -> Path:

@@ -37,7 +37,7 @@ class Lit:
 
 
 @dataclass(frozen=True)
-class Call:
+class CallPattern:
     """Matches a call of one of `targets` with these arguments."""
 
     targets: tuple[Any, ...]
@@ -60,9 +60,9 @@ class Either:
     alternatives: tuple[Any, ...]
 
 
-def call(target: Any, *args: Any) -> Call:
+def call(target: Any, *args: Any) -> CallPattern:
     """A call pattern; add and mul match in both orders."""
-    return Call((target,), args, target in (aten.add.Tensor, aten.mul.Tensor))
+    return CallPattern((target,), args, target in (aten.add.Tensor, aten.mul.Tensor))
 
 
 def either(*alternatives: Any) -> Either:
@@ -85,7 +85,7 @@ def match(pattern: Any, value: Any, bound: Bindings) -> Iterator[Bindings]:
             yield {**bound, pattern.name: value}
     elif isinstance(pattern, (Either, Through)):
         yield from _match_one_of(pattern, value, bound)
-    elif isinstance(pattern, Call):
+    elif isinstance(pattern, CallPattern):
         yield from _match_call(pattern, value, bound)
     elif isinstance(pattern, (list, tuple)):
         if isinstance(value, (list, tuple)) and len(value) == len(pattern):
@@ -104,7 +104,7 @@ def _match_one_of(pattern: Either | Through, value: Any, bound: Bindings) -> Ite
         yield from match(pattern, value.args[0], bound)
 
 
-def _match_call(pattern: Call, value: Any, bound: Bindings) -> Iterator[Bindings]:
+def _match_call(pattern: CallPattern, value: Any, bound: Bindings) -> Iterator[Bindings]:
     if not isinstance(value, fx.Node) or value.target not in pattern.targets or len(value.args) < len(pattern.args):
         return
     args = list(value.args[: len(pattern.args)])

@@ -18,7 +18,7 @@ from .loop.engine_loop import EngineLoop
 from .opening import Begun, begin
 from .options import LoadOptions
 from .prompting import ChatOptions, Prompt, Prompting, Query, RenderOptions
-from .requests.embedding import Embedding, Ranked, ranked, stacked
+from .requests.embedding import PooledRequest, Ranked, ranked, stacked
 from .requests.generation import Completion, Generation
 from .requests.increment import Increment
 from .requests.params import SamplingParams
@@ -269,7 +269,7 @@ class LLM:
 
     def _vectors(self, prompts: Iterable[tuple[Sequence[int], int]]) -> list[np.ndarray]:
         """What the engine makes of each prompt, of which so many first tokens are not pooled."""
-        embeddings: list[Embedding] = []
+        embeddings: list[PooledRequest] = []
         try:
             for prompt, skipped in prompts:
                 embeddings.append(self.loop.add_embedding(prompt, skipped=skipped))

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import psutil
 from icc.runtime.loadtest.endpoint import Endpoint, Trace
-from icc.runtime.loadtest.load import Level, Mix, Prompts, run_level, tokens_per_word
+from icc.runtime.loadtest.load import Level, Mix, PromptMaker, run_level, tokens_per_word
 
 SLO_S = 2.0  # to the first token
 MIX = Mix((64, 64), (32, 32))
@@ -80,7 +80,7 @@ async def overload(
     that changes its speed would else change the ratio of two loads."""
     endpoint = Endpoint(url, "", extra={"ignore_eos": True})
     endpoint.model = await endpoint.find_model()
-    prompts = Prompts(MIX, 1, await tokens_per_word(endpoint))
+    prompts = PromptMaker(MIX, 1, await tokens_per_word(endpoint))
     found = {times: Load() for times in loads}
     peaks = []
     for turn in range(turns):

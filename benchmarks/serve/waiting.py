@@ -20,7 +20,7 @@ import time
 import urllib.request
 
 from icc.runtime.loadtest.endpoint import Endpoint
-from icc.runtime.loadtest.load import Mix, Prompts
+from icc.runtime.loadtest.load import Mix, PromptMaker
 
 BATCH = 16
 
@@ -54,7 +54,7 @@ class Figures:
 async def measure(url: str, waiting: int, seconds: float, rounds: int) -> list[dict[str, float]]:
     endpoint, figures = Endpoint(url, "", extra={"ignore_eos": True}), Figures(url)
     endpoint.model = await endpoint.find_model()
-    prompts = Prompts(Mix((64, 64), (1, 1)), 1, 1.0)
+    prompts = PromptMaker(Mix((64, 64), (1, 1)), 1, 1.0)
     running = [asyncio.create_task(endpoint.ask(prompts.draw()[0], 4000, 0)) for _ in range(BATCH)]
     await figures.until("num_requests_running", BATCH)
     rows = []

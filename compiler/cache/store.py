@@ -45,7 +45,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """One engine of the cache. facts: None where a compile was killed before it ended. nbytes: of all its files.
 
     used: seconds since 1970 when it was last wanted."""
@@ -137,14 +137,14 @@ def open_cell(key: str) -> Cell:
         cell.close()
 
 
-def entries() -> list[Entry]:
+def entries() -> list[CacheEntry]:
     """Everything in the cache, last used first."""
     root = cache_root()
     found = [_entry(path) for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
     return sorted(found, key=lambda entry: -entry.used)
 
 
-def remove(found: Sequence[Entry], dry: bool = False) -> Iterator[tuple[Entry, bool]]:
+def remove(found: Sequence[CacheEntry], dry: bool = False) -> Iterator[tuple[CacheEntry, bool]]:
     """Remove entries one after the other; each with whether it was, or is in use and stays. dry: nothing is removed."""
     for entry in found:
         with contextlib.closing(Cell(entry.path)) as cell:
@@ -155,14 +155,14 @@ def remove(found: Sequence[Entry], dry: bool = False) -> Iterator[tuple[Entry, b
         yield entry, free
 
 
-def _entry(path: Path) -> Entry:
+def _entry(path: Path) -> CacheEntry:
     nbytes = 0
     for folder, _, files in os.walk(path):
         for name in files:
             with contextlib.suppress(OSError):
                 nbytes += os.lstat(os.path.join(folder, name)).st_size
     marked = path / _ENTRY if (path / _ENTRY).is_file() else path
-    return Entry(path, _read(path), nbytes, marked.stat().st_mtime)
+    return CacheEntry(path, _read(path), nbytes, marked.stat().st_mtime)
 
 
 def _read(path: Path) -> Facts | None:

@@ -14,7 +14,7 @@ from ...runtime.cli.group import command
 from ...runtime.format.footprint import size_text
 from .. import calibrations
 from ..cache import store
-from ..cache.store import Entry
+from ..cache.store import CacheEntry
 from ..errors import UsageError
 from ..identity import sources_digest
 
@@ -81,7 +81,7 @@ def prune_command(older_than: str | None, everything: bool, dry_run: bool) -> No
     click.echo(f"{'would free' if dry_run else 'freed'} {size_text(total)}")
 
 
-def _stale(entry: Entry) -> bool:
+def _stale(entry: CacheEntry) -> bool:
     """Whether no compile asks for it any more: it is of another icc, or never was complete."""
     return entry.facts is None or entry.facts.icc != sources_digest()
 

@@ -29,7 +29,7 @@ _LINEAR = OPS["linear"].overload
 
 
 @dataclass(frozen=True)
-class Found:
+class SequenceLogits:
     """The logits float32 [T, vocab] of one sequence, of the model (MODEL) or of a variant by its number."""
 
     sequence: int
@@ -43,7 +43,7 @@ def run_together(
     sequences: Sequence[Sequence[int]],
     variants: Sequence[Variant] = (),
     heard: Callable[[int, int], None] = lambda done, total: None,
-) -> Iterator[Found]:
+) -> Iterator[SequenceLogits]:
     """The logits (or hidden states, of a graph that embeds) of all sequences, of the model and of each variant.
 
     What needs the logits of one sequence is done for one sequence after the other, because logits are large: all
@@ -73,7 +73,7 @@ def run_together(
     held = {node: _Weights(graph, node, variants) for node in tail if node.op == "call_function"}
     for s in lanes:
         for v in range(MODEL, len(variants)):
-            yield Found(s, v, _finish(graph, tail, held, env, v, s))
+            yield SequenceLogits(s, v, _finish(graph, tail, held, env, v, s))
         done += last
         heard(done, total)
 

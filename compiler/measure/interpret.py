@@ -9,7 +9,7 @@ import torch
 
 from ...runtime.batch.packed import host_arrays
 from ...runtime.executor.device import Work
-from ...runtime.executor.walk import BoundLaunch, Place, Walker
+from ...runtime.executor.walk import BoundLaunch, LaunchPointer, Walker
 from ...runtime.format.batch import GPU_INPUTS, PLAN_ARRAYS, SAMPLED
 from ...runtime.format.footprint import batch_limits
 from ...runtime.format.kv import KVLayout, KVMemory
@@ -122,7 +122,7 @@ class InterpretDevice:
             assert offset % 16 == 0 or not arg.aligned, f"{spec.entry}: {arg.name} is compiled as a multiple of 16"
         launch(spec, bound.grid, [self._resolve(a, t) for a, t in zip(bound.args, types, strict=True)])
 
-    def _resolve(self, value: Place | int, kind: str) -> torch.Tensor | int:
+    def _resolve(self, value: LaunchPointer | int, kind: str) -> torch.Tensor | int:
         if isinstance(value, int):
             return value
         memory = self._weights[value.name] if value.space == "weight" else self._spaces[value.space]

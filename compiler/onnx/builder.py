@@ -42,7 +42,7 @@ class Initializer:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredInitializers:
     """Initializers whose values come together, such as the codes and scales of one weight. load: their values, in
     order; called once, while the file is written."""
 
@@ -55,7 +55,7 @@ class Builder:
     """Nodes are appended in order; `at` says in which module of the model the next ones are."""
 
     nodes: list[NodeProto] = field(default_factory=list)
-    stored: list[Stored] = field(default_factory=list)
+    stored: list[StoredInitializers] = field(default_factory=list)
     domains: set[str] = field(default_factory=lambda: {""})
     module: str = ""
     _names: Counter[str] = field(default_factory=Counter)
@@ -108,7 +108,7 @@ class Builder:
 
     def store(self, name: str, value: torch.Tensor) -> str:
         """An initializer of values that are in memory anyway."""
-        self.stored.append(Stored((Initializer(name, value.dtype, tuple(value.shape)),), lambda: [value]))
+        self.stored.append(StoredInitializers((Initializer(name, value.dtype, tuple(value.shape)),), lambda: [value]))
         return name
 
     def once(self, key: Any, make: Callable[[], str], module: str = "") -> str:

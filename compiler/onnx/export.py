@@ -10,7 +10,7 @@ from torch import fx
 
 from ..graph.graph import DRAFT_ROWS, HIDDEN, LOGIT_ROWS, TOKENS, Graph, type_of
 from .attention import Sequences
-from .builder import MICROSOFT, TYPES, Builder, Stored
+from .builder import MICROSOFT, TYPES, Builder, StoredInitializers
 from .ops import write_call
 from .weights import Weights
 from .writer import Writer
@@ -31,7 +31,7 @@ class Exported:
     """
 
     graph: GraphProto
-    stored: tuple[Stored, ...]
+    stored: tuple[StoredInitializers, ...]
     domains: tuple[str, ...]
     decoded: dict[str, int]
 

@@ -16,7 +16,7 @@ from ..weights.formats.dense import Dense
 from ..weights.formats.float8 import Float8, e4m3_values
 from ..weights.formats.reduced import ReducedInt8
 from ..weights.handles import Weight
-from .builder import MICROSOFT, TYPES, Builder, Initializer, Stored
+from .builder import MICROSOFT, TYPES, Builder, Initializer, StoredInitializers
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class Weights:
                 Initializer(self._b.unique(f"{name}.{part}" if part else name), dtype, tuple(shape))
                 for part, (shape, dtype) in arrays.items()
             ]
-            self._b.stored.append(Stored(tuple(named), load))
+            self._b.stored.append(StoredInitializers(tuple(named), load))
             self._stored[key] = dict(zip(arrays, (item.name for item in named), strict=True))
         return self._stored[key]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ... import __version__
 from ..errors import WriteError
-from .builder import TYPES, Initializer, Stored
+from .builder import TYPES, Initializer, StoredInitializers
 from .export import IR_VERSION, Exported, opset_imports
 
 INLINE_LIMIT = 256 << 20  # bytes of weights that a model file holds itself; protobuf cannot hold 2 GiB
@@ -68,7 +68,7 @@ def write_model(exported: Exported, path: Path, external: bool = False, progress
     return Written(files, len(exported.graph.node))
 
 
-def _initializers(stored: tuple[Stored, ...]) -> Iterator[tuple[TensorProto, Tensor]]:
+def _initializers(stored: tuple[StoredInitializers, ...]) -> Iterator[tuple[TensorProto, Tensor]]:
     for group in stored:
         for item, value in zip(group.initializers, group.load(), strict=True):
             yield _empty(item), value.to(item.dtype).contiguous().reshape(item.shape)

@@ -11,7 +11,7 @@ from ..options import CompileOptions
 from ..quantization import QUANTIZATIONS
 from ..targets import Target
 from ..weights.handles import is_quantized
-from .program import Planned
+from .program import PlannedCompile
 
 # Seconds, on two cores of an AMD Zen 4 at 3.7 GHz; a machine with more cores packs and calibrates faster.
 _MEASURED_CORES = 2
@@ -39,7 +39,7 @@ class Effort:
         return asdict(self)
 
 
-def effort(plan: Planned, options: CompileOptions, target: Target) -> Effort:
+def effort(plan: PlannedCompile, options: CompileOptions, target: Target) -> Effort:
     """An estimate, good to a factor of two or so."""
     chosen = QUANTIZATIONS[options.quant]
     values = [prod(weight.shape) for weight in plan.graph.weights.values()]

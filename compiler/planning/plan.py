@@ -16,7 +16,7 @@ from ..options import CompileOptions
 from ..request import check_found, find_model
 from ..targets import CPU_CORES, Target, find_target
 from .effort import Effort, effort
-from .program import Planned, plan_graph, plan_program
+from .program import PlannedCompile, plan_graph, plan_program
 from .speed import Rate, rates
 
 
@@ -26,7 +26,7 @@ class TargetPlan:
     cache holds there at once; longest: the longest one that it holds."""
 
     target: Target
-    planned: Planned
+    planned: PlannedCompile
     memory: int
     sequences: int
     longest: int
@@ -116,7 +116,7 @@ def make_plan(
     return Plan(options, plans)
 
 
-def _on(planned: Planned, target: Target, options: CompileOptions, memory: int) -> TargetPlan:
+def _on(planned: PlannedCompile, target: Target, options: CompileOptions, memory: int) -> TargetPlan:
     kv, free = planned.program.kv, memory - planned.memory.fixed
     # a GPU's cache gets a share of what the weights leave; a CPU's, of what is free before they are mapped
     share = KV_SHARES[target.backend]

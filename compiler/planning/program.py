@@ -27,7 +27,7 @@ from ..targets import Target
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedCompile:
     """A compile up to its kernels: the optimized graph, its program, and what an engine of it takes."""
 
     graph: Graph
@@ -49,7 +49,7 @@ def plan_graph(source: Source, options: CompileOptions, encodes: bool = False) -
     return graph, tuple(sorted({f"{r.node}: {r.reason}" for r in context.refusals if r.rule == "quantize"}))
 
 
-def plan_program(graph: Graph, kept: tuple[str, ...], options: CompileOptions, target: Target) -> Planned:
+def plan_program(graph: Graph, kept: tuple[str, ...], options: CompileOptions, target: Target) -> PlannedCompile:
     """Lower an optimized graph for `target`, as `compile_engine` does; the graph stays as it is."""
     backend = backend_for(target, graph.info.weight_dtype, options.deterministic)
     limits = make_limits(graph, replace(options, target=target.name))
@@ -58,7 +58,7 @@ def plan_program(graph: Graph, kept: tuple[str, ...], options: CompileOptions, t
         lowering, _ = choose_caches(graph, lowering, backend, options.kv_bits, ())
     program = lower(graph, lowering).program
     memory = footprint(program, limits, target.backend, backend.scratch_bytes(program, limits))
-    return Planned(graph, program, backend, limits, memory, kept)
+    return PlannedCompile(graph, program, backend, limits, memory, kept)
 
 
 def _quantize(options: CompileOptions, graph: Graph, encodes: bool) -> Sequence[Pass]:

@@ -11,7 +11,7 @@ from ..ops import OPS
 from ..report import node_cost
 from ..targets import Target
 from ..weights.handles import is_quantized
-from .program import Planned
+from .program import PlannedCompile
 
 _PAGED = OPS["paged_attention"].overload
 
@@ -34,7 +34,7 @@ class Rate:
         return asdict(self)
 
 
-def rates(plan: Planned, target: Target, sequences: int, length: int) -> list[Rate]:
+def rates(plan: PlannedCompile, target: Target, sequences: int, length: int) -> list[Rate]:
     """Decode of one sequence and of `sequences`, each with `length` tokens of context; and the prefill of a prompt."""
     batch = min(sequences, plan.limits.max_batch_size)
     chunk = min(plan.limits.max_step_tokens, length)
@@ -42,7 +42,7 @@ def rates(plan: Planned, target: Target, sequences: int, length: int) -> list[Ra
     return [*found, _rate(plan, target, "prefill", 1, chunk, chunk)]
 
 
-def _rate(plan: Planned, target: Target, kind: str, sequences: int, length: int, tokens: int) -> Rate:
+def _rate(plan: PlannedCompile, target: Target, kind: str, sequences: int, length: int, tokens: int) -> Rate:
     memory = arithmetic = 0.0
     rows = sequences if kind == "decode" else 1
     quantized = any(map(is_quantized, plan.graph.weights.values()))

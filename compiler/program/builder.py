@@ -11,7 +11,7 @@ import msgspec
 
 from ...runtime.format.kv import KVLayer
 from ...runtime.format.operands import BufferOperand, WeightOperand
-from ...runtime.format.program import ITEM_SIZE, Buffer, Weight
+from ...runtime.format.program import ITEM_SIZE, Buffer, WeightEntry
 from ..eviction import Eviction
 from ..weights.handles import Weight as Handle
 from .layout import Layout
@@ -132,9 +132,9 @@ class ProgramBuilder:
         return kernels, tuple(steps)
 
 
-def program_weight(source: WeightSource) -> Weight:
+def program_weight(source: WeightSource) -> WeightEntry:
     """The program's record of a packed weight."""
-    return Weight(source.layout.name, list(source.shape), source.layout.nbytes(source.shape))
+    return WeightEntry(source.layout.name, list(source.shape), source.layout.nbytes(source.shape))
 
 
 def program_buffer(virtual: VirtualBuffer, offset: int) -> Buffer:

@@ -12,7 +12,7 @@ from math import prod
 
 from ...runtime.format.operands import BufferOperand, InputOperand, Operand, OutputOperand, WeightOperand
 from ...runtime.format.plan import KVArg, LaunchPlan, OperandArg
-from ...runtime.format.program import DRAFTS, ITEM_SIZE, LOGITS, Buffer, Weight
+from ...runtime.format.program import DRAFTS, ITEM_SIZE, LOGITS, Buffer, WeightEntry
 from ..errors import VerifyError
 from .memory import ALIGN
 from .program import Program
@@ -139,7 +139,7 @@ def _buffer_problem(buffer: Buffer | None, operand: BufferOperand, rows: tuple[s
     return "" if operand.stride == size else f"rows of buffer {buffer.name} are {size} elements apart"
 
 
-def _weight_problem(weight: Weight | None, operand: WeightOperand, width: int) -> str:
+def _weight_problem(weight: WeightEntry | None, operand: WeightOperand, width: int) -> str:
     if weight is None:
         return f"there is no weight {operand.name}"
     plain, size = weight.format in ITEM_SIZE, prod(weight.shape)

@@ -29,7 +29,7 @@ STATE = "training.pt"
 SAVE_STEPS = 200
 
 
-class Heads(nn.Module):
+class TrainedHeads(nn.Module):
     """Heads of residual blocks over one hidden state, and their LM heads, shared or own. Parameters have their
     published names, with "_" for "."."""
 
@@ -120,7 +120,7 @@ class _Trainer:
         if not len(chunks):
             raise UsageError(f"{options.text} is too short: one window in twenty is held out", "give a longer text")
         self.options, self.states, self.chunks = options, states, chunks
-        self.heads = Heads(options, lm_head).to(options.device)
+        self.heads = TrainedHeads(options, lm_head).to(options.device)
         self.optimizer = torch.optim.AdamW(self.heads.parameters(), lr=options.rate, weight_decay=0.01)
         self.step = 0
         self.total = options.epochs * sum(1 for _ in states.batches(chunks, options.batch, 0))
@@ -177,7 +177,7 @@ class _Trainer:
 
 
 @torch.inference_mode()
-def evaluate(heads: Heads, states: HiddenStates, chunks: range, options: TrainHeadsOptions) -> list[list[float]]:
+def evaluate(heads: TrainedHeads, states: HiddenStates, chunks: range, options: TrainHeadsOptions) -> list[list[float]]:
     """Held-out accuracy [head][rank], over the tokens of the windows (the model's own where it wrote them)."""
     hits = torch.zeros(options.heads, TOP)
     counts = torch.zeros(options.heads)

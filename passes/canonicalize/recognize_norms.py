@@ -55,7 +55,7 @@ class _Norm(Rule):
         return _is_last_axis(found)
 
 
-class RmsNorm(_Norm):
+class RmsNormRule(_Norm):
     """The form without a scale."""
 
     name = "rms-norm"
@@ -65,7 +65,7 @@ class RmsNorm(_Norm):
         return graph.call(RMS, found["x"], None, float(found["eps"]), origin=root)
 
 
-class LayerNorm(_Norm):
+class LayerNormRule(_Norm):
     """The form without scale and shift."""
 
     name = "layer-norm"
@@ -126,6 +126,6 @@ class RecognizeNorms(Pass):
     breaks: ClassVar[frozenset[str]] = frozenset({Fact.FOLDED, Fact.UNIQUE})
 
     def run(self, graph: Graph, ctx: PassContext) -> PassResult:
-        result = apply_rules(graph, [LayerNorm(), RmsNorm()], ctx)
+        result = apply_rules(graph, [LayerNormRule(), RmsNormRule()], ctx)
         scaled = apply_rules(graph, [ScaleRmsNorm(), ScaleLayerNorm(), ShiftLayerNorm()], ctx)
         return PassResult(result.modified or scaled.modified, result.counts + scaled.counts)

@@ -43,7 +43,7 @@ class SortColumns(Pass):
             if not isinstance(weight, SortedColumns):
                 continue
             order = weight.order if weight.order.dim() == 1 else weight.order.squeeze(-2)
-            region = _Region(graph, node)
+            region = _SortedRegion(graph, node)
             reason = region.grow(x)
             if not reason:
                 region.sort(order)
@@ -112,7 +112,7 @@ def _taken(graph: Graph, old: fx.Node, order: Tensor, axis: int = -1) -> fx.Node
 
 
 @dataclass
-class _Region:
+class _SortedRegion:
     """The values between products and `reader`, which alone reads them, and how to put their elements in order.
 
     The products are linear layers, or, where `reader` is a product with experts, such with the same experts.

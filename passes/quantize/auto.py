@@ -25,8 +25,8 @@ from ..allocation import allocate, check_smallest
 from ..base import PassContext, PassResult
 from .damage import DAMPING, Damages, Options, grams_of, guess, importance_of, measure, part, with_table
 from .gptq_solver import Hessian, solve
-from .select import EMBEDDING, Job, QuantizePass, as_float, lm_heads, plain_name, retype
-from .store import NOWHERE, Store
+from .select import EMBEDDING, QuantizePass, WeightJob, as_float, lm_heads, plain_name, retype
+from .store import NOWHERE, PassStore
 from .stream import Inputs, stream
 
 Role = Literal["product", "screen", "table"]
@@ -80,13 +80,13 @@ class QuantizeAuto(QuantizePass):
         retype(graph)
         return PassResult(bool(jobs), Counter({"quantized": len(jobs), "as-stored": len(kept)}))
 
-    def _measured(self, graph: Graph, jobs: list[Job], options: list[Options], ctx: PassContext) -> Damages:
-        store = Store(ctx.calibrations / f"{self.name}-measured" if ctx.calibrations else None)
+    def _measured(self, graph: Graph, jobs: list[WeightJob], options: list[Options], ctx: PassContext) -> Damages:
+        store = PassStore(ctx.calibrations / f"{self.name}-measured" if ctx.calibrations else None)
         return measure(graph, jobs, options, self.sequences, part(ctx.progress, 0.0, MEASURING), store)
 
     # -- what there is to choose -------------------------------------------------------------------------------------
 
-    def all_jobs(self, graph: Graph, ctx: PassContext) -> list[Job]:
+    def all_jobs(self, graph: Graph, ctx: PassContext) -> list[WeightJob]:
         """The linear layers, and the token embeddings that are no layer's weight."""
         jobs = self.jobs(graph, ctx)
         weights = [node.args[1] for job in jobs for node in (*job.nodes, *job.tables)]
@@ -102,11 +102,11 @@ class QuantizeAuto(QuantizePass):
                 continue
             name = plain_name(table)
             if name not in refused and shape[1] % 32 == 0:
-                jobs.append(Job(name, (node,), GroupAffine(32, 8)))
+                jobs.append(WeightJob(name, (node,), GroupAffine(32, 8)))
                 seen.add(table.target)
         return jobs
 
-    def options(self, graph: Graph, job: Job, is_head: bool) -> Options:
+    def options(self, graph: Graph, job: WeightJob, is_head: bool) -> Options:
         """The formats that a weight can have, each with its bytes; None is what it has."""
         weight = graph.weight(job.node.args[1])  # type: ignore[arg-type]
         role: Role = "table" if job.node.target is EMBEDDING else "screen" if is_head else "product"
@@ -126,7 +126,7 @@ class QuantizeAuto(QuantizePass):
 
     # -- rounding ----------------------------------------------------------------------------------------------------
 
-    def _round(self, graph: Graph, jobs: list[Job], shares: dict[fx.Node, float], ctx: PassContext) -> None:
+    def _round(self, graph: Graph, jobs: list[WeightJob], shares: dict[fx.Node, float], ctx: PassContext) -> None:
         """GPTQ, each layer by what the rounded layers before it give to it."""
         linear = {job.node: job for job in jobs if job.node.target is not EMBEDDING}
         numbers = {node: number for number, node in enumerate(linear)}
@@ -167,14 +167,14 @@ class QuantizeAuto(QuantizePass):
         if waiting:
             stream(graph, self.sequences, waiting, visit, store=store)
 
-    def _rounded(self, jobs: list[Job], ctx: PassContext) -> Store:
+    def _rounded(self, jobs: list[WeightJob], ctx: PassContext) -> PassStore:
         """What was rounded before, if the same was chosen for every weight: each layer sees those before it."""
         if ctx.calibrations is None:
             return NOWHERE
         chosen = json.dumps([[job.name, job.format.name] for job in jobs]).encode()
-        return Store(ctx.calibrations / f"{self.name}-{hashlib.sha256(chosen).hexdigest()[:16]}")
+        return PassStore(ctx.calibrations / f"{self.name}-{hashlib.sha256(chosen).hexdigest()[:16]}")
 
-    def _restore(self, graph: Graph, ctx: PassContext, job: Job, store: Store, number: int) -> bool:
+    def _restore(self, graph: Graph, ctx: PassContext, job: WeightJob, store: PassStore, number: int) -> bool:
         """Whether an earlier run has rounded a weight; then it is that."""
         found = store.get(number, name=job.name)
         if found is not None:
@@ -184,7 +184,7 @@ class QuantizeAuto(QuantizePass):
         return found is not None
 
     def _store(
-        self, graph: Graph, ctx: PassContext, job: Job, weight: Tensor, parts: Parts, output: float | None = None
+        self, graph: Graph, ctx: PassContext, job: WeightJob, weight: Tensor, parts: Parts, output: float | None = None
     ) -> PackedWeight:
         error = float((job.format.decode(parts) - weight).square().sum(dtype=torch.float64))
         snr = decibels(float(weight.square().sum(dtype=torch.float64)), error)

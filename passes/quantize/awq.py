@@ -23,8 +23,8 @@ from .awq_gptq import GptqLoss
 from .awq_search import Member, nearest_loss, search_clip, search_scales
 from .fold import FoldGroup, apply_fold, factors, fold_group
 from .inputs import LayerInputs, expert_rows, output_energy, summarize
-from .select import EXPERT, LINEAR, Job, QuantizePass, as_float, retype
-from .store import Store
+from .select import EXPERT, LINEAR, QuantizePass, WeightJob, as_float, retype
+from .store import PassStore
 from .stream import Inputs, on, stream
 
 _Found = dict[fx.Node, tuple[Tensor | None, dict[str, Any]]]
@@ -32,11 +32,11 @@ _Found = dict[fx.Node, tuple[Tensor | None, dict[str, Any]]]
 
 
 @dataclass
-class _Group:
+class _SearchGroup:
     """Jobs that are searched together, and what the search found."""
 
     fold: FoldGroup
-    jobs: list[Job]
+    jobs: list[WeightJob]
     inputs: dict[fx.Node, LayerInputs] = field(default_factory=dict)
     scales: Tensor | None = None
 
@@ -75,9 +75,9 @@ class QuantizeAwq(QuantizePass):
         retype(graph)
         return PassResult(bool(jobs), counts)
 
-    def _search(self, graph: Graph, groups: list[_Group], ctx: PassContext) -> _Found:
+    def _search(self, graph: Graph, groups: list[_SearchGroup], ctx: PassContext) -> _Found:
         """Run the calibration text through the float model; search each group as soon as its inputs are there."""
-        store = Store(ctx.calibrations / self.name if ctx.calibrations else None)
+        store = PassStore(ctx.calibrations / self.name if ctx.calibrations else None)
         numbers = {group.jobs[0].node: number for number, group in enumerate(groups)}
         found: _Found = {}
         waiting = [group for group in groups if not _restore(group, store, numbers[group.jobs[0].node], found)]
@@ -105,7 +105,7 @@ class QuantizeAwq(QuantizePass):
             stream(graph, self.sequences, list(where), visit, self.device, store)
         return found
 
-    def _solve(self, graph: Graph, group: _Group) -> _Found:
+    def _solve(self, graph: Graph, group: _SearchGroup) -> _Found:
         columns = {end.node: end.classes for end in group.fold.consumers}
         weights = [as_float(graph.weight(job.node.args[1])) for job in group.jobs]  # type: ignore[arg-type]
         with on(self.device):
@@ -140,7 +140,7 @@ class QuantizeAwq(QuantizePass):
         return clip.cpu(), {"output_snr_db": decibels(signal_energy, noise_energy), "scaled": scaled}
 
 
-def _keep(group: _Group, store: Store, number: int, found: _Found) -> None:
+def _keep(group: _SearchGroup, store: PassStore, number: int, found: _Found) -> None:
     """Keep what the search found for a group."""
     arrays = {f"clip{i}": clip for i, job in enumerate(group.jobs) if (clip := found[job.node][0]) is not None}
     if group.scales is not None:
@@ -149,7 +149,7 @@ def _keep(group: _Group, store: Store, number: int, found: _Found) -> None:
     store.put(number, arrays, jobs=_identity(group), facts=facts)
 
 
-def _restore(group: _Group, store: Store, number: int, found: _Found) -> bool:
+def _restore(group: _SearchGroup, store: PassStore, number: int, found: _Found) -> bool:
     """Whether an earlier run has searched for a group; then that is what was found."""
     kept = store.get(number, jobs=_identity(group))
     if kept is None:
@@ -161,12 +161,12 @@ def _restore(group: _Group, store: Store, number: int, found: _Found) -> bool:
     return True
 
 
-def _identity(group: _Group) -> list[list[Any]]:
+def _identity(group: _SearchGroup) -> list[list[Any]]:
     """What must be the same for what was found for a group to be right."""
     return [[job.name, job.format.name, list(job.shape)] for job in group.jobs]
 
 
-def _ones(groups: list[_Group]) -> _Found:
+def _ones(groups: list[_SearchGroup]) -> _Found:
     """Scales that change nothing."""
     for group in groups:
         if group.fold.count:
@@ -174,14 +174,14 @@ def _ones(groups: list[_Group]) -> _Found:
     return {}
 
 
-def _groups(graph: Graph, jobs: list[Job], ctx: PassContext) -> list[_Group]:
+def _groups(graph: Graph, jobs: list[WeightJob], ctx: PassContext) -> list[_SearchGroup]:
     """Fold groups of all jobs; jobs whose input cannot be scaled are grouped by the input they read."""
     blocked = {
         node: "its weight is shared by several layers" for job in jobs for node in job.nodes if len(job.nodes) > 1
     }
     by_node = {job.node: job for job in jobs}
     done: set[fx.Node] = set()
-    groups: list[_Group] = []
+    groups: list[_SearchGroup] = []
     for job in jobs:
         if job.node in done:
             continue
@@ -193,5 +193,5 @@ def _groups(graph: Graph, jobs: list[Job], ctx: PassContext) -> list[_Group]:
             ctx.refusals.append(Refusal("awq-scale", job.name, reason))
             fold = FoldGroup((), (), 0, reason)
         done.update(member.node for member in members)
-        groups.append(_Group(fold, members))
+        groups.append(_SearchGroup(fold, members))
     return groups

@@ -29,8 +29,8 @@ from ...compiler.weights.handles import RoundedWeight
 from ..allocation import Curve, Option
 from .gptq_solver import Hessian
 from .inputs import expert_rows, gram
-from .select import EMBEDDING, Job, as_float
-from .store import NOWHERE, Store
+from .select import EMBEDDING, WeightJob, as_float
+from .store import NOWHERE, PassStore
 from .stream import Inputs, stream
 
 Options = list[tuple[StorageFormat | None, int]]
@@ -54,13 +54,13 @@ class _Measured:
     plain_probe: float = 0.0
     gram: Tensor | None = None
 
-    def keep(self, store: Store, number: int, name: str) -> None:
+    def keep(self, store: PassStore, number: int, name: str) -> None:
         """Leave what was measured for a run that goes on behind this one."""
         arrays = {} if self.gram is None else {"gram": self.gram}
         facts = {"errors": self.errors, "probe": self.probe, "plain_probe": self.plain_probe}
         store.put(number, arrays, **self._identity(name), **facts)
 
-    def restored(self, store: Store, number: int, name: str) -> bool:
+    def restored(self, store: PassStore, number: int, name: str) -> bool:
         """Whether an earlier run has measured this; then it is that."""
         kept = store.get(number, **self._identity(name))
         if kept is not None:
@@ -84,11 +84,11 @@ class Damages:
 
 def measure(
     graph: Graph,
-    jobs: list[Job],
+    jobs: list[WeightJob],
     options: Sequence[Options],
     sequences: Sequence[Sequence[int]],
     progress: Progress,
-    store: Store = NOWHERE,
+    store: PassStore = NOWHERE,
 ) -> Damages:
     """By what the float model does with `sequences`, token ids for calibration. store: what an interrupted run has
     measured."""
@@ -108,7 +108,7 @@ def part(progress: Progress, start: float, end: float) -> Progress:
     return heard
 
 
-def guess(jobs: list[Job], options: Sequence[Options]) -> Damages:
+def guess(jobs: list[WeightJob], options: Sequence[Options]) -> Damages:
     """As if all weights were alike; nothing is read."""
     curves = []
     for job, found in zip(jobs, options, strict=True):
@@ -120,11 +120,11 @@ def guess(jobs: list[Job], options: Sequence[Options]) -> Damages:
 
 def _measure_errors(
     graph: Graph,
-    jobs: list[Job],
+    jobs: list[WeightJob],
     measured: dict[fx.Node, _Measured],
     sequences: Sequence[Sequence[int]],
     progress: Progress,
-    store: Store,
+    store: PassStore,
 ) -> None:
     """Errors of every option, by the inputs that the float model gives to each layer."""
     linear = {job.node: number for number, job in enumerate(jobs) if job.node.target is not EMBEDDING}
@@ -161,11 +161,11 @@ def _measure_errors(
 
 def _sensitivities(
     graph: Graph,
-    jobs: list[Job],
+    jobs: list[WeightJob],
     measured: dict[fx.Node, _Measured],
     sequences: Sequence[Sequence[int]],
     progress: Progress,
-    store: Store,
+    store: PassStore,
 ) -> tuple[dict[fx.Node, float], dict[fx.Node, float]]:
     """KL divergence per unit of output error of every job; and, for heads that are tables too, how much an error of
     a table counts beside one of an output."""
@@ -189,7 +189,7 @@ def _sensitivities(
     return _smoothed(jobs, raw), shares
 
 
-def _curve(graph: Graph, job: Job, found: _Measured, sensitivity: float, shares: dict[fx.Node, float]) -> Curve:
+def _curve(graph: Graph, job: WeightJob, found: _Measured, sensitivity: float, shares: dict[fx.Node, float]) -> Curve:
     if found.gram is not None:
         weight = as_float(graph.weight(job.node.args[1]))  # type: ignore[arg-type]
         found.errors = _errors(weight, [with_table(found.gram, shares[job.node])], found.options)
@@ -272,7 +272,7 @@ def divergences(
     return found
 
 
-def _smoothed(jobs: Sequence[Job], raw: dict[fx.Node, float]) -> dict[fx.Node, float]:
+def _smoothed(jobs: Sequence[WeightJob], raw: dict[fx.Node, float]) -> dict[fx.Node, float]:
     """Few tokens were seen: each is the geometric mean of itself and of its neighbours in other layers."""
     alike: defaultdict[str, list[fx.Node]] = defaultdict(list)
     for job in jobs:

@@ -48,7 +48,7 @@ class FoldGroup:
 
 
 @dataclass
-class _Region:
+class _FoldedRegion:
     graph: Graph
     blocked: dict[fx.Node, str]
     offsets: dict[fx.Node | tuple[fx.Node, int], int] = field(default_factory=dict)
@@ -155,7 +155,7 @@ def _flat(args: object) -> list[fx.Node]:
 
 def fold_group(graph: Graph, start: fx.Node, blocked: dict[fx.Node, str]) -> FoldGroup:
     """The group of `start`, a linear node; `blocked` linear nodes can take no scale, for the reason given."""
-    region = _Region(graph, blocked)
+    region = _FoldedRegion(graph, blocked)
     source = start.args[0]
     assert isinstance(source, fx.Node)
     region.elements(source)

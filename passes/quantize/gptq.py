@@ -19,8 +19,8 @@ from ...compiler.weights.handles import PackedWeight, RoundedWeight
 from ..base import PassContext, PassResult, Refusal
 from .gptq_solver import Hessian, Solved, solve
 from .inputs import expert_rows
-from .select import EXPERT, Job, QuantizePass, as_float, retype
-from .store import Store
+from .select import EXPERT, QuantizePass, WeightJob, as_float, retype
+from .store import PassStore
 from .stream import Inputs, on, stream
 
 MIN_EXPERT_TOKENS = 16
@@ -62,11 +62,11 @@ class _Calibration:
     options: QuantizeGptq
     graph: Graph
     ctx: PassContext
-    jobs: dict[fx.Node, Job]
+    jobs: dict[fx.Node, WeightJob]
 
     def __post_init__(self) -> None:
         folder = self.ctx.calibrations
-        self._store = Store(folder / self.options.name if folder else None)
+        self._store = PassStore(folder / self.options.name if folder else None)
         self._numbers = {node: number for number, node in enumerate(self.jobs)}
         self._tokens = sum(map(len, self.options.sequences))
         self._total = sum(self._cost(job) for job in self.jobs.values())
@@ -88,7 +88,7 @@ class _Calibration:
         for job in jobs:
             del self._waiting[job.node]
 
-    def _solve(self, jobs: list[Job], rows: list[list[Tensor]]) -> None:
+    def _solve(self, jobs: list[WeightJob], rows: list[list[Tensor]]) -> None:
         """Choose the codes of weights that read one value and are of one format."""
         form, device = jobs[0].format, self.options.device
         if not isinstance(form, GroupFormat):
@@ -112,14 +112,14 @@ class _Calibration:
             self._store.put(self._numbers[job.node], packed.held, **_identity(job), **facts)
             self._finish(job, packed, facts)
 
-    def _hessian(self, job: Job, expert: int, rows: list[Tensor], few: list[Refusal]) -> Hessian:
+    def _hessian(self, job: WeightJob, expert: int, rows: list[Tensor], few: list[Refusal]) -> Hessian:
         count = sum(map(len, rows))
         if job.node.target is EXPERT and count < MIN_EXPERT_TOKENS:
             few.append(Refusal("gptq", job.name, f"expert {expert}: {count} calibration tokens, rounded to nearest"))
             return Hessian.identity(rows[0].shape[-1])
         return Hessian.of(rows, self.options.damping, self.options.act_order)
 
-    def _restore(self, job: Job) -> bool:
+    def _restore(self, job: WeightJob) -> bool:
         """Whether an earlier run has solved a job; then its weight is what that found."""
         found = self._store.get(self._numbers[job.node], **_identity(job))
         if found is None:
@@ -128,21 +128,21 @@ class _Calibration:
         self._finish(job, PackedWeight(held, job.format, job.shape, facts["snr"]), facts)
         return True
 
-    def _finish(self, job: Job, weight: PackedWeight, facts: dict[str, Any]) -> None:
+    def _finish(self, job: WeightJob, weight: PackedWeight, facts: dict[str, Any]) -> None:
         self.ctx.refusals += [Refusal("gptq", job.name, reason) for reason in facts["few"]]
         self.options.finish(self.graph, self.ctx, job, weight, output_snr_db=facts["output_snr"])
 
-    def _cost(self, job: Job) -> int:
+    def _cost(self, job: WeightJob) -> int:
         """Operations: the product of the forward pass, and each column of the weight [..., N, K] changes later ones."""
         return prod(job.shape) * (2 * self._tokens + job.shape[-1])
 
 
-def _identity(job: Job) -> dict[str, Any]:
+def _identity(job: WeightJob) -> dict[str, Any]:
     """What must be the same for what was found for a job to be right."""
     return {"name": job.name, "format": job.format.name, "shape": list(job.shape)}
 
 
-def _together(waiting: dict[fx.Node, Job], node: fx.Node) -> list[Job]:
+def _together(waiting: dict[fx.Node, WeightJob], node: fx.Node) -> list[WeightJob]:
     """The job of `node`, and those of linear layers that read the same value and store alike: they share a Hessian."""
     first = waiting[node]
     if node.target is EXPERT:

@@ -27,7 +27,7 @@ MIN_OUTPUTS = 16
 
 
 @dataclass(frozen=True)
-class Job:
+class WeightJob:
     """A weight to quantize, and the linear nodes that use it (several where layers share it).
 
     own: whether the pass's method chooses the codes; else they are the nearest. tables: embeddings that read the same
@@ -73,11 +73,11 @@ class QuantizePass(Pass):
     device: str = "cpu"
     any_group: bool = True
 
-    def jobs(self, graph: Graph, ctx: PassContext) -> list[Job]:
+    def jobs(self, graph: Graph, ctx: PassContext) -> list[WeightJob]:
         """What to quantize, in execution order; refusals go to `ctx`."""
         return select(graph, self, ctx)
 
-    def finish(self, graph: Graph, ctx: PassContext, job: Job, weight: QuantizedWeight, **facts: Any) -> None:
+    def finish(self, graph: Graph, ctx: PassContext, job: WeightJob, weight: QuantizedWeight, **facts: Any) -> None:
         """Store `weight` as the job's weight and record it."""
         source = graph.weight(job.node.args[1])  # type: ignore[arg-type]
         set_weight(graph, [(node, 1) for node in (*job.nodes, *job.tables)], weight)
@@ -90,7 +90,7 @@ def plain_name(node: fx.Node) -> str:
     return str(node.target).split("#")[0]
 
 
-def select(graph: Graph, options: QuantizePass, ctx: PassContext) -> list[Job]:
+def select(graph: Graph, options: QuantizePass, ctx: PassContext) -> list[WeightJob]:
     """Jobs in execution order; raises UsageError for a `keep` pattern that fits no linear layer."""
     by_weight: dict[str, list[fx.Node]] = {}
     for node in graph.nodes:
@@ -119,7 +119,7 @@ def select(graph: Graph, options: QuantizePass, ctx: PassContext) -> list[Job]:
 
 def _job(
     graph: Graph, nodes: list[fx.Node], is_head: bool, options: QuantizePass, used: set[str]
-) -> Job | Refusal | None:
+) -> WeightJob | Refusal | None:
     weight_node = nodes[0].args[1]
     assert isinstance(weight_node, fx.Node)
     name = plain_name(weight_node)
@@ -143,7 +143,7 @@ def _job(
             _check_group(name, weight_node.meta["type"].shape[-1], options.group, fitted)
         if not isinstance(fitted, str):
             tables = _tables(weight_node) if is_head and fitted.serves_tables else ()
-            return Job(name, tuple(nodes), fitted, wanted == options.format, tables)
+            return WeightJob(name, tuple(nodes), fitted, wanted == options.format, tables)
         reason = fitted
     return Refusal("quantize", name, reason)
 

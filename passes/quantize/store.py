@@ -31,7 +31,7 @@ Values = dict[str, list[Tensor]]
 
 
 @dataclass
-class Store:
+class PassStore:
     """The files of one pass in `folder`; None keeps nothing."""
 
     folder: Path | None
@@ -91,4 +91,4 @@ class Store:
             os.replace(partial, self.folder / f"{name}.safetensors")
 
 
-NOWHERE = Store(None)
+NOWHERE = PassStore(None)

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from ...compiler.graph.graph import Graph
 from ...compiler.graph.interpret import as_compute
 from .forward import fast
-from .store import NOWHERE, Store, Values
+from .store import NOWHERE, PassStore, Values
 
 Inputs = dict[fx.Node, list[Any]]
 Visit = Callable[[fx.Node, Inputs], None]
@@ -39,7 +39,7 @@ def stream(
     wanted: Collection[fx.Node],
     visit: Visit,
     device: str = "cpu",
-    store: Store = NOWHERE,
+    store: PassStore = NOWHERE,
 ) -> None:
     """Call `visit(node, inputs)` right before each node of `wanted` would run; `inputs` has a value per sequence.
 
@@ -72,7 +72,9 @@ def stream(
                 env.pop(arg, None)
 
 
-def _resume(order: list[fx.Node], wanted: Collection[fx.Node], store: Store, env: Inputs, device: str) -> list[fx.Node]:
+def _resume(
+    order: list[fx.Node], wanted: Collection[fx.Node], store: PassStore, env: Inputs, device: str
+) -> list[fx.Node]:
     """What is left of `order` behind kept values, which are put into `env`; all of it where there are none."""
     found = store.values()
     places = {node.name: number for number, node in enumerate(order)}

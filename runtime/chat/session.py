@@ -21,7 +21,7 @@ SETTINGS = tuple(
 
 
 @dataclass(frozen=True)
-class Answer:
+class SpokenAnswer:
     """What the model said. reason: as in Completion, "abort" if it was stopped. cached: of the prompt's tokens, those
     that were found in the prefix cache. forgotten: turns that were dropped to make room."""
 
@@ -46,7 +46,7 @@ class Session:
             )
         self._llm = llm
         self._limit = llm.manifest.limits.max_seq_len
-        self.last: Answer | None = None
+        self.last: SpokenAnswer | None = None
         self.history = History(system)
         self.settings: dict[str, Any] = {}
         for name, value in (settings or {}).items():
@@ -71,12 +71,12 @@ class Session:
         params = self._resolved(SamplingParams(), 0)
         return {name: getattr(params, name) for name in SETTINGS if name != "max_tokens"}
 
-    def ask(self, text: str, show: Callable[[str], object], stopped: Callable[[], bool]) -> Answer:
+    def ask(self, text: str, show: Callable[[str], object], stopped: Callable[[], bool]) -> SpokenAnswer:
         """Say something and get the answer; see `answer`. What cannot be answered was not said."""
         self.history.ask(text)
         return self.answer(show, stopped)
 
-    def answer(self, show: Callable[[str], object], stopped: Callable[[], bool]) -> Answer:
+    def answer(self, show: Callable[[str], object], stopped: Callable[[], bool]) -> SpokenAnswer:
         """Answer what was said last: `show` gets the text as it comes, `stopped` is asked after every step.
 
         RequestError if it does not fit the context, even alone, or if the template refuses it; it is taken back then.
@@ -106,7 +106,7 @@ class Session:
             else:
                 self.history.take_back()
         completion = generation.completion()
-        self.last = Answer(
+        self.last = SpokenAnswer(
             completion.text,
             completion.finish_reason,
             len(prompt),

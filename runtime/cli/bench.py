@@ -13,7 +13,7 @@ from ..commands.options import BenchOptions
 from ..options import LoadOptions
 from ..progress.stream import open_display
 from .fields import PATH, field_options, taken
-from .group import Option, command
+from .group import EngineOption, command
 from .load import loads
 
 
@@ -22,13 +22,13 @@ from .load import loads
 @click.option(
     "--prompts",
     type=PATH,
-    cls=Option,
+    cls=EngineOption,
     needs="generate",
     metavar="FILE",
     help="A JSON list of texts: compare the drafters of --spec A,B on them.",
 )
 @click.option(
-    "--always", is_flag=True, cls=Option, needs="generate", help="With --prompts: draft whatever a step costs."
+    "--always", is_flag=True, cls=EngineOption, needs="generate", help="With --prompts: draft whatever a step costs."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @loads

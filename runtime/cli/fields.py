@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import click
 
 from ..settings import Setting, settings
-from .group import Option
+from .group import EngineOption
 
 PATH = click.Path(path_type=Path)
 _KINDS: dict[Any, click.ParamType] = {int: click.INT, float: click.FLOAT, str: click.STRING, Path: PATH}
@@ -59,7 +59,7 @@ def _add(function: Callable[..., Any], option: click.Option) -> None:
     function.__click_params__.append(option)  # type: ignore[attr-defined]
 
 
-def _option(name: str, given: Setting, hint: Any, default: Any) -> Option:
+def _option(name: str, given: Setting, hint: Any, default: Any) -> EngineOption:
     words = given.names.split() or [f"--{name.replace('_', '-')}"]
     more: dict[str, Any] = {"help": given.help, "needs": given.needs, "metavar": given.metavar, "default": default}
     if given.unset:
@@ -67,13 +67,13 @@ def _option(name: str, given: Setting, hint: Any, default: Any) -> Option:
     if hint is bool:
         if default:
             words = [f"{words[0]}/--no-{words[0][2:]}"]
-        return Option([*words, name], is_flag=True, **more)
+        return EngineOption([*words, name], is_flag=True, **more)
     if get_origin(hint) is tuple and given.read is None:
-        return Option([*words, name], type=_kind(get_args(hint)[0], given), multiple=True, **more)
+        return EngineOption([*words, name], type=_kind(get_args(hint)[0], given), multiple=True, **more)
     more["explained"] = given.values
     if given.unit is not None:
         more["callback"] = lambda ctx, param, value: _scaled(param, value, given.unit or 1)
-    return Option([*words, name], type=_kind(hint, given), **more)
+    return EngineOption([*words, name], type=_kind(hint, given), **more)
 
 
 def _kind(hint: Any, given: Setting) -> click.ParamType:

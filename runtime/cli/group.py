@@ -131,13 +131,13 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(ctx, formatter)
         for param in self.get_params(ctx):
-            found = param.explained() if isinstance(param, Option) and param.explained else {}
+            found = param.explained() if isinstance(param, EngineOption) and param.explained else {}
             if any(found.values()):
                 with formatter.section(param.opts[0]):
                     formatter.write_dl(list(found.items()))
 
 
-class Option(click.Option):
+class EngineOption(click.Option):
     """An option that only engines have which can do what it `needs`; explained: its values and what they mean."""
 
     def __init__(

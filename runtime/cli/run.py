@@ -16,7 +16,7 @@ from ..options import LoadOptions
 from ..requests.params import SamplingParams
 from ..values import integers
 from .fields import PATH, Read, field_options, taken
-from .group import Option, command
+from .group import EngineOption, command
 from .load import loads
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     "-p",
     "--prompt",
     metavar="TEXT",
-    cls=Option,
+    cls=EngineOption,
     needs="tokenizer",
     help="Text to answer or complete; - reads it from standard input, as does a pipe without this option.",
 )
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 @click.option(
     "--chat/--raw",
     default=None,
-    cls=Option,
+    cls=EngineOption,
     needs="tokenizer",
     show_default="--chat where there is a template",
     help="Answer the text through the model's chat template, or complete it as it is.",
 )
-@click.option("--system", metavar="TEXT", cls=Option, needs="tokenizer", help="System message before the text.")
+@click.option("--system", metavar="TEXT", cls=EngineOption, needs="tokenizer", help="System message before the text.")
 @click.option(
     "--chat-template",
     type=PATH,
     metavar="FILE|NAME",
-    cls=Option,
+    cls=EngineOption,
     needs="tokenizer",
     help="Chat template to use instead of the model's, or one of its own by name.",
 )

@@ -27,7 +27,7 @@ from ..format.program import HEADS, ITEM_SIZE, Program
 
 
 @dataclass(frozen=True)
-class Place:
+class LaunchPointer:
     """A pointer: byte `offset` into a memory `space`.
 
     Spaces: "arena", "kv", "scratch", "counters", "logits", "drafts", "weight" (of `name`), or the name of an array of
@@ -40,7 +40,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Argument:
+class LaunchArgument:
     """What a launch passes, symbolic in the batch: one of `SIZES` by its name, or, in a memory space, a pointer to byte
     `offset + per_token * num_tokens`; there, `name` is that of a weight."""
 
@@ -49,11 +49,11 @@ class Argument:
     offset: int = 0
     per_token: int = 0
 
-    def value(self, sizes: Mapping[str, int]) -> Place | int:
+    def value(self, sizes: Mapping[str, int]) -> LaunchPointer | int:
         """What it is in a batch."""
         if not self.space:
             return sizes[self.name]
-        return Place(self.space, self.offset + self.per_token * sizes["num_tokens"], self.name)
+        return LaunchPointer(self.space, self.offset + self.per_token * sizes["num_tokens"], self.name)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class BoundLaunch:
     """A launch with its arguments as places and integers, and its grid as numbers; no dimension is 0."""
 
     launch: Launch
-    args: list[Place | int]
+    args: list[LaunchPointer | int]
     grid: tuple[int, int, int]
 
 
@@ -75,7 +75,7 @@ class Walker:
         self._buffers = {b.name: b for b in program.buffers}
         self._cache, self._limits = cache, limits
 
-    def launches(self, phase: Phase, section: str = "") -> list[tuple[Launch, tuple[Argument, ...]]]:
+    def launches(self, phase: Phase, section: str = "") -> list[tuple[Launch, tuple[LaunchArgument, ...]]]:
         """All launches of a step in order. Draft heads work on a step that has run: nothing comes before or after."""
         steps = [(call, launch) for call in self._calls(section) for launch in phase.launches[call.kernel]]
         before = [(None, launch) for launch in phase.before if section != HEADS]
@@ -89,38 +89,38 @@ class Walker:
             if x * y * z:
                 yield BoundLaunch(launch, [argument.value(sizes) for argument in arguments], (x, y, z))
 
-    def arguments(self, launch: Launch, call: Call | None) -> tuple[Argument, ...]:
+    def arguments(self, launch: Launch, call: Call | None) -> tuple[LaunchArgument, ...]:
         """What a launch is given: one of a call, or, without one, of what comes before or after them."""
         return tuple(self._argument(arg, call) for arg in launch.args)
 
     def _calls(self, section: str) -> list[Call]:
         return [self._plan.calls[number] for number in self._program.steps_of(section)]
 
-    def _argument(self, arg: LaunchArg, call: Call | None) -> Argument:
+    def _argument(self, arg: LaunchArg, call: Call | None) -> LaunchArgument:
         match arg:
             case SizeArg():
-                return Argument(arg.name)
+                return LaunchArgument(arg.name)
             case ScratchArg():
-                return Argument("", "scratch", arg.offset)
+                return LaunchArgument("", "scratch", arg.offset)
             case CountersArg():
-                return Argument("", "counters")
+                return LaunchArgument("", "counters")
             case OperandArg() if call is not None:
                 return self._operand(call.operands[arg.name])
             case KVArg() if call is not None:
-                return Argument("", "kv", self._cache.layer_offset(call.layer))
+                return LaunchArgument("", "kv", self._cache.layer_offset(call.layer))
             case BatchArg() if call is not None and (stride := self._limits.group_bytes(PLAN_ARRAYS[arg.name])):
-                return Argument("", arg.name, stride * self._cache.layout.group_of(call.layer))
+                return LaunchArgument("", arg.name, stride * self._cache.layout.group_of(call.layer))
             case BatchArg() | OutputArg():
-                return Argument("", arg.name)
+                return LaunchArgument("", arg.name)
             case OperandArg() | KVArg():
                 raise ValueError(f"a launch outside the program's steps asks for {arg}")
-        return Argument("", f"{'sampling' if isinstance(arg, SamplingArg) else 'sampled'}:{arg.name}")
+        return LaunchArgument("", f"{'sampling' if isinstance(arg, SamplingArg) else 'sampled'}:{arg.name}")
 
-    def _operand(self, operand: Operand) -> Argument:
+    def _operand(self, operand: Operand) -> LaunchArgument:
         moved = operand.offset * ITEM_SIZE[operand.dtype]
         match operand:
             case BufferOperand():
-                return Argument("", "arena", moved, per_token=self._buffers[operand.name].offset)
+                return LaunchArgument("", "arena", moved, per_token=self._buffers[operand.name].offset)
             case WeightOperand():
-                return Argument(operand.name, "weight", moved)
-        return Argument("", operand.name)  # of the batch, or a result
+                return LaunchArgument(operand.name, "weight", moved)
+        return LaunchArgument("", operand.name)  # of the batch, or a result

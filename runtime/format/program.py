@@ -46,7 +46,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str = ""
 
 
-class Weight(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WeightEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One weight as packed in the weights file.
 
     `format` is the packed layout (f32, bf16, f16 rows as they are, or a packed format of the target such as q4);
@@ -81,7 +81,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     kernels: dict[str, str]
     steps: tuple[Step, ...]
     buffers: list[Buffer]
-    weights: dict[str, Weight]
+    weights: dict[str, WeightEntry]
     kv: KVLayout
     arena_bytes_per_token: int
     vocab_size: int  # width of a row of the output: the vocabulary, or the dimension of hidden states

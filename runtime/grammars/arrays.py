@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from jsonschema_rs import CanonicalSchema
     from jsonschema_rs.canonical import ArrayView
 
-    from .values import Values
+    from .values import ValueRules
 
 _MOST_DISTINCT = 64  # values that are told apart by a rule: llguidance's parameters have 64 bits
 _MOST_STATES = 4000
 
 
-def array_rules(values: Values, view: ArrayView | None) -> list[Alternative]:
+def array_rules(values: ValueRules, view: ArrayView | None) -> list[Alternative]:
     """The alternatives of a value that is an array; None for any."""
     if view is None:
         return _plain_array(values, [], None, 0, None)
@@ -42,7 +42,7 @@ def array_rules(values: Values, view: ArrayView | None) -> list[Alternative]:
 
 
 def _plain_array(
-    values: Values, prefix: list[CanonicalSchema], items: CanonicalSchema | None, least: int, most: int | None
+    values: ValueRules, prefix: list[CanonicalSchema], items: CanonicalSchema | None, least: int, most: int | None
 ) -> list[Alternative]:
     """Left to right: what may follow after each of the first items, then the repeated rest."""
     prefix = prefix if most is None else prefix[:most]
@@ -63,7 +63,7 @@ def _plain_array(
 
 
 def _counted_array(
-    values: Values,
+    values: ValueRules,
     view: ArrayView,
     prefix: list[CanonicalSchema],
     items: CanonicalSchema | None,
@@ -113,7 +113,7 @@ def _item(prefix: list[CanonicalSchema], items: CanonicalSchema | None, at: int)
 
 
 def _kinds(
-    values: Values, item: CanonicalSchema | None, wanted: list[tuple[CanonicalSchema, int, int | None]]
+    values: ValueRules, item: CanonicalSchema | None, wanted: list[tuple[CanonicalSchema, int, int | None]]
 ) -> Iterator[tuple[tuple[int, ...], str]]:
     """The ways in which an item can meet the `contains`, each with its rule."""
     for met in product((0, 1), repeat=len(wanted)):
@@ -127,7 +127,7 @@ def _kinds(
             yield met, values.value(node)
 
 
-def _few(values: Values, node: CanonicalSchema | None) -> list[Any] | None:
+def _few(values: ValueRules, node: CanonicalSchema | None) -> list[Any] | None:
     """All values of a schema; None if there are many."""
     if node is None:
         return None
@@ -153,7 +153,7 @@ def _few(values: Values, node: CanonicalSchema | None) -> list[Any] | None:
     return list(found.values())
 
 
-def _chosen(values: Values, few: list[Any], least: int, most: int | None) -> str:
+def _chosen(values: ValueRules, few: list[Any], least: int, most: int | None) -> str:
     """Each value at most once, in any order: a bit of the rule's parameter is set where one has been."""
     rules = values.rules
     each = [rules.rule([values.constant(value)]) for value in few]

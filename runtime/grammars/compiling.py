@@ -15,10 +15,10 @@ from .languages import is_empty
 from .limits import parser_limits
 from .rules import Rules
 from .sources import WHOLE, Schema
-from .values import Values
+from .values import ValueRules
 
 
-class Lowered(msgspec.Struct, frozen=True):
+class LoweredGrammar(msgspec.Struct, frozen=True):
     """`grammar` is in llguidance's own format. The rest is of `following.Checks`; without schemas there are none."""
 
     grammar: str
@@ -30,21 +30,21 @@ class Lowered(msgspec.Struct, frozen=True):
 
 
 def lowered(source: str) -> str:
-    """A source as a `Lowered` in JSON. RequestError if it is no grammar, or one beyond the limits."""
+    """A source as a `LoweredGrammar` in JSON. RequestError if it is no grammar, or one beyond the limits."""
     wanted = msgspec.json.decode(source)
     return source if "grammar" in wanted else msgspec.json.encode(_lowered(wanted)).decode()
 
 
-def _lowered(wanted: dict[str, Any]) -> Lowered:
+def _lowered(wanted: dict[str, Any]) -> LoweredGrammar:
     import llguidance
 
     if "regex" in wanted:
-        found = Lowered(llguidance.LLMatcher.grammar_from_regex(wanted["regex"]))
+        found = LoweredGrammar(llguidance.LLMatcher.grammar_from_regex(wanted["regex"]))
     else:
         schemas = wanted["schemas"]
         parts = [_rules(schema, number) for number, schema in enumerate(schemas.values())]
         lark = [as_lark(wanted["lark"]), *(f"{name}: {part[0]}" for name, part in zip(schemas, parts, strict=True))]
-        found = Lowered(
+        found = LoweredGrammar(
             json.dumps({"grammars": [{"lark_grammar": "\n".join(lark)}]}),
             list(schemas.values()),
             whole=wanted["lark"] == WHOLE,
@@ -65,11 +65,11 @@ def _depth(schema: Schema) -> int:
     return levels
 
 
-def _rules(schema: Schema, number: int) -> tuple[str, Values]:
+def _rules(schema: Schema, number: int) -> tuple[str, ValueRules]:
     """A rule's body, with the rules that it needs after it."""
     rules = Rules(number)
     try:
-        values = Values(Document(schema), rules)
+        values = ValueRules(Document(schema), rules)
         start = values.start()
     except (ValueError, RecursionError) as error:  # jsonschema-rs has no canonical form for it
         raise RequestError(f"the schema is not supported: {error}"[:300], field="response_format") from error

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from ..errors import RequestError
-from .compiling import Lowered, lowered
-from .following import Checks, Follower, is_structural
+from .compiling import LoweredGrammar, lowered
+from .following import Checks, JsonFollower, is_structural
 from .limits import parser_limits
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _MOST_TRIES = 300  # of a search for what an item may become
 _CACHED = 64  # compiled grammars kept, the least recently used goes first; each holds at most a few hundred KiB
 
 
-class Vocabulary:
+class GrammarVocabulary:
     """The tokens of one tokenizer, for grammars: their texts, and which of them end an answer."""
 
     def __init__(self, tokenizer_json: str, size: int, end_ids: Sequence[int]) -> None:
@@ -48,9 +48,9 @@ class Vocabulary:
 class GrammarConstraint:
     """One completion's place in its grammar, and in its JSON where schemas are to be followed."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Vocabulary, checks: Checks | None) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: GrammarVocabulary, checks: Checks | None) -> None:
         self._matcher, self._vocabulary = matcher, vocabulary
-        self._follower = None if checks is None else Follower(checks)
+        self._follower = None if checks is None else JsonFollower(checks)
         self._distinct = checks is not None and checks.distinct
         self._words = np.zeros(-(-vocabulary.size // 32), dtype=np.uint32)
         self._refused = False
@@ -79,7 +79,7 @@ class GrammarConstraint:
                 self._matcher.consume_token(token_id)
         return not self._refused
 
-    def _after(self, token_id: int) -> tuple[llguidance.LLMatcher, Follower | None] | None:
+    def _after(self, token_id: int) -> tuple[llguidance.LLMatcher, JsonFollower | None] | None:
         """The place after an allowed token; None if it must not come."""
         matcher, follower = self._matcher.deep_copy(), self._follower
         if token_id in self._vocabulary.end_ids:
@@ -93,7 +93,7 @@ class GrammarConstraint:
         self._tries = _MOST_TRIES
         return (matcher, follower) if self._leads_on(matcher, follower) else None
 
-    def _leads_on(self, matcher: llguidance.LLMatcher, follower: Follower) -> bool:
+    def _leads_on(self, matcher: llguidance.LLMatcher, follower: JsonFollower) -> bool:
         """Whether an item that has begun like an earlier one can still become another: a search, so far as tries go."""
         if not follower.is_pressed():
             return True
@@ -112,7 +112,7 @@ class GrammarConstraint:
                 return True
         return False
 
-    def _doubtful(self, bits: np.ndarray, follower: Follower) -> list[int]:
+    def _doubtful(self, bits: np.ndarray, follower: JsonFollower) -> list[int]:
         """The allowed tokens that `accept` may refuse."""
         few = np.zeros(len(bits), dtype=bool)
         few[self._vocabulary.structural] = few[self._vocabulary.end_ids] = True
@@ -141,7 +141,7 @@ class Grammars:
 
     def __init__(self, tokenizer_json: str, vocab_size: int, end_ids: Sequence[int]) -> None:
         self._source = tokenizer_json, vocab_size, list(end_ids)
-        self._vocabulary: Vocabulary | None = None
+        self._vocabulary: GrammarVocabulary | None = None
         self._compiled: OrderedDict[str, tuple[llguidance.LLMatcher, Checks | None]] = OrderedDict()
 
     def compile(self, source: str) -> Callable[[], GrammarConstraint]:
@@ -150,10 +150,10 @@ class Grammars:
         import llguidance
 
         if self._vocabulary is None:
-            self._vocabulary = Vocabulary(*self._source)
+            self._vocabulary = GrammarVocabulary(*self._source)
         vocabulary = self._vocabulary
         if source not in self._compiled:
-            found = msgspec.json.decode(lowered(source), type=Lowered)
+            found = msgspec.json.decode(lowered(source), type=LoweredGrammar)
             matcher = llguidance.LLMatcher(vocabulary.tokenizer, found.grammar, log_level=0, limits=parser_limits())
             if matcher.is_error():
                 raise RequestError(f"the grammar was refused: {matcher.get_error()[:300]}", field="response_format")

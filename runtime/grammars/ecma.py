@@ -24,12 +24,12 @@ class Sequence:
 
 
 @dataclass(frozen=True)
-class Choice:
+class PatternChoice:
     branches: tuple[Sequence, ...]
 
 
 @dataclass(frozen=True)
-class Repeat:
+class PatternRepeat:
     part: Node
     least: int
     most: int | None
@@ -39,7 +39,7 @@ class Repeat:
 class Look:
     """What follows does (not) begin so."""
 
-    branches: Choice
+    branches: PatternChoice
     negated: bool
 
 
@@ -50,7 +50,7 @@ class Edge:
     end: bool
 
 
-Node = Characters | Sequence | Choice | Repeat | Look | Edge
+Node = Characters | Sequence | PatternChoice | PatternRepeat | Look | Edge
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Parser:
     loose: bool
     at: int = field(default=0)
 
-    def parse(self) -> Choice:
+    def parse(self) -> PatternChoice:
         choice = self._choice()
         if self.at < len(self.pattern):
             self._fail("unbalanced parentheses")
@@ -82,11 +82,11 @@ class Parser:
         self.at += 1
         return self.pattern[self.at - 1]
 
-    def _choice(self) -> Choice:
+    def _choice(self) -> PatternChoice:
         branches = [self._sequence()]
         while self._take("|"):
             branches.append(self._sequence())
-        return Choice(tuple(branches))
+        return PatternChoice(tuple(branches))
 
     def _sequence(self) -> Sequence:
         parts: list[Node] = []
@@ -113,7 +113,7 @@ class Parser:
         self._take("?")  # lazy or not, the same strings match
         if isinstance(part, Edge):
             return part if bounds[0] else Sequence()
-        return self._repeats(Repeat(part, *bounds))
+        return self._repeats(PatternRepeat(part, *bounds))
 
     def _atom(self) -> Node:
         char = self._next()

@@ -71,7 +71,7 @@ class _Open:
     count: int = 0
 
 
-class Follower:
+class JsonFollower:
     """One answer's place in its JSON. It trusts a grammar for the syntax."""
 
     def __init__(self, checks: Checks) -> None:
@@ -97,9 +97,9 @@ class Follower:
         self._stack, self._mode, self._start, self._escaped = before, mode, start, escaped
         return False
 
-    def copy(self) -> Follower:
+    def copy(self) -> JsonFollower:
         """Another follower at the same place."""
-        other = Follower(self._checks)
+        other = JsonFollower(self._checks)
         other._text[:] = self._text
         other._stack = [_copied(one) for one in self._stack]
         other._mode, other._start, other._escaped = self._mode, self._start, self._escaped

@@ -15,14 +15,14 @@ from .rules import Alternative, Verbatim, literal
 if TYPE_CHECKING:
     from jsonschema_rs.canonical import IntegerView, NumberView
 
-    from .values import Values
+    from .values import ValueRules
 
 _MOST_LISTED = 512  # multiples that are written one by one
 _EXACT = 2**53  # integers up to here are exact wherever they are read
 _MOST_REMAINDERS = 10_000  # that a number is divided with; each is a state
 
 
-def integer_rules(values: Values, view: IntegerView) -> list[Alternative]:
+def integer_rules(values: ValueRules, view: IntegerView) -> list[Alternative]:
     """The integers of a schema."""
     values.wider = values.wider or bool(view.not_multiple_of)
     if not view.multiple_of:
@@ -36,7 +36,7 @@ def integer_rules(values: Values, view: IntegerView) -> list[Alternative]:
     return [_multiples("integer", step, least, most, {})]
 
 
-def number_rules(values: Values, view: NumberView) -> list[Alternative]:
+def number_rules(values: ValueRules, view: NumberView) -> list[Alternative]:
     """The numbers of a schema."""
     least, most = view.minimum, view.maximum
     fractional = view.excludes_integers or 1 in view.not_multiple_of

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jsonschema_rs import CanonicalSchema
     from jsonschema_rs.canonical import ObjectView
 
-    from .values import Values
+    from .values import ValueRules
 
 _MOST_NAMES = 16  # that patterns may match and still be properties by name
 _MOST_OVERLAPS = 3  # patterns for which every combination is looked at
@@ -52,12 +52,12 @@ class Members:
     unnamed: tuple[Unnamed, ...]
 
 
-def object_rules(values: Values, view: ObjectView | None) -> list[Alternative]:
+def object_rules(values: ValueRules, view: ObjectView | None) -> list[Alternative]:
     """The alternatives of a value that is an object; None for any."""
     if view is None:
         anything = Members((), (), (Unnamed(patterns.ANY, frozenset(), None),))
         return _written(values, anything, 0, None)
-    members = _Reader(values, view).members()
+    members = _KeywordReader(values, view).members()
     if members is None:
         return []
     cases = [members]
@@ -72,10 +72,10 @@ def object_rules(values: Values, view: ObjectView | None) -> list[Alternative]:
     ]
 
 
-class _Reader:
+class _KeywordReader:
     """What an object's keywords say together of each property."""
 
-    def __init__(self, values: Values, view: ObjectView) -> None:
+    def __init__(self, values: ValueRules, view: ObjectView) -> None:
         self._values, self._view = values, view
         self._names = view.property_names
         self._matchers = {pattern: validator({"pattern": pattern}).is_valid for pattern in view.pattern_properties}
@@ -151,7 +151,7 @@ def _possible(schema: CanonicalSchema | None) -> bool:
 # -- what some property must do --------------------------------------------------------------------------------------
 
 
-def _violating(values: Values, members: Members, violation: Any) -> list[Members]:
+def _violating(values: ValueRules, members: Members, violation: Any) -> list[Members]:
     """The cases in which some property does what the violation says."""
     found = []
     for at, one in enumerate(members.named):
@@ -170,7 +170,7 @@ def _violating(values: Values, members: Members, violation: Any) -> list[Members
     return found
 
 
-def _by_name(values: Values, one: Named, violation: Any) -> CanonicalSchema | bool | None:
+def _by_name(values: ValueRules, one: Named, violation: Any) -> CanonicalSchema | bool | None:
     """The property's schema where it violates; False if it cannot."""
     kind = type(violation).__name__
     if kind == "NameFailsView":
@@ -187,7 +187,7 @@ def _by_name(values: Values, one: Named, violation: Any) -> CanonicalSchema | bo
     return schema if _possible(schema) else False
 
 
-def _by_expression(values: Values, one: Unnamed, violation: Any) -> Unnamed | None:
+def _by_expression(values: ValueRules, one: Unnamed, violation: Any) -> Unnamed | None:
     kind = type(violation).__name__
     parts, schema = [f"({one.names})"], one.schema
     if kind == "NameFailsView":
@@ -208,7 +208,7 @@ def _by_expression(values: Values, one: Unnamed, violation: Any) -> Unnamed | No
 # -- rules -----------------------------------------------------------------------------------------------------------
 
 
-def _written(values: Values, members: Members, least: int, most: int | None) -> list[Alternative]:
+def _written(values: ValueRules, members: Members, least: int, most: int | None) -> list[Alternative]:
     """States count the properties so far, as far as that matters: for a comma, and for the bounds."""
     rules = values.rules
     needed = sum(one.required for one in members.named) + len(members.extra)
@@ -242,7 +242,11 @@ def _written(values: Values, members: Members, least: int, most: int | None) -> 
 
 
 def _repeat(
-    values: Values, states: dict[int, list[Alternative]], steps: list[tuple[Symbol, ...]], cap: int, most: int | None
+    values: ValueRules,
+    states: dict[int, list[Alternative]],
+    steps: list[tuple[Symbol, ...]],
+    cap: int,
+    most: int | None,
 ) -> None:
     """Any number of the steps after each state, as far as the bounds allow."""
     before: str | None = None
@@ -258,7 +262,7 @@ def _repeat(
         before = name
 
 
-def _step(values: Values, one: Unnamed) -> tuple[Symbol, ...]:
+def _step(values: ValueRules, one: Unnamed) -> tuple[Symbol, ...]:
     return (values.rules.terminal(f'"\\"" ({one.names}) "\\":"'), values.value(one.schema))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..errors import RequestError
 from .characters import CHARACTER, Characters
-from .ecma import Choice, Edge, Look, Node, Parser, Repeat, Sequence, refused
+from .ecma import Edge, Look, Node, Parser, PatternChoice, PatternRepeat, Sequence, refused
 
 ANY = f"/{CHARACTER}*/"  # any string
 _MAX_EXPRESSION = 200_000  # characters
@@ -29,7 +29,7 @@ def compiled(pattern: str, loose: bool = False) -> str:
     return expression
 
 
-def _found(choice: Choice, loose: bool) -> str:
+def _found(choice: PatternChoice, loose: bool) -> str:
     """The strings somewhere in which one branch matches."""
     return _any_of([_from_start(list(branch.parts), loose) for branch in choice.branches])
 
@@ -74,7 +74,7 @@ def _opened(part: Node) -> list[tuple[Node, ...]] | None:
         return None
     if isinstance(part, Sequence):
         return [part.parts]
-    if isinstance(part, Choice):
+    if isinstance(part, PatternChoice):
         return [branch.parts for branch in part.branches]
     if part.most == 1:
         return [(part.part,)] if part.least else [(), (part.part,)]
@@ -86,9 +86,9 @@ def _has_edges(part: Node) -> bool:
         return True
     if isinstance(part, Sequence):
         return any(map(_has_edges, part.parts))
-    if isinstance(part, Choice):
+    if isinstance(part, PatternChoice):
         return any(map(_has_edges, part.branches))
-    return isinstance(part, Repeat) and _has_edges(part.part)
+    return isinstance(part, PatternRepeat) and _has_edges(part.part)
 
 
 def _regex(part: Node) -> str:
@@ -96,9 +96,9 @@ def _regex(part: Node) -> str:
         return part.regex()
     if isinstance(part, Sequence):
         return "".join(map(_regex, part.parts))
-    if isinstance(part, Choice):
+    if isinstance(part, PatternChoice):
         return f"(?:{'|'.join(map(_regex, part.branches))})"
-    assert isinstance(part, Repeat)
+    assert isinstance(part, PatternRepeat)
     bounds = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get(
         (part.least, part.most), f"{{{part.least},{'' if part.most is None else part.most}}}"
     )

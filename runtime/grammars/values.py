@@ -27,7 +27,7 @@ _MOST_CASES = 512  # that one schema is taken apart into
 _MOST_SECONDS = 1.5  # of a processor, for one document
 
 
-class Values:
+class ValueRules:
     """Rules for the values of one document, each canonical schema once."""
 
     def __init__(self, document: Document, rules: Rules) -> None:

@@ -7,7 +7,7 @@ from math import lcm
 from typing import NamedTuple
 
 from .evicting_group import EvictingGroup
-from .group import Group, GroupConfig, Opening
+from .group import Group, GroupConfig, TableOpening
 from .places import Places
 from .prefix_cache import BlockKey
 from .sequence import BlockTable, CachedSequence, slot_of
@@ -19,7 +19,7 @@ class Prefix(NamedTuple):
     """What a waiting sequence would get if it was let in now: `length` of its tokens are cached in every group."""
 
     length: int
-    openings: tuple[Opening, ...]
+    openings: tuple[TableOpening, ...]
 
 
 def make_group(config: GroupConfig) -> Group:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from .group import Group, GroupConfig, Opening
+from .group import Group, GroupConfig, TableOpening
 from .places import UNLIMITED, Places
 from .sequence import BlockTable, CachedSequence
 
@@ -38,11 +38,11 @@ class EvictingGroup(Group):
     def cached_length(self, sequence: CachedSequence, longest: int, multiple: int) -> int:
         return 0
 
-    def opening(self, sequence: CachedSequence, table: BlockTable, cached: int) -> Opening:
+    def opening(self, sequence: CachedSequence, table: BlockTable, cached: int) -> TableOpening:
         lengths = sequence.num_tokens, min(table.prompt, sequence.num_tokens)  # more before an eviction than after it
-        return Opening({}, [], 0, self.blocks_for(max(self.policy.held(n, table.prompt) for n in lengths)))
+        return TableOpening({}, [], 0, self.blocks_for(max(self.policy.held(n, table.prompt) for n in lengths)))
 
-    def has_room(self, opening: Opening, headroom: int) -> bool:
+    def has_room(self, opening: TableOpening, headroom: int) -> bool:
         """Those that run have a bound, which the pool has room for unless it was given less."""
         return super().has_room(opening, headroom if self.policy.most(UNLIMITED) == UNLIMITED else 0)
 

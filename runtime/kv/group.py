@@ -36,7 +36,7 @@ class GroupConfig:
         assert self.num_blocks >= 1 and self.block_size >= 1 and self.host_blocks >= 0, self
 
 
-class Opening(NamedTuple):
+class TableOpening(NamedTuple):
     """What a sequence gets of a group when it is let in: a table of `size` blocks.
 
     shared: cached blocks, by their numbers in the table. restored: the numbers of those that are filled from host
@@ -132,7 +132,7 @@ class Group:
             longest = missing * self.block_size // multiple * multiple
         return longest
 
-    def opening(self, sequence: CachedSequence, table: BlockTable, cached: int) -> Opening:
+    def opening(self, sequence: CachedSequence, table: BlockTable, cached: int) -> TableOpening:
         """What it gets if `cached` of its tokens are in the prefix cache: blocks for all its tokens, as far as it may
         have them at once."""
         computed = max(cached, sequence.num_saved_tokens)
@@ -148,15 +148,15 @@ class Group:
         begin = computed // self.block_size
         begin += begin in shared or begin in restored  # what is kept may end in a block that is not full
         rest = self.most_blocks(sequence.num_tokens) - len(shared) - len(restored)
-        return Opening(shared, restored, begin, begin + min(self.blocks_for(sequence.num_tokens) - begin, rest))
+        return TableOpening(shared, restored, begin, begin + min(self.blocks_for(sequence.num_tokens) - begin, rest))
 
-    def has_room(self, opening: Opening, headroom: int) -> bool:
+    def has_room(self, opening: TableOpening, headroom: int) -> bool:
         """Whether there are blocks for it, and `headroom` more."""
         # cached blocks stop being available once they are shared
         revived = sum(self.pool.references(block) == 0 for block in opening.shared.values())
         return self.pool.can_allocate(opening.num_fresh + opening.reserve + revived + headroom)
 
-    def open(self, table: BlockTable, opening: Opening, cached: int) -> None:
+    def open(self, table: BlockTable, opening: TableOpening, cached: int) -> None:
         """Give it what is planned. Requires `has_room`."""
         for block in opening.shared.values():
             self.pool.share(block)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from .group import Group, Opening
+from .group import Group, TableOpening
 from .places import UNLIMITED
 from .sequence import NO_BLOCK, BlockTable, CachedSequence
 
@@ -59,7 +59,7 @@ class StateGroup(Group):
             sequence.branch = max(sequence.branch, longest)
         return found
 
-    def opening(self, sequence: CachedSequence, table: BlockTable, cached: int) -> Opening:
+    def opening(self, sequence: CachedSequence, table: BlockTable, cached: int) -> TableOpening:
         found = super().opening(sequence, table, cached)
         reserve = min(self.blocks_for(sequence.num_tokens) - found.begin, _NEW)
         ends = (sequence.first_turn // self.block_size, sequence.branch // self.block_size)

@@ -47,7 +47,7 @@ class Level:
         return f"{self.rate:g}/s" + (f" in bursts of {self.burst}" if self.burst > 1 else "")
 
 
-class Prompts:
+class PromptMaker:
     """Makes prompts of wanted lengths; `tokens_per_word` is the server's."""
 
     def __init__(self, mix: Mix, seed: int, tokens_per_word: float) -> None:
@@ -87,7 +87,7 @@ async def tokens_per_word(endpoint: Endpoint) -> float:
 async def run_level(
     endpoint: Endpoint,
     level: Level,
-    prompts: Prompts,
+    prompts: PromptMaker,
     requests: int,
     seed: int = 0,
     progress: Callable[[str, int, int], None] = lambda text, done, total: None,

@@ -10,7 +10,7 @@ from ..errors import IccError, UsageError
 from ..progress.display import Display
 from ..progress.stream import open_display
 from .endpoint import Endpoint
-from .load import Level, Mix, Prompts, run_level, tokens_per_word
+from .load import Level, Mix, PromptMaker, run_level, tokens_per_word
 from .options import LoadTestOptions
 from .report import as_html, as_table
 from .summary import Slo, Summary, summarize
@@ -53,7 +53,7 @@ async def _measure(
     slo = Slo(options.slo_ttft_ms, options.slo_token_ms)
     summaries = []
     for number, level in enumerate(levels):
-        prompts = Prompts(mix, options.seed + number, ratio)
+        prompts = PromptMaker(mix, options.seed + number, ratio)
         with display.stage(level.name) as progress:
             traces = await run_level(endpoint, level, prompts, options.requests, options.seed, progress)
         summaries.append(summarize(level.name, traces, slo, options.price_per_hour))

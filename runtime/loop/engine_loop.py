@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, TypeVar
 from ..batch.scheduled import Draft, ScheduledBatch, Verdict
 from ..executor.base import Executor
 from ..format.manifest import Manifest
-from ..requests.embedding import Embedding
+from ..requests.embedding import PooledRequest
 from ..requests.generation import Generation
 from ..requests.intake import Intake
 from ..requests.params import SamplingParams
 from ..requests.request import Output, Request, Standing
 from ..requests.sampler import Constrain
-from ..requests.scores import Scores
+from ..requests.scores import ScoreRequest
 from ..requests.table import RequestTable
 from ..requests.tail import Tail
 from ..scheduler.config import SchedulerConfig
@@ -94,13 +94,13 @@ class EngineLoop:
         """
         return self.requests.add(prompt, params, standing, constrain)
 
-    def add_score(self, token_ids: Sequence[int], standing: Standing = DEFAULT_STANDING) -> Scores:
+    def add_score(self, token_ids: Sequence[int], standing: Standing = DEFAULT_STANDING) -> ScoreRequest:
         """Queue a sequence of which the logits of every position are wanted; `take` gives them."""
         return self.requests.add_score(token_ids, standing)
 
     def add_embedding(
         self, token_ids: Sequence[int], standing: Standing = DEFAULT_STANDING, skipped: int = 0
-    ) -> Embedding:
+    ) -> PooledRequest:
         """Queue a sequence that is to become one vector; `advance` of what is given takes in its hidden states.
         skipped: so many of its first tokens are not pooled."""
         return self.requests.add_embedding(token_ids, standing, skipped)

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from ..errors import IccError
-from ..requests.embedding import Embedding
+from ..requests.embedding import PooledRequest
 from ..requests.generation import Completion, Generation
 from ..requests.increment import Increment
 from ..requests.params import SamplingParams
@@ -57,7 +57,7 @@ class Reading:
     token_ids: Sequence[int]
     tell: Callable[[np.ndarray | BaseException], object]
     skipped: int = 0
-    embedding: Embedding | None = None
+    embedding: PooledRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)

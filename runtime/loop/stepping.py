@@ -13,8 +13,8 @@ from ..executor.base import Executor, greedy
 from ..executor.sampling import Sampled, SamplingRow, sampling
 from ..requests.generation import Generation
 from ..requests.request import Request
-from ..requests.sampler import Sample, TokenLogprob, Walk
-from ..requests.scores import Scores
+from ..requests.sampler import AcceptedTokens, SampledToken, TokenLogprob
+from ..requests.scores import ScoreRequest
 from ..speculate.verify import follow
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Stepper:
             request = requests.get(sequence.request_id)
             if start == end or request is None:  # in the middle of a prompt, or it ended while this step ran ahead
                 continue
-            if isinstance(request, Scores):
+            if isinstance(request, ScoreRequest):
                 assert logits is not None
                 outcomes.append(request.push(logits[start:end], sequence.start))
                 continue
@@ -129,7 +129,7 @@ class Stepper:
 
     def _device_walk(
         self, draft: Draft, generation: Generation, sampled: Sampled | None, tokens: list[int], start: int
-    ) -> Walk:
+    ) -> AcceptedTokens:
         """The new tokens of a request whose guesses the device's tokens decide; its rows begin at `start`."""
         return follow(
             draft, lambda row: self._device_sample(generation, sampled, tokens, start + row), generation.end_ids
@@ -137,21 +137,21 @@ class Stepper:
 
     def _device_sample(
         self, generation: Generation, sampled: Sampled | None, tokens: list[int], row: int
-    ) -> Sample | None:
+    ) -> SampledToken | None:
         """The device's sample of one row, counted by the request's sampler; None if it is no token. tokens: of all."""
         generation.sampler.count_device_sample()
         token = tokens[row]
         if not 0 <= token < self._vocab_size:
             return None
         if generation.params.logprobs is None:
-            return Sample(token)
+            return SampledToken(token)
         assert sampled is not None
-        return Sample(token, _logprob(sampled, generation, row))
+        return SampledToken(token, _logprob(sampled, generation, row))
 
 
 def _host_walk(
     sequence: ScheduledSequence, generation: Generation, logits: np.ndarray, typical: TypicalAcceptance | None
-) -> Walk:
+) -> AcceptedTokens:
     """The new tokens of a request that the host samples from its own logits, `[rows, vocab]`."""
     if typical is not None and sequence.draft is not None and generation.sampler.is_plain:
         return typical.follow(sequence.draft, logits, generation.sampler, generation.end_ids)
@@ -185,7 +185,7 @@ def _rows(
     return [generation.sampler.device_row(ahead + depth) for depth in depths]
 
 
-def _sample(generation: Generation, logits: np.ndarray) -> Sample | None:
+def _sample(generation: Generation, logits: np.ndarray) -> SampledToken | None:
     """The host's sample of one row; None too if it fails or is no token, which must not end the other requests."""
     try:
         sample = generation.sampler.sample(logits)

@@ -14,7 +14,7 @@ from .estimate import Estimate
 EVERY_S = 10.0
 
 
-class Lines(Display):
+class LineDisplay(Display):
     """A line every ten seconds, for logs and pipes. clock: for tests."""
 
     def __init__(self, stream: TextIO, every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic) -> None:
@@ -25,7 +25,7 @@ class Lines(Display):
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> LineDisplay:
         self._thread.start()
         return self
 

@@ -10,7 +10,7 @@ import msgspec
 
 from ..errors import RequestError
 from ..format.manifest import POOLED_ROWS, EmbeddingFacts
-from .scores import Scores
+from .scores import ScoreRequest
 from .tail import Tail, scaled
 
 if TYPE_CHECKING:
@@ -19,14 +19,14 @@ else:
     from ..late import np
 
 
-class Embedding:
+class PooledRequest:
     """A prompt that is under way as the request `scores`.
 
     Every row counts where all are pooled, else the one row that the request asks for. tail: layers behind the pooling.
     skipped: so many of the first tokens are not pooled; at least the last one is.
     """
 
-    def __init__(self, scores: Scores, facts: EmbeddingFacts, tail: Tail = (), skipped: int = 0) -> None:
+    def __init__(self, scores: ScoreRequest, facts: EmbeddingFacts, tail: Tail = (), skipped: int = 0) -> None:
         self.scores = scores
         self._facts, self._tail = facts, tail
         rows = len(scores.prompt) if counts_every_row(facts) else 1

@@ -12,7 +12,7 @@ import msgspec
 from ..batch.scheduled import StepOutcome, Verdict
 from .params import SamplingParams
 from .request import Output, Request
-from .sampler import Sample, Sampler, TokenLogprob, Walk
+from .sampler import AcceptedTokens, SampledToken, Sampler, TokenLogprob
 
 if TYPE_CHECKING:
     from ..reading.answer import MakeReader
@@ -103,7 +103,7 @@ class Generation(Request, eq=False, kw_only=True):
     def has_all_tokens(self) -> bool:
         return len(self.token_ids) >= self.spec.max_new_tokens
 
-    def take(self, walk: Walk) -> StepOutcome:
+    def take(self, walk: AcceptedTokens) -> StepOutcome:
         """Take the tokens of a step one by one, as far as the request goes on. `deliver` gives their outputs."""
         for number, sample in enumerate(walk.samples[:-1]):
             outcome = self.take_one(sample)
@@ -111,7 +111,7 @@ class Generation(Request, eq=False, kw_only=True):
                 return outcome._replace(accepted=walk.accepted[:number])
         return self.take_one(walk.samples[-1])._replace(accepted=walk.accepted)
 
-    def take_one(self, sample: Sample | None) -> StepOutcome:
+    def take_one(self, sample: SampledToken | None) -> StepOutcome:
         """Take one token; None where the logits were not numbers."""
         try:
             verdict, text = (Verdict.ERROR, "") if sample is None else self.accept(sample)
@@ -143,7 +143,7 @@ class Generation(Request, eq=False, kw_only=True):
             self.fault = self.fault or error
             return ""
 
-    def accept(self, sample: Sample) -> tuple[Verdict, str]:
+    def accept(self, sample: SampledToken) -> tuple[Verdict, str]:
         """Take a sampled token: whether the request goes on, and the text that the token made safe to show."""
         self.token_ids.append(sample.token_id)
         if sample.logprob is not None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from .sampler import TokenLogprob, token_logprob
-from .scores import Scores
+from .scores import ScoreRequest
 
 
 class PromptScores:
     """A prompt that is under way as the request `scores`; a row predicts the token after it, so the last row is not
     needed. `top`: how many of the likeliest tokens are told of."""
 
-    def __init__(self, scores: Scores, top: int) -> None:
+    def __init__(self, scores: ScoreRequest, top: int) -> None:
         self.scores = scores
         self.logprobs: list[TokenLogprob] = []
         self._top, self._rows = top, 0

@@ -27,21 +27,21 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...]  # the likeliest (token id, logprob), best first
 
 
-class Sample(NamedTuple):
+class SampledToken(NamedTuple):
     """A sampled token. `logprob` is None unless asked for."""
 
     token_id: int
     logprob: TokenLogprob | None = None
 
 
-class Walk(NamedTuple):
+class AcceptedTokens(NamedTuple):
     """What a step gave to one request: its new tokens, one more than guesses were accepted.
 
     The last is None where the logits were not numbers. `row` is the logit row that it came from, counted from the
     request's first.
     """
 
-    samples: tuple[Sample | None, ...]
+    samples: tuple[SampledToken | None, ...]
     accepted: tuple[int, ...]
     row: int
 
@@ -110,7 +110,7 @@ class Sampler:
             knobs = params.temperature or 0.0, params.top_k or 0, top_p, params.min_p or 0.0
             self._device_row = SamplingRow(*knobs, self._device_seed, 0)
 
-    def sample(self, logits: np.ndarray) -> Sample | None:
+    def sample(self, logits: np.ndarray) -> SampledToken | None:
         """The next token from float32 `[vocab]` (left as it is), or None if the logits are not numbers."""
         best = int(logits.argmax())
         if not isfinite(logits[best]):  # argmax finds the first NaN, if there is one
@@ -161,15 +161,15 @@ class Sampler:
         found[slice(None) if candidates is None else candidates] = weights
         return found / found.sum()
 
-    def take(self, logits: np.ndarray, token: int) -> Sample:
+    def take(self, logits: np.ndarray, token: int) -> SampledToken:
         """Count a token that was chosen without the request's random stream. Requires `is_plain`."""
         assert self.is_plain
         self._num_sampled += 1
         return self._sample(logits, token)
 
-    def _sample(self, logits: np.ndarray, token: int) -> Sample:
+    def _sample(self, logits: np.ndarray, token: int) -> SampledToken:
         top = self.params.logprobs
-        return Sample(token, None if top is None else token_logprob(logits, token, top))
+        return SampledToken(token, None if top is None else token_logprob(logits, token, top))
 
     def device_row(self, ahead: int = 0) -> SamplingRow | None:
         """How a device samples the token `ahead` tokens after the next one, None where only the host can.

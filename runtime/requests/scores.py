@@ -20,7 +20,7 @@ class NotFinite(IccError):
     """The model gave a request numbers that are none."""
 
 
-class Scores(Request, eq=False, kw_only=True):
+class ScoreRequest(Request, eq=False, kw_only=True):
     """Chunks of rows, float32 `[rows, vocab]` or `[rows, dimension]`, that nobody has taken yet.
 
     finite: whether rows that are no numbers end it. A request that was preempted, or had to begin anew, gives its first

@@ -9,13 +9,13 @@ from typing import TypeVar
 from ..batch.scheduled import Draft, ScheduledBatch, StepOutcome, Verdict
 from ..scheduler.request import RequestSpec
 from ..scheduler.scheduler import Scheduler
-from .embedding import Embedding, counts_every_row
+from .embedding import PooledRequest, counts_every_row
 from .generation import Generation
 from .intake import Intake
 from .params import SamplingParams
 from .request import Output, Request, Standing, State
 from .sampler import Constrain
-from .scores import Scores
+from .scores import ScoreRequest
 from .trial import Trial
 
 Admitted = TypeVar("Admitted", bound=Request)
@@ -63,17 +63,17 @@ class RequestTable:
                 generation.deliver("length")
         return generations
 
-    def add_score(self, token_ids: Sequence[int], standing: Standing) -> Scores:
+    def add_score(self, token_ids: Sequence[int], standing: Standing) -> ScoreRequest:
         """Take up a sequence of which the logits of every position are wanted."""
         self.intake.check_generates()
         spec = self._spec(self.intake.prompt(token_ids), standing, all_rows=True)
-        return self._admit(Scores(spec=spec))
+        return self._admit(ScoreRequest(spec=spec))
 
-    def add_rows(self, token_ids: Sequence[int]) -> Scores:
+    def add_rows(self, token_ids: Sequence[int]) -> ScoreRequest:
         """Take up a sequence of which every row is wanted that the program gives: logits, or what it embeds with."""
-        return self._admit(Scores(spec=self._spec(self.intake.prompt(token_ids), Standing(), all_rows=True)))
+        return self._admit(ScoreRequest(spec=self._spec(self.intake.prompt(token_ids), Standing(), all_rows=True)))
 
-    def add_embedding(self, token_ids: Sequence[int], standing: Standing, skipped: int = 0) -> Embedding:
+    def add_embedding(self, token_ids: Sequence[int], standing: Standing, skipped: int = 0) -> PooledRequest:
         """Take up a sequence of which one vector is wanted, in which so many of the first tokens do not count."""
         facts = self.intake.embedding()
         tokens = self.intake.prompt(token_ids)
@@ -82,7 +82,7 @@ class RequestTable:
         if first_row and not whole:  # nothing that comes behind the first token changes its state
             tokens = tokens[:1]
         spec = self._spec(tokens, standing, all_rows=every_row, first_row=first_row and whole)
-        return Embedding(self._admit(Scores(spec=spec, finite=True)), facts, self.intake.tail, skipped)
+        return PooledRequest(self._admit(ScoreRequest(spec=spec, finite=True)), facts, self.intake.tail, skipped)
 
     def _spec(
         self,

@@ -38,7 +38,7 @@ class RequestSpec(NamedTuple):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Request(CachedSequence):
+class ScheduledRequest(CachedSequence):
     """A request in the scheduler: its tokens, how many of them are computed, and its blocks.
 
     `num_computed_tokens` is all there is to prefill and decode: a step runs some of the tokens after it, and samples

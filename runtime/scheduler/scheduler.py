@@ -10,8 +10,8 @@ from ..errors import CapacityError, RequestError
 from ..kv.cache import KVCache, Prefix
 from .config import SchedulerConfig
 from .fairness import FairShare
-from .request import Request, RequestSpec
-from .step import Step
+from .request import RequestSpec, ScheduledRequest
+from .step import StepBudget
 
 # a request preempted this often is let in again only when the worst case of all that runs with it fits
 PATIENCE = 4
@@ -31,9 +31,9 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.kv = KVCache(config.groups)
-        self._requests: dict[int, Request] = {}
-        self._running: list[Request] = []
-        self._waiting: list[Request] = []
+        self._requests: dict[int, ScheduledRequest] = {}
+        self._running: list[ScheduledRequest] = []
+        self._waiting: list[ScheduledRequest] = []
         self._shares = FairShare()
         self._arrivals = 0
         self.num_preemptions = self.num_swaps = 0  # swaps: preemptions whose KV went to host memory
@@ -70,7 +70,7 @@ class Scheduler:
         """Queue a request, of which the tokens `sampled` are known already. Raises as `validate`."""
         self.validate(spec)
         start = self._shares.arrive(spec.client, len(spec.token_ids) + spec.max_new_tokens)
-        request = Request(
+        request = ScheduledRequest(
             tokens=[*spec.token_ids, *sampled], salt=spec.salt, use_cache=spec.use_cache,
             tables=self.kv.empty_tables(len(spec.token_ids)), first_turn=spec.first_turn, spec=spec,
             arrival=self._arrivals, start=start,
@@ -121,9 +121,9 @@ class Scheduler:
         assert self._steps, "schedule_ahead() without schedule()"
         if len(self._steps) > 1:
             return None
-        answering: list[Request] = []
-        unfinished: list[Request] = []
-        short: list[tuple[Request, int]] = []
+        answering: list[ScheduledRequest] = []
+        unfinished: list[ScheduledRequest] = []
+        short: list[tuple[ScheduledRequest, int]] = []
         for request in self._running:
             if request.draft is not None:
                 return None
@@ -204,8 +204,8 @@ class Scheduler:
 
     # -- parts of a step ---------------------------------------------------------------------------------------------
 
-    def _new_step(self, ahead: bool = False) -> Step:
-        return Step(self.config.max_step_tokens, self.config.max_logit_rows, self.kv.whole, ahead)
+    def _new_step(self, ahead: bool = False) -> StepBudget:
+        return StepBudget(self.config.max_step_tokens, self.config.max_logit_rows, self.kv.whole, ahead)
 
     def _begin(self, sequences: Sequence[ScheduledSequence]) -> ScheduledBatch:
         """A step of these, with all that is due before it. Without any it is not run, and all stays due."""
@@ -215,10 +215,10 @@ class Scheduler:
         self._steps.append(batch)
         return batch
 
-    def _schedule_decodes(self, step: Step, drafts: Mapping[int, Draft]) -> bool:
+    def _schedule_decodes(self, step: StepBudget, drafts: Mapping[int, Draft]) -> bool:
         """Run one token of each request that has one left, preempting from the end of the line if blocks run out."""
         preempted = self._make_room()
-        spare = Step(step.tokens - len(self._running), step.logit_rows - len(self._running))
+        spare = StepBudget(step.tokens - len(self._running), step.logit_rows - len(self._running))
         for request in self._running:
             if request.num_remaining == 1:
                 if request.id in drafts and not request.spec.all_logits:
@@ -226,7 +226,7 @@ class Scheduler:
                 step.add(request, step.chunk(request))
         return preempted
 
-    def _grant(self, request: Request, draft: Draft, spare: Step) -> None:
+    def _grant(self, request: ScheduledRequest, draft: Draft, spare: StepBudget) -> None:
         """Let the request verify as much of its draft as there is room for: tokens, logit rows, blocks of its own."""
         longest = self.kv.places_for(request.spec.max_cached_tokens)
         depth = request.spec.max_new_tokens - request.num_new_tokens - 1
@@ -261,7 +261,7 @@ class Scheduler:
             self.kv.grow(*wanted[0])
         return preempted
 
-    def _take(self, step: Step, request: Request) -> None:
+    def _take(self, step: StepBudget, request: ScheduledRequest) -> None:
         """Put a chunk of an unfinished prefill into the step, as far as there are blocks for it."""
         room = min(self.kv.room(request) - request.num_started_tokens, self.kv.limit(request))
         count = min(step.chunk(request), room)
@@ -269,7 +269,7 @@ class Scheduler:
             self.kv.grow(request, request.num_started_tokens + count)
             step.add(request, count)
 
-    def _admit_waiting(self, step: Step, places: int) -> None:
+    def _admit_waiting(self, step: StepBudget, places: int) -> None:
         """Let waiting requests in where there are places, strictly in order of rank: a big one is not overtaken for
         ever by small ones."""
         while self._waiting and places > 0 and step.has_room():
@@ -285,19 +285,19 @@ class Scheduler:
             self._take(step, request)
             places -= 1
 
-    def _can_admit(self, request: Request, prefix: Prefix) -> bool:
+    def _can_admit(self, request: ScheduledRequest, prefix: Prefix) -> bool:
         if request.num_preemptions >= PATIENCE:
             worst = [other.spec.max_cached_tokens for other in [*self._running, request]]
             return self.kv.too_small(worst) is None and self.kv.has_room(prefix, 0)
         # one block of headroom per running request, so that it is not preempted at once
         return self.kv.has_room(prefix, len(self._running))
 
-    def _admit(self, request: Request, prefix: Prefix) -> None:
+    def _admit(self, request: ScheduledRequest, prefix: Prefix) -> None:
         self._shares.serve(request.start)
         self.kv.open(request, prefix)
         insort(self._running, request, key=lambda item: item.rank)
 
-    def _preempt(self, request: Request) -> None:
+    def _preempt(self, request: ScheduledRequest) -> None:
         """Take the blocks of a running request away; it waits again, with the tokens it has sampled so far.
 
         What there is no room for in host memory is computed again, which prefix hits make cheap.
@@ -310,7 +310,7 @@ class Scheduler:
         self._preempted.append(request.id)
         insort(self._waiting, request, key=lambda item: item.rank)
 
-    def _remove(self, request: Request) -> None:
+    def _remove(self, request: ScheduledRequest) -> None:
         queue = self._running if request in self._running else self._waiting
         queue.remove(request)
         self.kv.close(request)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..batch.scheduled import ScheduledSequence, pending_token
-from .request import Request
+from .request import ScheduledRequest
 
 
-class Step:
+class StepBudget:
     """The step under construction and what is left of its budgets."""
 
     def __init__(self, tokens: int, logit_rows: int, whole: bool = False, ahead: bool = False) -> None:
@@ -21,7 +21,7 @@ class Step:
     def has_room(self) -> bool:
         return self.tokens > 0 and self.logit_rows > 0
 
-    def chunk(self, request: Request) -> int:
+    def chunk(self, request: ScheduledRequest) -> int:
         """How many of the request's remaining tokens the budgets allow; perhaps none."""
         if not self.has_room():
             return 0
@@ -29,7 +29,7 @@ class Step:
         count = min(count, self.logit_rows) if request.spec.all_logits else count
         return 0 if self._whole and count < request.num_unscheduled else count
 
-    def add(self, request: Request, count: int) -> None:
+    def add(self, request: ScheduledRequest, count: int) -> None:
         """Schedule `count` of its remaining tokens, no more than `chunk` allows, and its draft. Its tables must be long
         enough for them."""
         if count <= 0:
@@ -64,7 +64,7 @@ class Step:
             )
         )
 
-    def add_pending(self, requests: Sequence[Request], rows: Mapping[int, int]) -> None:
+    def add_pending(self, requests: Sequence[ScheduledRequest], rows: Mapping[int, int]) -> None:
         """Schedule the tokens that the step under way samples for these requests, from its logit rows by request."""
         for request in requests:
             request.num_ahead_tokens = 1

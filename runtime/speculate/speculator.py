@@ -27,7 +27,7 @@ from .ledger import LITTLE, SLOPE, Account
 from .typical import TypicalAcceptance
 
 
-class Phase(Enum):
+class SpeculationPhase(Enum):
     """What part the speculator has in the step under way; see the module."""
 
     IDLE = "idle"
@@ -72,7 +72,7 @@ class Speculator:
         self.accounts = Accounts(drafter.first_rate, drafter.observes, max_guesses, slope)
         self.counts = SpeculationCounts()
         self.adaptive = adaptive
-        self.phase = Phase.IDLE
+        self.phase = SpeculationPhase.IDLE
         self._rest = self._rested = 0  # steps: of a rest, still to come; untold, since it was last asked
         self._known: Sequence[int] = ()  # the requests of the last step of which it was told
         self._closing = 0.0  # seconds that `settle` took the last time that it had something to do
@@ -84,9 +84,9 @@ class Speculator:
 
     def drafts(self, decoding: Sequence[Generation]) -> dict[int, Draft]:
         """Drafts for the next step, in which one token of each of these requests runs; none while it rests."""
-        if self.phase is Phase.RESTING:
+        if self.phase is SpeculationPhase.RESTING:
             return {}
-        self.phase, self._reading = Phase.ASKED, 0.0
+        self.phase, self._reading = SpeculationPhase.ASKED, 0.0
         self._looked_at.clear()
         count = len(decoding)
         wishes = [wish for generation in decoding if (wish := self._wish(generation, count)) is not None]
@@ -103,7 +103,7 @@ class Speculator:
             if len(draft):
                 drafts[request_id] = draft
         if drafts:
-            self.phase = Phase.DRAFTING
+            self.phase = SpeculationPhase.DRAFTING
         return drafts
 
     def _wish(self, generation: Generation, decodes: int) -> Wish | None:
@@ -166,7 +166,7 @@ class Speculator:
     ) -> None:
         """A step has run and took so long, drafting included. rows: the logit row behind the newest token of each
         request that goes on, as long as the device has it."""
-        if self.phase is Phase.RESTING:
+        if self.phase is SpeculationPhase.RESTING:
             self._rest -= 1
             self._rested += 1
             if not self._rest:
@@ -179,11 +179,11 @@ class Speculator:
 
     def wake(self) -> None:
         """There are other requests, or the rest is over."""
-        if self.phase is Phase.RESTING:
+        if self.phase is SpeculationPhase.RESTING:
             if self._rested:
                 self._skip(self._rested)
             self._rest = self._rested = 0
-            self.phase = Phase.IDLE
+            self.phase = SpeculationPhase.IDLE
 
     def observe(self, rows: Mapping[int, int]) -> None:
         """The logit rows behind the newest tokens of the requests that go on; see `Drafter.observe`."""
@@ -199,14 +199,14 @@ class Speculator:
     def settle(self, batch: ScheduledBatch, outcomes: Sequence[StepOutcome], seconds: float) -> None:
         """What a step gave to each request, and what it cost."""
         start = perf_counter()
-        phase, self.phase = self.phase, Phase.IDLE
-        if phase is Phase.IDLE:
+        phase, self.phase = self.phase, SpeculationPhase.IDLE
+        if phase is SpeculationPhase.IDLE:
             self._time_plain(batch, outcomes, seconds)
             self._skip(1)
             return
         self._known = [sequence.request_id for sequence in batch.sequences]
         seconds += self._closing - self._reading
-        if phase is Phase.DRAFTING:
+        if phase is SpeculationPhase.DRAFTING:
             self._settle_drafts(batch, outcomes, seconds)
         elif _decodes_only(batch, outcomes):
             self._settle_plain(len(outcomes), seconds)
@@ -237,7 +237,7 @@ class Speculator:
             pause = min(self.accounts.of(request_id).pause for request_id in self._known)
             self._rest = max(pause - 1 - self.drafter.observes, 0)
             if self._rest:
-                self.phase = Phase.RESTING
+                self.phase = SpeculationPhase.RESTING
 
     def _settle_drafts(self, batch: ScheduledBatch, outcomes: Sequence[StepOutcome], seconds: float) -> None:
         times = self.accounts.times

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..batch.scheduled import Draft
 from ..errors import UsageError
-from ..requests.sampler import Sample, Sampler, Walk
+from ..requests.sampler import AcceptedTokens, SampledToken, Sampler
 from .modes import LOSSLESS, TYPICAL
 
 
@@ -29,20 +29,20 @@ class TypicalAcceptance:
         entropy = -(known * np.log(known)).sum()
         return probabilities > min(self.epsilon, self.delta * float(np.exp(-entropy)))
 
-    def follow(self, draft: Draft, logits: np.ndarray, sampler: Sampler, end_ids: Collection[int]) -> Walk:
+    def follow(self, draft: Draft, logits: np.ndarray, sampler: Sampler, end_ids: Collection[int]) -> AcceptedTokens:
         """The longest path of passing guesses, the likeliest of these, and a token sampled behind it.
 
         logits: float32 `[1 + guesses, vocab]`, row 0 the last token's, row 1 + i that of guess i.
         """
         path = self._best_path(draft, logits, sampler)
-        samples: list[Sample | None] = []
+        samples: list[SampledToken | None] = []
         row = 0
         for depth, guess in enumerate(path):
             samples.append(sampler.take(logits[row], draft.token_ids[guess]))
             if draft.token_ids[guess] in end_ids:
-                return Walk(tuple(samples), path[:depth], row)
+                return AcceptedTokens(tuple(samples), path[:depth], row)
             row = 1 + guess
-        return Walk((*samples, sampler.sample(logits[row])), path, row)
+        return AcceptedTokens((*samples, sampler.sample(logits[row])), path, row)
 
     def _best_path(self, draft: Draft, logits: np.ndarray, sampler: Sampler) -> tuple[int, ...]:
         """Guesses come behind those that they follow, so that one walk over them finds every path that passes."""

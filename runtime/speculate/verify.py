@@ -13,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from ..batch.scheduled import Draft
-from ..requests.sampler import Sample, Walk
+from ..requests.sampler import AcceptedTokens, SampledToken
 
 
-def follow(draft: Draft | None, sample: Callable[[int], Sample | None], end_ids: Collection[int]) -> Walk:
+def follow(
+    draft: Draft | None, sample: Callable[[int], SampledToken | None], end_ids: Collection[int]
+) -> AcceptedTokens:
     """Walk the tree. `sample(row)` samples from logit row `row`: 0 is the last token's, 1 + i that of guess i."""
     children = {} if draft is None else _children(draft)
-    samples: list[Sample | None] = []
+    samples: list[SampledToken | None] = []
     accepted: list[int] = []
     row = 0
     while True:
@@ -27,7 +29,7 @@ def follow(draft: Draft | None, sample: Callable[[int], Sample | None], end_ids:
         samples.append(found)
         guess = None if found is None or found.token_id in end_ids else children.get((row - 1, found.token_id))
         if guess is None:
-            return Walk(tuple(samples), tuple(accepted), row)
+            return AcceptedTokens(tuple(samples), tuple(accepted), row)
         accepted.append(guess)
         row = 1 + guess
 

@@ -112,14 +112,14 @@ class ChatTemplate:
             )
         except minijinja.TemplateError as error:
             raise TemplateRefused(f"the chat template refuses these messages: {_words(error)}") from error
-        except Refusal as error:
+        except RaisedByTemplate as error:
             raise TemplateRefused(f"the chat template refuses these messages: {error}") from error
         if len(text) > MAX_OUTPUT:
             raise TemplateRefused(f"the chat template makes {len(text)} characters of these messages")
         return text
 
 
-class Refusal(Exception):
+class RaisedByTemplate(Exception):
     """What a template raises."""
 
 
@@ -151,7 +151,7 @@ def _is_iterable(value: Any) -> bool:
 
 
 def _raise_exception(message: str) -> str:
-    raise Refusal(str(message)[:200])
+    raise RaisedByTemplate(str(message)[:200])
 
 
 def _strftime_now(form: str) -> str:

@@ -20,7 +20,7 @@ from icc.compiler.program.steps.base import Step
 from icc.runtime.executor.cpu.library import IccBatch
 from icc.runtime.format.kv import KVGroup, KVLayer, KVLayout
 from icc.runtime.format.operands import BufferOperand, WeightOperand
-from icc.runtime.format.program import ITEM_SIZE, Buffer, Weight
+from icc.runtime.format.program import ITEM_SIZE, Buffer, WeightEntry
 from icc.runtime.kv.places import Places
 from icc.runtime.kv.state_group import state_places
 
@@ -50,7 +50,7 @@ class Builder:
     kernels: dict[str, str] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
-    weights: dict[str, Weight] = field(default_factory=dict)
+    weights: dict[str, WeightEntry] = field(default_factory=dict)
     packed: list[np.ndarray] = field(default_factory=list)
     layers: list[KVLayer] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Builder:
         return BufferOperand(name, dtype, count, offset)
 
     def weight(self, name: str, packed: np.ndarray, fmt: str, shape: tuple[int, ...]) -> WeightOperand:
-        self.weights[name] = Weight(fmt, list(shape), packed.size)
+        self.weights[name] = WeightEntry(fmt, list(shape), packed.size)
         self.packed.append(packed)
         return WeightOperand(name, fmt if fmt in ITEM_SIZE else "u8")
 

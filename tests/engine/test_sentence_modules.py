@@ -18,7 +18,7 @@ from icc.compiler.frontend.source.pooling import LayerBehind
 from icc.compiler.frontend.source.scoring import Scoring, read_scoring
 from icc.runtime.errors import EngineFormatError, RequestError
 from icc.runtime.format.manifest import EmbeddingFacts, Pooling, TailLayer
-from icc.runtime.requests.embedding import Embedding, stacked
+from icc.runtime.requests.embedding import PooledRequest, stacked
 from icc.runtime.requests.tail import ACTIVATIONS, read_tail
 
 from .test_embeddings import write_modules
@@ -47,7 +47,7 @@ class Rows:
 
 
 def vector_of(rows: np.ndarray, facts: EmbeddingFacts, skipped: int = 0, tail: Any = ()) -> np.ndarray:
-    embedding = Embedding(Rows(rows, 2, 3), facts, tail, skipped)  # type: ignore[arg-type]
+    embedding = PooledRequest(Rows(rows, 2, 3), facts, tail, skipped)  # type: ignore[arg-type]
     while not embedding.complete:
         embedding.advance()
     return embedding.vector()

@@ -18,7 +18,7 @@ from icc.passes.quantize import stream as streams
 from icc.passes.quantize.auto import QuantizeAuto
 from icc.passes.quantize.awq import QuantizeAwq
 from icc.passes.quantize.gptq import QuantizeGptq
-from icc.passes.quantize.store import Store
+from icc.passes.quantize.store import PassStore
 
 TEXT = [torch.randint(0, 48, (24,), generator=torch.Generator().manual_seed(i)).tolist() for i in range(6)]
 
@@ -78,7 +78,7 @@ def test_resumes_behind_the_last_finished_layer(method, at, new_builder, tmp_pat
 
 
 def test_what_does_not_fit_is_not_used(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = PassStore(tmp_path)
     store.put(3, {"a": torch.arange(3)}, name="x", shape=[1, 2])
     found = store.get(3, name="x", shape=[1, 2])
     assert found is not None and torch.equal(found[0]["a"], torch.arange(3))

@@ -28,7 +28,7 @@ from icc.runtime.format.manifest import (
     QuantFacts,
     SamplingDefaults,
 )
-from icc.runtime.format.program import Program, Step, Weight
+from icc.runtime.format.program import Program, Step, WeightEntry
 from icc.runtime.llm import LLM
 from icc.runtime.loop.fake import FakeDevice, FakeExecutor, context_hash
 from icc.runtime.speculate.speculator import Speculator
@@ -84,7 +84,7 @@ def toy_program(samples: bool = True) -> Program:
         kernels={"toy": "toy"},
         steps=(Step(kernel="toy"),),
         buffers=[],
-        weights={"config": Weight("i32", [2], 64)},
+        weights={"config": WeightEntry("i32", [2], 64)},
         kv=KVLayout((KVGroup(4, "f32", {0: KVLayer(1, 1, 1)}),)),
         arena_bytes_per_token=4,
         vocab_size=VOCAB,

@@ -15,7 +15,7 @@ from icc.runtime.llm import LLM
 from icc.runtime.loop.fake import FakeExecutor
 from icc.runtime.requests.params import SamplingParams
 from icc.runtime.speculate.speculator import Speculator
-from icc.runtime.speculate.verify import Walk, follow
+from icc.runtime.speculate.verify import AcceptedTokens, follow
 from oracle_drafters import Fixed
 from sizes import size_of
 
@@ -56,7 +56,7 @@ def siblings(draft: Draft | None, row: int) -> list[int]:
     return [token for token, parent in pairs if parent == row - 1]
 
 
-def resampling(draft: Draft | None, sample: Callable[[int], Any], end_ids: Any) -> Walk:
+def resampling(draft: Draft | None, sample: Callable[[int], Any], end_ids: Any) -> AcceptedTokens:
     """A known mistake: after a rejection the token is drawn from the model's distribution as a whole, and not from what
     the rejected guesses have left of it."""
 
@@ -68,7 +68,7 @@ def resampling(draft: Draft | None, sample: Callable[[int], Any], end_ids: Any) 
     return follow(draft, again, end_ids)
 
 
-def trusting(draft: Draft | None, sample: Callable[[int], Any], end_ids: Any) -> Walk:
+def trusting(draft: Draft | None, sample: Callable[[int], Any], end_ids: Any) -> AcceptedTokens:
     """Another: the first guess is taken where the model would have drawn it only perhaps."""
 
     def first(row: int) -> Any:

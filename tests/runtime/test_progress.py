@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from icc.runtime.progress.bars import Bars
 from icc.runtime.progress.display import shortened
 from icc.runtime.progress.estimate import Estimate, clock, rounded
-from icc.runtime.progress.lines import Lines
+from icc.runtime.progress.lines import LineDisplay
 from icc.runtime.progress.stream import open_display
 
 
@@ -86,7 +86,7 @@ def test_a_long_name_keeps_both_its_ends() -> None:
 def test_lines_say_where_the_work_is() -> None:
     now = 0.0
     stream = io.StringIO()
-    lines = Lines(stream, clock=lambda: now)
+    lines = LineDisplay(stream, clock=lambda: now)
     lines.tick()
     lines.enter("trace")
     now = 12.0
@@ -109,8 +109,8 @@ def test_lines_say_where_the_work_is() -> None:
 
 def test_there_are_lines_every_so_often_without_a_terminal() -> None:
     stream = io.StringIO()
-    assert isinstance(open_display(stream), Lines)
-    with Lines(stream, every_s=0.01) as lines:
+    assert isinstance(open_display(stream), LineDisplay)
+    with LineDisplay(stream, every_s=0.01) as lines:
         lines.enter("trace")
         while stream.getvalue().count("trace") < 2:
             pass

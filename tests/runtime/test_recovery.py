@@ -15,7 +15,7 @@ from icc.runtime.llm import LLM
 from icc.runtime.loop.fake import FakeDevice, FakeExecutor, context_hash
 from icc.runtime.requests.generation import Generation
 from icc.runtime.requests.params import SamplingParams
-from icc.runtime.requests.sampler import Sample, Sampler
+from icc.runtime.requests.sampler import SampledToken, Sampler
 from icc.runtime.requests.trial import Trial
 from icc.runtime.scheduler.scheduler import Scheduler
 from icc.runtime.speculate.drafter import Proposal
@@ -241,12 +241,12 @@ def test_guesses_that_are_no_tokens_are_not_verified(make_llm: MakeLLM) -> None:
 def test_a_sampler_that_fails_ends_its_request(make_llm: MakeLLM, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sample = Sampler.sample
 
-    def faulty(self: Sampler, logits: np.ndarray) -> Sample | None:
+    def faulty(self: Sampler, logits: np.ndarray) -> SampledToken | None:
         if self.params.min_tokens != 1:
             return sample(self, logits)
         if how == "raise":
             raise RuntimeError("a bug")
-        return {"nan": None, "id": Sample(VOCAB), "negative": Sample(-1)}[how]
+        return {"nan": None, "id": SampledToken(VOCAB), "negative": SampledToken(-1)}[how]
 
     monkeypatch.setattr(Sampler, "sample", faulty)
     [wrong] = run(make_llm(), [[77]], SamplingParams(max_tokens=9, min_tokens=1))  # which the host samples

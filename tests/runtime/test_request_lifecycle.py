@@ -32,8 +32,8 @@ from icc.runtime.server.engine.messages import (
     Report,
     Submit,
 )
-from icc.runtime.server.engine.prompts import Prompts, Stage
-from icc.runtime.server.engine.worker import Constrain, Grammars, Worker
+from icc.runtime.server.engine.prompts import PromptStage, PromptTable
+from icc.runtime.server.engine.worker import Constrain, GrammarService, Worker
 from icc.runtime.speculate.speculator import Speculator
 from oracle_drafters import Oracle
 
@@ -80,7 +80,7 @@ def test_a_request_goes_where_the_diagram_says_and_nowhere_else(state: State, tr
 
 
 def test_a_prompt_ends_once() -> None:
-    prompts = Prompts()
+    prompts = PromptTable()
     prompts.arrive(Submit(1, (1,), SamplingParams()), 0.0)
     prompt = prompts.find(1)
     assert prompt is not None
@@ -119,7 +119,7 @@ class Anything:
         pass
 
 
-class SlowGrammars(Grammars):
+class SlowGrammars(GrammarService):
     """Compiles when it is told to."""
 
     def __init__(self) -> None:
@@ -293,14 +293,16 @@ class Life(RuleBasedStateMachine):
         prompts = self.worker.prompts
         owned = [
             request.request_id
-            for stage in (Stage.READING, Stage.GENERATING)
+            for stage in (PromptStage.READING, PromptStage.GENERATING)
             for prompt in prompts.all_in(stage)
             for request in prompt.requests
             if request.state is not State.ENDED
         ]
         assert sorted(owned) == sorted(self.llm.loop.requests.live)
         arrived = {message.id for message in self.wire.inbox if isinstance(message, Submit)}
-        here = {prompt.id for stage in Stage if stage is not Stage.ENDED for prompt in prompts.all_in(stage)}
+        here = {
+            prompt.id for stage in PromptStage if stage is not PromptStage.ENDED for prompt in prompts.all_in(stage)
+        }
         assert here - self.cancelled == self.open.keys() - arrived - self.cancelled
 
     def teardown(self) -> None:

@@ -21,7 +21,7 @@ from icc.compiler.program.program import decode_program
 from icc.compiler.program.steps.base import Step
 from icc.compiler.targets import TARGETS
 from icc.runtime.errors import EngineFieldError
-from icc.runtime.executor.walk import Place, Walker
+from icc.runtime.executor.walk import LaunchPointer, Walker
 from icc.runtime.format.batch import PLAN_ARRAYS
 from icc.runtime.format.footprint import batch_limits
 from icc.runtime.format.kv import KVMemory
@@ -93,9 +93,9 @@ def test_every_step_is_bound(data: st.DataObject, engine: GpuEngine) -> None:
         types = plan.objects[bound.launch.object].types
         assert len(types) == len(bound.args)
         for value, kind in zip(bound.args, types, strict=True):
-            assert isinstance(value, Place) == kind.startswith("*")
-            assert not isinstance(value, Place) or value.space in {*spaces, *PLAN_ARRAYS, "weight"}
-            if isinstance(value, Place) and value.space in spaces:
+            assert isinstance(value, LaunchPointer) == kind.startswith("*")
+            assert not isinstance(value, LaunchPointer) or value.space in {*spaces, *PLAN_ARRAYS, "weight"}
+            if isinstance(value, LaunchPointer) and value.space in spaces:
                 assert 0 <= value.offset < max(spaces[value.space], 1)
 
 

@@ -25,7 +25,7 @@ from icc.compiler.targets import TARGETS
 from icc.runtime.format.kv import KVGroup, KVLayer, KVLayout
 from icc.runtime.format.manifest import Limits
 from icc.runtime.format.operands import BufferOperand, WeightOperand
-from icc.runtime.format.program import ITEM_SIZE, Buffer, Weight
+from icc.runtime.format.program import ITEM_SIZE, Buffer, WeightEntry
 from on_ptx import plain_ir
 from paged import cache
 from sizes import soak
@@ -82,7 +82,7 @@ def program_of(step: Step) -> Program:
                 rows = step.rows_of(name)[0]
                 buffers.append(Buffer(operand.name, operand.dtype, [operand.stride], rows, 0))
             case WeightOperand():
-                weights[operand.name] = Weight(operand.dtype, [], nbytes_of(step, name, operand, widths))
+                weights[operand.name] = WeightEntry(operand.dtype, [], nbytes_of(step, name, operand, widths))
             case _:
                 pass
     groups = tuple(groups_of(step))

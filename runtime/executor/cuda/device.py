@@ -17,7 +17,7 @@ from ...format.load import Engine
 from ...format.plan import COUNTERS, Call, KernelObject, Launch
 from ...format.program import DRAFTS
 from ..device import Work
-from ..walk import Argument, Walker
+from ..walk import LaunchArgument, Walker
 from .compat import check_memory, open_device
 from .driver import Cuda
 from .graphs import RecurringWork
@@ -189,7 +189,7 @@ class CudaDevice:
         if nbytes > self.plan.scratch_bytes:
             self._addresses["scratch"] = self.cuda.allocate(nbytes)
 
-    def _address(self, argument: Argument) -> int:
+    def _address(self, argument: LaunchArgument) -> int:
         """Of a pointer in a step of no tokens."""
         space = argument.space
         base = self._weights[argument.name] if space == "weight" else self._addresses[space]

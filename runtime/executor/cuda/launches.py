@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...format.plan import HIDDEN_POINTERS, KernelObject, Launch
-from ..walk import Argument
+from ..walk import LaunchArgument
 from .driver import Cuda
 
 
@@ -25,8 +25,8 @@ class ReadyLaunch:
         function: Any,
         found: KernelObject,
         launch: Launch,
-        arguments: Sequence[Argument],
-        address: Callable[[Argument], int],
+        arguments: Sequence[LaunchArgument],
+        address: Callable[[LaunchArgument], int],
     ) -> None:
         """address: of an argument's pointer in a step of no tokens."""
         self._function, self._grid = function, launch.grid

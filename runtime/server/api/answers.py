@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from ...reading.parts import CallArguments, CallBegun, Part, Said, Thought
 from ...requests.sampler import TokenLogprob
-from ..engine.engine_client import EngineFailed, Stream
+from ..engine.engine_client import EngineFailed, EngineStream
 from ..engine.messages import Delta, merge
 from .errors import HttpError
 from .jobs import Job
@@ -28,9 +28,9 @@ from .responses import (
     ChatLogprobs,
     ChatMessage,
     ChunkChoice,
-    Completion,
     CompletionChoice,
     CompletionDetails,
+    CompletionResponse,
     ErrorBody,
     PromptDetails,
     Usage,
@@ -59,39 +59,39 @@ class Tally:
 class CompletionAnswer:
     """Answers one completion request."""
 
-    def __init__(self, model: ServedModel, request: CompletionRequest, job: Job, stream: Stream) -> None:
+    def __init__(self, model: ServedModel, request: CompletionRequest, job: Job, stream: EngineStream) -> None:
         self._model, self._request, self._job, self._stream = model, request, job, stream
         self._id, self._created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         self._offsets: dict[int, int] = {}
         self.tally = Tally(job)
 
-    def whole(self, deltas: Sequence[Delta]) -> Completion:
+    def whole(self, deltas: Sequence[Delta]) -> CompletionResponse:
         for delta in deltas:
             self.tally.add(delta)
         found = _by_choice(deltas)
         if self._request.best_of is not None and self._request.best_of > self._request.n:
             found = _best(found, self._request.n)
         choices = sorted(map(self._choice, found), key=lambda choice: choice.index)
-        return Completion(self._id, self._created, self._request.model, choices, usage=self.tally.usage())
+        return CompletionResponse(self._id, self._created, self._request.model, choices, usage=self.tally.usage())
 
-    def begin(self) -> list[Completion]:
+    def begin(self) -> list[CompletionResponse]:
         return []
 
-    def chunks(self, deltas: Sequence[Delta]) -> list[Completion]:
+    def chunks(self, deltas: Sequence[Delta]) -> list[CompletionResponse]:
         for delta in deltas:
             self.tally.add(delta)
         options = self._request.stream_options
         usage = self.tally.usage() if options and options.continuous_usage_stats else _no_usage(self._request)
         return [
-            Completion(self._id, self._created, self._request.model, [self._choice(delta)], usage=usage)
+            CompletionResponse(self._id, self._created, self._request.model, [self._choice(delta)], usage=usage)
             for delta in _by_choice(deltas)
             if delta.text or delta.reason or delta.logprobs or delta.token_ids
         ]
 
-    def end(self) -> list[Completion]:
+    def end(self) -> list[CompletionResponse]:
         if not _wants_usage(self._request):
             return []
-        return [Completion(self._id, self._created, self._request.model, [], usage=self.tally.usage())]
+        return [CompletionResponse(self._id, self._created, self._request.model, [], usage=self.tally.usage())]
 
     def failed(self, error: HttpError) -> list[ErrorBody]:
         return [error.body()]
@@ -119,7 +119,7 @@ class CompletionAnswer:
 class ChatAnswer:
     """Answers one chat request."""
 
-    def __init__(self, model: ServedModel, request: ChatRequest, job: Job, stream: Stream) -> None:
+    def __init__(self, model: ServedModel, request: ChatRequest, job: Job, stream: EngineStream) -> None:
         self._model, self._request, self._job, self._stream = model, request, job, stream
         self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self._readers = [job.read() for _ in range(request.n)] if job.read is not None else None

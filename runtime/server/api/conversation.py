@@ -34,7 +34,7 @@ class FunctionCall(Struct, frozen=True):
     arguments: Text | dict[str, Any] | None = None
 
 
-class ToolCall(Struct, frozen=True):
+class MessageToolCall(Struct, frozen=True):
     function: FunctionCall
     id: str | None = None
     type: Literal["function"] | None = None
@@ -63,7 +63,7 @@ class AssistantMessage(Struct, tag_field="role", tag="assistant", frozen=True):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: Annotated[list[ToolCall], Meta(max_length=limits.TOOLS)] | None = None
+    tool_calls: Annotated[list[MessageToolCall], Meta(max_length=limits.TOOLS)] | None = None
     function_call: FunctionCall | None = None
 
 
@@ -83,7 +83,7 @@ class FunctionMessage(Struct, tag_field="role", tag="function", frozen=True):
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
 
 
-class Function(Struct, frozen=True):
+class ToolFunction(Struct, frozen=True):
     """`parameters` is a JSON schema of the arguments."""
 
     name: Name
@@ -93,7 +93,7 @@ class Function(Struct, frozen=True):
 
 
 class Tool(Struct, frozen=True):
-    function: Function
+    function: ToolFunction
     type: Literal["function"] = "function"
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from ..engine.admission import Admission
-from ..engine.engine_client import EngineClient, Stream
+from ..engine.engine_client import EngineClient, EngineStream
 from ..engine.messages import Delta
 from ..log import note
 from .errors import ClientGone, HttpError
@@ -18,7 +18,7 @@ from .jobs import Job
 from .run import Run
 
 
-class Answer(Protocol):
+class AnswerWriter(Protocol):
     """From the deltas of a job to what its client gets: in one piece, or as the events of a stream."""
 
     def whole(self, deltas: Sequence[Delta]) -> msgspec.Struct: ...
@@ -77,7 +77,7 @@ def _note(run: Run) -> None:
         note(queued_ms=round(run.queued_s * 1e3, 1), first_ms=round((run.first - run.started) * 1e3, 1))
 
 
-async def whole_answer(generator: Generator, job: Job, make: Callable[[Stream], Answer]) -> msgspec.Struct:
+async def whole_answer(generator: Generator, job: Job, make: Callable[[EngineStream], AnswerWriter]) -> msgspec.Struct:
     """The answer in one piece."""
     with generator.started(job) as run:
         answer = make(run.stream)

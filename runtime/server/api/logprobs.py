@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...requests.sampler import TokenLogprob
-from ..engine.engine_client import Stream
+from ..engine.engine_client import EngineStream
 from .jobs import Job
 from .model import ServedModel
 from .responses import ChatLogprobs, CompletionLogprobs, ContentLogprob, PromptLogprob, TopLogprob
@@ -43,7 +43,7 @@ def chat_logprobs(model: ServedModel, entries: Iterable[TokenLogprob]) -> ChatLo
 
 
 def prompt_logprobs(
-    model: ServedModel, job: Job, stream: Stream, position: int
+    model: ServedModel, job: Job, stream: EngineStream, position: int
 ) -> list[dict[str, PromptLogprob] | None]:
     """Those of prompt number `position` of a request."""
     scored, most = stream.prompt_logprobs.get(stream.first_id + position), job.prompt_logprobs

@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ...embed_prompts import EmbedOptions
 from . import limits
-from .conversation import Content, Function, FunctionName, Message, Tool, ToolChoice
+from .conversation import Content, FunctionName, Message, Tool, ToolChoice, ToolFunction
 from .fields import Int64, JsonText, Lark, Name, Regex, Stop, Text, TokenId, Tokens
 from .formats import Choices, ResponseFormat, StructuredOutputs
 
@@ -124,7 +124,7 @@ class ChatRequest(Common, frozen=True, kw_only=True):
     tools: Annotated[list[Tool], Meta(max_length=limits.TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[list[Function], Meta(max_length=limits.TOOLS)] | None = None
+    functions: Annotated[list[ToolFunction], Meta(max_length=limits.TOOLS)] | None = None
     function_call: Literal["none", "auto"] | FunctionName | None = None
     modalities: list[Literal["text"]] | None = None
     prediction: Prediction | None = None

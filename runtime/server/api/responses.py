@@ -67,7 +67,7 @@ class CompletionChoice(Struct):
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
-class Completion(Struct):
+class CompletionResponse(Struct):
     """Answer, and chunk of a streamed answer, of /v1/completions."""
 
     id: str

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
-from ..engine.engine_client import Stream
+from ..engine.engine_client import EngineStream
 from ..engine.messages import Delta
 from .jobs import Job
 
@@ -16,7 +16,7 @@ _GRACE_S = 1.0  # that the engine has to end what is past its deadline
 class Run:
     """A job under way: its deltas, with the times at which they came."""
 
-    def __init__(self, job: Job, stream: Stream) -> None:
+    def __init__(self, job: Job, stream: EngineStream) -> None:
         self.job, self.stream = job, stream
         self.started = time.monotonic()
         self.first: float | None = None

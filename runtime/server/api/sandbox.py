@@ -9,7 +9,7 @@ import msgspec
 
 from ...errors import BusyError, RequestError
 from ...templates.source import TemplateSource
-from .sandbox_main import Answer, CheckGrammar, Render, Setup
+from .sandbox_main import CheckGrammar, Render, SandboxAnswer, Setup
 
 SECONDS = 2.0  # for one request; a normal one takes a few milliseconds
 _START_S = 60.0  # one takes a third of a second where a core is free
@@ -124,10 +124,10 @@ class _Processes:
             await process.wait()
 
 
-async def _exchange(process: asyncio.subprocess.Process, message: msgspec.Struct) -> Answer:
+async def _exchange(process: asyncio.subprocess.Process, message: msgspec.Struct) -> SandboxAnswer:
     assert process.stdin is not None and process.stdout is not None
     body = msgspec.json.encode(message)  # MessagePack has no integers of more than 64 bits
     process.stdin.write(len(body).to_bytes(4, "little") + body)
     await process.stdin.drain()
     size = int.from_bytes(await process.stdout.readexactly(4), "little")
-    return msgspec.json.decode(await process.stdout.readexactly(size), type=Answer)
+    return msgspec.json.decode(await process.stdout.readexactly(size), type=SandboxAnswer)

@@ -46,25 +46,25 @@ class CheckGrammar(msgspec.Struct, tag="grammar"):
     grammar: str
 
 
-class Answer(msgspec.Struct):
+class SandboxAnswer(msgspec.Struct):
     """`error` is why it was refused, "" if it was not."""
 
     text: str = ""
     error: str = ""
 
 
-def answer(template: ChatTemplate | None, request: Render | CheckGrammar) -> Answer:
+def answer(template: ChatTemplate | None, request: Render | CheckGrammar) -> SandboxAnswer:
     if isinstance(request, CheckGrammar):
         try:
-            return Answer(lowered(request.grammar))
+            return SandboxAnswer(lowered(request.grammar))
         except RequestError as error:
-            return Answer(error=error.message)
+            return SandboxAnswer(error=error.message)
         except ModuleNotFoundError as error:
-            return Answer(error=f"{error.name} is not installed: {install('structured')}")
+            return SandboxAnswer(error=f"{error.name} is not installed: {install('structured')}")
     if template is None:
-        return Answer(error="the model has no chat template")
+        return SandboxAnswer(error="the model has no chat template")
     try:
-        return Answer(
+        return SandboxAnswer(
             template.render(
                 request.messages,
                 request.tools,
@@ -75,9 +75,9 @@ def answer(template: ChatTemplate | None, request: Render | CheckGrammar) -> Ans
             )
         )
     except TemplateRefused as error:
-        return Answer(error=error.message)
+        return SandboxAnswer(error=error.message)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        return Answer(error=f"the chat template cannot use these messages: {error}")
+        return SandboxAnswer(error=f"the chat template cannot use these messages: {error}")
 
 
 def main() -> None:
@@ -94,9 +94,9 @@ def main() -> None:
             try:
                 source = TemplateSource(request.template, request.special_tokens, request.named)
                 template = source.open()
-                reply = Answer()
+                reply = SandboxAnswer()
             except TemplateRefused as error:
-                reply = Answer(error=error.message)
+                reply = SandboxAnswer(error=error.message)
         else:
             reply = answer(template, request)
         body = msgspec.json.encode(reply)

@@ -30,7 +30,7 @@ _DEATHS = 2  # of the engine, under one line
 MAX_LINES = 50_000
 
 
-class Line(Struct, forbid_unknown_fields=True):
+class BatchLine(Struct, forbid_unknown_fields=True):
     """A line of an input file."""
 
     custom_id: Annotated[str, Meta(min_length=1, max_length=256)]
@@ -54,16 +54,16 @@ class LineResult(Struct):
     error: None = None
 
 
-def read_lines(content: bytes, endpoint: str | None = None) -> tuple[list[Line], list[tuple[int, str]]]:
+def read_lines(content: bytes, endpoint: str | None = None) -> tuple[list[BatchLine], list[tuple[int, str]]]:
     """The lines of an input file, and what is wrong with it: line numbers from 1, and why."""
-    lines: list[Line] = []
+    lines: list[BatchLine] = []
     wrong: list[tuple[int, str]] = []
     seen: set[str] = set()
     for number, text in enumerate(content.splitlines(), 1):
         if not text.strip():
             continue
         try:
-            line = msgspec.json.decode(text, type=Line)
+            line = msgspec.json.decode(text, type=BatchLine)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             wrong.append((number, f"no request: {error}"[:300]))
             continue
@@ -82,7 +82,7 @@ def read_lines(content: bytes, endpoint: str | None = None) -> tuple[list[Line],
     return lines, wrong
 
 
-async def run_line(jobs: Jobs, generator: Generator, client: str, line: Line) -> tuple[int, bytes]:
+async def run_line(jobs: Jobs, generator: Generator, client: str, line: BatchLine) -> tuple[int, bytes]:
     """The status and the result of a line. Waits where there is no room, or no engine, for now; a line that the engine
     has died of so many times is answered with that."""
     deaths = 0
@@ -107,7 +107,7 @@ async def run_line(jobs: Jobs, generator: Generator, client: str, line: Line) ->
     return status, msgspec.json.encode(LineResult(f"batch_req_{name}", line.custom_id, response))
 
 
-async def _answer(jobs: Jobs, generator: Generator, client: str, line: Line) -> msgspec.Struct | Raw:
+async def _answer(jobs: Jobs, generator: Generator, client: str, line: BatchLine) -> msgspec.Struct | Raw:
     request = decoded(bytes(line.body), ENDPOINTS[line.url])
     model = jobs.model
     if request.model not in model.names:

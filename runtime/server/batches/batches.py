@@ -10,8 +10,8 @@ import msgspec
 
 from ..api.generate import Generator
 from ..api.jobs import Jobs
-from .batch_lines import Line, read_lines, run_line
-from .store import Batch, BatchError, BatchErrors, Store
+from .batch_lines import BatchLine, read_lines, run_line
+from .store import Batch, BatchError, BatchErrors, BatchStore
 
 log = logging.getLogger("icc.serve")
 
@@ -19,7 +19,7 @@ log = logging.getLogger("icc.serve")
 class Batches:
     """One batch at a time, several of its lines at a time. A line that has a result is never run again."""
 
-    def __init__(self, store: Store, jobs: Jobs, generator: Generator, width: int) -> None:
+    def __init__(self, store: BatchStore, jobs: Jobs, generator: Generator, width: int) -> None:
         self.store = store
         self._jobs, self._generator, self._width = jobs, generator, width
         self._wake = asyncio.Event()
@@ -101,7 +101,7 @@ class Batches:
                     group.create_task(self._run_one(client, batch.id, number, request))
 
     async def _run_one(self, client: str, batch_id: str, number: int, request: bytes) -> None:
-        line = msgspec.json.decode(request, type=Line)
+        line = msgspec.json.decode(request, type=BatchLine)
         status, result = await run_line(self._jobs, self._generator, client, line)
         await asyncio.to_thread(self.store.save_result, batch_id, number, status, result)
 

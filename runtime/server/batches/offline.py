@@ -16,7 +16,7 @@ from ...options import LoadOptions
 from ...progress.stream import open_display
 from ..api.core import Core
 from ..api.keys import ApiKeys
-from .batch_lines import Line, LineResult, read_lines, run_line
+from .batch_lines import BatchLine, LineResult, read_lines, run_line
 
 Update = Callable[[str, float, float], None]
 
@@ -69,7 +69,7 @@ def _answered(stream: BinaryIO, target: Path) -> dict[str, int]:
 
 
 async def _run(
-    load: LoadOptions, lines: list[Line], stream: BinaryIO, statuses: dict[str, int], progress: Update
+    load: LoadOptions, lines: list[BatchLine], stream: BinaryIO, statuses: dict[str, int], progress: Update
 ) -> None:
     """Answer the lines; `statuses` gets the status of each."""
     core = Core(load, ApiKeys())

@@ -85,7 +85,7 @@ class Batch(msgspec.Struct, kw_only=True):
     metadata: dict[str, str] | None = None
 
 
-class Store:
+class BatchStore:
     """All reads name the client: what is not the client's own does not exist for it."""
 
     def __init__(self, path: Path) -> None:

@@ -33,7 +33,7 @@ class EngineFailed(IccError):
         self.status, self.field, self.began = status, field, began
 
 
-class Stream:
+class EngineStream:
     """What comes back for the prompts of one request, until every completion has ended or `EngineFailed`.
 
     The prompts' ids follow one another from `first_id`. `prompt_logprobs` and `embeddings` are by id.
@@ -93,7 +93,7 @@ class EngineClient:
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, EngineStream] = {}
         self._next_id = 0
         self._lost = asyncio.Event()
         self._started: asyncio.Future[Ready] | None = None
@@ -121,18 +121,18 @@ class EngineClient:
             await asyncio.gather(self._supervisor, return_exceptions=True)
         await self._end_process("the server has stopped")
 
-    def submit(self, submits: Sequence[Submit]) -> Stream:
+    def submit(self, submits: Sequence[Submit]) -> EngineStream:
         """Send the prompts of one request (their ids are given here). EngineFailed, status 503, if none is ready."""
         if self._transport is None or self.facts is None:
             raise EngineFailed(503, "the engine is not ready")
-        stream = Stream(self._next_id, len(submits), submits[0].params.n)
+        stream = EngineStream(self._next_id, len(submits), submits[0].params.n)
         for submit, submit_id in zip(submits, stream.ids, strict=True):
             self._streams[submit_id] = stream
             self._transport.write(encode_message(msgspec.structs.replace(submit, id=submit_id)))
         self._next_id += len(submits)
         return stream
 
-    def close(self, stream: Stream) -> None:
+    def close(self, stream: EngineStream) -> None:
         """Nobody reads the stream any more: what is not finished of it is cancelled."""
         for submit_id in stream.ids:
             if self._streams.pop(submit_id, None) is not None and stream.open and self._transport is not None:

@@ -10,10 +10,10 @@ from ...grammars import constraints
 from ...llm import LLM
 from ...requests.sampler import Constrain
 from .messages import Submit
-from .worker import Grammars
+from .worker import GrammarService
 
 
-class CompiledGrammars(Grammars):
+class CompiledGrammars(GrammarService):
     """Compiles in one thread of its own."""
 
     def __init__(self, grammars: constraints.Grammars) -> None:
@@ -23,9 +23,9 @@ class CompiledGrammars(Grammars):
         self._thread: threading.Thread | None = None
 
     @classmethod
-    def of(cls, llm: LLM) -> Grammars:
+    def of(cls, llm: LLM) -> GrammarService:
         """The grammars of an engine; of one without tokenizer or end token, none."""
-        return Grammars() if llm.prompting.grammars is None else cls(llm.prompting.grammars)
+        return GrammarService() if llm.prompting.grammars is None else cls(llm.prompting.grammars)
 
     def request(self, submit: Submit) -> None:
         if self._thread is None:

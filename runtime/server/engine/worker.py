@@ -17,7 +17,7 @@ from ...requests.sampler import Constrain
 from ...requests.scores import NotFinite
 from .channel import Channel, ChannelClosed
 from .messages import HEARTBEAT_S, Delta, Embedded, Failed, PromptLogprobs, Ready, Report, Stats, Submit
-from .prompts import Completion, Prompt, Prompts, Stage
+from .prompts import Prompt, PromptStage, PromptTable, RunningCompletion
 
 log = logging.getLogger("icc.engine")
 _INTAKE = 16  # prompts taken up per step while others run, so that a burst of them does not delay a step
@@ -25,7 +25,7 @@ _FAILED = "the request failed inside the engine"
 _CHECK_S = 5.0  # an idle engine checks its KV bookkeeping at most this often
 
 
-class Grammars:
+class GrammarService:
     """Compiles grammars beside the steps. This one knows none."""
 
     def request(self, submit: Submit) -> None:
@@ -39,12 +39,12 @@ class Grammars:
 class Worker:
     """Takes prompts from the channel, runs steps, and reports each step in one message."""
 
-    def __init__(self, llm: LLM, channel: Channel, grammars: Grammars | None = None) -> None:
+    def __init__(self, llm: LLM, channel: Channel, grammars: GrammarService | None = None) -> None:
         self._loop = llm.loop
         self._loop.on_fault = lambda error: log.error("a step failed", exc_info=error)
         self._channel = channel
-        self._grammars = grammars or Grammars()
-        self.prompts = Prompts()
+        self._grammars = grammars or GrammarService()
+        self.prompts = PromptTable()
         self._embeds = llm.manifest.embedding is not None
         self._steps = self._prompt_tokens = self._cached_tokens = self._output_tokens = self._healed = 0
         self._checked = self._reported = 0.0
@@ -61,8 +61,8 @@ class Worker:
 
     def _turn(self) -> None:
         """Messages, then a step; an idle turn waits for messages and says that the engine lives."""
-        busy = self._loop.has_work() or self.prompts.count(Stage.ARRIVED)
-        wait = 0.0 if busy else 0.005 if self.prompts.count(Stage.COMPILING) else HEARTBEAT_S
+        busy = self._loop.has_work() or self.prompts.count(PromptStage.ARRIVED)
+        wait = 0.0 if busy else 0.005 if self.prompts.count(PromptStage.COMPILING) else HEARTBEAT_S
         for message in self._channel.receive(wait):
             if isinstance(message, Submit):
                 self.prompts.arrive(message, time.monotonic())
@@ -122,7 +122,7 @@ class Worker:
     def _take_readings(self) -> None:
         """What has been read of prompts; those that are read go on."""
         ended: list[Delta] = []
-        for prompt in self.prompts.all_in(Stage.READING):
+        for prompt in self.prompts.all_in(PromptStage.READING):
             reading = prompt.reading
             assert reading is not None
             try:
@@ -178,7 +178,7 @@ class Worker:
 
     def _end(self, prompt: Prompt, reason: str) -> None:
         """End a prompt and whatever runs for it, wherever it is. Nothing happens if it has ended."""
-        if prompt.stage is Stage.ENDED:
+        if prompt.stage is PromptStage.ENDED:
             return
         for request in prompt.requests:
             self._loop.end(request, reason)
@@ -197,7 +197,7 @@ class Worker:
             raise SystemExit(1) from error
         self._steps += 1
         self._report(outputs, time.perf_counter() - start)
-        if self.prompts.count(Stage.READING):
+        if self.prompts.count(PromptStage.READING):
             self._take_readings()
 
     def _report(self, outputs: list[Output], seconds: float) -> None:
@@ -209,7 +209,7 @@ class Worker:
         found = [(output, self.prompts.completion(output.request_id)) for output in outputs]
         return [self._delta(output, completion) for output, completion in found if completion is not None]
 
-    def _delta(self, output: Output, completion: Completion) -> Delta:
+    def _delta(self, output: Output, completion: RunningCompletion) -> Delta:
         generation, cached = completion.generation, None
         generation.outputs.clear()
         if output.token_id is not None:
@@ -236,7 +236,7 @@ class Worker:
     def _stats(self) -> Stats:
         scheduler = self._loop.scheduler
         pools = [group.pool for group in scheduler.kv.groups]
-        not_taken_up = self.prompts.count(Stage.ARRIVED) + self.prompts.count(Stage.COMPILING)
+        not_taken_up = self.prompts.count(PromptStage.ARRIVED) + self.prompts.count(PromptStage.COMPILING)
         return Stats(
             scheduler.num_running,
             scheduler.num_waiting + not_taken_up,

@@ -17,7 +17,7 @@ _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _POLLED = frozenset({"/live", "/ready", "/health", "/metrics", "/figures"})  # every few seconds: not worth a line
 
 
-class Access:
+class AccessLog:
     """ASGI middleware. A request's `X-Request-Id` is kept, or it gets one; the answer has it too.
 
     root_path: where a proxy has put this server. Paths may come with it or without: proxies do either.

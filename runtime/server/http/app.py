@@ -20,20 +20,29 @@ from ..api.embeddings import embedding_answer
 from ..api.errors import ClientGone, HttpError, as_http
 from ..api.requests import ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest
 from ..api.reranking import rerank_answer
-from ..api.responses import ChatCompletion, Completion, EmbeddingList, Model, ModelList, Reranked, Status, Version
+from ..api.responses import (
+    ChatCompletion,
+    CompletionResponse,
+    EmbeddingList,
+    Model,
+    ModelList,
+    Reranked,
+    Status,
+    Version,
+)
 from .batch_routes import add_batches
 from .bodies import decode_body, error_response, json_response, read_body
 from .docs_page import add_docs
 from .messages_routes import add_messages
 from .openapi import document, operation
 from .page_routes import add_page
-from .parts import GENERATION_ERRORS, Parts
+from .parts import GENERATION_ERRORS, ServerParts
 from .responses_routes import add_responses
 from .streams import while_connected
 from .token_routes import add_tokens
 
 
-def build_app(parts: Parts) -> FastAPI:
+def build_app(parts: ServerParts) -> FastAPI:
     """All routes over the parts. The gate goes around it."""
     app = FastAPI(title="icc", version=__version__, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     app.openapi = lambda: document(app, parts.model)  # type: ignore[method-assign]
@@ -59,7 +68,7 @@ def build_app(parts: Parts) -> FastAPI:
     return app
 
 
-def _add_state(app: FastAPI, parts: Parts) -> None:
+def _add_state(app: FastAPI, parts: ServerParts) -> None:
     @app.get("/live", **operation(Status))
     async def live() -> Response:
         """Whether the server answers at all."""
@@ -86,7 +95,7 @@ def _add_state(app: FastAPI, parts: Parts) -> None:
         return Response(parts.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _add_models(app: FastAPI, parts: Parts) -> None:
+def _add_models(app: FastAPI, parts: ServerParts) -> None:
     def entry(name: str) -> Model:
         return Model(name, parts.model.created, parts.model.max_len)
 
@@ -102,8 +111,10 @@ def _add_models(app: FastAPI, parts: Parts) -> None:
         return json_response(entry(model))
 
 
-def _add_generation(app: FastAPI, parts: Parts) -> None:
-    @app.post("/v1/completions", **operation(Completion, CompletionRequest, errors=GENERATION_ERRORS, events=True))
+def _add_generation(app: FastAPI, parts: ServerParts) -> None:
+    @app.post(
+        "/v1/completions", **operation(CompletionResponse, CompletionRequest, errors=GENERATION_ERRORS, events=True)
+    )
     async def completions(request: Request) -> Response:
         """Complete one or several prompts."""
         body = await decode_body(request, CompletionRequest)
@@ -121,7 +132,7 @@ def _add_generation(app: FastAPI, parts: Parts) -> None:
         return await parts.answer(request, job, partial(ChatAnswer, parts.model, body, job), body.stream)
 
 
-def _add_embeddings(app: FastAPI, parts: Parts) -> None:
+def _add_embeddings(app: FastAPI, parts: ServerParts) -> None:
     @app.post("/v1/embeddings", **operation(EmbeddingList, EmbeddingRequest, errors=(*GENERATION_ERRORS, 504)))
     async def embeddings(request: Request) -> Response:
         """The vector of each text."""
@@ -138,7 +149,7 @@ def _add_embeddings(app: FastAPI, parts: Parts) -> None:
         return await _answered(request, tei.vectors_answer(parts.generator, job, body, _facts(parts)))
 
 
-def _add_reranking(app: FastAPI, parts: Parts) -> None:
+def _add_reranking(app: FastAPI, parts: ServerParts) -> None:
     @app.post("/rerank", include_in_schema=False)
     async def either(request: Request) -> Response:
         """As /v1/rerank, or as clients of text-embeddings-inference ask for it."""
@@ -161,7 +172,7 @@ def _add_reranking(app: FastAPI, parts: Parts) -> None:
         return await _answered(request, rerank_answer(parts.generator, job, body, _facts(parts)))
 
 
-def _facts(parts: Parts) -> EmbeddingFacts:
+def _facts(parts: ServerParts) -> EmbeddingFacts:
     facts = parts.model.manifest.embedding
     assert facts is not None
     return facts
@@ -185,7 +196,7 @@ _PATHS = {
 }
 
 
-def _refuse_others(app: FastAPI, parts: Parts) -> None:
+def _refuse_others(app: FastAPI, parts: ServerParts) -> None:
     """What the engine was not compiled for: that is said, rather than that the path is unknown."""
 
     def add(path: str, task: str) -> None:

@@ -31,7 +31,7 @@ _SECURE = [
 ]
 
 
-class Gate:
+class ClientGate:
     """ASGI middleware. The scope gets `icc.client`, the name of who asks."""
 
     def __init__(

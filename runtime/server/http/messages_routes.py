@@ -12,13 +12,13 @@ from ..api.anthropic.chat import chat_request
 from ..api.anthropic.request import CountTokensRequest, MessagesRequest
 from .bodies import decode_body, json_response
 from .openapi import operation
-from .parts import GENERATION_ERRORS, Parts
+from .parts import GENERATION_ERRORS, ServerParts
 from .streams import Framing
 
 _FRAMING = Framing(named=True, mark=b"")
 
 
-def add_messages(app: FastAPI, parts: Parts) -> None:
+def add_messages(app: FastAPI, parts: ServerParts) -> None:
     documented = operation(
         Message, MessagesRequest, errors=GENERATION_ERRORS, events=True, error_body=AnthropicErrorBody
     )

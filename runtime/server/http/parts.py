@@ -10,13 +10,13 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from ..api.errors import HttpError
-from ..api.generate import Answer, Generator, whole_answer
+from ..api.generate import AnswerWriter, Generator, whole_answer
 from ..api.jobs import Job, Jobs
 from ..api.metrics import Metrics
 from ..api.model import ServedModel
 from ..api.openresponses.conversations import Conversations
 from ..batches.batches import Batches
-from ..engine.engine_client import EngineClient, Stream
+from ..engine.engine_client import EngineClient, EngineStream
 from .bodies import json_response
 from .streams import CHUNKS, EventStream, Framing, while_connected
 
@@ -24,7 +24,7 @@ GENERATION_ERRORS = (400, 404, 408, 413, 429, 500, 503)
 
 
 @dataclass(frozen=True)
-class Parts:
+class ServerParts:
     """What the routes work with."""
 
     model: ServedModel
@@ -49,7 +49,7 @@ class Parts:
         self,
         request: Request,
         job: Job,
-        make: Callable[[Stream], Answer],
+        make: Callable[[EngineStream], AnswerWriter],
         streamed: bool | None,
         framing: Framing = CHUNKS,
     ) -> Response:

@@ -14,7 +14,7 @@ from ..api.openresponses.resource import DeletedResponse, InputItems
 from ..api.openresponses.resource import Response as ResponseResource
 from .bodies import decode_body, json_response
 from .openapi import operation
-from .parts import GENERATION_ERRORS, Parts
+from .parts import GENERATION_ERRORS, ServerParts
 from .responses_socket import ResponsesSocket
 from .streams import NAMED
 
@@ -24,7 +24,7 @@ class InputTokens(msgspec.Struct):
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
-def add_responses(app: FastAPI, parts: Parts) -> None:
+def add_responses(app: FastAPI, parts: ServerParts) -> None:
     conversations, store = parts.conversations, parts.conversations.store
 
     @app.post("/v1/responses", **operation(ResponseResource, ResponsesRequest, errors=GENERATION_ERRORS, events=True))

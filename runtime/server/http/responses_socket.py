@@ -20,7 +20,7 @@ from ..api.errors import HttpError, as_http
 from ..api.openresponses.answer import ResponsesAnswer
 from ..api.openresponses.request import ResponsesRequest
 from ..api.openresponses.store import ResponseStore
-from .parts import Parts
+from .parts import ServerParts
 
 log = logging.getLogger("icc.serve")
 _encoder = msgspec.json.Encoder()
@@ -31,7 +31,7 @@ _WAITING = 16  # messages that are read before their turn
 class ResponsesSocket:
     """One connection: its requests are answered one after the other."""
 
-    def __init__(self, parts: Parts, websocket: WebSocket) -> None:
+    def __init__(self, parts: ServerParts, websocket: WebSocket) -> None:
         self._parts, self._socket = parts, websocket
         self._client: str = websocket.scope["icc.client"]
         self._kept = ResponseStore(limits.SOCKET_STORED_BYTES)

@@ -27,14 +27,14 @@ from ..api.keys import ApiKeys
 from ..api.metrics import Metrics
 from ..api.openresponses.conversations import Conversations
 from ..batches.batches import Batches
-from ..batches.store import Store
+from ..batches.store import BatchStore
 from ..log import LogOptions, configure
 from ..options import ServeOptions
-from .access import Access
+from .access import AccessLog
 from .app import build_app
-from .gate import Gate
+from .gate import ClientGate
 from .http_protocol import HttpProtocol
-from .parts import Parts
+from .parts import ServerParts
 
 log = logging.getLogger("icc.serve")
 _POLL_S = 0.05
@@ -45,7 +45,7 @@ class Server:
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
-        store = None if options.batch_store is None else Store(options.batch_store)
+        store = None if options.batch_store is None else BatchStore(options.batch_store)
         secret = None if store is None else store.secret()
         keys = ApiKeys() if options.api_key_file is None else ApiKeys.read(options.api_key_file, secret)
         check_bind(options.host, keys.required)
@@ -68,9 +68,9 @@ class Server:
         core.observe(metrics)
         self._batches = None if store is None else Batches(store, core.jobs, core.generator, core.max_batch_size)
         conversations = Conversations(core.model, core.jobs)
-        parts = Parts(core.model, core.engine, core.jobs, core.generator, metrics, conversations, self._batches)
-        self._gate = Gate(build_app(parts), keys, metrics, core.generator.admission, options.cors_origins)
-        self._app = Access(_with_cors(self._gate, options.cors_origins), root_path(options.root_path))
+        parts = ServerParts(core.model, core.engine, core.jobs, core.generator, metrics, conversations, self._batches)
+        self._gate = ClientGate(build_app(parts), keys, metrics, core.generator.admission, options.cors_origins)
+        self._app = AccessLog(_with_cors(self._gate, options.cors_origins), root_path(options.root_path))
         self._signals = 0
         self._wake = asyncio.Event()
 

@@ -13,9 +13,9 @@ from starlette.types import Receive, Scope, Send
 
 from ..api import limits
 from ..api.errors import ClientGone, HttpError, as_http
-from ..api.generate import Answer, Generator
+from ..api.generate import AnswerWriter, Generator
 from ..api.jobs import Job
-from ..engine.engine_client import Stream
+from ..engine.engine_client import EngineStream
 from .bodies import error_response
 
 log = logging.getLogger("icc.serve")
@@ -50,10 +50,10 @@ class EventStream(Response):
     """Server-sent events, written as the deltas come. What fails before the first delta is an ordinary error."""
 
     def __init__(
-        self, generator: Generator, job: Job, make: Callable[[Stream], Answer], framing: Framing = CHUNKS
+        self, generator: Generator, job: Job, make: Callable[[EngineStream], AnswerWriter], framing: Framing = CHUNKS
     ) -> None:
         self._generator, self._job, self._make, self._framing = generator, job, make, framing
-        self._answer: Answer | None = None
+        self._answer: AnswerWriter | None = None
         self.background = None
         self.status_code = 200
 

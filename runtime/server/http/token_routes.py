@@ -11,12 +11,12 @@ from ..api.requests import ChatRequest, DetokenizeRequest, TokenizeRequest
 from ..api.responses import Detokenized, Tokenized
 from .bodies import decode_body, json_response
 from .openapi import operation
-from .parts import Parts
+from .parts import ServerParts
 
 _ERRORS = (400, 404, 408, 413)
 
 
-def add_tokens(app: FastAPI, parts: Parts) -> None:
+def add_tokens(app: FastAPI, parts: ServerParts) -> None:
     @app.post("/tokenize", **operation(Tokenized, TokenizeRequest, errors=_ERRORS))
     async def tokenize(request: Request) -> Response:
         """The token ids of a text, or of a conversation as the model's template has it."""
@@ -36,7 +36,7 @@ def add_tokens(app: FastAPI, parts: Parts) -> None:
         return json_response(Detokenized(parts.model.text(body.tokens)))
 
 
-async def _tokens(parts: Parts, body: TokenizeRequest) -> list[int]:
+async def _tokens(parts: ServerParts, body: TokenizeRequest) -> list[int]:
     if isinstance(body.prompt, str) == isinstance(body.messages, list):
         raise HttpError(400, "give either `prompt` or `messages`", "prompt", "invalid_value")
     if isinstance(body.prompt, str):

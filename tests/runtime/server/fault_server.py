@@ -22,7 +22,7 @@ from icc.runtime.batch.scheduled import ScheduledBatch
 from icc.runtime.format.manifest import Limits, Manifest, ModelFacts, QuantFacts, SamplingDefaults
 from icc.runtime.llm import LLM
 from icc.runtime.loop.fake import FakeExecutor
-from icc.runtime.requests.sampler import Sample, Sampler
+from icc.runtime.requests.sampler import SampledToken, Sampler
 from icc.runtime.server.api import limits
 from icc.runtime.server.engine.channel import Channel
 from icc.runtime.server.engine.parent import die_with_parent
@@ -68,7 +68,7 @@ def break_sampler() -> None:
     def faulty(self: Sampler, logits: np.ndarray):
         if int(logits.argmax()) == SAMPLE:
             raise RuntimeError("a fault in sampling")
-        return Sample(VOCAB + 5) if int(logits.argmax()) == SAMPLE_ID else sample(self, logits)
+        return SampledToken(VOCAB + 5) if int(logits.argmax()) == SAMPLE_ID else sample(self, logits)
 
     Sampler.sample = faulty
 

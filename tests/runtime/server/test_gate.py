@@ -18,12 +18,12 @@ from icc.runtime.server.api.model import open_model
 from icc.runtime.server.api.requests import CompletionRequest
 from icc.runtime.server.api.sandbox import Sandbox
 from icc.runtime.server.engine.admission import Admission, Budget
-from icc.runtime.server.http.gate import Gate
+from icc.runtime.server.http.gate import ClientGate
 from icc.runtime.templates.source import TemplateSource
 from starlette.responses import PlainTextResponse
 
 
-def status(gate: Gate, path: str, method: str = "GET") -> int:
+def status(gate: ClientGate, path: str, method: str = "GET") -> int:
     """What a request without a body is answered with."""
     sent: list[Any] = []
 
@@ -40,7 +40,7 @@ def status(gate: Gate, path: str, method: str = "GET") -> int:
 
 def test_a_server_that_drains_lives_and_is_not_ready() -> None:
     admission = Admission(Budget(sequences=4, tokens=100))
-    gate = Gate(PlainTextResponse("ok"), ApiKeys(), Metrics("m"), admission)
+    gate = ClientGate(PlainTextResponse("ok"), ApiKeys(), Metrics("m"), admission)
     paths = ("/live", "/metrics", "/version", "/ready", "/health", "/v1/models")
     assert [status(gate, path) for path in paths] == [200] * 6
     gate.draining = True

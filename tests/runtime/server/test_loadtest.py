@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from icc.runtime.loadtest.endpoint import Endpoint, Trace
-from icc.runtime.loadtest.load import Level, Mix, Prompts
+from icc.runtime.loadtest.load import Level, Mix, PromptMaker
 from icc.runtime.loadtest.summary import Slo, summarize
 
 from .conftest import Served
@@ -82,7 +82,7 @@ def test_a_summary_by_hand() -> None:
 
 
 def test_prompts_have_the_wanted_lengths_and_share_their_beginning() -> None:
-    prompts = Prompts(Mix((100, 200), (5, 7), shared_tokens=50), seed=1, tokens_per_word=1.25)
+    prompts = PromptMaker(Mix((100, 200), (5, 7), shared_tokens=50), seed=1, tokens_per_word=1.25)
     drawn = [prompts.draw() for _ in range(50)]
     lengths = [len(text.split()) * 1.25 for text, _ in drawn]
     assert 98 <= min(lengths) < 120 and 180 < max(lengths) <= 202 and {output for _, output in drawn} == {5, 6, 7}
@@ -105,7 +105,7 @@ def test_open_loads_are_poisson_or_bursts() -> None:
 
     import asyncio
 
-    asyncio.run(load.run_level(Recorder(), Level(rate=2000, burst=4), Prompts(Mix(), 0, 1.0), 400))
+    asyncio.run(load.run_level(Recorder(), Level(rate=2000, burst=4), PromptMaker(Mix(), 0, 1.0), 400))
     groups = np.array(dues).reshape(100, 4)
     assert (groups == groups[:, :1]).all()
     gaps = np.diff(groups[:, 0])

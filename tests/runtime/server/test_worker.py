@@ -25,7 +25,7 @@ from icc.runtime.server.engine.messages import (
     Submit,
     encode,
 )
-from icc.runtime.server.engine.prompts import Stage
+from icc.runtime.server.engine.prompts import PromptStage
 from icc.runtime.server.engine.worker import Worker
 
 
@@ -55,7 +55,7 @@ class Peer:
 
     def until_idle(self) -> list[Any]:
         messages = self.turn()
-        while self.llm.loop.has_work() or self.worker.prompts.count(Stage.ARRIVED):
+        while self.llm.loop.has_work() or self.worker.prompts.count(PromptStage.ARRIVED):
             messages += self.turn()
         return messages
 
@@ -93,7 +93,7 @@ def test_a_burst_is_taken_up_in_parts_so_that_it_delays_no_step(peer: Callable[.
         side.turn()
         known.append(len(side.llm.loop.requests.live))
     growth = [after - before for before, after in itertools.pairwise(known)]
-    assert max(growth) <= worker_module._INTAKE and side.worker.prompts.count(Stage.ARRIVED) > 300
+    assert max(growth) <= worker_module._INTAKE and side.worker.prompts.count(PromptStage.ARRIVED) > 300
     side.until_idle()
     assert side.worker._output_tokens == 2000
 

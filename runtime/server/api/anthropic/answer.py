@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from ...engine.engine_client import Stream
+from ...engine.engine_client import EngineStream
 from ...engine.messages import Delta
 from ..answers import ChatAnswer
 from ..errors import HttpError
@@ -32,7 +32,7 @@ _ERRORS = {
 }
 
 
-class Block(Struct, omit_defaults=True):
+class AnswerBlock(Struct, omit_defaults=True):
     """A block of a message: text, thinking or tool_use; it has the fields of its type."""
 
     type: Literal["text", "thinking", "tool_use"]
@@ -58,7 +58,7 @@ class Message(Struct):
 
     id: str
     model: str
-    content: list[Block]
+    content: list[AnswerBlock]
     usage: MessageUsage
     stop_reason: str | None = None
     stop_sequence: str | None = None
@@ -104,7 +104,7 @@ class MessageEvent(Struct, omit_defaults=True):
     type: str
     message: Message | UnsetType = UNSET
     index: int | UnsetType = UNSET
-    content_block: Block | UnsetType = UNSET
+    content_block: AnswerBlock | UnsetType = UNSET
     delta: BlockDelta | MessageEnd | UnsetType = UNSET
     usage: MessageUsage | UnsetType = UNSET
 
@@ -124,7 +124,7 @@ def error_body(error: HttpError, request_id: str | None = None) -> AnthropicErro
 class MessagesAnswer:
     """Answers one request of /v1/messages."""
 
-    def __init__(self, model: ServedModel, chat: ChatRequest, job: Job, stream: Stream) -> None:
+    def __init__(self, model: ServedModel, chat: ChatRequest, job: Job, stream: EngineStream) -> None:
         self._chat = ChatAnswer(model, chat, job, stream)
         self.message = Message(f"msg_{uuid.uuid4().hex}", chat.model, [], MessageUsage(0, 0))
         self._begun = False
@@ -211,14 +211,14 @@ class MessagesAnswer:
         self._open = None
         return [MessageEvent("content_block_stop", index=index)]
 
-    def _block(self, arguments: Any) -> Block:
+    def _block(self, arguments: Any) -> AnswerBlock:
         """The block that is open, as it is now."""
         if self._open == "thinking":
-            return Block("thinking", thinking=self._text, signature="")
+            return AnswerBlock("thinking", thinking=self._text, signature="")
         if self._open == "text":
-            return Block("text", text=self._text)
+            return AnswerBlock("text", text=self._text)
         assert self._call is not None
-        return Block("tool_use", id=self._call.id, name=self._call.function.name, input=arguments)
+        return AnswerBlock("tool_use", id=self._call.id, name=self._call.function.name, input=arguments)
 
     def _usage(self) -> MessageUsage:
         usage = self._chat.tally.usage()

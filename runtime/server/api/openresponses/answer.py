@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ...engine.engine_client import Stream
+from ...engine.engine_client import EngineStream
 from ...engine.messages import Delta
 from ..answers import ChatAnswer
 from ..errors import HttpError
@@ -74,7 +74,7 @@ class ResponsesAnswer:
         request: ResponsesRequest,
         chat: ChatRequest,
         job: Job,
-        stream: Stream,
+        stream: EngineStream,
         keep: Callable[[Response], None],
     ) -> None:
         self._chat = ChatAnswer(model, chat, job, stream)

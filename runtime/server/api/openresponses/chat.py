@@ -9,7 +9,6 @@ from ..decoding import converted
 from ..errors import HttpError
 from ..requests import ChatRequest
 from .request import (
-    AllowedTools,
     CompactionItem,
     FunctionCallItem,
     FunctionCallOutput,
@@ -18,8 +17,9 @@ from .request import (
     InputMessage,
     Item,
     JsonObject,
-    JsonSchema,
     ReasoningItem,
+    ResponseAllowedTools,
+    ResponseJsonSchema,
     ResponsesRequest,
     summary_of,
     text_of,
@@ -103,7 +103,7 @@ def _choice(request: ResponsesRequest) -> Any:
     choice = request.tool_choice
     if isinstance(choice, FunctionChoice):
         return _named(choice.name)
-    if isinstance(choice, AllowedTools):
+    if isinstance(choice, ResponseAllowedTools):
         allowed = {"mode": choice.mode, "tools": [_named(tool.name) for tool in choice.tools]}
         return {"type": "allowed_tools", "allowed_tools": allowed}
     return choice
@@ -119,7 +119,7 @@ def _function(tool: FunctionTool) -> dict[str, Any]:
 
 def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
     wanted = request.text.format if request.text is not None else None
-    if isinstance(wanted, JsonSchema):
+    if isinstance(wanted, ResponseJsonSchema):
         schema = {"name": wanted.name, "schema": wanted.schema, "strict": wanted.strict}
         return {"type": "json_schema", "json_schema": schema}
     return {"type": "json_object"} if isinstance(wanted, JsonObject) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...engine.engine_client import Stream
+from ...engine.engine_client import EngineStream
 from .. import limits
 from ..errors import HttpError
 from ..jobs import Job, Jobs
@@ -29,7 +29,7 @@ class Conversations:
 
     async def begin(
         self, request: ResponsesRequest, client: str, local: ResponseStore | None = None
-    ) -> tuple[Job, Callable[[Stream], ResponsesAnswer]]:
+    ) -> tuple[Job, Callable[[EngineStream], ResponsesAnswer]]:
         """The job, and what makes its answer. local: where a connection keeps what is not to be stored. HttpError or
         RequestError for what a client has wrong."""
         items, chat = await self._chat(request, client, local)
@@ -43,7 +43,9 @@ class Conversations:
 
         return job, lambda stream: ResponsesAnswer(self._model, request, chat, job, stream, keep)
 
-    async def compact(self, request: CompactRequest, client: str) -> tuple[Job, Callable[[Stream], CompactAnswer]]:
+    async def compact(
+        self, request: CompactRequest, client: str
+    ) -> tuple[Job, Callable[[EngineStream], CompactAnswer]]:
         """The job that summarizes a conversation, and what makes the answer of it."""
         items = self._before(request.previous_response_id, client, None)
         given = request.input or []
@@ -54,7 +56,7 @@ class Conversations:
         _, chat = await self._chat(asked, client)
         job = await self._jobs.chat(chat, client)
 
-        def make(stream: Stream) -> CompactAnswer:
+        def make(stream: EngineStream) -> CompactAnswer:
             return CompactAnswer(ResponsesAnswer(self._model, asked, chat, job, stream, lambda response: None), items)
 
         return job, make

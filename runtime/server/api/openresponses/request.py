@@ -40,11 +40,11 @@ class ReasoningText(Struct, tag_field="type", tag="reasoning_text", frozen=True)
     text: Text
 
 
-class RefusalPart(Struct, tag_field="type", tag="refusal", frozen=True):
+class ResponseRefusalPart(Struct, tag_field="type", tag="refusal", frozen=True):
     refusal: Text
 
 
-Part = InputText | OutputTextPart | PlainText | RefusalPart
+Part = InputText | OutputTextPart | PlainText | ResponseRefusalPart
 Parts = Annotated[list[Part], Meta(max_length=limits.MESSAGES)]
 
 
@@ -90,7 +90,7 @@ def text_of(content: str | list[Part]) -> str:
     """The texts of a content, joined."""
     if isinstance(content, str):
         return content
-    return "".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
+    return "".join(part.refusal if isinstance(part, ResponseRefusalPart) else part.text for part in content)
 
 
 def summary_of(item: CompactionItem) -> str:
@@ -130,7 +130,7 @@ class AllowedTool(Struct, frozen=True):
     name: Name
 
 
-class AllowedTools(Struct, tag_field="type", tag="allowed_tools", frozen=True):
+class ResponseAllowedTools(Struct, tag_field="type", tag="allowed_tools", frozen=True):
     """The model may, or must, call one of these only."""
 
     tools: Annotated[list[AllowedTool], Meta(min_length=1, max_length=limits.TOOLS)]
@@ -145,7 +145,7 @@ class JsonObject(Struct, tag_field="type", tag="json_object", frozen=True):
     """A JSON object."""
 
 
-class JsonSchema(Struct, tag_field="type", tag="json_schema", frozen=True):
+class ResponseJsonSchema(Struct, tag_field="type", tag="json_schema", frozen=True):
     """A JSON value that a schema allows."""
 
     name: Name
@@ -155,7 +155,7 @@ class JsonSchema(Struct, tag_field="type", tag="json_schema", frozen=True):
 
 
 class TextOptions(Struct, frozen=True):
-    format: PlainFormat | JsonObject | JsonSchema | None = None
+    format: PlainFormat | JsonObject | ResponseJsonSchema | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -187,7 +187,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     presence_penalty: Annotated[float, limits.bound("presence_penalty")] | None = None
     frequency_penalty: Annotated[float, limits.bound("frequency_penalty")] | None = None
     tools: Annotated[list[FunctionTool], Meta(max_length=limits.TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedTools | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | ResponseAllowedTools | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     text: TextOptions | None = None

@@ -17,7 +17,7 @@ _encoder = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredResponse:
     """A response; `items` is the whole conversation that it answered, those of earlier responses included. Of them, the
     last `given` were in its own request."""
 
@@ -51,10 +51,10 @@ class ResponseStore:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._kept: OrderedDict[tuple[str, str], tuple[Stored, int]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], tuple[StoredResponse, int]] = OrderedDict()
 
     def add(self, client: str, response: Response, items: Sequence[Item], given: int) -> None:
-        stored = Stored(response, list(items), given)
+        stored = StoredResponse(response, list(items), given)
         size = len(_encoder.encode(response)) + len(_encoder.encode(stored.items))
         self._kept[client, response.id] = stored, size
         self._bytes += size
@@ -62,7 +62,7 @@ class ResponseStore:
             _, (_, freed) = self._kept.popitem(last=False)
             self._bytes -= freed
 
-    def find(self, client: str, response_id: str, param: str | None = None) -> Stored:
+    def find(self, client: str, response_id: str, param: str | None = None) -> StoredResponse:
         """The response. HttpError 404 if there is none: it was never stored, is another's, or was forgotten."""
         found = self._kept.get((client, response_id))
         if found is None:
