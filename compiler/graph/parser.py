@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ..constant_argument import ConstantArgument
 from ..errors import GraphTextError, UsageError
 from ..ops import OPS, traits_of
+from ..ops.base import OpTarget
 from ..weights.formats.dense import DTYPES
 from ..weights.formats.registry import find_format
 from ..weights.handles import Constant, RoundedWeight, Weight
@@ -29,7 +31,8 @@ _INPUT = re.compile(rf"%(\w+): ({_TYPE})(?: < (\d+))?")
 _OUTPUT = re.compile(r"(?:(\w+)(?:\{heads=(\d+)\})?=)?%(\w+)")
 _TOKEN = re.compile(
     r'\s*(?:(?P<string>"[^"]*")|@(?P<weight>[^\s:]+): (?P<stored>[\w+]+)\[(?P<shape>[^\]]*)\]|%(?P<value>\w+)'
-    r"|(?P<dtype>torch\.\w+)|(?P<word>None|True|False)|(?P<key>[a-z_]\w*)=|(?P<mark>[\[\],])|(?P<number>[^\s,\]]+))"
+    r"|(?P<dtype>torch\.\w+)|(?P<word>None|True|False)|(?P<constant>[A-Z]\w*)\{|(?P<key>[a-z_]\w*)=|(?P<mark>[\[\],}])"
+    r"|(?P<number>[^\s,\]}]+))"
 )
 
 
@@ -136,6 +139,8 @@ class _Parser:
                 if inner["mark"] != ",":
                     items.append(self._argument(inner, tokens))
             raise ValueError("a list does not end")
+        if token["constant"] is not None:
+            return self._constant(token["constant"], tokens)
         if token["value"] is not None:
             return self._value(token["value"])
         if token["weight"] is not None:
@@ -148,6 +153,18 @@ class _Parser:
             return {"None": None, "True": True, "False": False}[token["word"]]
         number = token["number"]
         return int(number) if number.lstrip("-").isdigit() else float(number)
+
+    def _constant(self, name: str, tokens: Iterator[re.Match[str]]) -> ConstantArgument:
+        """The value behind `Name{`, up to its closing brace."""
+        if name not in ConstantArgument.KNOWN:
+            raise ValueError(f"there is no {name}")
+        fields: dict[str, Any] = {}
+        for token in tokens:
+            if token["mark"] == "}":
+                return ConstantArgument.KNOWN[name](**fields)
+            if token["key"] is not None:
+                fields[token["key"]] = self._argument(next(tokens), tokens)
+        raise ValueError(f"{name} does not end")
 
     def _weight(self, name: str, stored: str, shape: tuple[int, ...]) -> fx.Node:
         if name not in self._weights:
@@ -179,6 +196,9 @@ def find_target(name: str) -> Any:
     if name == "getitem":
         return operator.getitem
     OPS.extend()  # torch knows another package's ops once they are imported
+    own = OPS.get(name.removeprefix("icc."))
+    if own is not None and isinstance(own.overload, OpTarget):
+        return own.overload
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.partition(".")
     try:
