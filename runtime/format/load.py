@@ -12,6 +12,7 @@ import msgspec
 
 from ..errors import EngineAbiError, EngineFieldError, EngineFormatError, EngineVersionError, KVLayoutError
 from ..kv.policy import EVICTING, POLICIES
+from .batch import declaration_problem
 from .canaries import Canaries
 from .digest import digest_of
 from .files import DigestPieces, EngineFiles
@@ -211,6 +212,8 @@ def _check_agreement(manifest: Manifest, program: Program) -> None:
     for name, found in program.plan.objects.items() if program.plan else ():
         if found.file not in manifest.files:
             raise EngineFormatError(f"{manifest.program_file}: object {name} is not listed in {MANIFEST_FILE}", _HINT)
+    if problem := declaration_problem(program.inputs):
+        raise EngineFormatError(f"{manifest.program_file}: {problem}", _HINT)
     for group in program.kv.groups:
         _check_group(group)
     limits = manifest.limits
