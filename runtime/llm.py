@@ -278,7 +278,7 @@ class LLM:
         try:
             for prompt in prompts:
                 standing = Standing(extras=prompt.extras)
-                embeddings.append(self.loop.add_embedding(prompt.token_ids, standing, prompt.skipped))
+                embeddings.append(self.loop.add_embedding(prompt.token_ids, prompt.skipped, standing))
             waiting = list(embeddings)
             while waiting:
                 self.loop.step()

@@ -136,7 +136,7 @@ class EngineThread(Generic[Model]):
         try:
             if isinstance(question, Reading):
                 standing = Standing(extras=question.extras)
-                question.embedding = loop.add_embedding(question.token_ids, standing, question.skipped)
+                question.embedding = loop.add_embedding(question.token_ids, question.skipped, standing)
                 self._readings.append(question)
                 return
             found = loop.add(question.token_ids, question.params, DEFAULT_STANDING, question.constrain)

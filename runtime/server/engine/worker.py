@@ -83,7 +83,7 @@ class Worker:
     def _take_up(self, prompt: Prompt) -> None:
         submit = prompt.submit
         if self._embeds:
-            self.prompts.read(prompt, self._loop.add_embedding(submit.prompt, submit.standing, submit.skipped))
+            self.prompts.read(prompt, self._loop.add_embedding(submit.prompt, submit.skipped, submit.standing))
             self._prompt_tokens += len(submit.prompt)
         elif submit.prompt_logprobs is not None:  # they come before its completions
             scores = self._loop.add_score(submit.prompt, msgspec.structs.replace(submit.standing, salt=b""))
