@@ -7,7 +7,19 @@ from typing import Any
 import pytest
 import torch
 from icc.compiler.errors import UnsupportedModel
-from icc.compiler.frontend.export import experts, interfaces, lightning, selection
+from icc.compiler.frontend.export import interfaces
+from icc.compiler.frontend.export.experts import EXPERTS
+from icc.compiler.frontend.export.lightning import LIGHTNING
+from icc.compiler.frontend.export.selection import SELECTION
+from icc.compiler.frontend.export.substitution import (
+    Candidate,
+    Substitution,
+    Trial,
+    recognised_as,
+    small_copy,
+    substituted,
+)
+from icc.compiler.frontend.export.trace import SUBSTITUTIONS
 from icc.compiler.frontend.mask_spec import AllVisible, KeyBias, MaskSpec, MaskUsed, Picked, longest_sequence
 from icc.compiler.frontend.source.model import parts_that_can_be_built
 from torch import Tensor, nn
@@ -26,6 +38,12 @@ from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 from transformers.models.longcat_flash.modeling_longcat_flash import LongcatFlashExperts
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextQSAIndexer
+
+
+def recognised(module: nn.Module, substitutions: Any = SUBSTITUTIONS) -> Substitution | None:
+    """What the forward function of a module is recognised as."""
+    cls = type(module)
+    return recognised_as(Candidate(cls, "forward", cls.forward, module), substitutions)
 
 
 def longcat() -> nn.Module:
@@ -61,7 +79,7 @@ def jetmoe_queries() -> nn.Module:
 def test_large_experts_are_recognised_without_their_weights(make: Any) -> None:
     with torch.device("meta"):
         module = make()
-    assert experts._form_of(module) is not None
+    assert recognised(module) in EXPERTS
     assert all(p.device.type == "meta" for p in module.parameters())
 
 
@@ -82,8 +100,8 @@ class Reversed(LongcatFlashExperts):
 
 def test_what_computes_almost_the_same_is_left_alone() -> None:
     config = LongcatFlashConfig(hidden_size=64, expert_ffn_hidden_size=96, n_routed_experts=4, zero_expert_num=1)
-    assert experts._form_of(LongcatFlashExperts(config)) is not None
-    assert experts._form_of(Reversed(config)) is None
+    assert recognised(LongcatFlashExperts(config)) is EXPERTS[0]
+    assert recognised(Reversed(config)) is None
 
 
 def test_other_modules_are_left_alone() -> None:
@@ -91,8 +109,8 @@ def test_other_modules_are_left_alone() -> None:
         def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
             return hidden_states
 
-    assert experts._form_of(Picks()) is None
-    assert experts._form_of(nn.Linear(2, 2)) is None
+    assert recognised(Picks()) is None
+    assert recognised(nn.Linear(2, 2)) is None
 
 
 class Undecayed(MiniMaxLightningAttention):
@@ -107,10 +125,10 @@ def test_attention_in_blocks_of_tokens_is_known_by_what_it_computes() -> None:
     config = MiniMaxConfig(num_hidden_layers=3, layer_types=["linear_attention"] * 3)
     with torch.device("meta"):
         module, other = MiniMaxLightningAttention(config, 1), Undecayed(config, 1)
-    assert lightning._same(module) and not lightning._same(other)
+    assert recognised(module) is LIGHTNING and recognised(other) is None
     assert module.qkv_proj.weight.device.type == "meta" and module.block_size == config.block_size
     forward = MiniMaxLightningAttention.forward
-    with lightning.lightning_layers(module):
+    with substituted(module, [LIGHTNING]):
         assert MiniMaxLightningAttention.forward is not forward
         with pytest.raises(UnsupportedModel, match="attention_mask"):
             module(torch.zeros(1, 2, 8, device="meta"), None, torch.ones(1, 2))
@@ -180,9 +198,9 @@ def test_tokens_picked_query_by_query_are_all_within_the_budget() -> None:
     config = Qwen4ExpTextConfig(indexer_budget=512, **sizes)
     with torch.device("meta"):
         module, other = Qwen4ExpTextQSAIndexer(config, 0), Half(config, 0)
-    assert selection._picks_all(module) and not selection._picks_all(other)
+    assert recognised(module) is SELECTION and recognised(other) is None
     mask, x = MaskSpec(), torch.zeros(1, 2, config.hidden_size, device="meta")
-    with selection.replaced_selections(module), longest_sequence(515):  # 128 blocks of 4 and what is behind them
+    with substituted(module, [SELECTION]), longest_sequence(515):  # 128 blocks of 4 and what is behind them
         assert mask.masked_fill(~module(x, None, mask, None), -1e9) is mask  # type: ignore[operator]
         with pytest.raises(MaskUsed):
             mask.masked_fill(module(x, None, mask, None), -1e9)
@@ -190,11 +208,48 @@ def test_tokens_picked_query_by_query_are_all_within_the_budget() -> None:
             module(x, None, mask, None)
 
 
-def test_products_past_the_last_expert_are_zero() -> None:
-    x, weight = torch.randn(3, 4), torch.randn(2, 5, 4)
-    out = experts.plain_product(x, weight, torch.tensor([[0, 1], [1, 2], [2, 0]]))
-    torch.testing.assert_close(out[0, 1], weight[1] @ x[0])
-    assert not out[1, 1].any() and not out[2, 0].any()
+def test_a_substitution_is_a_value() -> None:
+    """One of a test's own: a candidate is run on small inputs, and replaced if it computes what the value says."""
+
+    class Doubled(nn.Module):
+        def __init__(self, by: float) -> None:
+            super().__init__()
+            self.by = by
+
+        def forward(self, x: Tensor) -> tuple[Tensor, str]:
+            return x * self.by, "and more"
+
+    class Tripled(Doubled):
+        pass
+
+    def small(candidate: Candidate, generator: torch.Generator) -> Any:
+        x = torch.randn(3, generator=generator)
+        yield Trial(lambda: candidate.module(x), (x,))
+        yield Trial(lambda: candidate.module(x + 1), (x,), same=False)
+
+    seen: list[Tensor] = []
+    doubling = Substitution(
+        find=lambda candidate: candidate.takes == ("x",),
+        small=small,
+        reference=lambda x: x + x,
+        replacement=lambda candidate: {"forward": lambda self, x: seen.append(x) or x + x},
+    )
+    model = nn.ModuleList([Doubled(2.0), Tripled(3.0)])
+    x = torch.ones(3)
+    with substituted(model, [doubling]):
+        out, rest = model[0](x)
+        assert seen == [x] and rest is None and torch.equal(out, x + x)  # what a tuple has behind it is left out
+        assert model[1](x)[1] == "and more"
+    assert model[0](x)[1] == "and more" and len(seen) == 1
+
+
+def test_a_small_copy_is_not_large() -> None:
+    with torch.device("meta"):
+        module = nn.Linear(2**13, 2**13)
+    generator = torch.Generator().manual_seed(0)
+    assert small_copy(module, {2**13: 4}, generator).weight.shape == (4, 4)
+    with pytest.raises(ValueError, match="weight has"):
+        small_copy(module, {}, generator)
 
 
 def test_towers_that_need_a_missing_package_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
 from icc.compiler.errors import UnsupportedModel
-from icc.compiler.frontend.export.cells import recurrent_cells
-from icc.compiler.frontend.export.recurrent import FUNCTIONS, recurrent_functions
+from icc.compiler.frontend.export.recurrences import RECURRENCES
+from icc.compiler.frontend.export.substitution import Candidate, recognised_as, substituted
 from icc.compiler.frontend.export.trace import export
 from icc.compiler.frontend.load import convert
 from icc.compiler.graph.graph import ModelInfo
@@ -16,7 +17,10 @@ from icc.compiler.graph.interpret import interpret
 from icc.compiler.weights.handles import Constant
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
+from transformers.models.bamba import modeling_bamba
 from transformers.models.jamba import modeling_jamba
+from transformers.models.kimi_linear import modeling_kimi_linear
+from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.zamba import modeling_zamba
 
 INFO = ModelInfo("of a test", 30, 16, 1, 1, None, torch.float32)
@@ -60,18 +64,34 @@ def test_one_that_does_is_refused(first: int) -> None:
         converted(3, first)
 
 
-def test_functions_are_found_by_the_kernel_that_they_look_up() -> None:
-    """Whatever they are called, and wherever the decorator's arguments stand."""
+CONV, DELTA, KIMI, MAMBA2, MAMBA, *_ = RECURRENCES
+FILES = {
+    modeling_jamba: {"mamba_selective_scan": MAMBA, "causal_conv1d_fn": CONV},
+    modeling_zamba: {"mamba_selective_scan": MAMBA, "causal_conv1d_fn": CONV},
+    modeling_bamba: {"mamba2_chunk_scan": MAMBA2, "causal_conv1d_fn": CONV, "segment_sum": None},
+    modeling_qwen3_next: {"torch_chunk_gated_delta_rule": DELTA, "causal_conv1d_fn": CONV, "l2norm": None},
+    modeling_kimi_linear: {"chunk_kimi_delta_attention": KIMI, "causal_conv1d_fn": CONV, "causal_conv1d_update": None},
+}
 
-    def empty(file: object) -> nn.Module:
-        return type("Of", (nn.Module,), {"__module__": file.__name__})()  # type: ignore[attr-defined]
 
-    for file in (modeling_jamba, modeling_zamba):
-        before = file.mamba_selective_scan
-        with recurrent_functions(empty(file)):
-            assert file.mamba_selective_scan is FUNCTIONS["selective_scan_fn"]
-            assert file.causal_conv1d_fn is FUNCTIONS["causal_conv1d_fn"]
-        assert file.mamba_selective_scan is before
+@pytest.mark.parametrize("file", FILES)
+def test_functions_of_files_are_known_by_what_they_compute(file: Any) -> None:
+    """Whatever they are called, and whichever kernels they are decorated with."""
+    for name, wanted in FILES[file].items():
+        function = getattr(file, name)
+        assert recognised_as(Candidate(file, "anything", inspect.unwrap(function)), RECURRENCES) is wanted, name
+    empty: Any = type("Of", (nn.Module,), {"__module__": file.__name__})
+    before = file.causal_conv1d_fn
+    with substituted(empty(), RECURRENCES):
+        assert file.causal_conv1d_fn is not before
+    assert file.causal_conv1d_fn is before
+
+
+def test_states_of_other_sequences_are_refused() -> None:
+    x = torch.zeros(1, 4, 7)
+    empty: Any = type("Of", (nn.Module,), {"__module__": modeling_jamba.__name__})
+    with substituted(empty(), RECURRENCES), pytest.raises(UnsupportedModel, match="return_final_states"):
+        modeling_jamba.causal_conv1d_fn(x, x[0, :, :3], return_final_states=True)
 
 
 @pytest.mark.parametrize(("factor", "is_one"), [(1.0, True), (2.0, False)])
@@ -86,7 +106,7 @@ def test_loops_are_known_by_what_they_compute(factor: float, is_one: bool) -> No
         return torch.stack(out, 1)
 
     cls: Any = type("Of", (nn.Module,), {"__module__": __name__, "anything": loop})
-    with recurrent_cells(cls()):
+    with substituted(cls(), RECURRENCES):
         assert (cls.anything is not loop) == is_one
     assert cls.anything is loop
 

@@ -18,44 +18,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ...errors import UnsupportedModel
 from ...ops.attention import ALL_AHEAD
 from ..mask_spec import AllVisible, KeyBias, MaskSpec, MaskUsed, Picked
+from .traced_ops import NAME, ops
 
-NAME = "icc"
 _BLOCK = 8  # dims of a head that kernels read at once
-
-
-def traced(fake: Callable[..., Tensor]) -> None:
-    """Declare icc_trace::<function name> by the shape of its result: it is only traced, so nothing can run it."""
-    name = f"{NAME}_trace::{fake.__name__}"
-    torch.library.define(name, torch.library.infer_schema(fake, mutates_args=()))
-    torch.library.register_fake(name, fake)
-
-
-@traced
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    scale: float,
-    window: int,
-    chunk: int,
-    softcap: float,
-    ahead: int,
-    bias: Tensor | None = None,
-    index: Tensor | None = None,
-    picked: int = 0,
-) -> Tensor:
-    """icc::attention as the models call it: q[1, Hq, T, D], k[1, Hkv, T, D], v[1, Hkv, T, Dv] -> [1, T, Hq, Dv].
-
-    bias[.., T, T] is added to the scores. index[1, T, T]: of the visible keys, only the `picked` best by it are read.
-    """
-    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
-
-
-@traced
-def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor) -> Tensor:
-    """As icc::expert_linear: x[T, K] or [T, S, K], weight[E, N, K], index[T, S] -> [T, S, N]."""
-    return x.new_empty(index.shape[0], index.shape[1], weight.shape[1])
 
 
 def icc_mask(*args: Any, mask_function: Callable[..., Any] | None = None, **kwargs: Any) -> MaskSpec:
@@ -151,7 +116,7 @@ def icc_attention(
         query, key = _with_query_bias(query, key, -sinks, scale)
         sinks = torch.zeros(query.shape[1], dtype=query.dtype, device=query.device)
     sight = (spec.window, spec.chunk, softcap, spec.ahead)
-    out = torch.ops.icc_trace.attention(query, key, value, sinks, scale, *sight, position_bias, *chosen)
+    out = ops.attention(query, key, value, sinks, scale, *sight, position_bias, *chosen)
     return out, None
 
 
@@ -186,9 +151,9 @@ def icc_experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_wei
     def bias(which: str) -> Tensor | None:
         return getattr(self, f"{which}_bias") if self.has_bias else None
 
-    up = torch.ops.icc_trace.expert_linear(hidden_states, weight(name), bias(name), top_k_index)
+    up = ops.expert_linear(hidden_states, weight(name), bias(name), top_k_index)
     hidden = self._apply_gate(up) if self.has_gate else self.act_fn(up)
-    out = torch.ops.icc_trace.expert_linear(hidden, weight("down_proj"), bias("down_proj"), top_k_index)
+    out = ops.expert_linear(hidden, weight("down_proj"), bias("down_proj"), top_k_index)
     if getattr(self, "has_post_expert_norm", False):  # transformers 5.17 has none
         out = self.post_expert_norm(out)
     return (out * top_k_weights.unsqueeze(-1)).sum(dim=1)

@@ -20,14 +20,15 @@ from ...errors import IccError, TraceError, UnsupportedModel
 from ..layers.kinds import LayerKinds, Repeat
 from ..layers.marks import join_repeated
 from ..mask_spec import longest_sequence
-from .cells import recurrent_cells
 from .decompose import decompose
-from .experts import replaced_experts
+from .experts import EXPERTS
 from .interfaces import tracing_interfaces
-from .lightning import lightning_layers
+from .lightning import LIGHTNING
 from .one_sequence import masks_of_one_sequence
-from .recurrent import recurrent_functions
-from .selection import replaced_selections
+from .recurrences import RECURRENCES
+from .rescaled import weights_as_stored
+from .selection import SELECTION
+from .substitution import Substitution, substituted
 
 # Kept whole instead of decomposed, because the dialect has them or their decomposition would lose precision.
 KEPT_ATEN = (
@@ -44,7 +45,10 @@ KEPT_ATEN = (
     "_safe_softmax",
 )
 
-
+# Code that is replaced because of what it computes. The other contexts of a trace are no replacements of a computation:
+# `tracing_interfaces` answers what transformers asks its registries and what torch loses on meta, `one_sequence` is
+# about indexing, `rescaled` about weights, `longest_sequence` is a number.
+SUBSTITUTIONS: tuple[Substitution, ...] = (*RECURRENCES, *EXPERTS, LIGHTNING, SELECTION)
 SHORTEST = 3
 _LARGEST_SHORTEST = 8
 
@@ -131,15 +135,12 @@ def export(
     dynamic = {"input_ids": {1: tokens}, "position_ids": {1: tokens}}
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(recurrent_cells(model))
+            stack.enter_context(substituted(model, SUBSTITUTIONS))
+            stack.enter_context(weights_as_stored(model))
             stack.enter_context(torch.no_grad())
             stack.enter_context(tracing_interfaces())
             stack.enter_context(masks_of_one_sequence())
             stack.enter_context(longest_sequence(max_tokens))
-            stack.enter_context(recurrent_functions(model))
-            stack.enter_context(replaced_experts(model))
-            stack.enter_context(lightning_layers(model))
-            stack.enter_context(replaced_selections(model))
             stack.enter_context(_without_stack_traces())
             stack.enter_context(_without_logged_errors())
             typed_vocab = model.config.get_text_config().vocab_size if token_types else 0  # type: ignore[union-attr, operator]

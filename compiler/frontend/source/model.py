@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import IccError, UnsupportedModel
-from ..export.interfaces import NAME, register_interfaces
+from ..export.interfaces import register_interfaces
+from ..export.traced_ops import NAME
 
 
 def load_config(model_dir: Path) -> Any:

@@ -1,0 +1,175 @@
+"""Code of a model that a trace cannot take, and the ops that take its place, as values of one type.
+
+Modeling files write out loops over the tokens or over the experts, and attention in blocks of tokens: a trace of them
+would depend on the number of tokens or on values. A `Substitution` describes one such computation. Nothing is replaced
+because of its name: code that might be the computation is run on small random inputs, and its results are compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+_TOLERANCE = 1e-4
+_MOST_ELEMENTS = 2**24  # of a parameter of a small copy
+Code = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A function of a model's code: `owner.name`, of a class of modules or of a modeling file.
+
+    function: what it is without its decorators. module: a module of the class, on meta; None for a file's function.
+    """
+
+    owner: Any
+    name: str
+    function: Code
+    module: Any = None
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """The names of its positional parameters, without `self`."""
+        code = getattr(self.function, "__code__", None)
+        names = code.co_varnames[: code.co_argcount] if code is not None else ()
+        return names[1:] if names[:1] == ("self",) else names
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of the code on small inputs, beside the reference of `args` and `options`. same: whether they agree."""
+
+    code: Callable[[], Any]
+    args: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    same: bool = True
+
+
+@dataclass(frozen=True)
+class Substitution:
+    """A computation that modeling files write out, and what a trace has in its place.
+
+    find: whether a candidate is worth a trial, by its parameters and by the parts of its module.
+    small: trials of a candidate on small inputs, of random numbers of the generator; at least one.
+    reference: what the code must compute in every trial. Of a tuple that the code gives, it gives the first values.
+    replacement: functions for a candidate, by the names in its owner that they are put in place of; they leave traced
+    ops. One that gives a tensor where the code gives a tuple has None behind it, for final states and the like.
+
+    What `find`, `small` and `reference` raise means that the candidate is something else.
+    """
+
+    find: Callable[[Candidate], bool]
+    small: Callable[[Candidate, torch.Generator], Iterable[Trial]]
+    reference: Code
+    replacement: Callable[[Candidate], Mapping[str, Code]]
+
+
+@contextlib.contextmanager
+def substituted(model: nn.Module, substitutions: Sequence[Substitution]) -> Iterator[None]:
+    """Put replacements in the place of what is recognised in the code of `model`, while the context is open."""
+    found = [(candidate, _functions(candidate, substitutions)) for candidate in candidates(model)]
+    replaced = {candidate.owner for candidate, functions in found if functions}
+    patches = [(candidate.owner, name, code) for candidate, functions in found for name, code in functions.items()]
+    for candidate, functions in found:
+        if not functions and replaced.intersection(getattr(candidate.owner, "__mro__", ())[1:]):
+            kept = getattr(candidate.owner, candidate.name)  # which it may inherit from a class that is recognised
+            patches.append((candidate.owner, candidate.name, kept))
+    with contextlib.ExitStack() as stack:
+        for owner, name, code in patches:
+            stack.enter_context(mock.patch.object(owner, name, code))
+        yield
+
+
+def candidates(model: nn.Module) -> Iterator[Candidate]:
+    """The methods of the classes of a model's modules, each once, and the functions that their files know."""
+    modules = {type(module): module for module in model.modules()}
+    for cls, module in modules.items():
+        for name, value in {"forward": cls.forward, **vars(cls)}.items():
+            if inspect.isfunction(value):
+                yield Candidate(cls, name, inspect.unwrap(value), module)
+    for file in sorted({cls.__module__ for cls in modules} & sys.modules.keys()):
+        for name, value in list(vars(sys.modules[file]).items()):
+            if inspect.isfunction(value):
+                yield Candidate(sys.modules[file], name, inspect.unwrap(value))
+
+
+def recognised_as(candidate: Candidate, substitutions: Sequence[Substitution]) -> Substitution | None:
+    """The first substitution whose reference gives what a candidate gives; None if there is none."""
+    return next((each for each in substitutions if _values_of(candidate, each)), None)
+
+
+def _functions(candidate: Candidate, substitutions: Sequence[Substitution]) -> Mapping[str, Code]:
+    """What takes the place of functions of a candidate's owner, by name; empty where nothing does."""
+    for each in substitutions:
+        if count := _values_of(candidate, each):
+            return {name: _with_rest(code, count) for name, code in each.replacement(candidate).items()}
+    return {}
+
+
+def _values_of(candidate: Candidate, substitution: Substitution) -> int:
+    """How many values a candidate gives; 0 where it is not what the substitution is of."""
+    count = 0
+    with torch.device("cpu"), torch.no_grad():
+        try:
+            if not substitution.find(candidate):
+                return 0
+            for trial in substitution.small(candidate, torch.Generator().manual_seed(0)):
+                found = _tuple(trial.code())
+                if _agree(found, _tuple(substitution.reference(*trial.args, **trial.options))) != trial.same:
+                    return 0
+                count = len(found)
+        except Exception:  # a model's own code, on inputs that it was not made for
+            return 0
+    return count
+
+
+def _tuple(result: Any) -> tuple[Any, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _agree(found: tuple[Any, ...], expected: tuple[Any, ...]) -> bool:
+    return len(found) >= len(expected) and all(
+        a.shape == b.shape and torch.allclose(a.float(), b.float(), _TOLERANCE, _TOLERANCE)
+        for a, b in zip(found, expected, strict=False)
+    )
+
+
+def _with_rest(code: Code, count: int) -> Code:
+    """The code, with None for the values behind the first, where the replaced function gives more than one."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        out = code(*args, **kwargs)
+        return (out, *[None] * (count - 1)) if count > 1 and isinstance(out, Tensor) else out
+
+    return run if count > 1 else code
+
+
+def small_copy(module: nn.Module, sizes: Mapping[int, int], generator: torch.Generator) -> Any:
+    """A copy of a module with other sizes and random weights; ValueError if a weight is large all the same.
+
+    sizes: what becomes of the numbers of its attributes and of its weights' axes, but for the first of three axes,
+    which counts experts.
+    """
+    small = copy.deepcopy(module)
+    for part in small.modules():
+        for name, value in vars(part).items():
+            if type(value) is int:
+                setattr(part, name, sizes.get(value, value))
+        for name, weight in part._parameters.items():
+            if weight is not None:
+                kept = 1 if weight.dim() == 3 else 0
+                shape = [*weight.shape[:kept], *(sizes.get(n, n) for n in weight.shape[kept:])]
+                if math.prod(shape) > _MOST_ELEMENTS:
+                    raise ValueError(f"{name} has {shape} numbers")
+                part._parameters[name] = nn.Parameter(torch.randn(shape, generator=generator))
+    return small
