@@ -59,7 +59,7 @@ def decode_rows(facts: EngineFacts) -> Sequence[Mapping[str, Any]]:
 
 def decode_bytes(facts: EngineFacts) -> int:
     """Bytes that a decode step of one sequence moves; 0 where the compiler did not say."""
-    return sum(row["bytes"] for row in decode_rows(facts))
+    return int(sum(row["bytes"] for row in decode_rows(facts)))
 
 
 def read_facts(path: str | os.PathLike[str]) -> EngineFacts:

@@ -134,7 +134,7 @@ def test_the_limit_is_of_a_known_gpu_or_measured_or_not_shown(
     make_engine: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a CPU reads in a second is known of none but the one that is here."""
-    row = {"op": "linear", "calls": 1, "flops": 10, "bytes": 4_000_000, "seconds": 0.001}
+    row = {"op": "linear", "calls": 1, "flops": 10, "bytes": 4e6, "seconds": 0.001}
     report = {"roofline": {"decode": [row]}, "machine": {"bandwidth": 4.0, "peak_f16": 1.0, "peak_i8": 1.0}}
     asked: list[int] = []
 
@@ -151,7 +151,7 @@ def test_the_limit_is_of_a_known_gpu_or_measured_or_not_shown(
         monkeypatch.setattr("icc.runtime.report.write.read_facts", lambda engine, told=told: told)
         write_report(target, tmp_path / "report.html")
         pages[target] = (tmp_path / "report.html").read_text()
-    assert asked == [4_000_000]
+    assert asked == [4_000_000] and isinstance(asked[0], int)
     assert "at the limit" not in pages["cpu"] and "a CPU that is assumed" in pages["cpu"]
     assert "<dd>10 k tokens/s</dd>" in pages["native"] and "100 µs" in pages["native"]
     assert "at 40 GB/s of this host" in pages["native"] and "a CPU that is assumed" in pages["native"]
