@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test soak lint types contracts docs ci clean clients bench-cpu
+.PHONY: demo test soak overload identity scripts lowest lint types contracts docs ci clean clients bench-cpu
 
 demo: $(VENV)/.compile
 	@mkdir -p build
@@ -21,10 +21,14 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -q $(PYTEST_ARGS)
 
 # All tests at the sizes of a night (tests/sizes.py): 10,000 requests of which a third are aborted, 5,000 examples per
-# operation, the server's real time limits, every family on every target, libraries as they are shipped; then ten minutes
-# of each overload, against the goals.
+# operation, the server's real time limits, every family on every target, libraries as they are shipped. In pieces of
+# MINUTES: call it again until it says that every file has passed (build/soak.json holds what is known).
+MINUTES ?= 20
 soak: $(VENV)/.dev
-	ICC_SOAK=1 $(BIN)/python -m pytest -q $(PYTEST_ARGS)
+	$(BIN)/python tests/soak.py --minutes $(MINUTES) $(SOAK_FILES)
+
+# Ten minutes of each overload, against the goals.
+overload: $(VENV)/.dev
 	@mkdir -p build
 	$(BIN)/icc compile samples/pystd -o $(ENGINE) --target native --quant rtn4 --force
 	$(BIN)/python benchmarks/serve/limits.py $(ENGINE) --seconds 600 --turns 20 --max-wait 0.05 --attacks 3000 --check
@@ -42,6 +46,19 @@ contracts: $(VENV)/.dev
 docs: $(VENV)/.dev
 	$(INSTALL) sphinx furo myst-parser
 	$(BIN)/python -m sphinx -q -W -b html docs build/docs
+
+# Are kernels, packed weights and tokens what they were? CASES are patterns; all are 300 engines.
+CASES ?= '*'
+identity: $(VENV)/.dev
+	$(BIN)/python benchmarks/identity.py check $(CASES)
+
+# Does every script of benchmarks/ still start?
+scripts: $(VENV)/.dev
+	$(BIN)/python benchmarks/start_all.py
+
+# The sample is compiled, run and served with the lowest versions that pyproject.toml allows.
+lowest:
+	tests/packaging/lowest.sh $(PYTHON) build/lowest
 
 ci:
 	.ci/run

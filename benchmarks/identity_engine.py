@@ -12,7 +12,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,7 @@ class Compiler:
         with (
             mock.patch.object(triton_backend, "compile_specs", compile_specs),
             mock.patch.object(triton_backend, "check_launch", lambda *_: None),
+            mock.patch.object(triton_backend, "check_addresses", lambda *_: None),  # reads what is compiled
         ):
             yield
 
@@ -150,16 +151,16 @@ def _read_launches(program: dict[str, Any], specs: dict[str, Any], contents: Con
         return f"{space} {'' if (space, name) == ('output', 'logits') else name}+{offset}"
 
     def argument(arg: list[Any], call: dict[str, Any]) -> str:
-        match arg:
-            case ["operand", name]:
-                return operand(call["operands"][name])
-            case ["kv"]:
-                return f"kv of layer {call['layer']}"
-            case ["scratch", _, offset]:
-                return f"scratch:{offset}"
-            case ["sampling" | "sampled" as kind, name]:
-                return f"{kind}:{name}"
-        return str(arg[1])
+        kind, *rest = arg
+        known: dict[str, Callable[[], str]] = {
+            "operand": lambda: operand(call["operands"][rest[0]]),
+            "kv": lambda: f"kv of layer {call['layer']}",
+            "scratch": lambda: f"scratch:{rest[1]}",
+            "sampling": lambda: f"sampling:{rest[0]}",
+            "sampled": lambda: f"sampled:{rest[0]}",
+            "counters": lambda: "counters",
+        }
+        return known[kind]() if kind in known else str(rest[0])
 
     def line(launch: dict[str, Any], call: dict[str, Any]) -> str:
         args = [argument(arg, call) for arg in launch["args"]]
@@ -184,14 +185,14 @@ def _read_launches(program: dict[str, Any], specs: dict[str, Any], contents: Con
 
 def _read_facts(program: dict[str, Any], contents: Contents) -> None:
     groups = program["kv"]["groups"]
-    kv = groups[0]  # all have blocks of one kind
+    kinds = sorted({f"blocks of {group['block_size']} {group['dtype']}" for group in groups})
     layers = [
-        f"{k['kv_heads']}x({k['key_dim']}+{k['value_dim']}) window {group.get('size', 0)}"
+        f"{k.get('kv_heads', 0)}x({k.get('key_dim', 0)}+{k.get('value_dim', 0)}) window {group.get('size', 0)}"
         for group in groups
         for k in group["layers"].values()
     ]
     contents.facts["arena"] = f"{program['arena_bytes_per_token']} bytes per token"
-    contents.facts["kv"] = f"blocks of {kv['block_size']} {kv['dtype']}; {len(layers)} layers, {sorted(set(layers))}"
+    contents.facts["kv"] = f"{', '.join(kinds)}; {len(layers)} layers, {sorted(set(layers))}"
     if program.get("plan"):
         contents.facts["scratch"] = f"{program['plan']['scratch_bytes']} bytes"
     for section in program.get("sections", ()):

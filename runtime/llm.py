@@ -272,7 +272,7 @@ class LLM:
         embeddings: list[PooledRequest] = []
         try:
             for prompt, skipped in prompts:
-                embeddings.append(self.loop.add_embedding(prompt, skipped=skipped))
+                embeddings.append(self.loop.add_embedding(prompt, skipped))
             waiting = list(embeddings)
             while waiting:
                 self.loop.step()

@@ -15,12 +15,15 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from icc.compiler.backends.cpu.kernels.linear import SCREENED_ROWS
+from icc.runtime.format.kv import KVLayout
 from limits import limits, read_bandwidth
 
 HERE = Path(__file__).parent
@@ -62,6 +65,7 @@ class Worker:
             request = {"batch": row["batch"], "context": row["context"], "steps": row["steps"]}
             answer = self._ask(request | {"seed": f"{seed} {len(prefills)}"})
             if "error" in answer:
+                print(f"{self.name}, {row['name']}: {answer['error']}", file=sys.stderr, flush=True)
                 return None
             prefills.append(answer["prefill"])
         if row["what"] == "prefill":
@@ -115,13 +119,9 @@ def work(spec: dict[str, Any], row: dict[str, Any]) -> tuple[float, float]:
                 for o in step.values()
                 if isinstance(o, dict) and o.get("space") == "weight"
             }
-    kv = program["kv"]
-    item = {"f32": 4, "bf16": 2, "f16": 2, "i8": 1}[kv["dtype"]]
-    scales = 8 if kv["dtype"] == "i8" else 0
-    per_token = sum(
-        layer["kv_heads"] * ((layer["key_dim"] + layer["value_dim"]) * item + scales) for layer in kv["layers"]
-    )
-    return sum(read.values()) + row["batch"] * per_token * (row["context"] + row["steps"] / 2), operations
+    kv = msgspec.json.decode(json.dumps(program["kv"]), type=KVLayout)
+    cached = sum(group.bytes_read(round(row["context"] + row["steps"] / 2)) for group in kv.groups)
+    return sum(read.values()) + row["batch"] * cached, operations
 
 
 def summary(

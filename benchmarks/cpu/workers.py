@@ -24,10 +24,10 @@ Run = Callable[[int, int, int, str], Answer]  # (batch, context, steps, seed)
 clock = time.process_time if os.environ.get("BENCH_CLOCK") == "cpu" else time.perf_counter
 
 
-def prompts(batch: int, context: int, seed: str) -> list[list[int]]:
-    """Random token ids; those of another seed share no prefix."""
+def prompts(batch: int, context: int, seed: str, below: int = 5000) -> list[list[int]]:
+    """`batch` lists of `context` random token ids from 10 to `below`; those of another seed share no prefix."""
     source = random.Random(seed)
-    return [[source.randrange(10, 5000) for _ in range(context)] for _ in range(batch)]
+    return [[source.randrange(10, below) for _ in range(context)] for _ in range(batch)]
 
 
 def llama(model: str, threads: int, max_batch: int, max_length: int) -> Run:
@@ -174,14 +174,14 @@ def icc_(model: str, threads: int, max_batch: int, max_length: int, whole: bool 
     import icc
 
     llm = icc.load(model, threads=threads, verify=False)
-    loop = llm.loop
+    loop, below = llm.loop, min(5000, llm.manifest.model.vocab_size)
 
     def run(batch: int, context: int, steps: int, seed: str) -> Answer:
         params = icc.SamplingParams(
             max_tokens=steps + 1, min_tokens=int(whole), temperature=0.0, repetition_penalty=1.0, ignore_eos=True
         )
         start = clock()
-        generations = [g for ids in prompts(batch, context, seed) for g in loop.add(ids, params)]
+        generations = [g for ids in prompts(batch, context, seed, below) for g in loop.add(ids, params)]
         while any(g.first_token is None for g in generations):
             loop.step()
         prefill, times = clock() - start, []

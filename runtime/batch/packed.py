@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..format.batch import INPUTS, ITEM_BYTES, MOVES_MULTIPLE, BatchArray, BatchLimits
 from ..kv.places import Places
+from ..kv.sequence import NO_BLOCK
 from ..kv.state_group import state_places
 from .padding import StepSize
 from .scheduled import Draft, ScheduledBatch, ScheduledSequence
@@ -153,8 +154,8 @@ class PackedBatch:
         before = self._rows[index]
         for group, table in enumerate(tables):
             if before is None or before[group] is not table:
-                # NO_BLOCK: nothing of it is used, but it may be fetched
-                held = table if min(table, default=0) >= 0 else [max(block, 0) for block in table]
+                # nothing is used of a block that was given back, but it may be fetched
+                held = table if NO_BLOCK not in table else [max(block, 0) for block in table]
                 _put(self._tables[index][group], 0, held)
         self._rows[index] = tables
 

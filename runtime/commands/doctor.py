@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ..errors import CapacityError, DeviceError, IccError
 from ..executor.cpu.bandwidth import read_bandwidth
@@ -97,8 +97,9 @@ def diagnose(path: str | os.PathLike[str], hashes: bool = False, cuda: Callable[
         room, bandwidth = _gpu(found, manifest, memory, cuda)
     found.checks += _warnings(manifest, memory, room)
     if not found.exit_code:
-        bandwidth = bandwidth or read_bandwidth()
-        found.expect = _expect(root, manifest, program, memory, room, bandwidth)
+        once = _decode_bytes(root, memory)
+        bandwidth = bandwidth or read_bandwidth(nbytes=once)
+        found.expect = _expect(manifest, program, memory, room, Reading(once, bandwidth))
     return found
 
 
@@ -175,13 +176,18 @@ def _warnings(manifest: Manifest, memory: Footprint, room: int) -> Iterator[Chec
         )
 
 
-def _expect(
-    root: Path, manifest: Manifest, program: Program, memory: Footprint, room: int, bandwidth: float
-) -> dict[str, Any]:
+class Reading(NamedTuple):
+    """once: bytes that a decode step of one sequence moves beside its cache. bandwidth: GB/s that they are read at."""
+
+    once: int
+    bandwidth: float
+
+
+def _expect(manifest: Manifest, program: Program, memory: Footprint, room: int, reading: Reading) -> dict[str, Any]:
     """What the engine can reach here: a decode step reads the weights once and each sequence's cache."""
     kv, limits = program.kv, manifest.limits
     batch = min(max(sequences_within(kv, limits, room), 1), limits.max_batch_size)
-    once = _decode_bytes(root, memory)
+    once, bandwidth = reading
 
     def rate(sequences: int, length: int) -> float:
         return round(sequences * bandwidth * 1e9 / (once + sequences * kv_bytes_read(kv, length)), 1)

@@ -99,7 +99,7 @@ class EngineLoop:
         return self.requests.add_score(token_ids, standing)
 
     def add_embedding(
-        self, token_ids: Sequence[int], standing: Standing = DEFAULT_STANDING, skipped: int = 0
+        self, token_ids: Sequence[int], skipped: int, standing: Standing = DEFAULT_STANDING
     ) -> PooledRequest:
         """Queue a sequence that is to become one vector; `advance` of what is given takes in its hidden states.
         skipped: so many of its first tokens are not pooled."""

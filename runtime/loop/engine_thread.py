@@ -132,7 +132,7 @@ class EngineThread(Generic[Model]):
             return
         try:
             if isinstance(question, Reading):
-                question.embedding = loop.add_embedding(question.token_ids, skipped=question.skipped)
+                question.embedding = loop.add_embedding(question.token_ids, question.skipped)
                 self._readings.append(question)
                 return
             found = loop.add(question.token_ids, question.params, DEFAULT_STANDING, question.constrain)

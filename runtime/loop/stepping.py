@@ -68,9 +68,10 @@ class Stepper:
 
     def drop(self) -> None:
         """Forget all steps under way, after a failure: the device must have none when it is given the next."""
-        while self._tickets and self._device is not None:
+        while self._device is not None and self._tickets:
+            ticket, *self._tickets = self._tickets
             with suppress(Exception):
-                self._device.collect(self._tickets.pop(0))
+                self._device.collect(ticket)
 
     def works(self) -> bool:
         """Whether the device can run anything at all: one token, into a cache that holds nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,16 @@ class EngineFacts:
     def num_layers(self) -> int:
         """As many as the steps tell of."""
         return max((step.layer for step in self.steps), default=OUTSIDE) + 1
+
+
+def decode_rows(facts: EngineFacts) -> Sequence[Mapping[str, Any]]:
+    """What the compiler counted of a decode step of one sequence, by op; () where it did not say."""
+    return facts.report.get("roofline", {}).get("decode", ())
+
+
+def decode_bytes(facts: EngineFacts) -> int:
+    """Bytes that a decode step of one sequence moves; 0 where the compiler did not say."""
+    return int(sum(row["bytes"] for row in decode_rows(facts)))
 
 
 def read_facts(path: str | os.PathLike[str]) -> EngineFacts:

@@ -73,7 +73,7 @@ class RequestTable:
         """Take up a sequence of which every row is wanted that the program gives: logits, or what it embeds with."""
         return self._admit(ScoreRequest(spec=self._spec(self.intake.prompt(token_ids), Standing(), all_rows=True)))
 
-    def add_embedding(self, token_ids: Sequence[int], standing: Standing, skipped: int = 0) -> PooledRequest:
+    def add_embedding(self, token_ids: Sequence[int], standing: Standing, skipped: int) -> PooledRequest:
         """Take up a sequence of which one vector is wanted, in which so many of the first tokens do not count."""
         facts = self.intake.embedding()
         tokens = self.intake.prompt(token_ids)

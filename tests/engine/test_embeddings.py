@@ -153,7 +153,7 @@ def test_only_the_prefix_of_the_same_salt_is_shared(embedder: Callable[..., Comp
     with icc.load(source.engine, threads=1) as llm:
 
         def cached(salt: bytes) -> int | None:
-            embedding = llm.loop.add_embedding(prompt, Standing(salt=salt))
+            embedding = llm.loop.add_embedding(prompt, 0, Standing(salt=salt))
             while not embedding.complete:
                 llm.loop.step()
                 embedding.advance()

@@ -52,6 +52,19 @@ def test_an_engine_that_runs(make_engine: Make, capsys: pytest.CaptureFixture[st
     assert "decode tokens/s are at most" in capsys.readouterr().out
 
 
+def test_bandwidth_is_that_of_what_is_read_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Areas as large as what is asked for, each thread's its share, and rounds as long as those of large ones."""
+    from icc.runtime.executor.cpu import bandwidth
+
+    sizes: list[int] = []
+    real = bandwidth.np.ones
+    monkeypatch.setattr(bandwidth, "_SIZE", 8 << 20)
+    monkeypatch.setattr(bandwidth.np, "ones", lambda count, dtype: (sizes.append(8 * count), real(count, dtype))[1])
+    for nbytes in (None, 4 << 20, 1, 1 << 40):
+        assert bandwidth.read_bandwidth(2, nbytes) > 0
+    assert sizes == [8 << 20] * 2 + [2 << 20] * 2 + [1 << 20] * 2 + [8 << 20] * 2
+
+
 def test_a_file_that_changed_shows_in_its_hash_only(make_engine: Make, capsys: pytest.CaptureFixture[str]) -> None:
     engine = make_engine()
     library = next(engine.glob("**/*.so"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from icc.runtime.batch.scheduled import ScheduledBatch, StepOutcome, Verdict
 from icc.runtime.errors import CapacityError
+from icc.runtime.kv.cache import KVCache
 from icc.runtime.kv.group import Group, GroupConfig
 from icc.runtime.kv.policy import CachePolicy, KeepAll, Latest, Window
 from icc.runtime.kv.prefix_cache import BlockKey
@@ -175,3 +176,41 @@ def test_policies_keep_their_word(policy: CachePolicy, block_size: int) -> None:
         assert largest <= group.most_blocks(position + 1)
         before = kept
     assert group.most_blocks(80) - largest <= isinstance(policy, Sinks | Chunks | Latest)
+
+
+def sequence_of(cache: KVCache, count: int) -> CachedSequence:
+    return CachedSequence(tokens=list(range(count)), tables=cache.empty_tables())
+
+
+def test_a_prompt_waits_for_another_only_where_that_saves_it_a_block() -> None:
+    """The last token of a prompt is always computed, so that a block which it fills is worth no waiting."""
+    cache = KVCache((GroupConfig(20, 4), GroupConfig(20, 2)))  # a block in both is 4 tokens
+    first = sequence_of(cache, 12)
+    cache.open(first, cache.prefix(first, 0))
+    assert [cache.is_being_computed(sequence_of(cache, count), 0) for count in (1, 4, 5, 8, 9, 12)] == [
+        False, False, True, True, True, True,
+    ]  # fmt: skip
+    assert [cache.is_being_computed(sequence_of(cache, count), 4) for count in (5, 8, 9, 12)] == [
+        False, False, True, True,
+    ]  # fmt: skip
+    assert not cache.is_being_computed(sequence_of(cache, 30), 12), "that block nobody computes"
+    saved = sequence_of(cache, 13)
+    saved.num_saved_tokens = 11  # which end in the block before the last
+    assert cache.is_being_computed(saved, 4)
+    saved.num_saved_tokens = 12
+    assert not cache.is_being_computed(saved, 4)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "computed", "blocks"),
+    [(9, 2, [1, 2]), (9, 3, [1, 2]), (9, 4, [2, 3]), (9, 7, [2, 4]), (9, 8, [3, 5]), (8, 8, [2, 4])],
+)
+def test_what_is_cut_is_what_the_next_token_does_not_need(tokens: int, computed: int, blocks: list[int]) -> None:
+    cache = KVCache((GroupConfig(20, 4), GroupConfig(20, 2)))
+    sequence = sequence_of(cache, tokens)
+    cache.open(sequence, cache.prefix(sequence, 0))
+    cache.grow(sequence, 16)
+    sequence.num_computed_tokens = computed
+    cache.cut(sequence)
+    assert [len(table) for table in sequence.tables] == blocks
+    assert [used(group) for group in cache.groups] == blocks, "and it is free again"

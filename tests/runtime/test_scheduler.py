@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from icc.runtime.batch.scheduled import ScheduledBatch, StepOutcome, Verdict
+from icc.runtime.batch.scheduled import Draft, ScheduledBatch, StepOutcome, Verdict
 from icc.runtime.errors import CapacityError, RequestError
 from icc.runtime.kv.block_pool import BlockPool
 from icc.runtime.kv.group import GroupConfig
 from icc.runtime.kv.policy import WithinStep
 from icc.runtime.kv.prefix_cache import PrefixCache, child_key, root_key
-from icc.runtime.scheduler.request import RequestSpec
+from icc.runtime.scheduler.request import RequestSpec, ScheduledRequest
 from icc.runtime.scheduler.scheduler import Scheduler, SchedulerConfig
 
 
@@ -221,3 +223,22 @@ def test_priority_goes_before_fairness() -> None:
         s.add(RequestSpec(request_id, (1,), 1, priority=0, client="a"))
     s.add(RequestSpec(3, (1,), 1, priority=1, client="b"))
     assert order_of_service(s) == [1, 2, 3]
+
+
+def test_guesses_that_are_accepted_become_tokens_and_are_moved_to_their_places() -> None:
+    """All of a chain, which lies where it belongs; a branch of a tree; and more than there are, which is a bug."""
+
+    def take(parents: tuple[int, ...], *accepted: int, again: bool = False) -> tuple[list[int], int, list[Any]]:
+        request = ScheduledRequest(
+            spec=RequestSpec(1, (1, 2, 3), 9), arrival=0, tokens=[1, 2, 3], num_computed_tokens=3
+        )
+        request.draft = Draft((7, 8, 9), parents)
+        moves = request.take_accepted(accepted, again)
+        return request.tokens[3:], request.num_computed_tokens, moves
+
+    assert take((-1, 0, 1), 0, 1, 2) == ([7, 8, 9], 6, [])
+    assert take((-1, -1, 1), 1, 2) == ([8, 9], 5, [(4, 3), (5, 4)])
+    assert take((-1, 0, 1), 0, 1, 2, again=True) == ([7, 8, 9], 3, [])
+    assert take((-1, 0, 1)) == ([], 3, [])
+    with pytest.raises(AssertionError):
+        take((-1, 0, 1), 0, 1, 2, 2)

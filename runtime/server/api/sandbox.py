@@ -7,7 +7,7 @@ import sys
 
 import msgspec
 
-from ...errors import BusyError, RequestError
+from ...errors import BusyError, MissingExtraError, RequestError, install
 from ...templates.source import TemplateSource
 from .sandbox_main import CheckGrammar, Render, SandboxAnswer, Setup
 
@@ -111,6 +111,12 @@ class _Processes:
             raise BusyError(
                 f"the process that renders templates and checks grammars did not start within {_START_S:g} s",
                 "this machine is too busy: try again later",
+            ) from None
+        except (asyncio.IncompleteReadError, ConnectionError):
+            await self._kill(process)
+            raise MissingExtraError(
+                "the process that renders templates and checks grammars ended when it started",
+                f"a package of the server is damaged or too old: {install('serve')}",
             ) from None
         except BaseException:
             await self._kill(process)

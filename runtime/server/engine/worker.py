@@ -84,7 +84,7 @@ class Worker:
         submit = prompt.submit
         standing = Standing(submit.priority, submit.client, submit.salt)
         if self._embeds:
-            self.prompts.read(prompt, self._loop.add_embedding(submit.prompt, standing, submit.skipped))
+            self.prompts.read(prompt, self._loop.add_embedding(submit.prompt, submit.skipped, standing))
             self._prompt_tokens += len(submit.prompt)
         elif submit.prompt_logprobs is not None:  # they come before its completions
             scores = self._loop.add_score(submit.prompt, msgspec.structs.replace(standing, salt=b""))

@@ -9,7 +9,7 @@ import signal
 from typing import Any
 
 import pytest
-from icc.runtime.errors import BusyError, RequestError
+from icc.runtime.errors import BusyError, MissingExtraError, RequestError
 from icc.runtime.grammars.sources import of_schema
 from icc.runtime.server.api.errors import as_http
 from icc.runtime.server.api.sandbox import Sandbox
@@ -178,6 +178,18 @@ def test_a_machine_too_busy_to_start_a_process_is_told(monkeypatch: pytest.Monke
         with pytest.raises(BusyError, match="did not start within 0 s") as busy:
             await sandbox.start()
         assert not sandbox._renderers._running and as_http(busy.value).status == 503
+
+    asyncio.run(main())
+
+
+def test_a_process_that_cannot_start_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("icc.runtime.server.api.sandbox.sys.executable", "/bin/false")
+
+    async def main() -> None:
+        sandbox = Sandbox(TemplateSource("fine", {}))
+        with pytest.raises(MissingExtraError, match="ended when it started") as error:
+            await sandbox.start()
+        assert not sandbox._renderers._running and "icc-llm[serve]" in (error.value.hint or "")
 
     asyncio.run(main())
 
