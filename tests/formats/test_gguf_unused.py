@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from icc.compiler.errors import CheckpointError, IccError, TensorError, UnsupportedModel
+from icc.compiler.frontend.source.gguf.architectures import ARCHITECTURES, Architecture
 from icc.compiler.frontend.source.gguf.config import read_config
 from icc.compiler.frontend.source.gguf.container import Container, Entry
+from icc.compiler.frontend.source.gguf.fields import ANYTHING, COMMON, REFUSED, Field
 from icc.compiler.frontend.source.gguf.tensors import weights_of
-from icc.compiler.frontend.source.gguf.unused import SIZES, WORDS
 from icc.compiler.frontend.source.model import build_meta_model
 from sizes import soak
 from test_gguf_architectures import FIRST, RECORDED, as_file
 
+# of no effect on what a text gives, or proved by the shapes of tensors; these say anything where no position is turned
+FREE = {field.key for field in COMMON if field.expect is ANYTHING} | {"rope.freq_base", "rope.dimension_count"}
 # of other architectures, of llama.cpp's newer ones, and of none
 FOREIGN: dict[str, Any] = {
     "attention.scale": 0.3, "residual_scale": 0.6, "router_logit_softcapping": 5.0, "attention.max_alibi_bias": 8.0,
@@ -46,7 +50,7 @@ def test_every_key_changes_the_model_or_is_known_not_to(name: str, tmp_path: Pat
     before = known(read_config(container))
     for key, value in container.metadata.items():
         own = key.partition(".")[2]
-        if key.startswith(("general.", "xielu.")) or own in (*SIZES, *WORDS, "rope.scaling.original_context_length"):
+        if key.startswith(("general.", "xielu.")) or own in (*FREE, "rope.scaling.original_context_length"):
             continue
         changed = Container(container.path, container.metadata | {key: other(value)}, container.tensors)
         try:
@@ -65,6 +69,39 @@ def test_keys_of_others_are_refused(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
     for name, value in {"residual_scale": 1.0, "expert_count": 0, "use_parallel_residual": False}.items():
         read_config(Container(container.path, container.metadata | {f"llama.{name}": value}, container.tensors))
+
+
+def test_a_new_key_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which the configuration is made by, and by which what nothing reads is judged."""
+    container = as_file("llama", tmp_path)
+    container.metadata["llama.florp.rate"] = 0.5
+
+    def read(line: Field) -> Any:
+        monkeypatch.setitem(ARCHITECTURES, "llama", Architecture("llama", (line,)))
+        return read_config(container)
+
+    placed = Field("florp.rate", "attention_dropout"), Field("florp.rate", ("florp", "attention_dropout"), default=0.25)
+    for line in placed:
+        assert read(line).attention_dropout == 0.5
+    assert read(Field("florp.rate", "rope_parameters.florp")).rope_parameters["florp"] == 0.5
+    for expect in (0.5, ANYTHING, lambda config: 0.5 + config["attention_dropout"]):
+        assert read(Field("florp.rate", expect=expect)).attention_dropout == 0.0
+    for line in (Field("florp.rate"), Field("florp.rate", expect=0.4), Field("florp.rate", expect=REFUSED)):
+        with pytest.raises(UnsupportedModel, match=r"'llama\.florp\.rate'"):
+            read(line)
+    del container.metadata["llama.florp.rate"]
+    assert [read(line).attention_dropout for line in placed] == [0.0, 0.25]
+
+
+def test_scores_of_experts_are_those_of_the_architecture(tmp_path: Path) -> None:
+    """A sigmoid or a softmax, by the architecture's line and not by transformers' type."""
+    for name, gating in (("afmoe", 2), ("qwen3moe", 1)):
+        container = as_file(name, tmp_path)
+        arch = container.metadata["general.architecture"]
+        for said in (1, 2):
+            container.metadata[f"{arch}.expert_gating_func"] = said
+            with contextlib.nullcontext() if said == gating else pytest.raises(UnsupportedModel, match="gating_func"):
+                read_config(Container(container.path, container.metadata, container.tensors))
 
 
 def test_tensors_that_no_model_has_are_refused(tmp_path: Path) -> None:

@@ -172,8 +172,8 @@ def test_rows_reach_the_process_of_the_engine() -> None:
 
 
 def test_no_product_of_types_and_vocabulary_is_left() -> None:
-    """Of tokens' types: an input like any other. Only engines of format 2 have a name for the coding of before."""
+    """Of tokens' types: an input like any other. Only the reader of format 2 knows what that called the coding."""
     root = Path(__file__).parents[2]
     command = ["grep", "-rn", "--include=*.py", "token_types", "compiler/graph", "compiler/engine", "runtime"]
     found = subprocess.run(command, cwd=root, capture_output=True, text=True).stdout.splitlines()
-    assert [line.split(":")[0] for line in found] == ["runtime/format/manifest.py"]
+    assert [line.split(":")[0] for line in found] == ["runtime/format/version2.py"]

@@ -1,5 +1,5 @@
-"""Inputs that icc does not know, declared by a pass and read by an op that are both defined here: what requests give per
-token reaches the kernels of every back end, and nothing in the product is changed for it."""
+"""Inputs that icc does not know, declared by a pass and read by an op that are both defined here: what requests give
+per token reaches the kernels of every back end, and nothing in the product is changed for it."""
 
 from __future__ import annotations
 

@@ -28,12 +28,12 @@ def heads_of_gemma(layers: int) -> Callable[[Container, Facts], None]:
 def gemma3(container: Container, facts: Facts) -> None:
     """Layers that see all have rotary scaling, those with a window none."""
     heads_of_gemma(62)(container, facts)
-    far: Facts = {"rope_type": "default", "rope_theta": facts.pop("rope_theta", None) or 1e6}
+    far: Facts = {"rope_type": "default"}
     kind, factor = scaling(container)
     if kind == "linear":
         far |= {"rope_type": "linear", "factor": factor}
-    near = {"rope_type": "default", "rope_theta": key(container, "rope.freq_base_swa") or 1e4}
-    facts["rope_parameters"] = {"full_attention": far, "sliding_attention": near}
+    facts.pop("rope_theta", None)
+    facts["rope_parameters"] = {"full_attention": far, "sliding_attention": {"rope_type": "default"}}
 
 
 def gemma4(container: Container, facts: Facts) -> None:
@@ -51,17 +51,13 @@ def gemma4(container: Container, facts: Facts) -> None:
     facts["attention_k_eq_v"] = not any(name in container.tensors for name in far)
     widths = np.atleast_1d(key(container, "feed_forward_length")).tolist()
     facts |= {"intermediate_size": min(widths), "use_double_wide_mlp": len(set(widths)) > 1}
-    facts["num_kv_shared_layers"] = key(container, "attention.shared_kv_layers") or 0
-    facts["hidden_size_per_layer_input"] = key(container, "embedding_length_per_layer_input") or 0
     if (table := container.tensors.get("per_layer_token_embd.weight")) is not None:
         facts["vocab_size_per_layer_input"] = table.shape[0]
     turned = np.array(factors(container, "rope_freqs.weight") or [1.0])
     wide = {"rope_type": "proportional", "partial_rotary_factor": float((turned < 1e20).mean())}
-    wide["rope_theta"] = facts.pop("rope_theta", None) or 1e6
-    near = {"rope_type": "default", "rope_theta": key(container, "rope.freq_base_swa") or 1e4}
-    facts["rope_parameters"] = {"full_attention": wide, "sliding_attention": near}
+    facts.pop("rope_theta", None)
+    facts["rope_parameters"] = {"full_attention": wide, "sliding_attention": {"rope_type": "default"}}
     facts["enable_moe_block"] = bool(key(container, "expert_count"))
-    facts["top_k_experts"] = key(container, "expert_used_count")
 
 
 def deepseek(container: Container, facts: Facts) -> None:
@@ -76,7 +72,6 @@ def deepseek(container: Container, facts: Facts) -> None:
     facts["v_head_dim"] = key(container, "attention.value_length_mla")
     facts.pop("head_dim", None)
     facts["q_lora_rank"] = key(container, "attention.q_lora_rank")
-    facts.setdefault("norm_topk_prob", False)
     rope, scale = facts.get("rope_parameters"), key(container, "rope.scaling.yarn_log_multiplier")
     if rope and scale is not None:  # ten times as much in configurations
         rope |= {"mscale": 10 * float(scale), "mscale_all_dim": 10 * float(scale)}
@@ -89,17 +84,24 @@ def deepseek_v2(container: Container, facts: Facts) -> None:
 
 
 def gpt_oss(container: Container, facts: Facts) -> None:
-    facts["intermediate_size"] = key(container, "expert_feed_forward_length") or facts["intermediate_size"]
+    """YaRN whose corrections are not rounded to whole dimensions."""
+    if (rope := facts.get("rope_parameters")) and rope["rope_type"] == "yarn":
+        rope["truncate"] = False
 
 
 def falcon(container: Container, facts: Facts) -> None:
-    groups = facts.pop("num_key_value_heads", 1)
-    facts |= {"num_kv_heads": groups, "multi_query": groups == 1, "parallel_attn": True, "alibi": False}
+    groups = facts.setdefault("num_kv_heads", 1)
+    facts |= {"multi_query": groups == 1, "parallel_attn": True, "alibi": False}
     facts["new_decoder_architecture"] = groups > 1
     facts["num_ln_in_parallel_attn"] = 2 if "blk.0.attn_norm_2.weight" in container.tensors else 1
-    facts["ffn_hidden_size"] = facts.pop("intermediate_size", None)
     facts["bias"] = "blk.0.attn_qkv.bias" in container.tensors
-    facts["layer_norm_epsilon"] = key(container, "attention.layer_norm_epsilon") or 1e-5
+
+
+def stablelm(container: Container, facts: Facts) -> None:
+    """Heads that are turned in part; biases of queries, and a norm before the MLP unless it is beside attention."""
+    facts["use_qkv_bias"] = "blk.0.attn_q.bias" in container.tensors
+    facts["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in container.tensors
+    partly_turned(container, facts)
 
 
 def mamba(container: Container, facts: Facts) -> None:
@@ -130,7 +132,6 @@ def ministral3(container: Container, facts: Facts) -> None:
     if (scale := key(container, "rope.scaling.yarn_log_multiplier")) is not None and rope["rope_type"] == "yarn":
         rope |= {"mscale_all_dim": float(scale), "mscale": 1.0}
     original = rope.get("original_max_position_embeddings") or facts["max_position_embeddings"]
-    rope |= {"llama_4_scaling_beta": key(container, "attention.temperature_scale") or 0.0}
     facts["rope_parameters"] = rope | {"original_max_position_embeddings": original}
 
 
@@ -149,4 +150,3 @@ def bert(container: Container, facts: Facts) -> None:
     """Encoders of BERT's form; RoBERTa's are written so that positions begin at the first row of their table."""
     kinds = container.tensors.get("token_types.weight")
     facts["type_vocab_size"] = kinds.shape[0] if kinds is not None else 1
-    facts["layer_norm_eps"] = key(container, "attention.layer_norm_epsilon") or 1e-12

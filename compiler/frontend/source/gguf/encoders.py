@@ -12,7 +12,6 @@ from typing import Any
 
 from .container import Container
 
-ENCODERS = ("bert", "modern-bert")
 _SPACE, _CONTROL = "\u2581", 3
 _POOLED = {1: "mean", 2: "cls", 3: "lasttoken"}  # llama.cpp's `llama_pooling_type`
 # ids where a file does not say, as llama.cpp has them

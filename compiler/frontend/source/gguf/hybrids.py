@@ -58,7 +58,6 @@ def _kv_heads(container: Container, facts: Facts) -> list[int]:
 
 def lfm2(container: Container, facts: Facts) -> None:
     kinds("full_attention", "conv")(container, facts)
-    facts["norm_eps"] = facts.pop("rms_norm_eps", 1e-5)
     facts["conv_bias"] = any(name.endswith("shortconv.conv.bias") for name in container.tensors)
 
 
@@ -106,7 +105,6 @@ def bamba(container: Container, facts: Facts) -> None:
 def falcon_h1(container: Container, facts: Facts) -> None:
     """All multipliers are in the weights of a file; gates come before norms."""
     facts |= {
-        "mamba_d_ssm": key(container, "ssm.inner_size"),
         "mlp_multipliers": [1.0, 1.0],
         "mamba_norm_before_gate": False,
     }
@@ -123,7 +121,6 @@ def nemotron_h(container: Container, facts: Facts) -> None:
     ]
     facts["intermediate_size"] = max(widths)
     facts.pop("num_hidden_layers", None)
-    facts["moe_latent_size"] = key(container, "moe_latent_size")
     for name in ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"):  # the latter, where both are
         facts["layer_norm_epsilon"] = key(container, name) or facts.get("layer_norm_epsilon", 1e-5)
 
@@ -138,12 +135,6 @@ def jamba(container: Container, facts: Facts) -> None:
     facts["mamba_expand"] = key(container, "ssm.inner_size") // facts["hidden_size"]
     if not any(experts):
         facts |= {"num_experts": 1, "num_experts_per_tok": 1}
-
-
-def glm_moe(container: Container, facts: Facts) -> None:
-    """GLM 4.5 and Solar Open, which turns whole heads and has experts everywhere."""
-    usual(container, facts)
-    facts["first_k_dense_replace"] = key(container, "leading_dense_block_count") or 0
 
 
 def latent(container: Container, facts: Facts) -> None:

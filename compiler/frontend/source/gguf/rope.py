@@ -39,7 +39,7 @@ def scaling(container: Container) -> tuple[str, float]:
     return (kind, float(factor)) if factor and kind in ("linear", "yarn") else ("none", 1.0)
 
 
-def scale_rope(container: Container, facts: Facts, truncate: bool = True) -> None:
+def scale_rope(container: Container, facts: Facts) -> None:
     """Linear scaling and YaRN; factors that are one tensor are applied to the frequencies instead."""
     kind, factor = scaling(container)
     if kind == "none":
@@ -48,10 +48,16 @@ def scale_rope(container: Container, facts: Facts, truncate: bool = True) -> Non
     if kind == "yarn":
         found = {name: key(container, f"rope.scaling.{own}") for own, name in _YARN.items()}
         rope |= {name: float(value) for name, value in found.items() if value is not None}
-        rope |= {} if truncate else {"truncate": False}
         if original := key(container, "rope.scaling.original_context_length"):
             rope["original_max_position_embeddings"] = int(original)
     facts["rope_parameters"] = rope
+
+
+def rope_parameters(facts: Facts) -> dict[str, Any]:
+    """The rotary parameters of a configuration that is being made; of its `rope_theta`, which goes, where it has none
+    yet. As llama.cpp has it, the base is 10000 where a file does not say."""
+    base = facts.pop("rope_theta", None)
+    return facts.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": base or 10000.0})
 
 
 def partly_turned(container: Container, facts: Facts) -> None:
@@ -60,9 +66,7 @@ def partly_turned(container: Container, facts: Facts) -> None:
     turned = container.metadata.get(f"{container.metadata['general.architecture']}.rope.dimension_count")
     if turned and turned < head:
         key(container, "rope.dimension_count")
-        base = facts.pop("rope_theta", None)
-        rope = facts.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": base or 10000.0})
-        rope["partial_rotary_factor"] = turned / head
+        rope_parameters(facts)["partial_rotary_factor"] = turned / head
 
 
 def long_rope(container: Container, facts: Facts) -> None:
@@ -90,9 +94,10 @@ def factors(container: Container, name: str) -> list[float] | None:
     return mapped(entry.path)[entry.start : entry.end].clone().view(torch.float32).tolist()
 
 
-def rope_factors(container: Container, arch: str) -> Entry | None:
-    """The tensor of what rotary frequencies are divided by, as files of Llama 3.1 and later have it."""
-    proportional = arch == "gemma4"  # which say what the configuration does
+def rope_factors(container: Container, config: Facts) -> Entry | None:
+    """The tensor of what rotary frequencies are divided by, as files of Llama 3.1 and later have it; None where the
+    configuration says the same."""
+    proportional = rope_of(config).get("rope_type") == "proportional"
     return None if proportional else container.tensors.get("rope_freqs.weight")
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ....errors import CheckpointError, IccError, UnsupportedModel
-from .config import architecture_of, special_token
+from .config import architecture, architecture_of, special_token
 from .container import Container
-from .encoders import ENCODERS, around, wordpiece, write_pooling
+from .encoders import around, wordpiece, write_pooling
 from .splits import completed_splits
 
 # what llama.cpp takes for the end of an answer, beside eos_token_id: keys of ids, and tokens by their text
@@ -69,7 +69,7 @@ def _write_tokenizer(container: Container, folder: Path) -> None:
             made, _ = convert_gguf_tokenizer(architecture_of(container), facts)
             made = completed_splits(_without_others(made, len(facts["tokens"])), facts)
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, **options)
-        if architecture_of(container) in ENCODERS:  # whose classes put tokens around a text, which this one does not
+        if architecture(container).sees_all:  # whose classes put tokens around a text, which this one does not
             tokenizer.backend_tokenizer.post_processor = around(container, facts["tokens"], made)
         tokenizer.save_pretrained(folder)
     except IccError:
