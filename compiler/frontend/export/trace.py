@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from ...errors import IccError, TraceError, UnsupportedModel
-from ..layers.kinds import LayerKinds, Repeat
+from ..layers.kinds import LayerKinds, RepeatedLayer
 from ..layers.marks import join_repeated
 from ..mask_spec import longest_sequence
 from .decompose import decompose
@@ -109,7 +109,7 @@ class Traced:
     """
 
     program: ExportedProgram
-    repeats: tuple[Repeat, ...] = ()
+    repeats: tuple[RepeatedLayer, ...] = ()
     shortest: int = SHORTEST
 
 
