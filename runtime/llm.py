@@ -8,10 +8,12 @@ from inspect import signature
 from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, Unpack, cast, overload
 
+from msgspec.structs import replace
+
 from .embed_prompts import EmbedOptions
 from .errors import RequestError
 from .executor.base import Executor
-from .executor.open import open_executor
+from .executor.open import Resources, open_executor
 from .format.load import Engine
 from .format.manifest import Manifest
 from .loop.engine_loop import EngineLoop
@@ -69,13 +71,19 @@ def open_llm(options: LoadOptions, begun: Begun | None = None) -> LLM:
     begun = begun or begin(options)
     engine = begun.opening.finish()
     try:
-        make = partial(open_executor, gpu=begun.gpu, threads=options.threads)
-        executor = make(engine, kv_bytes=options.kv_bytes, swap_bytes=options.swap_bytes)
+        own = Resources(
+            gpu=begun.gpu,
+            threads=options.threads,
+            cores=options.core_set,
+            kv_bytes=options.kv_bytes,
+            swap_bytes=options.swap_bytes,
+        )
+        executor = open_executor(engine, resources=own)
         if options.verify_answers:
             _check_answers(engine, executor)
         tokenizer_json = engine.tokenizer_json()
         tokenizer = None if tokenizer_json is None else Tokenizer(tokenizer_json, engine.vocabulary())
-        second = partial(make, swap_bytes=0)
+        second = partial(open_executor, resources=replace(own, kv_bytes=None, swap_bytes=0))
         speculator = choose_speculator(options.spec, engine, executor, second, options.acceptance)
     except BaseException:
         engine.close()

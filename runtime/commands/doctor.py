@@ -28,9 +28,10 @@ from ..format.footprint import (
     size_text,
 )
 from ..format.isa import cpu_flags, select_library
-from ..format.load import check_abi, decode_program, read_manifest
+from ..format.load import check_abi, read_manifest
 from ..format.manifest import Manifest
 from ..format.program import Program
+from ..format.programs import read_program
 from ..format.verify import check_listing
 
 _SERVER = ("fastapi", "uvicorn", "httptools", "prometheus_client")
@@ -82,7 +83,7 @@ def diagnose(path: str | os.PathLike[str], hashes: bool = False, cuda: Callable[
     root = Path(path)
     manifest = read_manifest(root)
     files = EngineFiles(root, manifest.files, verify=hashes)
-    program = decode_program(files.read(manifest.program_file), manifest.program_file)
+    program = read_program(manifest, files)
     memory = footprint(program, manifest.limits, manifest.backend)
     found = Diagnosis(str(root), manifest.target)
     found.look("files", lambda: _files(root, manifest, files, hashes))
@@ -107,8 +108,9 @@ def _files(root: Path, manifest: Manifest, files: EngineFiles, hashes: bool) -> 
     check_listing(root, manifest)
     if not hashes:
         return f"{len(manifest.files)} files of the right size (--hashes compares their contents)"
-    with memoryview(files.map(manifest.weights_file)) as view:
-        files.begin((), {manifest.weights_file: view})
+    weights = manifest.main.weights
+    with memoryview(files.map(weights)) as view:
+        files.begin((), {weights: view})
         files.finish()
     return f"{len(manifest.files)} files as they were written"
 
@@ -120,9 +122,9 @@ def _abi(manifest: Manifest) -> str:
 
 def _isa(manifest: Manifest, files: EngineFiles) -> str:
     flags = cpu_flags()
-    best = select_library(manifest, flags, os.environ.get("ICC_ISA"))
+    best = select_library(manifest.main.libraries, flags, os.environ.get("ICC_ISA"))
     KernelLibrary(files.read(best.path), best.path)  # loads, with all that it links to
-    others = [library.isa for library in manifest.libraries if not flags.issuperset(library.cpu_flags)]
+    others = [library.isa for library in manifest.main.libraries if not flags.issuperset(library.cpu_flags)]
     return f"{best.isa}, {usable_cores()} threads" + (f"; not here: {', '.join(others)}" if others else "")
 
 

@@ -13,9 +13,10 @@ import msgspec
 
 from ..errors import EngineFormatError
 from ..format.files import EngineFiles
-from ..format.load import decode_program, read_manifest
+from ..format.load import read_manifest
 from ..format.manifest import Manifest
 from ..format.program import Program
+from ..format.programs import read_program
 
 REPORT_FILE = "report.json"
 OUTSIDE = -1  # the layer of what belongs to none: embedding, last norm, head
@@ -68,10 +69,9 @@ def read_facts(path: str | os.PathLike[str]) -> EngineFacts:
     root = Path(path)
     manifest = read_manifest(root)
     files = EngineFiles(root, manifest.files, verify=True)
-    raw = files.read(manifest.program_file)
-    program = decode_program(raw, manifest.program_file)
+    program, file = read_program(manifest, files), manifest.main.program
     report = _object(files.read(REPORT_FILE), REPORT_FILE) if REPORT_FILE in manifest.files else {}
-    steps = _object(raw, manifest.program_file)["steps"]
+    steps = _object(files.read(file), file)["steps"]
     return EngineFacts(root.resolve().name, manifest, program, tuple(_steps(steps)), report)
 
 

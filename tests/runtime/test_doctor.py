@@ -16,8 +16,9 @@ from icc.runtime.commands.doctor import Diagnosis, diagnose
 from icc.runtime.errors import DeviceError
 from icc.runtime.executor.cuda.driver import Cuda, DeviceFacts
 from icc.runtime.format.footprint import footprint
-from icc.runtime.format.load import decode_program, read_manifest
+from icc.runtime.format.load import read_manifest
 from icc.runtime.format.manifest import GpuFacts, Library
+from icc.runtime.format.programs import decode_program
 
 Make = Callable[..., Path]
 H100 = DeviceFacts("NVIDIA H100", (9, 0), 12080, 70 << 30, 80 << 30)

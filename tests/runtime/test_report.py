@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from icc.runtime.errors import EngineFormatError, UsageError
+from icc.runtime.format.manifest import FileEntry
 from icc.runtime.report import charts, graph
 from icc.runtime.report.facts import OUTSIDE, _steps, layer_of, read_facts
 from icc.runtime.report.html import Markup, count, el, seconds, size, table
@@ -168,7 +168,7 @@ def test_a_damaged_report_is_told_of(make_engine: Callable[..., Path], monkeypat
         facts.EngineFiles, "read", lambda self, name: b"{" if name == "report.json" else real(self, name)
     )
     manifest = facts.read_manifest(engine)
-    listed = SimpleNamespace(files={**manifest.files, "report.json": None}, program_file=manifest.program_file)
+    listed = msgspec.structs.replace(manifest, files={**manifest.files, "report.json": FileEntry(1, "")})
     monkeypatch.setattr(facts, "read_manifest", lambda root: listed)
     with pytest.raises(EngineFormatError, match=r"report\.json"):
         read_facts(engine)
