@@ -32,7 +32,7 @@ from .mask_spec import MaskUsed
 from .source.facts import completed_info, model_info, pair_inputs, unused_positions
 from .source.lengths import sequence_length
 from .source.scoring import read_words
-from .source.source import Source, open_source
+from .source.source import ModelSource, open_source
 from .words import score_words
 
 _TABLES = (aten_handlers, index_handlers, reduce_handlers, shift_handlers, state_handlers)
@@ -40,7 +40,7 @@ HANDLERS = joined(*(file.HANDLERS for file in _TABLES))
 
 
 def load_graph(
-    model: Path | Source,
+    model: Path | ModelSource,
     max_seq_len: int | None = None,
     every_layer: bool = False,
     *,
