@@ -47,9 +47,7 @@ def test_documents_come_by_their_scores(write_engine: Callable[..., Path], start
         assert reply.status == 404 and "compiled to score texts" in reply.json["error"]["message"]
 
 
-def test_types_of_tokens_reach_the_engine(
-    write_engine: Callable[..., Path], start: StartServer, tmp_path: Path
-) -> None:
+def test_types_reach_the_engine(write_engine: Callable[..., Path], start: StartServer, tmp_path: Path) -> None:
     """The toy has no input for them, and says so."""
     facts = EmbeddingFacts("last", False, 258, scores="sigmoid", types_input="kind")
     engine = write_engine(tmp_path / "toy.engine", embedding=facts, max_seq_len=64, max_step_tokens=16)
