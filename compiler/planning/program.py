@@ -16,7 +16,7 @@ from ..backends.registry import backend_for
 from ..caches import choose_caches, lower_options
 from ..engine.manifest import make_limits
 from ..frontend.load import load_graph
-from ..frontend.source.source import Source
+from ..frontend.source.source import ModelSource
 from ..graph.graph import Graph
 from ..options import CompileOptions
 from ..program.lower import lower
@@ -37,7 +37,7 @@ class PlannedCompile:
     kept: tuple[str, ...]
 
 
-def plan_graph(source: Source, options: CompileOptions, encodes: bool = False) -> tuple[Graph, tuple[str, ...]]:
+def plan_graph(source: ModelSource, options: CompileOptions, encodes: bool = False) -> tuple[Graph, tuple[str, ...]]:
     """The optimized graph of `source`, and which linears are left as stored; encodes as
     `pipelines.quantize` has it. Raises what `compile_engine` raises."""
     graph = load_graph(source, options.max_seq_len, task=options.task, policy=options.eviction)
