@@ -1,4 +1,4 @@
-"""Checkpoint -> Graph: the frontend as one function, source -> model on meta -> export -> token-major graph."""
+"""The frontend as one function: checkpoint -> model on meta -> exported program -> token-major graph."""
 
 from __future__ import annotations
 
@@ -119,9 +119,10 @@ def trace_model(
 def convert(
     traced: Traced, weights: Mapping[str, Weight], info: ModelInfo, max_tokens: int, picks: bool = False
 ) -> Graph:
-    """The token-major graph of an exported model, which may end with one token of a sequence if it `picks`.
+    """The token-major graph of an exported model.
 
-    NotRepeatable where a layer may not stand for those like it.
+    picks: whether it may end with one token of a sequence. NotRepeatable where a layer may not stand for those like it;
+    UnsupportedModel for an op that cannot be token-major.
     """
     replay = Replay(traced.repeats)
     renames = [repeat.renames for repeat in traced.repeats]
