@@ -119,14 +119,15 @@ def test_the_graph_has_the_hidden_states_of_the_model(kind: str, tmp_path: Path)
 
 @pytest.mark.parametrize("kind", ["modernbert", "llama", *soak("bert", "roberta", "mpnet", "distilbert", "gemma")])
 def test_the_graph_has_the_scores_of_the_model(kind: str, tmp_path: Path) -> None:
+    import torch
+
     model = saved(kind, tmp_path, "rerank", num_labels=2)
     graph = through_passes(load_graph(tmp_path, task="rerank"))
     ids, types = ids_of(TOKENS), [0] * 10 + [1] * 13
-    typed = [token + 60 * kind for token, kind in zip(ids, types, strict=True)] if graph.token_types else ids
-    assert graph.token_types == (2 if kind == "bert" else 0)
+    assert [array.name for array in graph.declared] == (["token_type_ids"] if kind == "bert" else [])
     row = 0 if graph.picked == "first" else TOKENS - 1
-    found = interpret(graph, typed, [row])[0]
-    expected = run_model(model, ids, types if graph.token_types else None)
+    found = interpret(graph, ids, [row], extras={"token_type_ids": torch.tensor(types)})[0]
+    expected = run_model(model, ids, types if graph.declared else None)
     np.testing.assert_allclose(found, expected, atol=3e-5 * float(expected.abs().max()))
 
 

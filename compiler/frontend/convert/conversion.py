@@ -6,7 +6,7 @@ graph can therefore serve a packed batch of many sequences. `values.py` has how 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -14,8 +14,9 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from ....runtime.format.batch import BatchArray
 from ...errors import UnsupportedModel
-from ...graph.graph import TOKENS, Graph, ModelInfo, TensorType
+from ...graph.graph import FIXED_INPUTS, Graph, ModelInfo, type_of
 from ...ops import OPS
 from ...weights.handles import Constant, Weight
 from .static_values import StaticValues
@@ -46,7 +47,8 @@ class Conversion:
     """One conversion: the graph being built and the values seen so far.
 
     followers: asked before `handlers`, in order. renames: for each layer that the program only names, its weights'
-    names by those of the traced layer. values: what became of each node of the program.
+    names by those of the traced layer. declared: the program's inputs behind token ids and positions. values: what
+    became of each node of the program.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Conversion:
         handlers: Handlers,
         followers: Sequence[CallFollower] = (),
         renames: Sequence[Mapping[str, str]] = (),
+        declared: Sequence[BatchArray] = (),
     ) -> None:
         self.program = program
         self.weights = weights
@@ -67,7 +70,7 @@ class Conversion:
         self.values: dict[fx.Node, Any] = {}
         self._handlers = handlers
         self._followers = followers
-        self._renames = renames
+        self._renames, self._declared = renames, declared
         self._stored: dict[str, TracedValue] = {}
         self._layers = 0
         self._current: fx.Node | None = None
@@ -120,14 +123,14 @@ class Conversion:
         graph = self.graph.fx
         specs = {s.arg.name: s for s in self.program.graph_signature.input_specs}
         used: dict[str, fx.Node] = {}
+        users = iter(self._users())
         for node in self.program.graph.nodes:
             if node.op != "placeholder":
                 continue
             spec = specs[node.name]
             if spec.kind == InputKind.USER_INPUT:
-                new = graph.placeholder("positions" if self.graph.input("token_ids") else "token_ids")
-                new.meta["type"] = TensorType(TOKENS, (), torch.int64)
-                self.values[node] = self.view(TracedValue(new, (T,)), (1, T))
+                new, dims = next(users), dims_of(node.meta["val"])
+                self.values[node] = self.view(TracedValue(new, (T, *type_of(new).shape)), dims)
             elif node.users and spec.kind == InputKind.CONSTANT_TENSOR:
                 self.values[node] = self._lifted(node, str(spec.target))
             elif node.users:
@@ -140,6 +143,15 @@ class Conversion:
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
         for node in reversed(placeholders):  # fx wants them before everything else
             next(iter(graph.nodes)).prepend(node)
+
+    def _users(self) -> Iterator[fx.Node]:
+        """The placeholders of the graph, in the order of the exported program's."""
+        for name in ("token_ids", "positions"):
+            node = self.graph.fx.placeholder(name)
+            node.meta["type"] = FIXED_INPUTS[name]
+            yield node
+        for array in self._declared:
+            yield self.graph.declare(array)
 
     def _weight_names(self, used: Mapping[str, fx.Node]) -> list[str]:
         """The weights of the program and of the layers that it only names, in an order that is always the same."""
