@@ -90,7 +90,7 @@ def unused_positions(model: nn.Module) -> int:
 
 
 def pair_inputs(model: nn.Module, config: Any) -> tuple[BatchArray, ...]:
-    """The inputs of a model for pairs of texts besides token ids: the types of tokens, where it distinguishes any; else ()."""
+    """The inputs of a model for pairs of texts besides token ids: types of tokens where it has several, else ()."""
     takes = TYPES in inspect.signature(model.forward).parameters
     count = int(getattr(config.get_text_config(), "type_vocab_size", 0) or 0)
     return (BatchArray(TYPES, ("T",)),) if takes and count > 1 else ()
