@@ -10,13 +10,14 @@ from typing import TypeVar, Unpack, cast, overload
 
 import numpy as np
 
+from .chat_options import ChatOptions
 from .embed_prompts import EmbedOptions
 from .errors import IccError, RequestError
 from .format.manifest import Manifest
 from .llm import LLM, load_with_fields, open_llm
 from .loop.engine_thread import EngineThread, News, Question, Reading
 from .options import LoadOptions
-from .prompting import ChatOptions, Prompt, Prompting, Query
+from .prompting import Prompt, Prompting, Query
 from .reading.answer import Answer
 from .requests.embedding import Ranked, ranked, stacked
 from .requests.generation import Completion
@@ -212,11 +213,9 @@ class AsyncLLM:
 
     async def _ask(self, query: Query, streamed: bool = False) -> tuple[Question, asyncio.Queue[News]]:
         """Put a question to the engine; what it tells comes in the queue."""
-        params, constrain = query.params, None
-        if params.asks_for_a_form or query.grammar:
-            params, constrain = await asyncio.to_thread(self.prompting.constrained, params, query.grammar)
+        constrain = None if not query.grammar else await asyncio.to_thread(self.prompting.compiled, query.grammar)
         loop, news = asyncio.get_running_loop(), asyncio.Queue[News]()
-        question = Question(query.token_ids, params, constrain, partial(_post, loop, news.put_nowait), streamed)
+        question = Question(query.token_ids, query.params, constrain, partial(_post, loop, news.put_nowait), streamed)
         self._send(question)
         return question, news
 

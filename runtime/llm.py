@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar, Unpack, cast, overload
 
 from msgspec.structs import replace
 
+from .chat_options import ChatOptions, RenderOptions
 from .embed_prompts import EmbedOptions
 from .errors import RequestError
 from .executor.base import Executor
@@ -19,7 +20,7 @@ from .format.manifest import Manifest
 from .loop.engine_loop import EngineLoop
 from .opening import Begun, begin
 from .options import LoadOptions
-from .prompting import ChatOptions, Prompt, Prompting, Query, RenderOptions
+from .prompting import Prompt, Prompting, Query
 from .requests.embedding import PooledRequest, Ranked, ranked, stacked
 from .requests.generation import Completion, Generation
 from .requests.increment import Increment
@@ -192,17 +193,16 @@ class LLM:
             raise RequestError("n must be 1 when streaming", "use generate", field="n")
         return self._increments(query)
 
-    def add(self, token_ids: Sequence[int], params: SamplingParams, grammar: str = "") -> list[Generation]:
-        """Queue a prompt with the engine loop, under the grammar that `params` or the caller ask for."""
-        params, constrain = self.prompting.constrained(params, grammar)
-        return self.loop.add(token_ids, params, constrain=constrain)
+    def add(self, query: Query) -> list[Generation]:
+        """Queue a query of `prompting` with the engine loop."""
+        return self.loop.add(query.token_ids, query.params, constrain=self.prompting.compiled(query.grammar))
 
     def _complete(self, queries: Sequence[Query], progress: Progress | None = None) -> list[Completion]:
         generations: list[Generation] = []
         reads: list[MakeReader | None] = []
         try:
             for query in queries:
-                generations += self.add(query.token_ids, query.params, query.grammar)
+                generations += self.add(query)
                 reads += [query.read] * query.params.n
             left = len(generations) + 1
             while running := sum(generation.finish_reason is None for generation in generations):
@@ -218,7 +218,7 @@ class LLM:
         return [one.completion().read_by(read) for one, read in zip(generations, reads, strict=True)]
 
     def _increments(self, query: Query) -> Iterator[Increment]:
-        [generation] = self.add(query.token_ids, query.params, query.grammar)
+        [generation] = self.add(query)
         answer: Answer | None = None
         if query.read is not None:
             from .reading.answer import Answer
