@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar, Unpack, cast, overload
 
 from msgspec.structs import replace
 
+from .batch.scheduled import NO_EXTRAS, Extras
 from .chat_options import ChatOptions, RenderOptions
 from .embed_prompts import EmbedOptions
 from .errors import RequestError
@@ -20,11 +21,13 @@ from .format.manifest import Manifest
 from .loop.engine_loop import EngineLoop
 from .opening import Begun, begin
 from .options import LoadOptions
-from .prompting import Prompt, Prompting, Query
+from .prompting import Prompt, Prompting
+from .query import Query
 from .requests.embedding import PooledRequest, Ranked, ranked, stacked
 from .requests.generation import Completion, Generation
 from .requests.increment import Increment
 from .requests.params import SamplingParams
+from .requests.request import Standing
 from .speculate.choose import choose_speculator
 from .templates.messages import Messages, is_messages
 from .templates.source import TemplateSource
@@ -195,7 +198,8 @@ class LLM:
 
     def add(self, query: Query) -> list[Generation]:
         """Queue a query of `prompting` with the engine loop."""
-        return self.loop.add(query.token_ids, query.params, constrain=self.prompting.compiled(query.grammar))
+        constrain = self.prompting.compiled(query.grammar)
+        return self.loop.add(query.token_ids, query.params, Standing(extras=query.extras), constrain)
 
     def _complete(self, queries: Sequence[Query], progress: Progress | None = None) -> list[Completion]:
         generations: list[Generation] = []
@@ -235,18 +239,19 @@ class LLM:
         finally:
             self.loop.end(generation)
 
-    def logits(self, token_ids: Sequence[int]) -> np.ndarray:
-        """Teacher-forced logits, float32 `[len(token_ids), vocab]`: row i is the prediction after tokens 0 .. i."""
+    def logits(self, token_ids: Sequence[int], extras: Extras = NO_EXTRAS) -> np.ndarray:
+        """Teacher-forced logits, float32 `[len(token_ids), vocab]`: row i is the prediction after tokens 0 .. i.
+        extras: see `add`."""
         result = np.empty((len(token_ids), self.manifest.model.vocab_size), dtype=np.float32)
         row = 0
-        for chunk in self.iter_logits(token_ids):
+        for chunk in self.iter_logits(token_ids, extras):
             result[row : row + len(chunk)] = chunk
             row += len(chunk)
         return result
 
-    def iter_logits(self, token_ids: Sequence[int]) -> Iterator[np.ndarray]:
+    def iter_logits(self, token_ids: Sequence[int], extras: Extras = NO_EXTRAS) -> Iterator[np.ndarray]:
         """The rows of `logits` in chunks, so that a long text needs no more memory than a short one."""
-        return self.loop.score(token_ids)
+        return self.loop.score(token_ids, Standing(extras=extras))
 
     def embed(
         self, prompts: Sequence[Prompt] | str, *, dimensions: int | None = None, **options: Unpack[EmbedOptions]
@@ -258,7 +263,7 @@ class LLM:
         """
         facts = self.loop.requests.intake.check_scores(False)
         given = [prompts] if isinstance(prompts, str) else prompts
-        vectors = self._vectors(self.prompting.encode_embedded(prompt, options) for prompt in given)
+        vectors = self._vectors(self.prompting.embedding(prompt, options) for prompt in given)
         return stacked(vectors, facts, dimensions)
 
     def rerank(
@@ -271,16 +276,16 @@ class LLM:
         """
         facts = self.loop.requests.intake.check_scores(True)
         longest = self.manifest.limits.max_seq_len if truncate else None
-        pairs = (self.prompting.encode_pair(query, document, longest) for document in documents)
-        vectors = self._vectors((pair, 0) for pair in pairs)
-        return ranked(documents, vectors, facts)[:top_n]
+        pairs = (self.prompting.pair(query, document, longest) for document in documents)
+        return ranked(documents, self._vectors(pairs), facts)[:top_n]
 
-    def _vectors(self, prompts: Iterable[tuple[Sequence[int], int]]) -> list[np.ndarray]:
-        """What the engine makes of each prompt, of which so many first tokens are not pooled."""
+    def _vectors(self, prompts: Iterable[Query]) -> list[np.ndarray]:
+        """What the engine makes of each prompt."""
         embeddings: list[PooledRequest] = []
         try:
-            for prompt, skipped in prompts:
-                embeddings.append(self.loop.add_embedding(prompt, skipped))
+            for prompt in prompts:
+                standing = Standing(extras=prompt.extras)
+                embeddings.append(self.loop.add_embedding(prompt.token_ids, prompt.skipped, standing))
             waiting = list(embeddings)
             while waiting:
                 self.loop.step()

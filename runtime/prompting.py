@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -9,12 +10,14 @@ from operator import index
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-import msgspec
+from msgspec.structs import replace as replace_fields
 
+from .batch.scheduled import NO_EXTRAS, Extras
 from .chat_options import ChatOptions, RenderOptions, TemplateOptions
 from .errors import MissingExtraError, RequestError, install
 from .format.load import Engine
 from .format.manifest import Manifest, SamplingDefaults
+from .query import Query
 from .requests.params import SamplingParams
 from .templates.messages import Messages, is_messages, prepared
 from .templates.source import TemplateSource, read_template
@@ -25,24 +28,12 @@ if TYPE_CHECKING:  # a text that is completed as it is needs none of these
     from .chat_turn import ChatTurn
     from .embed_prompts import EmbedOptions
     from .grammars.constraints import Grammars
-    from .reading.answer import MakeReader
     from .reading.formats import AnswerFormat
     from .reading.tools import Tools
     from .requests.sampler import Constrain
     from .templates.template import ChatTemplate
 
 Prompt = str | Sequence[int]
-
-
-class Query(msgspec.Struct, frozen=True):
-    """A prompt, ready for the engine loop. grammar: what the answer must follow, a text of `grammars.sources`, "" for
-    any text; `params` are then those of a form. read: makes a reader of the answer, where that may hold more than
-    words."""
-
-    token_ids: Sequence[int]
-    params: SamplingParams
-    grammar: str = ""
-    read: MakeReader | None = None
 
 
 class Prompting:
@@ -130,26 +121,30 @@ class Prompting:
             hint = "a prompt is a text or a list of integers; generate takes a list of prompts"
             raise RequestError(f"the prompt is not token ids: {error}", hint, field="prompt") from error
 
-    def encode_embedded(self, text: Prompt, options: EmbedOptions) -> tuple[list[int], int]:
-        """Token ids of a text that is to be embedded, and how many of the first are not pooled; see EmbedOptions."""
+    def embedding(self, text: Prompt, options: EmbedOptions) -> Query:
+        """A text that is to be embedded; see EmbedOptions."""
         from .embed_prompts import cut, encode_prompted
 
         if isinstance(text, str):
-            return encode_prompted(self._text_tokenizer, self._manifest, text, options)
-        return cut(self.encode(text), self._manifest, options), 0
+            ids, skipped = encode_prompted(self._text_tokenizer, self._manifest, text, options)
+            return Query(ids, skipped=skipped)
+        return Query(cut(self.encode(text), self._manifest, options))
 
-    def encode_pair(self, query: str, document: str, longest: int | None = None) -> list[int]:
-        """Token ids of a query and a document, each with its type (see EmbeddingFacts); see Tokenizer.encode_pair."""
+    def pair(self, query: str, document: str, longest: int | None = None) -> Query:
+        """A query and a document, with the type of each token if the model takes any (see EmbeddingFacts); see
+        Tokenizer.encode_pair."""
         if not isinstance(query, str) or not isinstance(document, str):
             raise RequestError("query and documents must be texts", field="documents")
         facts = self._manifest.embedding
         if facts is not None and facts.around:
-            return self._text_tokenizer.encode_between(facts.around, (query, document), longest)
+            return Query(self._text_tokenizer.encode_between(facts.around, (query, document), longest))
         ids, types = self._text_tokenizer.encode_pair(query, document, longest)
-        count = facts.token_types if facts is not None else 0
-        return (
-            [i + self._manifest.model.vocab_size * kind for i, kind in zip(ids, types, strict=True)] if count else ids
-        )
+        if facts is not None and facts.types_input:
+            return Query(ids, extras={facts.types_input: array("i", types).tobytes()})
+        if facts is not None and facts.coded_types:
+            size = self._manifest.model.vocab_size
+            return Query([token + size * kind for token, kind in zip(ids, types, strict=True)])
+        return Query(ids)
 
     def render(
         self,
@@ -237,18 +232,16 @@ class Prompting:
         if read is not None and turn.form.special:
             params = replace(params, skip_special_tokens=False)
         grammar = turn.source(self.special_tokens, self._manifest.model.eos_token_ids)
-        return self.completion(token_ids, params, grammar, read)
+        return _bound(Query(token_ids, params, grammar, read))
 
-    def completion(
-        self,
-        token_ids: Sequence[int],
-        params: SamplingParams,
-        grammar: str | None = None,
-        read: MakeReader | None = None,
-    ) -> Query:
-        """The query for what follows token ids, under a grammar; None for the one that the parameters ask for."""
-        grammar = _source_of(params) if grammar is None else grammar
-        return Query(token_ids, params.of_a_form() if grammar else params, grammar, read)
+    def completion(self, token_ids: Sequence[int], params: SamplingParams, extras: Extras = NO_EXTRAS) -> Query:
+        """The query for what follows token ids, in the form that the parameters ask for. extras: rows for inputs that
+        the engine has besides token ids, as bytes by the input's name; tokens without one get its fill."""
+        return _bound(Query(token_ids, params, _source_of(params), extras=extras))
+
+    def constrained(self, token_ids: Sequence[int], params: SamplingParams, grammar: str) -> Query:
+        """The query for what follows token ids under a grammar, a text of `grammars.sources`; "" for any text."""
+        return _bound(Query(token_ids, params, grammar))
 
     @property
     def _text_tokenizer(self) -> Tokenizer:
@@ -296,6 +289,11 @@ def params_for(count: int, params: SamplingParams | Sequence[SamplingParams] | N
     if len(params) != count:
         raise RequestError(f"{count} prompts but {len(params)} params", field="params")
     return list(params)
+
+
+def _bound(query: Query) -> Query:
+    """A query whose parameters are those of a form, if it has a grammar."""
+    return replace_fields(query, params=query.params.of_a_form()) if query.grammar else query
 
 
 def _source_of(params: SamplingParams) -> str:

@@ -14,7 +14,7 @@ from .source.pooling import LayerBehind, Pooling
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseLayer:
     """A linear layer, weight [N, K] and bias [N], and what is done to its result."""
 
     weight: Weight
@@ -27,14 +27,14 @@ class Ending:
     """mean: of the hidden states of a sequence. dense: layers behind them, or behind their mean."""
 
     mean: bool = False
-    dense: tuple[Dense, ...] = ()
+    dense: tuple[DenseLayer, ...] = ()
 
 
 def ending_of(pooling: Pooling) -> Ending:
     """What sentence-transformers would run behind the model, as far as it may be part of the graph."""
     weights = [layer_weights(layer) for layer in pooling.layers if layer.kind != "normalize"]  # all must be there
     dense = pooling.dense(looks_ahead=True)
-    layers = (Dense(weight, bias, layer.activation) for layer, (weight, bias) in zip(dense, weights, strict=False))
+    layers = (DenseLayer(weight, bias, layer.activation) for layer, (weight, bias) in zip(dense, weights, strict=False))
     return Ending(pooling.settled(looks_ahead=True) == ("mean",) and pooling.prompted, tuple(layers))
 
 

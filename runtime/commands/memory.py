@@ -92,7 +92,7 @@ def _host_parts(manifest: Manifest, program: Program, files: EngineFiles, load: 
     library = select_library(manifest.main.libraries, cpu_flags(), os.environ.get("ICC_ISA"))
     kernels, threads = KernelLibrary(files.read(library.path), library.path), usable_cores()
     scratch, shared = kernels.scratch(threads)
-    batch = sum(largest.nbytes(array) for array in CPU_INPUTS)
+    batch = sum(largest.nbytes(array) for array in (*CPU_INPUTS, *program.inputs))
     parts = {
         "weights_bytes": weights,
         "arena_bytes": touched_bytes([(0, program.arena_bytes_per_token * tokens)], arena),
@@ -114,7 +114,7 @@ def _device_parts(manifest: Manifest, program: Program, load: Limits) -> tuple[d
         "weights_bytes": needs.weights,
         "arena_bytes": needs.arena,
         "logits_bytes": needs.logits,
-        "batch_bytes": sum(largest.nbytes(array) for array in GPU_INPUTS),
+        "batch_bytes": sum(largest.nbytes(array) for array in (*GPU_INPUTS, *program.inputs)),
         "scratch_bytes": needs.scratch,
         "kv_bytes": KVMemory(program.kv, program.kv.blocks_needed(load, load.max_batch_size)).nbytes,
     }

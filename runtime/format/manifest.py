@@ -141,8 +141,9 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     of each element. Then scaled to length 1, or not.
 
     pooled: the program has taken the mean itself, and gives it with any row. scores: the vector has one number or two
-    for a pair of texts, of which a score is made, by "sigmoid" one within 0..1. token_types: how many kinds of tokens a
-    pair has, token v of type t being t * vocabulary + v; 0 if they are alike.
+    for a pair of texts, of which a score is made, by "sigmoid" one within 0..1. types_input: the input of the program
+    that takes the types of a pair's tokens, which tell its texts apart; "" if it has none. coded_types: of an engine
+    of format 2, which has no such input, how many types there are: it takes token v of type t as t * vocabulary + v.
     also: more ways of pooling, whose vectors come behind the first. tail: layers behind that, before the scaling. rows:
     how wide hidden states are where a vector is not (0: it is). prompts: texts that come before another, by their
     names; default_prompt: the one where nothing is said. skips_prompt: their tokens are not pooled.
@@ -154,7 +155,8 @@ class EmbeddingFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     dimension: int
     pooled: bool = False
     scores: Literal["", "sigmoid", "identity"] = ""
-    token_types: int = 0
+    types_input: str = ""
+    coded_types: int = 0
     also: list[Pooling] = []
     tail: list[TailLayer] = []
     rows: int = 0

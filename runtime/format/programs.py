@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..errors import EngineFormatError, KVLayoutError
 from ..kv.policy import EVICTING, POLICIES
+from .batch import declaration_problem
 from .decoding import COPY_AGAIN, decode
 from .files import EngineFiles
 from .kv import KV_DTYPES, MAX_BLOCK_SIZE, KVGroup
@@ -39,6 +40,8 @@ def check_agreement(manifest: Manifest, program: Program, name: str = MAIN) -> N
     for kernel, found in program.plan.objects.items() if program.plan else ():
         if found.file not in manifest.files:
             raise EngineFormatError(f"{file}: object {kernel} is not listed in {MANIFEST_FILE}", COPY_AGAIN)
+    if problem := declaration_problem(program.inputs):
+        raise EngineFormatError(f"{file}: {problem}", COPY_AGAIN)
     for group in program.kv.groups:
         _check_group(group)
     limits = manifest.limits

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+from ..format.elements import ITEM_SIZE
 from ..format.kv import KVMemory
-from ..format.program import ITEM_SIZE
 from .charts import Frame, byte_ticks, colours, legend, stacks, ticks
 from .facts import OUTSIDE, EngineFacts, layer_of
 from .html import Markup, count, el, seconds, size, table

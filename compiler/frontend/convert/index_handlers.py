@@ -14,7 +14,7 @@ from .aten_handlers import _val, cat_parts, expand_to, per_token
 from .conversion import Conversion
 from .reduce_handlers import icc, last_axis
 from .table import Table
-from .values import Dims, T, Value, dims_of, op_name
+from .values import Dims, T, TracedValue, dims_of, op_name
 
 aten = torch.ops.aten
 HANDLERS = Table()
@@ -35,13 +35,13 @@ def embedding(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str
         raise ValueError("a gather of tokens")
     if math.prod(index.features) != 1:
         flat = index.node
-        return Value(conv.emit(icc("embedding"), flat, table.node), dims_of(_val(node)))
+        return TracedValue(conv.emit(icc("embedding"), flat, table.node), dims_of(_val(node)))
     if not index.per_token:  # every token takes the same row
-        row = conv.emit(icc("embedding"), conv.view(Value(index.node, index.features), (1,)).node, table.node)
-        return conv.view(Value(row, (1, *table.dims[1:])), dims_of(_val(node)))
+        row = conv.emit(icc("embedding"), conv.view(TracedValue(index.node, index.features), (1,)).node, table.node)
+        return conv.view(TracedValue(row, (1, *table.dims[1:])), dims_of(_val(node)))
     index = conv.view(index, (T,))
     out = conv.emit(icc("embedding"), index.node, table.node)
-    return conv.view(Value(out, (T, *table.dims[1:])), dims_of(_val(node)))
+    return conv.view(TracedValue(out, (T, *table.dims[1:])), dims_of(_val(node)))
 
 
 @HANDLERS.handles("aten.index")
@@ -49,7 +49,7 @@ def index(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, An
     table, indices = args
     if table.per_token or len(indices) != 1:
         raise ValueError("advanced indexing")
-    return Value(conv.emit(icc("embedding"), indices[0].node, table.node), dims_of(_val(node)))
+    return TracedValue(conv.emit(icc("embedding"), indices[0].node, table.node), dims_of(_val(node)))
 
 
 @HANDLERS.handles("aten.index_put")
@@ -66,12 +66,12 @@ def index_put(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str
     if mask.dims != value.dims or (len(args) > 3 and args[3]):
         raise ValueError("a masked write of this form")
     scalar = conv.view(source, ()).node
-    return Value(conv.emit(aten.where.self, mask.node, scalar, value.node), value.dims)
+    return TracedValue(conv.emit(aten.where.self, mask.node, scalar, value.node), value.dims)
 
 
 @HANDLERS.handles("aten.topk", "aten.sort")
 def topk(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    value: Value = args[0]
+    value: TracedValue = args[0]
     is_sort = "sort" in str(node.target)
     rest = list(args[1:])
     k = value.dims[-1] if is_sort else rest.pop(0)
@@ -83,7 +83,7 @@ def topk(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any
     value = last_axis(conv, value, axis)
     pair = conv.emit(icc("topk"), value.node, k, bool(largest))
     dims = (*value.dims[:-1], k)
-    return [Value(_item(conv, pair, i), dims) for i in range(2)]
+    return [TracedValue(_item(conv, pair, i), dims) for i in range(2)]
 
 
 def _item(conv: Conversion, pair: fx.Node, index: int) -> fx.Node:
@@ -97,10 +97,10 @@ def gather(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
     if index_.dims[axis] is T and not value.per_token:
         return _table_rows(conv, value, axis, index_, dims_of(_val(node)))
     value = last_axis(conv, value, axis)
-    return Value(conv.emit(icc("gather"), value.node, index_.node), dims_of(_val(node)))
+    return TracedValue(conv.emit(icc("gather"), value.node, index_.node), dims_of(_val(node)))
 
 
-def _table_rows(conv: Conversion, table: Value, axis: int, index_: Value, dims: Dims) -> Value:
+def _table_rows(conv: Conversion, table: TracedValue, axis: int, index_: TracedValue, dims: Dims) -> TracedValue:
     """A gather that picks row index[t] of a constant for each token, however it spells the other axes."""
     if math.prod(table.dims[:axis]) != 1:
         raise ValueError("a gather from several tables")
@@ -112,17 +112,17 @@ def _table_rows(conv: Conversion, table: Value, axis: int, index_: Value, dims: 
     width = tuple(d for d in dims[axis + 1 :])
     if width != table.dims[axis + 1 :]:
         raise ValueError("a gather of parts of rows")
-    return conv.view(Value(out, (T, *width)), dims)
+    return conv.view(TracedValue(out, (T, *width)), dims)
 
 
-def _same_along_features(value: Value) -> Value | None:
+def _same_along_features(value: TracedValue) -> TracedValue | None:
     """The one number per token that `value` repeats over its other axes, if it is made that way."""
     if math.prod(value.features) == 1:
         return value
     source = value.node.args[0]
     if value.node.target not in LOOKED_THROUGH or not isinstance(source, fx.Node):
         return None
-    return Value(source, (T, *type_of(source).shape)) if math.prod(type_of(source).shape) == 1 else None
+    return TracedValue(source, (T, *type_of(source).shape)) if math.prod(type_of(source).shape) == 1 else None
 
 
 @HANDLERS.handles("aten.copy", "aten.copy_")
@@ -159,14 +159,14 @@ def select_scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dic
     return _written(conv, value, source, axis, place, place + 1)
 
 
-def _written(conv: Conversion, value: Value, source: Value, axis: int, start: int, end: int) -> Value:
+def _written(conv: Conversion, value: TracedValue, source: TracedValue, axis: int, start: int, end: int) -> TracedValue:
     """`value` with [start, end) of an axis replaced by `source`."""
 
-    def part(first: int, last: int) -> list[Value]:
+    def part(first: int, last: int) -> list[TracedValue]:
         if first >= last:
             return []
         dims = (*value.dims[:axis], last - first, *value.dims[axis + 1 :])
-        return [Value(conv.emit(aten.slice.Tensor, value.node, value.canonical(axis), first, last, 1), dims)]
+        return [TracedValue(conv.emit(aten.slice.Tensor, value.node, value.canonical(axis), first, last, 1), dims)]
 
     middle = (*value.dims[:axis], end - start, *value.dims[axis + 1 :])
     parts = [*part(0, start), expand_to(conv, source, middle), *part(end, value.dims[axis])]
@@ -183,9 +183,9 @@ def scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, 
     base = value.node
     if not value.per_token:
         base = per_token(conv, value, (T, *value.features)).node
-    tensor = isinstance(source, Value)
+    tensor = isinstance(source, TracedValue)
     if tensor and not source.per_token:
         source = per_token(conv, source, (T, *source.features))
-    src, number = (source.node, 0.0) if isinstance(source, Value) else (None, float(source))
+    src, number = (source.node, 0.0) if isinstance(source, TracedValue) else (None, float(source))
     out = conv.emit(icc("scatter"), base, index_.node, src, number, "add" in name)
-    return Value(out, dims_of(_val(node)))
+    return TracedValue(out, dims_of(_val(node)))

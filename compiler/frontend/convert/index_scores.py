@@ -14,8 +14,8 @@ from torch import fx
 
 from ...ops import OPS
 from .conversion import Conversion
-from .row_bias import RowBias, pair_dims
-from .values import Pairs, T, Value, op_name
+from .row_bias import AttentionRowBias, pair_dims
+from .values import KeyPairs, T, TracedValue, op_name
 
 _SAME = ("clone", "alias", "detach", "contiguous", "_to_copy", "to", "convert_element_type", "expand")
 _RESHAPES = ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze")
@@ -25,19 +25,19 @@ _RESHAPES = ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze")
 class IndexKeys:
     """Keys [.., D, T], which every token's queries meet."""
 
-    k: Value
+    k: TracedValue
 
 
 @dataclass(frozen=True)
 class IndexScores:
     """Of q (T, H, D) and k: products (T, H, T), of which `relu` leaves the positive ones; then sums weighed by w."""
 
-    q: Value
-    k: Value
+    q: TracedValue
+    k: TracedValue
     relu: bool = False
-    w: Value | None = None
+    w: TracedValue | None = None
 
-    def chosen(self, conv: Conversion, count: int) -> RowBias:
+    def chosen(self, conv: Conversion, count: int) -> AttentionRowBias:
         """What is added to attention scores, of all heads, so that they are those of the `count` best keys."""
         if self.w is None:
             raise ValueError("an index that is no sum over heads")
@@ -45,9 +45,9 @@ class IndexScores:
         q, k, w = (conv.view(x, dims).node for x, dims in self._operands(self.w, heads, dim))
         width = conv.max_tokens
         rows = conv.emit(OPS["choose_keys"].overload, q, k, w, conv.next_layer(), count, width)
-        return RowBias(Value(rows, (1, T, width)), 0)
+        return AttentionRowBias(TracedValue(rows, (1, T, width)), 0)
 
-    def _operands(self, w: Value, heads: int, dim: int) -> tuple[tuple[Value, tuple[Any, ...]], ...]:
+    def _operands(self, w: TracedValue, heads: int, dim: int) -> tuple[tuple[TracedValue, tuple[Any, ...]], ...]:
         return (self.q, (T, heads, dim)), (self.k, (T, 1, dim)), (w, (T, heads))
 
     @property
@@ -64,18 +64,20 @@ class PickingIndex:
         """What a node becomes; None of any that is no part of an index, ValueError of one that is of another kind."""
         short = op_name(node.target).split(".")[-1]
         inputs: list[Any] = [conv.values.get(a) if isinstance(a, fx.Node) else None for a in node.args]
-        if short in _RESHAPES and isinstance(inputs[0], Pairs) and _are_keys(inputs[0].value, node):
+        if short in _RESHAPES and isinstance(inputs[0], KeyPairs) and _are_keys(inputs[0].value, node):
             return IndexKeys(inputs[0].value)
         if short == "bmm" and isinstance(inputs[1], IndexKeys):
             q = inputs[0]
-            return IndexScores(q, inputs[1].k) if isinstance(q, Value) and q.axis == 0 and len(q.dims) == 3 else None
+            return (
+                IndexScores(q, inputs[1].k) if isinstance(q, TracedValue) and q.axis == 0 and len(q.dims) == 3 else None
+            )
         scores = next((v for a in node.all_input_nodes if isinstance(v := conv.values.get(a), IndexScores)), None)
         if scores is None or op_name(node.target) == "icc_trace.attention":
             return None
         return _followed(conv, node, short, scores)
 
 
-def _are_keys(k: Value, node: fx.Node) -> bool:
+def _are_keys(k: TracedValue, node: fx.Node) -> bool:
     """Whether a view of repeated keys is one matrix (D, T) of them per token."""
     dims = pair_dims(node.meta["val"])
     return len(dims) == 3 and dims == (T, k.dims[-2], T) and len(k.features) == k.features.count(1) + 1
@@ -87,7 +89,7 @@ def _followed(conv: Conversion, node: fx.Node, short: str, scores: IndexScores) 
         found = replace(scores, relu=True)
     elif short == "bmm" and scores.relu and scores.w is None:
         w: Any = conv.values.get(node.args[0])  # type: ignore[arg-type]
-        if not isinstance(w, Value) or w.dims != (T, 1, scores.q.dims[-2]):
+        if not isinstance(w, TracedValue) or w.dims != (T, 1, scores.q.dims[-2]):
             raise ValueError("an index that weighs its heads by something other than a number per token")
         found = replace(scores, w=w)
     elif short in ("mul", "div"):

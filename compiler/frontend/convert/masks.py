@@ -24,7 +24,7 @@ _MAX_ELEMENTS = 2**26
 
 
 @dataclass(frozen=True)
-class Step:
+class MaskStep:
     """One thing done to the scores: add, sub, mul (a 0/1 table), keep (where true), mask (where true) or view."""
 
     kind: str
@@ -44,7 +44,7 @@ class Mask:
     bias: Tensor | None = None
 
 
-def analyse(static: StaticValues, max_tokens: int, steps: tuple[Step, ...], heads: int) -> Mask:
+def analyse(static: StaticValues, max_tokens: int, steps: tuple[MaskStep, ...], heads: int) -> Mask:
     """What `steps` do to the scores of sequences of up to `max_tokens`; ValueError if that is more than a Mask says."""
     small = _table(static, steps, SMALL_TABLE)
     per_head = max(1, math.prod(small.shape[:-2]))
@@ -61,10 +61,10 @@ def analyse(static: StaticValues, max_tokens: int, steps: tuple[Step, ...], head
 
 def with_bias(static: StaticValues, max_tokens: int, bias: fx.Node, heads: int, mask: Mask) -> Mask:
     """`mask` with what a static node adds to the scores that it leaves; ValueError as `analyse`."""
-    return _biased(static, max_tokens, (Step("add", bias),), heads, mask)
+    return _biased(static, max_tokens, (MaskStep("add", bias),), heads, mask)
 
 
-def _biased(static: StaticValues, max_tokens: int, steps: tuple[Step, ...], heads: int, mask: Mask) -> Mask:
+def _biased(static: StaticValues, max_tokens: int, steps: tuple[MaskStep, ...], heads: int, mask: Mask) -> Mask:
     sight = mask.window, mask.chunk, mask.ahead
     biases = _relative(_table(static, steps, SMALL_TABLE), *sight)
     if biases is None:
@@ -75,7 +75,7 @@ def _biased(static: StaticValues, max_tokens: int, steps: tuple[Step, ...], head
     return replace(mask, bias=_by_distance(_table(static, steps, max_tokens), *sight, heads))
 
 
-def _table(static: StaticValues, steps: tuple[Step, ...], tokens: int) -> Tensor:
+def _table(static: StaticValues, steps: tuple[MaskStep, ...], tokens: int) -> Tensor:
     """What the scores become where q k^T is 0: [.., T, T], head axes of size 1 where all heads are equal."""
     table = torch.zeros(tokens, tokens)
 

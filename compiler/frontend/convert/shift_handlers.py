@@ -14,7 +14,7 @@ from .reduce_handlers import icc
 from .shifts import shifted
 from .state_handlers import convolve
 from .table import Table
-from .values import Longer, Padded, T, Value
+from .values import Longer, Padded, T, TracedValue
 
 aten = torch.ops.aten
 HANDLERS = Table()
@@ -57,7 +57,9 @@ def flip(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any
         raise ValueError("a longer axis in the other order")
     one = (*value.dims[:axis], 1, *value.dims[axis + 1 :])
     at = value.canonical(axis)
-    parts = [Value(conv.emit(aten.slice.Tensor, value.node, at, i, i + 1, 1), one) for i in reversed(range(count))]
+    parts = [
+        TracedValue(conv.emit(aten.slice.Tensor, value.node, at, i, i + 1, 1), one) for i in reversed(range(count))
+    ]
     return cat_parts(conv, parts, axis, value.dims)
 
 
@@ -83,7 +85,7 @@ def convolution(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[s
     return Longer(_of_each(conv, x, weight, bias))
 
 
-def _still_padded(x: Padded, taps: int, bias: Value | None, out: Value) -> Value | Padded:
+def _still_padded(x: Padded, taps: int, bias: TracedValue | None, out: TracedValue) -> TracedValue | Padded:
     """What is left before the tokens: what a convolution makes of the zeros there."""
     before = x.before - (taps - 1)
     if before and x.fill is not None:
@@ -91,13 +93,13 @@ def _still_padded(x: Padded, taps: int, bias: Value | None, out: Value) -> Value
     return Padded(out, before, bias) if before else out
 
 
-def _of_each(conv: Conversion, x: Value, weight: Value, bias: Value | None) -> Value:
+def _of_each(conv: Conversion, x: TracedValue, weight: TracedValue, bias: TracedValue | None) -> TracedValue:
     """Of each channel alone."""
     channels, _, taps = weight.dims
     return convolve(conv, x, conv.view(weight, (channels, taps)), bias, (1, channels, T))
 
 
-def _of_groups(conv: Conversion, x: Padded, weight: Value, bias: Value | None, groups: int) -> Value:
+def _of_groups(conv: Conversion, x: Padded, weight: TracedValue, bias: TracedValue | None, groups: int) -> TracedValue:
     """Of groups of channels: a product for each tap, with the tokens as far before. weight[O, C / groups, taps]"""
     outputs, each, taps = weight.dims
     total: fx.Node | None = None
@@ -112,7 +114,7 @@ def _of_groups(conv: Conversion, x: Padded, weight: Value, bias: Value | None, g
         product = conv.emit(icc("bmm"), rows, matrix)
         total = product if total is None else conv.emit(aten.add.Tensor, total, product)
     assert total is not None and type_of(total).shape == (groups, 1, outputs // groups)
-    out = conv.view(Value(total, (T, *type_of(total).shape)), (T, outputs)).node
+    out = conv.view(TracedValue(total, (T, *type_of(total).shape)), (T, outputs)).node
     if bias is not None:
         out = conv.emit(aten.add.Tensor, out, bias.node)
-    return conv.view(Value(out, (T, outputs)), (1, outputs, T))
+    return conv.view(TracedValue(out, (T, outputs)), (1, outputs, T))

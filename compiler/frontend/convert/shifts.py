@@ -9,12 +9,12 @@ import torch
 
 from ...ops import OPS
 from .conversion import Conversion
-from .values import T, Value
+from .values import T, TracedValue
 
 aten = torch.ops.aten
 
 
-def behind_a_row(conv: Conversion, values: list[Any], axis: int) -> Value:
+def behind_a_row(conv: Conversion, values: list[Any], axis: int) -> TracedValue:
     """All tokens but the last behind a row that is the same in every sequence."""
     value = values[-1].value
     if len(values) != 2 or axis != value.axis or values[0].per_token or values[0].dims[axis] != 1:
@@ -22,7 +22,7 @@ def behind_a_row(conv: Conversion, values: list[Any], axis: int) -> Value:
     return shifted(conv, value, 1, values[0])
 
 
-def shifted(conv: Conversion, value: Value, by: int, fill: Value | None = None) -> Value:
+def shifted(conv: Conversion, value: TracedValue, by: int, fill: TracedValue | None = None) -> TracedValue:
     """The value `by` tokens before, a value of one sequence whose tokens are at any axis; `fill`, or zeros, before the
     first token."""
     if not value.per_token:
@@ -34,4 +34,4 @@ def shifted(conv: Conversion, value: Value, by: int, fill: Value | None = None) 
         rows = conv.emit(OPS["channel_scan"].overload, rows, None, False, 0.0, conv.next_layer())
     if start is not None:
         rows = conv.emit(aten.add.Tensor, rows, start)
-    return conv.view(Value(rows, flat.dims), value.dims)
+    return conv.view(TracedValue(rows, flat.dims), value.dims)

@@ -12,7 +12,7 @@ from ...ops import OPS
 from .aten_handlers import per_token
 from .conversion import Conversion
 from .table import Table
-from .values import T, Value, dims_of
+from .values import T, TracedValue, dims_of
 
 aten = torch.ops.aten
 HANDLERS = Table()
@@ -24,7 +24,7 @@ def causal_conv(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[s
     return convolve(conv, x, weight, bias, dims_of(node.meta["val"]))
 
 
-def convolve(conv: Conversion, x: Value, weight: Value, bias: Value | None, dims: Any) -> Value:
+def convolve(conv: Conversion, x: TracedValue, weight: TracedValue, bias: TracedValue | None, dims: Any) -> TracedValue:
     """x[1, C, T] by weight[C, K], whose taps come first in the op."""
     if weight.per_token:
         raise ValueError("a convolution whose weight is none")
@@ -33,7 +33,7 @@ def convolve(conv: Conversion, x: Value, weight: Value, bias: Value | None, dims
     first = conv.emit(aten.permute.default, weight.node, [1, 0])
     out = conv.emit(OPS["causal_conv"].overload, rows, first, bias.node if bias else None, conv.next_layer())
     assert type_of(out).shape == (channels,) and taps > 1
-    return conv.view(Value(out, (channels, T)), dims)
+    return conv.view(TracedValue(out, (channels, T)), dims)
 
 
 @HANDLERS.handles("icc_trace.gated_scan")
@@ -42,7 +42,7 @@ def gated_scan(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[st
     operands = [rows_of(conv, value, 1) for value in (q, k, v, decay)]
     rate = None if beta is None else rows_of(conv, beta, 1)
     out = conv.emit(OPS["gated_scan"].overload, *operands, rate, delta, conv.next_layer())
-    return conv.view(Value(out, (T, *type_of(out).shape)), dims_of(node.meta["val"]))
+    return conv.view(TracedValue(out, (T, *type_of(out).shape)), dims_of(node.meta["val"]))
 
 
 @HANDLERS.handles("icc_trace.selective_scan")
@@ -53,7 +53,7 @@ def selective_scan(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dic
     rows = [rows_of(conv, value, 2) for value in (x, dt, b, c)]
     rates = conv.emit(aten.permute.default, a.node, [1, 0])
     out = conv.emit(OPS["selective_scan"].overload, *rows[:2], rates, *rows[2:], conv.next_layer())
-    return conv.view(Value(out, (*type_of(out).shape, T)), dims_of(node.meta["val"]))
+    return conv.view(TracedValue(out, (*type_of(out).shape, T)), dims_of(node.meta["val"]))
 
 
 @HANDLERS.handles("icc_trace.channel_scan")
@@ -62,10 +62,10 @@ def channel_scan(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[
     rows = rows_of(conv, x, 1)
     rate = None if decay is None else rows_of(conv, decay, 1)
     out = conv.emit(OPS["channel_scan"].overload, rows, rate, maximum, start, conv.next_layer())
-    return conv.view(Value(out, (T, *type_of(out).shape)), dims_of(node.meta["val"]))
+    return conv.view(TracedValue(out, (T, *type_of(out).shape)), dims_of(node.meta["val"]))
 
 
-def rows_of(conv: Conversion, value: Value, axis: int) -> fx.Node:
+def rows_of(conv: Conversion, value: TracedValue, axis: int) -> fx.Node:
     """A value of one sequence whose tokens are at a logical axis, without its axis of sequences; constants are written
     out per token."""
     if len(value.dims) <= axis or value.dims[0] != 1 or value.axis != axis:

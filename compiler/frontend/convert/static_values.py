@@ -115,8 +115,6 @@ class StaticValues:
         source: Any = node.args[0]
         while source.op == "call_function" and _short(source) in ("_to_copy", "alias", "clone", "detach"):
             source = source.args[0]
-        if source.op == "call_function" and _short(source) == "sub":  # tokens without their types, see trace.py
-            source = source.args[0]
         return bool(self._users) and source is self._users[0]
 
     def _is_user(self, node: fx.Node) -> bool:

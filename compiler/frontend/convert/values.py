@@ -25,7 +25,7 @@ Dims = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Value:
+class TracedValue:
     """A canonical node and the logical dims that the export gave it; T marks the token axis.
 
     If `dims` holds T but the node has no row axis, every token has the same value.
@@ -80,37 +80,37 @@ def dims_of(val: Any) -> Dims:
 
 def is_merged(value: Any, val: Any) -> bool:
     """Whether the export has tokens and another axis of a value in one, so that it counts its axes differently."""
-    return isinstance(value, Value) and isinstance(val, torch.Tensor) and val.dim() != len(value.dims)
+    return isinstance(value, TracedValue) and isinstance(val, torch.Tensor) and val.dim() != len(value.dims)
 
 
 @dataclass(frozen=True)
 class Longer:
     """What a padded convolution gives: `value` for the tokens, and more behind them that a slice must take away."""
 
-    value: Value
+    value: TracedValue
 
 
 @dataclass(frozen=True)
 class Padded:
     """`value` with `before` rows before the first token, which are `fill`, of a channel each; None: zeros."""
 
-    value: Value
+    value: TracedValue
     before: int
-    fill: Value | None = None
+    fill: TracedValue | None = None
 
 
 @dataclass(frozen=True)
-class Pairs:
+class KeyPairs:
     """`value` of the keys, repeated for every query along an axis of one."""
 
-    value: Value
+    value: TracedValue
 
 
 @dataclass(frozen=True)
 class Shorter:
     """`value` without its last token, which only what shifts it can use."""
 
-    value: Value
+    value: TracedValue
 
 
 def op_name(target: Any) -> str:

@@ -33,7 +33,7 @@ class NotRepeatable(TraceError):
 
 
 @dataclass(frozen=True)
-class Repeat:
+class RepeatedLayer:
     """A layer at `path` that equals the traced one of its kind at `source`.
 
     Its weights have other names, and its inputs in `slots` are other tensors, the inputs of the op `repeated`.
@@ -93,7 +93,7 @@ class LayerKinds:
     """The kinds of layers met while `model` is traced, and the `repeats` of them."""
 
     def __init__(self, model: nn.Module, weights: Mapping[str, Weight]) -> None:
-        self.repeats: list[Repeat] = []
+        self.repeats: list[RepeatedLayer] = []
         self._weights = weights
         self._kinds: list[_Kind] = []
         self._marked = 0
@@ -206,7 +206,7 @@ class LayerKinds:
         pairs = enumerate(zip(given.tensors, kind.call.tensors, strict=True))
         slots = tuple(slot for slot, (mine, theirs) in pairs if mine is not theirs)
         number = len(self.repeats)
-        self.repeats.append(Repeat(kind.number, source.path, layer.path, renames, slots))
+        self.repeats.append(RepeatedLayer(kind.number, source.path, layer.path, renames, slots))
 
         def result(slot: int, like: Tensor) -> Tensor:
             return torch.ops.icc_trace.repeated([given.tensors[i] for i in slots], like, [number], [slot])

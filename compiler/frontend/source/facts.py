@@ -11,10 +11,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ....runtime.format.batch import BatchArray
 from ...graph.graph import Graph, ModelInfo, type_of
 from ...ops import OPS, traits_of
 from ...weights.handles import Weight, is_quantized
 from .lengths import position_limit
+
+TYPES = "token_type_ids"  # transformers' name
 
 
 def model_info(model: nn.Module, config: Any, weights: Mapping[str, Weight]) -> ModelInfo:
@@ -81,8 +84,8 @@ def unused_positions(model: nn.Module) -> int:
     return 0
 
 
-def token_types(model: nn.Module, config: Any) -> int:
-    """How many kinds of tokens the model tells apart, such as those of the two texts of a pair; 0 if none."""
-    takes = "token_type_ids" in inspect.signature(model.forward).parameters
+def pair_inputs(model: nn.Module, config: Any) -> tuple[BatchArray, ...]:
+    """What the model takes of a pair of texts besides token ids: the types of tokens, where it tells any apart."""
+    takes = TYPES in inspect.signature(model.forward).parameters
     count = int(getattr(config.get_text_config(), "type_vocab_size", 0) or 0)
-    return count if takes and count > 1 else 0
+    return (BatchArray(TYPES, ("T",)),) if takes and count > 1 else ()

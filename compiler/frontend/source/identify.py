@@ -24,7 +24,7 @@ _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz", ".zst")
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundModel:
     """A checkpoint directory, and config.json as it stands there; or a GGUF file, and what of it its header says; or an
     ONNX file, and what config.json beside it says."""
 
@@ -39,7 +39,7 @@ class Found:
         return self.is_gguf or self.is_onnx
 
 
-def find_checkpoint(path: Path) -> Found:
+def find_checkpoint(path: Path) -> FoundModel:
     """The checkpoint at `path`: its directory, its config.json, a GGUF or ONNX file, or a directory with one of them.
 
     CheckpointError where there is none; UnsupportedModel for a kind of model file that icc does not read.
@@ -66,7 +66,7 @@ def find_checkpoint(path: Path) -> Found:
             raise other
     if CONFIG not in names:
         raise no_checkpoint(str(path), names, path)
-    return Found(path, _config(path / CONFIG))
+    return FoundModel(path, _config(path / CONFIG))
 
 
 def knows(path: Path) -> bool:
@@ -132,7 +132,7 @@ def is_onnx(path: Path) -> bool:
     return path.suffix.lower() == ".onnx"
 
 
-def _onnx(path: Path) -> Found:
+def _onnx(path: Path) -> FoundModel:
     """An ONNX file; what it holds is found out when it is read. It begins with the tag of a field."""
     try:
         with path.open("rb") as file:
@@ -141,7 +141,7 @@ def _onnx(path: Path) -> Found:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     if start not in _ONNX_TAGS:
         raise CheckpointError(f"{path} is truncated or not an ONNX file", _AGAIN)
-    return Found(path, onnx_config(onnx_files(path)), is_onnx=True)
+    return FoundModel(path, onnx_config(onnx_files(path)), is_onnx=True)
 
 
 def onnx_files(path: Path) -> Path:
@@ -167,7 +167,7 @@ def _onnx_models(names: list[str]) -> list[str]:
     return next(([name] for stem in known for name in (f"{stem}.onnx", f"onnx/{stem}.onnx") if name in names), names)
 
 
-def _gguf(path: Path) -> Found:
+def _gguf(path: Path) -> FoundModel:
     """A GGUF file, whose header must be whole; the refusal of any other file."""
     from .gguf.container import is_gguf
     from .gguf.split import open_container
@@ -179,7 +179,7 @@ def _gguf(path: Path) -> Found:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     container = open_container(path)
     positions = container.metadata.get(f"{container.metadata.get('general.architecture')}.context_length")
-    return Found(path, {"max_position_embeddings": positions}, is_gguf=True)
+    return FoundModel(path, {"max_position_embeddings": positions}, is_gguf=True)
 
 
 def _gguf_models(names: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ...address import address_of
 from ...batch.packed import plain_arrays, zeroed
 from ...errors import CapacityError, UsageError
-from ...format.batch import CPU_INPUTS, ITEM_BYTES
+from ...format.batch import CPU_INPUTS
 from ...format.footprint import LOGITS_BYTES, batch_limits
 from ...format.kv import KVGroup, KVMemory
 from ...format.load import Engine
@@ -66,8 +66,8 @@ class CpuDevice:
         self._library = KernelLibrary(engine.files.read(engine.library.path), engine.library.path)
         self._arena = AnonymousMemory(program.arena_bytes_per_token * self.limits.tokens)
         self._kv = AnonymousMemory(self.cache.nbytes)
-        self._logits = zeroed(self.limits.logit_rows * program.vocab_size * ITEM_BYTES)
-        self._arrays = plain_arrays(CPU_INPUTS, self.limits)
+        self._logits = zeroed(self.limits.logit_rows * program.vocab_size * 4)
+        self._arrays = plain_arrays((*CPU_INPUTS, *program.inputs), self.limits)
         self._batches = self._views()
         self._parents, self._logit_rows = self._batches[0].parents, self._batches[0].logit_rows
         self._own, self._heads = program.section(section), program.section(HEADS)
@@ -80,6 +80,9 @@ class CpuDevice:
                 self._kv.address,
                 self.cache.num_blocks,
             )
+        if program.inputs:
+            own = [address_of(self._arrays[array.name]) for array in program.inputs]
+            self._library.bind_inputs(self._handle, own)
 
     def _counts(self) -> Iterable[tuple[KVGroup, int]]:
         return zip(self.cache.layout.groups, self.cache.num_blocks, strict=True)
@@ -109,7 +112,7 @@ class CpuDevice:
 
     swap_in = swap_out
 
-    def send(self, turn: int, num_seqs: int) -> None:
+    def send(self, turn: int, num_seqs: int, num_tokens: int) -> None:
         """The kernels read the host's arrays."""
 
     def expect(self, work: Work) -> None:

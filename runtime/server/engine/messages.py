@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from ...query import Query
 from ...requests.params import SamplingParams
+from ...requests.request import Standing
 from ...requests.sampler import TokenLogprob
 
 MAX_FRAME = 64 << 20  # bytes; nothing that the processes say is longer
@@ -17,7 +19,7 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
 
     prompt_logprobs: how many of the likeliest tokens to report per position of the prompt, None for no report.
     deadline: seconds after which what has not ended ends with the reason "deadline". skipped: so many of the first
-    tokens are not pooled.
+    tokens are not pooled. extras: what the prompt gives per token besides ids, see `ScheduledSequence.extras`.
     """
 
     id: int
@@ -30,6 +32,22 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
     prompt_logprobs: int | None = None
     deadline: float | None = None
     skipped: int = 0
+    extras: dict[str, bytes] = {}
+
+    @classmethod
+    def of(
+        cls, query: Query, standing: Standing, deadline: float | None = None, prompt_logprobs: int | None = None
+    ) -> Submit:
+        """A query as it is sent, without an id yet. standing: of its request; the extras are the query's."""
+        return cls(
+            0, tuple(query.token_ids), query.params, standing.priority, standing.client, standing.salt, query.grammar,
+            prompt_logprobs, deadline, query.skipped, dict(query.extras),
+        )  # fmt: skip
+
+    @property
+    def standing(self) -> Standing:
+        """How the prompt stands among others."""
+        return Standing(self.priority, self.client, self.salt, self.extras)
 
 
 class Cancel(msgspec.Struct, tag=2, array_like=True, frozen=True):

@@ -10,22 +10,22 @@ from collections.abc import Callable
 import numpy as np
 
 from ....errors import UnsupportedModel
-from .container import Container
+from .container import GgufContainer
 from .keys import Facts, key
 from .rope import factors, long_rope, partly_turned, scaling
 
 
-def heads_of_gemma(layers: int) -> Callable[[Container, Facts], None]:
+def heads_of_gemma(layers: int) -> Callable[[GgufContainer, Facts], None]:
     """The scale of attention is one of the head, but that of the model with so many layers (27B) of the width."""
 
-    def adjust(container: Container, facts: Facts) -> None:
+    def adjust(container: GgufContainer, facts: Facts) -> None:
         wide = facts["hidden_size"] // facts["num_attention_heads"]
         facts["query_pre_attn_scalar"] = wide if facts["num_hidden_layers"] == layers else facts["head_dim"]
 
     return adjust
 
 
-def gemma3(container: Container, facts: Facts) -> None:
+def gemma3(container: GgufContainer, facts: Facts) -> None:
     """Layers that see all have rotary scaling, those with a window none."""
     heads_of_gemma(62)(container, facts)
     far: Facts = {"rope_type": "default"}
@@ -36,7 +36,7 @@ def gemma3(container: Container, facts: Facts) -> None:
     facts["rope_parameters"] = {"full_attention": far, "sliding_attention": {"rope_type": "default"}}
 
 
-def gemma4(container: Container, facts: Facts) -> None:
+def gemma4(container: GgufContainer, facts: Facts) -> None:
     """Heads of two widths, rotary frequencies of a part of the wide ones, layers that read the keys of others."""
     kinds = facts["layer_types"]
     facts["head_dim"] = key(container, "attention.key_length_swa") or facts["global_head_dim"]
@@ -60,7 +60,7 @@ def gemma4(container: Container, facts: Facts) -> None:
     facts["enable_moe_block"] = bool(key(container, "expert_count"))
 
 
-def deepseek(container: Container, facts: Facts) -> None:
+def deepseek(container: GgufContainer, facts: Facts) -> None:
     """Latent attention: the widths of heads as they are computed, not as they are cached."""
     width, turned = key(container, "attention.key_length_mla"), key(container, "rope.dimension_count")
     if not width or not turned:
@@ -77,19 +77,19 @@ def deepseek(container: Container, facts: Facts) -> None:
         rope |= {"mscale": 10 * float(scale), "mscale_all_dim": 10 * float(scale)}
 
 
-def deepseek_v2(container: Container, facts: Facts) -> None:
+def deepseek_v2(container: GgufContainer, facts: Facts) -> None:
     deepseek(container, facts)
     grouped = (facts.get("n_group") or 1) > 1
     facts["topk_method"] = "group_limited_greedy" if grouped else "greedy"
 
 
-def gpt_oss(container: Container, facts: Facts) -> None:
+def gpt_oss(container: GgufContainer, facts: Facts) -> None:
     """YaRN whose corrections are not rounded to whole dimensions."""
     if (rope := facts.get("rope_parameters")) and rope["rope_type"] == "yarn":
         rope["truncate"] = False
 
 
-def falcon(container: Container, facts: Facts) -> None:
+def falcon(container: GgufContainer, facts: Facts) -> None:
     groups = facts.setdefault("num_kv_heads", 1)
     facts |= {"multi_query": groups == 1, "parallel_attn": True, "alibi": False}
     facts["new_decoder_architecture"] = groups > 1
@@ -97,36 +97,36 @@ def falcon(container: Container, facts: Facts) -> None:
     facts["bias"] = "blk.0.attn_qkv.bias" in container.tensors
 
 
-def stablelm(container: Container, facts: Facts) -> None:
+def stablelm(container: GgufContainer, facts: Facts) -> None:
     """Heads that are turned in part; biases of queries, and a norm before the MLP unless it is beside attention."""
     facts["use_qkv_bias"] = "blk.0.attn_q.bias" in container.tensors
     facts["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in container.tensors
     partly_turned(container, facts)
 
 
-def mamba(container: Container, facts: Facts) -> None:
+def mamba(container: GgufContainer, facts: Facts) -> None:
     facts["expand"] = max(1, facts["intermediate_size"] // facts["hidden_size"])
 
 
-def phi3(container: Container, facts: Facts) -> None:
+def phi3(container: GgufContainer, facts: Facts) -> None:
     """Factors of rotary frequencies for short and for long texts, and windows."""
     partly_turned(container, facts)
     facts["sliding_window"] = facts.get("sliding_window") or None
     long_rope(container, facts)
 
 
-def phimoe(container: Container, facts: Facts) -> None:
+def phimoe(container: GgufContainer, facts: Facts) -> None:
     phi3(container, facts)
     if (rope := facts.get("rope_parameters")) and rope.get("rope_type") == "longrope":
         rope |= dict.fromkeys(("short_mscale", "long_mscale"), rope["attention_factor"])
     facts["lm_head_bias"] = "output.bias" in container.tensors
 
 
-def command_r(container: Container, facts: Facts) -> None:
+def command_r(container: GgufContainer, facts: Facts) -> None:
     facts["use_qk_norm"] = "blk.0.attn_q_norm.weight" in container.tensors
 
 
-def ministral3(container: Container, facts: Facts) -> None:
+def ministral3(container: GgufContainer, facts: Facts) -> None:
     """YaRN as DeepSeek has it, and scores of far positions scaled as Llama 4's."""
     rope = facts.get("rope_parameters") or {"rope_type": "default", "rope_theta": facts.pop("rope_theta", 1e6)}
     if (scale := key(container, "rope.scaling.yarn_log_multiplier")) is not None and rope["rope_type"] == "yarn":
@@ -135,7 +135,7 @@ def ministral3(container: Container, facts: Facts) -> None:
     facts["rope_parameters"] = rope | {"original_max_position_embeddings": original}
 
 
-def laguna(container: Container, facts: Facts) -> None:
+def laguna(container: GgufContainer, facts: Facts) -> None:
     """Heads by layer; gates of a head or of its elements."""
     facts["num_attention_heads_per_layer"] = np.resize(
         key(container, "attention.head_count"), facts["num_hidden_layers"]
@@ -146,7 +146,7 @@ def laguna(container: Container, facts: Facts) -> None:
     facts["head_dim"] = key(container, "attention.key_length") or facts["hidden_size"] // heads
 
 
-def bert(container: Container, facts: Facts) -> None:
+def bert(container: GgufContainer, facts: Facts) -> None:
     """Encoders of BERT's form; RoBERTa's are written so that positions begin at the first row of their table."""
     kinds = container.tensors.get("token_types.weight")
     facts["type_vocab_size"] = kinds.shape[0] if kinds is not None else 1

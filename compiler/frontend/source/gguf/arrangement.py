@@ -13,7 +13,7 @@ from torch import Tensor
 from ....errors import UnsupportedModel
 from ....weights.handles import Derived, GivenRows, QuantizedWeight, SortedColumns, Transposed, Weight, derive
 from .config import architecture
-from .container import Container
+from .container import GgufContainer
 
 # of layers with states
 _STATES = (
@@ -26,7 +26,7 @@ Values = Callable[[np.ndarray], np.ndarray]
 class Arrangement:
     """Of one file, for a configuration. `renamed`: transformers' name of a parameter as the gguf package knows it."""
 
-    def __init__(self, container: Container, config: Any) -> None:
+    def __init__(self, container: GgufContainer, config: Any) -> None:
         from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
         own, arch = architecture(container), container.metadata["general.architecture"]

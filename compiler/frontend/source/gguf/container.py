@@ -42,7 +42,7 @@ TYPES: dict[int, tuple[str, int, int]] = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class GgufTensor:
     """One tensor: `shape` outermost first, `kind` a name of TYPES, at bytes [start, end) of the file."""
 
     name: str
@@ -54,13 +54,13 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Container:
+class GgufContainer:
     """The metadata and the tensors of one file, or of all files of a split model. Arrays of numbers are numpy arrays,
     those of strings lists. used: keys that became part of a configuration (`unused.py`)."""
 
     path: Path
     metadata: dict[str, Any]
-    tensors: dict[str, Entry]
+    tensors: dict[str, GgufTensor]
     used: set[str] = field(default_factory=set, compare=False)
 
     def get(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
@@ -79,16 +79,16 @@ def is_gguf(path: Path) -> bool:
         return path.suffix == ".gguf" or file.read(4) == b"GGUF"
 
 
-def read_container(path: Path) -> Container:
+def read_container(path: Path) -> GgufContainer:
     """Read the header of one file; CheckpointError says what is wrong with it."""
     size = path.stat().st_size
     if size < 24:
         raise CheckpointError(f"{path} is truncated or not a GGUF file: it has {size} bytes", _HINT)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return _Reader(path, content, size).run()
+        return _HeaderReader(path, content, size).run()
 
 
-class _Reader:
+class _HeaderReader:
     """A cursor over the header. No number of the file is used before it is known to fit what is left."""
 
     def __init__(self, path: Path, content: mmap.mmap, size: int) -> None:
@@ -96,7 +96,7 @@ class _Reader:
         self.end = min(size, MAX_HEADER)
         self.at = 0
 
-    def run(self) -> Container:
+    def run(self) -> GgufContainer:
         magic, version = self._take(4, "the magic"), self._number("<I", "the version")
         if magic != b"GGUF":
             raise CheckpointError(f"{self.path} is not a GGUF file: it begins with {magic!r}", _HINT)
@@ -109,7 +109,7 @@ class _Reader:
         self._fits(tensors, 32, "tensors")
         metadata = self._metadata(pairs)
         entries = [self._tensor(index) for index in range(tensors)]
-        return Container(self.path, metadata, self._placed(metadata, entries))
+        return GgufContainer(self.path, metadata, self._placed(metadata, entries))
 
     # metadata
 
@@ -163,7 +163,7 @@ class _Reader:
         if type(unit) is not int or not 8 <= unit <= 1 << 20 or unit & (unit - 1):
             raise self._error(f"general.alignment is {unit!r}")
         begin = -(-self.at // unit) * unit
-        found: dict[str, Entry] = {}
+        found: dict[str, GgufTensor] = {}
         for name, shape, kind, offset in entries:
             label, block, block_bytes = TYPES[kind]
             columns = shape[-1] if shape else 1
@@ -174,7 +174,7 @@ class _Reader:
                 raise self._error(f"tensor {name!r} is at bytes {start} to {start + nbytes}, the file has {self.size}")
             if name in found:
                 raise self._error(f"tensor {name!r} is there twice")
-            found[name] = Entry(name, self.path, start, start + nbytes, shape, label)
+            found[name] = GgufTensor(name, self.path, start, start + nbytes, shape, label)
         in_order = sorted(found.values(), key=lambda entry: entry.start)
         for one, two in pairwise(in_order):
             if two.start < one.end:
@@ -215,7 +215,7 @@ class _Reader:
             raise self._error(f"{what} is not UTF-8") from None
 
 
-def join(parts: Iterable[Container]) -> Container:
+def join(parts: Iterable[GgufContainer]) -> GgufContainer:
     """The files of a split model, in order, as one; CheckpointError where they do not belong together."""
     first, *rest = parts
     tensors = dict(first.tensors)
@@ -226,4 +226,4 @@ def join(parts: Iterable[Container]) -> Container:
     wanted = first.get("split.tensors.count", int)
     if wanted is not None and wanted != len(tensors):
         raise CheckpointError(f"{first.path}: the files of the model have {len(tensors)} tensors, not {wanted}", _HINT)
-    return Container(first.path, first.metadata, tensors)
+    return GgufContainer(first.path, first.metadata, tensors)

@@ -15,7 +15,7 @@ from .keys import Facts
 from .rope import rope_of, turned_dims
 
 
-class Unread(enum.Enum):
+class UnreadKey(enum.Enum):
     """What a file may say in a key that the configuration does not have.
 
     ANYTHING: any value. NOTHING: 0, false, an empty list or a factor of 1.0. REFUSED: it must not have the key.
@@ -26,7 +26,7 @@ class Unread(enum.Enum):
     REFUSED = enum.auto()
 
 
-ANYTHING, NOTHING, REFUSED = Unread.ANYTHING, Unread.NOTHING, Unread.REFUSED
+ANYTHING, NOTHING, REFUSED = UnreadKey.ANYTHING, UnreadKey.NOTHING, UnreadKey.REFUSED
 Expected = Any  # a value, an Unread, or a function that gives one of them for the configuration as a dict
 
 
@@ -75,7 +75,7 @@ def said(fields: Mapping[str, Field], metadata: Mapping[str, Any], arch: str) ->
             yield field, value
 
 
-def _or(unread: Unread, of: Callable[[Facts], Any]) -> Callable[[Facts], Any]:
+def _or(unread: UnreadKey, of: Callable[[Facts], Any]) -> Callable[[Facts], Any]:
     """What a configuration makes of a key; `unread` where it makes nothing of it."""
 
     def expected(config: Facts) -> Any:

@@ -12,24 +12,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .container import Container
+from .container import GgufContainer
 from .keys import Facts, key, layer_count
 from .rope import long_rope, partly_turned
 
-Adjust = Callable[[Container, Facts], None]
+Adjust = Callable[[GgufContainer, Facts], None]
 
 
 def adjusted(*parts: Adjust) -> Adjust:
     """Several adjustments, one after the other."""
 
-    def adjust(container: Container, facts: Facts) -> None:
+    def adjust(container: GgufContainer, facts: Facts) -> None:
         for part in parts:
             part(container, facts)
 
     return adjust
 
 
-def usual(container: Container, facts: Facts) -> None:
+def usual(container: GgufContainer, facts: Facts) -> None:
     """What many architectures have: heads that are turned in part, norms of queries and keys."""
     partly_turned(container, facts)
     facts["use_qk_norm"] = "blk.0.attn_q_norm.weight" in container.tensors
@@ -38,30 +38,30 @@ def usual(container: Container, facts: Facts) -> None:
 def kinds(attention: str, other: str, field: str = "layer_types") -> Adjust:
     """Layers of two kinds: those that have keys are `attention`."""
 
-    def adjust(container: Container, facts: Facts) -> None:
+    def adjust(container: GgufContainer, facts: Facts) -> None:
         facts[field] = [attention if count else other for count in _kv_heads(container, facts)]
 
     return adjust
 
 
-def _per_layer(container: Container, name: str) -> list[int]:
+def _per_layer(container: GgufContainer, name: str) -> list[int]:
     found = key(container, name)
     return np.resize(np.atleast_1d(0 if found is None else found), layer_count(container)).tolist()
 
 
-def _kv_heads(container: Container, facts: Facts) -> list[int]:
+def _kv_heads(container: GgufContainer, facts: Facts) -> list[int]:
     """Of each layer, 0 of one without attention; a configuration says those of the others."""
     found = _per_layer(container, "attention.head_count_kv")
     facts["num_key_value_heads"] = max(found)
     return found
 
 
-def lfm2(container: Container, facts: Facts) -> None:
+def lfm2(container: GgufContainer, facts: Facts) -> None:
     kinds("full_attention", "conv")(container, facts)
     facts["conv_bias"] = any(name.endswith("shortconv.conv.bias") for name in container.tensors)
 
 
-def delta_rule(container: Container, facts: Facts) -> None:
+def delta_rule(container: GgufContainer, facts: Facts) -> None:
     """Qwen3-Next and Qwen3.5: gated delta rules and attention."""
     partly_turned(container, facts)
     recurrent, every = key(container, "attention.recurrent_layers"), key(container, "full_attention_interval") or 4
@@ -74,7 +74,7 @@ def delta_rule(container: Container, facts: Facts) -> None:
 def mamba2(prefix: str = "mamba_", head: str = "d_head") -> Adjust:
     """Mamba-2 layers of a hybrid, by the prefix of its configuration's fields and what it calls the width of a head."""
 
-    def adjust(container: Container, facts: Facts) -> None:
+    def adjust(container: GgufContainer, facts: Facts) -> None:
         width, heads = (key(container, f"ssm.{name}") for name in ("inner_size", "time_step_rank"))
         facts[prefix + head] = width // heads
         facts[f"{prefix}expand" if head == "d_head" else "expand"] = max(1, width // facts["hidden_size"])
@@ -83,12 +83,12 @@ def mamba2(prefix: str = "mamba_", head: str = "d_head") -> Adjust:
     return adjust
 
 
-def mamba2_alone(container: Container, facts: Facts) -> None:
+def mamba2_alone(container: GgufContainer, facts: Facts) -> None:
     mamba2("", "head_dim")(container, facts)
     facts["num_heads"] = key(container, "ssm.time_step_rank")
 
 
-def granite(container: Container, facts: Facts) -> None:
+def granite(container: GgufContainer, facts: Facts) -> None:
     """Experts or none; positions are turned where a file says so."""
     facts["num_local_experts"] = key(container, "expert_count") or 0
     facts["num_experts_per_tok"] = key(container, "expert_used_count") or 0
@@ -97,12 +97,12 @@ def granite(container: Container, facts: Facts) -> None:
     facts["position_embedding_type"] = "rope" if key(container, "rope.scaling.finetuned") else "nope"
 
 
-def bamba(container: Container, facts: Facts) -> None:
+def bamba(container: GgufContainer, facts: Facts) -> None:
     facts["attn_layer_indices"] = [layer for layer, count in enumerate(_kv_heads(container, facts)) if count]
     partly_turned(container, facts)
 
 
-def falcon_h1(container: Container, facts: Facts) -> None:
+def falcon_h1(container: GgufContainer, facts: Facts) -> None:
     """All multipliers are in the weights of a file; gates come before norms."""
     facts |= {
         "mlp_multipliers": [1.0, 1.0],
@@ -111,7 +111,7 @@ def falcon_h1(container: Container, facts: Facts) -> None:
     facts |= {"ssm_multipliers": [1.0] * 5, "mamba_rms_norm": "blk.0.ssm_norm.weight" in container.tensors}
 
 
-def nemotron_h(container: Container, facts: Facts) -> None:
+def nemotron_h(container: GgufContainer, facts: Facts) -> None:
     """Layers that are one thing each, told by the tensors they have."""
     groups, widths = _kv_heads(container, facts), _per_layer(container, "feed_forward_length")
     marks = {"ssm_a": "mamba", "attn_q.weight": "attention", "ffn_gate_inp.weight": "moe", "ffn_up.weight": "mlp"}
@@ -125,7 +125,7 @@ def nemotron_h(container: Container, facts: Facts) -> None:
         facts["layer_norm_epsilon"] = key(container, name) or facts.get("layer_norm_epsilon", 1e-5)
 
 
-def jamba(container: Container, facts: Facts) -> None:
+def jamba(container: GgufContainer, facts: Facts) -> None:
     groups = _kv_heads(container, facts)
     experts = [f"blk.{layer}.ffn_gate_inp.weight" in container.tensors for layer in range(len(groups))]
     for name, found in (("attn", groups), ("expert", experts)):
@@ -137,7 +137,7 @@ def jamba(container: Container, facts: Facts) -> None:
         facts |= {"num_experts": 1, "num_experts_per_tok": 1}
 
 
-def latent(container: Container, facts: Facts) -> None:
+def latent(container: GgufContainer, facts: Facts) -> None:
     """Widths of heads of latent attention whose products are not taken apart."""
     long_rope(container, facts)
     turned = key(container, "rope.dimension_count")
@@ -147,7 +147,7 @@ def latent(container: Container, facts: Facts) -> None:
     facts.pop("head_dim", None)
 
 
-def command_moe(container: Container, facts: Facts) -> None:
+def command_moe(container: GgufContainer, facts: Facts) -> None:
     """The width of experts and that of dense layers before them."""
     facts["prefix_dense_intermediate_size"] = facts.get("intermediate_size")
     facts["intermediate_size"] = key(container, "expert_feed_forward_length") or facts.get("intermediate_size")

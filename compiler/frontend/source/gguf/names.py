@@ -10,7 +10,7 @@ from torch import nn
 
 from ....errors import UnsupportedModel
 from .config import architecture, architecture_of
-from .container import Container
+from .container import GgufContainer
 from .keys import NAMES
 
 LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.")
@@ -28,7 +28,7 @@ _EXPERTS = re.compile(
 )
 
 
-def places(container: Container, model: nn.Module, config: Any, processor: Any) -> dict[str, str]:
+def places(container: GgufContainer, model: nn.Module, config: Any, processor: Any) -> dict[str, str]:
     """The model's name of every tensor that it has a place for."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
@@ -63,7 +63,7 @@ def places(container: Container, model: nn.Module, config: Any, processor: Any) 
     return found
 
 
-def _in_layer(container: Container, name: str, layer: int, aliases: Mapping[str, str]) -> dict[str, str]:
+def _in_layer(container: GgufContainer, name: str, layer: int, aliases: Mapping[str, str]) -> dict[str, str]:
     """The places of a parameter of a layer that a file has otherwise than as one tensor, or by another name."""
     block = f"blk.{layer}"
     if name.endswith("self_attn.kv_b_proj.weight") and f"{block}.attn_kv_b.weight" not in container.tensors:

@@ -9,14 +9,14 @@ import torch
 
 from ....errors import CheckpointError, UnsupportedModel
 from ..checkpoint import mapped
-from .container import Container, Entry
+from .container import GgufContainer, GgufTensor
 from .keys import Facts, key
 
 _SCALINGS = ("none", "linear", "yarn", "longrope")
 _YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "yarn_attn_factor": "attention_factor"}
 
 
-def check_rope(container: Container, arch: str) -> None:
+def check_rope(container: GgufContainer, arch: str) -> None:
     """CheckpointError for a frequency or a factor that is no number; UnsupportedModel for an unknown scaling."""
     for name in ("freq_base", "freq_base_swa", "scaling.factor", "scaling.attn_factor", "scale_linear"):
         value = container.get(f"{arch}.rope.{name}", (int, float), 1.0)
@@ -27,7 +27,7 @@ def check_rope(container: Container, arch: str) -> None:
         raise UnsupportedModel(f"{container.path} has rotary scaling of the kind {kind!r}", f"icc reads {_SCALINGS}")
 
 
-def scaling(container: Container) -> tuple[str, float]:
+def scaling(container: GgufContainer) -> tuple[str, float]:
     """The kind of scaling and its factor, by llama.cpp's rules: "none", 1.0 where there is none, linear where a file
     has only the factor, which was called otherwise before October 2023."""
     kind = key(container, "rope.scaling.type") or "linear"
@@ -39,7 +39,7 @@ def scaling(container: Container) -> tuple[str, float]:
     return (kind, float(factor)) if factor and kind in ("linear", "yarn") else ("none", 1.0)
 
 
-def scale_rope(container: Container, facts: Facts) -> None:
+def scale_rope(container: GgufContainer, facts: Facts) -> None:
     """Linear scaling and YaRN; factors that are one tensor are applied to the frequencies instead."""
     kind, factor = scaling(container)
     if kind == "none":
@@ -60,7 +60,7 @@ def rope_parameters(facts: Facts) -> dict[str, Any]:
     return facts.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": base or 10000.0})
 
 
-def partly_turned(container: Container, facts: Facts) -> None:
+def partly_turned(container: GgufContainer, facts: Facts) -> None:
     """Rotary embedding of the first dimensions of a head."""
     head = facts.get("head_dim") or facts["hidden_size"] // facts["num_attention_heads"]
     turned = container.metadata.get(f"{container.metadata['general.architecture']}.rope.dimension_count")
@@ -69,7 +69,7 @@ def partly_turned(container: Container, facts: Facts) -> None:
         rope_parameters(facts)["partial_rotary_factor"] = turned / head
 
 
-def long_rope(container: Container, facts: Facts) -> None:
+def long_rope(container: GgufContainer, facts: Facts) -> None:
     """Factors of rotary frequencies for short and for long texts."""
     short, long = (factors(container, f"rope_factors_{length}.weight") for length in ("short", "long"))
     if short is None or long is None:
@@ -84,7 +84,7 @@ def long_rope(container: Container, facts: Facts) -> None:
     rope["attention_factor"] = float(key(container, "rope.scaling.attn_factor") or 1.0)
 
 
-def factors(container: Container, name: str) -> list[float] | None:
+def factors(container: GgufContainer, name: str) -> list[float] | None:
     """The numbers of a small tensor."""
     entry = container.tensors.get(name)
     if entry is None:
@@ -94,7 +94,7 @@ def factors(container: Container, name: str) -> list[float] | None:
     return mapped(entry.path)[entry.start : entry.end].clone().view(torch.float32).tolist()
 
 
-def rope_factors(container: Container, config: Facts) -> Entry | None:
+def rope_factors(container: GgufContainer, config: Facts) -> GgufTensor | None:
     """The tensor of what rotary frequencies are divided by, as files of Llama 3.1 and later have it; None where the
     configuration says the same."""
     proportional = rope_of(config).get("rope_type") == "proportional"

@@ -36,7 +36,7 @@ class GgufFile:
         write_files(self.container, self.config, self.files)
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
-        """See Source; blocks stay as they are."""
+        """See ModelSource; blocks stay as they are."""
         computed = self._with_factors(computed_buffers(model))
         try:
             found = weights_of(self.container, model, self.config)
@@ -51,7 +51,7 @@ class GgufFile:
         return completed(model, found, computed)
 
     def build(self, written_out: bool, task: str) -> nn.Module:
-        """See Source."""
+        """See ModelSource."""
         return build_meta_model(self.config, written_out, task)
 
     def _with_factors(self, computed: dict[str, Tensor]) -> dict[str, Tensor]:

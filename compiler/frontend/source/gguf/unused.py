@@ -8,11 +8,11 @@ import numpy as np
 
 from ....errors import UnsupportedModel
 from .architectures import Architecture
-from .container import Container
+from .container import GgufContainer
 from .fields import ANYTHING, NOTHING, REFUSED, Field
 
 
-def refuse_unused(container: Container, own: Architecture, config: Any) -> None:
+def refuse_unused(container: GgufContainer, own: Architecture, config: Any) -> None:
     """UnsupportedModel names a key that neither the configuration nor a rule has, and that its line of the table does
     not expect to say what it says; a key without a line must say nothing: 0, false, a factor of 1.0."""
     arch, facts, fields = container.metadata["general.architecture"], config.to_dict(), own.table

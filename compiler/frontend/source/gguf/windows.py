@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ....errors import CheckpointError
 from .architectures import Architecture
-from .container import Container
+from .container import GgufContainer
 from .keys import Facts, key, layer_count
 from .rope import partly_turned
 
 
-def place_windows(container: Container, own: Architecture, facts: Facts) -> None:
+def place_windows(container: GgufContainer, own: Architecture, facts: Facts) -> None:
     """Windows of layers as llama.cpp finds them; for configurations that tell layers by kinds."""
     layers = layer_count(container)
     window = key(container, "attention.sliding_window")
@@ -32,7 +32,7 @@ def place_windows(container: Container, own: Architecture, facts: Facts) -> None
         facts["sliding_window"] = window
 
 
-def turn_by_kind(container: Container, facts: Facts) -> None:
+def turn_by_kind(container: GgufContainer, facts: Facts) -> None:
     """Rotary embedding of layers with windows beside that of the others, which may be scaled."""
     partly_turned(container, facts)
     base = facts.pop("rope_theta", 10000.0)

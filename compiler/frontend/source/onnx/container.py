@@ -92,7 +92,7 @@ class OnnxTensor(Weight):
 
 
 @dataclass(frozen=True)
-class Container:
+class OnnxContainer:
     """A model file: its graph, with functions written out, and its initializers by name."""
 
     path: Path
@@ -100,7 +100,7 @@ class Container:
     tensors: dict[str, OnnxTensor]
 
 
-def open_container(path: Path) -> Container:
+def open_container(path: Path) -> OnnxContainer:
     """Read and check a file; CheckpointError or TensorError in one line where it is damaged."""
     model = _parsed(path)
     if not model.graph.node or not model.graph.output:
@@ -116,7 +116,7 @@ def open_container(path: Path) -> Container:
     if model.graph.sparse_initializer:
         raise UnsupportedModel(f"{path} has sparse tensors")
     _check_values(path, model.graph)
-    return Container(path, model.graph, {t.name: open_tensor(path, t) for t in model.graph.initializer})
+    return OnnxContainer(path, model.graph, {t.name: open_tensor(path, t) for t in model.graph.initializer})
 
 
 def _check_opset(path: Path, model: ModelProto) -> None:

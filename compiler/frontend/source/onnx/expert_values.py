@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import elementwise_ops
 from .errors import Refused
-from .table import Call
+from .table import OnnxCall
 
 TOKEN, SLOT, EXPERT = "token", "slot", "expert"
 SAME = ("Cast", "Identity", "Expand", "Reshape", "Unsqueeze", "Squeeze", "Dropout")
@@ -27,7 +27,7 @@ class Picks:
 
 
 @dataclass(frozen=True)
-class Marks:
+class ExpertMarks:
     """1 where a slot of a token picked an expert, else 0, with these axes; of one expert where there is no axis of
     experts."""
 
@@ -37,18 +37,18 @@ class Marks:
 
 
 @dataclass(frozen=True)
-class Places:
+class ExpertPlaces:
     """Where marks of one expert are: [axes, N], or [N, axes] if `turned`."""
 
-    marks: Marks
+    marks: ExpertMarks
     turned: bool = False
 
 
 @dataclass(frozen=True)
-class Place:
+class ExpertPlace:
     """token times the number of the token plus slot times that of the slot, of each place."""
 
-    marks: Marks
+    marks: ExpertMarks
     token: int = 0
     slot: int = 0
 
@@ -68,7 +68,7 @@ class Taken:
 class Noted:
     """A call one of whose operands is of places; which of its results, and how wide that is."""
 
-    call: Call
+    call: OnnxCall
     expert: int
     result: int
     width: int
@@ -88,10 +88,10 @@ class _Number:
 
 NUMBER = _Number()
 OF_PLACES = (Taken, Noted)
-Handlers = Mapping[str, Callable[[Call], Any]]
+Handlers = Mapping[str, Callable[[OnnxCall], Any]]
 
 
-def row_handler(c: Call, handlers: Handlers) -> Callable[[Call], Any]:
+def row_handler(c: OnnxCall, handlers: Handlers) -> Callable[[OnnxCall], Any]:
     """Of an op that computes row by row, and says which axis it splits, if any."""
     op = c.node.op_type
     name = op if c.node.domain in ("", "ai.onnx") else f"{c.node.domain}.{op}"

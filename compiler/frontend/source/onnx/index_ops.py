@@ -13,7 +13,7 @@ from .errors import Refused
 from .inputs import AllRows
 from .known import Known
 from .shape_ops import sizes
-from .table import Call, Table
+from .table import OnnxCall, Table
 
 HANDLERS = Table()
 
@@ -21,7 +21,7 @@ _FAR = 1 << 31  # an end beyond every axis
 
 
 @HANDLERS.handles("Concat")
-def concat(c: Call) -> Any:
+def concat(c: OnnxCall) -> Any:
     axis = c.attribute("axis", 0)
     if c.all_known:
         return Known(np.concatenate([v.array for v in c.inputs], axis), c.inputs[0].dtype)
@@ -31,7 +31,7 @@ def concat(c: Call) -> Any:
 
 
 @HANDLERS.handles("Split")
-def split(c: Call) -> Any:
+def split(c: OnnxCall) -> Any:
     value, axis = c.tensor(0), c.attribute("axis", 0)
     total, count = value.shape[axis], len(c.node.output)
     given = c.axes(1, "split")
@@ -42,7 +42,7 @@ def split(c: Call) -> Any:
 
 
 @HANDLERS.handles("Slice")
-def slice_(c: Call) -> Any:
+def slice_(c: OnnxCall) -> Any:
     value = c.inputs[0]
     starts, ends = (
         (c.known(1).ints(), c.known(2).ints())
@@ -75,7 +75,7 @@ def _is_whole_backwards(start: Any, end: Any) -> bool:
 
 
 @HANDLERS.handles("Gather")
-def gather(c: Call) -> Any:
+def gather(c: OnnxCall) -> Any:
     value, index, axis = c.inputs[0], c.inputs[1], c.attribute("axis", 0)
     if isinstance(index, AllRows):
         return value
@@ -97,7 +97,7 @@ def gather(c: Call) -> Any:
     return flat.reshape(*value.shape[:axis], *index.shape, *value.shape[axis + 1 :])
 
 
-def _picked(c: Call, value: Tensor, axis: int, index: Known) -> Tensor:
+def _picked(c: OnnxCall, value: Tensor, axis: int, index: Known) -> Tensor:
     """Elements at known places of an axis: one, a run of them, or any."""
     places = index.ints()
     if index.array.ndim == 0:
@@ -114,12 +114,12 @@ def _picked(c: Call, value: Tensor, axis: int, index: Known) -> Tensor:
 
 
 @HANDLERS.handles("GatherElements")
-def gather_elements(c: Call) -> Any:
+def gather_elements(c: OnnxCall) -> Any:
     return torch.gather(c.tensor(0), c.attribute("axis", 0), c.tensor(1))
 
 
 @HANDLERS.handles("GatherND")
-def gather_nd(c: Call) -> Any:
+def gather_nd(c: OnnxCall) -> Any:
     value, batch = c.tensor(0), c.attribute("batch_dims", 0)
     if batch:
         raise Refused("a GatherND with batch axes")
@@ -130,7 +130,7 @@ def gather_nd(c: Call) -> Any:
     return value[tuple(index[..., i] for i in range(index.shape[-1]))]
 
 
-def _known_places(c: Call, value: Tensor, places: np.ndarray) -> Tensor:
+def _known_places(c: OnnxCall, value: Tensor, places: np.ndarray) -> Tensor:
     """Elements at known places [N, axes] of the first axes, as of one axis that holds them all."""
     count = places.shape[1]
     shape = value.shape[:count]
@@ -142,7 +142,7 @@ def _known_places(c: Call, value: Tensor, places: np.ndarray) -> Tensor:
 
 
 @HANDLERS.handles("ScatterND")
-def scatter_nd(c: Call) -> Any:
+def scatter_nd(c: OnnxCall) -> Any:
     """A write to places, as torch's exporter makes it of an assignment to a slice: of masks mostly."""
     if c.attribute("reduction", "none") != "none":
         raise Refused("a write that adds up")
@@ -151,7 +151,7 @@ def scatter_nd(c: Call) -> Any:
 
 
 @HANDLERS.handles("ScatterElements")
-def scatter_elements(c: Call) -> Any:
+def scatter_elements(c: OnnxCall) -> Any:
     value, index, source = c.tensor(0), c.tensor(1), c.tensor(2)
     axis, kind = c.attribute("axis", 0), c.attribute("reduction", "none")
     if kind not in ("none", "add"):

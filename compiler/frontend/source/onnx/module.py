@@ -19,14 +19,14 @@ from ....errors import IccError, UnsupportedModel
 from ....handlers import joined
 from ....weights.handles import Weight
 from . import attention_ops, elementwise_ops, experts, index_ops, norm_ops, product_ops, reduce_ops, shape_ops
-from .container import Container, open_tensor, sorted_nodes
+from .container import OnnxContainer, open_tensor, sorted_nodes
 from .errors import UNEXPECTED, Refused, one_line
 from .inputs import Inputs, choose_output
 from .integers import stored_integers
 from .known import SMALL, Known, constant
 from .names import scope_of, weight_names
 from .packed import packed_weights, plain_reads, without_reshapes
-from .table import Call
+from .table import OnnxCall
 
 _PARTS = (shape_ops, index_ops, elementwise_ops, product_ops, reduce_ops, norm_ops, attention_ops)
 HANDLERS = joined(*(part.HANDLERS for part in _PARTS))
@@ -55,7 +55,7 @@ class _Place:
 class OnnxModel(_Scope):
     """The nodes that an output needs."""
 
-    def __init__(self, container: Container, hidden: bool = False) -> None:
+    def __init__(self, container: OnnxContainer, hidden: bool = False) -> None:
         super().__init__()
         graph = container.graph
         self._path = container.path
@@ -63,7 +63,7 @@ class OnnxModel(_Scope):
         self._output = choose_output(container.path, graph, hidden)
         self._nodes = _needed(sorted_nodes(graph.node), self._output)
         self._handles: dict[str, Weight] = {}
-        self._makers: dict[str, Call] = {}
+        self._makers: dict[str, OnnxCall] = {}
         self._scopes: dict[str, _Scope] = {"": self}
         self._constants: dict[str, _Place] = {}
         read = {name for node in self._nodes for name in _reads(node)} | {self._output}
@@ -118,7 +118,7 @@ class OnnxModel(_Scope):
             if handler is None or (missing := [i for i in wanted if i not in env]):
                 raise Refused("icc has no translation of the op" if handler is None else f"{missing[0]!r} has no value")
             weights = [i in self._constants for i in node.input]
-            call = Call(node, attributes, inputs, device, weights, self._makers)
+            call = OnnxCall(node, attributes, inputs, device, weights, self._makers)
             special = any(isinstance(value, experts.VALUES) for value in inputs)
             result = experts.follow(call, HANDLERS) if special else handler(call)
             self._makers.update(dict.fromkeys(filter(None, node.output), call))
@@ -161,7 +161,7 @@ class OnnxModel(_Scope):
             raise Refused(f"a weight {name!r} inside a branch")
         return value
 
-    def _constant_nodes(self, container: Container) -> dict[str, Weight]:
+    def _constant_nodes(self, container: OnnxContainer) -> dict[str, Weight]:
         return {n.output[0]: _constant_weight(container.path, n) for n in self._nodes if n.op_type == "Constant"}
 
     def _place(self, name: str, weight: Weight) -> _Place:
@@ -191,7 +191,7 @@ class OnnxModel(_Scope):
 class TypedOnnxModel(OnnxModel):
     """One that tells the two texts of a pair apart. config: says of how many kinds tokens are."""
 
-    def __init__(self, container: Container, config: Any) -> None:
+    def __init__(self, container: OnnxContainer, config: Any) -> None:
         super().__init__(container)
         self.config = config
 

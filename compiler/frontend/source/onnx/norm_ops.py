@@ -9,17 +9,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from .errors import Refused
-from .table import Call, Table
+from .table import OnnxCall, Table
 
 HANDLERS = Table()
 
 
-def _optional(c: Call, index: int) -> Tensor | None:
+def _optional(c: OnnxCall, index: int) -> Tensor | None:
     return None if c.given(index) is None else c.tensor(index)
 
 
 @HANDLERS.handles("LayerNormalization")
-def layer_norm(c: Call) -> Any:
+def layer_norm(c: OnnxCall) -> Any:
     value = c.tensor(0)
     if c.attribute("axis", -1) % value.dim() != value.dim() - 1:
         raise Refused("a norm over several axes")
@@ -28,7 +28,7 @@ def layer_norm(c: Call) -> Any:
 
 
 @HANDLERS.handles("com.microsoft.EmbedLayerNormalization")
-def embedding_norm(c: Call) -> Any:
+def embedding_norm(c: OnnxCall) -> Any:
     """(ids, segments, word table, position table, segment table, scale, bias, mask, positions): the norm of the sum of
     what tables hold. (norm, number of tokens that are no padding, sum)."""
     ids = c.tensor(0)
@@ -42,7 +42,7 @@ def embedding_norm(c: Call) -> Any:
 
 
 @HANDLERS.handles("RMSNormalization", "SimplifiedLayerNormalization")
-def rms_norm(c: Call) -> Any:
+def rms_norm(c: OnnxCall) -> Any:
     value = c.tensor(0)
     if c.attribute("axis", -1) % value.dim() != value.dim() - 1:
         raise Refused("a norm over several axes")
@@ -50,7 +50,7 @@ def rms_norm(c: Call) -> Any:
 
 
 @HANDLERS.handles("com.microsoft.SkipLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization")
-def skip_norm(c: Call) -> Any:
+def skip_norm(c: OnnxCall) -> Any:
     """(norm(input + skip + bias), mean, inverse deviation, input + skip + bias)."""
     simplified = "Simplified" in c.node.op_type
     total = c.tensor(0) + c.tensor(1)

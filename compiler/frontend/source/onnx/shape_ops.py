@@ -14,7 +14,7 @@ from .container import DTYPES, open_tensor
 from .errors import Refused
 from .inputs import AllRows
 from .known import SMALL, Known, constant, converted
-from .table import Call, Table
+from .table import OnnxCall, Table
 
 HANDLERS = Table()
 
@@ -35,23 +35,23 @@ def _made(shape: list[Any]) -> list[Any]:
 
 
 @HANDLERS.handles("Shape")
-def shape(c: Call) -> Known:
+def shape(c: OnnxCall) -> Known:
     found = sizes(c.inputs[0])
     return Known.of(found[slice(c.attribute("start", 0), c.attribute("end", None))])
 
 
 @HANDLERS.handles("Size")
-def size(c: Call) -> Known:
+def size(c: OnnxCall) -> Known:
     return Known.of(math.prod(sizes(c.inputs[0])))
 
 
 @HANDLERS.handles("Identity", "Dropout", "SequenceAt")
-def identity(c: Call) -> Any:
+def identity(c: OnnxCall) -> Any:
     return c.inputs[0]
 
 
 @HANDLERS.handles("Cast", "CastLike")
-def cast(c: Call) -> Any:
+def cast(c: OnnxCall) -> Any:
     kind = c.attributes.get("to")
     if kind is None:
         other = c.inputs[1]
@@ -68,7 +68,7 @@ def cast(c: Call) -> Any:
 
 
 @HANDLERS.handles("Reshape")
-def reshape(c: Call) -> Any:
+def reshape(c: OnnxCall) -> Any:
     value, wanted = c.inputs[0], c.known(1).ints()
     if isinstance(value, AllRows):
         return value
@@ -105,14 +105,14 @@ def _inferred(before: list[Any], wanted: list[Any]) -> list[Any]:
 
 
 @HANDLERS.handles("Flatten")
-def flatten(c: Call) -> Any:
+def flatten(c: OnnxCall) -> Any:
     value, axis = c.tensor(0), c.attribute("axis", 1)
     axis %= value.dim() + 1
     return value.reshape(math.prod(value.shape[:axis]), math.prod(value.shape[axis:]))
 
 
 @HANDLERS.handles("Unsqueeze")
-def unsqueeze(c: Call) -> Any:
+def unsqueeze(c: OnnxCall) -> Any:
     value, axes = c.inputs[0], c.axes(1) or []
     rank = len(sizes(value)) + len(axes)
     places = sorted(a % rank for a in axes)
@@ -124,7 +124,7 @@ def unsqueeze(c: Call) -> Any:
 
 
 @HANDLERS.handles("Squeeze")
-def squeeze(c: Call) -> Any:
+def squeeze(c: OnnxCall) -> Any:
     value, axes = c.inputs[0], c.axes(1)
     found = sizes(value)
     places = [i for i, s in enumerate(found) if isinstance(s, int) and s == 1] if axes is None else axes
@@ -137,7 +137,7 @@ def squeeze(c: Call) -> Any:
 
 
 @HANDLERS.handles("Transpose")
-def transpose(c: Call) -> Any:
+def transpose(c: OnnxCall) -> Any:
     value = c.inputs[0]
     rank = len(sizes(value))
     order = list(c.attribute("perm", range(rank)[::-1]))
@@ -147,7 +147,7 @@ def transpose(c: Call) -> Any:
 
 
 @HANDLERS.handles("Expand")
-def expand(c: Call) -> Any:
+def expand(c: OnnxCall) -> Any:
     value, wanted = c.inputs[0], c.known(1).ints()
     before = sizes(value)
     rank = max(len(before), len(wanted))
@@ -162,7 +162,7 @@ def expand(c: Call) -> Any:
 
 
 @HANDLERS.handles("Tile")
-def tile(c: Call) -> Any:
+def tile(c: OnnxCall) -> Any:
     value, counts = c.inputs[0], c.known(1).ints()
     if isinstance(value, Known):
         return Known(np.tile(value.array, counts), value.dtype)
@@ -170,7 +170,7 @@ def tile(c: Call) -> Any:
 
 
 @HANDLERS.handles("ConstantOfShape")
-def constant_of_shape(c: Call) -> Any:
+def constant_of_shape(c: OnnxCall) -> Any:
     wanted = _made(c.known(0).ints())
     proto = c.attributes.get("value")
     fill: Any = 0.0
@@ -186,7 +186,7 @@ def constant_of_shape(c: Call) -> Any:
 
 
 @HANDLERS.handles("Range")
-def range_(c: Call) -> Any:
+def range_(c: OnnxCall) -> Any:
     start, end, step = (c.known(i).item() for i in range(3))
     dtype = c.inputs[0].dtype
     if all(isinstance(v, int) for v in (start, end, step)) and 0 <= (end - start) // step <= SMALL:
@@ -197,13 +197,13 @@ def range_(c: Call) -> Any:
 
 
 @HANDLERS.handles("Trilu")
-def trilu(c: Call) -> Any:
+def trilu(c: OnnxCall) -> Any:
     value, k = c.tensor(0), int(c.known(1, 0).item())
     return torch.triu(value, k) if c.attribute("upper", 1) else torch.tril(value, k)
 
 
 @HANDLERS.handles("NonZero")
-def nonzero(c: Call) -> Any:
+def nonzero(c: OnnxCall) -> Any:
     """Places of what is known, such as the repeats of repeat_interleave."""
     if not isinstance(c.inputs[0], Known):
         return refused(c)
@@ -216,5 +216,5 @@ def nonzero(c: Call) -> Any:
 
 
 @HANDLERS.handles("Loop", "Scan", "Compress")
-def refused(c: Call) -> Any:
+def refused(c: OnnxCall) -> Any:
     raise Refused("its result has a shape that depends on values, or it mixes tokens")

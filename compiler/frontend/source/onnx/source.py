@@ -37,12 +37,12 @@ class OnnxFile:
             raise CheckpointError(f"{path} is damaged: {one_line(error)}", _AGAIN) from error
 
     def weights(self, model: nn.Module) -> dict[str, Weight]:
-        """See Source."""
+        """See ModelSource."""
         assert isinstance(model, OnnxModel)
         return model.handles
 
     def build(self, written_out: bool, task: str) -> nn.Module:
-        """See Source; attention always is as the file has it."""
+        """See ModelSource; attention always is as the file has it."""
         try:
             return self._built(task)
         except UNEXPECTED as error:

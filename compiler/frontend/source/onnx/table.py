@@ -16,7 +16,7 @@ from .known import Known
 
 
 @dataclass(frozen=True)
-class Call:
+class OnnxCall:
     """A node while it runs. inputs: a Tensor, a Known, or None for an absent one; weights: which are constants."""
 
     node: NodeProto
@@ -24,9 +24,9 @@ class Call:
     inputs: list[Any]
     device: torch.device
     weights: list[bool]
-    makers: Mapping[str, Call]
+    makers: Mapping[str, OnnxCall]
 
-    def maker(self, index: int, op: str) -> Call | None:
+    def maker(self, index: int, op: str) -> OnnxCall | None:
         """The call that made an operand, if it is one of `op`."""
         found = self.makers.get(self.node.input[index])
         return found if found is not None and found.node.op_type == op else None
@@ -78,5 +78,5 @@ class Call:
         return bool(self.inputs) and all(isinstance(value, Known) for value in self.inputs)
 
 
-Handler: TypeAlias = Callable[[Call], Any]
+Handler: TypeAlias = Callable[[OnnxCall], Any]
 Table: TypeAlias = HandlerTable[Handler]  # by an op's name, with its domain where that is not ONNX's own
