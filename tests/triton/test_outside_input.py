@@ -5,19 +5,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import icc
+import msgspec
 import numpy as np
 import pytest
 import torch
 from building import build
+from fake_cuda import OnDisk
 from icc import SamplingParams
 from icc.compiler.backends.cpu.kernels.base import KernelParams
 from icc.compiler.backends.cpu.kernels.table import CPU_KERNELS
 from icc.compiler.backends.triton.kernels.table import TRITON_KERNELS
+from icc.compiler.backends.triton.plan import plan_program
+from icc.compiler.backends.triton.reach import plan_faults
 from icc.compiler.backends.triton.spec import ONE, LaunchSpec, Shape, StepKernel
 from icc.compiler.backends.triton.tiling.choice import Tuner
 from icc.compiler.frontend.load import load_graph
@@ -30,6 +34,7 @@ from icc.compiler.program.context import Lowerer, row_kind
 from icc.compiler.program.lowerings import register_lowering
 from icc.compiler.program.placed import Placed
 from icc.compiler.program.steps.base import FLOATS, Step, step_type
+from icc.compiler.targets import TARGETS
 from icc.passes import pipelines
 from icc.passes.base import Pass, PassContext, PassResult
 from icc.passes.manager import run_passes
@@ -40,6 +45,7 @@ from icc.runtime.format.operands import Operand
 from icc.runtime.format.plan import extent
 from icc.runtime.llm import LLM
 from icc.runtime.query import Query
+from on_ptx import plain_ir
 from torch import Tensor, fx
 
 LIMITS = Limits(max_seq_len=40, max_batch_size=4, max_step_tokens=12)
@@ -236,6 +242,31 @@ def test_in_an_interpreted_plan(model: Path) -> None:
     engine = build(model, "none", LIMITS)
     with engine.llm(num_blocks=32) as llm:
         compare(llm, engine.graph, 0.1)
+
+
+def test_through_the_driver_of_a_gpu(model: Path) -> None:
+    """Inputs that are declared travel beside the others, in as many rows as a step has tokens."""
+    built = build(model, "none", LIMITS)
+    executor, driver = OnDisk(built.engine(), built, built.objects()).executor()
+    driver.calls.clear()
+    with LLM(built.manifest, executor) as llm:
+        compare(llm, built.graph, 0.1)
+    there, back = (driver.calls.count(f"cuMemcpy{way}Async") for way in ("HtoD", "DtoH"))
+    assert 4 * back <= there
+    assert not driver.live and not driver.memory
+
+
+def test_what_kernels_read_of_an_input_ends_with_the_rows_of_a_step(model: Path) -> None:
+    """As shown for every kernel when an engine is compiled; a row more would be found."""
+    program = build(model, "none", LIMITS).program
+    name, step = next(pair for pair in program.kernel_steps.items() if isinstance(pair[1], Steered))
+    alone = msgspec.structs.replace(program, kernels={name: step.op}, steps=(step,), plan=None)
+    planned = plan_program(alone, LIMITS, Tuner(TARGETS["h100"]))
+    ir = {key: plain_ir(spec) for key, spec in planned.specs().items()}
+    assert not plan_faults(alone, LIMITS, planned, ir)
+    [(key, spec)] = [(key, spec) for key, spec in planned.specs().items() if spec.entry == "steered"]
+    beyond = replace(spec, source=spec.source.replace("axes + 2", "axes + 3"))
+    assert plan_faults(alone, LIMITS, planned, ir | {key: plain_ir(beyond)}).keys() == {key}
 
 
 def test_the_text_of_a_graph_tells_what_it_declares(model: Path) -> None:

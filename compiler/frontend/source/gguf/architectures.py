@@ -1,4 +1,5 @@
-"""What llama.cpp's architectures are among transformers' model types, beyond transformers' own tables.
+"""The table of llama.cpp's architectures: the type of transformers that each is, and what is particular about its
+files.
 
 Keys and rules are those of llama.cpp: `conversion/*.py` writes a file, `src/models/*.cpp` reads it.
 """
