@@ -1,4 +1,4 @@
-"""Checkpoint -> Graph: the frontend as one function, source -> model on meta -> export -> token-major graph."""
+"""The frontend as one function: checkpoint -> model on meta -> exported program -> token-major graph."""
 
 from __future__ import annotations
 
@@ -125,10 +125,11 @@ def convert(
     picks: bool = False,
     declared: Sequence[BatchArray] = (),
 ) -> Graph:
-    """The token-major graph of an exported model, which may end with one token of a sequence if it `picks`. declared:
-    as it was exported.
+    """The token-major graph of an exported model.
 
-    NotRepeatable where a layer may not stand for those like it.
+    picks: whether it may end with one token of a sequence. declared: inputs behind token ids and positions, as it was
+    exported. NotRepeatable where a layer may not stand for those like it; UnsupportedModel for an op that cannot be
+    token-major.
     """
     replay = Replay(traced.repeats)
     renames = [repeat.renames for repeat in traced.repeats]

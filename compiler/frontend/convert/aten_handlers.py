@@ -1,4 +1,4 @@
-"""How each exported op becomes token-major. One small function per op; anything without one is refused by name."""
+"""Handlers that make exported ops token-major, one small function per op. An op without one is refused by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _val(node: fx.Node) -> Any:
 
 
 def align(conv: Conversion, value: TracedValue, dims: Dims) -> fx.Node:
-    """The canonical node of an operand, viewed so that it broadcasts from the right against a result of `dims`."""
+    """The node of an operand, viewed in such a way that it broadcasts from the right against a result of `dims`."""
     rank = len(dims)
     axis = dims.index(T) if T in dims else None
     padded: Dims = (1,) * (rank - len(value.dims)) + value.dims
@@ -47,6 +47,7 @@ def align(conv: Conversion, value: TracedValue, dims: Dims) -> fx.Node:
 
 @HANDLERS.handles(*(name for name in POINTWISE if name != "aten.where"))
 def pointwise(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """An op of each element. ValueError for arithmetic with the number of tokens."""
     dims = dims_of(_val(node))
     operands = [align(conv, a, dims) if isinstance(a, TracedValue) else a for a in args]
     if any(isinstance(o, torch.SymInt) for o in operands):
@@ -57,7 +58,7 @@ def pointwise(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str
 
 @HANDLERS.handles("aten.where")
 def where(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A choice that does not depend on the tokens is made here."""
+    """A choice between two values. A condition that does not depend on the tokens is decided here."""
     condition: Any = node.args[0]
     if isinstance(args[0], TracedValue) and T not in args[0].dims and condition in conv.static.nodes:
         with contextlib.suppress(ValueError):
@@ -77,6 +78,7 @@ def _with_kwargs(target: Any, kwargs: dict[str, Any]) -> Any:
 
 @HANDLERS.handles("aten.gelu")
 def gelu(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """gelu, exact or by tanh."""
     approximate = kwargs.get("approximate", args[1] if len(args) > 1 else "none")
     body = "t0 = gelu_tanh a0" if approximate == "tanh" else "t0 = gelu_erf a0"
     return TracedValue(conv.emit(OPS["pointwise"].overload, [args[0].node], body), args[0].dims)
@@ -84,6 +86,7 @@ def gelu(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any
 
 @HANDLERS.handles("aten.div", "aten.add", "aten.sub")
 def arithmetic(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """add and sub, also with a factor, and div, also rounded to an integer."""
     mode = kwargs.pop("rounding_mode", None)
     alpha = kwargs.pop("alpha", 1)
     dims = dims_of(_val(node))
@@ -113,16 +116,19 @@ def arithmetic(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[st
     "aten.native_dropout",
 )
 def identity(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Ops that give their first operand."""
     return args[0]
 
 
 @HANDLERS.handles("aten.sym_size", "aten.sym_constrain_range_for_size", "aten.sym_constrain_range", "aten.sym_numel")
 def size(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A size, symbolic where it is the number of tokens."""
     return node.meta.get("val")
 
 
 @HANDLERS.handles("aten._to_copy", "prims.convert_element_type", "aten.to")
 def convert(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A conversion to another type. Between floats it is left out, as all are float32 in the graph."""
     value: TracedValue = args[0]
     target, source = _val(node).dtype, type_of(value.node).dtype
     if target == source or (target.is_floating_point and source.is_floating_point):
@@ -133,6 +139,7 @@ def convert(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, 
 
 @HANDLERS.handles("aten.view", "aten.reshape", "aten._unsafe_view", "aten.unsqueeze", "aten.squeeze", "aten.flatten")
 def view(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A reshape that leaves the token axis alone; ValueError otherwise."""
     value: TracedValue = args[0]
     dims = dims_of(_val(node))
     if value.axis is not None and T in dims:
@@ -145,6 +152,7 @@ def view(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any
 
 @HANDLERS.handles("aten.permute", "aten.transpose", "aten.t", "aten.movedim", "aten.swapaxes")
 def permute(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A permutation of axes. It disappears where only the token axis moves."""
     value: TracedValue = args[0]
     rank = len(value.dims)
     if "permute" in op_name(node.target):
@@ -163,6 +171,7 @@ def permute(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, 
 
 @HANDLERS.handles("aten.expand", "aten.broadcast_to")
 def expand(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A repetition along axes of one. Over pairs of tokens it becomes KeyPairs."""
     try:
         return expand_to(conv, args[0], dims_of(_val(node)))
     except ValueError:
@@ -186,7 +195,7 @@ def expand_to(conv: Conversion, value: TracedValue, dims: Dims) -> TracedValue:
 
 
 def per_token(conv: Conversion, value: TracedValue, dims: Dims) -> TracedValue:
-    """A constant written out once per token, for ops that need a row for each; `dims` are its logical dims."""
+    """A constant with a row for each token, for ops that need one. dims: its logical dims, with T."""
     value = expand_to(conv, value, dims)
     if value.per_token:
         return value
@@ -201,6 +210,8 @@ def per_token(conv: Conversion, value: TracedValue, dims: Dims) -> TracedValue:
 
 @HANDLERS.handles("aten.slice")
 def slice_(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A slice of an axis of each token, the first rows of a table, or what a convolution or a shift has too much.
+    ValueError for some of the tokens."""
     value: TracedValue = args[0]
     if isinstance(value, TracedValue) and args[1:] == [value.axis, 0, -1]:
         return Shorter(value)
@@ -247,7 +258,7 @@ def _is_minus_tokens(size: torch.SymInt) -> bool:
 
 
 def first_rows(conv: Conversion, table: TracedValue, axis: int, start: Any, dims: Dims) -> TracedValue:
-    """table[:number of tokens]: row p of the table at position p."""
+    """table[:number of tokens]: row p of the table for the token at position p."""
     if dims[axis] is not T or table.per_token or start not in (None, 0) or prod(table.dims[:axis]) != 1:
         raise ValueError("a slice whose end depends on the number of tokens")
     rows = conv.view(table, table.dims[axis:])
@@ -257,6 +268,7 @@ def first_rows(conv: Conversion, table: TracedValue, axis: int, start: Any, dims
 
 @HANDLERS.handles("aten.select")
 def select(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """One place of an axis, which goes. ValueError for one token."""
     value, axis, index = args
     axis %= len(value.dims)
     if value.dims[axis] is T:
@@ -270,6 +282,7 @@ def select(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
 
 @HANDLERS.handles("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unbind")
 def split(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A list of the pieces of an axis. ValueError for the token axis."""
     value: TracedValue = args[0]
     unbind = "unbind" in str(node.target)
     axis = args[1 if unbind else 2] if len(args) > (1 if unbind else 2) else kwargs.get("dim", 0)
@@ -288,11 +301,13 @@ def split(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, An
 
 @HANDLERS.handles("getitem")
 def getitem(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """One of several results."""
     return args[0][args[1]]
 
 
 @HANDLERS.handles("aten.cat", "aten.stack")
 def cat(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Values joined along an axis, a new one for stack. All tokens but the last, behind a row, are a shift."""
     dims = dims_of(_val(node))
     axis = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % len(dims)
     values: list[TracedValue] = args[0]
@@ -304,7 +319,7 @@ def cat(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
 
 
 def cat_parts(conv: Conversion, values: list[TracedValue], axis: int, dims: Dims) -> TracedValue:
-    """The values joined along a logical axis; constants among tokens are written out per token."""
+    """Values joined along a logical axis; a constant among values of tokens gets a row for each token."""
     values = [v for v in values if prod(v.features) > 0]
     if dims[axis] is T and len(values) > 1:
         raise ValueError("a concatenation along the token axis")
@@ -317,6 +332,7 @@ def cat_parts(conv: Conversion, values: list[TracedValue], axis: int, dims: Dims
 
 @HANDLERS.handles("aten.repeat")
 def repeat(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A value repeated along axes of each token. ValueError along the tokens."""
     value, counts = args
     dims = dims_of(_val(node))
     padded = (1,) * (len(dims) - len(value.dims)) + value.dims

@@ -1,4 +1,4 @@
-"""Attention that comes through transformers' interface, and how any attention is emitted."""
+"""Attention that comes through transformers' interface, and the op that any attention becomes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ def emit_attention(
     mask: Mask,
     added: PairBias | AttentionRowBias | None,
 ) -> TracedValue:
-    """icc::attention of q [T, Hq, D], k and v; numbers: scale and soft cap. added: to the scores, by queries."""
+    """Emit icc::attention of q [T, Hq, D], k [T, Hkv, D] and v [T, Hkv, Dv] -> [1, T, Hq, Dv].
+
+    sinks: [Hq] or None. numbers: the scale of the scores and their soft cap, 0 for none. added: to the scores, by
+    queries; None for nothing.
+    """
     scale, softcap = numbers
     slopes = conv.constant("alibi_slopes", mask.slopes).node if mask.slopes is not None else None
     found: tuple[AttentionRowBias | None, ...] = (added, None) if isinstance(added, AttentionRowBias) else (None, None)
@@ -43,13 +47,14 @@ def emit_attention(
 
 
 class InterfaceAttention:
-    """The Follower of icc_trace::attention: what it adds to the scores may be over pairs of tokens."""
+    """The CallFollower of icc_trace::attention, which may add values over pairs of tokens to its scores."""
 
     def __init__(self) -> None:
         self._chosen: dict[tuple[fx.Node, int], AttentionRowBias] = {}  # layers may share an index
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """The attention's TracedValue; None of any other node, and where an operand has no token-major form."""
+        """The attention's TracedValue. None of any other node, and of one with an operand that has no token-major
+        form."""
         if op_name(node.target) != "icc_trace.attention":
             return None
         given: Any = node.args

@@ -1,7 +1,7 @@
 """From an exported program to the IR: every value becomes token-major.
 
-Ops that only move the token axis disappear; ops that would mix tokens, other than attention, are refused by name. This
-is what lets one graph serve a packed batch of many sequences. See `values.py` for how a value is followed.
+Ops that only move the token axis disappear; ops other than attention that would mix tokens are refused by name. One
+graph can therefore serve a packed batch of many sequences. `values.py` has how a value is followed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .values import (
 
 
 class CallFollower(Protocol):
-    """Sees every call of the exported program before its handler does: for patterns over several ops."""
+    """A pattern over several ops. It is shown every call of the exported program before the call's handler is."""
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
         """What the node becomes, or None if it is not part of the pattern; ValueError with the reason to refuse it."""
@@ -44,11 +44,11 @@ class CallFollower(Protocol):
 
 
 class Conversion:
-    """State of one conversion: the graph being built and the values seen so far.
+    """One conversion: the graph being built and the values seen so far.
 
-    followers: asked before `handlers`, in order. renames: per layer that the program only names, which of its weights
-    stand in the place of which. declared: the program's inputs behind token ids and positions. values: what became of
-    each node of the program.
+    followers: asked before `handlers`, in order. renames: for each layer that the program only names, its weights'
+    names by those of the traced layer. declared: the program's inputs behind token ids and positions. values: what
+    became of each node of the program.
     """
 
     def __init__(
@@ -76,7 +76,8 @@ class Conversion:
         self._current: fx.Node | None = None
 
     def run(self) -> Graph:
-        """Convert every node; returns the graph whose output is logits [T, vocab]."""
+        """Convert every node, and return the graph, whose output is logits [T, vocab]. UnsupportedModel names an op
+        that is refused and its module."""
         self._inputs()
         for node in self.program.graph.nodes:
             if node.op == "call_function":
@@ -87,14 +88,14 @@ class Conversion:
         return self.graph
 
     def emit(self, target: Any, *args: Any) -> fx.Node:
-        """A call in the new graph; nodes among args are canonical."""
+        """Add a call to the graph; nodes among its operands are canonical."""
         node = self.graph.call(target, *args)
         if self._current is not None:
             node.meta["module"] = module_path(self._current)
         return node
 
     def constant(self, name: str, value: torch.Tensor) -> TracedValue:
-        """A new constant of the graph."""
+        """Add a constant to the graph, and return it as a value without tokens."""
         return TracedValue(self.graph.add_weight(name, Constant(value)), tuple(value.shape))
 
     def stored(self, name: str) -> fx.Node | None:
@@ -106,7 +107,7 @@ class Conversion:
         return name in self.program.graph_signature.lifted_tensor_constants
 
     def view(self, value: TracedValue, dims: Dims) -> TracedValue:
-        """The same elements under other logical dims; the canonical order must not change."""
+        """The elements of a value under other logical dims, which may not change their canonical order."""
         shape = tuple(d for d in dims if d is not T)
         if shape == value.features:
             return TracedValue(value.node, dims)
@@ -114,7 +115,7 @@ class Conversion:
         return TracedValue(self.emit(torch.ops.aten.view.default, value.node, [*lead, *shape]), dims)
 
     def next_layer(self) -> int:
-        """The number of a new attention layer, each of which owns one KV cache."""
+        """The number of a new op with a state, such as attention, each of which owns one."""
         self._layers += 1
         return self._layers - 1
 

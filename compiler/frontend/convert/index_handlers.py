@@ -25,6 +25,7 @@ LOOKED_THROUGH = (aten.expand.default, aten.repeat.default)
 
 @HANDLERS.handles("aten.embedding", "aten.index_select")
 def embedding(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Rows of a table: by token, by a number that all tokens share, or by several indices per token."""
     if "index_select" in op_name(node.target):
         table, axis, index = args
         if axis != 0:
@@ -46,6 +47,7 @@ def embedding(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str
 
 @HANDLERS.handles("aten.index")
 def index(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """table[indices] of a table without tokens, along its first axis only."""
     table, indices = args
     if table.per_token or len(indices) != 1:
         raise ValueError("advanced indexing")
@@ -54,6 +56,7 @@ def index(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, An
 
 @HANDLERS.handles("aten.index_put")
 def index_put(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """value[mask] = number. ValueError for a write to places that depend on values in another way."""
     value, indices, source = args[:3]
     mask = indices[0]
     if (
@@ -71,6 +74,7 @@ def index_put(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str
 
 @HANDLERS.handles("aten.topk", "aten.sort")
 def topk(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """topk and sort over the last axis: (values, indices)."""
     value: TracedValue = args[0]
     is_sort = "sort" in str(node.target)
     rest = list(args[1:])
@@ -92,6 +96,7 @@ def _item(conv: Conversion, pair: fx.Node, index: int) -> fx.Node:
 
 @HANDLERS.handles("aten.gather")
 def gather(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Elements along the last axis by indices per token, or rows of a table by position."""
     value, axis, index_ = args
     axis %= len(value.dims)
     if index_.dims[axis] is T and not value.per_token:
@@ -127,11 +132,13 @@ def _same_along_features(value: TracedValue) -> TracedValue | None:
 
 @HANDLERS.handles("aten.copy", "aten.copy_")
 def copy(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """`source` in the shape of what it is copied over."""
     return expand_to(conv, args[1], dims_of(_val(node)))
 
 
 @HANDLERS.handles("aten.slice_scatter")
 def slice_scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A write to a slice of an axis, or to all tokens; ValueError for some tokens, or for every other element."""
     value, source = args[0], args[1]
     rest = list(args[2:])
     axis = (rest[0] if rest else kwargs.get("dim", 0)) % len(value.dims)
@@ -150,6 +157,7 @@ def slice_scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict
 
 @HANDLERS.handles("aten.select_scatter")
 def select_scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A write to one place of an axis; ValueError for one token."""
     value, source, axis, place = args
     axis %= len(value.dims)
     if value.dims[axis] is T:
@@ -175,6 +183,7 @@ def _written(conv: Conversion, value: TracedValue, source: TracedValue, axis: in
 
 @HANDLERS.handles("aten.scatter", "aten.scatter_add", "aten.scatter_reduce")
 def scatter(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A write or an addition to places of the last axis by indices per token."""
     name = str(node.target)
     if "reduce" in name:
         raise ValueError("scatter_reduce")

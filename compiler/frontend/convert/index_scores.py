@@ -1,8 +1,9 @@
-"""Scores of an index that picks the tokens attention reads: w relu(q k^T) summed over heads, recognised by data flow.
+"""Scores of an index that picks the tokens that attention reads: w relu(q k^T) summed over heads, recognised by data
+flow.
 
-A product of queries [T, H, D], one matrix per token, with one key of every token becomes an `IndexScores`; a positive
-factor of it changes nothing of which are best. The attention that picks by it emits the choice, once for all that share
-it.
+A product of queries [T, H, D], one matrix per token, with one key of every token becomes an `IndexScores`. A positive
+factor does not change which keys are best. The attention that picks by the scores emits the choice, once for all layers
+that share it.
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ _RESHAPES = ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze")
 
 @dataclass(frozen=True)
 class IndexKeys:
-    """Keys [.., D, T], which every token's queries meet."""
+    """Keys [.., D, T] that the queries of every token are multiplied with."""
 
     k: TracedValue
 
 
 @dataclass(frozen=True)
 class IndexScores:
-    """Of q (T, H, D) and k: products (T, H, T), of which `relu` leaves the positive ones; then sums weighed by w."""
+    """Scores of an index while they are computed.
+
+    They are products (H, T) per token of q (T, H, D) and the keys; then, with `relu`, the positive ones of these; then
+    their sums over heads, each weighed by w (T, H).
+    """
 
     q: TracedValue
     k: TracedValue
@@ -38,7 +43,7 @@ class IndexScores:
     w: TracedValue | None = None
 
     def chosen(self, conv: Conversion, count: int) -> AttentionRowBias:
-        """What is added to attention scores, of all heads, so that they are those of the `count` best keys."""
+        """The bias to attention scores, of all heads, that leaves only the `count` best keys of each query."""
         if self.w is None:
             raise ValueError("an index that is no sum over heads")
         heads, dim = self.q.dims[-2:]
@@ -52,16 +57,16 @@ class IndexScores:
 
     @property
     def dims(self) -> tuple[Any, ...]:
-        """Of the scores, but for axes of one."""
+        """The dims of the scores, without axes of one."""
         heads = self.q.dims[-2]
         return (T, heads, T) if self.w is None and heads > 1 else (T, T)
 
 
 class PickingIndex:
-    """The Follower of the scores of an index until an attention picks by them."""
+    """The CallFollower of the scores of an index, until an attention picks by them."""
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """What a node becomes; None of any that is no part of an index, ValueError of one that is of another kind."""
+        """What a node of an index becomes; None of any other node. ValueError for an index of another kind."""
         short = op_name(node.target).split(".")[-1]
         inputs: list[Any] = [conv.values.get(a) if isinstance(a, fx.Node) else None for a in node.args]
         if short in _RESHAPES and isinstance(inputs[0], KeyPairs) and _are_keys(inputs[0].value, node):

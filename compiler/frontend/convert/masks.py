@@ -1,5 +1,4 @@
-"""What is done to attention scores before their softmax, and what it comes to: what is seen, and a bias by
-distance at most.
+"""What is done to attention scores before their softmax, and which mask and bias it amounts to.
 
 What was added or masked is computed for a number of tokens and looked at.
 """
@@ -26,7 +25,11 @@ _MAX_ELEMENTS = 2**26
 
 @dataclass(frozen=True)
 class MaskStep:
-    """One thing done to the scores: add, sub, mul (a 0/1 table), keep (where true), mask (where true) or view."""
+    """One thing that is done to scores.
+
+    kind: "add", "sub", "mul" (by a table of 0 and 1), "keep" (where true), "mask" (where true) or "view". operand: a
+    static node, a number, or the new dims of a view.
+    """
 
     kind: str
     operand: Any  # a static node, a number, or the new dims of a view
@@ -35,8 +38,11 @@ class MaskStep:
 
 @dataclass(frozen=True)
 class Mask:
-    """Attention to `window` tokens or within chunks of `chunk` (0: to all), and to tokens `ahead`; with ALiBi `slopes`
-    per head, or a `bias` per head and distance: see icc::attention."""
+    """Which keys a query sees, and what is added to their scores, as icc::attention has it.
+
+    window: tokens that are seen, 0: all. chunk: tokens of a chunk that see each other, 0: no chunks. ahead: later
+    tokens that are seen. slopes: ALiBi's, per head. bias: a number per head and distance.
+    """
 
     window: int = 0
     chunk: int = 0
@@ -51,7 +57,8 @@ class Mask:
 
 
 def analyse(static: StaticValues, max_tokens: int, steps: tuple[MaskStep, ...], heads: int) -> Mask:
-    """What `steps` do to the scores of sequences of up to `max_tokens`; ValueError if that is more than a Mask says."""
+    """The mask that `steps` amount to, in sequences of up to `max_tokens` tokens; ValueError if a Mask cannot say
+    it."""
     small = _table(static, steps, SMALL_TABLE)
     per_head = max(1, math.prod(small.shape[:-2]))
     tokens = min(max_tokens, _LARGEST_TABLE, int((_MAX_ELEMENTS / per_head) ** 0.5))
@@ -66,7 +73,7 @@ def analyse(static: StaticValues, max_tokens: int, steps: tuple[MaskStep, ...], 
 
 
 def with_bias(static: StaticValues, max_tokens: int, bias: fx.Node, heads: int, mask: Mask) -> Mask:
-    """`mask` with what a static node adds to the scores that it leaves; ValueError as `analyse`."""
+    """`mask`, with a static node added to the scores that it leaves; ValueError as `analyse`."""
     return _biased(static, max_tokens, (MaskStep("add", bias),), heads, mask)
 
 

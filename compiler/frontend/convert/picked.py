@@ -1,7 +1,7 @@
-"""A token that a model picks out of its sequence, or the mean of all: how models end that score a whole text.
+"""A token that a model picks out of its sequence, or the mean over all: how models end that score a whole text.
 
-What follows is computed for every token, and the graph says which token's row counts. A mean is attention that weighs
-all tokens alike, so that every row has it.
+What follows is computed for every token, and the graph says which token's row counts. For a mean, attention that weighs
+all tokens alike gives it to every row.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _WIDEST = 64  # of the heads over which a mean is shared
 
 @dataclass(frozen=True)
 class TokenSum:
-    """The sum of a value over all tokens, of which models make a mean by dividing it by their number."""
+    """The sum of a value over all tokens. Models divide it by their number."""
 
     value: TracedValue
 
 
 class PickedTokens:
-    """The Follower of x[:, 0], x[:, -1], x[arange(1), last], x.mean(1) and x.sum(1) / number over tokens."""
+    """The CallFollower of x[:, 0], x[:, -1], x[arange(1), last], x.mean(1) and x.sum(1) / number over tokens."""
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
         """The TracedValue of a node that picks a token or takes their mean; None of any other."""
@@ -95,7 +95,10 @@ class PickedTokens:
 
 
 def mean_of_rows(graph: Graph, node: fx.Node, layer: int) -> fx.Node:
-    """[T, N] of which every row is the mean of the rows of `node`, [T, .., N], that belong to its sequence."""
+    """[T, N], whose rows are each the mean over its sequence of the rows of `node`, [T, .., N].
+
+    layer: the number of the attention that computes it.
+    """
     width = type_of(node).shape[-1]
     head = gcd(width, _WIDEST)
     heads = graph.call(torch.ops.aten.view.default, node, [-1, width // head, head])

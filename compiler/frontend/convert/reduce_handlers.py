@@ -1,4 +1,4 @@
-"""Handlers for ops over a whole axis of each token, matrix products, norms, and what makes values from nothing."""
+"""Handlers for ops over a whole axis of each token, matrix products, norms, and ops that make values of nothing."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ HANDLERS = Table()
 
 
 def icc(name: str) -> Any:
-    """The overload of a dialect op."""
+    """The overload of an op of the dialect, by its name."""
     return OPS[name].overload
 
 
 @HANDLERS.handles("aten.linear")
 def linear(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """x [.., K] by a weight [N, K] and a bias. ValueError where the weight depends on tokens."""
     x, weight = args[0], args[1]
     bias = args[2] if len(args) > 2 else None
     if weight.per_token:
@@ -38,6 +39,7 @@ def linear(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
 
 @HANDLERS.handles("aten.addmm", "aten.mm", "aten.matmul", "aten.bmm", "aten.baddbmm")
 def matmul(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A product of two values of a token, or of a value of a token and a weight."""
     name = str(node.target)
     bias, (a, b) = (args[0], args[1:3]) if "addmm" in name or "baddbmm" in name else (None, args[:2])
     if bias is not None and (kwargs.get("beta", 1) != 1 or kwargs.get("alpha", 1) != 1):
@@ -101,6 +103,7 @@ _REDUCTIONS = {"sum": "sum", "mean": "mean", "amax": "amax", "amin": "amin", "pr
 
 @HANDLERS.handles(*(f"aten.{n}" for n in _REDUCTIONS), "aten.max", "aten.min")
 def reduce(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A reduction over axes of each token. ValueError over the tokens."""
     value: TracedValue = args[0]
     name = op_name(node.target).split(".")[1]
     result = _val(node)
@@ -122,7 +125,7 @@ def reduce(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
 
 @HANDLERS.handles("aten.linalg_vector_norm")
 def vector_norm(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """The sum of sizes, or the root of the sum of squares."""
+    """The sum of absolute values (p = 1), or the root of the sum of squares (p = 2)."""
     value, order, axes = args[0], args[1] if len(args) > 1 else 2, args[2] if len(args) > 2 else None
     if order not in (1, 2) or not axes:
         raise ValueError(f"a norm of order {order}")
@@ -146,6 +149,7 @@ def _reduce_axes(conv: Conversion, value: TracedValue, kind: str, axes: list[int
 
 @HANDLERS.handles("aten.var", "aten.var_mean")
 def var(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The variance over axes of each token, and for var_mean the mean behind it."""
     value: TracedValue = args[0]
     axes = [a % len(value.dims) for a in (args[1] if len(args) > 1 and args[1] is not None else [-1])]
     correction = kwargs.get("correction", 1)
@@ -163,6 +167,7 @@ def var(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
 
 
 def last_axis(conv: Conversion, value: TracedValue, axis: int) -> TracedValue:
+    """`value`, if `axis` is its last one and no token axis; else ValueError, for ops that only work there."""
     if value.dims[axis] is T:
         raise ValueError("an op along the token axis")
     if axis % len(value.dims) != len(value.dims) - 1:
@@ -172,6 +177,7 @@ def last_axis(conv: Conversion, value: TracedValue, axis: int) -> TracedValue:
 
 @HANDLERS.handles("aten._softmax", "aten.softmax", "aten._log_softmax", "aten.log_softmax")
 def softmax(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """softmax and log_softmax over the last axis."""
     value = last_axis(conv, args[0], args[1])
     out = conv.emit(icc("softmax"), value.node)
     if "log" in op_name(node.target):
@@ -181,6 +187,8 @@ def softmax(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, 
 
 @HANDLERS.handles("aten.cumsum")
 def cumsum(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A running sum over the last axis. Over the tokens only for a constant, which is the constant times its position
+    from 1."""
     value, axis = args[0], args[1] % len(args[0].dims)
     if value.dims[axis] is T:
         if value.per_token:
@@ -194,6 +202,7 @@ def cumsum(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
 
 
 def positions_of(conv: Conversion) -> fx.Node:
+    """The graph's input of positions [T]."""
     found = conv.graph.input("positions")
     assert found is not None
     return found
@@ -201,6 +210,7 @@ def positions_of(conv: Conversion) -> fx.Node:
 
 @HANDLERS.handles("aten.arange")
 def arange(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A range of numbers: the positions where its length is the number of tokens, else a constant."""
     dims = dims_of(_val(node))
     numbers = [a for a in args if not isinstance(a, torch.dtype)]
     if T not in dims:
@@ -235,6 +245,7 @@ def arange(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, A
     "aten.new_empty",
 )
 def full(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A tensor of one number: a constant, which all tokens share."""
     name = op_name(node.target).split(".")[1]
     fill: Any = 1 if "ones" in name else 0
     if name in ("full", "full_like"):
@@ -253,6 +264,7 @@ def full(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any
 
 @HANDLERS.handles("aten.native_layer_norm", "aten.layer_norm")
 def layer_norm(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A norm over the last axis; (norm, None, None) for the native op. ValueError over several axes."""
     value, shape = args[0], args[1]
     weight, bias = ([*args[2:4], None, None])[:2]
     eps = args[4] if len(args) > 4 else 1e-5
@@ -267,6 +279,7 @@ def layer_norm(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[st
 
 @HANDLERS.handles("aten.rms_norm", "aten._fused_rms_norm")
 def rms_norm(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A root-mean-square norm over the last axis; (norm, None) for the fused op."""
     value, weight = args[0], args[2] if len(args) > 2 else None
     eps = args[3] if len(args) > 3 and args[3] is not None else torch.finfo(torch.float32).eps
     out = TracedValue(conv.emit(icc("rms_norm"), value.node, weight.node if weight else None, float(eps)), value.dims)
@@ -275,6 +288,7 @@ def rms_norm(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str,
 
 @HANDLERS.handles("icc_trace.expert_linear")
 def expert_linear(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """icc_trace::expert_linear: x[T, K] or [T, S, K], weight[E, N, K], index[T, S] -> [T, S, N]."""
     x, weight, bias, index_ = args
     out = conv.emit(icc("expert_linear"), x.node, weight.node, bias.node if bias else None, index_.node)
     assert type_of(out).rows == TOKENS

@@ -21,13 +21,13 @@ _SAME = ("_to_copy", "to", "alias", "clone", "contiguous", "detach")
 
 @dataclass(frozen=True)
 class ComplexPairs:
-    """A complex value, as the real one whose last axis has its real and its imaginary part."""
+    """A complex value [..], as the real value [.., 2] of its real and imaginary parts."""
 
     value: TracedValue
 
 
 class ComplexRotation:
-    """The Follower of products of complex numbers, one of which depends on the position alone."""
+    """The CallFollower of products of complex numbers, one of which depends on the position alone."""
 
     def __init__(self) -> None:
         self._tables: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}  # cos and sin, which all layers share

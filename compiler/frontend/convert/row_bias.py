@@ -40,8 +40,11 @@ def pair_dims(val: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class PairRows:
-    """rows (H, T, C), laid out over pairs of tokens by `trail`: nodes of the program, the first of which takes
-    `source`; numbers(tokens): what stands there for the columns of each row, [.., tokens, n] as `source` is shaped."""
+    """rows (H, T, C), laid out over pairs of tokens.
+
+    trail: nodes of the program that lay them out, the first of which takes `source`. numbers: for a number of tokens,
+    the numbers of the columns [.., tokens, n] that stand in place of each row, in the shape of `source`.
+    """
 
     rows: TracedValue
     source: fx.Node
@@ -53,24 +56,24 @@ class PairRows:
 
 @dataclass(frozen=True)
 class PairBias:
-    """The sum of such rows, as they are laid out."""
+    """A sum of such rows, all laid out over pairs of tokens."""
 
     parts: tuple[PairRows, ...]
 
     def times(self, conv: Conversion, factor: Any) -> PairBias:
-        """Scaled by a number, or by a node's number per query."""
+        """The sum times a number, or times a node with a number per query."""
         per_query = isinstance(factor, fx.Node)
         scaled = (replace(p, rows=_scaled(conv, p.rows, factor), by_query=p.by_query or per_query) for p in self.parts)
         return PairBias(tuple(scaled))
 
     def through(self, node: fx.Node) -> PairBias:
-        """Moved by a node."""
+        """The sum, moved by one more node."""
         return PairBias(tuple(replace(part, trail=(*part.trail, node)) for part in self.parts))
 
 
 @dataclass(frozen=True)
 class AttentionRowBias:
-    """What `icc::attention` is given: rows (H, T, E), of which column `later` + query - key is added."""
+    """What `icc::attention` is given: rows (H, T, E), whose column `later` + query - key is added to a score."""
 
     rows: TracedValue
     later: int
@@ -78,10 +81,10 @@ class AttentionRowBias:
 
 
 class BiasByRows:
-    """The Follower of gather(rows[.., T, C], index[.., T, T]) and its like until an attention adds it."""
+    """The CallFollower of gather(rows[.., T, C], index[.., T, T]) and its like, until an attention adds the result."""
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """The PairBias of a node, None where it is part of none; ValueError with the reason to refuse it."""
+        """The PairBias of a node; None where it is part of none. ValueError says why a bias is refused."""
         short = op_name(node.target).split(".")[-1]
         if short == "gather":
             return _gathered(conv, node)

@@ -29,8 +29,11 @@ _PRODUCTS = ("matmul", "bmm", "baddbmm")
 
 @dataclass(frozen=True)
 class AttentionScores:
-    """scale * q k^T (soft-capped if softcap) with steps applied; `dims` end in (T, T). After softmax: probabilities.
-    by_pair: is added to it, too. order: of the longer axes now, where it is another than that of `dims`."""
+    """scale * q k^T, soft-capped if `softcap` is not 0, with `steps` applied; after the softmax, probabilities.
+
+    dims: end in (T, T). by_pair: a PairBias that is added, too; None for none. order: of the axes before these now,
+    where it is another than in `dims`; None: the same.
+    """
 
     q: TracedValue
     k: TracedValue
@@ -44,7 +47,7 @@ class AttentionScores:
 
     @property
     def is_bare(self) -> bool:
-        """Whether nothing was added or masked yet."""
+        """Whether nothing has been added or masked."""
         return self.by_pair is None and all(step.kind == "view" for step in self.steps)
 
 
@@ -208,7 +211,7 @@ def _unscaled(conv: Conversion, value: TracedValue) -> tuple[TracedValue, float]
 
 
 def mask_free(options: dict[str, Any]) -> bool:
-    """Whether nothing is hidden."""
+    """Whether the options of torch's attention function hide nothing."""
     return options.get("attn_mask") is None and not options.get("is_causal")
 
 
@@ -217,7 +220,7 @@ def _is_within_token(value: TracedValue) -> bool:
 
 
 def within_token(conv: Conversion, operands: tuple[TracedValue, ...], dims: Dims, scale: Any) -> TracedValue:
-    """Attention over rows of [.., M, D] that each token has of its own: products, and a softmax between."""
+    """Attention over rows [.., M, D] that each token has of its own: two products, and a softmax between them."""
     aten = torch.ops.aten
     lead = tuple(dims[:-2])
     q, k, v = (per_token(conv, value, (*lead, *value.dims[-2:])).node for value in operands)
@@ -229,7 +232,7 @@ def within_token(conv: Conversion, operands: tuple[TracedValue, ...], dims: Dims
 
 
 class WrittenOutAttention:
-    """The Follower of attention that a model writes out, or calls as torch's own function."""
+    """The CallFollower of attention that a model writes out, or that it calls as torch's own function."""
 
     def __init__(self) -> None:
         self._masks: dict[tuple[tuple[MaskStep, ...], int], Mask] = {}  # layers mostly have the same

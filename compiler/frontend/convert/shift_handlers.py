@@ -1,4 +1,4 @@
-"""How padding and convolutions along the tokens become states: what a token sees of those before it."""
+"""Handlers that make states of padding and convolutions along the tokens: a token sees some of those before it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_SHIFT = 8  # tokens
 
 @HANDLERS.handles("aten.constant_pad_nd")
 def pad(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Zeros before the first token: a shift, where as many are cut off behind the last."""
+    """Zeros before the first token. It is a shift where as many tokens are cut off at the end."""
     x, pads, fill = args[0], list(args[1]), args[2] if len(args) > 2 else 0
     axis = x.axis
     behind = 2 * (len(x.dims) - 1 - axis) if axis is not None else len(pads)
@@ -38,7 +38,7 @@ def pad(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]
 
 @HANDLERS.handles("aten.unfold")
 def windows(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Windows of tokens that end with each one: of tokens that are padded by as many before, less one."""
+    """Windows of tokens, each of which ends with its token, of tokens that are padded before."""
     x, axis, size, step = args
     if not isinstance(x, Padded) or axis % len(x.value.dims) != x.value.axis or size != x.before + 1 or step != 1:
         raise ValueError("windows of tokens that do not end with each of them")
@@ -49,7 +49,7 @@ def windows(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, 
 
 @HANDLERS.handles("aten.flip")
 def flip(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A few elements in the other order."""
+    """A few elements of each token in the other order."""
     value, (axis,) = args[0], args[1]
     axis %= len(value.dims)
     count = value.dims[axis]
@@ -65,8 +65,10 @@ def flip(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any
 
 @HANDLERS.handles("aten.convolution")
 def convolution(conv: Conversion, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """One along the tokens that sees no later ones: padded by itself and cut off behind, or of tokens padded before; or
-    of each token alone."""
+    """A convolution along the tokens that sees no later ones, or one of each token alone.
+
+    It pads itself and is cut off at the end, or is of tokens that were padded before.
+    """
     x, weight, bias, stride, padding, dilation, transposed, _, groups = args
     if weight.per_token or len(weight.dims) != 3 or transposed or list(stride) != [1] or list(dilation) != [1]:
         raise ValueError("a convolution with steps, or with a weight that is none")
@@ -94,13 +96,14 @@ def _still_padded(x: Padded, taps: int, bias: TracedValue | None, out: TracedVal
 
 
 def _of_each(conv: Conversion, x: TracedValue, weight: TracedValue, bias: TracedValue | None) -> TracedValue:
-    """Of each channel alone."""
+    """A convolution of each channel alone, weight[C, 1, taps]."""
     channels, _, taps = weight.dims
     return convolve(conv, x, conv.view(weight, (channels, taps)), bias, (1, channels, T))
 
 
 def _of_groups(conv: Conversion, x: Padded, weight: TracedValue, bias: TracedValue | None, groups: int) -> TracedValue:
-    """Of groups of channels: a product for each tap, with the tokens as far before. weight[O, C / groups, taps]"""
+    """A convolution of groups of channels, weight[O, C / groups, taps]: a product for each tap, with the tokens as far
+    before."""
     outputs, each, taps = weight.dims
     total: fx.Node | None = None
     for tap in range(taps):

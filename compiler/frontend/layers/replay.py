@@ -1,8 +1,8 @@
-"""Putting what became of a traced layer in the place of the layers like it: the other half of kinds.py.
+"""Copies of a traced layer's nodes in the place of the layers like it: the other half of kinds.py.
 
-The nodes that the first layer of a kind emitted are copied with other inputs and weights. That is what converting the
-layer itself would have emitted, as long as the conversion looked at nothing but what is the same for both layers; where
-that cannot be shown, NotRepeatable asks for a trace of every layer.
+The nodes that the first layer of a kind emitted are copied with other inputs and weights. Converting the layer itself
+would emit the same nodes, as long as the conversion looked at nothing but what is equal in both layers. Where that
+cannot be shown, NotRepeatable asks for a trace of every layer.
 """
 
 from __future__ import annotations
@@ -46,16 +46,18 @@ class _LayerRegion:
 
 
 class Replay:
-    """The Follower of the marks around traced layers, and of the layers that the program only names."""
+    """The CallFollower of the marks around traced layers, and of the layers that the program only names."""
 
     def __init__(self, repeats: Sequence[RepeatedLayer]) -> None:
         self._repeats = repeats
         self._regions: dict[int, _LayerRegion] = {}
 
     def follow(self, conv: Conversion, node: fx.Node) -> Any:
-        """A mark is the value that it marks; a repeated layer's result is that of copied nodes.
+        """The value that a mark marks, or the results of copied nodes for layers that the program only names; None of
+        any other node. Raises NotRepeatable.
 
-        Comes before anyone asks if all operands are representable: a layer may hand on what nobody uses.
+        It is asked before operands are checked: a layer may hand on a value without a token-major form that nobody
+        uses.
         """
         if node.target is REPEATED:
             return self._repeated(conv, node)
@@ -73,7 +75,8 @@ class Replay:
         return value
 
     def check(self) -> None:
-        """See, when all is converted, that nothing left a copied layer by another way than its results."""
+        """NotRepeatable if a value leaves a copied layer by another way than its results. It is called when all is
+        converted."""
         for region in self._regions.values():
             inside = set(region.nodes)
             shown = {value.node for value in region.results.values() if isinstance(value, TracedValue)}

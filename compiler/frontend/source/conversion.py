@@ -57,6 +57,7 @@ class Converted(Weight):
     dtype: torch.dtype
 
     def load(self) -> Tensor:
+        """The value of this result; the conversion runs now."""
         return self.group.convert(on_meta=False)[self.key]
 
 

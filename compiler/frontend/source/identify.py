@@ -25,8 +25,11 @@ _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz", ".zst")
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A checkpoint directory, and config.json as it stands there; or a GGUF file, and what of it its header says; or an
-    ONNX file, and what config.json beside it says."""
+    """A model that was found at a path, which is one of three things.
+
+    A checkpoint directory, with its config.json as it stands there. A GGUF file, with what its header says. An ONNX
+    file, with the config.json beside it.
+    """
 
     path: Path
     config: dict[str, Any]
@@ -35,7 +38,7 @@ class FoundModel:
 
     @property
     def is_file(self) -> bool:
-        """Whether the model is one file, which says itself what it computes."""
+        """Whether the model is one file, which itself says what the model computes."""
         return self.is_gguf or self.is_onnx
 
 
@@ -154,7 +157,8 @@ def onnx_files(path: Path) -> Path:
 
 
 def onnx_config(files: Path) -> dict[str, Any]:
-    """config.json beside an ONNX model, or genai_config.json, if there is one, with that of the text model over it."""
+    """The configuration beside an ONNX model: config.json, or else genai_config.json; {} if there is neither. What it
+    says of the text model overrules the rest."""
     found = _object(files / CONFIG) if (files / CONFIG).is_file() else genai_config(files)
     text = found.get("text_config")
     return {**found, **text} if isinstance(text, dict) else found

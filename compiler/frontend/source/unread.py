@@ -20,12 +20,13 @@ from .source import ModelSource, open_source
 
 @dataclass
 class UnreadWeight(Weight):
-    """A weight of which only shape and type are known; zeros to who reads it all the same, in no memory."""
+    """A weight of which only shape and type are known. It loads as zeros that take no memory."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     def load(self) -> Tensor:
+        """Zeros of the shape, one number in memory."""
         return torch.zeros(1, dtype=self.dtype).expand(self.shape) if self.shape else torch.zeros((), dtype=self.dtype)
 
 

@@ -1,13 +1,17 @@
-"""What the keys of one architecture say that no table of names does: part of its configuration.
+"""Rules of single architectures: parts of the configuration that depend on several keys, or on tensors.
 
-Rules are those of llama.cpp: `conversion/*.py` writes a file, `src/models/*.cpp` reads it.
+Each is given the file and the configuration that is being made, which it changes. Rules are those of llama.cpp:
+`conversion/*.py` writes a file, `src/models/*.cpp` reads it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ....errors import UnsupportedModel
 from .container import GgufContainer
@@ -16,7 +20,8 @@ from .rope import factors, long_rope, partly_turned, scaling
 
 
 def heads_of_gemma(layers: int) -> Callable[[GgufContainer, Facts], None]:
-    """The scale of attention is one of the head, but that of the model with so many layers (27B) of the width."""
+    """A rule: scores of attention are scaled by the width of a head; in the model with `layers` layers (27B), by the
+    model's width over the number of heads."""
 
     def adjust(container: GgufContainer, facts: Facts) -> None:
         wide = facts["hidden_size"] // facts["num_attention_heads"]
@@ -26,7 +31,8 @@ def heads_of_gemma(layers: int) -> Callable[[GgufContainer, Facts], None]:
 
 
 def gemma3(container: GgufContainer, facts: Facts) -> None:
-    """Layers that see all have rotary scaling, those with a window none."""
+    """Two kinds of layers: rotary frequencies are scaled in those that see all tokens, and not in those with a
+    window."""
     heads_of_gemma(62)(container, facts)
     far: Facts = {"rope_type": "default"}
     kind, factor = scaling(container)
@@ -37,7 +43,8 @@ def gemma3(container: GgufContainer, facts: Facts) -> None:
 
 
 def gemma4(container: GgufContainer, facts: Facts) -> None:
-    """Heads of two widths, rotary frequencies of a part of the wide ones, layers that read the keys of others."""
+    """Two kinds of layers, with heads of two widths: the wide ones turn a part of their dimensions. Layers may read the
+    keys of others."""
     kinds = facts["layer_types"]
     facts["head_dim"] = key(container, "attention.key_length_swa") or facts["global_head_dim"]
     for end in ("", "_swa"):  # whole heads are turned, or `unused.py` refuses
@@ -61,7 +68,8 @@ def gemma4(container: GgufContainer, facts: Facts) -> None:
 
 
 def deepseek(container: GgufContainer, facts: Facts) -> None:
-    """Latent attention: the widths of heads as they are computed, not as they are cached."""
+    """Latent attention: the widths of heads as they are computed, where the file also has those of the cache.
+    UnsupportedModel for files of before April 2025."""
     width, turned = key(container, "attention.key_length_mla"), key(container, "rope.dimension_count")
     if not width or not turned:
         raise UnsupportedModel(
@@ -78,6 +86,7 @@ def deepseek(container: GgufContainer, facts: Facts) -> None:
 
 
 def deepseek_v2(container: GgufContainer, facts: Facts) -> None:
+    """Latent attention, and how experts are picked: within groups of them, or among all."""
     deepseek(container, facts)
     grouped = (facts.get("n_group") or 1) > 1
     facts["topk_method"] = "group_limited_greedy" if grouped else "greedy"
@@ -90,6 +99,7 @@ def gpt_oss(container: GgufContainer, facts: Facts) -> None:
 
 
 def falcon(container: GgufContainer, facts: Facts) -> None:
+    """One head of keys or several, which decides the form of the whole layer; norms and biases by their tensors."""
     groups = facts.setdefault("num_kv_heads", 1)
     facts |= {"multi_query": groups == 1, "parallel_attn": True, "alibi": False}
     facts["new_decoder_architecture"] = groups > 1
@@ -97,25 +107,43 @@ def falcon(container: GgufContainer, facts: Facts) -> None:
     facts["bias"] = "blk.0.attn_qkv.bias" in container.tensors
 
 
+def falcon_rows(config: Any, part: str) -> Tensor | None:
+    """Places in the file of the rows of Falcon's product of queries, keys and values, in transformers' order.
+
+    A file has all queries, all keys and all values; transformers has those of one head of keys together.
+    """
+    if part not in ("attn_qkv.weight", "attn_qkv.bias"):
+        return None
+    heads, groups = config.num_attention_heads, config.num_kv_heads
+    if not config.new_decoder_architecture and not config.multi_query:
+        groups = heads
+    rows = torch.arange((heads + 2 * groups) * (config.hidden_size // heads)).view(heads + 2 * groups, -1)
+    q, k, v = rows.split([heads, groups, groups])
+    return torch.cat([q.view(groups, -1, rows.shape[1]), k[:, None], v[:, None]], 1).reshape(-1)
+
+
 def stablelm(container: GgufContainer, facts: Facts) -> None:
-    """Heads that are turned in part; biases of queries, and a norm before the MLP unless it is beside attention."""
+    """Heads turned in part; biases of queries, and whether the MLP has a norm or is computed beside attention, by their
+    tensors."""
     facts["use_qkv_bias"] = "blk.0.attn_q.bias" in container.tensors
     facts["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in container.tensors
     partly_turned(container, facts)
 
 
 def mamba(container: GgufContainer, facts: Facts) -> None:
+    """How many times wider than the model its layers with states are."""
     facts["expand"] = max(1, facts["intermediate_size"] // facts["hidden_size"])
 
 
 def phi3(container: GgufContainer, facts: Facts) -> None:
-    """Factors of rotary frequencies for short and for long texts, and windows."""
+    """Heads turned in part, windows, and factors of rotary frequencies for short and for long texts."""
     partly_turned(container, facts)
     facts["sliding_window"] = facts.get("sliding_window") or None
     long_rope(container, facts)
 
 
 def phimoe(container: GgufContainer, facts: Facts) -> None:
+    """As Phi 3, with the scales of long texts under other names, and a bias of the LM head."""
     phi3(container, facts)
     if (rope := facts.get("rope_parameters")) and rope.get("rope_type") == "longrope":
         rope |= dict.fromkeys(("short_mscale", "long_mscale"), rope["attention_factor"])
@@ -123,11 +151,12 @@ def phimoe(container: GgufContainer, facts: Facts) -> None:
 
 
 def command_r(container: GgufContainer, facts: Facts) -> None:
+    """Norms of queries and keys, by their tensors."""
     facts["use_qk_norm"] = "blk.0.attn_q_norm.weight" in container.tensors
 
 
 def ministral3(container: GgufContainer, facts: Facts) -> None:
-    """YaRN as DeepSeek has it, and scores of far positions scaled as Llama 4's."""
+    """YaRN as DeepSeek has it; the table's line scales scores of far positions as Llama 4 does."""
     rope = facts.get("rope_parameters") or {"rope_type": "default", "rope_theta": facts.pop("rope_theta", 1e6)}
     if (scale := key(container, "rope.scaling.yarn_log_multiplier")) is not None and rope["rope_type"] == "yarn":
         rope |= {"mscale_all_dim": float(scale), "mscale": 1.0}
@@ -136,7 +165,7 @@ def ministral3(container: GgufContainer, facts: Facts) -> None:
 
 
 def laguna(container: GgufContainer, facts: Facts) -> None:
-    """Heads by layer; gates of a head or of its elements."""
+    """The number of heads of each layer; gates of a head or of its elements."""
     facts["num_attention_heads_per_layer"] = np.resize(
         key(container, "attention.head_count"), facts["num_hidden_layers"]
     ).tolist()
@@ -147,6 +176,6 @@ def laguna(container: GgufContainer, facts: Facts) -> None:
 
 
 def bert(container: GgufContainer, facts: Facts) -> None:
-    """Encoders of BERT's form; RoBERTa's are written so that positions begin at the first row of their table."""
+    """How many types of tokens there are: one where the file has no table of them."""
     kinds = container.tensors.get("token_types.weight")
     facts["type_vocab_size"] = kinds.shape[0] if kinds is not None else 1

@@ -24,26 +24,29 @@ Values = Callable[[np.ndarray], np.ndarray]
 
 
 class Arrangement:
-    """Of one file, for a configuration. `renamed`: transformers' name of a parameter as the gguf package knows it."""
+    """How one file has its tensors, for a configuration: the order of their rows, their axes and their values."""
 
     def __init__(self, container: GgufContainer, config: Any) -> None:
         from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
         own, arch = architecture(container), container.metadata["general.architecture"]
-        self.config, self.kind, self.turned = config, own.kind, own.turned_experts
+        self.config, self.turned = config, own.turned_experts
         self.rows, self.between, self.tensors = own.rows, own.between, container.tensors
         facts = {"n_head": getattr(config, "num_attention_heads", None), **config.to_dict()}
         self.processor: Any = TENSOR_PROCESSORS.get(own.like or arch, TensorProcessor)(config=facts)
-        self._plain = type(self.processor).process is TensorProcessor.process and self.kind != "falcon"
+        self._plain = type(self.processor).process is TensorProcessor.process
 
     def undone(self, weight: Weight, name: str) -> Weight:
-        """The weight as transformers has it."""
+        """The weight as transformers has it, of a tensor by its name in the file. UnsupportedModel for a quantized one
+        whose values would change."""
         if name.endswith(".ssm_a"):
             weight = derive(lambda values: torch.log(-values.to(torch.float32)), weight)
         layer, _, part = name.removeprefix("blk.").partition(".")
-        if part in _STATES and f"blk.{layer}.ssm_a" in self.tensors:
-            return self._of_states(weight, part)
-        if self._plain or name.endswith(("_exps.weight", "_exps.bias")):
+        order = self.rows(self.config, part) if self.rows is not None else None
+        if order is not None:
+            return _ordered(weight, order, columns=part == "ssm_out.weight")
+        of_states = part in _STATES and f"blk.{layer}.ssm_a" in self.tensors
+        if self._plain or of_states or name.endswith(("_exps.weight", "_exps.bias")):
             return weight
         if isinstance(weight, QuantizedWeight):
             return _blocks(weight, name, lambda values: self._values(values, name))
@@ -57,23 +60,8 @@ class Arrangement:
 
         return Derived(load, (weight,), shown.shape, torch.float32)
 
-    def _of_states(self, weight: Weight, part: str) -> Weight:
-        """A tensor of a layer with states, its rows (of what reads its values the columns) in transformers' order."""
-        if self.rows is None:
-            return weight
-        order = self.rows(self.config, part)
-        if order is None:
-            return weight
-        if part == "ssm_out.weight":
-            if isinstance(weight, QuantizedWeight):
-                return SortedColumns(weight, order.argsort())
-            return derive(lambda values: values[:, order.to(values.device)], weight)
-        if isinstance(weight, QuantizedWeight):
-            return GivenRows((weight,), order)
-        return derive(lambda v: v.reshape(len(order), -1)[order.to(v.device)].reshape(v.shape), weight)
-
     def stacked(self, first: Weight, second: Weight) -> Weight:
-        """The rows of one matrix, then those of another, in transformers' order."""
+        """One weight [N + M, K] of two matrices [N, K] and [M, K], its rows in transformers' order."""
         order = self.between(self.config) if self.between is not None else None
         if isinstance(first, QuantizedWeight) and isinstance(second, QuantizedWeight):
             if first.format.merges_with(second.format):
@@ -87,8 +75,6 @@ class Arrangement:
         return derive(joined, first, second)
 
     def _values(self, values: np.ndarray, name: str) -> np.ndarray:
-        if self.kind == "falcon":
-            return self._falcon(values) if "attn_qkv" in name else values
         taken: dict[str, Any] = {"tensors": {}}
         result = self.processor.process(
             weights=values, name=name, tensor_key_mapping=None, parsed_parameters=taken
@@ -96,18 +82,12 @@ class Arrangement:
         found = next((v.numpy() for v in taken["tensors"].values()), result)
         return values if found.shape == (1, *values.shape) and values.ndim > 1 else found  # it takes it for a vector
 
-    def _falcon(self, values: np.ndarray) -> np.ndarray:
-        """Rows of queries, of keys, of values -> for each head of keys its queries, itself and its values."""
-        heads, groups = self.config.num_attention_heads, self.config.num_kv_heads
-        if not self.config.new_decoder_architecture and not self.config.multi_query:
-            groups = heads
-        q, k, v = np.split(values.reshape(heads + 2 * groups, -1, *values.shape[1:]), [heads, heads + groups])
-        q = q.reshape(groups, heads // groups, *q.shape[1:])
-        return np.concatenate([q, k[:, None], v[:, None]], 1).reshape(values.shape)
-
     def latent(self, found: dict[str, Weight]) -> dict[str, Weight]:
-        """What becomes of the halves of `kv_b_proj` in `found`, which go: keys [heads, rank, dim] and values [heads,
-        dim, rank] as one matrix [heads * dims, rank], float16 where one is quantized, as keys lie across blocks."""
+        """The products of latent attention in `found`, whose halves are taken out of it, by the parameter's name.
+
+        A file has keys [heads, rank, dim] and values [heads, dim, rank]; transformers has one matrix [heads * dims,
+        rank]. It is float16 where a half is quantized, because the keys' groups lie across it.
+        """
         joined: dict[str, Weight] = {}
         for name in [name for name in found if name.endswith("kv_b_proj.weight.k")]:
             keys, values = found.pop(name), found.pop(f"{name[:-1]}v", None)
@@ -140,14 +120,24 @@ class Arrangement:
         return derive(both, gate, up)
 
     def down(self, weight: Weight) -> Weight:
-        """The last matrices of experts [E, H, I]; [E, I, H] where they are turned."""
+        """The last matrices of experts [E, H, I], as [E, I, H] for models that have them turned."""
         if not self.turned or len(weight.shape) != 3:
             return weight
         return Transposed(weight) if isinstance(weight, QuantizedWeight) else derive(lambda values: values.mT, weight)
 
 
+def _ordered(weight: Weight, order: Tensor, columns: bool) -> Weight:
+    """The rows of a tensor, or its columns, in another order; groups of quantized ones stay as they are."""
+    if isinstance(weight, QuantizedWeight):
+        return SortedColumns(weight, order.argsort()) if columns else GivenRows((weight,), order)
+    if columns:
+        return derive(lambda values: values[:, order.to(values.device)], weight)
+    return derive(lambda v: v.reshape(len(order), -1)[order.to(v.device)].reshape(v.shape), weight)
+
+
 def shaped(weight: Weight, shape: tuple[int, ...]) -> Weight:
-    """Numbers that only stand in another shape than the model has them."""
+    """The weight in the shape that the model has for it, where only axes of one or a flattening differ; else as it
+    is."""
     if isinstance(weight, (QuantizedWeight, Transposed)) or tuple(weight.shape) == tuple(shape):
         return weight
     turned = sorted(size for size in weight.shape if size > 1) == sorted(size for size in shape if size > 1)

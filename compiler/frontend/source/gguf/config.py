@@ -21,7 +21,11 @@ _SPECIAL = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "paddi
 
 
 def read_config(container: GgufContainer) -> Any:
-    """transformers' configuration; UnsupportedModel for an architecture that it has no table for."""
+    """transformers' configuration of a file.
+
+    UnsupportedModel for an architecture without a table, a key that nothing reads, or metadata that make no model;
+    CheckpointError for metadata that are missing or wrong.
+    """
     from transformers import AutoConfig
 
     container.used.clear()
@@ -68,14 +72,14 @@ def _plausible(container: GgufContainer) -> None:
 
 
 def special_token(container: GgufContainer, name: str) -> int | None:
-    """The id of a token by llama.cpp's name of what it is for; None where there is none, which some files write as the
-    largest number."""
+    """The id of the token that llama.cpp calls `name`, such as "eos". None where there is none, which some files write
+    as -1 or as the largest number."""
     found = container.get(f"tokenizer.ggml.{name}_token_id", int)
     return None if found in (-1, 2**32 - 1) else found
 
 
 def architecture_of(container: GgufContainer) -> str:
-    """llama.cpp's name of the architecture; CheckpointError if the file does not say."""
+    """llama.cpp's name of the file's architecture; CheckpointError if the file does not say it."""
     found = container.get("general.architecture", str)
     if not found:
         raise CheckpointError(f"{container.path} does not say its architecture", "icc compiles GGUF files of models")
@@ -83,7 +87,7 @@ def architecture_of(container: GgufContainer) -> str:
 
 
 def architecture(container: GgufContainer) -> Architecture:
-    """Which of transformers' model types the file is; UnsupportedModel for one that it cannot be read as."""
+    """The entry of the table for a file; UnsupportedModel for an architecture that the table does not have."""
     arch = architecture_of(container)
     if (found := found_architecture(container, arch)) is None:
         raise UnsupportedModel(

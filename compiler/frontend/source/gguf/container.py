@@ -43,7 +43,7 @@ TYPES: dict[int, tuple[str, int, int]] = {
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One tensor: `shape` outermost first, `kind` a name of TYPES, at bytes [start, end) of the file."""
+    """One tensor: `shape` with the outermost axis first, `kind` a name of TYPES, at bytes [start, end) of the file."""
 
     name: str
     path: Path
@@ -55,8 +55,10 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufContainer:
-    """The metadata and the tensors of one file, or of all files of a split model. Arrays of numbers are numpy arrays,
-    those of strings lists. used: keys that became part of a configuration (`unused.py`)."""
+    """The metadata and the tensors of one file, or of all files of a split model.
+
+    Arrays of numbers are numpy arrays, those of strings lists. used: keys that `read_config` has read.
+    """
 
     path: Path
     metadata: dict[str, Any]
@@ -64,7 +66,7 @@ class GgufContainer:
     used: set[str] = field(default_factory=set, compare=False)
 
     def get(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        """The value of a key; CheckpointError where it is there and of another kind."""
+        """The value of a key, `default` where there is none. CheckpointError where the value is of another kind."""
         found = self.metadata.get(key, default)
         if found is not default and not isinstance(found, kind):
             raise CheckpointError(f"{self.path}: metadata {key!r} is {type(found).__name__}", _HINT)
@@ -72,7 +74,7 @@ class GgufContainer:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is a file that begins as GGUF files do, or is named like one."""
+    """Whether a path is a file that begins as GGUF files do, or whose name ends in .gguf."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -80,7 +82,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_container(path: Path) -> GgufContainer:
-    """Read the header of one file; CheckpointError says what is wrong with it."""
+    """Read and check the header of one file; CheckpointError says what is wrong with it."""
     size = path.stat().st_size
     if size < 24:
         raise CheckpointError(f"{path} is truncated or not a GGUF file: it has {size} bytes", _HINT)

@@ -39,7 +39,11 @@ def wordpiece(container: GgufContainer, facts: dict[str, Any]) -> tuple[Any, dic
 
 
 def around(container: GgufContainer, tokens: list[str], made: Any) -> Any:
-    """The tokens before and behind a text, and between two: [CLS] and [SEP], or the first and the last of RoBERTa."""
+    """The tokenizer's rule for tokens around a text, and around two: [CLS] and [SEP], or RoBERTa's first and last
+    token.
+
+    tokens: the file's tokens by id. made: the tokenizer, which has them.
+    """
     from tokenizers import processors
 
     def one(*names: str) -> str:
@@ -68,7 +72,8 @@ def _special(container: GgufContainer, name: str, own: list[str]) -> str:
 
 
 def write_pooling(container: GgufContainer, folder: Path) -> None:
-    """How a file says that hidden states are pooled, as sentence-transformers writes it beside a checkpoint."""
+    """Write the pooling that a file's metadata name into `folder`, as sentence-transformers writes it beside a
+    checkpoint; nothing where they name none."""
     arch = container.metadata["general.architecture"]
     kind = _POOLED.get(container.get(f"{arch}.pooling_type", int, 0))
     if kind is None:

@@ -47,29 +47,29 @@ class Field:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The places in a configuration, in order."""
+        """The places in a configuration, the one to prefer first."""
         return (self.path,) if isinstance(self.path, str) else self.path
 
     def place(self, fields: Facts) -> str | None:
-        """Where a configuration has it that has these names; None if nowhere. A single name is taken as it is, as some
-        types do not show what they take."""
+        """The place in a configuration whose names are `fields`; None if it has none. A single name is taken as it is,
+        because some configurations do not show every name that they take."""
         if isinstance(self.path, str):
             return self.path
         return next((name for name in self.path if name in fields or name == "rope_theta"), None)
 
     def expected(self, config: Facts) -> Any:
-        """`expect`, for a configuration."""
+        """The value, or the UnreadKey, that the configuration as a dict lets the file say."""
         return self.expect(config) if callable(self.expect) else self.expect
 
 
 def table(own: Iterable[Field]) -> dict[str, Field]:
-    """The fields of an architecture by their keys: its own, then those of every architecture."""
+    """The fields of an architecture by key: `own`, and COMMON for keys that `own` does not have."""
     found = {field.key: field for field in own}
     return found | {field.key: field for field in COMMON if field.key not in found}
 
 
 def said(fields: Mapping[str, Field], metadata: Mapping[str, Any], arch: str) -> Iterator[tuple[Field, Any]]:
-    """Fields that a file has, each with its value."""
+    """Fields whose keys a file has, each with its value."""
     for field in fields.values():
         if (value := metadata.get(f"{arch}.{field.key}")) is not None:
             yield field, value

@@ -18,12 +18,13 @@ NUMBERS = {f"act_fn.{name}": f"xielu.{name}" for name in ("alpha_p", "alpha_n", 
 
 
 def key(container: GgufContainer, name: str) -> Any:
-    """What the file says of its own architecture, which counts as used then; None where it does not."""
+    """The value of a key of the file's own architecture, None where the file does not have it. The key counts as
+    read."""
     full = f"{container.metadata['general.architecture']}.{name}"
     container.used.add(full)
     return container.metadata.get(full)
 
 
 def layer_count(container: GgufContainer) -> int:
-    """Without the last ones that guess tokens ahead, which `weights_of` leaves out."""
+    """How many layers the model has, without the last ones that guess tokens ahead, which `weights_of` leaves out."""
     return key(container, "block_count") - (key(container, "nextn_predict_layers") or 0)

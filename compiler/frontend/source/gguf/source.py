@@ -21,8 +21,10 @@ from .tokenizer import write_files
 
 
 class GgufFile:
-    """One file, or any file of a split model. `files` is a directory with the other files of a checkpoint, made of the
-    metadata, which is there as long as this is."""
+    """One file, or any file of a split model.
+
+    files: a temporary directory with the other files of a checkpoint, made of the metadata; it goes with this object.
+    """
 
     layered = True
 

@@ -32,7 +32,7 @@ _FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 
 @dataclass
 class BlockTensor(QuantizedWeight):
-    """One tensor of blocks, as the file has it."""
+    """One tensor of quantized blocks, as the file has it."""
 
     entry: GgufTensor
     format: BlockFormat
@@ -44,6 +44,7 @@ class BlockTensor(QuantizedWeight):
         self.shape = self.entry.shape
 
     def parts(self) -> Parts:
+        """The codes, scales and whatever else a block has; TensorError where a scale is NaN or infinite."""
         raw = mapped(self.entry.path)[self.entry.start : self.entry.end]
         found = parts_of(self.format, raw.view(*self.shape[:-1], -1, block_bytes(self.format)))
         for name in ("scales", "mins"):
@@ -99,7 +100,7 @@ def _numbers(container: GgufContainer, expected: Mapping[str, Tensor]) -> dict[s
 
 
 def handle(entry: GgufTensor) -> Weight:
-    """One tensor as the file has it; UnsupportedModel for a type that icc does not read."""
+    """The handle of one tensor, as the file has it; UnsupportedModel for a type that icc does not read."""
     if entry.kind in DENSE:
         return CheckpointTensor(entry.name, entry.path, entry.start, entry.end, entry.shape, DENSE[entry.kind])
     form = GGML_FORMATS.get(entry.kind)

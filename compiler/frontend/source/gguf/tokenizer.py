@@ -1,4 +1,4 @@
-"""What a GGUF file has as metadata, as files of a checkpoint directory: tokenizer, chat template, special tokens."""
+"""A GGUF file's metadata as files of a checkpoint directory: tokenizer, chat template, special tokens."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ _NOTHING_ELSE = ("bert", "gemma4")
 
 
 def write_files(container: GgufContainer, config: Any, folder: Path) -> None:
-    """config.json and generation_config.json, and where the file has a vocabulary tokenizer.json, tokenizer_config.json
-    and chat_template.jinja, as transformers writes them."""
+    """Write config.json and generation_config.json into `folder`, and tokenizer.json, tokenizer_config.json and
+    chat_template.jinja where the file has a vocabulary, as transformers writes them.
+
+    CheckpointError for metadata that are damaged; UnsupportedModel for a vocabulary of a kind that icc does not read.
+    """
     (folder / "config.json").write_text(config.to_json_string(use_diff=False))
     facts = {
         f"{k}_token_id": v for k in ("bos", "eos", "pad") if (v := getattr(config, f"{k}_token_id", None)) is not None

@@ -51,13 +51,13 @@ def _angles(c: OnnxCall, cos: Any, sin: Any, positions: Tensor | None, tokens: A
 
 @HANDLERS.handles("RotaryEmbedding")
 def rotary(c: OnnxCall) -> Any:
-    """(x, cos, sin, positions)."""
+    """ONNX's RotaryEmbedding: (x, cos, sin, positions)."""
     return _rotary(c, c.inputs[1], c.inputs[2], c.given(3), "interleaved")
 
 
 @HANDLERS.handles("com.microsoft.RotaryEmbedding")
 def rotary_microsoft(c: OnnxCall) -> Any:
-    """(x, positions, cos, sin)."""
+    """onnxruntime's RotaryEmbedding: (x, positions, cos, sin)."""
     if c.attribute("scale", 1.0) != 1.0:
         raise Refused("scaled positions")
     return _rotary(c, c.inputs[2], c.inputs[3], c.given(1), "interleaved")
@@ -78,8 +78,8 @@ def _rotary(c: OnnxCall, cos: Any, sin: Any, positions: Any, interleaved: str) -
 
 @HANDLERS.handles("com.microsoft.GroupQueryAttention")
 def group_query_attention(c: OnnxCall) -> Any:
-    """Causal. (query, key, value, past_key, past_value, lengths, total, cos, sin, positions, bias, sinks); the first
-    may hold all three."""
+    """onnxruntime's GroupQueryAttention, which is causal: (query, key, value, past_key, past_value, lengths, total,
+    cos, sin, positions, bias, sinks). `query` may hold all three."""
     count, shared = c.attribute("num_heads", 0), c.attribute("kv_num_heads", 0)
     q = c.tensor(0)
     if c.given(1) is None:
@@ -106,7 +106,7 @@ def group_query_attention(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("com.microsoft.MultiHeadAttention")
 def multi_head_attention(c: OnnxCall) -> Any:
-    """(query, key, value, bias, padding mask, score bias, ...)."""
+    """onnxruntime's MultiHeadAttention: (query, key, value, bias, padding mask, score bias, ...)."""
     count = c.attribute("num_heads", 0)
     if c.given(1) is None or c.given(2) is None:
         raise Refused("packed queries, keys and values")
@@ -130,8 +130,8 @@ def _check_padding(mask: Any) -> None:
 
 @HANDLERS.handles("com.microsoft.Attention")
 def projected_attention(c: OnnxCall) -> Any:
-    """(x, weight of queries, keys and values [K, 3 N], bias, padding mask, past, score bias): optimizers make it of an
-    encoder's layers."""
+    """onnxruntime's Attention, which has its products within: (x, weight of queries, keys and values [K, 3 N], bias,
+    padding mask, past, score bias). Optimizers make it of an encoder's layers."""
     count, weight = c.attribute("num_heads", 0), c.tensor(1)
     if c.given(4) is not None or c.attribute("do_rotary", 0):
         raise Refused("a cache, or positions, inside an attention that projects its own queries")
@@ -147,7 +147,7 @@ def projected_attention(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("Attention")
 def attention(c: OnnxCall) -> Any:
-    """ONNX's of opset 23: (query, key, value, mask, past_key, past_value)."""
+    """ONNX's Attention of opset 23: (query, key, value, mask, past_key, past_value)."""
     q, k, v = (c.tensor(i) for i in range(3))
     count, shared = c.attribute("q_num_heads", 0), c.attribute("kv_num_heads", 0)
     rank = q.dim()

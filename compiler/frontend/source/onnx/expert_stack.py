@@ -16,7 +16,7 @@ from .table import OnnxCall
 
 
 def computed(added: Added, handlers: Handlers) -> Tensor:
-    """[T, H]: each token's picked experts, added up."""
+    """The sum over each token's picked experts, [T, H], of what the experts computed in one stack."""
     terms = sorted(added.terms, key=lambda term: term.expert)
     if [term.expert for term in terms] != list(range(added.picks.count)):
         raise Refused(f"{len(terms)} of {added.picks.count} experts")

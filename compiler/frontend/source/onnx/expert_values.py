@@ -20,7 +20,7 @@ FORM = "experts of a form that icc does not know"
 
 @dataclass(frozen=True)
 class Picks:
-    """Which slot of which token picked which expert, as numbers: index[T, S], of `count` experts."""
+    """index[T, S]: the expert that each slot of each token picked, of `count` experts."""
 
     index: Tensor
     count: int
@@ -28,8 +28,8 @@ class Picks:
 
 @dataclass(frozen=True)
 class ExpertMarks:
-    """1 where a slot of a token picked an expert, else 0, with these axes; of one expert where there is no axis of
-    experts."""
+    """1 where a slot of a token picked an expert, else 0, with the axes `axes`. Without an axis of experts the marks
+    are those of one expert."""
 
     picks: Picks
     axes: tuple[str, ...]
@@ -38,7 +38,7 @@ class ExpertMarks:
 
 @dataclass(frozen=True)
 class ExpertPlaces:
-    """Where marks of one expert are: [axes, N], or [N, axes] if `turned`."""
+    """The indices where the marks of one expert are 1: [axes, N], or [N, axes] if `turned`."""
 
     marks: ExpertMarks
     turned: bool = False
@@ -46,7 +46,7 @@ class ExpertPlaces:
 
 @dataclass(frozen=True)
 class ExpertPlace:
-    """token times the number of the token plus slot times that of the slot, of each place."""
+    """For each place of an expert's marks: `token` times the number of its token plus `slot` times that of its slot."""
 
     marks: ExpertMarks
     token: int = 0
@@ -55,8 +55,10 @@ class ExpertPlace:
 
 @dataclass(frozen=True)
 class Taken:
-    """For each place its token's row of x[T, K], or, of weights[T, S], its token's and slot's. root: the name of the
-    value that x is another shape of."""
+    """The rows of x[T, K] at the tokens of each place, or the elements of weights[T, S] at its token and slot.
+
+    root: the name of the value that x is another shape of.
+    """
 
     value: Tensor
     expert: int
@@ -66,7 +68,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Noted:
-    """A call one of whose operands is of places; which of its results, and how wide that is."""
+    """A call with an operand of places, which runs later: which of its results this is, and how wide that is."""
 
     call: OnnxCall
     expert: int
@@ -76,7 +78,7 @@ class Noted:
 
 @dataclass(frozen=True)
 class Added:
-    """What experts computed, added up for each token."""
+    """The sum, for each token, of what experts computed."""
 
     picks: Picks
     terms: tuple[Noted, ...]
@@ -92,7 +94,8 @@ Handlers = Mapping[str, Callable[[OnnxCall], Any]]
 
 
 def row_handler(c: OnnxCall, handlers: Handlers) -> Callable[[OnnxCall], Any]:
-    """Of an op that computes row by row, and says which axis it splits, if any."""
+    """The handler of an op that computes row by row. Refused for any other op, and for a split along another axis than
+    the last."""
     op = c.node.op_type
     name = op if c.node.domain in ("", "ai.onnx") else f"{c.node.domain}.{op}"
     if op == "Split":

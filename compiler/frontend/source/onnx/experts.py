@@ -1,9 +1,9 @@
-"""Experts as TorchScript exports a loop over them: for each, NonZero finds its tokens, which are gathered, computed
-with its matrices, weighed, and added up where they came from.
+"""Experts as TorchScript exports a loop over them.
 
-Which tokens these are depends on values. So what is computed of them is noted for each expert (`Noted`), and what is
-added up is one product with the experts that each token picked, where all experts compute the same with matrices of
-their own. Of places in the routing only how they are made is known.
+For each expert NonZero finds its tokens, which are gathered, computed with its matrices, weighed, and added up where
+they came from. Which tokens these are depends on values. Therefore what is computed of them is noted for each expert
+(`Noted`); where all experts compute alike with matrices of their own, the sum is one product with the experts that each
+token picked. Of places in the routing only how they are made is known.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ VALUES = (ExpertMarks, ExpertPlaces, ExpertPlace, *OF_PLACES, Added)
 
 
 def one_hot(c: OnnxCall) -> ExpertMarks:
-    """ExpertMarks of picked experts, index[T, S]."""
+    """OneHot of picked experts, index[T, S], as ExpertMarks."""
     index, count, values = c.tensor(0), c.known(1), c.known(2)
     if index.dim() != 2 or values.items() != [0, 1] or c.attribute("axis", -1) not in (-1, 2) or not count.is_one:
         raise Refused("marks of another form than those of picked experts")
@@ -51,7 +51,7 @@ def one_hot(c: OnnxCall) -> ExpertMarks:
 
 
 def follow(c: OnnxCall, handlers: Handlers) -> Any:
-    """What becomes of a call with such operands. A sum is computed as soon as something else reads it."""
+    """The result of a call with operands of these kinds. A sum is computed as soon as something else reads it."""
     op = c.node.op_type
     first = c.inputs[0]
     if any(isinstance(value, OF_PLACES) for value in c.inputs) and op != "ScatterElements":

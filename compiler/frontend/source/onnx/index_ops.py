@@ -22,6 +22,7 @@ _FAR = 1 << 31  # an end beyond every axis
 
 @HANDLERS.handles("Concat")
 def concat(c: OnnxCall) -> Any:
+    """Concat. Tensors with no elements along the axis, such as an empty cache, are left out."""
     axis = c.attribute("axis", 0)
     if c.all_known:
         return Known(np.concatenate([v.array for v in c.inputs], axis), c.inputs[0].dtype)
@@ -32,6 +33,7 @@ def concat(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("Split")
 def split(c: OnnxCall) -> Any:
+    """Split by sizes, or into equal parts."""
     value, axis = c.tensor(0), c.attribute("axis", 0)
     total, count = value.shape[axis], len(c.node.output)
     given = c.axes(1, "split")
@@ -43,6 +45,7 @@ def split(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("Slice")
 def slice_(c: OnnxCall) -> Any:
+    """Slice with steps of 1 or more, or a whole axis backwards; Refused otherwise."""
     value = c.inputs[0]
     starts, ends = (
         (c.known(1).ints(), c.known(2).ints())
@@ -76,6 +79,7 @@ def _is_whole_backwards(start: Any, end: Any) -> bool:
 
 @HANDLERS.handles("Gather")
 def gather(c: OnnxCall) -> Any:
+    """Gather of a known value, of rows of a table, or at known places of any axis."""
     value, index, axis = c.inputs[0], c.inputs[1], c.attribute("axis", 0)
     if isinstance(index, AllRows):
         return value
@@ -115,11 +119,13 @@ def _picked(c: OnnxCall, value: Tensor, axis: int, index: Known) -> Tensor:
 
 @HANDLERS.handles("GatherElements")
 def gather_elements(c: OnnxCall) -> Any:
+    """GatherElements."""
     return torch.gather(c.tensor(0), c.attribute("axis", 0), c.tensor(1))
 
 
 @HANDLERS.handles("GatherND")
 def gather_nd(c: OnnxCall) -> Any:
+    """GatherND, without batch axes."""
     value, batch = c.tensor(0), c.attribute("batch_dims", 0)
     if batch:
         raise Refused("a GatherND with batch axes")
@@ -143,7 +149,7 @@ def _known_places(c: OnnxCall, value: Tensor, places: np.ndarray) -> Tensor:
 
 @HANDLERS.handles("ScatterND")
 def scatter_nd(c: OnnxCall) -> Any:
-    """A write to places, as torch's exporter makes it of an assignment to a slice: of masks mostly."""
+    """ScatterND, which torch's exporter makes of an assignment to a slice, mostly of masks."""
     if c.attribute("reduction", "none") != "none":
         raise Refused("a write that adds up")
     value, index, source = c.tensor(0), c.tensor(1), c.tensor(2)
@@ -152,6 +158,7 @@ def scatter_nd(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("ScatterElements")
 def scatter_elements(c: OnnxCall) -> Any:
+    """ScatterElements that writes or adds; Refused for other reductions."""
     value, index, source = c.tensor(0), c.tensor(1), c.tensor(2)
     axis, kind = c.attribute("axis", 0), c.attribute("reduction", "none")
     if kind not in ("none", "add"):

@@ -1,7 +1,8 @@
 """The model of an ONNX file as a torch module on meta: its forward runs the nodes, one handler each.
 
-So the file takes the way of every other model: torch.export traces it, and what the frontend knows of attention written
-out, of masks and of positions serves here too. Inputs for a KV cache are empty, outputs of one are not computed.
+The file then takes the way of every other model: torch.export traces it, and what the frontend knows of attention
+written out, of masks and of positions serves here, too. Inputs for a KV cache are empty, outputs of one are not
+computed.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class _Place:
 
 
 class OnnxModel(_Scope):
-    """The nodes that an output needs."""
+    """The nodes that the chosen output needs, and their weights as parameters on meta."""
 
     def __init__(self, container: OnnxContainer, hidden: bool = False) -> None:
         super().__init__()
@@ -85,6 +86,7 @@ class OnnxModel(_Scope):
         return self._handles
 
     def forward(self, input_ids: Tensor, **_: Any) -> Any:
+        """The output for token ids [1, T]: logits [1, T, V], hidden states [1, T, H] or scores [1, labels]."""
         return self._computed(self._given.values(input_ids), input_ids)
 
     def _computed(self, given: Mapping[str, Any], input_ids: Tensor) -> Any:
@@ -189,13 +191,14 @@ class OnnxModel(_Scope):
 
 
 class TypedOnnxModel(OnnxModel):
-    """One that tells the two texts of a pair apart. config: says of how many kinds tokens are."""
+    """An ONNX model that tells the two texts of a pair apart. config: has how many types of tokens there are."""
 
     def __init__(self, container: OnnxContainer, config: Any) -> None:
         super().__init__(container)
         self.config = config
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor | None = None, **_: Any) -> Any:
+        """As OnnxModel, with a type for each token [1, T]; None: all of type 0."""
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         return self._computed({**self._given.values(input_ids), **types}, input_ids)
 

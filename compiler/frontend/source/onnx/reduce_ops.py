@@ -18,6 +18,7 @@ _REDUCED = {"ReduceMean": "mean", "ReduceSum": "sum", "ReduceMax": "amax", "Redu
 
 @HANDLERS.handles(*_REDUCED)
 def reduce(c: OnnxCall) -> Any:
+    """ReduceSum, ReduceMean and their like, of a tensor or of a known value."""
     axes = c.axes(1)
     keep = bool(c.attribute("keepdims", 1))
     value = c.inputs[0]
@@ -50,6 +51,7 @@ def _known_reduction(c: OnnxCall, value: Known, axes: list[int] | None, keep: bo
 
 @HANDLERS.handles("ReduceL2")
 def reduce_l2(c: OnnxCall) -> Any:
+    """ReduceL2: the root of the sum of squares."""
     value, axes = c.tensor(0), c.axes(1)
     squares = (value * value).sum(axes, keepdim=bool(c.attribute("keepdims", 1)))
     return squares.sqrt()
@@ -57,11 +59,13 @@ def reduce_l2(c: OnnxCall) -> Any:
 
 @HANDLERS.handles("ArgMax")
 def argmax(c: OnnxCall) -> Any:
+    """ArgMax."""
     return c.tensor(0).argmax(c.attribute("axis", 0), keepdim=bool(c.attribute("keepdims", 1)))
 
 
 @HANDLERS.handles("TopK")
 def topk(c: OnnxCall) -> Any:
+    """TopK, of as many as is known while tracing."""
     value, k = c.tensor(0), int(c.known(1).item())
     return list(torch.topk(value, k, c.attribute("axis", -1), bool(c.attribute("largest", 1))))
 
@@ -71,6 +75,7 @@ HANDLERS.handles("OneHot")(one_hot)
 
 @HANDLERS.handles("CumSum")
 def cumsum(c: OnnxCall) -> Any:
+    """CumSum from the first element on. Of a padding mask of ones it is the positions from 1."""
     if c.attribute("exclusive", 0) or c.attribute("reverse", 0):
         raise Refused("a running sum of this kind")
     value, axis = c.tensor(0), int(c.known(1).item())
@@ -91,5 +96,6 @@ def _marks_no_padding(c: OnnxCall) -> bool:
 
 @HANDLERS.handles("Softmax", "LogSoftmax")
 def softmax(c: OnnxCall) -> Any:
+    """Softmax and LogSoftmax."""
     value, axis = c.tensor(0), c.attribute("axis", -1)
     return torch.log_softmax(value, axis) if c.node.op_type == "LogSoftmax" else torch.softmax(value, axis)

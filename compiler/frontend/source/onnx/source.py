@@ -20,8 +20,11 @@ _AGAIN = "check it with onnx.checker, and export it again"
 
 
 class OnnxFile:
-    """One file. `files` is the folder of config.json and tokenizer.json, if they are there. The configuration is asked
-    for lengths and names only: what the model computes, its graph says."""
+    """One ONNX file.
+
+    files: the folder of config.json and tokenizer.json, if they are there. config: is asked for lengths and names only,
+    as the graph says what the model computes.
+    """
 
     layered = False
 
