@@ -15,6 +15,7 @@ SOURCE = click.Path(exists=True, path_type=Path)
 @command("opt")
 @click.argument("source", metavar="MODEL|GRAPH.txt", type=SOURCE)
 @click.option("-p", "--passes", metavar="PASS[,PASS...]", help="Passes as in quantize-rtn{group=32}, or phases.")
+@click.option("--strict", is_flag=True, help="Refuse a pass whose requirements are not met, instead of meeting them.")
 @click.option("--verify", is_flag=True, help="Also: a second run of each pass must change nothing.")
 @click.option("--run", is_flag=True, help="Compare the logits before and after, within what the passes allow.")
 @click.option("--explain", metavar="PASS", help="Print where and why a pass or rule refused, instead of the graph.")
@@ -26,6 +27,7 @@ SOURCE = click.Path(exists=True, path_type=Path)
 def opt_command(
     source: Path,
     passes: str | None,
+    strict: bool,
     verify: bool,
     run: bool,
     explain: str | None,
@@ -34,6 +36,8 @@ def opt_command(
     task: str,
 ) -> None:
     """Print the graph of a checkpoint or of a text file after PASSES.
+
+    A pass runs behind those of the compile that ensure what it requires.
 
     A text file that names its passes, as the golden tests of passes do, needs no -p, and is printed whole: the graph
     before, the passes, and the graph after.
@@ -48,7 +52,9 @@ def opt_command(
     graph, own = opt.read_graph(source, max_seq_len, task)
     whole = passes is None and bool(own)
     chosen = parse_passes(own if passes is None else passes)
-    found = opt.optimize(graph, chosen, check=verify, compare=run)
+    found = opt.optimize(graph, chosen, check=verify, compare=run, strict=strict)
+    if found.added:
+        click.echo(f"ran first, as they are required: {', '.join(found.added)}", err=True)
     if explain:
         click.echo(opt.explain(found.reports, explain))
     elif whole:
